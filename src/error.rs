@@ -34,10 +34,11 @@ pub enum Error {
     /// - From a call that locks: you do not hold the lock. A command without a reply may still have
     ///   acquired it. It is undone in the background, and expires after its ttl at the latest.
     /// - From [`unlock`](crate::MutexGuard::unlock): the lock may stay taken for up to its ttl, or
-    ///   the longer ttl of an [`extend`](crate::MutexGuard::extend) without a reply. The release is
-    ///   repeated in the background.
-    /// - From `renew` and `extend`: you hold the lock as long as
+    ///   the longer ttl of a [`set_ttl`](crate::MutexGuard::set_ttl) without a reply. The release
+    ///   is repeated in the background.
+    /// - From `renew` and `set_ttl`: you hold the lock as long as
     ///   [`is_held`](crate::MutexGuard::is_held) returns true.
+    #[non_exhaustive]
     Unreachable {
         /// The server, without its password.
         server: String,
@@ -52,6 +53,7 @@ pub enum Error {
     /// call that sent something before the breaker opened fails with
     /// [`Unreachable`](Self::Unreachable). Renewals and releases are still sent. Retry after
     /// `retry_in`, or sooner. `lock` waits until the breaker closes.
+    #[non_exhaustive]
     CircuitOpen {
         /// The server, without its password.
         server: String,
@@ -71,10 +73,11 @@ pub enum Error {
     /// run:
     ///
     /// - From a call that locks: you do not hold the lock.
-    /// - From `renew` and `extend`: you hold the lock for the rest of its lease.
+    /// - From `renew` and `set_ttl`: you hold the lock for the rest of its lease.
     /// - From [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl, or the
-    ///   longer ttl of an [`extend`](crate::MutexGuard::extend) without a reply. The release is
+    ///   longer ttl of a [`set_ttl`](crate::MutexGuard::set_ttl) without a reply. The release is
     ///   repeated in the background.
+    #[non_exhaustive]
     Refused {
         /// The server, without its password.
         server: String,
@@ -93,8 +96,9 @@ pub enum Error {
     ///
     /// - From a call that locks: you do not hold the lock. It was acquired, and is undone in the
     ///   background.
-    /// - From `renew` and `extend`: you hold the lock as long as
+    /// - From `renew` and `set_ttl`: you hold the lock as long as
     ///   [`is_held`](crate::MutexGuard::is_held) returns true. This renewal does not count.
+    #[non_exhaustive]
     NotReplicated {
         /// How many replicas acknowledged.
         acknowledged: usize,
@@ -106,6 +110,7 @@ pub enum Error {
     ///
     /// Nothing was changed, and nothing is held. Rename the lock, set another
     /// [`key_prefix`](crate::ClientBuilder::key_prefix), or delete the key.
+    #[non_exhaustive]
     WrongType {
         /// The key in Redis.
         key: String,
@@ -115,6 +120,7 @@ pub enum Error {
     ///
     /// Nothing was changed, and nothing is held. Delete the key once no token drawn from it can be
     /// in use.
+    #[non_exhaustive]
     BadFence {
         /// The key in Redis.
         key: String,
@@ -124,6 +130,7 @@ pub enum Error {
     ///
     /// Another holder has the lock, and you do not hold it. Retry later, or allow more attempts.
     /// The `try_` calls return `None` instead.
+    #[non_exhaustive]
     AttemptsUsedUp {
         /// How many attempts were made.
         attempts: u32,
@@ -143,6 +150,7 @@ pub enum Error {
     /// A background thread could not be started.
     ///
     /// Nothing was sent, and nothing is held. The process or the machine has too many threads.
+    #[non_exhaustive]
     Thread {
         /// The thread's name.
         name: &'static str,

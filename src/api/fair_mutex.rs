@@ -73,9 +73,9 @@ use crate::token::FencingToken;
 /// - `renew_every`, `auto_renew`: after a wait, the first renewal is sent a few milliseconds after
 ///   the grant, even without `auto_renew`, and extends the lease to the full ttl. A lock that is
 ///   released before then needs no renewal.
-/// - `wait`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its queue entry,
-///   so it asks Redis every 0.9 s, or more often if the ttl is shorter than 4 s, however long its
-///   pauses are. Each reply that the call must wait longer counts as one attempt.
+/// - `wait_policy`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its queue
+///   entry. So it asks Redis every 0.9 s, or more often if the ttl is shorter than 4 s, however
+///   long its pauses are. Each reply that the call must wait longer counts as one attempt.
 /// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
 ///   because replicas acknowledge only renewals and acquires of a free lock.
 ///

@@ -12,7 +12,7 @@ use crate::holder::HolderId;
 use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
 use crate::lock::release::{Unlocked, release};
-use crate::lock::renew::{ensure_held, extend, renew};
+use crate::lock::renew::{ensure_held, renew, set_ttl};
 use crate::lock::shutdown::{Core, stop};
 use crate::lost::Lost;
 use crate::name::Name;
@@ -170,8 +170,8 @@ impl MutexGuard {
     /// - After lengthening, the key may last for the longer ttl. If this process dies, the lock
     ///   stays held for that time. The release is repeated for that long, and the lease is not
     ///   handed to another thread of this client.
-    pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
-        extend(&self.core.runtime, &self.hold, self.token, ttl)
+    pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
+        set_ttl(&self.core.runtime, &self.hold, self.token, ttl)
     }
 
     /// Releases the lock and reports whether it was still held.
@@ -182,8 +182,8 @@ impl MutexGuard {
     ///
     /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The lock
     /// was held until now. The release is repeated in the background; until it succeeds, the lock
-    /// stays held for at most its ttl, or a longer ttl that an unanswered [`extend`](Self::extend)
-    /// requested.
+    /// stays held for at most its ttl, or a longer ttl that an unanswered
+    /// [`set_ttl`](Self::set_ttl) requested.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         self.release()
     }

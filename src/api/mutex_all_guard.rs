@@ -87,13 +87,13 @@ impl MutexAllGuard {
         self.0.renew()
     }
 
-    /// Sets another ttl for all names, like [`MutexGuard::extend`].
+    /// Sets another ttl for all names, like [`MutexGuard::set_ttl`].
     ///
     /// # Errors
     ///
-    /// The errors of [`MutexGuard::extend`].
-    pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
-        self.0.extend(ttl)
+    /// The errors of [`MutexGuard::set_ttl`].
+    pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
+        self.0.set_ttl(ttl)
     }
 
     /// Releases all names and reports whether they were still held.

@@ -159,13 +159,13 @@ macro_rules! guard_calls {
                 self.guard().renew()
             }
 
-            /// Sets the lease's ttl, for now and for later renewals, like [`MutexGuard::extend`].
+            /// Sets the lease's ttl, for now and for later renewals, like [`MutexGuard::set_ttl`].
             ///
             /// # Errors
             ///
-            /// The errors of [`MutexGuard::extend`].
-            pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
-                self.guard().extend(ttl)
+            /// The errors of [`MutexGuard::set_ttl`].
+            pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
+                self.guard().set_ttl(ttl)
             }
 
             /// Releases the lock and reports whether it was still held.

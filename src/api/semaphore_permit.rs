@@ -105,13 +105,13 @@ impl SemaphorePermit {
         self.guard.renew()
     }
 
-    /// Sets another ttl, like [`MutexGuard::extend`].
+    /// Sets another ttl, like [`MutexGuard::set_ttl`].
     ///
     /// # Errors
     ///
-    /// The errors of [`MutexGuard::extend`].
-    pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
-        self.guard.extend(ttl)
+    /// The errors of [`MutexGuard::set_ttl`].
+    pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
+        self.guard.set_ttl(ttl)
     }
 
     /// Releases the permits and reports whether they were still held.

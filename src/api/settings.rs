@@ -27,7 +27,7 @@ macro_rules! lock_settings {
             /// Sets whether a held lease is renewed in the background. Defaults to true.
             ///
             /// Without renewal the lease ends after the ttl, whatever its holder does, unless the
-            /// holder calls `renew` or `extend` on the guard.
+            /// holder calls `renew` or `set_ttl` on the guard.
             #[must_use]
             pub fn auto_renew(mut self, renewed: bool) -> Self {
                 self.$($settings)+.no_renewal = !renewed;
@@ -80,7 +80,7 @@ macro_rules! lock_settings {
             ///
             /// Defaults to [`WaitPolicy::Wake`](crate::WaitPolicy::Wake).
             #[must_use]
-            pub fn wait(mut self, policy: crate::WaitPolicy) -> Self {
+            pub fn wait_policy(mut self, policy: crate::WaitPolicy) -> Self {
                 self.$($settings)+.wait = policy;
                 self
             }

@@ -31,7 +31,7 @@ pub(crate) fn renew(
 }
 
 /// Sets another ttl, which can be shorter.
-pub(crate) fn extend(
+pub(crate) fn set_ttl(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
     token: FencingToken,

@@ -38,7 +38,7 @@ impl ShutdownReport {
     /// Returns how many leases have no confirmed release.
     ///
     /// Each of them ends after its ttl, or after a longer ttl that an unanswered
-    /// [`extend`](crate::MutexGuard::extend) asked for.
+    /// [`set_ttl`](crate::MutexGuard::set_ttl) asked for.
     pub fn unreleased(&self) -> usize {
         self.unreleased
     }

@@ -105,7 +105,7 @@ totals! {
     lost_max_hold,
     /// Locks lost to [`Lost::ShutDown`](crate::Lost::ShutDown).
     lost_shut_down,
-    /// Renewals that Redis confirmed, both in the background and by `renew` and `extend`.
+    /// Renewals that Redis confirmed, both in the background and by `renew` and `set_ttl`.
     renewals_ok,
     /// Renewals that Redis did not answer, or refused. They are retried while the lease lasts. A
     /// renewal that finds the lock gone counts as a loss instead.

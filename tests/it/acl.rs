@@ -131,8 +131,8 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
     match ours.mutex("free").lock() {
         Err(error) => note("lock", Some(error)),
         Ok(guard) => {
-            // `extend`, since a renewal within the first millisecond sets no expiry.
-            note("renew", guard.extend(ms(5_000)).err());
+            // `set_ttl`, since a renewal within the first millisecond sets no expiry.
+            note("renew", guard.set_ttl(ms(5_000)).err());
             note("unlock", guard.unlock().err());
         }
     }
@@ -308,7 +308,7 @@ fn error_names_the_missing_permission_of_a_semaphore() {
         let semaphore = client(&url(&server)).semaphore(right, 2).ttl(ms(1_000));
         let failed = match semaphore.acquire() {
             Err(error) => error,
-            Ok(permit) => match permit.extend(ms(500)) {
+            Ok(permit) => match permit.set_ttl(ms(500)) {
                 Err(error) => error,
                 Ok(()) => permit.release().unwrap_err(),
             },
@@ -506,7 +506,7 @@ fn set_needs_the_same_permissions_as_one_name() {
         let names = ["a", "b"].map(|name| format!("{right}{name}"));
         let everything = || {
             let guard = client.mutex_all(&names).lock()?;
-            guard.extend(ms(5_000))?;
+            guard.set_ttl(ms(5_000))?;
             guard.unlock()
         };
         let error = everything().expect_err(right);

@@ -190,7 +190,7 @@ fn basic_calls_work_on_a_set() {
     assert_eq!(guard.fencing_token_of("c"), None);
     assert!(guard.is_held() && guard.remaining().is_some() && guard.ensure_held().is_ok());
     guard.renew().unwrap();
-    guard.extend(ms(60_000)).unwrap();
+    guard.set_ttl(ms(60_000)).unwrap();
     for name in ["a", "b"] {
         let left: u64 = redis::cmd("PTTL")
             .arg(format!("lock:{name}"))
@@ -557,7 +557,7 @@ fn set_of_a_thousand_names_works() {
         .recv_timeout(ms(10_000))
         .expect("the lease is renewed");
     guard.renew().unwrap();
-    guard.extend(ms(60_000)).unwrap();
+    guard.set_ttl(ms(60_000)).unwrap();
     let ttls: HashSet<bool> = names
         .iter()
         .map(|name| {
@@ -592,7 +592,7 @@ fn unreadable_key_is_an_error_and_nothing_stays_held() {
     for broken in ["1.5", "9007199254740991", "x"] {
         server.run("SET", &[fence, broken]);
         match client.mutex_all(["a", "b", "c"]).try_lock() {
-            Err(Error::BadFence { key }) => assert_eq!(key, fence),
+            Err(Error::BadFence { key, .. }) => assert_eq!(key, fence),
             other => panic!("{other:?}"),
         }
         assert_eq!(lock_keys(&server), [""; 0]);
@@ -600,7 +600,7 @@ fn unreadable_key_is_an_error_and_nothing_stays_held() {
     server.run("DEL", &[fence]);
     server.run("RPUSH", &["lock:c", "x"]);
     match client.mutex_all(["a", "b", "c"]).try_lock() {
-        Err(Error::WrongType { key }) => assert_eq!(key, "lock:c"),
+        Err(Error::WrongType { key, .. }) => assert_eq!(key, "lock:c"),
         other => panic!("{other:?}"),
     }
     assert_eq!(lock_keys(&server), ["lock:c"]);
@@ -650,7 +650,8 @@ fn acquire_with_too_few_replicas_is_undone() {
             answer,
             Err(Error::NotReplicated {
                 acknowledged: 0,
-                wanted: 1
+                wanted: 1,
+                ..
             })
         ),
         "{answer:?}"
@@ -711,7 +712,7 @@ fn calls_return_by_their_deadline() {
         WaitPolicy::Wake,
         WaitPolicy::Backoff(Backoff::new(ms(5), ms(50))),
     ] {
-        let all = all.clone().wait(policy);
+        let all = all.clone().wait_policy(policy);
         let waited = Control::run(ms(1_000), || all.try_lock_for(ms(1_000)));
         assert!(waited.no_later_than(SLACK).unwrap().is_none());
     }
@@ -854,7 +855,7 @@ fn assert_set_is_held(
         .recv_timeout(ms(10_000))
         .expect("the lease is renewed");
     guard.renew().unwrap();
-    guard.extend(ms(60_000)).unwrap();
+    guard.set_ttl(ms(60_000)).unwrap();
     let tokens = names.iter().map(|name| token(&guard, name)).collect();
     release(guard);
     assert!(names.iter().all(|name| !is_locked(cluster, name)));
@@ -978,7 +979,7 @@ fn set_survives_a_failover() {
     let before = token(&guard, "b");
     sentinels.kill_first_master();
     let successor = sentinels.successor();
-    eventually(ms(20_000), || guard.extend(LONG).is_ok());
+    eventually(ms(20_000), || guard.set_ttl(LONG).is_ok());
     assert_eq!(lock_keys(successor), ["lock:a", "lock:b"]);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| two.mutex_all(["c", "b"]).try_lock_for(ms(20_000)));

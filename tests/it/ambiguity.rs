@@ -31,7 +31,7 @@ support::tests![
     late_renewal_restores_no_released_lease,
     renewal_without_a_reply_is_no_loss,
     unstable_network_causes_no_loss_no_double_holder_and_no_leftover,
-    unanswered_extend_and_late_release_leave_no_key_behind,
+    unanswered_set_ttl_and_late_release_leave_no_key_behind,
     undos_of_one_name_share_a_command_and_remove_only_their_own_lease,
     undos_of_one_set_share_a_command_and_remove_only_their_own_lease,
     undos_of_one_fair_lock_share_a_command_and_keep_other_places
@@ -545,7 +545,7 @@ fn unstable_network_causes_no_loss_no_double_holder_and_no_leftover() {
     eventually(PATIENCE, || keys(&server).is_empty());
 }
 
-fn unanswered_extend_and_late_release_leave_no_key_behind() {
+fn unanswered_set_ttl_and_late_release_leave_no_key_behind() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url());
@@ -554,12 +554,12 @@ fn unanswered_extend_and_late_release_leave_no_key_behind() {
     // Loads the script.
     guard.renew().unwrap();
     proxy.set_all(Traffic::DropReplies);
-    expect_unreachable(guard.extend(ms(3_600_000)));
+    expect_unreachable(guard.set_ttl(ms(3_600_000)));
     let left: i64 = redis::cmd("PTTL")
         .arg("lock:a")
         .query(&mut server.connection())
         .unwrap();
-    assert!(left > 3_000_000, "the extend ran: {left} ms");
+    assert!(left > 3_000_000, "the set_ttl ran: {left} ms");
     proxy.set_all(Traffic::DropBoth);
     expect_unreachable(guard.unlock());
     // A release must be repeated for longer than the ttl, and than twice the ttl.

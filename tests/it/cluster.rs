@@ -85,7 +85,7 @@ fn basic_calls_work_on_every_master() {
             .expect("the lock is held");
         assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
         guard.renew().unwrap();
-        guard.extend(ms(50_000)).unwrap();
+        guard.set_ttl(ms(50_000)).unwrap();
         let before = guard.fencing_token();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {

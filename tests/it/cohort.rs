@@ -365,7 +365,7 @@ fn shutdown_leaves_the_queue() {
 }
 
 fn in_backoff(mutex: Mutex) -> Mutex {
-    mutex.wait(WaitPolicy::Backoff(Backoff::new(ms(100), ms(200))))
+    mutex.wait_policy(WaitPolicy::Backoff(Backoff::new(ms(100), ms(200))))
 }
 
 fn waiter_in_backoff_gets_its_turn() {
@@ -397,7 +397,7 @@ fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
     let here = client(&server.url());
     let mutex = here.mutex("a");
     let rare = Backoff::new(ms(60_000), ms(60_000));
-    let patient = mutex.clone().wait(WaitPolicy::Backoff(rare));
+    let patient = mutex.clone().wait_policy(WaitPolicy::Backoff(rare));
     let guard = lock(&holder);
     thread::scope(|scope| {
         let first = scope.spawn(|| lock(&patient));

@@ -358,7 +358,7 @@ fn lease_is_renewed<D: Deployment>(scope_for: &TestScope<'_, D>) {
             .is_none()
     );
     guard.renew().unwrap();
-    guard.extend(ms(20_000)).unwrap();
+    guard.set_ttl(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(19_000));
     for server in scope_for.keepers() {
         assert!(server.pttl(&scope_for.key) > 19_000);

@@ -292,7 +292,7 @@ fn errors_without_an_outage_repeat_nothing() {
     for error in [
         client.mutex("list").try_lock().unwrap_err(),
         client.mutex("").try_lock().unwrap_err(),
-        client.mutex("a").wait(wait).lock().unwrap_err(),
+        client.mutex("a").wait_policy(wait).lock().unwrap_err(),
         client
             .mutex("c")
             .min_replicas(1, ms(10))

@@ -506,15 +506,15 @@ fn backoff_waits_without_a_subscription() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
     let backoff = Backoff::new(ms(20), ms(100));
-    let mutex = fair(&server).wait(WaitPolicy::Backoff(backoff.attempts(3)));
+    let mutex = fair(&server).wait_policy(WaitPolicy::Backoff(backoff.attempts(3)));
     assert!(matches!(
         mutex.lock(),
-        Err(Error::AttemptsUsedUp { attempts: 3 })
+        Err(Error::AttemptsUsedUp { attempts: 3, .. })
     ));
     assert!(mutex.try_lock_for(PATIENCE).unwrap().is_none());
     eventually(ms(1_000), || queue_length(&server) == 0);
     thread::scope(|scope| {
-        let mutex = fair(&server).wait(WaitPolicy::Backoff(backoff));
+        let mutex = fair(&server).wait_policy(WaitPolicy::Backoff(backoff));
         let waiting = spawn_waiter(scope, &server, mutex);
         unlock(guard);
         unlock(waiting.join().unwrap());
@@ -610,7 +610,7 @@ fn broken_fence_fails_acquires_but_not_releases() {
         for value in ["x", "9007199254740991", "-1"] {
             server.run("SET", &[FENCE, value]);
             assert!(
-                matches!(fair(&server).try_lock(), Err(Error::BadFence { key }) if key == FENCE)
+                matches!(fair(&server).try_lock(), Err(Error::BadFence { key, .. }) if key == FENCE)
             );
             assert!(matches!(
                 fair(&server).try_lock_for(ms(100)),
@@ -762,7 +762,7 @@ fn fair_lease_is_not_handed_on_to_a_plain_waiter_of_its_client() {
     let seldom = WaitPolicy::Backoff(Backoff::new(ms(60_000), ms(60_000)));
     server.run("SET", &["lock:a", "another program", "PX", "60000"]);
     thread::scope(|scope| {
-        let plain = scope.spawn(|| client.mutex("a").wait(seldom).lock().unwrap());
+        let plain = scope.spawn(|| client.mutex("a").wait_policy(seldom).lock().unwrap());
         eventually(PATIENCE, || client.stats().waiting == 1);
         server.run("DEL", &["lock:a"]);
         let fair = client

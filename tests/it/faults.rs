@@ -178,7 +178,7 @@ fn flushed_scripts_are_sent_again() {
     run(&server, &["SCRIPT", "FLUSH"]);
     guard.renew().unwrap();
     run(&server, &["SCRIPT", "FLUSH"]);
-    guard.extend(ms(60_000)).unwrap();
+    guard.set_ttl(ms(60_000)).unwrap();
     run(&server, &["SCRIPT", "FLUSH"]);
     assert!(mutex.inspect().unwrap().is_some());
     run(&server, &["SCRIPT", "FLUSH"]);
@@ -238,7 +238,7 @@ fn full_server_grants_nothing_and_releases_everything() {
     assert_eq!(value(&server, LOCK), None);
 
     first.renew().unwrap();
-    first.extend(ms(30_000)).unwrap();
+    first.set_ttl(ms(30_000)).unwrap();
     assert!(client.mutex("1").inspect().unwrap().is_some());
     assert_eq!(first.unlock().unwrap(), Unlocked::Released);
     assert_eq!(value(&server, "lock:1"), None);
@@ -456,7 +456,7 @@ fn demoted_master_reports_no_loss() {
     for guard in [&kept, &deleted, &taken] {
         let text = expect_unreachable(guard.renew());
         assert!(text.contains("READONLY"), "{}: {text}", guard.name());
-        expect_unreachable(guard.extend(ms(20_000)));
+        expect_unreachable(guard.set_ttl(ms(20_000)));
         assert!(guard.is_held(), "{}", guard.name());
     }
     for guard in [unlocked, unlocked_deleted] {
@@ -502,7 +502,7 @@ fn junk_in_the_fence_is_an_error_and_leaves_no_lock() {
             mutex.lock().map(Some),
         ] {
             match answer {
-                Err(Error::BadFence { key }) => assert_eq!(key, FENCE),
+                Err(Error::BadFence { key, .. }) => assert_eq!(key, FENCE),
                 other => panic!("{what:?}: {other:?}"),
             }
         }

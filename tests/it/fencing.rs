@@ -170,7 +170,7 @@ fn tokens_stay_below_two_to_the_53() {
     let client = client(&server);
     assert_eq!(lock_and_release(&client), LIMIT - 1);
     match client.mutex("a").lock() {
-        Err(Error::BadFence { key }) => assert_eq!(key, FENCE),
+        Err(Error::BadFence { key, .. }) => assert_eq!(key, FENCE),
         other => panic!("{other:?}"),
     }
     assert_eq!(server.keys(), [FENCE.as_bytes()]);
@@ -225,7 +225,7 @@ fn fair_token_rises_after_an_expiry_and_stays_below_two_to_the_53() {
     set_fence(&server, LIMIT - 3);
     assert_eq!(lock_fairly_twice(&server, &client), [LIMIT - 2, LIMIT - 1]);
     match client.fair_mutex("a").lock() {
-        Err(Error::BadFence { key }) => assert_eq!(key, FENCE),
+        Err(Error::BadFence { key, .. }) => assert_eq!(key, FENCE),
         other => panic!("{other:?}"),
     }
     assert_eq!(server.keys(), [FENCE.as_bytes()]);

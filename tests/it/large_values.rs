@@ -266,7 +266,7 @@ fn a_large_fence_is_an_error_and_hides_no_holder() {
         set(&server, FENCE, &vec![b'1'; fence]);
         let error = mutex.last_fencing_token().unwrap_err();
         assert!(
-            matches!(&error, Error::BadFence { key } if key == FENCE),
+            matches!(&error, Error::BadFence { key, .. } if key == FENCE),
             "{error}"
         );
         let holder = mutex.inspect().unwrap().unwrap();

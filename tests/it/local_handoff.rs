@@ -621,7 +621,7 @@ fn an_extended_lease_goes_to_a_waiter_with_that_ttl() {
             queue_behind_a_holder(scope, &server, &client, [a(), a().ttl(2 * LONG), a()]);
         let one = guard_of(one);
         let first = one.holder_id().clone();
-        one.extend(2 * LONG).unwrap();
+        one.set_ttl(2 * LONG).unwrap();
         unlock_held(one);
         let two = guard_of(two);
         assert_eq!(*two.holder_id(), first);
@@ -658,7 +658,7 @@ fn renewals_are_reported_to_the_current_holder() {
     });
 }
 
-/// While the key may outlast the ttl, the lease is not handed off. An extend that is answered
+/// While the key may outlast the ttl, the lease is not handed off. A set_ttl that is answered
 /// replaces the key's expiry.
 fn lease_extended_and_set_back_is_handed_off() {
     let server = Server::start();
@@ -667,8 +667,8 @@ fn lease_extended_and_set_back_is_handed_off() {
     thread::scope(|scope| {
         let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
         let one = guard_of(one);
-        one.extend(2 * LONG).unwrap();
-        one.extend(LONG).unwrap();
+        one.set_ttl(2 * LONG).unwrap();
+        one.set_ttl(LONG).unwrap();
         unlock_held(one);
         unlock_held(guard_of(two));
         unlock_held(guard_of(three));
@@ -800,7 +800,7 @@ fn a_key_that_may_outlast_its_ttl_is_released_not_handed_off() {
         // Loads the script into the server.
         one.renew().unwrap();
         proxy.set_all(Traffic::DropReplies);
-        one.extend(2 * LONG).expect_err("the reply is dropped");
+        one.set_ttl(2 * LONG).expect_err("the reply is dropped");
         assert!(remaining_ttl(&server) > LONG, "the script ran");
         proxy.set_all(Traffic::Pass);
         let before = one.holder_id().clone();

@@ -18,7 +18,7 @@ support::tests![
     force_unlock_wakes_waiters_and_a_subscribed_holder,
     force_unlock_deletes_only_the_value_it_read,
     force_unlock_from_spares_a_later_holder,
-    extend_lengthens_and_shortens_a_lease,
+    set_ttl_lengthens_and_shortens_a_lease,
     a_lost_lease_is_neither_renewed_nor_extended,
     #[cfg(target_os = "linux")]
     threads_of_one_client_get_the_lock_in_fifo_order,
@@ -279,14 +279,14 @@ fn renew_resets_the_lease_to_the_whole_ttl() {
     assert!(server.pttl("lock:a") > 30_000);
 }
 
-fn extend_lengthens_and_shortens_a_lease() {
+fn set_ttl_lengthens_and_shortens_a_lease() {
     let server = Server::start();
     let mutex = client(&server).mutex("a").ttl(MINUTE).auto_renew(false);
     let guard = mutex.lock().unwrap();
-    guard.extend(MINUTE * 10).unwrap();
+    guard.set_ttl(MINUTE * 10).unwrap();
     assert!(guard.remaining().unwrap() > MINUTE * 9);
     assert!(server.pttl("lock:a") > 540_000);
-    guard.extend(MINUTE / 2).unwrap();
+    guard.set_ttl(MINUTE / 2).unwrap();
     let left = guard.remaining().unwrap();
     assert!(left < MINUTE / 2 && left > MINUTE / 6, "{left:?}");
     let left = server.pttl("lock:a");
@@ -313,7 +313,7 @@ fn an_extended_lease_is_renewed_for_its_new_ttl() {
     assert_eq!(renewal.holder_id(), guard.holder_id());
     assert_eq!(renewal.fencing_token(), guard.fencing_token());
     assert_eq!(renewal.name().as_bytes(), b"a");
-    guard.extend(MINUTE).unwrap();
+    guard.set_ttl(MINUTE).unwrap();
     let deadline = Instant::now() + WAIT_LIMIT;
     while renewals.recv_deadline(deadline).unwrap().remaining() < MINUTE / 2 {}
     assert!(server.pttl("lock:a") > 30_000);
@@ -324,7 +324,7 @@ fn a_lost_lease_is_neither_renewed_nor_extended() {
     let mutex = client(&server).mutex("a").ttl(MINUTE);
     let calls: [fn(&MutexGuard) -> Option<Error>; 2] = [
         |guard| guard.renew().err(),
-        |guard| guard.extend(MINUTE).err(),
+        |guard| guard.set_ttl(MINUTE).err(),
     ];
     for call in calls {
         let guard = mutex.lock().unwrap();
@@ -388,7 +388,9 @@ fn backoff() -> Backoff {
 fn used_up_attempts_are_reported() {
     let server = Server::start();
     let client = client(&server);
-    let mutex = client.mutex("a").wait(WaitPolicy::Backoff(backoff()));
+    let mutex = client
+        .mutex("a")
+        .wait_policy(WaitPolicy::Backoff(backoff()));
     foreign_lock(&server, "lock:a", "v");
     // Two pauses make three attempts.
     let pauses = || client.stats().totals.wakes_backstop;
@@ -401,13 +403,13 @@ fn used_up_attempts_are_reported() {
             .is_none()
     );
     match mutex.lock() {
-        Err(Error::AttemptsUsedUp { attempts: 3 }) => {}
+        Err(Error::AttemptsUsedUp { attempts: 3, .. }) => {}
         other => panic!("{other:?}"),
     }
     assert_eq!(pauses(), 6);
     assert!(matches!(
         mutex.with(|_| ()),
-        Err(Error::AttemptsUsedUp { attempts: 3 })
+        Err(Error::AttemptsUsedUp { attempts: 3, .. })
     ));
     assert_eq!(server.get("lock:a").unwrap(), b"v");
     assert_eq!(server.subscribers("lock_release:a"), 0);
@@ -418,7 +420,7 @@ fn a_waiter_that_backs_off_gets_the_lock() {
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("a").lock().unwrap();
     let patient = Backoff::new(ms(1), ms(20));
-    let mutex = two.mutex("a").wait(WaitPolicy::Backoff(patient));
+    let mutex = two.mutex("a").wait_policy(WaitPolicy::Backoff(patient));
     let waiter = spawn_call(move || mutex.lock().map(drop));
     let before = scripts(&server);
     eventually(WAIT_LIMIT, || scripts(&server) >= before + 5);

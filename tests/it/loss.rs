@@ -62,7 +62,11 @@ fn assert_held(guard: &MutexGuard) {
 fn assert_lost(guard: &MutexGuard, why: Lost) {
     assert!(!guard.is_held());
     assert_eq!(guard.remaining(), None);
-    for answer in [guard.ensure_held(), guard.renew(), guard.extend(ms(60_000))] {
+    for answer in [
+        guard.ensure_held(),
+        guard.renew(),
+        guard.set_ttl(ms(60_000)),
+    ] {
         match answer {
             Err(Error::Lost(lost)) => assert_eq!(lost, why),
             other => panic!("{other:?}"),

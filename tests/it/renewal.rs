@@ -12,7 +12,7 @@ support::tests![
     locks_use_the_clients_renewal_interval_by_default,
     a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock,
     a_renewal_never_shortens_the_ttl,
-    extend_prolongs_a_lease_that_is_not_renewed,
+    set_ttl_prolongs_a_lease_that_is_not_renewed,
     an_unanswered_extension_changes_nothing,
     a_failed_renewal_is_retried,
     a_renewal_is_retried_until_shortly_before_the_expiry,
@@ -28,7 +28,7 @@ support::timed![
     renewals_of_one_lease_never_overlap,
     explicit_renewals_of_one_lease_never_overlap,
     renew_extends_the_lease_to_the_whole_ttl,
-    extend_sets_the_ttl_of_later_renewals,
+    set_ttl_sets_the_ttl_of_later_renewals,
     an_unanswered_shortening_caps_later_renewals,
     renewals_that_are_due_together_are_sent_in_one_write
 ];
@@ -243,7 +243,7 @@ fn explicit_renewals_of_one_lease_never_overlap() {
         for _ in 0..2 {
             scope.spawn(|| {
                 guard.renew().unwrap();
-                guard.extend(ms(20_000)).unwrap();
+                guard.set_ttl(ms(20_000)).unwrap();
             });
         }
     });
@@ -272,14 +272,14 @@ fn renew_extends_the_lease_to_the_whole_ttl() {
     }
 }
 
-fn extend_sets_the_ttl_of_later_renewals() {
+fn set_ttl_sets_the_ttl_of_later_renewals() {
     let server = Server::start();
     let client = client(&server.url());
     let (mutex, renewals) =
         reporting_renewals(client.mutex("a").ttl(ms(2_000)).renew_every(ms(100)));
     let guard = mutex.lock().unwrap();
 
-    guard.extend(ms(60_000)).unwrap();
+    guard.set_ttl(ms(60_000)).unwrap();
     assert!(server.pttl("lock:a") > 30_000);
     assert!(guard.remaining().unwrap() > ms(30_000));
     server.run("PEXPIRE", &["lock:a", "5000"]);
@@ -289,7 +289,7 @@ fn extend_sets_the_ttl_of_later_renewals() {
         "renewed for the extended ttl"
     );
 
-    guard.extend(ms(5_000)).unwrap();
+    guard.set_ttl(ms(5_000)).unwrap();
     for _ in 0..2 {
         assert!((1..=5_000).contains(&server.pttl("lock:a")));
         assert!(guard.remaining().unwrap() <= ms(5_000));
@@ -297,7 +297,7 @@ fn extend_sets_the_ttl_of_later_renewals() {
     }
 
     // Shorter than the interval that the longer ttl had.
-    guard.extend(ms(600)).unwrap();
+    guard.set_ttl(ms(600)).unwrap();
     let began = Instant::now();
     while began.elapsed() < ms(1_500) {
         assert!(guard.remaining().unwrap() <= ms(600));
@@ -305,22 +305,25 @@ fn extend_sets_the_ttl_of_later_renewals() {
     }
     assert_held(&guard, &server);
 
-    assert!(matches!(guard.extend(ms(0)), Err(Error::Config(_))));
-    assert!(matches!(guard.extend(Duration::MAX), Err(Error::Config(_))));
+    assert!(matches!(guard.set_ttl(ms(0)), Err(Error::Config(_))));
+    assert!(matches!(
+        guard.set_ttl(Duration::MAX),
+        Err(Error::Config(_))
+    ));
     assert_held(&guard, &server);
 }
 
-fn extend_prolongs_a_lease_that_is_not_renewed() {
+fn set_ttl_prolongs_a_lease_that_is_not_renewed() {
     let server = Server::start();
     let client = client(&server.url());
     let mutex = client.mutex("a").ttl(ms(500)).auto_renew(false);
     let guard = mutex.lock().unwrap();
-    guard.extend(ms(30_000)).unwrap();
+    guard.set_ttl(ms(30_000)).unwrap();
     assert_eq!(
         guard.lost().recv_timeout(ms(700)),
         Err(RecvTimeoutError::Timeout)
     );
-    guard.extend(ms(300)).unwrap();
+    guard.set_ttl(ms(300)).unwrap();
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
     assert_eq!(
         guard.unlock().unwrap(),
@@ -350,7 +353,7 @@ fn an_unanswered_shortening_caps_later_renewals() {
     let short = ms(900);
     proxy.set_open(Traffic::Stall);
     // The first call may have waited behind a stalled renewal.
-    eventually(WAIT_LIMIT, || match guard.extend(short) {
+    eventually(WAIT_LIMIT, || match guard.set_ttl(short) {
         Err(Error::Unreachable { .. }) => guard.remaining().unwrap() <= short,
         other => panic!("{other:?}"),
     });
@@ -361,7 +364,7 @@ fn an_unanswered_shortening_caps_later_renewals() {
     }
     guard.renew().unwrap();
     assert!(guard.remaining().unwrap() <= short);
-    guard.extend(ms(20_000)).unwrap();
+    guard.set_ttl(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() <= short);
     assert!(server.pttl("lock:a") > 10_000);
 
@@ -382,7 +385,7 @@ fn an_unanswered_extension_changes_nothing() {
     let (guard, renewals) = renewed_lease_and_an_idle_connection(&client, ms(2_000));
     proxy.set_open(Traffic::DropBoth);
     assert!(matches!(
-        guard.extend(ms(60_000)),
+        guard.set_ttl(ms(60_000)),
         Err(Error::Unreachable { .. })
     ));
     assert!(guard.remaining().unwrap() <= ms(2_000));

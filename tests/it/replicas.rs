@@ -43,6 +43,7 @@ fn acknowledgements<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, us
         Err(Error::NotReplicated {
             acknowledged,
             wanted,
+            ..
         }) => (acknowledged, wanted),
         other => panic!("{other:?}"),
     }
@@ -63,7 +64,7 @@ fn an_acknowledged_lease_is_renewed_and_on_every_replica() {
     eventually(ms(10_000), || start.elapsed() > ms(3_000));
     guard.ensure_held().unwrap();
     guard.renew().unwrap();
-    guard.extend(ms(5_000)).unwrap();
+    guard.set_ttl(ms(5_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(4_000));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     // A name that was never locked waits for its replicas too.
@@ -114,7 +115,7 @@ fn a_renewal_that_too_few_acknowledge_extends_nothing() {
     let lost = guard.lost();
     servers.pause(0);
     assert_eq!(acknowledgements(guard.renew()), (0, 1));
-    assert_eq!(acknowledgements(guard.extend(ms(60_000))), (0, 1));
+    assert_eq!(acknowledgements(guard.set_ttl(ms(60_000))), (0, 1));
     assert!(guard.remaining().unwrap() < ms(1_500));
     // The master renews the key, but without the replica the lease expires in this client.
     assert_eq!(lost.recv_timeout(ms(5_000)), Ok(Lost::Expired));
@@ -146,7 +147,7 @@ fn an_unacknowledged_shortening_takes_effect() {
     let guard = mutex(&client, 1).auto_renew(false).lock().unwrap();
     servers.pause(0);
     // The master has shortened the lease.
-    assert_eq!(acknowledgements(guard.extend(ms(2_000))), (0, 1));
+    assert_eq!(acknowledgements(guard.set_ttl(ms(2_000))), (0, 1));
     assert!(servers.master().pttl("lock:a") <= 2_000);
     assert!(guard.remaining().unwrap() <= ms(2_000));
 }

@@ -569,9 +569,9 @@ fn downgraded_lease_is_renewed_and_released_as_a_readers() {
     eventually(PATIENCE, || client.stats().totals.renewals_ok > renewed + 3);
     assert!(guard.is_held());
     guard.renew().unwrap();
-    guard.extend(ms(60_000)).unwrap();
+    guard.set_ttl(ms(60_000)).unwrap();
     assert!(server.pttl("lock:a") > 30_000 && guard.remaining().unwrap() > ms(30_000));
-    guard.extend(ms(5_000)).unwrap();
+    guard.set_ttl(ms(5_000)).unwrap();
     assert!(guard.remaining().unwrap() <= ms(5_000));
     assert!(server.pttl("lock:a") > 30_000, "the mark never ends sooner");
     let Some(RwHolders::Readers(readers)) = lock.inspect().unwrap() else {

@@ -463,7 +463,7 @@ fn set_under_backoff_waits_without_a_subscription() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let policy = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)));
-        let set = set(&server).wait(policy);
+        let set = set(&server).wait_policy(policy);
         let mut waiting = None;
         wait_until_set_keeps_a(&server, || {
             waiting = Some(scope.spawn(move || lock_set(&set)));

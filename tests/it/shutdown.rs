@@ -113,7 +113,7 @@ fn shutdown_releases_and_reports_every_held_lock() {
         assert_eq!(lost.try_recv(), Ok(Lost::ShutDown));
         assert!(!guard.is_held());
         assert_eq!(guard.remaining(), None);
-        for answer in [guard.ensure_held(), guard.renew(), guard.extend(ms(5_000))] {
+        for answer in [guard.ensure_held(), guard.renew(), guard.set_ttl(ms(5_000))] {
             assert!(matches!(answer, Err(Error::Lost(Lost::ShutDown))));
         }
     }

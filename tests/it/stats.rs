@@ -118,7 +118,7 @@ fn calls_are_counted_by_outcome() {
 
     assert!(client.mutex("held").try_lock().unwrap().is_none());
     let twice = Backoff::new(ms(1), ms(1)).attempts(2);
-    let impatient = client.mutex("held").wait(WaitPolicy::Backoff(twice));
+    let impatient = client.mutex("held").wait_policy(WaitPolicy::Backoff(twice));
     let error = impatient.lock().unwrap_err();
     assert!(matches!(error, Error::AttemptsUsedUp { .. }), "{error:?}");
     assert!(impatient.try_lock_for(WAIT_LIMIT).unwrap().is_none());
@@ -147,7 +147,7 @@ fn calls_are_counted_by_outcome() {
 
     let asleep = client
         .mutex("held")
-        .wait(WaitPolicy::Backoff(Backoff::new(ms(50_000), ms(50_000))));
+        .wait_policy(WaitPolicy::Backoff(Backoff::new(ms(50_000), ms(50_000))));
     assert!(asleep.try_lock_for(ms(300)).unwrap().is_none());
     expected.attempts += 1;
     expected.timed_out += 1;
@@ -363,7 +363,7 @@ fn renewals_and_their_lag_are_measured() {
     assert_eq!(client.stats().renewal_lag, None);
     let guard = client.mutex("by hand").auto_renew(false).lock().unwrap();
     guard.renew().unwrap();
-    guard.extend(ms(10_000)).unwrap();
+    guard.set_ttl(ms(10_000)).unwrap();
     let now = client.stats();
     assert_eq!((now.totals.renewals_ok, now.totals.renewals_failed), (2, 0));
     assert_eq!(now.renewal_lag, Some(Duration::ZERO));

@@ -60,7 +60,7 @@ fn time_to_connect_is_no_time_of_a_reply() {
         .command_timeout(LONG)
         .build()
         .unwrap();
-    let mutex = client.mutex("a").wait(every(ms(50)));
+    let mutex = client.mutex("a").wait_policy(every(ms(50)));
     let guard = mutex.try_lock_for(ms(5_500)).unwrap();
     assert!(guard.is_some(), "the second attempt is granted");
 }
@@ -79,7 +79,7 @@ fn fair_call_on_a_slow_server_finds_the_lock_taken() {
         _ => other_reply(request),
     });
     let client = Client::builder().url(server.url()).build().unwrap();
-    let fair = client.fair_mutex("a").wait(every(LONG));
+    let fair = client.fair_mutex("a").wait_policy(every(LONG));
     // The shorter the ttl, the earlier the refreshes.
     let refreshing = fair.clone().ttl(ms(400));
     let refreshing = thread::spawn(move || refreshing.lock().map(drop));
@@ -115,10 +115,10 @@ fn split_vote_is_tried_again_behind_other_calls() {
         .command_timeout(LONG)
         .build()
         .unwrap();
-    let first = client.mutex("b").wait(every(LONG));
+    let first = client.mutex("b").wait_policy(every(LONG));
     let first = thread::spawn(move || first.lock().map(drop));
     eventually(LONG, || client.stats().waiting == 1);
-    let both = client.mutex_all(["a", "b"]).wait(every(ms(1)));
+    let both = client.mutex_all(["a", "b"]).wait_policy(every(ms(1)));
     let guard = both.try_lock_for(ms(6_600)).unwrap();
     assert!(guard.is_some(), "the third attempt is granted");
     let _ = client.shutdown(LONG);

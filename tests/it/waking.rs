@@ -195,7 +195,10 @@ fn waiter_behind_backoff_is_woken() {
         let pauses: Vec<_> = (0..2)
             .map(|_| {
                 spawn_and_wait_until_asleep(scope, || {
-                    other.mutex("a").wait(LONG_BACKOFF).try_lock_for(WAIT_LIMIT)
+                    other
+                        .mutex("a")
+                        .wait_policy(LONG_BACKOFF)
+                        .try_lock_for(WAIT_LIMIT)
                 })
             })
             .collect();
@@ -224,7 +227,10 @@ fn a_local_release_wakes_a_waiter_in_backoff() {
     let client = client(&server.url());
     let mutex = || client.mutex("a").local_handoffs(0);
     let takes_and_lets_go = |policy| {
-        let guard = mutex().wait(policy).try_lock_for(WAIT_LIMIT).unwrap();
+        let guard = mutex()
+            .wait_policy(policy)
+            .try_lock_for(WAIT_LIMIT)
+            .unwrap();
         let _ = guard
             .expect("the release wakes the waiter")
             .unlock()
@@ -251,7 +257,7 @@ fn a_waiter_in_backoff_is_handed_the_lease_in_its_turn() {
             .enumerate()
         {
             spawn_and_wait_until_asleep(scope, move || {
-                let guard = client.mutex("a").wait(policy).lock().unwrap();
+                let guard = client.mutex("a").wait_policy(policy).lock().unwrap();
                 order.lock().push((n, guard.fencing_token()));
                 let _ = guard.unlock().unwrap();
             });

@@ -448,7 +448,7 @@ fn drop_in_thread_local() {
         let pauses = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)));
         assert!(
             two.mutex("a")
-                .wait(pauses)
+                .wait_policy(pauses)
                 .try_lock_for(limit)
                 .unwrap()
                 .is_none()

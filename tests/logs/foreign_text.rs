@@ -61,7 +61,7 @@ fn assert_harmless_error(error: &Error) {
     if let Error::Refused { answer, .. } = error {
         assert_harmless(answer);
     }
-    if let Error::WrongType { key } | Error::BadFence { key } = error {
+    if let Error::WrongType { key, .. } | Error::BadFence { key, .. } = error {
         assert_harmless(key);
     }
 }

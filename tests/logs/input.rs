@@ -211,7 +211,7 @@ fn a_key_of_another_type_is_an_error_that_names_it() {
         let before = dump();
         for error in errors_of_all_calls(&mutex) {
             assert!(
-                matches!(&error, Error::WrongType { key } if key == "lock:x"),
+                matches!(&error, Error::WrongType { key, .. } if key == "lock:x"),
                 "{error:?}"
             );
             assert!(error.to_string().contains("lock:x"), "{error}");
@@ -273,7 +273,7 @@ fn absurd_ttls_are_errors_and_nothing_is_sent() {
 
     let guard = client(&server).mutex("x").ttl(MINUTE).lock().unwrap();
     for ttl in absurd {
-        assert_config(&guard.extend(ttl).unwrap_err(), "ttl must be");
+        assert_config(&guard.set_ttl(ttl).unwrap_err(), "ttl must be");
     }
     assert!(guard.remaining().unwrap() > MINUTE / 2);
     assert!(server.pttl("lock:x") > 30_000);
@@ -285,7 +285,7 @@ fn the_longest_ttl_works() {
     let guard = client.mutex("x").lock().unwrap();
     assert!(server.pttl("lock:x") > (1 << 53) - 60_000);
     guard.renew().unwrap();
-    guard.extend(LONGEST_TTL).unwrap();
+    guard.set_ttl(LONGEST_TTL).unwrap();
     assert!(guard.remaining().unwrap() > LONGEST_TTL / 10 * 9);
     assert!(client.mutex("x").inspect().unwrap().unwrap().remaining() > Some(LONGEST_TTL / 2));
 }
@@ -293,7 +293,7 @@ fn the_longest_ttl_works() {
 fn absurd_settings_of_a_lock_are_errors_and_nothing_is_sent() {
     let server = Server::start();
     let mutex = client(&server).mutex("x");
-    let backoff = |backoff| mutex.clone().wait(WaitPolicy::Backoff(backoff));
+    let backoff = |backoff| mutex.clone().wait_policy(WaitPolicy::Backoff(backoff));
     for (mutex, about) in [
         (mutex.clone().renew_every(Duration::ZERO), "renew_every"),
         (mutex.clone().renew_every(ms(9_001)), "renew_every"),
@@ -368,7 +368,10 @@ fn the_longest_duration_means_no_deadline() {
         |mutex| mutex.lock().is_ok(),
         |mutex| {
             let endless = Backoff::new(ms(1), Duration::MAX);
-            mutex.wait(WaitPolicy::Backoff(endless)).lock().is_ok()
+            mutex
+                .wait_policy(WaitPolicy::Backoff(endless))
+                .lock()
+                .is_ok()
         },
     ];
     for wait in waits {
@@ -389,7 +392,7 @@ fn an_endless_backoff_ends_at_the_deadline() {
     let mutex = client(&server).mutex("x");
     server.run("SET", &["lock:x", "v"]);
     let endless = Backoff::new(Duration::MAX, Duration::MAX).jitter(0.0);
-    let mutex = mutex.wait(WaitPolicy::Backoff(endless));
+    let mutex = mutex.wait_policy(WaitPolicy::Backoff(endless));
     let given_up = result_of(move || mutex.try_lock_for(ms(300)));
     assert!(given_up.unwrap().is_none());
 }

@@ -179,7 +179,7 @@ fn sleep_after_a_slow_record_ends_no_later() {
     let held = client(&server).mutex(name).lock().unwrap();
     let waiting = client(&server);
     let pauses = WaitPolicy::Backoff(Backoff::new(WAIT_LIMIT, WAIT_LIMIT));
-    let first = waiting.mutex(name).wait(pauses);
+    let first = waiting.mutex(name).wait_policy(pauses);
     let first = thread::spawn(move || first.lock().map(drop));
     eventually(WAIT_LIMIT, || waiting.stats().waiting == 1);
     let (logged, end_of_record) = unbounded();
@@ -190,7 +190,7 @@ fn sleep_after_a_slow_record_ends_no_later() {
     let outcome = waiting
         .mutex(name)
         .trace_id(trace)
-        .wait(pauses)
+        .wait_policy(pauses)
         .try_lock_for(ms(1_250));
     let late = end_of_record.try_recv().unwrap().elapsed();
     // A sleep measured from the start of the call would take 1 s.

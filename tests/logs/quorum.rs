@@ -14,7 +14,7 @@ use support::{
 };
 
 support::tests![
-    extend_that_only_a_minority_ran_limits_the_lease,
+    set_ttl_that_only_a_minority_ran_limits_the_lease,
     basic_calls_work_on_a_quorum,
     an_impossible_quorum_is_refused,
     contending_processes_and_threads_count_exactly,
@@ -150,7 +150,7 @@ fn basic_calls_work_on_a_quorum() {
         assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
         assert!(holder.remaining().unwrap() > ms(5_000));
         guard.renew().unwrap();
-        guard.extend(ms(20_000)).unwrap();
+        guard.set_ttl(ms(20_000)).unwrap();
         assert!(guard.remaining().unwrap() > ms(15_000));
         let token = guard.fencing_token();
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -934,7 +934,7 @@ fn waiters_with_backoff_need_no_wake_up() {
     let backoff = leasehold::Backoff::new(ms(5), ms(50));
     let guard = one.mutex("a").lock().unwrap();
     thread::scope(|scope| {
-        let mutex = two.mutex("a").wait(WaitPolicy::Backoff(backoff));
+        let mutex = two.mutex("a").wait_policy(WaitPolicy::Backoff(backoff));
         let waiting = scope.spawn(move || mutex.lock().map(drop));
         let before = servers.0[0].calls(&["evalsha"]);
         eventually(WAIT_LIMIT, || servers.0[0].calls(&["evalsha"]) > before + 2);
@@ -943,9 +943,9 @@ fn waiters_with_backoff_need_no_wake_up() {
     });
 }
 
-/// The servers that refuse an extend outvote the one that runs it, but its key then lasts for the
+/// The servers that refuse a set_ttl outvote the one that runs it, but its key then lasts for the
 /// shorter time only. The lease may have depended on that key.
-fn extend_that_only_a_minority_ran_limits_the_lease() {
+fn set_ttl_that_only_a_minority_ran_limits_the_lease() {
     const SHORT: Duration = ms(5_000);
     let servers = Servers::start(3);
     let client = servers.client();
@@ -953,13 +953,13 @@ fn extend_that_only_a_minority_ran_limits_the_lease() {
     for server in &servers.0[1..] {
         server.run("ACL", &["SETUSER", "default", "-pexpire"]);
     }
-    let refused = guard.extend(SHORT);
+    let refused = guard.set_ttl(SHORT);
     assert!(matches!(refused, Err(Error::Refused { .. })), "{refused:?}");
     assert!(guard.remaining().is_none_or(|left| left <= SHORT));
     for server in &servers.0[1..] {
         server.run("ACL", &["SETUSER", "default", "+pexpire"]);
     }
-    // The extend may run late, after any renewal.
+    // The set_ttl may run late, after any renewal.
     let _ = guard.renew();
     assert!(guard.remaining().is_none_or(|left| left <= SHORT));
 }

@@ -30,7 +30,7 @@ pub fn exercise_every_call(
         .recv_timeout(ms(10_000))
         .expect("the lease is renewed");
     guard.renew().unwrap();
-    guard.extend(ms(30_000)).unwrap();
+    guard.set_ttl(ms(30_000)).unwrap();
 
     // With this backstop, only the release can wake the waiter in time.
     let two = builder().backstop(ms(60_000)).build().unwrap();
@@ -76,7 +76,7 @@ pub fn exercise_every_call(
         Ok(permit) => thread::scope(|scope| {
             let waiting = scope.spawn(|| semaphore(&two).try_acquire_for(ms(30_000)).unwrap());
             eventually(ms(10_000), || two.stats().waiting == 1);
-            permit.extend(ms(20_000)).unwrap();
+            permit.set_ttl(ms(20_000)).unwrap();
             assert_eq!(permit.release().unwrap(), Unlocked::Released);
             let permit = waiting.join().unwrap().expect("the waiter gets its turn");
             assert_eq!(semaphore(&one).available().unwrap(), 1);

@@ -17,7 +17,7 @@ pub(crate) trait Guard: Send {
 
     fn is_held(&self) -> bool;
 
-    fn extend(&self, ttl: Duration) -> Result<(), Error>;
+    fn set_ttl(&self, ttl: Duration) -> Result<(), Error>;
 
     fn release(self: Box<Self>) -> Result<Unlocked, Error>;
 }
@@ -40,8 +40,8 @@ macro_rules! guards {
                 self.is_held()
             }
 
-            fn extend(&self, ttl: Duration) -> Result<(), Error> {
-                self.extend(ttl)
+            fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
+                self.set_ttl(ttl)
             }
 
             fn release(self: Box<Self>) -> Result<Unlocked, Error> {

@@ -33,7 +33,7 @@ pub(crate) fn let_go(
             thread::sleep(left);
             break;
         }
-        match guard.extend(left) {
+        match guard.set_ttl(left) {
             Ok(()) => {
                 mem::forget(guard);
                 return Ok(());

@@ -71,9 +71,9 @@ fn calls() -> String {
     trace.step("waiting", |_| other.waiting().unwrap());
     trace.step("list", |_| one.list("").unwrap());
     trace.step("renew", |_| guard.renew().unwrap());
-    trace.step("extend", |_| guard.extend(LONGER).unwrap());
-    trace.step("renew after extend", |_| guard.renew().unwrap());
-    trace.step("extend to a shorter ttl", |_| guard.extend(TTL).unwrap());
+    trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
+    trace.step("renew after set_ttl", |_| guard.renew().unwrap());
+    trace.step("set_ttl to a shorter ttl", |_| guard.set_ttl(TTL).unwrap());
     trace.step("unlock", |_| released(guard.unlock()));
     let guard = trace.step("lock", |_| mutex.lock().unwrap());
     trace.step("force_unlock", |_| assert!(other.force_unlock().unwrap()));
@@ -206,7 +206,7 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
         assert!(other.try_lock().unwrap().is_none())
     });
     trace.step("renew", |_| guard.renew().unwrap());
-    trace.step("extend", |_| guard.extend(LONGER).unwrap());
+    trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
     // A set refreshes its place by the same script.
     trace.set_apart(&["queue_enter_all"]);
     let waiter = trace.step("another client waits", |passed| {
@@ -327,7 +327,7 @@ pub(super) fn min_replicas_calls_are_as_recorded() {
     let mutex: Mutex = client.mutex("a").min_replicas(1, within);
     let guard = trace.step("lock", |_| mutex.lock().unwrap());
     trace.step("renew", |_| guard.renew().unwrap());
-    trace.step("extend", |_| guard.extend(LONGER).unwrap());
+    trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
     trace.step("unlock", |_| released(guard.unlock()));
     let all = client.mutex_all(["a", "b"]).min_replicas(1, within);
     trace.step("MutexAll: lock and unlock", |_| drop(all.lock().unwrap()));

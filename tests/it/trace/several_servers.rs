@@ -36,7 +36,7 @@ fn votes() -> String {
     });
     trace.step("inspect", |_| other.inspect().unwrap());
     trace.step("renew", |_| guard.renew().unwrap());
-    trace.step("extend", |_| guard.extend(LONGER).unwrap());
+    trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
     trace.step("unlock", |_| released(guard.unlock()));
     let all = one.mutex_all(["b", "c"]);
     let guard = trace.step("MutexAll: lock", |_| all.lock().unwrap());
@@ -169,8 +169,8 @@ impl RecordedCluster {
         let all = client.mutex_all(&self.names);
         let guard = trace.step("MutexAll in two slots: lock", |_| all.lock().unwrap());
         trace.step("MutexAll in two slots: renew", |_| guard.renew().unwrap());
-        trace.step("MutexAll in two slots: extend", |_| {
-            guard.extend(LONGER).unwrap();
+        trace.step("MutexAll in two slots: set_ttl", |_| {
+            guard.set_ttl(LONGER).unwrap();
         });
         trace.step("MutexAll in two slots: unlock", |_| {
             released(guard.unlock());
