@@ -10,7 +10,7 @@ use crossbeam_channel::unbounded;
 use leasehold::{Backoff, Client, Mutex, MutexGuard, WaitPolicy};
 use redis::RedisResult;
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, queue_length, unlock, wait_for_queue_length,
+    PATIENCE, PLACES, QUEUE, queue_length, spawn_in_queue, unlock, wait_for_queue_length,
     wait_until_only_fences_remain,
 };
 use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
@@ -64,10 +64,8 @@ fn spawn_waiter<'scope>(
     server: &Server,
     mutex: &Mutex,
 ) -> ScopedJoinHandle<'scope, MutexGuard> {
-    let (places, listeners) = (queue_length(server), server.subscribers(CHANNEL));
-    let mutex = mutex.clone();
-    let waiting = scope.spawn(move || lock(&mutex));
-    wait_for_queue_length(server, places + 1);
+    let (mutex, listeners) = (mutex.clone(), server.subscribers(CHANNEL));
+    let waiting = spawn_in_queue(scope, server, QUEUE, move || lock(&mutex));
     eventually(PATIENCE, || server.subscribers(CHANNEL) > listeners);
     waiting
 }

@@ -1,7 +1,7 @@
 //! Promise: a read-write lock has one writer or several readers, in the order in which they came.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::thread;
 use std::time::Instant;
 
 use leasehold::{
@@ -9,8 +9,8 @@ use leasehold::{
     RwLockWriteGuard, Unlocked,
 };
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, refresh_count, unlock, wait_for_queue_length,
-    wait_for_refresh, wait_until_only_fences_remain,
+    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, refresh_count, spawn_in_queue, unlock,
+    wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Sentinels, Server, Setup, counter_with, eventually,
@@ -81,18 +81,6 @@ fn read_in_turn(lock: &RwLock) -> RwLockReadGuard {
 fn write_in_turn(lock: &RwLock) -> RwLockWriteGuard {
     let guard = lock.try_write_for(PATIENCE).unwrap();
     guard.expect("the writer gets its turn")
-}
-
-/// Starts a thread that waits for the lock, and returns once it is in the queue.
-fn spawn_waiting<'scope, T: Send + 'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    server: &Server,
-    wait: impl FnOnce() -> T + Send + 'scope,
-) -> ScopedJoinHandle<'scope, T> {
-    let before = support::fair::queue_length(server);
-    let waiting = scope.spawn(wait);
-    wait_for_queue_length(server, before + 1);
-    waiting
 }
 
 fn write_counter() {
@@ -196,10 +184,10 @@ fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
     let read = || read_in_turn(&rw(&server));
     let write = || write_in_turn(&rw(&server));
     thread::scope(|scope| {
-        let first = spawn_waiting(scope, &server, read);
-        let second = spawn_waiting(scope, &server, write);
-        let third = [(); 2].map(|()| spawn_waiting(scope, &server, read));
-        let fourth = spawn_waiting(scope, &server, write);
+        let first = spawn_in_queue(scope, &server, QUEUE, read);
+        let second = spawn_in_queue(scope, &server, QUEUE, write);
+        let third = [(); 2].map(|()| spawn_in_queue(scope, &server, QUEUE, read));
+        let fourth = spawn_in_queue(scope, &server, QUEUE, write);
         end_write(writing);
         let first = first.join().unwrap();
         wait_for_queue_length(&server, 4);
@@ -408,9 +396,9 @@ fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
     let waiter = client(&server.url());
     let lock = waiter.rw_lock("a");
     thread::scope(|scope| {
-        let reading = spawn_waiting(scope, &server, || read_in_turn(&lock));
+        let reading = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&lock));
         server.wait_until_waiter_sleeps("lock_release:a");
-        let writing = spawn_waiting(scope, &server, || lock_in_turn(&fair(&server)));
+        let writing = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&fair(&server)));
         let before = wait_for_refresh(&waiter);
         let token = guard.fencing_token();
         unlock(guard);
@@ -458,7 +446,7 @@ fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
     let waiter = client(&server.url());
     let mutex = waiter.fair_mutex("a");
     thread::scope(|scope| {
-        let waiting = spawn_waiting(scope, &server, || lock_in_turn(&mutex));
+        let waiting = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&mutex));
         server.wait_until_waiter_sleeps("lock_release:a");
         let token = readers[0].fencing_token();
         let before = wait_for_refresh(&waiter);
@@ -478,9 +466,9 @@ fn fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts() {
     let client = client(&server.url());
     let (lock, mutex) = (client.rw_lock("a"), client.fair_mutex("a"));
     thread::scope(|scope| {
-        let reading = spawn_waiting(scope, &server, || read_in_turn(&lock));
-        let fair = spawn_waiting(scope, &server, || lock_in_turn(&mutex));
-        let again = spawn_waiting(scope, &server, || read_in_turn(&lock));
+        let reading = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&lock));
+        let fair = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&mutex));
+        let again = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&lock));
         wait_for_refresh(&client);
         wait_for_refresh(&client);
         wait_for_queue_length(&server, 3);
@@ -544,8 +532,8 @@ fn downgrade_lets_readers_in_and_keeps_writers_out() {
     let server = Server::start();
     let writing = rw(&server).write().unwrap();
     thread::scope(|scope| {
-        let reading = spawn_waiting(scope, &server, || read_in_turn(&rw(&server)));
-        let next = spawn_waiting(scope, &server, || write_in_turn(&rw(&server)));
+        let reading = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&rw(&server)));
+        let next = spawn_in_queue(scope, &server, QUEUE, || write_in_turn(&rw(&server)));
         let id = writing.holder_id().clone();
         let downgraded = writing.downgrade();
         assert_eq!(*downgraded.holder_id(), id);
@@ -666,7 +654,7 @@ fn read_write_lock_is_granted_with_sentinel() {
     let lock = || client(&sentinels.url()).rw_lock("a");
     let writing = lock().write().unwrap();
     thread::scope(|scope| {
-        let reading = spawn_waiting(scope, server, || read_in_turn(&lock()));
+        let reading = spawn_in_queue(scope, server, QUEUE, || read_in_turn(&lock()));
         end_write(writing);
         end_read(reading.join().unwrap());
     });

@@ -22,8 +22,13 @@ pub fn holder(server: &Server) -> Option<String> {
 
 /// Returns the number of places in the queue.
 pub fn queue_length(server: &Server) -> usize {
+    places_in(server, QUEUE)
+}
+
+/// Returns the number of places in the queue with this key.
+pub fn places_in(server: &Server, queue: &str) -> usize {
     redis::cmd("LLEN")
-        .arg(QUEUE)
+        .arg(queue)
         .query(&mut server.connection())
         .expect("LLEN answers")
 }
@@ -35,8 +40,12 @@ pub fn wait_for_queue_length(server: &Server, count: usize) {
 
 /// Returns whether fences are the only keys in Redis.
 pub fn only_fences_remain(server: &Server) -> bool {
-    let mut keys = server.keys().into_iter();
-    keys.all(|key| key.starts_with(b"leasehold:fence:"))
+    only_keys_remain(server, b"leasehold:fence:")
+}
+
+/// Returns whether all keys in Redis start with this prefix.
+pub fn only_keys_remain(server: &Server, prefix: &[u8]) -> bool {
+    server.keys().iter().all(|key| key.starts_with(prefix))
 }
 
 #[track_caller]
@@ -63,16 +72,28 @@ pub fn lock_in_turn(mutex: &FairMutex) -> MutexGuard {
     guard.expect("the waiter gets its turn")
 }
 
+/// Starts a thread that waits, and returns once it has a place in the queue with this key.
+#[track_caller]
+pub fn spawn_in_queue<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    server: &Server,
+    queue: &str,
+    wait: impl FnOnce() -> T + Send + 'scope,
+) -> ScopedJoinHandle<'scope, T> {
+    let before = places_in(server, queue);
+    let waiting = scope.spawn(wait);
+    eventually(PATIENCE, || places_in(server, queue) == before + 1);
+    waiting
+}
+
 /// Starts a thread that waits for the lock, and returns once it is in the queue.
+#[track_caller]
 pub fn spawn_waiter<'scope>(
     scope: &'scope Scope<'scope, '_>,
     server: &Server,
     mutex: FairMutex,
 ) -> ScopedJoinHandle<'scope, MutexGuard> {
-    let before = queue_length(server);
-    let waiting = scope.spawn(move || lock_in_turn(&mutex));
-    wait_for_queue_length(server, before + 1);
-    waiting
+    spawn_in_queue(scope, server, QUEUE, move || lock_in_turn(&mutex))
 }
 
 /// Starts a waiter as [`spawn_waiter`] does, and returns once its client is subscribed.

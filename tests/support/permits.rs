@@ -4,7 +4,7 @@ use std::thread::{Scope, ScopedJoinHandle};
 
 use leasehold::{Semaphore, SemaphorePermit, Unlocked};
 
-use super::fair::PATIENCE;
+use super::fair::{PATIENCE, only_keys_remain, places_in, spawn_in_queue};
 use super::server::Server;
 use super::time::eventually;
 
@@ -58,10 +58,7 @@ pub fn permits_out(server: &Server) -> u64 {
 }
 
 pub fn permits_queue_length(server: &Server) -> usize {
-    redis::cmd("LLEN")
-        .arg(PERMITS_QUEUE)
-        .query(&mut server.connection())
-        .expect("LLEN answers")
+    places_in(server, PERMITS_QUEUE)
 }
 
 #[track_caller]
@@ -84,14 +81,15 @@ pub fn acquire_in_turn(semaphore: &Semaphore) -> SemaphorePermit {
 
 /// Starts a thread that waits for permits, and returns once it is in the queue and its client
 /// listens.
+#[track_caller]
 pub fn spawn_acquiring<'scope>(
     scope: &'scope Scope<'scope, '_>,
     server: &Server,
     semaphore: Semaphore,
 ) -> ScopedJoinHandle<'scope, SemaphorePermit> {
-    let before = permits_queue_length(server);
-    let waiting = scope.spawn(move || acquire_in_turn(&semaphore));
-    wait_for_permits_queue(server, before + 1);
+    let waiting = spawn_in_queue(scope, server, PERMITS_QUEUE, move || {
+        acquire_in_turn(&semaphore)
+    });
     server.wait_until_waiter_sleeps("leasehold:grants");
     waiting
 }
@@ -100,7 +98,6 @@ pub fn spawn_acquiring<'scope>(
 #[track_caller]
 pub fn wait_until_only_permit_fences_remain(server: &Server) {
     eventually(PATIENCE, || {
-        let mut keys = server.keys().into_iter();
-        keys.all(|key| key.starts_with(b"leasehold:permits-fence:"))
+        only_keys_remain(server, b"leasehold:permits-fence:")
     });
 }
