@@ -84,17 +84,17 @@ fn wait_for_queue(server: &Server, name: &str, length: usize) {
 
 /// Brings a set that waits to keep `a` and to wait for `b`, which `b` holds.
 ///
-/// Returns its holder id.
+/// Returns its holder id, and what `begin_to_wait` returned.
 #[track_caller]
-fn wait_until_set_keeps_a(server: &Server, begin_to_wait: impl FnOnce()) -> String {
+fn wait_until_set_keeps_a<T>(server: &Server, begin_to_wait: impl FnOnce() -> T) -> (String, T) {
     let a = lock_in_turn(&fair(server, "a"));
-    begin_to_wait();
+    let waiting = begin_to_wait();
     wait_for_queue(server, "a", 1);
     unlock(a);
     wait_for_queue(server, "b", 1);
     let id = queued(server, "b").remove(0);
     assert_eq!(holder(server, "a"), Some(id.clone()), "it keeps a");
-    id
+    (id, waiting)
 }
 
 /// Runs a function when it is dropped.
@@ -236,10 +236,7 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
-        let mut waiting = None;
-        let id = wait_until_set_keeps_a(&server, || {
-            waiting = Some(scope.spawn(move || lock_set(&set)));
-        });
+        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         // A refresh of the place renews what the set keeps.
         let left = server.pttl("lock:a");
         assert!(left <= 3_000, "{left} ms: no longer than a place");
@@ -251,7 +248,7 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
         assert_eq!(holder(&server, "a"), Some(id.clone()));
         assert!(fair(&server, "a").try_lock().unwrap().is_none());
         unlock(b);
-        let guard = waiting.unwrap().join().unwrap();
+        let guard = waiting.join().unwrap();
         assert_eq!(guard.holder_id().as_str(), id);
         for name in ["a", "b"] {
             assert_eq!(holder(&server, name), Some(id.clone()));
@@ -313,17 +310,14 @@ fn call_that_holds_an_upper_name_gets_a_lower_one_that_a_set_keeps() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
-        let mut waiting = None;
-        let id = wait_until_set_keeps_a(&server, || {
-            waiting = Some(scope.spawn(move || lock_set(&set)));
-        });
+        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         let a = lock_in_turn(&fair(&server, "a"));
         assert_eq!(queued(&server, "b"), [id], "the set keeps its place");
         unlock(b);
         // The set is granted b, but must wait for a.
         wait_for_queue(&server, "a", 1);
         unlock(a);
-        release(waiting.unwrap().join().unwrap());
+        release(waiting.join().unwrap());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -333,11 +327,10 @@ fn set_that_gives_up_passes_on_what_it_has() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
-        let mut waiting = None;
-        wait_until_set_keeps_a(&server, || {
-            waiting = Some(scope.spawn(move || set.try_lock_for(ms(4_000)).unwrap()));
+        let (_, waiting) = wait_until_set_keeps_a(&server, || {
+            scope.spawn(move || set.try_lock_for(ms(4_000)).unwrap())
         });
-        assert!(waiting.unwrap().join().unwrap().is_none());
+        assert!(waiting.join().unwrap().is_none());
         wait_for_queue(&server, "b", 0);
         eventually(PATIENCE, || holder(&server, "a").is_none());
     });
@@ -352,7 +345,7 @@ fn shutdown_passes_on_what_a_waiting_set_has() {
     thread::scope(|scope| {
         let set = client.mutex_all(["a", "b"]);
         wait_until_set_keeps_a(&server, || {
-            scope.spawn(move || assert!(set.lock().is_err()));
+            scope.spawn(move || assert!(set.lock().is_err()))
         });
         assert!(client.shutdown(PATIENCE).unwrap().is_clean());
         wait_for_queue(&server, "b", 0);
@@ -373,12 +366,10 @@ fn set_waiter() {
 fn killed_set_keeps_nothing_for_long() {
     let server = Server::start();
     let b = lock_in_turn(&fair(&server, "b"));
-    let mut waiting = None;
-    wait_until_set_keeps_a(&server, || {
-        let url = server.url();
-        waiting = Some(Child::spawn("set_queues::set_waiter", &[("URL", &url)]));
+    let (_, mut waiting) = wait_until_set_keeps_a(&server, || {
+        Child::spawn("set_queues::set_waiter", &[("URL", &server.url())])
     });
-    waiting.as_mut().unwrap().kill();
+    waiting.kill();
     unlock(lock_in_turn(&fair(&server, "a")));
     unlock(b);
     unlock(lock_in_turn(&fair(&server, "b")));
@@ -390,10 +381,7 @@ fn set_that_loses_a_kept_name_begins_again() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
-        let mut waiting = None;
-        let id = wait_until_set_keeps_a(&server, || {
-            waiting = Some(scope.spawn(move || lock_set(&set)));
-        });
+        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         server.run("SET", &["lock:a", "a stranger"]);
         unlock(b);
         // It passes b on, and waits for a under another id.
@@ -401,7 +389,7 @@ fn set_that_loses_a_kept_name_begins_again() {
         wait_for_queue(&server, "a", 1);
         assert_ne!(queued(&server, "a")[0], id);
         server.run("DEL", &["lock:a"]);
-        let guard = waiting.unwrap().join().unwrap();
+        let guard = waiting.join().unwrap();
         assert_ne!(guard.holder_id().as_str(), id);
         release(guard);
     });
@@ -413,17 +401,14 @@ fn set_that_loses_its_place_begins_again() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
-        let mut waiting = None;
-        let id = wait_until_set_keeps_a(&server, || {
-            waiting = Some(scope.spawn(move || lock_set(&set)));
-        });
+        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         let keys = ["queue", "places"].map(|kind| format!("leasehold:{kind}:{{lock:b}}"));
         server.run("DEL", &[&keys[0], &keys[1]]);
         eventually(PATIENCE, || {
             queued(&server, "b").iter().any(|other| *other != id)
         });
         unlock(b);
-        release(waiting.unwrap().join().unwrap());
+        release(waiting.join().unwrap());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -437,9 +422,8 @@ fn ask_without_a_reply_is_undone_for_all_names() {
         let set = warmed_up(client(&proxy.url())).mutex_all(["a", "b"]);
         let second = set.clone();
         // Either may be the first to get its turn after it begins again.
-        let id = wait_until_set_keeps_a(&server, || {
-            scope.spawn(move || release(lock_set(&set)));
-        });
+        let (id, _) =
+            wait_until_set_keeps_a(&server, || scope.spawn(move || release(lock_set(&set))));
         scope.spawn(move || release(lock_set(&second)));
         wait_for_queue(&server, "a", 1);
         let other = queued(&server, "a").remove(0);
@@ -464,13 +448,10 @@ fn set_under_backoff_waits_without_a_subscription() {
     thread::scope(|scope| {
         let policy = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)));
         let set = set(&server).wait_policy(policy);
-        let mut waiting = None;
-        wait_until_set_keeps_a(&server, || {
-            waiting = Some(scope.spawn(move || lock_set(&set)));
-        });
+        let (_, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         assert_eq!(server.calls(&["subscribe"]), 0);
         unlock(b);
-        release(waiting.unwrap().join().unwrap());
+        release(waiting.join().unwrap());
     });
     wait_until_only_fences_remain(&server);
 }
