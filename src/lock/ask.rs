@@ -1,0 +1,121 @@
+//! The commands of a waiting call: an attempt, or a refresh of its places.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::lock::attempt::{Attempted, SPLIT_VOTE_BACKOFF};
+use crate::lock::replies::Over;
+use crate::lock::sleep::SleepEnd::{self, TimedOut};
+use crate::lock::waiting_call::WaitingCall;
+use crate::protocol::place::Refreshed;
+use crate::redis::Fault;
+use crate::stats::Wake;
+
+/// The outcome of an attempt after which the call keeps waiting.
+pub(crate) enum Tried {
+    /// A refusal. The call was in the queue of another name before if it `has_moved`.
+    Refused {
+        has_moved: bool,
+        remaining: Option<Duration>,
+    },
+    /// A sleep: there was no reply, or a split vote.
+    Slept(SleepEnd),
+}
+
+impl WaitingCall<'_> {
+    /// Tries Redis once, and records its reply.
+    pub(crate) fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
+        let tokens = self.attempt.tokens(self.about_to_try(now));
+        let (tried, has_entered) = match (&self.place, &self.set_place) {
+            // While this client holds the name, an attempt only checks that.
+            (Some(place), _) if !self.shares_place || self.attempt.held_here().is_none() => {
+                (place.enter(tokens), true)
+            }
+            (None, Some(set)) => (set.ask(), false),
+            _ => (self.attempt.try_once(tokens), false),
+        };
+        match tried {
+            Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),
+            Ok((Attempted::Refused(name, remaining), sent)) => {
+                self.splits = 0;
+                let has_moved = self.move_to_queue_of(name);
+                self.note_refusal(sent, remaining);
+                self.count_spurious_wake();
+                if !has_entered {
+                    self.refusals = self.refusals.saturating_add(1);
+                }
+                self.log_waiting_once(remaining);
+                if self.is_used_up() {
+                    return Err(Over(Ok(None)));
+                }
+                Ok(Tried::Refused {
+                    has_moved,
+                    remaining,
+                })
+            }
+            Ok((Attempted::SplitVote, sent)) => {
+                self.note_refusal(sent, Some(Duration::ZERO));
+                self.log_waiting_once(None);
+                self.splits = self.splits.saturating_add(1);
+                Ok(Tried::Slept(
+                    self.park(SPLIT_VOTE_BACKOFF.pause(self.splits - 1)),
+                ))
+            }
+            Err(Fault::Rejected(error))
+                if (has_entered || self.set_place.is_some()) && self.forgoes_queue(&error) =>
+            {
+                Ok(Tried::Slept(TimedOut(None)))
+            }
+            Err(fault) => {
+                let pause = self.pause_after(fault)?;
+                self.park(pause);
+                // The name may be free: try again even if this client holds it.
+                Ok(Tried::Slept(TimedOut(None)))
+            }
+        }
+    }
+
+    /// Refreshes all places of this client, unless no reply can arrive before the deadline.
+    pub(crate) fn refresh(
+        &mut self,
+        now: Instant,
+        ids: &[HolderId],
+        why: Wake,
+    ) -> Result<SleepEnd, Over> {
+        let Some(place) = &self.place else {
+            return Ok(TimedOut(None));
+        };
+        if self.is_too_late(now) {
+            place.ticket.pass_refresh_on(why);
+            return Ok(self.park_until(self.attempt.deadline));
+        }
+        self.was_woken = self.attempt.runtime.meters.woke(why);
+        let tokens = self.attempt.tokens(self.about_to_try(now));
+        match place.refresh(ids, tokens) {
+            Ok((found, sent)) => {
+                let arrived = Instant::now();
+                self.update_answers(|answers| answers.refreshed(sent, arrived, &found));
+                let reply = place.waiting_reply(sent, arrived);
+                place.ticket.note_refreshed(ids, &found, reply);
+                self.note_reply(sent, arrived);
+                let waits = |place: &Refreshed| matches!(place, Refreshed::Waiting(_));
+                if found.iter().all(waits) {
+                    self.count_spurious_wake();
+                }
+                self.ensure_subscribed()?;
+            }
+            Err(Fault::Rejected(error)) if self.forgoes_queue(&error) => {}
+            Err(fault) => {
+                let pause = self.pause_after(fault);
+                // Another call may have a later deadline.
+                let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
+                if let Some(place) = &self.place {
+                    place.ticket.note_not_refreshed(why, until);
+                }
+                pause?;
+            }
+        }
+        Ok(TimedOut(None))
+    }
+}

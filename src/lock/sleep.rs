@@ -1,0 +1,118 @@
+//! How long a waiting call sleeps, and what ends the sleep.
+
+use std::time::Duration;
+
+use crate::clock::{Instant, nap};
+use crate::lock::replies::Over;
+use crate::lock::waiting_call::WaitingCall;
+use crate::stats::Wake;
+use crate::wait_policy::{Backoff, WaitPolicy, jittered};
+
+/// Pauses between attempts of a waiter whose subscription is not live yet.
+const UNSUBSCRIBED_BACKOFF: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+
+/// How a sleep ended.
+pub(crate) enum SleepEnd {
+    /// With a wake-up: the position has changed.
+    Woken,
+    /// Without one, for this reason: the call tries Redis even if this client holds the name.
+    TimedOut(Option<Wake>),
+}
+
+impl WaitingCall<'_> {
+    /// Counts the wake-up or the timeout that ended a sleep.
+    pub(crate) fn count_wake(&mut self, end: SleepEnd) {
+        let wake = match end {
+            SleepEnd::Woken => self.queue().take_wake(),
+            SleepEnd::TimedOut(wake) => wake,
+        };
+        self.was_woken = wake.is_some_and(|wake| self.attempt.runtime.meters.woke(wake));
+    }
+
+    /// Counts the last wake-up as spurious: another holder has the name.
+    pub(crate) fn count_spurious_wake(&mut self) {
+        if std::mem::take(&mut self.was_woken) {
+            self.attempt.runtime.meters.counters.spurious_wakes.up();
+        }
+    }
+
+    /// Sleeps after a refusal until woken, or until `latest` at most.
+    pub(crate) fn sleep_after_refusal(
+        &self,
+        is_subscribed: bool,
+        remaining: Option<Duration>,
+        latest: Instant,
+    ) -> SleepEnd {
+        let (pause, timeout_wake) = self.pause_after_refusal(is_subscribed, remaining);
+        let end = self.park_until(latest.min(Instant::now().after(pause)));
+        self.attempt.silence.restart();
+        match end {
+            SleepEnd::Woken => SleepEnd::Woken,
+            SleepEnd::TimedOut(_) => SleepEnd::TimedOut(Some(timeout_wake)),
+        }
+    }
+
+    /// How long to sleep after a refusal without a wake-up, and the reason to record then.
+    fn pause_after_refusal(
+        &self,
+        is_subscribed: bool,
+        remaining: Option<Duration>,
+    ) -> (Duration, Wake) {
+        let backstop = self.attempt.runtime.config.backstop;
+        let refusals = self.refusals.saturating_sub(1);
+        let pause = match &self.attempt.settings.wait {
+            WaitPolicy::Backoff(backoff) => return (backoff.pause(refusals), Wake::Backstop),
+            WaitPolicy::Wake if is_subscribed => jittered(backstop),
+            WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals).min(backstop),
+        };
+        // The expiry of a key is not announced. Redis rounds the remaining time down to whole ms.
+        let rounded = |left: Duration| left.saturating_add(Duration::from_millis(1));
+        match remaining.map(rounded) {
+            Some(left) if left < pause => (left, Wake::Ttl),
+            _ => (pause, Wake::Backstop),
+        }
+    }
+
+    /// Sleeps while this call needs no reply of its own; fails if Redis was silent for too long.
+    pub(crate) fn sleep_while_others_ask(
+        &self,
+        now: Instant,
+        until: Instant,
+    ) -> Result<SleepEnd, Over> {
+        let silence = &self.attempt.silence;
+        if silence.is_too_long(now) {
+            return Err(silence.error_for_others(now).into());
+        }
+        Ok(self.sleep(until.min(silence.gives_up_at(now))))
+    }
+
+    /// Sleeps for `pause`, or until woken or the deadline.
+    pub(crate) fn park(&self, pause: Duration) -> SleepEnd {
+        self.park_until(Instant::now().after(pause))
+    }
+
+    /// Sleeps until `until`, or until woken or the deadline.
+    pub(crate) fn park_until(&self, until: Instant) -> SleepEnd {
+        let until = until.min(self.attempt.deadline);
+        loop {
+            let end = self.sleep(until);
+            if matches!(end, SleepEnd::Woken)
+                || Instant::now() >= until
+                || self.attempt.runtime.is_closed()
+            {
+                return end;
+            }
+        }
+    }
+
+    /// Sleeps until `until`, or until woken or the deadline, but no longer than the clock allows.
+    fn sleep(&self, until: Instant) -> SleepEnd {
+        // Not from the start of the turn, which may be long ago: the sleep would end too late.
+        let pause = nap(Instant::now(), until.min(self.attempt.deadline));
+        match self.queue().parker().park_timeout(pause) {
+            true => SleepEnd::Woken,
+            false => SleepEnd::TimedOut(None),
+        }
+    }
+}
