@@ -16,6 +16,15 @@ pub(crate) const LOG_ON: &str = "the log-on";
 pub(crate) const HANDSHAKE: &str = "the TLS handshake";
 
 /// The last failure of a server: an error of the connection, or an error reply.
+///
+/// ```
+/// use leasehold::Error;
+/// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
+///
+/// if let Error::Unreachable { server, cause, .. } = &error {
+///     eprintln!("{server}: {cause}"); // redis-1:6379: no reply in 1.0 s
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Cause {
     /// One line.

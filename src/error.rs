@@ -18,6 +18,20 @@ pub use crate::cause::Cause;
 /// [`unlock`](crate::MutexGuard::unlock) that comes too late is
 /// [`AlreadyLost`](crate::Unlocked::AlreadyLost). Each variant states when it occurs, whether the
 /// lock may still be held, and what to do.
+///
+/// ```
+/// use leasehold::Error;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+///
+/// match client.mutex("account:123").lock() {
+///     Ok(guard) => println!("transferring under token {}", guard.fencing_token()),
+///     Err(Error::Refused { answer, .. }) => eprintln!("ask the operator: {answer}"),
+///     Err(error) if error.is_retryable() => eprintln!("try again later: {error}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -164,6 +178,14 @@ impl Error {
     ///
     /// That is possible if a command got no reply, or if too few replicas acknowledged it. The
     /// command is undone in the background, and the lock expires after its ttl at the latest.
+    ///
+    /// ```
+    /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
+    /// if error.may_be_held() {
+    ///     eprintln!("{error}: another try may find the lock taken until its ttl has passed");
+    /// }
+    /// # assert!(error.may_be_held());
+    /// ```
     pub fn may_be_held(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
     }
@@ -173,8 +195,9 @@ impl Error {
     /// That is so if Redis was unreachable, if too few replicas acknowledged in time, or if the
     /// attempts of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// match client.mutex("report").lock() {
     ///     Err(error) if error.is_retryable() => println!("later: {error}"),
     ///     outcome => drop(outcome?),
@@ -192,6 +215,14 @@ impl Error {
     /// Returns the server that failed or refused the call, without its password.
     ///
     /// `None` if the error is about none.
+    ///
+    /// ```
+    /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
+    /// if let Some(server) = error.server() {
+    ///     eprintln!("check {server}"); // check redis-1:6379
+    /// }
+    /// # assert_eq!(error.server(), Some("redis-1:6379"));
+    /// ```
     pub fn server(&self) -> Option<&str> {
         match self {
             Self::Unreachable { server, .. }
@@ -202,6 +233,13 @@ impl Error {
     }
 
     /// Returns whether Redis was unreachable, so that the same call may succeed later.
+    ///
+    /// ```
+    /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
+    /// // The status of an HTTP request that needs the lock.
+    /// let status = if error.is_unreachable() { 503 } else { 500 };
+    /// # assert_eq!(status, 503);
+    /// ```
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::CircuitOpen { .. })
     }
@@ -221,6 +259,14 @@ impl Error {
     }
 
     /// Returns why the lease ended, if the error is [`Lost`](Self::Lost).
+    ///
+    /// ```
+    /// # let error = leasehold::Error::from(leasehold::Lost::Taken);
+    /// if let Some(lost) = error.lost() {
+    ///     eprintln!("roll back: {lost}"); // roll back: another holder has the lock
+    /// }
+    /// # assert_eq!(error.lost(), Some(leasehold::Lost::Taken));
+    /// ```
     pub fn lost(&self) -> Option<Lost> {
         match self {
             Self::Lost(lost) => Some(*lost),

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 
 /// The state of a client's servers and threads; see [`Client::health`](crate::Client::health).
 ///
-/// ```no_run
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let health = client.health();
 /// let status = if health.is_healthy() { 200 } else { 503 };
 /// println!("{status}\n{health}");
@@ -28,6 +29,17 @@ pub struct Health {
 }
 
 /// The state of one server or thread.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// for part in client.health().servers {
+///     println!("{}: {:?} since {:?}", part.server, part.state, part.since);
+///     if let Some(error) = part.last_error {
+///         println!("its last error: {error}");
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HealthPart {
@@ -46,6 +58,17 @@ pub struct HealthPart {
 }
 
 /// Whether a server or thread works.
+///
+/// ```
+/// use leasehold::HealthState;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+///
+/// let health = client.health();
+/// let failing = health.servers.iter().filter(|part| part.state == HealthState::Fails).count();
+/// println!("{failing} of {} servers fail, {} are needed", health.servers.len(), health.needed);
+/// # assert_eq!((failing, health.needed), (0, 1));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HealthState {
@@ -58,6 +81,18 @@ pub enum HealthState {
 }
 
 /// The state of a server's circuit breaker.
+///
+/// ```
+/// use leasehold::BreakerState;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+///
+/// for part in client.health().servers {
+///     if let BreakerState::Open { retry_in } = part.breaker {
+///         println!("calls to {} fail at once for the next {retry_in:?}", part.server);
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BreakerState {
@@ -78,6 +113,13 @@ impl Health {
     ///
     /// A single `false` may be a failover. A load balancer may prefer to report 503 only after the
     /// second `false` in a row.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let status = if client.health().is_healthy() { 200 } else { 503 };
+    /// # assert_eq!(status, 200);
+    /// ```
     pub fn is_healthy(&self) -> bool {
         let renews = |server: &HealthPart| {
             let of_it = |renewer: &&HealthPart| renewer.server == server.server;

@@ -20,6 +20,16 @@ use crate::token::FencingToken;
 /// unprintable characters, because another program may have written the key. `Debug` and the
 /// crate's log records contain only the [short form](Self::short): anyone who knows the whole id
 /// can release the lock.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// let account = client.mutex("account:123");
+/// let guard = account.lock()?;
+/// let holder = account.inspect()?.expect("the guard holds it");
+/// assert_eq!(holder.holder_id(), Some(guard.holder_id()));
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct HolderId(Arc<str>);
 
@@ -42,12 +52,33 @@ impl HolderId {
     }
 
     /// Returns the whole id, exactly as in Redis.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("account:123").lock()?;
+    /// // Compare this with the output of `redis-cli GET lock:account:123`.
+    /// println!("{}", guard.holder_id().as_str());
+    /// # assert!(guard.holder_id().as_str().starts_with(guard.holder_id().owner()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
     /// Returns the owner: `<host>/<pid>`, unless
     /// [`ClientBuilder::owner`](crate::ClientBuilder::owner) sets another.
+    ///
+    /// ```
+    /// use leasehold::Client;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let url = server.url();
+    ///
+    /// let client = Client::builder().url(url).owner("billing-7").build()?;
+    /// let guard = client.mutex("invoice:42").lock()?;
+    /// assert_eq!(guard.holder_id().owner(), "billing-7");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn owner(&self) -> &str {
         // `fresh` and `parse` both guarantee a colon after the owner.
         self.0.rsplit_once(':').map_or("", |(owner, _)| owner)
@@ -56,6 +87,15 @@ impl HolderId {
     /// Returns the owner and the first eight digits of the uuid, for display.
     ///
     /// Unprintable characters are escaped, and a long owner is truncated.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("account:123").lock()?;
+    /// println!("held as {}", guard.holder_id().short()); // held as web-3/812:1b9d6bcd
+    /// # assert!(guard.holder_id().short().to_string().len() < guard.holder_id().as_str().len());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn short(&self) -> impl fmt::Display + '_ {
         let owner = self.owner();
         let end = (owner.len() + 9).min(self.0.len());
@@ -93,6 +133,18 @@ impl AsRef<str> for HolderId {
 }
 
 /// A holder of permits, as [`Semaphore::holders`](crate::Semaphore::holders) found it.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// let api = client.semaphore("api.example.com", 10);
+/// let permit = api.acquire()?;
+/// for holder in api.holders()? {
+///     println!("{}: {} for {:?}", holder.owner(), holder.permits(), holder.remaining());
+/// }
+/// # assert_eq!(api.holders()?.len(), 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq))]
 pub struct PermitHolder {
@@ -116,23 +168,68 @@ impl PermitHolder {
 
     /// Returns the owner: `<host>/<pid>`, unless
     /// [`ClientBuilder::owner`](crate::ClientBuilder::owner) sets another.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// let permit = api.acquire()?;
+    /// for holder in api.holders()? {
+    ///     println!("the API is being called by {}", holder.owner());
+    /// }
+    /// # assert!(!api.holders()?[0].owner().is_empty());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn owner(&self) -> &str {
         let owner = self.id.owner().split_once(' ');
         owner.map_or("", |(_, owner)| owner)
     }
 
-    /// Returns the holder id, the member of the sorted set in Redis: it begins with the number of
-    /// permits and a space.
+    /// Returns the holder id, which is a member of the sorted set in Redis.
+    ///
+    /// It begins with the number of permits and a space.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// let permit = api.acquire()?;
+    /// let is_ours = |id| id == permit.holder_id();
+    /// assert!(api.holders()?.iter().any(|holder| is_ours(holder.holder_id())));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder_id(&self) -> &HolderId {
         &self.id
     }
 
     /// Returns how many permits it holds.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let memory = client.semaphore("worker-7:gigabytes", 64);
+    /// let permit = memory.many(12).acquire()?;
+    /// # let memory = client.semaphore("worker-7:gigabytes", 64);
+    /// assert_eq!(memory.holders()?[0].permits(), 12);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn permits(&self) -> u32 {
         self.permits
     }
 
     /// Returns how long it holds them without a renewal.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// let permit = api.acquire()?;
+    /// if let Some(first) = api.holders()?.first() {
+    ///     println!("{} may have died: see again in {:?}", first.owner(), first.remaining());
+    /// }
+    /// # assert!(!api.holders()?[0].remaining().is_zero());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn remaining(&self) -> Duration {
         self.remaining
     }
@@ -147,6 +244,18 @@ const LONGEST_VALUE: usize = 1088;
 /// The holder of a lock, as [`Mutex::inspect`](crate::Mutex::inspect) found it.
 ///
 /// If the holder is not a leasehold client, its owner and id are unknown.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// let nightly = client.mutex("nightly");
+/// # let guard = nightly.lock()?;
+/// if let Some(holder) = nightly.inspect()? {
+///     println!("held by {holder}"); // held by cron-1/4711:1b9d6bcd, for 8.2 s
+/// }
+/// # assert!(nightly.inspect()?.is_some());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone)]
 #[cfg_attr(test, derive(PartialEq))]
 pub struct Holder {
@@ -174,11 +283,33 @@ impl Holder {
     }
 
     /// Returns the owner of the lease; `None` if the holder is not a leasehold client.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let nightly = client.mutex("nightly");
+    /// # let guard = nightly.lock()?;
+    /// if let Some(holder) = nightly.inspect()? {
+    ///     println!("held by {}", holder.owner().unwrap_or("another program"));
+    /// }
+    /// # assert!(nightly.inspect()?.unwrap().owner().is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn owner(&self) -> Option<&str> {
         self.id.as_ref().map(HolderId::owner)
     }
 
     /// Returns the id of the lease; `None` if the holder is not a leasehold client.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let nightly = client.mutex("nightly");
+    /// let guard = nightly.lock()?;
+    /// let holder = nightly.inspect()?.expect("the guard holds it");
+    /// assert_eq!(holder.holder_id(), Some(guard.holder_id()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder_id(&self) -> Option<&HolderId> {
         self.id.as_ref()
     }
@@ -186,6 +317,18 @@ impl Holder {
     /// Returns the value of the lock's key, cut after 1088 bytes.
     ///
     /// Every holder id of a leasehold client is shorter.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let nightly = client.mutex("nightly");
+    /// # let guard = nightly.lock()?;
+    /// if let Some(holder) = nightly.inspect()? && holder.holder_id().is_none() {
+    ///     println!("another program set the key to {}", holder.value().escape_ascii());
+    /// }
+    /// # assert_eq!(nightly.inspect()?.unwrap().value(), guard.holder_id().as_str().as_bytes());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn value(&self) -> &[u8] {
         self.seen.get(..LONGEST_VALUE).unwrap_or(&self.seen)
     }
@@ -194,6 +337,15 @@ impl Holder {
     ///
     /// They have no common owner and no common id: [`RwLock::inspect`](crate::RwLock::inspect)
     /// returns each of them.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let reading = client.rw_lock("catalogue").read()?;
+    /// let holder = client.mutex("catalogue").inspect()?.expect("a reader holds it");
+    /// assert!(holder.is_shared());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn is_shared(&self) -> bool {
         self.seen == READERS
     }
@@ -209,6 +361,19 @@ impl Holder {
     }
 
     /// Returns how long the key lives without a renewal; `None` if it does not expire.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let nightly = client.mutex("nightly");
+    /// # let guard = nightly.lock()?;
+    /// match nightly.inspect()?.map(|holder| holder.remaining()) {
+    ///     Some(Some(remaining)) => println!("if its holder has died, free in {remaining:?}"),
+    ///     Some(None) => println!("held by a program that set no expiry"),
+    ///     None => println!("free"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
     }
@@ -220,6 +385,16 @@ impl Holder {
     /// - If tokens are reserved for [local hand-offs](crate::Mutex::local_handoffs), it is the last
     ///   of them.
     /// - If the holder is not a leasehold client, it is the token of an earlier holder.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let nightly = client.mutex("nightly");
+    /// let guard = nightly.lock()?;
+    /// let holder = nightly.inspect()?.expect("the guard holds it");
+    /// assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.fencing_token
     }
@@ -227,6 +402,21 @@ impl Holder {
 
 /// The holders of an [`RwLock`](crate::RwLock), as [`RwLock::inspect`](crate::RwLock::inspect)
 /// found them.
+///
+/// ```
+/// use leasehold::RwHolders;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+///
+/// let catalogue = client.rw_lock("catalogue");
+/// # let reading = catalogue.read()?;
+/// match catalogue.inspect()? {
+///     Some(RwHolders::Writer(writer)) => println!("being written by {writer}"),
+///     Some(RwHolders::Readers(readers)) => println!("being read by {} readers", readers.len()),
+///     None => println!("free"),
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq))]
 pub enum RwHolders {

@@ -1,3 +1,5 @@
+// The examples start servers of `testing`, so without it there are no doctests.
+#![cfg(any(not(doctest), feature = "testing"))]
 //! `std::sync` for a fleet: blocking locks across processes and machines, kept in Redis or Valkey.
 //!
 //! The crate is for programs without an async runtime: worker pools, batch jobs, payment and
@@ -5,11 +7,13 @@
 //! not by polling. A background thread renews held locks. If a lock is lost, its holder finds out
 //! from a local clock, even when the network is down.
 //!
-//! ```no_run
+//! ```
 //! use std::time::Duration;
 //! use leasehold::Client;
 //!
 //! let client = Client::open("redis://127.0.0.1:6379")?;
+//! # let server = leasehold::testing::Server::start();
+//! # let client = server.client();
 //! let account = client.mutex("account:123");
 //!
 //! let guard = account.lock()?; // sleeps until the lock is granted

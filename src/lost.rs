@@ -7,6 +7,21 @@ use std::fmt;
 /// [`MutexGuard::lost`](crate::MutexGuard::lost), `on_lost`, [`Error::Lost`](crate::Error::Lost)
 /// and [`Unlocked::AlreadyLost`](crate::Unlocked::AlreadyLost) all report the same reason: the one
 /// that was detected first. It never changes afterwards.
+///
+/// ```
+/// use leasehold::Lost;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+///
+/// let guard = client.mutex("account:123").lock()?;
+/// # server.lose("account:123");
+/// match guard.lost().recv() {
+///     Ok(Lost::MaxHold) => println!("the transfer took too long"),
+///     Ok(lost) => println!("stop the transfer: {lost}"),
+///     Err(_) => println!("released in time"),
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lost {

@@ -100,6 +100,12 @@ impl Name {
     }
 
     /// Returns the bytes of the name.
+    ///
+    /// ```
+    /// use leasehold::Name;
+    ///
+    /// assert_eq!(Name::from("account:123").as_bytes(), b"account:123");
+    /// ```
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -7,6 +7,20 @@ use crate::name::Name;
 use crate::token::FencingToken;
 
 /// A renewal that Redis confirmed.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+/// let nightly = client.mutex("nightly").on_renew(move |renewed| {
+///     println!("{} is held for another {:?}", renewed.name(), renewed.remaining());
+/// #   told.send(()).unwrap();
+/// });
+/// # let guard = nightly.lock()?;
+/// # guard.renew()?;
+/// # renewals.recv().unwrap();
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Renewed {
     pub(crate) name: Name,
@@ -18,26 +32,99 @@ pub struct Renewed {
 
 impl Renewed {
     /// Returns the lock's name; for a set of names, the first.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
+    ///     println!("renewed {}", renewed.name());
+    /// #   told.send(renewed.name().clone()).unwrap();
+    /// });
+    /// # let guard = nightly.lock()?;
+    /// # guard.renew()?;
+    /// # assert_eq!(renewals.recv().unwrap(), "nightly");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn name(&self) -> &Name {
         &self.name
     }
 
     /// Returns the id of the renewed lease.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
+    ///     println!("the lease {} goes on", renewed.holder_id().short());
+    /// #   told.send(renewed.holder_id().clone()).unwrap();
+    /// });
+    /// # let guard = nightly.lock()?;
+    /// # guard.renew()?;
+    /// # assert_eq!(renewals.recv().unwrap(), *guard.holder_id());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder_id(&self) -> &HolderId {
         &self.holder_id
     }
 
     /// Returns the holder's fencing token for that name, which a renewal does not change.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
+    ///     println!("token {} is still the highest", renewed.fencing_token());
+    /// #   told.send(renewed.fencing_token()).unwrap();
+    /// });
+    /// # let guard = nightly.lock()?;
+    /// # guard.renew()?;
+    /// # assert_eq!(renewals.recv().unwrap(), guard.fencing_token());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn fencing_token(&self) -> FencingToken {
         self.fencing_token
     }
 
     /// Returns how long the lease was certainly held from the moment of the reply.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
+    ///     if renewed.remaining() < Duration::from_secs(2) {
+    ///         eprintln!("{} has little time left: Redis is slow", renewed.name());
+    ///     }
+    /// #   told.send(()).unwrap();
+    /// });
+    /// # let guard = nightly.lock()?;
+    /// # guard.renew()?;
+    /// # renewals.recv().unwrap();
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn remaining(&self) -> Duration {
         self.remaining
     }
 
     /// Returns how long the reply took.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
+    ///     println!("Redis confirmed the renewal in {:?}", renewed.took());
+    /// #   told.send(()).unwrap();
+    /// });
+    /// # let guard = nightly.lock()?;
+    /// # guard.renew()?;
+    /// # renewals.recv().unwrap();
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn took(&self) -> Duration {
         self.took
     }

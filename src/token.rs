@@ -27,8 +27,9 @@ const LIMIT: u64 = 1 << 53;
 /// [local hand-offs](crate::Mutex::local_handoffs). Over a [quorum](crate::guide::quorum) the
 /// client proposes the token.
 ///
-/// ```no_run
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let guard = client.mutex("account:123").lock()?;
 /// let token = guard.fencing_token();
 /// println!("UPDATE account SET balance = …, token = {token} WHERE id = 123 AND token <= {token}");
@@ -71,6 +72,15 @@ impl FencingToken {
     }
 
     /// Returns the token as a number, which is always below 2^53.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("account:123").lock()?;
+    /// let header = format!("X-Fencing-Token: {}", guard.fencing_token().value());
+    /// # assert!(header.len() > "X-Fencing-Token: ".len());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub const fn value(self) -> u64 {
         self.0
     }

@@ -6,6 +6,15 @@ use crate::error::Error;
 use crate::random;
 
 /// How a call that waits for a lock learns that it may be free.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{Backoff, WaitPolicy};
+///
+/// let pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+/// let without_pub_sub = WaitPolicy::Backoff(pauses);
+/// assert_eq!(WaitPolicy::default(), WaitPolicy::Wake);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum WaitPolicy {
@@ -44,6 +53,14 @@ impl Backoff {
     /// Returns pauses of `base`, twice `base`, and so on up to `max`.
     ///
     /// The jitter is 0.5, and the number of attempts is unlimited.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold::Backoff;
+    ///
+    /// // Pauses of about 50, 100, 200, 400, 500, 500, … ms.
+    /// let pauses = Backoff::new(Duration::from_millis(50), Duration::from_millis(500));
+    /// ```
     pub const fn new(base: Duration, max: Duration) -> Self {
         Self {
             base,
@@ -56,6 +73,13 @@ impl Backoff {
     /// Sets the share of each pause that is random, from 0 (none) to 1 (all). Defaults to 0.5.
     ///
     /// Without jitter, waiters that were refused at the same time would retry at the same time.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Backoff;
+    /// // The second pause lasts 75 to 100 ms.
+    /// let pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2)).jitter(0.25);
+    /// ```
     #[must_use]
     pub const fn jitter(mut self, share: f64) -> Self {
         self.jitter = share;
@@ -65,6 +89,13 @@ impl Backoff {
     /// Sets how often a call asks Redis before it gives up. Defaults to no limit.
     ///
     /// Then the `try_` calls return `None`, and `lock` fails with [`Error::AttemptsUsedUp`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Backoff;
+    /// // Gives up after the third refusal.
+    /// let pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2)).attempts(3);
+    /// ```
     #[must_use]
     pub const fn attempts(mut self, attempts: u32) -> Self {
         self.attempts = Some(attempts);

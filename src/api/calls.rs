@@ -27,8 +27,9 @@ macro_rules! lock_calls {
             ///
             /// The lock is also released if `section` panics.
             ///
-            /// ```no_run
-            /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
             /// let total = client.mutex("report").with(|guard| {
             ///     format!("written under token {}", guard.fencing_token())
             /// })?;

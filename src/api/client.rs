@@ -154,8 +154,9 @@ impl Client {
     /// Fair and plain locks with the same name exclude each other. Over a quorum, the first call
     /// that locks fails with [`Error::Config`]. Does no I/O.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let guard = client.fair_mutex("printer").lock()?; // behind all earlier waiters
     /// guard.unlock()?; // grants the lock to the first waiter
     /// # Ok::<(), leasehold::Error>(())
@@ -170,8 +171,9 @@ impl Client {
     /// A writer holds the lock as a mutex of the same name does. Over a quorum, the first call that
     /// locks fails with [`Error::Config`]. Does no I/O.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let catalogue = client.rw_lock("catalogue");
     /// {
     ///     let reading = catalogue.read()?; // alongside other readers
@@ -193,8 +195,9 @@ impl Client {
     /// Duplicate names count once. Without any name, the first call that locks fails with
     /// [`Error::Config`].
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let accounts = ["account:1", "account:2"];
     /// let guard = client.mutex_all(&accounts).lock()?;
     /// // … no other client holds either name …
@@ -214,8 +217,9 @@ impl Client {
     /// [`Semaphore`]. With 0, or more than 2³¹ − 1, the first call fails with [`Error::Config`], as
     /// over a quorum.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let permit = client.semaphore("api.example.com", 10).acquire()?;
     /// // … at most 10 calls at a time, from all processes together …
     /// permit.release()?;
@@ -246,8 +250,9 @@ impl Client {
     ///
     /// Does no I/O, and also works after a shutdown.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let stats = client.stats();
     /// println!("{stats}");
     /// if stats.contention_rate() > 0.05 {
@@ -327,8 +332,9 @@ impl Client {
     /// Every string key that begins with the [`key_prefix`](ClientBuilder::key_prefix) counts as a
     /// lock, except keys that begin with `leasehold:`.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// for held in client.list("account:")? {
     ///     println!("{} is held by {:?}", held.name(), held.holder().owner());
     /// }
@@ -352,8 +358,9 @@ impl Client {
     /// Meant for operators, like [`list`](Self::list), and scans all keys in the same way. Over a
     /// quorum there are none.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// for held in client.list_permits("api.")? {
     ///     println!("{} permits of {} are out", held.permits(), held.name());
     /// }
@@ -379,9 +386,10 @@ impl Client {
     /// after their ttl. The call works on any thread. On a callback's thread, that thread is not
     /// joined and ends after the callback. A second call does nothing.
     ///
-    /// ```no_run
+    /// ```
     /// # use std::time::Duration;
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let report = client.shutdown(Duration::from_secs(5))?;
     /// assert!(report.is_clean(), "{report:?}");
     /// # Ok::<(), leasehold::Error>(())

@@ -79,10 +79,11 @@ use crate::token::FencingToken;
 /// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
 ///   because replicas acknowledge only renewals and acquires of a free lock.
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 ///
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let printer = client.fair_mutex("printer:2");
 /// if let Some(guard) = printer.try_lock_for(Duration::from_secs(60))? {
 ///     println!("printing under token {}", guard.fencing_token());

@@ -34,8 +34,9 @@ use crate::token::FencingToken;
 /// wait on the [`lost`](Self::lost) channel during the work. No lock can detect a pause between
 /// that check and the step; only the [`fencing_token`](Self::fencing_token) protects against it.
 ///
-/// ```no_run
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let guard = client.mutex("nightly-report").lock()?;
 /// for page in 0..100 {
 ///     guard.ensure_held()?;
@@ -123,15 +124,17 @@ impl MutexGuard {
     /// The channel is disconnected after that message, or when the lock is released. Each call
     /// creates another channel, which the lease keeps until then: call this once, before a loop.
     ///
-    /// ```no_run
-    /// use leasehold::crossbeam_channel::{after, select};
-    /// # use std::time::Duration;
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// use leasehold::crossbeam_channel::select;
+    /// # let (sender, done) = leasehold::crossbeam_channel::bounded(1);
+    /// # sender.send(()).unwrap();
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let guard = client.mutex("job").lock()?;
     /// let lost = guard.lost();
     /// select! {
     ///     recv(lost) -> why => println!("stop: {why:?}"),
-    ///     recv(after(Duration::from_secs(60))) -> _ => println!("done"),
+    ///     recv(done) -> _ => println!("done"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```

@@ -71,10 +71,11 @@ use crate::token::FencingToken;
 /// Like the standard mutex it is not reentrant: a thread that locks a name it already holds waits
 /// for itself. A debug build logs a warning.
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 ///
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let table = client.mutex("table:7").ttl(Duration::from_secs(30));
 /// match table.try_lock_for(Duration::from_millis(200))? {
 ///     Some(guard) => println!("booked under token {}", guard.fencing_token()),
@@ -217,8 +218,9 @@ lock_calls!(Mutex, MutexGuard);
 impl Mutex {
     /// Returns the lock's name.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// assert_eq!(*client.mutex("account:123").name(), *"account:123");
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -311,8 +313,9 @@ impl Mutex {
     /// Like [`force_unlock`](Self::force_unlock), but never takes the lock from another holder than
     /// the one that [`inspect`](Self::inspect) has shown. Returns within the command timeout.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// # let is_dead = |_: &leasehold::Holder| true;
     /// let nightly = client.mutex("nightly");
     /// if let Some(holder) = nightly.inspect()?

@@ -73,8 +73,9 @@ use crate::protocol::primitive::Primitive;
 /// Callbacks run once for the whole set; `on_renew` reports the first name. In a cluster,
 /// `min_replicas` applies to the master of each slot.
 ///
-/// ```no_run
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
 /// for name in guard.names() {
 ///     println!("{name} under token {}", guard.fencing_token_of(name).unwrap());

@@ -17,8 +17,9 @@ use crate::token::FencingToken;
 /// The names share one lease and one holder id. Leases, loss and dropping work as described for
 /// [`MutexGuard`], for all names together. See [`MutexAll`](crate::MutexAll).
 ///
-/// ```no_run
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let guard = client.mutex_all(["stock:apples", "stock:pears"]).lock()?;
 /// guard.ensure_held()?;
 /// guard.unlock()?;

@@ -64,10 +64,11 @@ use crate::token::FencingToken;
 /// writer's own token does not tell, so compare a version that is kept with the data. A write guard
 /// can become a read guard: [`RwLockWriteGuard::downgrade`].
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 ///
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let catalogue = client.rw_lock("catalogue");
 /// let reading = catalogue.read()?;
 /// println!("filling the cache, as of token {}", reading.fencing_token());

@@ -20,8 +20,9 @@ use crate::token::FencingToken;
 ///
 /// Leases, loss and dropping work as described for [`MutexGuard`]. See [`RwLock`](crate::RwLock).
 ///
-/// ```no_run
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let guard = client.rw_lock("catalogue").read()?;
 /// guard.ensure_held()?;
 /// println!("read as of token {}", guard.fencing_token());
@@ -35,8 +36,9 @@ pub struct RwLockReadGuard(pub(super) MutexGuard);
 ///
 /// Leases, loss and dropping work as described for [`MutexGuard`]. See [`RwLock`](crate::RwLock).
 ///
-/// ```no_run
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let guard = client.rw_lock("catalogue").write()?;
 /// println!("writing under token {}", guard.fencing_token());
 /// let guard = guard.downgrade(); // other readers come in, no writer in between

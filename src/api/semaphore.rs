@@ -62,10 +62,11 @@ use crate::redis::inspect::Gauge;
 /// 10 permits are out, and the client with 5 gets none while 5 are. No permit is revoked. Calls
 /// keep their order: while the call with 5 is the first in the queue, calls with 10 wait behind it.
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 ///
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let api = client.semaphore("api.example.com", 10).ttl(Duration::from_secs(30));
 /// match api.try_acquire_for(Duration::from_secs(5))? {
 ///     Some(permit) => println!("calling, with {} permit", permit.count()),
@@ -103,8 +104,9 @@ impl Semaphore {
     ///
     /// With 0, or more than the semaphore has, the first call fails with [`Error::Config`].
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let memory = client.semaphore("worker-7:gigabytes", 64);
     /// let permit = memory.many(12).acquire()?;
     /// # Ok::<(), leasehold::Error>(())
@@ -183,8 +185,9 @@ impl Semaphore {
     ///
     /// They are also released if `section` panics.
     ///
-    /// ```no_run
-    /// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
     /// let api = client.semaphore("api.example.com", 10);
     /// let answer = api.with(|_permit| "the answer of the API")?;
     /// # Ok::<(), leasehold::Error>(())

@@ -17,8 +17,9 @@ use crate::token::FencingToken;
 /// Its permits share one lease and are released together. Leases, loss and dropping work as
 /// described for [`MutexGuard`]. See [`Semaphore`](crate::Semaphore).
 ///
-/// ```no_run
-/// # let client = leasehold::Client::open("redis://127.0.0.1")?;
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let permit = client.semaphore("api.example.com", 10).many(2).acquire()?;
 /// assert_eq!(permit.count(), 2);
 /// permit.ensure_held()?;

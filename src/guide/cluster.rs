@@ -1,6 +1,6 @@
 //! Locks in a Redis Cluster.
 //!
-//! ```no_run
+//! ```
 //! use leasehold::Client;
 //!
 //! let client = Client::open("redis+cluster://user:password@h1:7000,h2:7000/")?;

@@ -1,6 +1,6 @@
 //! Locks on a master that sentinels replace when it fails.
 //!
-//! ```no_run
+//! ```
 //! use leasehold::Client;
 //!
 //! let client = Client::open("redis+sentinel://user:password@h1:26379,h2:26379/mymaster/0")?;

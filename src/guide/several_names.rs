@@ -1,7 +1,8 @@
 //! Locking several names at once, all or none.
 //!
-//! ```no_run
-//! # let client = leasehold::Client::open("redis://127.0.0.1")?;
+//! ```
+//! # let server = leasehold::testing::Server::start();
+//! # let client = server.client();
 //! let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
 //! let token = guard.fencing_token_of("account:1");
 //! // … move money between the two accounts …

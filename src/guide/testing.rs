@@ -6,8 +6,6 @@
 //! reply is lost, or time passes.
 //!
 //! ```
-//! # #[cfg(feature = "testing")]
-//! # {
 //! use leasehold::Lost;
 //! use leasehold::testing::Server;
 //!
@@ -17,7 +15,6 @@
 //! server.lose("report");
 //! assert_eq!(lost.recv(), Ok(Lost::Deleted));
 //! assert!(guard.ensure_held().is_err());
-//! # }
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!

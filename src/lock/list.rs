@@ -33,6 +33,17 @@ const KEYS_PER_PAGE: usize = 1_000;
 const LONGEST_SCAN: Duration = Duration::from_secs(600);
 
 /// A held lock and its holder, as [`Client::list`](crate::Client::list) found them.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// # let _guard = client.mutex("account:123").lock()?;
+/// for held in client.list("account:")? {
+///     println!("{} is held by {}", held.name(), held.holder());
+/// }
+/// # assert_eq!(client.list("account:")?.len(), 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Held {
     name: Name,
@@ -41,11 +52,29 @@ pub struct Held {
 
 impl Held {
     /// Returns the lock's name.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("account:123").lock()?;
+    /// let held = client.list("account:")?;
+    /// assert_eq!(held[0].name(), guard.name());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn name(&self) -> &Name {
         &self.name
     }
 
     /// Returns the holder.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("account:123").lock()?;
+    /// let held = client.list("account:")?;
+    /// assert_eq!(held[0].holder().holder_id(), Some(guard.holder_id()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder(&self) -> &Holder {
         &self.holder
     }
@@ -53,6 +82,17 @@ impl Held {
 
 /// A semaphore with permits that are out, as [`Client::list_permits`](crate::Client::list_permits)
 /// found it.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// # let _permit = client.semaphore("api.example.com", 10).acquire()?;
+/// for held in client.list_permits("api.")? {
+///     println!("{}: {} permits, {} holders", held.name(), held.permits(), held.holders().len());
+/// }
+/// # assert_eq!(client.list_permits("api.")?.len(), 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct HeldPermits {
     name: Name,
@@ -61,22 +101,61 @@ pub struct HeldPermits {
 
 impl HeldPermits {
     /// Returns the semaphore's name.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// let held = client.list_permits("api.")?;
+    /// assert_eq!(held[0].name(), permit.name());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn name(&self) -> &Name {
         &self.name
     }
 
     /// Returns how many permits are out.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("worker-7:gigabytes", 64).many(12).acquire()?;
+    /// let held = client.list_permits("worker-7:")?;
+    /// assert_eq!(held[0].permits(), 12);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn permits(&self) -> u64 {
         self.found.out
     }
 
     /// Returns the holders, at most 10,000, sorted by when their leases end.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// for held in client.list_permits("api.")? {
+    ///     for holder in held.holders() {
+    ///         println!("{}: {} has {}", held.name(), holder.owner(), holder.permits());
+    ///     }
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holders(&self) -> &[PermitHolder] {
         &self.found.holders
     }
 
     /// Returns the last fencing token that was drawn; `None` if no token was drawn within the last
     /// day.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// let held = client.list_permits("api.")?;
+    /// assert_eq!(held[0].last_fencing_token(), Some(permit.fencing_token()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn last_fencing_token(&self) -> Option<FencingToken> {
         self.found.last_token
     }

@@ -21,6 +21,19 @@ use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 
 /// The outcome of an [`unlock`](crate::MutexGuard::unlock).
+///
+/// ```
+/// use leasehold::Unlocked;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+///
+/// let guard = client.mutex("report").lock()?;
+/// match guard.unlock()? {
+///     Unlocked::Released => println!("the report is complete"),
+///     Unlocked::AlreadyLost(lost) => println!("check the report: {lost}"),
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "if the lease was lost, two holders may have overlapped"]
 pub enum Unlocked {

@@ -14,6 +14,17 @@ use crate::queue::fair::FairQueues;
 use crate::runtime::Runtime;
 
 /// The result of [`Client::shutdown`](crate::Client::shutdown).
+///
+/// ```
+/// # use std::time::Duration;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// let report = client.shutdown(Duration::from_secs(5))?;
+/// if !report.is_clean() {
+///     eprintln!("{report}"); // 1 leases released, 0 already lost, …
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShutdownReport {
     released: usize,
@@ -26,11 +37,32 @@ pub struct ShutdownReport {
 
 impl ShutdownReport {
     /// Returns how many leases were released.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("nightly").lock()?;
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// assert_eq!(report.released(), 1);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn released(&self) -> usize {
         self.released
     }
 
     /// Returns how many leases this client no longer held, according to Redis.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// if report.already_lost() > 0 {
+    ///     eprintln!("{} locks were lost: check what ran under them", report.already_lost());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn already_lost(&self) -> usize {
         self.already_lost
     }
@@ -39,11 +71,31 @@ impl ShutdownReport {
     ///
     /// Each of them ends after its ttl, or after a longer ttl that an unanswered
     /// [`set_ttl`](crate::MutexGuard::set_ttl) asked for.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// if report.unreleased() > 0 {
+    ///     eprintln!("{} locks stay taken until their ttl has passed", report.unreleased());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn unreleased(&self) -> usize {
         self.unreleased
     }
 
     /// Returns how many waiting calls failed with [`Error::Closed`](crate::Error::Closed).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// println!("{} calls waited for a lock and have failed", report.woken());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn woken(&self) -> usize {
         self.woken
     }
@@ -53,6 +105,17 @@ impl ShutdownReport {
     /// Each ends by itself within [`connect_timeout`](crate::ClientBuilder::connect_timeout),
     /// unless the
     /// system's name resolution takes longer: that cannot be interrupted.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// if report.dialers() > 0 {
+    ///     eprintln!("{} threads still connect: is the host name right?", report.dialers());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn dialers(&self) -> usize {
         self.dialers
     }
@@ -60,6 +123,16 @@ impl ShutdownReport {
     /// Returns whether every release was confirmed and every thread has ended.
     ///
     /// If a callback called `shutdown`, its own thread does not count.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// let exit_code = if report.is_clean() { 0 } else { 1 };
+    /// # assert_eq!(exit_code, 0);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn is_clean(&self) -> bool {
         self.unreleased == 0 && self.is_joined && self.dialers == 0
     }

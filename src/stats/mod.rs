@@ -17,6 +17,16 @@ pub use crate::stats::totals::Totals;
 ///
 /// Durations are counted in buckets, so `p50` and `p99` are at most a sixteenth too high, and never
 /// too low. All fields are zero if nothing was counted.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// # client.mutex("report").lock()?.unlock()?;
+/// let wait = client.stats().wait;
+/// println!("{} locks, 99 % of them within {:?}", wait.count, wait.p99);
+/// # assert_eq!(wait.count, 1);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Latency {
@@ -55,6 +65,16 @@ impl fmt::Display for Latency {
 ///
 /// The numbers are read one after another while the client continues, so two of them may differ by
 /// what happened in between. `Display` writes one line, for a log.
+///
+/// ```
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// let guard = client.mutex("report").lock()?;
+/// let stats = client.stats();
+/// assert_eq!((stats.held, stats.waiting), (1, 0));
+/// println!("{stats}"); // held 1, waiting 0, connections 1, attempts 1, acquired 1 …
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
@@ -87,6 +107,13 @@ pub struct Stats {
 
 impl Stats {
     /// Returns this client's [`Totals::contention_rate`].
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let rate = client.stats().contention_rate();
+    /// println!("{:.0} % of the acquired locks had to wait", rate * 100.0);
+    /// ```
     pub fn contention_rate(&self) -> f64 {
         self.totals.contention_rate()
     }

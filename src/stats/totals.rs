@@ -31,6 +31,15 @@ macro_rules! totals {
         /// `acquired_at_once`, `acquired_after_waiting`, `refused`, `timed_out` and `failed`. An
         /// acquired lock is counted again when its holder releases it, in `released` or
         /// `released_too_late`.
+        ///
+        /// ```
+        /// # let server = leasehold::testing::Server::start();
+        /// # let client = server.client();
+        /// client.mutex("report").lock()?.unlock()?;
+        /// let totals = client.stats().totals;
+        /// assert_eq!((totals.acquired_at_once, totals.released), (1, 1));
+        /// # Ok::<(), leasehold::Error>(())
+        /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Totals {
@@ -131,11 +140,28 @@ totals! {
 
 impl Totals {
     /// Returns the number of locks acquired, at once or after waiting.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// client.mutex("report").lock()?.unlock()?;
+    /// assert_eq!(client.stats().totals.acquired(), 1);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn acquired(&self) -> u64 {
         self.acquired_at_once + self.acquired_after_waiting
     }
 
     /// Returns the number of locks lost, for any reason.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let totals = client.stats().totals;
+    /// if totals.lost() > 0 {
+    ///     eprintln!("{} of {} locks were lost", totals.lost(), totals.acquired());
+    /// }
+    /// ```
     pub fn lost(&self) -> u64 {
         self.lost_expired
             + self.lost_taken
@@ -148,6 +174,13 @@ impl Totals {
     ///
     /// Two cases are not counted: a waiter that only moves up to the head of its client's queue,
     /// and the retry after a first subscription.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let totals = client.stats().totals;
+    /// println!("{} of {} wake-ups were in vain", totals.spurious_wakes, totals.wakes());
+    /// ```
     pub fn wakes(&self) -> u64 {
         self.wakes_message
             + self.wakes_local
@@ -160,6 +193,15 @@ impl Totals {
     /// Returns the share of acquired locks that had to wait, from 0 to 1.
     ///
     /// It is 0 if no lock was acquired. A useful threshold for an alert is 0.05.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let totals = client.stats().totals;
+    /// if totals.contention_rate() > 0.05 {
+    ///     eprintln!("more than one lock in twenty had to wait");
+    /// }
+    /// ```
     pub fn contention_rate(&self) -> f64 {
         match self.acquired() {
             0 => 0.0,

@@ -22,11 +22,25 @@ use crate::error::{Cause, Error};
 use crate::lost::Lost;
 
 /// Makes an [`Error::Config`] with this message.
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// let error = error::config("a lock's name must not be empty");
+/// assert_eq!(error.to_string(), "a lock's name must not be empty");
+/// ```
 pub fn config(message: impl Into<String>) -> Error {
     Error::Config(message.into())
 }
 
 /// Makes an [`Error::Unreachable`]; `cause` is the text of the last failure.
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// let error = error::unreachable("redis-1:6379", "no reply in 1.0 s");
+/// assert!(error.is_unreachable() && error.is_retryable());
+/// ```
 pub fn unreachable(server: impl Into<String>, cause: &str) -> Error {
     Error::Unreachable {
         server: server.into(),
@@ -35,6 +49,15 @@ pub fn unreachable(server: impl Into<String>, cause: &str) -> Error {
 }
 
 /// Makes an [`Error::CircuitOpen`]; `last` is the text of the last failure.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{Error, testing::error};
+///
+/// let error = error::circuit_open("redis-1:6379", 5, "no reply", Duration::from_secs(2));
+/// let Error::CircuitOpen { retry_in, .. } = error else { panic!("{error}") };
+/// assert_eq!(format!("Retry-After: {}", retry_in.as_secs()), "Retry-After: 2");
+/// ```
 pub fn circuit_open(
     server: impl Into<String>,
     failures: u32,
@@ -50,6 +73,14 @@ pub fn circuit_open(
 }
 
 /// Makes an [`Error::Refused`]; `answer` is the error that Redis replied.
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// let error = error::refused("redis-1:6379", "acquire", "NOPERM no access to the key");
+/// assert!(!error.is_retryable());
+/// assert_eq!(error.server(), Some("redis-1:6379"));
+/// ```
 pub fn refused(
     server: impl Into<String>,
     command: &'static str,
@@ -63,6 +94,12 @@ pub fn refused(
 }
 
 /// Makes an [`Error::NotReplicated`].
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// assert!(error::not_replicated(1, 2).may_be_held());
+/// ```
 pub fn not_replicated(acknowledged: usize, wanted: usize) -> Error {
     Error::NotReplicated {
         acknowledged,
@@ -71,31 +108,70 @@ pub fn not_replicated(acknowledged: usize, wanted: usize) -> Error {
 }
 
 /// Makes an [`Error::WrongType`] about a key.
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// assert!(error::wrong_type("lock:report").to_string().contains("lock:report"));
+/// ```
 pub fn wrong_type(key: impl Into<String>) -> Error {
     Error::WrongType { key: key.into() }
 }
 
 /// Makes an [`Error::BadFence`] about a key.
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// let error = error::bad_fence("leasehold:fence:{lock:report}");
+/// assert!(!error.is_retryable());
+/// ```
 pub fn bad_fence(key: impl Into<String>) -> Error {
     Error::BadFence { key: key.into() }
 }
 
 /// Makes an [`Error::AttemptsUsedUp`].
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// assert!(error::attempts_used_up(3).is_retryable());
+/// ```
 pub fn attempts_used_up(attempts: u32) -> Error {
     Error::AttemptsUsedUp { attempts }
 }
 
 /// Makes an [`Error::Lost`].
+///
+/// ```
+/// use leasehold::testing::{error, lost};
+///
+/// assert_eq!(error::lost(lost::expired()).lost(), Some(lost::expired()));
+/// ```
 pub fn lost(lost: Lost) -> Error {
     Error::Lost(lost)
 }
 
 /// Makes an [`Error::Closed`].
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// assert!(!error::closed().is_retryable());
+/// ```
 pub fn closed() -> Error {
     Error::Closed
 }
 
 /// Makes an [`Error::Thread`] about the thread with this name.
+///
+/// ```
+/// use std::io;
+/// use leasehold::testing::error;
+///
+/// let error = error::thread("leasehold-io", io::Error::other("too many threads"));
+/// assert!(error.to_string().contains("too many threads"));
+/// ```
 pub fn thread(name: &'static str, cause: io::Error) -> Error {
     Error::Thread {
         name,

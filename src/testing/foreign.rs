@@ -26,6 +26,15 @@ const CHANNEL_PREFIX: &str = "lock_release:";
 ///
 /// Its lease of 10 s is renewed like that of a live client, until this is dropped or forgotten: so
 /// not while the server is paused or cut.
+///
+/// ```
+/// # use leasehold::testing::Server;
+/// # let server = Server::start();
+/// let other = server.hold("seat:12A");
+/// assert!(server.is_locked("seat:12A"));
+/// drop(other); // releases the lock
+/// assert!(!server.is_locked("seat:12A"));
+/// ```
 #[must_use = "the lock is released when this is dropped"]
 pub struct Foreign {
     shared: Arc<Shared>,
@@ -66,8 +75,22 @@ impl Foreign {
         })
     }
 
-    /// Leaves the lock taken, as if the holder had crashed: it becomes free when its lease of 10 s
-    /// has expired. [`Server::advance`](super::Server::advance) makes that time pass.
+    /// Leaves the lock taken, as if the holder had crashed.
+    ///
+    /// The lock becomes free when its lease of 10 s has expired.
+    /// [`Server::advance`](super::Server::advance) makes that time pass.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// server.hold("seat:12A").forget(); // its holder has crashed
+    /// assert!(client.mutex("seat:12A").try_lock()?.is_none());
+    /// server.advance(Duration::from_secs(10)); // its lease has expired
+    /// assert!(client.mutex("seat:12A").try_lock()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn forget(mut self) {
         self.is_forgotten = true;
     }

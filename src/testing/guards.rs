@@ -6,6 +6,18 @@ use std::sync::Arc;
 use super::shared::Shared;
 
 /// The server answers nothing until this is dropped; see [`Server::pause`](super::Server::pause).
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::testing::Server;
+/// # let server = Server::start();
+/// # let client = server.client();
+/// let pause = server.pause();
+/// # let limit = Duration::from_millis(20);
+/// assert!(client.mutex("seat:12A").try_lock_for(limit).is_err());
+/// drop(pause);
+/// assert!(client.mutex("seat:12A").lock().is_ok());
+/// ```
 #[must_use = "the server answers again when this is dropped"]
 pub struct Pause(Arc<Shared>);
 
@@ -23,6 +35,18 @@ impl Drop for Pause {
 }
 
 /// The server cannot be reached until this is dropped; see [`Server::cut`](super::Server::cut).
+///
+/// ```
+/// # use std::time::Duration;
+/// # use leasehold::testing::Server;
+/// # let server = Server::start();
+/// # let client = server.client();
+/// let outage = server.cut();
+/// # let limit = Duration::from_millis(20);
+/// assert!(client.mutex("seat:12A").try_lock_for(limit).is_err());
+/// drop(outage);
+/// assert!(client.mutex("seat:12A").lock().is_ok());
+/// ```
 #[must_use = "the server can be reached again when this is dropped"]
 pub struct Cut(Arc<Shared>);
 
@@ -49,6 +73,16 @@ impl Drop for Cut {
 
 /// The server refuses scripts until this is dropped; see
 /// [`Server::refuse`](super::Server::refuse).
+///
+/// ```
+/// # use leasehold::{Error, testing::Server};
+/// # let server = Server::start();
+/// # let client = server.client();
+/// let refusal = server.refuse("NOPERM this user has no permissions to run the 'evalsha' command");
+/// assert!(matches!(client.mutex("seat:12A").lock(), Err(Error::Refused { .. })));
+/// drop(refusal);
+/// assert!(client.mutex("seat:12A").lock().is_ok());
+/// ```
 #[must_use = "the server runs scripts again when this is dropped"]
 pub struct Refusal {
     shared: Arc<Shared>,

@@ -3,26 +3,56 @@
 use crate::lost::Lost;
 
 /// Returns [`Lost::Expired`].
+///
+/// ```
+/// use leasehold::{Lost, testing::lost};
+///
+/// assert_eq!(lost::expired(), Lost::Expired);
+/// ```
 pub const fn expired() -> Lost {
     Lost::Expired
 }
 
 /// Returns [`Lost::Taken`].
+///
+/// ```
+/// use leasehold::{Lost, testing::lost};
+///
+/// assert_eq!(lost::taken(), Lost::Taken);
+/// ```
 pub const fn taken() -> Lost {
     Lost::Taken
 }
 
 /// Returns [`Lost::Deleted`].
+///
+/// ```
+/// use leasehold::{Lost, testing::lost};
+///
+/// assert_eq!(lost::deleted(), Lost::Deleted);
+/// ```
 pub const fn deleted() -> Lost {
     Lost::Deleted
 }
 
 /// Returns [`Lost::MaxHold`].
+///
+/// ```
+/// use leasehold::{Lost, testing::lost};
+///
+/// assert_eq!(lost::max_hold(), Lost::MaxHold);
+/// ```
 pub const fn max_hold() -> Lost {
     Lost::MaxHold
 }
 
 /// Returns [`Lost::ShutDown`].
+///
+/// ```
+/// use leasehold::{Lost, testing::lost};
+///
+/// assert_eq!(lost::shut_down(), Lost::ShutDown);
+/// ```
 pub const fn shut_down() -> Lost {
     Lost::ShutDown
 }

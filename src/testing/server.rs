@@ -41,6 +41,14 @@ pub struct Server {
 impl Server {
     /// Starts a server on a free port of this machine.
     ///
+    /// ```
+    /// use leasehold::testing::Server;
+    ///
+    /// let server = Server::start();
+    /// let reply_time = server.client().ping()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Panics
     ///
     /// If the system has no port, file descriptor or thread left. A server needs three descriptors,
@@ -50,11 +58,18 @@ impl Server {
             .unwrap_or_else(|error| panic!("cannot start a testing::Server: {error}"))
     }
 
-    /// Starts a server on a given port of this machine, and on a Unix socket if one is given: for a
-    /// program that takes the place of `redis-server`.
+    /// Starts a server on this port of the machine, and on this Unix socket if one is given.
     ///
-    /// Port 0 takes a free one. A file at the path of the socket is replaced. Tests need neither:
-    /// see [`start`](Self::start).
+    /// It is for a program that takes the place of `redis-server`. Port 0 takes a free one. A file
+    /// at the path of the socket is replaced. Tests need neither: see [`start`](Self::start).
+    ///
+    /// ```
+    /// use leasehold::testing::Server;
+    ///
+    /// let server = Server::listen(0, None)?;
+    /// println!("a Redis for tests is at {}", server.url());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -77,6 +92,17 @@ impl Server {
     }
 
     /// Returns the URL, for [`ClientBuilder::url`](crate::ClientBuilder::url).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold::{Client, testing::Server};
+    ///
+    /// let server = Server::start();
+    /// let timeout = Duration::from_millis(100);
+    /// let client = Client::builder().url(server.url()).command_timeout(timeout).build()?;
+    /// # client.ping()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -84,6 +110,16 @@ impl Server {
     /// Returns a new client of this server, with the default settings.
     ///
     /// For other settings, call `Client::builder().url(server.url())`.
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// // Two clients of one server are like two processes.
+    /// let (one, two) = (server.client(), server.client());
+    /// let guard = one.mutex("seat:12A").lock()?;
+    /// assert!(two.mutex("seat:12A").try_lock()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn client(&self) -> Client {
         match Client::open(&self.url) {
             Ok(client) => client,
@@ -102,6 +138,16 @@ impl Server {
     /// renewal, and a waiting call at its next refresh, after at most 0.9 s.
     ///
     /// A [`Foreign`] holder renews its lease while the time passes.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// server.hold("seat:12A").forget();
+    /// assert!(server.is_locked("seat:12A"));
+    /// server.advance(Duration::from_secs(10));
+    /// assert!(!server.is_locked("seat:12A"));
+    /// ```
     pub fn advance(&self, time: Duration) {
         let expired = self.shared.change(|state| state.advance(time));
         let address = self.url.trim_start_matches("redis://");
@@ -140,8 +186,10 @@ impl Server {
         }
     }
 
-    /// Takes a lock away from its holder, as if the holder had released it: deletes its key, and
-    /// announces that it is free. The first in the queue of a fair lock gets it.
+    /// Takes a lock away from its holder, as if the holder had released it.
+    ///
+    /// Deletes the lock's key, and announces that it is free. The first in the queue of a fair lock
+    /// gets it.
     ///
     /// The name is like that of [`hold`](Self::hold). When this returns, the holder has lost its
     /// key. The holder, if it is a client of this process, checks the lock with one round trip:
@@ -173,16 +221,39 @@ impl Server {
         );
     }
 
-    /// Stops answering until the guard is dropped, like a stopped process: connections stay open,
-    /// new ones are not accepted, and nothing is run.
+    /// Stops answering until the guard is dropped, as a stopped process does.
     ///
-    /// When this returns, nothing more is answered. Commands that arrive meanwhile run when the
-    /// guard is dropped, even if their callers no longer wait.
+    /// Connections stay open, new ones are not accepted, and nothing is run. When this returns,
+    /// nothing more is answered. Commands that arrive meanwhile run when the guard is dropped, even
+    /// if their callers no longer wait.
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("seat:12A").lock()?;
+    /// let pause = server.pause();
+    /// assert!(guard.is_held()); // the lease lasts, whether Redis answers or not
+    /// drop(pause);
+    /// guard.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn pause(&self) -> Pause {
         Pause::begin(&self.shared)
     }
 
     /// Breaks all connections and refuses new ones, until the guard is dropped. The data stays.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// let outage = server.cut();
+    /// let limit = Duration::from_millis(20);
+    /// let error = client.mutex("seat:12A").try_lock_for(limit).unwrap_err();
+    /// assert!(error.is_unreachable());
+    /// ```
     ///
     /// # Panics
     ///
@@ -206,22 +277,45 @@ impl Server {
         Refusal::begin(&self.shared, error)
     }
 
-    /// Runs the next `count` scripts without a reply. Their connections stay open, and get no later
-    /// replies either.
+    /// Runs the next `count` scripts without a reply.
     ///
-    /// The script takes effect, but its caller receives no reply. The caller waits for it until its
-    /// deadline, or for the [command timeout](crate::ClientBuilder::command_timeout).
+    /// Their connections stay open, and get no later replies either. The script takes effect, but
+    /// its caller receives no reply. The caller waits for it until its deadline, or for the
+    /// [command timeout](crate::ClientBuilder::command_timeout).
     ///
     /// `count` replaces an earlier count; 0 ends the fault.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// server.drop_replies(1);
+    /// let limit = Duration::from_millis(20);
+    /// let error = client.mutex("seat:12A").try_lock_for(limit).unwrap_err();
+    /// assert!(error.may_be_held());
+    /// ```
     pub fn drop_replies(&self, count: u64) {
         self.shared
             .change(|state| state.faults.replies_to_drop = count);
     }
 
-    /// Loses the next `count` messages that scripts publish to subscribed clients: those of
-    /// releases, and of the grants of a fair lock. A message without receivers does not count.
+    /// Loses the next `count` messages that scripts publish to subscribed clients.
+    ///
+    /// They are those of releases, and of the grants of a fair lock. A message without receivers
+    /// does not count.
     ///
     /// `count` replaces an earlier count; 0 ends the fault.
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("seat:12A").lock()?;
+    /// server.drop_messages(1);
+    /// guard.unlock()?; // a call that waits finds the lock free at its next refresh
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn drop_messages(&self, count: u64) {
         self.shared
             .change(|state| state.database.lock().messages_to_drop = count);
@@ -231,6 +325,15 @@ impl Server {
     ///
     /// A name that was ever locked leaves its last fencing token for a day, in
     /// `leasehold:fence:{lock:<name>}`.
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("seat:12A").lock()?;
+    /// assert!(server.keys().contains(&"lock:seat:12A".to_owned()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn keys(&self) -> Vec<String> {
         let mut state = self.shared.state.lock();
         state.prepare(0);
@@ -258,6 +361,18 @@ impl Server {
     ///
     /// The count includes those that open a connection, such as `HELLO`, those that check it, and
     /// renewals. To test that nothing polls, compare two readings while the program waits.
+    ///
+    /// ```
+    /// # use leasehold::testing::Server;
+    /// # let server = Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("seat:12A").lock()?;
+    /// let before = server.commands();
+    /// guard.unlock()?;
+    /// println!("the release took {} commands", server.commands() - before);
+    /// # assert!(server.commands() > before);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn commands(&self) -> u64 {
         self.shared.state.lock().calls.values().sum()
     }
