@@ -154,6 +154,10 @@ fn assert_values_of_first_client(recorder: &TestRecorder, client: &Client) {
         Some(0.0)
     );
     assert!(recorder.gauge("leasehold_connections{client=1}") > Some(0.0));
+    assert_eq!(
+        recorder.gauge("leasehold_open_breakers{client=1}"),
+        Some(0.0)
+    );
     let (wait, hold) = (
         recorder.times("leasehold_wait_seconds{}"),
         recorder.times("leasehold_hold_seconds{}"),

@@ -57,6 +57,7 @@
 //! | `leasehold_held` | gauge | [`held`](crate::Stats::held); `client` numbers the clients of the process |
 //! | `leasehold_waiting` | gauge | [`waiting`](crate::Stats::waiting); `client` |
 //! | `leasehold_connections` | gauge | [`connections`](crate::Stats::connections); `client` |
+//! | `leasehold_open_breakers` | gauge | [`open_breakers`](crate::Stats::open_breakers); `client` |
 //! | `leasehold_renewal_lag_seconds` | gauge | [`renewal_lag`](crate::Stats::renewal_lag), after the first renewal; `client` |
 //!
 // `tests/async` runs the example.

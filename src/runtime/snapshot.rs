@@ -17,11 +17,14 @@ impl Runtime {
     pub(crate) fn stats(&self) -> Stats {
         let (held, waiting) = self.waiters.count();
         let [wait, hold, command] = self.histograms();
+        let servers = self.all_servers();
+        let open = servers.iter().filter(|server| server.condition.is_open());
         Stats {
             totals: self.meters.counters.totals(),
             held,
             waiting,
-            connections: self.all_servers().iter().map(|s| s.connections()).sum(),
+            connections: servers.iter().map(|server| server.connections()).sum(),
+            open_breakers: open.count() as u64,
             renewal_lag: self.meters.lag(),
             wait: Latency::of(&wait),
             hold: Latency::of(&hold),

@@ -72,6 +72,7 @@ impl Facade {
             ("leasehold_held", stats.held),
             ("leasehold_waiting", stats.waiting),
             ("leasehold_connections", stats.connections),
+            ("leasehold_open_breakers", stats.open_breakers),
         ] {
             let now = if is_last { 0 } else { now };
             gauge!(name, "client" => self.client.clone()).set(now as f64);
@@ -139,6 +140,11 @@ fn describe() {
     describe_gauge!("leasehold_held", Unit::Count, "Locks held");
     describe_gauge!("leasehold_waiting", Unit::Count, "Calls waiting for a lock");
     describe_gauge!("leasehold_connections", Unit::Count, "Open connections");
+    describe_gauge!(
+        "leasehold_open_breakers",
+        Unit::Count,
+        "Servers with an open circuit breaker"
+    );
     describe_gauge!(
         "leasehold_renewal_lag_seconds",
         Unit::Seconds,

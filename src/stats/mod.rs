@@ -90,6 +90,10 @@ pub struct Stats {
     ///
     /// Connections to sentinels do not count.
     pub connections: u64,
+    /// How many servers have an open circuit breaker now: calls to them fail at once.
+    ///
+    /// [`Client::health`](crate::Client::health) says which, and why.
+    pub open_breakers: u64,
     /// How long after it was due the latest renewal was confirmed; `None` before the first one.
     ///
     /// Zero if the renewal was on time. Renewals that are due within 100 ms are sent together. If
@@ -123,8 +127,8 @@ impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "held {}, waiting {}, connections {}, {}, renewal lag ",
-            self.held, self.waiting, self.connections, self.totals
+            "held {}, waiting {}, connections {}, open breakers {}, {}, renewal lag ",
+            self.held, self.waiting, self.connections, self.open_breakers, self.totals
         )?;
         match self.renewal_lag {
             Some(lag) => write!(f, "{lag:.1?}")?,

@@ -58,7 +58,9 @@ fn calls_fail_at_once_until_the_first_reply() {
     let client = builder(&server).build().unwrap();
     drop(client.mutex("a").lock().unwrap());
     server.pause();
+    assert_eq!(client.stats().open_breakers, 0);
     open_breaker(&client);
+    assert_eq!(client.stats().open_breakers, 1);
     // Far less time than 20 timeouts.
     let start = Instant::now();
     for _ in 0..20 {
@@ -80,6 +82,7 @@ fn calls_fail_at_once_until_the_first_reply() {
     server.resume();
     // Any reply closes the breaker; `health` bypasses it.
     assert!(client.health().is_healthy());
+    assert_eq!(client.stats().open_breakers, 0);
     assert!(client.mutex("a").try_lock().unwrap().is_some());
 }
 
