@@ -115,7 +115,8 @@ impl Mutex {
     ///
     /// The lock is released in Redis, where the client that waits first gets its turn:
     ///
-    /// - after this many hand-offs in a row,
+    /// - after this many hand-offs in a row, or a quarter of that if the client got the lock by way
+    ///   of the queue, where more clients may wait,
     /// - once the lease is a second old, or as old as its ttl if that is shorter,
     /// - always, if no other call of this client waited when the lease was granted.
     ///

@@ -25,6 +25,10 @@ use crate::token::FencingToken;
 /// long plus one critical section.
 const LONGEST: Duration = Duration::from_secs(1);
 
+/// How much shorter a run is whose lease came from the queue in Redis. Other clients probably wait
+/// there, and the last of n waits for n - 1 runs.
+const QUEUED_SHARE: u32 = 4;
+
 /// The successive holders of one lease, from its grant to its release.
 #[derive(Debug)]
 pub(crate) struct HandoffRun {
@@ -86,8 +90,9 @@ impl HandoffRun {
 
     /// Returns the token under which the holder of `token` hands the lease off at `now`.
     ///
-    /// The first waiter wants the lock on `terms`, and both allow `handoffs` in a row. A lease that
-    /// is not held is never handed off.
+    /// The first waiter wants the lock on `terms`, and both allow `handoffs` in a row, or a quarter
+    /// of that if the queue in Redis granted the lease. A lease that is not held is never handed
+    /// off.
     pub(crate) fn step(
         &self,
         lease: &LeaseState,
@@ -98,8 +103,12 @@ impl HandoffRun {
         now: Instant,
     ) -> Result<FencingToken, NoHandoff> {
         let handed = token.value().saturating_sub(self.first.value());
+        let most = match self.by_release {
+            true => handoffs.div_ceil(QUEUED_SHARE),
+            false => handoffs,
+        };
         let is_spent = !self.goes_on(token)
-            || handed >= handoffs.into()
+            || handed >= most.into()
             || self.granted.until(now) >= LONGEST.min(lease.ttl);
         // The key must not outlast the ttl that the next holder requested.
         let fits = lease.ttl == terms.ttl
