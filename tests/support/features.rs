@@ -4,7 +4,9 @@ use std::thread;
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, ClientBuilder, Error, Unlocked};
+use leasehold::{
+    Client, ClientBuilder, Error, FairMutex, Mutex, MutexGuard, RwLock, Semaphore, Unlocked,
+};
 
 use super::server::Server;
 use super::time::{eventually, ms};
@@ -20,8 +22,29 @@ pub fn exercise_every_call(
 ) -> [Client; 2] {
     let one = builder().build().unwrap();
     one.ping().unwrap();
+    let guard = lock_and_renew(&one.mutex(name));
+    // With this backstop, only the release can wake the waiter in time.
+    let two = builder().backstop(ms(60_000)).build().unwrap();
+    pass_on(guard, name, [&one, &two], owners);
+    take_turns([&one, &two].map(|client| client.fair_mutex(name)), &two);
+    share_permits([&one, &two].map(|client| client.semaphore(name, 2)), &two);
+    read_and_write([&one, &two].map(|client| client.rw_lock(name)));
+    [one, two]
+}
+
+/// Returns what a call acquired; `None` if its client is one of a quorum, which has only plain
+/// locks.
+#[track_caller]
+fn unless_quorum<T>(answer: Result<T, Error>) -> Option<T> {
+    answer
+        .map_err(|error| assert!(matches!(error, Error::Config(_)), "{error}"))
+        .ok()
+}
+
+/// Locks a name, and renews its lease in the background and by the guard's own calls.
+fn lock_and_renew(mutex: &Mutex) -> MutexGuard {
     let (renewed, renewals) = unbounded();
-    let mutex = one.mutex(name).ttl(ms(60_000)).renew_every(ms(400));
+    let mutex = mutex.clone().ttl(ms(60_000)).renew_every(ms(400));
     let mutex = mutex.on_renew(move |_| {
         let _ = renewed.send(());
     });
@@ -31,9 +54,11 @@ pub fn exercise_every_call(
         .expect("the lease is renewed");
     guard.renew().unwrap();
     guard.set_ttl(ms(30_000)).unwrap();
+    guard
+}
 
-    // With this backstop, only the release can wake the waiter in time.
-    let two = builder().backstop(ms(60_000)).build().unwrap();
+/// Releases a lock of the first client to a waiter of the second, and then by force.
+fn pass_on(guard: MutexGuard, name: &str, [one, two]: [&Client; 2], owners: &[&Server]) {
     assert!(two.mutex(name).try_lock().unwrap().is_none());
     let held = two
         .mutex(name)
@@ -56,48 +81,47 @@ pub fn exercise_every_call(
         assert!(one.mutex(name).force_unlock().unwrap());
         assert!(matches!(guard.unlock().unwrap(), Unlocked::AlreadyLost(_)));
     });
-    let fair = |client: &Client| client.fair_mutex(name);
-    match fair(&one).lock() {
-        // A quorum has no fair locks.
-        Err(error) => assert!(matches!(error, Error::Config(_)), "{error}"),
-        Ok(guard) => thread::scope(|scope| {
-            let waiting = scope.spawn(|| fair(&two).try_lock_for(ms(30_000)).unwrap());
-            eventually(ms(10_000), || two.stats().waiting == 1);
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-            let guard = waiting.join().unwrap().expect("the waiter gets its turn");
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-            assert!(fair(&two).try_lock().unwrap().is_some());
-        }),
-    }
-    let semaphore = |client: &Client| client.semaphore(name, 2);
-    match semaphore(&one).many(2).acquire() {
-        // A quorum has no semaphores.
-        Err(error) => assert!(matches!(error, Error::Config(_)), "{error}"),
-        Ok(permit) => thread::scope(|scope| {
-            let waiting = scope.spawn(|| semaphore(&two).try_acquire_for(ms(30_000)).unwrap());
-            eventually(ms(10_000), || two.stats().waiting == 1);
-            permit.set_ttl(ms(20_000)).unwrap();
-            assert_eq!(permit.release().unwrap(), Unlocked::Released);
-            let permit = waiting.join().unwrap().expect("the waiter gets its turn");
-            assert_eq!(semaphore(&one).available().unwrap(), 1);
-            let id = permit.holder_id();
-            assert_eq!(semaphore(&one).holders().unwrap()[0].holder_id(), id);
-            assert!(semaphore(&one).force_release(id).unwrap());
-            let lost = permit.release().unwrap();
-            assert!(matches!(lost, Unlocked::AlreadyLost(_)));
-        }),
-    }
-    read_and_write(name, &one, &two);
-    [one, two]
 }
 
-/// Makes every call of a read-write lock, unless the clients are those of a quorum.
-#[track_caller]
-fn read_and_write(name: &str, one: &Client, two: &Client) {
-    let (one, two) = (one.rw_lock(name), two.rw_lock(name));
-    let guard = match one.write() {
-        Err(error) => return assert!(matches!(error, Error::Config(_)), "{error}"),
-        Ok(guard) => guard,
+/// Makes every call of a fair lock. `two` is the client of the one that waits.
+fn take_turns([first, second]: [FairMutex; 2], two: &Client) {
+    let Some(guard) = unless_quorum(first.lock()) else {
+        return;
+    };
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| second.try_lock_for(ms(30_000)).unwrap());
+        eventually(ms(10_000), || two.stats().waiting == 1);
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        let guard = waiting.join().unwrap().expect("the waiter gets its turn");
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        assert!(second.try_lock().unwrap().is_some());
+    });
+}
+
+/// Makes every call of a semaphore of two permits. `two` is the client of the one that waits.
+fn share_permits([first, second]: [Semaphore; 2], two: &Client) {
+    let Some(permit) = unless_quorum(first.clone().many(2).acquire()) else {
+        return;
+    };
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| second.try_acquire_for(ms(30_000)).unwrap());
+        eventually(ms(10_000), || two.stats().waiting == 1);
+        permit.set_ttl(ms(20_000)).unwrap();
+        assert_eq!(permit.release().unwrap(), Unlocked::Released);
+        let permit = waiting.join().unwrap().expect("the waiter gets its turn");
+        assert_eq!(first.available().unwrap(), 1);
+        let id = permit.holder_id();
+        assert_eq!(first.holders().unwrap()[0].holder_id(), id);
+        assert!(first.force_release(id).unwrap());
+        let lost = permit.release().unwrap();
+        assert!(matches!(lost, Unlocked::AlreadyLost(_)));
+    });
+}
+
+/// Makes every call of a read-write lock.
+fn read_and_write([one, two]: [RwLock; 2]) {
+    let Some(guard) = unless_quorum(one.write()) else {
+        return;
     };
     thread::scope(|scope| {
         let waiting = scope.spawn(|| two.try_read_for(ms(30_000)).unwrap());
