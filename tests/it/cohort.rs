@@ -2,7 +2,7 @@
 //! place for all its calls, and the calls of a client hand the lock to each other.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use support::fair::{
     PATIENCE, PLACES, QUEUE, queue_length, spawn_in_queue, unlock, wait_for_queue_length,
     wait_until_only_fences_remain,
 };
-use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
+use support::{Proxy, Server, Traffic, eventually, let_pass, ms, while_others_repeat};
 
 support::tests![
     release_grants_the_lock_to_the_next_client_and_publishes_no_release,
@@ -112,7 +112,6 @@ fn contend(mutexes: &[Mutex; 8], turns: u64) -> Vec<u64> {
     let (ready, taken) = (Barrier::new(mutexes.len()), AtomicU64::new(0));
     thread::scope(|scope| {
         let contender = |mutex: &Mutex| {
-            // Subscribed and refused: from now on this client waits in the queue.
             let mutex = mutex.clone();
             let (ready, taken) = (&ready, &taken);
             scope.spawn(move || {
@@ -368,24 +367,11 @@ fn in_backoff(mutex: Mutex) -> Mutex {
 
 fn waiter_in_backoff_gets_its_turn() {
     let server = Server::start();
-    let contenders: [Mutex; 3] = mutexes(&server);
     let [patient] = mutexes(&server).map(in_backoff);
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for mutex in &contenders {
-            let is_over = &is_over;
-            scope.spawn(move || {
-                while !is_over.load(Ordering::SeqCst) {
-                    let guard = lock(mutex);
-                    thread::sleep(ms(1));
-                    unlock(guard);
-                }
-            });
-        }
+    beside_contenders::<3, _>(&server, || {
         for _ in 0..5 {
             unlock(lock(&patient));
         }
-        is_over.store(true, Ordering::SeqCst);
     });
 }
 
@@ -409,26 +395,21 @@ fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
     });
 }
 
-/// Runs `contender` beside eight clients that hold the lock one after the other.
-fn beside_contenders<T>(server: &Server, contender: impl FnOnce() -> T) -> T {
-    let mutexes: [Mutex; 8] = mutexes(server);
-    let (is_over, turns) = (AtomicBool::new(false), AtomicU64::new(0));
-    thread::scope(|scope| {
-        for mutex in &mutexes {
-            let (is_over, turns) = (&is_over, &turns);
-            scope.spawn(move || {
-                while !is_over.load(Ordering::SeqCst) {
-                    let guard = lock(mutex);
-                    turns.fetch_add(1, Ordering::SeqCst);
-                    thread::sleep(ms(1));
-                    unlock(guard);
-                }
-            });
+/// Makes a call beside `N` clients that hold the lock one after the other.
+fn beside_contenders<const N: usize, T>(server: &Server, call: impl FnOnce() -> T) -> T {
+    let turns = AtomicU64::new(0);
+    let contenders = mutexes::<N>(server).map(|mutex| {
+        let turns = &turns;
+        move || {
+            let guard = lock(&mutex);
+            turns.fetch_add(1, Ordering::SeqCst);
+            thread::sleep(ms(1));
+            unlock(guard);
         }
+    });
+    while_others_repeat(contenders, || {
         eventually(PATIENCE, || turns.load(Ordering::SeqCst) >= 100);
-        let value = contender();
-        is_over.store(true, Ordering::SeqCst);
-        value
+        call()
     })
 }
 
@@ -442,7 +423,7 @@ return 1";
 fn poller_gets_in_between_contending_clients() {
     let server = Server::start();
     let mut connection = server.connection();
-    let longest = beside_contenders(&server, || {
+    let longest = beside_contenders::<8, _>(&server, || {
         let mut longest = Duration::ZERO;
         for _ in 0..5 {
             let began = Instant::now();
@@ -486,7 +467,7 @@ fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
     let server = Server::start();
     let mut connection = server.connection();
     let [witness] = mutexes(&server);
-    beside_contenders(&server, || {
+    beside_contenders::<8, _>(&server, || {
         let mut last = 0;
         for n in 0..5 {
             let id = format!("earlier:{n}");

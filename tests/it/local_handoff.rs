@@ -2,14 +2,14 @@
 //! holder, and other clients still get the lock.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, Unlocked};
 use parking_lot::Mutex as Local;
-use support::{Counters, Fenced, Proxy, Server, Traffic, eventually, ms};
+use support::{Counters, Fenced, Proxy, Server, Traffic, eventually, ms, while_others_repeat};
 
 support::tests![
     basic_handoff_sends_no_command,
@@ -310,18 +310,15 @@ fn a_run_of_hand_offs_ends_at_the_configured_length() {
 fn another_client_gets_the_lock_after_a_few_runs() {
     let server = Server::start();
     let (many, one) = (client(&server), client(&server));
-    let is_over = AtomicBool::new(false);
     let entered = AtomicU64::new(0);
-    let waited = thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::SeqCst) {
-                    let guard = many.mutex("a").lock().unwrap();
-                    entered.fetch_add(1, Ordering::SeqCst);
-                    unlock_held(guard);
-                }
-            });
+    let others = [(); 4].map(|()| {
+        || {
+            let guard = many.mutex("a").lock().unwrap();
+            entered.fetch_add(1, Ordering::SeqCst);
+            unlock_held(guard);
         }
+    });
+    let waited = while_others_repeat(others, || {
         let wait = || {
             let before = entered.load(Ordering::SeqCst);
             let guard = one.mutex("a").lock().unwrap();
@@ -331,9 +328,7 @@ fn another_client_gets_the_lock_after_a_few_runs() {
         };
         // The first call that waits also connects, starts threads and subscribes.
         while wait() == 0 {}
-        let waited: Vec<u64> = (0..50).map(|_| wait()).collect();
-        is_over.store(true, Ordering::SeqCst);
-        waited
+        (0..50).map(|_| wait()).collect::<Vec<u64>>()
     });
     let most = waited.iter().max().unwrap();
     // A few runs would do; the bound leaves room for a busy machine.

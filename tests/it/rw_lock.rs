@@ -1,6 +1,5 @@
 //! Promise: a read-write lock has one writer or several readers, in the order in which they came.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -14,7 +13,7 @@ use support::fair::{
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Sentinels, Server, Setup, counter_with, eventually,
-    let_pass, ms, parameter,
+    let_pass, ms, parameter, while_others_repeat,
 };
 
 support::roles![write_counter, mixed_counter, reader_and_writer];
@@ -209,46 +208,31 @@ fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
 }
 
 fn stream_of_readers_does_not_starve_a_writer() {
-    let server = Server::start();
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                let lock = rw(&server);
-                while !is_over.load(Ordering::Relaxed) {
-                    let guard = lock.read().unwrap();
-                    // So that some reader holds the lock at any time.
-                    let_pass(ms(5));
-                    end_read(guard);
-                }
-            });
-        }
-        let lock = rw(&server);
-        for _ in 0..10 {
-            end_write(write_in_turn(&lock));
-        }
-        is_over.store(true, Ordering::Relaxed);
-    });
-    wait_until_only_fences_remain(&server);
+    let read = |lock: &RwLock| {
+        let guard = lock.read().unwrap();
+        // So that some reader holds the lock at any time.
+        let_pass(ms(5));
+        end_read(guard);
+    };
+    assert_gets_in_beside(read, |lock| end_write(write_in_turn(lock)));
 }
 
 fn stream_of_writers_does_not_starve_a_reader() {
+    let write = |lock: &RwLock| end_write(lock.write().unwrap());
+    assert_gets_in_beside(write, |lock| end_read(read_in_turn(lock)));
+}
+
+/// Makes a call ten times while three clients repeat another.
+#[track_caller]
+fn assert_gets_in_beside(repeated: fn(&RwLock), call: fn(&RwLock)) {
     let server = Server::start();
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                let lock = rw(&server);
-                while !is_over.load(Ordering::Relaxed) {
-                    end_write(lock.write().unwrap());
-                }
-            });
-        }
+    let others = [(); 3].map(|()| {
         let lock = rw(&server);
-        for _ in 0..10 {
-            end_read(read_in_turn(&lock));
-        }
-        is_over.store(true, Ordering::Relaxed);
+        move || repeated(&lock)
+    });
+    while_others_repeat(others, || {
+        let lock = rw(&server);
+        (0..10).for_each(|_| call(&lock));
     });
     wait_until_only_fences_remain(&server);
 }

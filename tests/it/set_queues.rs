@@ -3,7 +3,6 @@
 //! A set that waits keeps the names below the one in whose queue it waits.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use leasehold::{
@@ -12,7 +11,7 @@ use leasehold::{
 use support::fair::{PATIENCE, lock_in_turn, unlock, wait_until_only_fences_remain, warmed_up};
 use support::{
     Child, Cluster, ClusterSetup, Proxy, Server, Traffic, client, eventually, ms, parameter,
-    tell_parent,
+    tell_parent, while_others_repeat,
 };
 
 support::roles![set_waiter];
@@ -97,15 +96,6 @@ fn wait_until_set_keeps_a<T>(server: &Server, begin_to_wait: impl FnOnce() -> T)
     (id, waiting)
 }
 
-/// Runs a function when it is dropped.
-struct Deferred<F: Fn()>(F);
-
-impl<F: Fn()> Drop for Deferred<F> {
-    fn drop(&mut self) {
-        (self.0)();
-    }
-}
-
 fn set_gets_in_beside_busy_fair_locks() {
     assert_gets_in(&["a", "b"], |client, name| {
         lock_in_turn(&client.fair_mutex(name))
@@ -130,21 +120,14 @@ fn lock_plain(client: &Client, name: &str) -> MutexGuard {
 #[track_caller]
 fn assert_gets_in(names: &[&str], lock: fn(&Client, &str) -> MutexGuard) {
     let server = Server::start();
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for name in ["a", "b", "a", "b", "a", "b"] {
-            let (client, is_over) = (long_client(&server.url()), &is_over);
-            scope.spawn(move || {
-                while !is_over.load(Ordering::SeqCst) {
-                    unlock(lock(&client, name));
-                }
-            });
-        }
+    let others = ["a", "b", "a", "b", "a", "b"].map(|name| {
+        let client = long_client(&server.url());
+        move || unlock(lock(&client, name))
+    });
+    while_others_repeat(others, || {
         for name in ["a", "b"] {
             eventually(PATIENCE, || !queued(&server, name).is_empty());
         }
-        // Also ends the threads if the set does not get in.
-        let _end = Deferred(|| is_over.store(true, Ordering::SeqCst));
         let set = long_client(&server.url()).mutex_all(names.iter().copied());
         let tokens: HashSet<_> = (0..10)
             .map(|_| {

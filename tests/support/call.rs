@@ -1,5 +1,6 @@
 //! Calls in threads of their own.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crossbeam_channel::{Receiver, bounded};
@@ -17,4 +18,32 @@ pub fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) 
 #[track_caller]
 pub fn result_of<T>(outcome: &Receiver<T>) -> T {
     outcome.recv_timeout(ms(20_000)).expect("the call returns")
+}
+
+/// Makes a call while other threads repeat theirs without a pause. They end after it, also if it
+/// panics.
+#[track_caller]
+pub fn while_others_repeat<T, F: FnMut() + Send>(
+    others: impl IntoIterator<Item = F>,
+    call: impl FnOnce() -> T,
+) -> T {
+    struct End<'a>(&'a AtomicBool);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for mut repeated in others {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                while !is_over.load(Ordering::SeqCst) {
+                    repeated();
+                }
+            });
+        }
+        let _end = End(&is_over);
+        call()
+    })
 }
