@@ -503,15 +503,15 @@ fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
     });
 }
 
-const RELEASE: &str = concat!(
-    include_str!("../../src/protocol/rewrite.lua"),
-    include_str!("../../src/protocol/open_queue.lua"),
-    include_str!("../../src/protocol/last_token.lua"),
-    include_str!("../../src/protocol/now.lua"),
-    include_str!("../../src/protocol/admit_lock.lua"),
-    include_str!("../../src/protocol/queue.lua"),
-    include_str!("../../src/protocol/pass_on.lua"),
-    include_str!("../../src/protocol/cohort_release.lua")
+const RELEASE: &str = source!(
+    "rewrite",
+    "open_queue",
+    "last_token",
+    "now",
+    "admit_lock",
+    "queue",
+    "pass_on",
+    "cohort_release"
 );
 
 /// Joins the end of the queue, refreshed at this second.
@@ -586,7 +586,7 @@ fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
 
 fn moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart() {
     let server = Server::start();
-    let source = include_str!("../../src/protocol/pass_on.lua");
+    let source = source!("pass_on");
     let from = source.find("local function last_moment").unwrap();
     let length = source[from..].find("\nend\n").unwrap() + 5;
     let script = format!(

@@ -51,12 +51,6 @@ fn set_large(server: &Server, key: &str) {
     set(server, key, &vec![b'7'; LARGE]);
 }
 
-macro_rules! source {
-    ($($name:literal),+) => {
-        concat!($(include_str!(concat!("../../src/protocol/", $name, ".lua"))),+)
-    };
-}
-
 const FAIR_KEYS: [&str; 4] = ["lock:a", "fence", "queue", "places"];
 
 /// The scripts that read a lock's value: name, source and keys.

@@ -1,5 +1,17 @@
 //! One module for each promise. Tests that measure time are listed apart from those that only wait.
 
+/// Joins files of `src/protocol` to the source of a script.
+macro_rules! source {
+    ($($name:expr),+) => {
+        concat!($(include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/src/protocol/",
+            $name,
+            ".lua"
+        ))),+)
+    };
+}
+
 mod acl;
 mod all;
 mod ambiguity;

@@ -229,22 +229,15 @@ fn release_without_a_reply_gives_back_its_permits_once() {
 }
 
 /// Runs a script of the semaphore `a` as a client does.
-fn run_script(server: &Server, body: &str, args: &[&str]) -> redis::Value {
-    let source = [
-        include_str!("../../src/protocol/last_token.lua"),
-        include_str!("../../src/protocol/now.lua"),
-        include_str!("../../src/protocol/admit_permits.lua"),
-        include_str!("../../src/protocol/queue.lua"),
-        body,
-    ];
+fn run_script(server: &Server, source: &str, args: &[&str]) -> redis::Value {
     let mut eval = redis::cmd("EVAL");
-    eval.arg(source.concat()).arg(4);
+    eval.arg(source).arg(4);
     eval.arg(&[PERMITS, PERMITS_FENCE, PERMITS_QUEUE, PERMITS_PLACES]);
     eval.arg(args).query(&mut server.connection()).unwrap()
 }
 
 fn enter_that_the_network_runs_twice_counts_once() {
-    const ENTER: &str = include_str!("../../src/protocol/queue_enter.lua");
+    const ENTER: &str = source!("last_token", "now", "admit_permits", "queue", "queue_enter");
     let server = Server::start();
     let other = semaphore(&server, 5).acquire().unwrap();
     for out in [3, 3] {

@@ -45,14 +45,9 @@ redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
 
-const QUEUE: &str = concat!(
-    include_str!("../../../src/protocol/last_token.lua"),
-    include_str!("../../../src/protocol/now.lua"),
-    include_str!("../../../src/protocol/admit_lock.lua"),
-    include_str!("../../../src/protocol/queue.lua")
-);
-const QUEUE_ENTER: &str = include_str!("../../../src/protocol/queue_enter.lua");
-const QUEUE_RELEASE: &str = include_str!("../../../src/protocol/queue_release.lua");
+const QUEUE: &str = source!("last_token", "now", "admit_lock", "queue");
+const QUEUE_ENTER: &str = source!("queue_enter");
+const QUEUE_RELEASE: &str = source!("queue_release");
 
 pub(crate) struct Granted {
     connection: Connection,

@@ -7,26 +7,20 @@ use redis::io::tcp::TcpSettings;
 use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
 use uuid::Uuid;
 
-pub(crate) const ACQUIRE: &str = concat!(
-    include_str!("../../../src/protocol/last_token.lua"),
-    include_str!("../../../src/protocol/acquire.lua")
-);
-pub(crate) const RELEASE: &str = concat!(
-    include_str!("../../../src/protocol/rewrite.lua"),
-    include_str!("../../../src/protocol/open_queue.lua"),
-    include_str!("../../../src/protocol/last_token.lua"),
-    include_str!("../../../src/protocol/now.lua"),
-    include_str!("../../../src/protocol/admit_lock.lua"),
-    include_str!("../../../src/protocol/queue.lua"),
-    include_str!("../../../src/protocol/pass_on.lua"),
-    include_str!("../../../src/protocol/cohort_release.lua")
+pub(crate) const ACQUIRE: &str = source!("last_token", "acquire");
+pub(crate) const RELEASE: &str = source!(
+    "rewrite",
+    "open_queue",
+    "last_token",
+    "now",
+    "admit_lock",
+    "queue",
+    "pass_on",
+    "cohort_release"
 );
 
 /// The release script of a lock without a queue.
-pub(crate) const RELEASE_WITHOUT_QUEUE: &str = concat!(
-    include_str!("../../../src/protocol/rewrite.lua"),
-    include_str!("../../../src/protocol/release.lua")
-);
+pub(crate) const RELEASE_WITHOUT_QUEUE: &str = source!("rewrite", "release");
 
 /// The release script of other crates.
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \

@@ -9,14 +9,9 @@ use super::super::ping_pong::Side;
 use super::mutex::subscribe;
 use super::pair::{TTL_MS, connect, fresh_id};
 
-const QUEUE: &str = concat!(
-    include_str!("../../../src/protocol/last_token.lua"),
-    include_str!("../../../src/protocol/now.lua"),
-    include_str!("../../../src/protocol/admit_permits.lua"),
-    include_str!("../../../src/protocol/queue.lua")
-);
-const QUEUE_ENTER: &str = include_str!("../../../src/protocol/queue_enter.lua");
-const QUEUE_RELEASE: &str = include_str!("../../../src/protocol/queue_release.lua");
+const QUEUE: &str = source!("last_token", "now", "admit_permits", "queue");
+const QUEUE_ENTER: &str = source!("queue_enter");
+const QUEUE_RELEASE: &str = source!("queue_release");
 
 /// A semaphore, acquired and released by the client's own scripts over one connection.
 pub(crate) struct PermitHand {

@@ -39,12 +39,12 @@ const CHANNEL: &str = "lock_release:a";
 
 macro_rules! ours {
     ($name:literal) => {
-        concat!(
-            include_str!("../../../src/protocol/last_token.lua"),
-            include_str!("../../../src/protocol/now.lua"),
-            include_str!("../../../src/protocol/admit_lock.lua"),
-            include_str!("../../../src/protocol/queue.lua"),
-            include_str!(concat!("../../../src/protocol/queue_", $name, ".lua"))
+        source!(
+            "last_token",
+            "now",
+            "admit_lock",
+            "queue",
+            concat!("queue_", $name)
         )
     };
 }

@@ -16,12 +16,6 @@ support::tests![
     several_servers_reply_as_recorded
 ];
 
-macro_rules! source {
-    ($($name:literal),+) => {
-        concat!($(include_str!(concat!("../../../src/protocol/", $name, ".lua"))),+)
-    };
-}
-
 /// A connection that keeps the bytes of its replies.
 struct Raw(TcpStream);
 
