@@ -35,15 +35,17 @@ enum Row {
 
 use Row::{Important, Lost, Message, Note};
 
+const OF_A_WAITER: &[&str] = &[
+    "waiting thread",
+    "subscriber thread",
+    "Redis",
+    "holder elsewhere",
+];
+
 const WAIT_AND_WAKE: Diagram = Diagram {
     file: "wait_and_wake.svg",
     title: "A release wakes a waiter in another process",
-    participants: &[
-        "waiting thread",
-        "subscriber thread",
-        "Redis",
-        "holder elsewhere",
-    ],
+    participants: OF_A_WAITER,
     rows: &[
         Message(0, 2, "acquire"),
         Message(2, 0, "refused: held for 8 s more"),
@@ -65,12 +67,7 @@ const WAIT_AND_WAKE: Diagram = Diagram {
 const GRANT: Diagram = Diagram {
     file: "grant.svg",
     title: "A release grants the lock to a waiter in another process",
-    participants: &[
-        "waiting thread",
-        "subscriber thread",
-        "Redis",
-        "holder elsewhere",
-    ],
+    participants: OF_A_WAITER,
     rows: &[
         Message(0, 2, "acquire"),
         Message(2, 0, "refused: held"),
