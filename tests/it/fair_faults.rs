@@ -121,14 +121,23 @@ fn waiter_killed_at_the_release_costs_at_most_its_grant() {
     wait_until_only_fences_remain(&server);
 }
 
+/// Asserts that a waiter behind three killed ones is granted the lock at its release.
+#[track_caller]
+fn assert_granted_behind_killed_waiters(server: &Server, before_release: impl FnOnce()) {
+    let guard = fair(server).lock().unwrap();
+    let mut children: Vec<_> = (0..3).map(|_| spawn_waiting_child(server)).collect();
+    thread::scope(|scope| {
+        let waiting = spawn_subscribed_waiter(scope, server, fair(server));
+        children.iter_mut().for_each(Child::kill);
+        before_release();
+        unlock(time_until_granted(ms(0), waiting, || unlock(guard)));
+    });
+}
+
 /// The server knows that nobody listens to their inboxes any more, and grants to the next.
 fn killed_waiters_delay_nobody() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
-    let mut children: Vec<_> = (0..3).map(|_| spawn_waiting_child(&server)).collect();
-    thread::scope(|scope| {
-        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
-        children.iter_mut().for_each(Child::kill);
+    assert_granted_behind_killed_waiters(&server, || {
         let inboxes = || {
             let mut channels = redis::cmd("PUBSUB");
             let channels: Vec<String> = channels
@@ -138,7 +147,6 @@ fn killed_waiters_delay_nobody() {
             channels.len()
         };
         eventually(PATIENCE, || inboxes() == 1);
-        unlock(time_until_granted(ms(0), waiting, || unlock(guard)));
     });
     // The places of the killed waiters expire.
     eventually(ms(10_000), || only_fences_remain(&server));
@@ -176,15 +184,10 @@ fn waiter_without_a_subscription_refreshes_more_often() {
 
 fn waiters_dead_for_long_cost_nothing() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
-    let mut children: Vec<_> = (0..3).map(|_| spawn_waiting_child(&server)).collect();
-    thread::scope(|scope| {
-        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
-        children.iter_mut().for_each(Child::kill);
+    assert_granted_behind_killed_waiters(&server, || {
         // The waiters have been dead for longer than a provisional lease.
         let_pass(ms(3_200));
         assert_eq!(queue_length(&server), 4);
-        unlock(time_until_granted(ms(0), waiting, || unlock(guard)));
     });
     wait_until_only_fences_remain(&server);
 }
