@@ -14,7 +14,7 @@ use crate::url::Target;
 ///
 /// Setters never fail: [`build`](Self::build) checks the settings.
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 /// use leasehold::Client;
 ///
@@ -62,6 +62,12 @@ impl ClientBuilder {
     ///
     /// Exactly one of `url`, [`cluster`](Self::cluster), [`sentinel`](Self::sentinel) and
     /// [`quorum`](Self::quorum) is required.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// let client = Client::builder().url("redis://redis.internal:6379/2").build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn url(self, url: impl Into<String>) -> Self {
         self.at(UrlSource::Url(url.into()))
     }
@@ -83,7 +89,7 @@ impl ClientBuilder {
     ///
     /// Each is `host[:port]`, or a URL with the credentials, which are used for all nodes.
     ///
-    /// ```no_run
+    /// ```
     /// # use leasehold::Client;
     /// let client = Client::builder().cluster(["10.0.0.1:7000", "10.0.0.2:7000"]).build()?;
     /// let nodes = ["rediss://ann:s3cret@n1.example", "rediss://ann:s3cret@n2.example"];
@@ -100,7 +106,7 @@ impl ClientBuilder {
     /// the master's name, or a URL with that name in place of the host and the credentials for the
     /// master.
     ///
-    /// ```no_run
+    /// ```
     /// # use leasehold::Client;
     /// let client = Client::builder().sentinel(["10.0.0.1", "10.0.0.2"], "mymaster").build()?;
     /// let master = "redis://ann:s3cret@mymaster/2";
@@ -165,6 +171,13 @@ impl ClientBuilder {
     }
 
     /// Sets the servers of a quorum, one URL each; see [`Client::quorum`](crate::Client::quorum).
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
+    /// let client = Client::builder().quorum(servers).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn quorum<U: Into<String>>(self, urls: impl IntoIterator<Item = U>) -> Self {
         self.at(UrlSource::Quorum(strings(urls)))
     }
@@ -173,6 +186,17 @@ impl ClientBuilder {
     ///
     /// With a short ttl, a crashed holder is soon replaced. With a long ttl, a holder keeps its
     /// lock over longer pauses and outages. At least 10 ms. Defaults to 10 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let url = server.url();
+    /// let client = Client::builder().url(url).ttl(Duration::from_secs(30)).build()?;
+    /// let guard = client.mutex("report").lock()?;
+    /// assert!(guard.remaining() > Some(Duration::from_secs(20)));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.config.ttl = ttl;
         self
@@ -183,6 +207,19 @@ impl ClientBuilder {
     /// Less than nine tenths of the ttl. Defaults to a third of the ttl, which leaves time for two
     /// retries. A lock with its own ttl is renewed every third of that, unless the lock sets
     /// an interval too.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// // Five renewals may fail before a lease ends.
+    /// let client = Client::builder()
+    ///     .url(url)
+    ///     .ttl(Duration::from_secs(30))
+    ///     .renew_every(Duration::from_secs(5))
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn renew_every(mut self, interval: Duration) -> Self {
         self.config.renew_every = Some(interval);
         self
@@ -191,6 +228,16 @@ impl ClientBuilder {
     /// Sets the prefix of the lock keys: a key is the prefix and the lock's name.
     ///
     /// All programs that share a lock must use the same prefix. Defaults to `lock:`.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let url = server.url();
+    /// let client = Client::builder().url(url).key_prefix("shop:lock:").build()?;
+    /// let guard = client.mutex("account:123").lock()?; // the key shop:lock:account:123
+    /// # assert!(server.keys().contains(&"shop:lock:account:123".to_owned()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.config.key_prefix = prefix.into();
         self
@@ -200,6 +247,14 @@ impl ClientBuilder {
     ///
     /// A release is published on this channel. All programs that share a lock must use the same
     /// prefix. Defaults to `lock_release:`.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// // A release of `account:123` is published on shop:release:account:123.
+    /// let client = Client::builder().url(url).channel_prefix("shop:release:").build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn channel_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.config.channel_prefix = prefix.into();
         self
@@ -208,6 +263,13 @@ impl ClientBuilder {
     /// Sets the name of the client's connections in `CLIENT LIST`.
     ///
     /// Printable ASCII without spaces. Defaults to `leasehold:<host>/<pid>`.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// let client = Client::builder().url(url).connection_name("booking-api-7").build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn connection_name(mut self, name: impl Into<String>) -> Self {
         self.config.connection_name = name.into();
         self
@@ -216,12 +278,31 @@ impl ClientBuilder {
     /// Sets the owner, the first part of every holder id, by which operators recognise a holder.
     ///
     /// 1 to 1024 bytes. Defaults to `<host>/<pid>`.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let url = server.url();
+    /// let client = Client::builder().url(url).owner("booking-api-7").build()?;
+    /// let guard = client.mutex("seat:12A").lock()?;
+    /// assert_eq!(guard.holder_id().owner(), "booking-api-7");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.config.owner = owner.into().into();
         self
     }
 
     /// Sets how long opening one connection may take, 1 ms to 1 h. Defaults to 1 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// let timeout = Duration::from_millis(300);
+    /// let client = Client::builder().url(url).connect_timeout(timeout).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.config.connect_timeout = timeout;
         self
@@ -231,6 +312,16 @@ impl ClientBuilder {
     ///
     /// `try_lock`, `unlock` and dropping a guard block for at most this time. Keep it well below
     /// the ttl.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// // A request that finds Redis hanging fails after 300 ms.
+    /// let timeout = Duration::from_millis(300);
+    /// let client = Client::builder().url(url).command_timeout(timeout).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
         self.config.command_timeout = timeout;
         self
@@ -241,6 +332,16 @@ impl ClientBuilder {
     /// The time counts from the start of the call or from the last answer of Redis, whichever is
     /// later. A call with its own deadline gives up at the earlier of the two. `Duration::MAX`
     /// waits for as long as the outage lasts.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// // A batch job that waits through a restart of Redis.
+    /// let patience = Duration::from_secs(300);
+    /// let client = Client::builder().url(url).unreachable_for(patience).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn unreachable_for(mut self, silence: Duration) -> Self {
         self.config.unreachable_for = silence;
         self
@@ -252,6 +353,15 @@ impl ClientBuilder {
     /// permissions for queues. It bounds the delay of a lost release message there. Other waiters
     /// refresh their places every 0.9 s, or more often with a short ttl. Each sleep is shortened at
     /// random by up to a quarter. At least 10 ms. Defaults to 1 s.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
+    /// let longest = Duration::from_millis(250);
+    /// let client = Client::builder().quorum(servers).backstop(longest).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn backstop(mut self, longest: Duration) -> Self {
         self.config.backstop = longest;
         self
@@ -261,6 +371,13 @@ impl ClientBuilder {
     ///
     /// Releases and background threads may exceed this limit, so they never wait for it. Defaults
     /// to 32.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// let client = Client::builder().url(url).max_connections(8).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn max_connections(mut self, most: usize) -> Self {
         self.config.max_connections = most;
         self
@@ -280,6 +397,14 @@ impl ClientBuilder {
     /// A call spins only if no other call of its client is in progress, and only about as long as
     /// earlier replies took. 150 µs suits a server in the same rack. While other threads want the
     /// CPU, calls sleep at once. A thread that waits for a *lock* never spins.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// let client = Client::builder().url(url).spin(Duration::from_micros(150)).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn spin(mut self, longest: Duration) -> Self {
         self.config.spin = longest;
         self
@@ -288,6 +413,16 @@ impl ClientBuilder {
     /// Sets how many replicas must acknowledge every lease, for locks without their own setting.
     ///
     /// See [`Mutex::min_replicas`](crate::Mutex::min_replicas). Defaults to none.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// // Both replicas know each lease before its holder does.
+    /// let within = Duration::from_millis(100);
+    /// let client = Client::builder().url(url).min_replicas(2, within).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn min_replicas(mut self, count: usize, within: Duration) -> Self {
         self.config.replicas = Some(Replicas {
             wanted: count,
@@ -307,6 +442,13 @@ impl ClientBuilder {
     /// recovery is noticed quickly.
     ///
     /// `examples/fail_fast.rs` answers HTTP requests with 503 and `Retry-After` on that error.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// let client = Client::builder().url(url).breaker(3).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn breaker(mut self, failures: u32) -> Self {
         self.config.breaker_after = failures;
         self
@@ -321,6 +463,13 @@ impl ClientBuilder {
     ///
     /// The hash has the fields of [`Totals`](crate::Totals), under the same names. In a cluster the
     /// key is in its own slot; over a quorum it is on the first server.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// let client = Client::builder().url(url).shared_stats(true).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn shared_stats(mut self, on: bool) -> Self {
         self.config.shared_stats = on;
         self
@@ -329,6 +478,15 @@ impl ClientBuilder {
     /// Sets the key of the hash for [`shared_stats`](Self::shared_stats).
     ///
     /// It must not be the key of a lock. Defaults to `lock_stats`.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// // The statistics of all clients of the shop.
+    /// let shop = Client::builder().url(url).shared_stats(true).shared_stats_key("shop:stats");
+    /// let client = shop.build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn shared_stats_key(mut self, key: impl Into<String>) -> Self {
         self.config.shared_stats_key = key.into();
         self

@@ -37,10 +37,12 @@ use crate::stats::{Stats, Totals};
 /// alive. Dropping the last client, lock or guard, on any thread, ends and joins the threads; this
 /// takes at most one command timeout. [`shutdown`](Self::shutdown) does so at once.
 ///
-/// ```no_run
+/// ```
 /// use leasehold::Client;
 ///
 /// let client = Client::open("redis://127.0.0.1:6379")?;
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
 /// let guard = client.mutex("account:123").lock()?;
 /// // … no other client holds `account:123` here …
 /// guard.unlock()?;
@@ -78,6 +80,13 @@ impl Client {
     /// With a quorum, all servers have the same user, password, database and protocol; see
     /// [`quorum`](Self::quorum), which takes a URL for each.
     ///
+    /// ```
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::open("rediss://booking:s3cret@redis.internal:6379")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Config`] if the URL cannot be used.
@@ -94,7 +103,7 @@ impl Client {
     /// servers. Use 3 or 5: an even number tolerates no more failures than one fewer, and logs a
     /// warning. A quorum of one is allowed, for tests. Does no I/O.
     ///
-    /// ```no_run
+    /// ```
     /// use leasehold::Client;
     ///
     /// let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
@@ -125,6 +134,14 @@ impl Client {
     ///
     /// An empty variable counts as unset.
     ///
+    /// ```
+    /// use leasehold::Client;
+    ///
+    /// // REDIS_URL=redis://redis.internal:6379 LOCK_TTL_MS=30000
+    /// let client = Client::from_env()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Config`] if a variable is invalid; the message names it and what it expects.
@@ -133,6 +150,16 @@ impl Client {
     }
 
     /// Returns a builder, to make a client with other settings than the default ones.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// let client = Client::builder()
+    ///     .url("redis://redis.internal:6379")
+    ///     .ttl(Duration::from_secs(30))
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
     }
@@ -144,6 +171,14 @@ impl Client {
     /// Returns the lock called `name`. Does no I/O.
     ///
     /// Two locks with the same name are the same lock.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("account:123").lock()?;
+    /// assert!(client.mutex(format!("account:{}", 123)).try_lock()?.is_none()); // the same lock
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
         let keys = self.runtime().keys_of_mutex(name.into());
         Mutex::new(Arc::clone(&self.core), keys)
@@ -233,6 +268,14 @@ impl Client {
     ///
     /// Returns within the command timeout. In a cluster, a reply from any one master is enough.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let took = client.ping()?;
+    /// println!("Redis replied in {took:?}");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// - [`Error::Unreachable`] if no server replies.
@@ -271,6 +314,14 @@ impl Client {
     /// hash is read from [`shared_stats_key`](ClientBuilder::shared_stats_key) in either case.
     /// Returns within the command timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let all = client.shared_stats()?;
+    /// println!("{} locks acquired by all clients, {} lost", all.acquired(), all.lost());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// - [`Error::Unreachable`] if Redis does not answer.
@@ -294,6 +345,16 @@ impl Client {
     ///
     /// Sends to all servers at once and returns within the command timeout. The checks bypass an
     /// open circuit breaker; a server that answers closes its breaker.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let health = client.health();
+    /// if !health.is_healthy() {
+    ///     eprintln!("{health}"); // a line for each server and thread
+    /// }
+    /// # assert!(health.is_healthy());
+    /// ```
     pub fn health(&self) -> Health {
         let runtime = self.runtime();
         let until = Instant::now().after(runtime.deployment.command_timeout());
@@ -405,6 +466,15 @@ impl Client {
 
 impl ClientBuilder {
     /// Makes the client. Does no I/O.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold::{Client, Error};
+    ///
+    /// let one_ms = Duration::from_millis(1);
+    /// let outcome = Client::builder().url("redis://redis.internal:6379").ttl(one_ms).build();
+    /// assert!(matches!(outcome, Err(Error::Config(_)))); // a ttl is at least 10 ms
+    /// ```
     ///
     /// # Errors
     ///

@@ -13,7 +13,7 @@ impl ClientBuilder {
     /// [`Client::from_env`](crate::Client::from_env) lists the variables. If a URL was set before,
     /// `REDIS_URL` and its companions are not read. Setters called later override the environment.
     ///
-    /// ```no_run
+    /// ```
     /// use leasehold::Client;
     ///
     /// let client = Client::builder().with_env()?.owner("nightly").build()?;

@@ -106,6 +106,15 @@ lock_settings!(FairMutex, 0.settings);
 impl FairMutex {
     /// Acquires the lock, waiting behind all earlier calls.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.fair_mutex("printer").lock()?; // when all earlier calls have had it
+    /// // … print …
+    /// guard.unlock()?; // the call that has waited longest gets it
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::lock`], and [`Error::Config`] over a quorum.
@@ -114,6 +123,16 @@ impl FairMutex {
     }
 
     /// Acquires the lock if it is free and no call waits for it; otherwise returns `None`.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// match client.fair_mutex("printer").try_lock()? {
+    ///     Some(_guard) => println!("printing"),
+    ///     None => println!("the printer is busy, or others wait for it"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -129,6 +148,18 @@ impl FairMutex {
     /// up leaves the queue. If the lock is granted to it at that moment, it is released to the next
     /// call.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let limit = Duration::from_secs(60);
+    /// match client.fair_mutex("printer").try_lock_for(limit)? {
+    ///     Some(_guard) => println!("printing"),
+    ///     None => println!("not our turn within a minute"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
@@ -142,11 +173,30 @@ lock_calls!(FairMutex, MutexGuard);
 /// For operators.
 impl FairMutex {
     /// Returns the lock's name.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let printer = client.fair_mutex("printer");
+    /// println!("waiting for {}", printer.name());
+    /// # assert_eq!(printer.name(), "printer");
+    /// ```
     pub fn name(&self) -> &Name {
         self.0.name()
     }
 
-    /// Asks Redis for the holder of the lock, like [`Mutex::inspect`].
+    /// Asks Redis for the holder of the lock; returns `None` if it is free.
+    ///
+    /// Returns within the command timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// if let Some(holder) = client.fair_mutex("printer").inspect()? {
+    ///     println!("used by {holder}"); // web-3/812:1b9d6bcd, for 8.2 s
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -162,6 +212,15 @@ impl FairMutex {
     /// set. Calls of processes that died count for a few seconds. Returns within the command
     /// timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let printer = client.fair_mutex("printer");
+    /// println!("{} calls are in the queue", printer.waiting()?);
+    /// # assert_eq!(printer.waiting()?, 0);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
@@ -172,10 +231,21 @@ impl FairMutex {
         Ok(self.0.number(Gauge::Length(queue))?.unwrap_or(0))
     }
 
-    /// Returns how long the first call in the queue has waited, by the server's clock; `None` if no
-    /// call waits.
+    /// Returns how long the first call in the queue has waited; `None` if no call waits.
     ///
-    /// Returns within the command timeout.
+    /// The time is by the server's clock. Returns within the command timeout.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let printer = client.fair_mutex("printer");
+    /// if printer.longest_wait()? > Some(Duration::from_secs(30)) {
+    ///     eprintln!("somebody has waited for the printer for more than 30 s");
+    /// }
+    /// # assert_eq!(printer.longest_wait()?, None);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -190,7 +260,19 @@ impl FairMutex {
         }
     }
 
-    /// Returns the last fencing token that was drawn, like [`Mutex::last_fencing_token`].
+    /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
+    ///
+    /// Returns `None` if no token was drawn within the last day. Returns within the command
+    /// timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let printer = client.fair_mutex("printer");
+    /// let guard = printer.lock()?;
+    /// assert_eq!(printer.last_fencing_token()?, Some(guard.fencing_token()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -199,9 +281,23 @@ impl FairMutex {
         self.0.last_fencing_token()
     }
 
-    /// Releases the lock on behalf of its holder, like [`Mutex::force_unlock`].
+    /// Releases the lock on behalf of its holder; returns true if it was released.
     ///
-    /// The first call in the queue is granted the lock.
+    /// The first call in the queue is granted the lock. Use it only if you know that the holder is
+    /// dead: [`Mutex::force_unlock`] says how a live one finds out.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let printer = client.fair_mutex("printer");
+    /// # server.hold("printer").forget();
+    /// // The machine that held the lock has burnt down, and its ttl is a day.
+    /// if printer.force_unlock()? {
+    ///     println!("the next call in the queue has the printer");
+    /// }
+    /// # assert!(printer.inspect()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

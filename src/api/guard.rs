@@ -67,6 +67,15 @@ impl MutexGuard {
     }
 
     /// Returns the lock's name.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("account:123").lock()?;
+    /// println!("{} is ours", guard.name());
+    /// # assert_eq!(guard.name(), "account:123");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn name(&self) -> &Name {
         self.hold.keys.key(0).name
     }
@@ -82,16 +91,51 @@ impl MutexGuard {
     /// Returns the fencing token, which is higher than that of every earlier holder.
     ///
     /// Pass it to the resource that the lock protects.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let account = client.mutex("account:123");
+    /// let first = account.lock()?;
+    /// let first_token = first.fencing_token();
+    /// first.unlock()?;
+    /// assert!(account.lock()?.fencing_token() > first_token);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn fencing_token(&self) -> FencingToken {
         self.token
     }
 
     /// Returns the id of the lease, which is the value of the lock's key in Redis.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let account = client.mutex("account:123");
+    /// let guard = account.lock()?;
+    /// let holder = account.inspect()?.expect("the guard holds it");
+    /// assert_eq!(holder.holder_id(), Some(guard.holder_id()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder_id(&self) -> &HolderId {
         &self.hold.id
     }
 
     /// Returns true only if the lock is certainly held at this moment. Local, no I/O.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let pages = ["title", "chapter 1"];
+    /// let guard = client.mutex("report").lock()?;
+    /// for page in pages {
+    ///     if !guard.is_held() {
+    ///         break; // another process may be writing the report
+    ///     }
+    ///     println!("writing {page}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn is_held(&self) -> bool {
         matches!(self.status(), LeaseStatus::Held(_))
     }
@@ -99,6 +143,18 @@ impl MutexGuard {
     /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
     ///
     /// Local, no I/O.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("report").lock()?;
+    /// // Is there time for a step of 2 s, even if no renewal succeeds?
+    /// if guard.remaining() > Some(Duration::from_secs(2)) {
+    ///     println!("writing the next page");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn remaining(&self) -> Option<Duration> {
         match self.status() {
             LeaseStatus::Held(remaining) => Some(remaining),
@@ -111,6 +167,16 @@ impl MutexGuard {
     }
 
     /// Returns an error unless the lock is certainly held. Local, no I/O.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # fn charge(card: &str) {}
+    /// let guard = client.mutex("order:7").lock()?;
+    /// guard.ensure_held()?; // immediately before the step that must not be done twice
+    /// charge("…4242");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -144,6 +210,16 @@ impl MutexGuard {
 
     /// Renews the lease for the full ttl, now. Returns within the command timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("report").auto_renew(false).lock()?;
+    /// // … one chapter …
+    /// guard.renew()?; // the full ttl for the next one
+    /// # assert!(guard.is_held());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// - [`Error::Lost`] if the lock is lost.
@@ -159,6 +235,17 @@ impl MutexGuard {
     ///
     /// The lease lasts `ttl` from now on, whether that is longer or shorter than before. Returns
     /// within the command timeout.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("report").lock()?;
+    /// // Keep the lock if Redis restarts during the upload.
+    /// guard.set_ttl(Duration::from_secs(60))?;
+    /// # assert!(guard.remaining() > Some(Duration::from_secs(30)));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -180,6 +267,18 @@ impl MutexGuard {
     /// Releases the lock and reports whether it was still held.
     ///
     /// Returns within the command timeout.
+    ///
+    /// ```
+    /// use leasehold::Unlocked;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// let guard = client.mutex("report").lock()?;
+    /// if let Unlocked::AlreadyLost(lost) = guard.unlock()? {
+    ///     eprintln!("check the report, another process may have written it: {lost}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

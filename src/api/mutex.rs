@@ -127,6 +127,15 @@ impl Mutex {
     /// Until then a holder here and one in another client may both believe that they have the lock,
     /// as they may without hand-offs. The other holder's fencing token is higher than all of those
     /// handed on here.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// // Every release is visible to other processes: no thread of this client is preferred.
+    /// let printer = client.mutex("printer").local_handoffs(0);
+    /// # printer.lock()?.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn local_handoffs(mut self, most: u32) -> Self {
         self.settings.handoffs = Some(most);
@@ -142,6 +151,15 @@ impl Mutex {
     ///
     /// The call waits through other holders and outages of Redis. It gives up only if Redis has not
     /// answered for [`unreachable_for`](crate::ClientBuilder::unreachable_for).
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("account:123").lock()?;
+    /// // … no other client holds `account:123` here …
+    /// guard.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -163,6 +181,16 @@ impl Mutex {
     /// Returns within the command timeout, 1 s unless set. If this client itself holds the name,
     /// or if one of its calls waits for it in the queue in Redis, the call returns `None` without
     /// asking Redis. Otherwise it may overtake waiting clients.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// match client.mutex("nightly-report").try_lock()? {
+    ///     Some(guard) => println!("writing the report under token {}", guard.fencing_token()),
+    ///     None => println!("another machine writes the report"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -195,6 +223,18 @@ impl Mutex {
     /// If that reply is older than a second, the call asks once more before the deadline. If none
     /// of the three is true, the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the
     /// lock may be free, but Redis could not be asked.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let limit = Duration::from_millis(200);
+    /// match client.mutex("seat:12A").try_lock_for(limit) {
+    ///     Ok(Some(_guard)) => println!("booked"),
+    ///     Ok(None) => println!("another customer is booking the seat"),
+    ///     Err(error) => println!("try again later: {error}"),
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
@@ -233,6 +273,17 @@ impl Mutex {
     ///
     /// Returns within the command timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let nightly = client.mutex("nightly");
+    /// match nightly.inspect()? {
+    ///     Some(holder) => println!("held by {holder}"), // cron-1/4711:1b9d6bcd, for 8.2 s
+    ///     None => println!("free"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`], [`Error::Config`],
@@ -252,6 +303,15 @@ impl Mutex {
     /// left. A client whose threads wait with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff)
     /// does not subscribe. Returns within the command timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let waiting = client.mutex("printer").waiting()?;
+    /// println!("{waiting} clients wait for the printer");
+    /// # assert_eq!(waiting, 0);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`inspect`](Self::inspect), except `WrongType`. The call needs the permission
@@ -264,6 +324,15 @@ impl Mutex {
     ///
     /// Tokens that are reserved for [local hand-offs](Self::local_handoffs) count as drawn. Returns
     /// `None` if no token was drawn within the last day. Returns within the command timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let account = client.mutex("account:123");
+    /// let guard = account.lock()?;
+    /// assert_eq!(account.last_fencing_token()?, Some(guard.fencing_token()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -297,6 +366,19 @@ impl Mutex {
     ///
     /// Use it only if you know that the holder is dead: a live holder may be inside its critical
     /// section. It finds out at its next renewal, or at once if it receives the release.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let nightly = client.mutex("nightly");
+    /// # server.hold("nightly").forget();
+    /// // The machine that held the lock has burnt down, and its ttl is a day.
+    /// if nightly.force_unlock()? {
+    ///     println!("free again");
+    /// }
+    /// # assert!(nightly.inspect()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -99,11 +99,27 @@ impl MutexAll {
     /// Returns the names, each once, in the order in which they are acquired.
     ///
     /// They are sorted; in a cluster they are sorted by slot first.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let accounts = client.mutex_all(["account:2", "account:1", "account:2"]);
+    /// assert_eq!(accounts.names(), ["account:1", "account:2"]);
+    /// ```
     pub fn names(&self) -> &[Name] {
         &self.0.keys.names
     }
 
     /// Acquires all names, waiting until they are granted.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// // … move money between the two accounts …
+    /// guard.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -113,6 +129,18 @@ impl MutexAll {
     }
 
     /// Acquires all names if they are free; returns `None` if another holder has one of them.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let seats = client.mutex_all(["seat:12A", "seat:12B"]);
+    /// # let other = server.hold("seat:12B");
+    /// match seats.try_lock()? {
+    ///     Some(_guard) => println!("both seats are ours"),
+    ///     None => println!("another customer is booking one of them"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -125,6 +153,18 @@ impl MutexAll {
     ///
     /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. It applies to the
     /// name that the call waits for.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let limit = Duration::from_millis(200);
+    /// match client.mutex_all(["seat:12A", "seat:12B"]).try_lock_for(limit)? {
+    ///     Some(_guard) => println!("both seats are ours"),
+    ///     None => println!("another customer is booking one of them"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -34,6 +34,14 @@ impl MutexAllGuard {
     /// Returns the held names, each once, in the order in which they were acquired.
     ///
     /// They are sorted; in a cluster they are sorted by slot first.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:2", "account:1"]).lock()?;
+    /// assert_eq!(guard.names(), ["account:1", "account:2"]);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn names(&self) -> &[Name] {
         self.0.names()
     }
@@ -42,16 +50,47 @@ impl MutexAllGuard {
     ///
     /// Returns `None` if `name` is not part of this set. The tokens of two names are unrelated and
     /// may be equal.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// for name in guard.names() {
+    ///     println!("{name}: {:?}", guard.fencing_token_of(name));
+    /// }
+    /// assert_eq!(guard.fencing_token_of("account:3"), None);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn fencing_token_of(&self, name: impl Into<Name>) -> Option<FencingToken> {
         self.0.fencing_token_of(&name.into())
     }
 
     /// Returns the id of the lease, which is the value of each name's key in Redis.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// let holder = client.mutex("account:2").inspect()?.expect("the guard holds it");
+    /// assert_eq!(holder.holder_id(), Some(guard.holder_id()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder_id(&self) -> &HolderId {
         self.0.holder_id()
     }
 
     /// Returns true only if all names are certainly held at this moment. Local, no I/O.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// if guard.is_held() {
+    ///     println!("both accounts are ours");
+    /// }
+    /// # assert!(guard.is_held());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn is_held(&self) -> bool {
         self.0.is_held()
     }
@@ -59,11 +98,32 @@ impl MutexAllGuard {
     /// Returns how long all names are certainly held without a renewal; `None` if they are lost.
     ///
     /// Local, no I/O.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// if guard.remaining() > Some(Duration::from_secs(2)) {
+    ///     println!("there is time for a step of 2 s");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn remaining(&self) -> Option<Duration> {
         self.0.remaining()
     }
 
     /// Returns an error unless all names are certainly held. Local, no I/O.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # fn transfer(from: &str, to: &str) {}
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// guard.ensure_held()?;
+    /// transfer("account:1", "account:2");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -72,7 +132,22 @@ impl MutexAllGuard {
         self.0.ensure_held()
     }
 
-    /// Returns a channel that receives one message when a name is lost, like [`MutexGuard::lost`].
+    /// Returns a channel that receives one message when a name is lost, for use with `select!`.
+    ///
+    /// The channel is disconnected after that message, or when the names are released. Each call
+    /// creates another channel, which the lease keeps until then: call this once, before a loop.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// let lost = guard.lost();
+    /// // Between two steps, without waiting:
+    /// if let Ok(why) = lost.try_recv() {
+    ///     println!("roll back the transfer: {why}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn lost(&self) -> Receiver<Lost> {
         self.0.lost()
     }
@@ -81,6 +156,16 @@ impl MutexAllGuard {
     ///
     /// Returns within the command timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).auto_renew(false).lock()?;
+    /// // … the first step …
+    /// guard.renew()?; // the full ttl for the next one
+    /// # assert!(guard.is_held());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`MutexGuard::renew`].
@@ -88,7 +173,21 @@ impl MutexAllGuard {
         self.0.renew()
     }
 
-    /// Sets another ttl for all names, like [`MutexGuard::set_ttl`].
+    /// Sets the lease's ttl, for now and for later renewals.
+    ///
+    /// All names last `ttl` from now on, whether that is longer or shorter than before. Returns
+    /// within the command timeout. [`MutexGuard::set_ttl`] says what happens if Redis does not
+    /// answer.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// guard.set_ttl(Duration::from_secs(60))?;
+    /// # assert!(guard.remaining() > Some(Duration::from_secs(30)));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -101,6 +200,18 @@ impl MutexAllGuard {
     ///
     /// If one name was lost, the others are still released. Returns within the command
     /// timeout.
+    ///
+    /// ```
+    /// use leasehold::Unlocked;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// if let Unlocked::AlreadyLost(lost) = guard.unlock()? {
+    ///     eprintln!("check both accounts: {lost}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -110,6 +110,15 @@ lock_settings!(RwLock, settings);
 impl RwLock {
     /// Acquires the lock for reading, waiting behind all calls that entered the queue earlier.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let reading = client.rw_lock("catalogue").read()?;
+    /// // … other readers may be here, too, but no writer …
+    /// reading.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::lock`], and [`Error::Config`] over a quorum.
@@ -121,6 +130,16 @@ impl RwLock {
     /// Acquires the lock for reading if no writer holds it and no call waits; otherwise returns
     /// `None`.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// match client.rw_lock("catalogue").try_read()? {
+    ///     Some(_reading) => println!("filling the cache"),
+    ///     None => println!("serving the old page: the catalogue is being changed"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock`] and [`read`](Self::read).
@@ -128,11 +147,22 @@ impl RwLock {
         self.acquire_read(WaitLimit::None)
     }
 
-    /// Acquires the lock for reading, waiting for at most `limit`; returns `None` if it was not
-    /// granted by then.
+    /// Acquires the lock for reading, waiting for at most `limit`.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives
-    /// up leaves the queue.
+    /// Returns `None` if the lock was not granted by then. The rule of [`Mutex::try_lock_for`]
+    /// decides between `None` and an error. A call that gives up leaves the queue.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let limit = Duration::from_millis(200);
+    /// match client.rw_lock("catalogue").try_read_for(limit)? {
+    ///     Some(_reading) => println!("filling the cache"),
+    ///     None => println!("serving the old page: the catalogue is being changed"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -141,10 +171,22 @@ impl RwLock {
         self.acquire_read(wait_limit(limit))
     }
 
-    /// Acquires the lock for reading like [`try_read_for`](Self::try_read_for), waiting until `at`
-    /// at the latest.
+    /// Acquires the lock for reading, waiting until `at` at the latest.
     ///
-    /// An `at` in the past asks once, like [`try_read`](Self::try_read).
+    /// Decides between `None` and an error as [`try_read_for`](Self::try_read_for) does.
+    /// An `at` in the past asks once, as [`try_read`](Self::try_read) does.
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// let deadline = Instant::now() + Duration::from_secs(2); // of the whole request
+    /// let (catalogue, prices) = (client.rw_lock("catalogue"), client.rw_lock("prices"));
+    /// let first = catalogue.try_read_until(deadline)?;
+    /// let second = prices.try_read_until(deadline)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -180,6 +222,15 @@ impl RwLock {
 impl RwLock {
     /// Acquires the lock for writing, waiting behind all calls that entered the queue earlier.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let writing = client.rw_lock("catalogue").write()?;
+    /// println!("changing the catalogue under token {}", writing.fencing_token());
+    /// writing.unlock()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::lock`], and [`Error::Config`] over a quorum.
@@ -190,6 +241,18 @@ impl RwLock {
 
     /// Acquires the lock for writing if it is free and no call waits; otherwise returns `None`.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// # let reading = catalogue.read()?;
+    /// match catalogue.try_write()? {
+    ///     Some(_writing) => println!("changing the catalogue"),
+    ///     None => println!("it is in use: postponed"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock`] and [`write`](Self::write).
@@ -197,11 +260,22 @@ impl RwLock {
         self.acquire_write(WaitLimit::None)
     }
 
-    /// Acquires the lock for writing, waiting for at most `limit`; returns `None` if it was not
-    /// granted by then.
+    /// Acquires the lock for writing, waiting for at most `limit`.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives
-    /// up leaves the queue.
+    /// Returns `None` if the lock was not granted by then. The rule of [`Mutex::try_lock_for`]
+    /// decides between `None` and an error. A call that gives up leaves the queue.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let limit = Duration::from_secs(5);
+    /// match client.rw_lock("catalogue").try_write_for(limit)? {
+    ///     Some(_writing) => println!("changing the catalogue"),
+    ///     None => println!("still in use after 5 s: postponed"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -210,10 +284,22 @@ impl RwLock {
         self.acquire_write(wait_limit(limit))
     }
 
-    /// Acquires the lock for writing like [`try_write_for`](Self::try_write_for), waiting until
-    /// `at` at the latest.
+    /// Acquires the lock for writing, waiting until `at` at the latest.
     ///
-    /// An `at` in the past asks once, like [`try_write`](Self::try_write).
+    /// Decides between `None` and an error as [`try_write_for`](Self::try_write_for) does.
+    /// An `at` in the past asks once, as [`try_write`](Self::try_write) does.
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// let deadline = Instant::now() + Duration::from_secs(2); // of the whole request
+    /// let (catalogue, prices) = (client.rw_lock("catalogue"), client.rw_lock("prices"));
+    /// let first = catalogue.try_write_until(deadline)?;
+    /// let second = prices.try_write_until(deadline)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -250,6 +336,14 @@ fn wait_limit(limit: Duration) -> WaitLimit {
 /// For operators.
 impl RwLock {
     /// Returns the lock's name.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// println!("waiting for {}", catalogue.name());
+    /// # assert_eq!(catalogue.name(), "catalogue");
+    /// ```
     pub fn name(&self) -> &Name {
         self.reader.key(0).name
     }
@@ -257,6 +351,19 @@ impl RwLock {
     /// Asks Redis for the holders of the lock; returns `None` if it is free.
     ///
     /// Returns within the command timeout.
+    ///
+    /// ```
+    /// use leasehold::RwHolders;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// match client.rw_lock("catalogue").inspect()? {
+    ///     Some(RwHolders::Writer(writer)) => println!("being changed by {writer}"),
+    ///     Some(RwHolders::Readers(readers)) => println!("read by {} processes", readers.len()),
+    ///     None => println!("free"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -276,6 +383,15 @@ impl RwLock {
     /// each set. Calls of processes that died count for a few seconds. Returns within the command
     /// timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// println!("{} calls are in the queue", catalogue.waiting()?);
+    /// # assert_eq!(catalogue.waiting()?, 0);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`inspect`](Self::inspect). The call needs the permission `+llen`.
@@ -285,7 +401,19 @@ impl RwLock {
         Ok(self.as_mutex().number(Gauge::Length(queue))?.unwrap_or(0))
     }
 
-    /// Returns the last fencing token that was drawn, like [`Mutex::last_fencing_token`].
+    /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
+    ///
+    /// Returns `None` if no token was drawn within the last day. Returns within the command
+    /// timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// let writing = catalogue.write()?;
+    /// assert_eq!(catalogue.last_fencing_token()?, Some(writing.fencing_token()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -294,10 +422,23 @@ impl RwLock {
         self.as_mutex().last_fencing_token()
     }
 
-    /// Releases the lock on behalf of its writer or of all its readers, like
-    /// [`Mutex::force_unlock`].
+    /// Releases the lock on behalf of its writer or of all its readers; returns true if it did.
     ///
-    /// The first calls in the queue are granted the lock.
+    /// The first calls in the queue are granted the lock. Use it only if you know that the holders
+    /// are dead: [`Mutex::force_unlock`] says how a live one finds out.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// # server.hold("catalogue").forget();
+    /// // The machine that held the lock has burnt down, and its ttl is a day.
+    /// if catalogue.force_unlock()? {
+    ///     println!("the next calls in the queue have the lock");
+    /// }
+    /// # assert!(catalogue.inspect()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -56,11 +56,29 @@ impl RwLockReadGuard {
     /// Returns the fencing token: that of the last writer before this reader.
     ///
     /// Readers share it with each other. The next writer's token is higher.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// let (one, two) = (catalogue.read()?, catalogue.try_read()?.expect("readers share it"));
+    /// assert_eq!(one.fencing_token(), two.fencing_token());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn fencing_token(&self) -> FencingToken {
         self.0.fencing_token()
     }
 
     /// Returns the id of the lease, which is a member of the sorted set of readers in Redis.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let reading = client.rw_lock("catalogue").read()?;
+    /// println!("reading as {}", reading.holder_id().short());
+    /// # assert!(!reading.holder_id().owner().is_empty());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder_id(&self) -> &HolderId {
         self.0.holder_id()
     }
@@ -89,6 +107,17 @@ impl RwLockWriteGuard {
     /// until one has run, other readers are kept out. Without
     /// [`auto_renew`](crate::RwLock::auto_renew) that can last until the lease ends. If the lock is
     /// lost, the new guard says so, as always.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// let writing = catalogue.write()?;
+    /// // … change the catalogue …
+    /// let reading = writing.downgrade(); // and read what was written: no writer came in between
+    /// assert!(catalogue.try_read()?.is_some());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn downgrade(self) -> RwLockReadGuard {
         let Self { guard, reader } = self;
         downgrade(guard.runtime(), guard.hold(), guard.fencing_token(), reader);
@@ -98,11 +127,33 @@ impl RwLockWriteGuard {
     /// Returns the fencing token, which is higher than that of every earlier holder.
     ///
     /// Pass it to the resource that the lock protects.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// let first_token = catalogue.write()?.fencing_token();
+    /// assert!(catalogue.write()?.fencing_token() > first_token);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn fencing_token(&self) -> FencingToken {
         self.guard.fencing_token()
     }
 
     /// Returns the id of the lease, which is the value of the lock's key in Redis.
+    ///
+    /// ```
+    /// use leasehold::RwHolders;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// let catalogue = client.rw_lock("catalogue");
+    /// let writing = catalogue.write()?;
+    /// if let Some(RwHolders::Writer(writer)) = catalogue.inspect()? {
+    ///     assert_eq!(writer.holder_id(), Some(writing.holder_id()));
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder_id(&self) -> &HolderId {
         self.guard.holder_id()
     }
@@ -117,15 +168,40 @@ impl RwLockWriteGuard {
 }
 
 /// Implements the calls that both guards have in common with [`MutexGuard`].
+///
+/// `$guard_example` is the line of the examples that acquires `guard`.
 macro_rules! guard_calls {
-    ($guard:ident) => {
+    ($guard:ident, $guard_example:literal) => {
         impl $guard {
             /// Returns the lock's name.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = $guard_example]
+            /// println!("{} is ours", guard.name());
+            /// # assert_eq!(guard.name(), "catalogue");
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             pub fn name(&self) -> &Name {
                 self.guard().name()
             }
 
             /// Returns true only if the lock is certainly held at this moment. Local, no I/O.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            /// # let pages = ["title", "chapter 1"];
+            #[doc = $guard_example]
+            /// for page in pages {
+            ///     if !guard.is_held() {
+            ///         break; // the catalogue may be changing
+            ///     }
+            ///     println!("{page}");
+            /// }
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             pub fn is_held(&self) -> bool {
                 self.guard().is_held()
             }
@@ -133,11 +209,32 @@ macro_rules! guard_calls {
             /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
             ///
             /// Local, no I/O.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = $guard_example]
+            /// if guard.remaining() > Some(Duration::from_secs(2)) {
+            ///     println!("there is time for a step of 2 s");
+            /// }
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             pub fn remaining(&self) -> Option<Duration> {
                 self.guard().remaining()
             }
 
             /// Returns an error unless the lock is certainly held. Local, no I/O.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            /// # fn next_page() {}
+            #[doc = $guard_example]
+            /// guard.ensure_held()?;
+            /// next_page();
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             ///
             /// # Errors
             ///
@@ -146,13 +243,38 @@ macro_rules! guard_calls {
                 self.guard().ensure_held()
             }
 
-            /// Returns a channel that receives one message when the lock is lost, like
-            /// [`MutexGuard::lost`].
+            /// Returns a channel that receives one message when the lock is lost, for `select!`.
+            ///
+            /// The channel is disconnected after that message, or when the lock is released. Each
+            /// call creates another channel, which the lease keeps until then: call this once,
+            /// before a loop.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = $guard_example]
+            /// let lost = guard.lost();
+            /// // Between two steps, without waiting:
+            /// if let Ok(why) = lost.try_recv() {
+            ///     println!("stop: {why}");
+            /// }
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             pub fn lost(&self) -> Receiver<Lost> {
                 self.guard().lost()
             }
 
-            /// Renews the lease for the full ttl, now.
+            /// Renews the lease for the full ttl, now. Returns within the command timeout.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = $guard_example]
+            /// // … one page …
+            /// guard.renew()?; // the full ttl for the next one
+            /// # assert!(guard.is_held());
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             ///
             /// # Errors
             ///
@@ -161,7 +283,21 @@ macro_rules! guard_calls {
                 self.guard().renew()
             }
 
-            /// Sets the lease's ttl, for now and for later renewals, like [`MutexGuard::set_ttl`].
+            /// Sets the lease's ttl, for now and for later renewals.
+            ///
+            /// The lease lasts `ttl` from now on, whether that is longer or shorter than before.
+            /// Returns within the command timeout. [`MutexGuard::set_ttl`] says what happens if
+            /// Redis does not answer.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = $guard_example]
+            /// guard.set_ttl(Duration::from_secs(60))?;
+            /// # assert!(guard.remaining() > Some(Duration::from_secs(30)));
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             ///
             /// # Errors
             ///
@@ -173,6 +309,18 @@ macro_rules! guard_calls {
             /// Releases the lock and reports whether it was still held.
             ///
             /// Returns within the command timeout.
+            ///
+            /// ```
+            /// use leasehold::Unlocked;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            ///
+            #[doc = $guard_example]
+            /// if let Unlocked::AlreadyLost(lost) = guard.unlock()? {
+            ///     eprintln!("repeat what was done: {lost}");
+            /// }
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             ///
             /// # Errors
             ///
@@ -190,5 +338,11 @@ macro_rules! guard_calls {
     };
 }
 
-guard_calls!(RwLockReadGuard);
-guard_calls!(RwLockWriteGuard);
+guard_calls!(
+    RwLockReadGuard,
+    r#"let guard = client.rw_lock("catalogue").read()?;"#
+);
+guard_calls!(
+    RwLockWriteGuard,
+    r#"let guard = client.rw_lock("catalogue").write()?;"#
+);

@@ -130,6 +130,15 @@ impl Semaphore {
     /// The call waits through other holders and outages of Redis. It gives up only if Redis has not
     /// answered for [`unreachable_for`](crate::ClientBuilder::unreachable_for).
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// // … at most 10 calls at a time, from all processes together …
+    /// permit.release()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::lock`], and [`Error::Config`] if the numbers of permits are invalid,
@@ -142,6 +151,16 @@ impl Semaphore {
     ///
     /// Returns within the command timeout, 1 s unless set.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// match client.semaphore("api.example.com", 10).try_acquire()? {
+    ///     Some(_permit) => println!("calling"),
+    ///     None => println!("10 calls are in progress"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`acquire`](Self::acquire), but [`Error::Unreachable`] after the command
@@ -150,12 +169,24 @@ impl Semaphore {
         Ok(self.lock.try_lock()?.map(|guard| self.permit(guard)))
     }
 
-    /// Acquires the permits, waiting for at most `limit`; returns `None` if they were not granted
-    /// by then.
+    /// Acquires the permits, waiting for at most `limit`.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error, except that this
-    /// client may hold other permits. A call that gives up leaves the queue. If the permits are
-    /// granted to it at that moment, they go to the next call.
+    /// Returns `None` if they were not granted by then. The rule of [`Mutex::try_lock_for`] decides
+    /// between `None` and an error, except that this client may hold other permits. A call that
+    /// gives up leaves the queue. If the permits are granted to it at that moment, they go to the
+    /// next call.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let limit = Duration::from_secs(5);
+    /// match client.semaphore("api.example.com", 10).try_acquire_for(limit)? {
+    ///     Some(_permit) => println!("calling"),
+    ///     None => println!("no permit was free for 5 s"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -166,10 +197,22 @@ impl Semaphore {
         Ok(guard.map(|guard| self.permit(guard)))
     }
 
-    /// Acquires the permits like [`try_acquire_for`](Self::try_acquire_for), waiting until `at` at
-    /// the latest.
+    /// Acquires the permits, waiting until `at` at the latest.
     ///
-    /// An `at` in the past asks once, like [`try_acquire`](Self::try_acquire).
+    /// Decides between `None` and an error as [`try_acquire_for`](Self::try_acquire_for) does.
+    /// An `at` in the past asks once, as [`try_acquire`](Self::try_acquire) does.
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// let deadline = Instant::now() + Duration::from_secs(2); // of the whole request
+    /// let (api, memory) = (client.semaphore("api", 10), client.semaphore("memory", 64));
+    /// let call = api.try_acquire_until(deadline)?;
+    /// let gigabytes = memory.many(12).try_acquire_until(deadline)?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -229,6 +272,14 @@ impl Semaphore {
 /// For operators.
 impl Semaphore {
     /// Returns the semaphore's name.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// println!("waiting for {}", api.name());
+    /// # assert_eq!(api.name(), "api.example.com");
+    /// ```
     pub fn name(&self) -> &Name {
         &self.name
     }
@@ -237,6 +288,15 @@ impl Semaphore {
     ///
     /// 0 if other clients have given out more. Calls that wait in the queue do not count. Returns
     /// within the command timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// let permit = api.acquire()?;
+    /// assert_eq!(api.available()?, 9);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -252,6 +312,17 @@ impl Semaphore {
     ///
     /// Returns at most 10,000 holders, within the command timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// # let permit = api.acquire()?;
+    /// for holder in api.holders()? {
+    ///     println!("{} has {} permits", holder.owner(), holder.permits());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::inspect`].
@@ -263,6 +334,15 @@ impl Semaphore {
     ///
     /// Calls of processes that died recently still count. Returns within the command timeout.
     ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// println!("{} calls wait for a permit", api.waiting()?);
+    /// # assert_eq!(api.waiting()?, 0);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
@@ -272,10 +352,21 @@ impl Semaphore {
         Ok(waiting.unwrap_or(0))
     }
 
-    /// Returns how long the first call in the queue has waited, by the server's clock; `None` if no
-    /// call waits.
+    /// Returns how long the first call in the queue has waited; `None` if no call waits.
     ///
-    /// Returns within the command timeout.
+    /// The time is by the server's clock. Returns within the command timeout.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// if api.longest_wait()? > Some(Duration::from_secs(30)) {
+    ///     eprintln!("somebody has waited for a permit for more than 30 s");
+    /// }
+    /// # assert_eq!(api.longest_wait()?, None);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -292,6 +383,21 @@ impl Semaphore {
     /// the queue. Returns within the command timeout.
     ///
     /// Use it only if you know that the holder is dead. A live one finds out at its next renewal.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let is_dead = |_: &str| true;
+    /// let api = client.semaphore("api.example.com", 10);
+    /// # let permit = api.acquire()?;
+    /// for holder in api.holders()? {
+    ///     if is_dead(holder.owner()) {
+    ///         api.force_release(holder.holder_id())?;
+    ///     }
+    /// }
+    /// # assert_eq!(api.available()?, 10);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -45,11 +45,28 @@ impl SemaphorePermit {
     }
 
     /// Returns how many permits these are.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("worker-7:gigabytes", 64).many(12).acquire()?;
+    /// assert_eq!(permit.count(), 12);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn count(&self) -> u32 {
         self.count
     }
 
     /// Returns the semaphore's name.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// println!("calling {}", permit.name());
+    /// # assert_eq!(permit.name(), "api.example.com");
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn name(&self) -> &Name {
         &self.name
     }
@@ -59,6 +76,15 @@ impl SemaphorePermit {
     /// Numbers rise in the order of the grants: use it in logs and idempotency keys. It is no fence
     /// for a semaphore with more than one permit: a resource that takes only the highest number
     /// would refuse holders that are alive.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// let header = format!("Idempotency-Key: {}", permit.fencing_token());
+    /// # assert!(header.len() > "Idempotency-Key: ".len());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn fencing_token(&self) -> FencingToken {
         self.guard.fencing_token()
     }
@@ -66,11 +92,35 @@ impl SemaphorePermit {
     /// Returns the id of the lease, its member of the sorted set in Redis.
     ///
     /// It begins with the number of permits and a space.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// let permit = api.acquire()?;
+    /// let holders = api.holders()?;
+    /// assert!(holders.iter().any(|holder| holder.holder_id() == permit.holder_id()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn holder_id(&self) -> &HolderId {
         self.guard.holder_id()
     }
 
     /// Returns true only if the permits are certainly held at this moment. Local, no I/O.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let requests = ["GET /prices", "GET /stock"];
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// for request in requests {
+    ///     if !permit.is_held() {
+    ///         break; // another call may have the permit
+    ///     }
+    ///     println!("{request}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn is_held(&self) -> bool {
         self.guard.is_held()
     }
@@ -78,11 +128,32 @@ impl SemaphorePermit {
     /// Returns how long the permits are certainly held without a renewal; `None` if they are lost.
     ///
     /// Local, no I/O.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// if permit.remaining() > Some(Duration::from_secs(2)) {
+    ///     println!("there is time for a request of 2 s");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn remaining(&self) -> Option<Duration> {
         self.guard.remaining()
     }
 
     /// Returns an error unless the permits are certainly held. Local, no I/O.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # fn call_the_api() {}
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// permit.ensure_held()?;
+    /// call_the_api();
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -91,13 +162,38 @@ impl SemaphorePermit {
         self.guard.ensure_held()
     }
 
-    /// Returns a channel that receives one message when the permits are lost, like
-    /// [`MutexGuard::lost`].
+    /// Returns a channel that receives one message when the permits are lost, for use with
+    /// `select!`.
+    ///
+    /// The channel is disconnected after that message, or when the permits are released. Each call
+    /// creates another channel, which the lease keeps until then: call this once, before a loop.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// let lost = permit.lost();
+    /// // Between two requests, without waiting:
+    /// if let Ok(why) = lost.try_recv() {
+    ///     println!("stop calling: {why}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     pub fn lost(&self) -> Receiver<Lost> {
         self.guard.lost()
     }
 
     /// Renews the lease for the full ttl, now. Returns within the command timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).auto_renew(false).acquire()?;
+    /// // … a request …
+    /// permit.renew()?; // the full ttl for the next one
+    /// # assert!(permit.is_held());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -106,7 +202,22 @@ impl SemaphorePermit {
         self.guard.renew()
     }
 
-    /// Sets another ttl, like [`MutexGuard::set_ttl`].
+    /// Sets the lease's ttl, for now and for later renewals.
+    ///
+    /// The lease lasts `ttl` from now on, whether that is longer or shorter than before. Returns
+    /// within the command timeout. [`MutexGuard::set_ttl`] says what happens if Redis does not
+    /// answer.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// // Keep the permit if Redis restarts during the request.
+    /// permit.set_ttl(Duration::from_secs(60))?;
+    /// # assert!(permit.remaining() > Some(Duration::from_secs(30)));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -118,6 +229,18 @@ impl SemaphorePermit {
     /// Releases the permits and reports whether they were still held.
     ///
     /// Returns within the command timeout.
+    ///
+    /// ```
+    /// use leasehold::Unlocked;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
+    /// if let Unlocked::AlreadyLost(lost) = permit.release()? {
+    ///     eprintln!("more calls than allowed may have run at a time: {lost}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
