@@ -63,14 +63,14 @@ fn customer(client: &Client) -> Outcome<Tally> {
 ///
 /// The lock keeps other customers out between the `GET` and the `SET`.
 fn withdraw(account: &Mutex, connection: &mut redis::Connection, amount: i64) -> Outcome<bool> {
-    let paid = account.with(|_| -> RedisResult<bool> {
+    let paid = account.with_result(|_| -> RedisResult<bool> {
         let balance: i64 = connection.get(key("balance"))?;
         let enough = balance >= amount;
         if enough {
             let () = connection.set(key("balance"), balance - amount)?;
         }
         Ok(enough)
-    })??;
+    })?;
     Ok(paid)
 }
 

@@ -49,7 +49,7 @@ fn clerk(client: &Client) -> Outcome {
         // because a clerk that waits holds neither account.
         client
             .mutex_all([from, to])
-            .with(|guard| transfer(&mut connection, guard, from, to, amount))??;
+            .with_result(|guard| transfer(&mut connection, guard, from, to, amount))?;
     }
     Ok(())
 }

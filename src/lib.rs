@@ -93,6 +93,7 @@ mod token;
 mod url;
 mod violation;
 mod wait_policy;
+mod with_error;
 
 pub use crossbeam_channel;
 
@@ -119,3 +120,4 @@ pub use renewed::Renewed;
 pub use stats::{Latency, Stats, Totals};
 pub use token::FencingToken;
 pub use wait_policy::{Backoff, WaitPolicy};
+pub use with_error::WithError;

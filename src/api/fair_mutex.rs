@@ -168,7 +168,7 @@ impl FairMutex {
     }
 }
 
-lock_calls!(FairMutex, MutexGuard);
+lock_calls!(FairMutex, MutexGuard, "client.fair_mutex(\"report\")");
 
 /// For operators.
 impl FairMutex {

@@ -12,6 +12,7 @@ pub(crate) mod mutex_all_guard;
 pub(crate) mod query;
 pub(crate) mod rw_lock;
 pub(crate) mod rw_lock_guards;
+pub(crate) mod sections;
 pub(crate) mod semaphore;
 pub(crate) mod semaphore_permit;
 pub(crate) mod settings;

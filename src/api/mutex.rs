@@ -253,7 +253,7 @@ impl Mutex {
     }
 }
 
-lock_calls!(Mutex, MutexGuard);
+lock_calls!(Mutex, MutexGuard, "client.mutex(\"report\")");
 
 /// For operators.
 impl Mutex {

@@ -174,4 +174,8 @@ impl MutexAll {
     }
 }
 
-lock_calls!(MutexAll, MutexAllGuard);
+lock_calls!(
+    MutexAll,
+    MutexAllGuard,
+    "client.mutex_all([\"report:1\", \"report:2\"])"
+);

@@ -8,6 +8,7 @@ use crate::api::guard::MutexGuard;
 use crate::api::mutex::Mutex;
 use crate::api::query::{has_no_answer, query};
 use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
+use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::clock::{Instant, left_until};
 use crate::config::Settings;
@@ -332,6 +333,20 @@ fn wait_limit(limit: Duration) -> WaitLimit {
         false => WaitLimit::Until(Instant::now().after(limit)),
     }
 }
+
+section_calls!(
+    RwLock, RwLockReadGuard, unlock, "client.rw_lock(\"report\")",
+    read: read_with read_with_result,
+    try_read: try_read_with try_read_with_result,
+    try_read_for: try_read_with_for try_read_with_result_for,
+);
+
+section_calls!(
+    RwLock, RwLockWriteGuard, unlock, "client.rw_lock(\"report\")",
+    write: write_with write_with_result,
+    try_write: try_write_with try_write_with_result,
+    try_write_for: try_write_with_for try_write_with_result_for,
+);
 
 /// For operators.
 impl RwLock {

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::calls::run;
 use crate::api::guard::MutexGuard;
 use crate::api::mutex::Mutex;
 use crate::api::query::{has_no_answer, query};
+use crate::api::sections::section_calls;
 use crate::api::semaphore_permit::SemaphorePermit;
 use crate::api::settings::lock_settings;
 use crate::clock::{Instant, left_until};
@@ -224,50 +224,17 @@ impl Semaphore {
         self.try_acquire_for(left_until(at))
     }
 
-    /// Acquires the permits like [`acquire`](Self::acquire), runs `section`, and releases them.
-    ///
-    /// They are also released if `section` panics.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let api = client.semaphore("api.example.com", 10);
-    /// let answer = api.with(|_permit| "the answer of the API")?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - The errors of [`acquire`](Self::acquire): `section` has not run.
-    /// - [`Error::Lost`]: `section` has run, but the permits were lost before it ended, so more
-    ///   sections than there are permits may have run at a time.
-    ///
-    /// A release that Redis does not confirm is not an error here: it is repeated in the
-    /// background.
-    pub fn with<T>(&self, section: impl FnOnce(&SemaphorePermit) -> T) -> Result<T, Error> {
-        run(self.acquire()?, section, SemaphorePermit::release)
-    }
-
-    /// Runs `section` if [`try_acquire`](Self::try_acquire) acquires the permits; otherwise returns
-    /// `None`.
-    ///
-    /// Releases like [`with`](Self::with). After `None`, `section` has not run.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`try_acquire`](Self::try_acquire) and [`with`](Self::with).
-    pub fn try_with<T>(
-        &self,
-        section: impl FnOnce(&SemaphorePermit) -> T,
-    ) -> Result<Option<T>, Error> {
-        let run = |permit| run(permit, section, SemaphorePermit::release);
-        self.try_acquire()?.map(run).transpose()
-    }
-
     fn permit(&self, guard: MutexGuard) -> SemaphorePermit {
         SemaphorePermit::new(guard, &self.name, self.many)
     }
 }
+
+section_calls!(
+    Semaphore, SemaphorePermit, release, "client.semaphore(\"report\", 2)",
+    acquire: with with_result,
+    try_acquire: try_with try_with_result,
+    try_acquire_for: try_with_for try_with_result_for,
+);
 
 /// For operators.
 impl Semaphore {

@@ -5,7 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{bounded, unbounded};
-use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked, WaitPolicy};
+use leasehold::{
+    Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked, WaitPolicy, WithError,
+};
 use support::{Proxy, Server, Traffic, eventually, ms, refusing_url, result_of, spawn_call};
 
 support::tests![
@@ -138,8 +140,8 @@ fn calls_without_a_server_are_errors_that_name_it() {
         mutex.lock().unwrap_err(),
         mutex.try_lock().unwrap_err(),
         mutex.try_lock_for(ms(100)).unwrap_err(),
-        mutex.with(|_| ()).unwrap_err(),
-        mutex.try_with(|_| ()).unwrap_err(),
+        mutex.with(|_| ()).unwrap_err().into(),
+        mutex.try_with(|_| ()).unwrap_err().into(),
         mutex.inspect().unwrap_err(),
         mutex.force_unlock().unwrap_err(),
     ] {
@@ -409,7 +411,10 @@ fn used_up_attempts_are_reported() {
     assert_eq!(pauses(), 6);
     assert!(matches!(
         mutex.with(|_| ()),
-        Err(Error::AttemptsUsedUp { attempts: 3, .. })
+        Err(WithError::NotAcquired(Error::AttemptsUsedUp {
+            attempts: 3,
+            ..
+        }))
     ));
     assert_eq!(server.get("lock:a").unwrap(), b"v");
     assert_eq!(server.subscribers("lock_release:a"), 0);

@@ -46,6 +46,7 @@ mod replies;
 mod rw_lock;
 mod rw_lock_faults;
 mod rw_lock_replies;
+mod sections;
 mod semaphore;
 mod semaphore_faults;
 mod sentinel;
@@ -120,6 +121,7 @@ const TESTS: &[Listed] = &[
     renewal::TESTS,
     replicas::TESTS,
     replies::TESTS,
+    sections::TESTS,
     semaphore::TESTS,
     semaphore_faults::TESTS,
     rw_lock::TESTS,

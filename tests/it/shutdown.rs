@@ -203,8 +203,8 @@ fn calls_after_the_shutdown_are_refused() {
     assert_closed(mutex.lock());
     assert_closed(mutex.try_lock());
     assert_closed(mutex.try_lock_for(ms(5_000)));
-    assert_closed(mutex.with(|_| ()));
-    assert_closed(mutex.try_with(|_| ()));
+    assert_closed(mutex.with(|_| ()).map_err(Error::from));
+    assert_closed(mutex.try_with(|_| ()).map_err(Error::from));
     assert_closed(mutex.inspect());
     assert_closed(mutex.force_unlock());
     assert_closed(client.mutex("b").lock());

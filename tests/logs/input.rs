@@ -71,8 +71,8 @@ fn errors_of_locking(mutex: &Mutex) -> Vec<Error> {
         |mutex| mutex.lock().err(),
         |mutex| mutex.try_lock().err(),
         |mutex| mutex.try_lock_for(MINUTE).err(),
-        |mutex| mutex.with(|_| ()).err(),
-        |mutex| mutex.try_with(|_| ()).err(),
+        |mutex| mutex.with(|_| ()).err().map(Error::from),
+        |mutex| mutex.try_with(|_| ()).err().map(Error::from),
     ];
     let of = |call: fn(&Mutex) -> Option<Error>| {
         let mutex = mutex.clone();

@@ -1,0 +1,241 @@
+//! The calls that run a closure under a lock, documented once for every kind.
+
+use crate::error::Error;
+use crate::lock::release::Unlocked;
+use crate::with_error::WithError;
+
+/// Implements these calls of `$lock`, in pairs: one for a section of any result, and one for a
+/// section that can fail. `$make` is the code of the examples that makes the lock.
+macro_rules! section_calls {
+    (
+        $lock:ident, $guard:ident, $unlock:ident, $make:literal,
+        $acquire:ident: $with:ident $with_result:ident,
+        $try:ident: $try_with:ident $try_with_result:ident,
+        $try_for:ident: $try_with_for:ident $try_with_result_for:ident $(,)?
+    ) => {
+        /// Running a section under the lock.
+        impl $lock {
+            #[doc = concat!(
+                "Acquires like [`", stringify!($acquire), "`](Self::", stringify!($acquire), "),"
+            )]
+            /// runs `section`, and releases.
+            ///
+            /// A `section` that panics releases, too.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!("let report = ", $make, ";")]
+            #[doc = concat!(
+                "let text = report.", stringify!($with), "(|guard| format!(\"{:?}\", guard.holder_id()))?;"
+            )]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            ///
+            /// # Errors
+            ///
+            #[doc = concat!(
+                "- [`WithError::NotAcquired`](crate::WithError::NotAcquired) with an error of [`",
+                stringify!($acquire), "`](Self::", stringify!($acquire), "): `section` has not run."
+            )]
+            /// - [`WithError::Lost`](crate::WithError::Lost) with the result of `section`: it has
+            ///   run, but what it held was lost before it ended, so it may have overlapped with
+            ///   another holder.
+            ///
+            /// A release that Redis does not confirm is not an error here, because the lock was
+            /// held until `section` ended. The release is repeated in the background.
+            pub fn $with<T>(
+                &self,
+                section: impl FnOnce(&$guard) -> T,
+            ) -> Result<T, crate::WithError<T>> {
+                self.$with_result(|guard| Ok(section(guard)))
+            }
+
+            #[doc = concat!(
+                "Runs a section that can fail, like [`", stringify!($with), "`](Self::",
+                stringify!($with), ")."
+            )]
+            ///
+            /// ```
+            /// use leasehold::WithError;
+            ///
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!("let report = ", $make, ";")]
+            #[doc = concat!(
+                "match report.", stringify!($with_result), "(|_| std::fs::read_to_string(\"report\")) {"
+            )]
+            ///     Ok(text) => println!("{text}"),
+            ///     Err(WithError::Section(error)) => println!("cannot read it: {error}"),
+            ///     Err(error) => println!("no lock: {error}"),
+            /// }
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            ///
+            /// # Errors
+            ///
+            #[doc = concat!("The errors of [`", stringify!($with), "`](Self::", stringify!($with), "), and")]
+            /// [`WithError::Section`](crate::WithError::Section) with the error of `section`.
+            /// [`WithError::into_error`](crate::WithError::into_error) makes all of them errors of
+            /// one type.
+            pub fn $with_result<T, E>(
+                &self,
+                section: impl FnOnce(&$guard) -> Result<T, E>,
+            ) -> Result<T, crate::WithError<T, E>> {
+                let guard = self.$acquire().map_err(crate::WithError::NotAcquired)?;
+                crate::api::sections::run(guard, section, $guard::$unlock)
+            }
+
+            #[doc = concat!(
+                "Runs `section` like [`", stringify!($with), "`](Self::", stringify!($with), ") if [`",
+                stringify!($try), "`](Self::", stringify!($try), ") acquires."
+            )]
+            ///
+            /// Otherwise returns `None`, and `section` has not run.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!("let report = ", $make, ";")]
+            #[doc = concat!(
+                "if report.", stringify!($try_with), "(|_| println!(\"writing\"))?.is_none() {"
+            )]
+            ///     println!("another holder is writing it");
+            /// }
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            ///
+            /// # Errors
+            ///
+            #[doc = concat!(
+                "As for [`", stringify!($with), "`](Self::", stringify!($with), "), with the errors of [`",
+                stringify!($try), "`](Self::", stringify!($try), ")."
+            )]
+            pub fn $try_with<T>(
+                &self,
+                section: impl FnOnce(&$guard) -> T,
+            ) -> Result<Option<T>, crate::WithError<T>> {
+                self.$try_with_result(|guard| Ok(section(guard)))
+            }
+
+            #[doc = concat!(
+                "Runs a section that can fail, like [`", stringify!($try_with), "`](Self::",
+                stringify!($try_with), ")."
+            )]
+            ///
+            /// # Errors
+            ///
+            #[doc = concat!(
+                "As for [`", stringify!($with_result), "`](Self::", stringify!($with_result),
+                "), with the errors of [`", stringify!($try), "`](Self::", stringify!($try), ")."
+            )]
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!("let report = ", $make, ";")]
+            #[doc = concat!(
+                "let text = report.", stringify!($try_with_result), "(|_| std::fs::read_to_string(\"report\"));"
+            )]
+            /// println!("{text:?}");
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            pub fn $try_with_result<T, E>(
+                &self,
+                section: impl FnOnce(&$guard) -> Result<T, E>,
+            ) -> Result<Option<T>, crate::WithError<T, E>> {
+                let guard = self.$try().map_err(crate::WithError::NotAcquired)?;
+                let run = |guard| crate::api::sections::run(guard, section, $guard::$unlock);
+                guard.map(run).transpose()
+            }
+
+            #[doc = concat!(
+                "Runs `section` like [`", stringify!($with), "`](Self::", stringify!($with), ") if [`",
+                stringify!($try_for), "`](Self::", stringify!($try_for), ") acquires within `limit`."
+            )]
+            ///
+            /// Otherwise returns `None`, and `section` has not run. `limit` does not bound the time
+            /// that `section` takes.
+            ///
+            /// ```
+            /// use std::time::Duration;
+            ///
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!("let report = ", $make, ";")]
+            /// let second = Duration::from_secs(1);
+            #[doc = concat!(
+                "if report.", stringify!($try_with_for), "(second, |_| println!(\"writing\"))?.is_none() {"
+            )]
+            ///     println!("another holder still writes it");
+            /// }
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            ///
+            /// # Errors
+            ///
+            #[doc = concat!(
+                "As for [`", stringify!($with), "`](Self::", stringify!($with), "), with the errors of [`",
+                stringify!($try_for), "`](Self::", stringify!($try_for), ")."
+            )]
+            pub fn $try_with_for<T>(
+                &self,
+                limit: ::std::time::Duration,
+                section: impl FnOnce(&$guard) -> T,
+            ) -> Result<Option<T>, crate::WithError<T>> {
+                self.$try_with_result_for(limit, |guard| Ok(section(guard)))
+            }
+
+            #[doc = concat!(
+                "Runs a section that can fail, like [`", stringify!($try_with_for), "`](Self::",
+                stringify!($try_with_for), ")."
+            )]
+            ///
+            /// # Errors
+            ///
+            #[doc = concat!(
+                "As for [`", stringify!($with_result), "`](Self::", stringify!($with_result),
+                "), with the errors of [`", stringify!($try_for), "`](Self::", stringify!($try_for), ")."
+            )]
+            ///
+            /// ```
+            /// use std::time::Duration;
+            ///
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!("let report = ", $make, ";")]
+            /// let second = Duration::from_secs(1);
+            #[doc = concat!(
+                "let text = report.", stringify!($try_with_result_for),
+                "(second, |_| std::fs::read_to_string(\"report\"));"
+            )]
+            /// println!("{text:?}");
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            pub fn $try_with_result_for<T, E>(
+                &self,
+                limit: ::std::time::Duration,
+                section: impl FnOnce(&$guard) -> Result<T, E>,
+            ) -> Result<Option<T>, crate::WithError<T, E>> {
+                let guard = self.$try_for(limit).map_err(crate::WithError::NotAcquired)?;
+                let run = |guard| crate::api::sections::run(guard, section, $guard::$unlock);
+                guard.map(run).transpose()
+            }
+        }
+    };
+}
+pub(crate) use section_calls;
+
+/// Runs `section` under `guard`, and then releases it with `unlock`.
+pub(super) fn run<G, T, E>(
+    guard: G,
+    section: impl FnOnce(&G) -> Result<T, E>,
+    unlock: impl FnOnce(G) -> Result<Unlocked, Error>,
+) -> Result<T, WithError<T, E>> {
+    let result = section(&guard);
+    match unlock(guard) {
+        Ok(Unlocked::AlreadyLost(lost)) => Err(WithError::Lost { lost, result }),
+        // `unlock` has logged the failure.
+        Ok(Unlocked::Released) | Err(_) => result.map_err(WithError::Section),
+    }
+}

@@ -1,0 +1,210 @@
+//! Promise: a section runs only under its lock, its result is never lost, and its lock is released.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use leasehold::{Client, Error, Lost, WithError};
+use support::{Server, ms};
+
+support::tests![
+    with_holds_the_lock_until_the_section_ends,
+    with_releases_on_panic,
+    every_kind_runs_a_section_and_releases,
+    every_kind_keeps_the_result_of_a_section_that_lost_its_lock,
+    every_kind_skips_the_section_if_it_does_not_get_the_lock,
+    a_lock_that_is_not_acquired_is_told_from_a_section_that_failed
+];
+
+/// The calls of one kind of lock.
+struct Calls {
+    kind: &'static str,
+    with: Box<With>,
+    with_result: Box<WithResult>,
+    try_with: Box<dyn Fn() -> Outcome<Option<u8>>>,
+    try_with_result: Box<TryWithResult>,
+    try_with_for: Box<TryWithFor>,
+    try_with_result_for: Box<TryWithResultFor>,
+}
+
+type Outcome<T> = Result<T, WithError<u8>>;
+type Fallible<T> = Result<T, WithError<u8, &'static str>>;
+type With = dyn Fn(&dyn Fn() -> u8) -> Outcome<u8>;
+type WithResult = dyn Fn(&dyn Fn() -> Result<u8, &'static str>) -> Fallible<u8>;
+type TryWithResult = dyn Fn() -> Fallible<Option<u8>>;
+type TryWithFor = dyn Fn(Duration) -> Outcome<Option<u8>>;
+type TryWithResultFor = dyn Fn(Duration) -> Fallible<Option<u8>>;
+
+macro_rules! calls {
+    (
+        $client:expr, $make:expr, $with:ident, $with_result:ident, $try_with:ident,
+        $try_with_result:ident, $try_with_for:ident, $try_with_result_for:ident $(,)?
+    ) => {{
+        let make = {
+            let client = $client.clone();
+            move || $make(&client)
+        };
+        let made = [(); 6].map(|()| make());
+        let [a, b, c, d, e, f] = made;
+        Calls {
+            kind: stringify!($with $make),
+            with: Box::new(move |section| a.$with(|_| section())),
+            with_result: Box::new(move |section| b.$with_result(|_| section())),
+            try_with: Box::new(move || c.$try_with(|_| 7)),
+            try_with_result: Box::new(move || d.$try_with_result(|_| Ok(7))),
+            try_with_for: Box::new(move |limit| e.$try_with_for(limit, |_| 7)),
+            try_with_result_for: Box::new(move |limit| f.$try_with_result_for(limit, |_| Ok(7))),
+        }
+    }};
+}
+
+fn every_kind(client: &Client) -> Vec<Calls> {
+    macro_rules! of {
+        ($make:expr) => {
+            calls!(
+                client,
+                $make,
+                with,
+                with_result,
+                try_with,
+                try_with_result,
+                try_with_for,
+                try_with_result_for,
+            )
+        };
+    }
+    vec![
+        of!(|client: &Client| client.mutex("a")),
+        of!(|client: &Client| client.fair_mutex("a")),
+        of!(|client: &Client| client.mutex_all(["a", "b"])),
+        of!(|client: &Client| client.semaphore("a", 1)),
+        calls!(
+            client,
+            |client: &Client| client.rw_lock("a"),
+            read_with,
+            read_with_result,
+            try_read_with,
+            try_read_with_result,
+            try_read_with_for,
+            try_read_with_result_for,
+        ),
+        calls!(
+            client,
+            |client: &Client| client.rw_lock("a"),
+            write_with,
+            write_with_result,
+            try_write_with,
+            try_write_with_result,
+            try_write_with_for,
+            try_write_with_result_for,
+        ),
+    ]
+}
+
+fn client(server: &Server) -> Client {
+    Client::open(server.url()).unwrap()
+}
+
+fn with_holds_the_lock_until_the_section_ends() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let mutex = one.mutex("a");
+    let refused = mutex.with(|guard| {
+        assert!(guard.is_held());
+        two.mutex("a").try_lock().unwrap().is_none()
+    });
+    assert!(refused.unwrap());
+    assert!(two.mutex("a").try_lock().unwrap().is_some());
+}
+
+fn with_releases_on_panic() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        one.mutex("a").with(|_| panic!("of the section"))
+    }));
+    assert!(matches!(panicked, Err(why) if why.downcast_ref() == Some(&"of the section")));
+    assert!(two.mutex("a").try_lock().unwrap().is_some());
+}
+
+fn every_kind_runs_a_section_and_releases() {
+    let server = Server::start();
+    for calls in every_kind(&client(&server)) {
+        let kind = calls.kind;
+        // Each of them would get no lock if the one before it had not released.
+        assert_eq!((calls.with)(&|| 7).unwrap(), 7, "{kind}");
+        assert_eq!((calls.with_result)(&|| Ok(7)).unwrap(), 7, "{kind}");
+        let failed = (calls.with_result)(&|| Err("no paper"));
+        assert!(
+            matches!(failed, Err(WithError::Section("no paper"))),
+            "{kind}: {failed:?}"
+        );
+        assert_eq!((calls.try_with)().unwrap(), Some(7), "{kind}");
+        assert_eq!((calls.try_with_result)().unwrap(), Some(7), "{kind}");
+        assert_eq!((calls.try_with_for)(ms(0)).unwrap(), Some(7), "{kind}");
+        assert_eq!(
+            (calls.try_with_result_for)(ms(0)).unwrap(),
+            Some(7),
+            "{kind}"
+        );
+    }
+}
+
+fn every_kind_keeps_the_result_of_a_section_that_lost_its_lock() {
+    let server = Server::start();
+    let lose = || server.run("FLUSHALL", &[]);
+    for calls in every_kind(&client(&server)) {
+        let kind = calls.kind;
+        let error = (calls.with)(&|| {
+            lose();
+            7
+        });
+        let error = error.expect_err("the lock was lost");
+        assert_eq!(error.lost(), Some(Lost::Deleted), "{kind}");
+        assert!(!error.to_string().is_empty());
+        assert_eq!(error.into_value(), Some(7), "{kind}");
+
+        let error = (calls.with_result)(&|| {
+            lose();
+            Err("no paper")
+        });
+        let error = error.expect_err("the lock was lost");
+        assert_eq!(error.lost(), Some(Lost::Deleted), "{kind}");
+        assert_eq!(error.into_result(), Some(Err("no paper")), "{kind}");
+    }
+}
+
+fn every_kind_skips_the_section_if_it_does_not_get_the_lock() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let mutex = one.mutex("a").lock().unwrap();
+    let permit = one.semaphore("a", 1).acquire().unwrap();
+    for calls in every_kind(&two) {
+        let kind = calls.kind;
+        assert_eq!((calls.try_with)().unwrap(), None, "{kind}");
+        assert_eq!((calls.try_with_result)().unwrap(), None, "{kind}");
+        assert_eq!((calls.try_with_for)(ms(50)).unwrap(), None, "{kind}");
+        assert_eq!((calls.try_with_result_for)(ms(50)).unwrap(), None, "{kind}");
+    }
+    drop((mutex, permit));
+    for calls in every_kind(&two) {
+        let kind = calls.kind;
+        let late = (calls.try_with_for)(ms(60_000));
+        assert_eq!(late.unwrap(), Some(7), "{kind}");
+    }
+}
+
+fn a_lock_that_is_not_acquired_is_told_from_a_section_that_failed() {
+    let server = Server::start();
+    let client = client(&server);
+    assert!(client.shutdown(ms(5_000)).unwrap().is_clean());
+    for calls in every_kind(&client) {
+        let kind = calls.kind;
+        let refused = (calls.with_result)(&|| unreachable!("the client is shut down"));
+        let error = refused.expect_err("the client is shut down");
+        assert!(
+            matches!(error, WithError::NotAcquired(Error::Closed)),
+            "{kind}: {error:?}"
+        );
+        assert_eq!(error.into_result(), None);
+    }
+}
