@@ -15,15 +15,10 @@
 //! Not in the model: time, fencing tokens, places that are passed over (those are in
 //! `queue_model`), a server that loses data. Change the protocol here before changing the scripts.
 
-mod rules;
-mod search;
-mod state;
-mod steps;
-
-use rules::{Broken, CLIENTS, Flaw, Rules, Wants};
-use search::{first_never_starves, holds, never_goes_round};
-use state::State;
-use steps::Step;
+use models::assert_found;
+use models::set::{
+    Broken, CLIENTS, Flaw, Rules, State, Wants, first_never_starves, holds, never_goes_round,
+};
 
 const BOTH: Wants = Wants::Set([true, true, false]);
 
@@ -36,20 +31,6 @@ fn rules<const N: usize>(wants: [Wants; N]) -> Rules {
         has_cap: false,
         once: false,
         flaw: None,
-    }
-}
-
-#[track_caller]
-fn assert_found(flaw: Flaw, broken: Broken, found: Result<(), (Broken, Vec<Step>)>) {
-    let (found, steps) = found.expect_err("the flaw breaks a promise");
-    println!("{flaw:?}: {steps:#?}");
-    assert_eq!(found, broken);
-}
-
-fn with(flaw: Flaw, rules: Rules) -> Rules {
-    Rules {
-        flaw: Some(flaw),
-        ..rules
     }
 }
 
@@ -72,10 +53,9 @@ fn two_sets_and_plain_calls_do_not_go_round() {
 
 #[test]
 fn sets_that_ask_in_three_scripts_go_round_for_ever() {
-    let flaw = Flaw::AsksInThreeScripts;
-    let rules = with(flaw, two_sets());
+    let rules = two_sets().with(Flaw::AsksInThreeScripts);
     let found = never_goes_round(&rules, State::new(&rules));
-    assert_found(flaw, Broken::GoesRound, found);
+    assert_found(found, Broken::GoesRound);
 }
 
 #[test]
@@ -90,9 +70,8 @@ fn sets_in_different_orders_do_not_deadlock() {
 
 #[test]
 fn sets_that_keep_any_name_deadlock() {
-    let flaw = Flaw::KeepsAnyName;
-    let rules = with(flaw, two_sets());
-    assert_found(flaw, Broken::Deadlock, holds(&rules, State::new(&rules)));
+    let rules = two_sets().with(Flaw::KeepsAnyName);
+    assert_found(holds(&rules, State::new(&rules)), Broken::Deadlock);
 }
 
 #[test]
@@ -103,10 +82,9 @@ fn a_set_beside_busy_names_gets_in() {
 
 #[test]
 fn a_set_that_keeps_nothing_starves() {
-    let flaw = Flaw::KeepsNothing;
-    let rules = with(flaw, busy_names());
+    let rules = busy_names().with(Flaw::KeepsNothing);
     let found = first_never_starves(&rules, State::new(&rules));
-    assert_found(flaw, Broken::Starves, found);
+    assert_found(found, Broken::Starves);
 }
 
 /// The set waits for the upper name, which the nested call holds while it waits for the lower one.
@@ -157,16 +135,16 @@ fn what_a_killed_set_keeps_expires() {
 
 #[test]
 fn the_script_must_check_what_the_set_counts_as_its_own() {
-    let flaw = Flaw::TrustsTheSet;
     let (rules, mut state) = faulty();
     state.losses = 1;
-    assert_found(flaw, Broken::LeftOver, holds(&with(flaw, rules), state));
+    let rules = rules.with(Flaw::TrustsTheSet);
+    assert_found(holds(&rules, state), Broken::LeftOver);
 }
 
 #[test]
 fn an_undo_must_cover_all_names() {
-    let flaw = Flaw::UndoesOneName;
     let (rules, mut state) = faulty();
     state.losses = 1;
-    assert_found(flaw, Broken::LeftOver, holds(&with(flaw, rules), state));
+    let rules = rules.with(Flaw::UndoesOneName);
+    assert_found(holds(&rules, state), Broken::LeftOver);
 }

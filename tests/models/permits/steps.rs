@@ -1,13 +1,10 @@
 //! The possible next steps of a state.
 
-use crate::state::{Call, Command, Flaw, Found, Id, OLD, Reply, Rules, State};
+use super::client::Steps;
+use super::state::{Call, Command, Flaw, Found, Id, OLD, Reply, Rules, State};
 
-/// How many connections carry commands at a time.
-const CONNECTIONS: usize = 2;
-
-#[derive(Clone, Copy, Debug)]
-#[expect(dead_code, reason = "the fields are printed")]
-pub(crate) enum Step {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
     Tick,
     Runs(Command),
     ReplyIsLost(Command),
@@ -21,7 +18,7 @@ pub(crate) enum Step {
 }
 
 /// Calls `act` with each possible next step.
-pub(crate) fn each_next(state: &State, rules: &Rules, mut act: impl FnMut(Step, State)) {
+pub(super) fn each_next(state: &State, rules: &Rules, mut act: impl FnMut(Step, State)) {
     if !is_something_due(state, rules) {
         act(Step::Tick, tick(state, rules));
     }
@@ -59,7 +56,13 @@ pub(crate) fn each_next(state: &State, rules: &Rules, mut act: impl FnMut(Step, 
         }
     }
     for client in 0..state.clients.len() {
-        client_steps(state, client, rules, &mut act);
+        let mut steps = Steps {
+            state,
+            rules,
+            n: client,
+            act: &mut act,
+        };
+        steps.each_next();
     }
 }
 
@@ -186,119 +189,4 @@ fn receive(state: &mut State, (command, found): Reply, rules: &Rules) {
         }
         _ => Call::Out,
     };
-}
-
-/// The steps that a client takes by itself.
-fn client_steps(state: &State, n: usize, rules: &Rules, act: &mut impl FnMut(Step, State)) {
-    let client = &state.clients[n];
-    let has_room = state.connections.len() < CONNECTIONS;
-    let may_call = match rules.is_prompt {
-        true => !client.is_fresh,
-        false => client.calls < rules.calls,
-    };
-    let changed = |call: Call| {
-        let mut next = state.clone();
-        next.clients[n].call = call;
-        next
-    };
-    let sending = |call: Call, command: Command| {
-        let mut next = changed(call);
-        next.connections.push(vec![command]);
-        next
-    };
-    let calling = |call: Call, command: Command| {
-        let mut next = sending(call, command);
-        next.clients[n].calls += u8::from(!rules.is_prompt);
-        next
-    };
-    // No reply comes any more.
-    let is_lost = |command: Command| rules.is_prompt && !state.is_open(command);
-    if state.deaths > 0 && !matches!(client.call, Call::Dead | Call::Out) {
-        let mut next = changed(Call::Dead);
-        next.deaths -= 1;
-        act(Step::Dies(n), next);
-    }
-    match client.call {
-        Call::Out if client.entries < rules.entries && has_room => {
-            let entry = if rules.has(Flaw::IdUsedTwice) {
-                0
-            } else {
-                client.entries
-            };
-            let id = Id { client: n, entry };
-            let mut next = sending(Call::Entering(id, 0), Command::Enter(id));
-            next.clients[n].entries += 1;
-            act(Step::Sends(Command::Enter(id)), next);
-        }
-        Call::Entering(id, _) if !rules.is_prompt || is_lost(Command::Enter(id)) => {
-            // The undo is sent behind the enter if that is still on its way.
-            let mut next = changed(Call::Leaving(id));
-            let connections = next.connections.iter_mut();
-            let mut behind = connections.filter(|it| it.contains(&Command::Enter(id)));
-            match behind.next() {
-                Some(connection) => connection.push(Command::Leave(id)),
-                None => next.connections.push(vec![Command::Leave(id)]),
-            }
-            act(Step::GivesUp(id), next);
-        }
-        Call::Waiting(id, age, open) => {
-            let refresh = Command::Refresh(id);
-            if open.is_none() && has_room && may_call {
-                act(
-                    Step::Sends(refresh),
-                    calling(Call::Waiting(id, age, Some(0)), refresh),
-                );
-            }
-            let times_out = is_lost(refresh) || !rules.is_prompt && !state.is_sent(refresh);
-            if open.is_some() && times_out {
-                let mut next = changed(Call::Waiting(id, age, None));
-                next.clients[n].is_fresh = true;
-                act(Step::GivesUp(id), next);
-            }
-            if has_room && !rules.is_prompt {
-                act(
-                    Step::GivesUp(id),
-                    sending(Call::Leaving(id), Command::Leave(id)),
-                );
-            }
-        }
-        Call::Confirming(id, age) => {
-            let renew = Command::Renew(id);
-            if has_room && (age == OLD || rules.is_prompt) && !state.is_open(renew) {
-                act(Step::Sends(renew), sending(Call::Confirming(id, 0), renew));
-            } else if has_room && !rules.is_prompt {
-                act(
-                    Step::GivesUp(id),
-                    sending(Call::Leaving(id), Command::Leave(id)),
-                );
-            }
-        }
-        Call::Holding(id, valid, open) => {
-            let renew = Command::Renew(id);
-            if open.is_none() && has_room && may_call {
-                act(
-                    Step::Sends(renew),
-                    calling(Call::Holding(id, valid, Some(0)), renew),
-                );
-            }
-            if open.is_some() && is_lost(renew) {
-                let mut next = changed(Call::Holding(id, valid, None));
-                next.clients[n].is_fresh = true;
-                act(Step::GivesUp(id), next);
-            }
-            if has_room {
-                act(
-                    Step::Sends(Command::Leave(id)),
-                    sending(Call::Leaving(id), Command::Leave(id)),
-                );
-            }
-        }
-        Call::Leaving(id) if has_room && !state.is_open(Command::Leave(id)) => {
-            act(
-                Step::Sends(Command::Leave(id)),
-                sending(Call::Leaving(id), Command::Leave(id)),
-            );
-        }
-        _ => {}
-    }
 }

@@ -1,54 +1,55 @@
-//! The state of the server, of what is on its way, and of the clients.
+//! The state of the server and of the clients.
 
-use crate::rules::{Broken, CLIENTS, IDS, Rules};
+use super::rules::{Broken, CLIENTS, IDS, OLD, Rules};
+use super::wire::OnItsWay;
 
 /// A holder id: the client, times [`IDS`], plus a number.
-pub(crate) type Id = usize;
+pub type Id = usize;
 
 /// The holder id of a program that takes the lock whenever it is free.
-pub(crate) const PLAIN: Id = CLIENTS * IDS;
+pub(super) const PLAIN: Id = CLIENTS * IDS;
 
-pub(crate) fn owner(id: Id) -> usize {
+pub(super) fn owner(id: Id) -> usize {
     id / IDS
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct State {
+pub struct State {
     /// The holder by the key.
-    pub(crate) holder: Option<Id>,
+    pub holder: Option<Id>,
     /// The ticks until the key expires.
-    pub(crate) left: u8,
+    pub left: u8,
     /// The holder was granted the lock and has not renewed it.
-    pub(crate) is_provisional: bool,
-    pub(crate) queue: [Option<Place>; CLIENTS * IDS],
-    pub(crate) on_their_way: [OnItsWay; CLIENTS * IDS],
-    pub(crate) clients: [Client; CLIENTS],
+    pub is_provisional: bool,
+    pub queue: [Option<Place>; CLIENTS * IDS],
+    pub on_their_way: [OnItsWay; CLIENTS * IDS],
+    pub clients: [Client; CLIENTS],
     /// How often the network may lose something, and how often each fault may happen to a client.
-    pub(crate) losses: u8,
-    pub(crate) kills: u8,
-    pub(crate) stops: u8,
-    pub(crate) disconnections: u8,
+    pub losses: u8,
+    pub kills: u8,
+    pub stops: u8,
+    pub disconnections: u8,
     /// How often a program without a queue may take the lock.
-    pub(crate) plain_holds: u8,
-    pub(crate) has_lost: bool,
+    pub plain_holds: u8,
+    pub has_lost: bool,
     /// For how many ticks the lock has been free while a client waited.
-    pub(crate) stall: u8,
-    pub(crate) broken: Option<Broken>,
+    pub stall: u8,
+    pub broken: Option<Broken>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
-    pub(crate) id: Id,
+pub struct Place {
+    pub id: Id,
     /// Ticks since the last refresh.
-    pub(crate) age: u8,
-    pub(crate) mark: Mark,
+    pub age: u8,
+    pub mark: Mark,
     /// Its client listened at the last enter or refresh.
-    pub(crate) has_listener: bool,
+    pub has_listener: bool,
 }
 
 /// When a grant reaches a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Mark {
+pub enum Mark {
     /// While its client listens.
     Listed,
     /// Always: its client is about to listen.
@@ -62,82 +63,25 @@ pub(crate) enum Mark {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Command {
-    Enter,
-    Refresh,
-    Renew,
-    Release,
-    /// The undo that was written behind the enter on the same connection.
-    ReleaseBehind,
-}
-
-impl Command {
-    pub(crate) const ALL: [Self; 5] = [
-        Self::Enter,
-        Self::Refresh,
-        Self::Renew,
-        Self::Release,
-        Self::ReleaseBehind,
-    ];
-}
-
-/// The commands, replies and messages of one holder id that are on their way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct OnItsWay {
-    pub(crate) commands: u8,
-    pub(crate) entered: Option<bool>,
-    pub(crate) refreshed: Option<Refreshed>,
-    pub(crate) renewed: Option<bool>,
-    pub(crate) released: Option<bool>,
-    /// A grant message.
-    pub(crate) message: bool,
-    /// Ticks for which the enter is undone, plus one; zero if it is not.
-    pub(crate) undone: u8,
-    /// The undo was sent in this tick.
-    pub(crate) is_undo_sent: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Refreshed {
-    Granted,
-    Waiting,
-    Gone,
-}
-
-impl OnItsWay {
-    pub(crate) fn has(self, command: Command) -> bool {
-        self.commands & (1 << command as u8) != 0
-    }
-
-    pub(crate) fn send(&mut self, command: Command) {
-        self.commands |= 1 << command as u8;
-    }
-
-    pub(crate) fn take(&mut self, command: Command) {
-        self.commands &= !(1 << command as u8);
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Client {
-    pub(crate) phase: Phase,
-    pub(crate) listens: Listens,
+pub struct Client {
+    pub phase: Phase,
+    pub listens: Listens,
     /// It runs the scripts of an earlier version, which pass nobody over, and whose messages reach
     /// that version only.
-    pub(crate) is_earlier: bool,
+    pub is_earlier: bool,
     /// It has refreshed or renewed in this tick.
-    pub(crate) is_fresh: bool,
+    pub is_fresh: bool,
     /// It has been told that the lock is free, or has just begun to listen.
-    pub(crate) is_announced: bool,
-    pub(crate) entries: u8,
-    pub(crate) calls: u8,
+    pub is_announced: bool,
+    pub entries: u8,
+    pub calls: u8,
     /// In how many intervals between refreshes its place was passed over.
-    pub(crate) passed: u8,
+    pub passed: u8,
 }
 
 /// The phase of a client. Ages are ticks since a command was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Phase {
+pub enum Phase {
     Out,
     Entering {
         id: Id,
@@ -167,7 +111,7 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    pub(crate) fn id(self) -> Option<Id> {
+    pub(super) fn id(self) -> Option<Id> {
         match self {
             Self::Out | Self::Dead => None,
             Self::Entering { id, .. }
@@ -179,20 +123,51 @@ impl Phase {
     }
 
     /// Whether the client wants the lock and does not have it.
-    pub(crate) fn wants(self) -> bool {
+    pub(super) fn wants(self) -> bool {
         matches!(
             self,
             Self::Entering { .. } | Self::Waiting { .. } | Self::Confirming { .. }
         )
     }
 
-    pub(crate) fn is_held(self) -> bool {
+    pub(super) fn is_held(self) -> bool {
         matches!(self, Self::Held { .. })
+    }
+
+    /// The phase a tick later. What is not valid any more is not held.
+    pub(super) fn older(self) -> Self {
+        let older = |age: u8| (age + 1).min(OLD);
+        match self {
+            Self::Entering { id, age } => Self::Entering {
+                id,
+                age: older(age),
+            },
+            Self::Confirming { id, age } => Self::Confirming {
+                id,
+                age: older(age),
+            },
+            Self::Waiting { id, proof, refresh } => Self::Waiting {
+                id,
+                proof: older(proof),
+                refresh: refresh.map(older),
+            },
+            Self::Held { validity: 1, .. } => Self::Out,
+            Self::Held {
+                id,
+                validity,
+                renewal,
+            } => Self::Held {
+                id,
+                validity: validity - 1,
+                renewal: renewal.map(older),
+            },
+            Self::Out | Self::Leaving { .. } | Self::Dead => self,
+        }
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Listens {
+pub enum Listens {
     /// At the server.
     Here,
     /// At a replica, which passes on what is published at the server.
@@ -205,7 +180,7 @@ pub(crate) enum Listens {
 }
 
 impl State {
-    pub(crate) fn new(rules: &Rules) -> Self {
+    pub fn new(rules: &Rules) -> Self {
         let client = |n| Client {
             phase: if n < rules.clients {
                 Phase::Out
@@ -238,16 +213,16 @@ impl State {
         }
     }
 
-    pub(crate) fn phase(&self, id: Id) -> Phase {
+    pub(super) fn phase(&self, id: Id) -> Phase {
         self.clients[owner(id)].phase
     }
 
-    pub(crate) fn is_queued(&self, id: Id) -> bool {
+    pub(super) fn is_queued(&self, id: Id) -> bool {
         self.queue.iter().flatten().any(|place| place.id == id)
     }
 
     /// Returns the first promise that is broken in this state.
-    pub(crate) fn broken(&self, rules: &Rules) -> Option<Broken> {
+    pub(super) fn broken(&self, rules: &Rules) -> Option<Broken> {
         let is_false = |client: &Client| match client.phase {
             Phase::Held { id, .. } => self.holder != Some(id),
             _ => false,
@@ -264,41 +239,16 @@ impl State {
         self.broken
     }
 
+    pub(super) fn lose_something(&mut self) {
+        self.losses -= 1;
+        self.has_lost = true;
+    }
+
     /// Forgets what makes no difference any more.
-    pub(crate) fn tidy(&mut self) {
+    pub(super) fn tidy(&mut self) {
         for id in 0..CLIENTS * IDS {
             let phase = self.phase(id);
-            let is_current = phase.id() == Some(id);
-            let it = &mut self.on_their_way[id];
-            let is_undone = it.undone > 0;
-            it.entered = it
-                .entered
-                .filter(|_| is_current && matches!(phase, Phase::Entering { .. }));
-            let refreshes = matches!(
-                phase,
-                Phase::Waiting {
-                    refresh: Some(_),
-                    ..
-                }
-            );
-            it.refreshed = it.refreshed.filter(|_| is_current && refreshes);
-            let renews = matches!(
-                phase,
-                Phase::Confirming { .. }
-                    | Phase::Held {
-                        renewal: Some(_),
-                        ..
-                    }
-            );
-            it.renewed = it.renewed.filter(|_| is_current && renews);
-            let leaves = is_current && matches!(phase, Phase::Leaving { .. });
-            it.released = it.released.filter(|_| leaves || is_undone);
-            let is_known = is_current
-                && matches!(
-                    phase,
-                    Phase::Held { .. } | Phase::Confirming { .. } | Phase::Leaving { .. }
-                );
-            it.message &= phase != Phase::Dead && !is_known && !is_undone;
+            self.on_their_way[id].tidy(id, phase);
         }
         for client in &mut self.clients {
             if !matches!(client.phase, Phase::Waiting { .. }) {

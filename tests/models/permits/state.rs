@@ -2,47 +2,54 @@
 
 /// A holder id: a client and the number of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Id {
-    pub(crate) client: usize,
-    pub(crate) entry: u8,
+pub struct Id {
+    pub client: usize,
+    pub entry: u8,
 }
 
 /// All higher ages count as this one.
-pub(crate) const OLD: i8 = 6;
+pub(super) const OLD: i8 = 6;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
+pub struct Rules {
     /// How many permits each client wants, and of how many.
-    pub(crate) wants: [i8; 3],
-    pub(crate) permits: [i8; 3],
+    pub wants: [i8; 3],
+    pub permits: [i8; 3],
     /// How many ticks permits last after a renewal, and after a grant or a refresh of a place.
-    pub(crate) ttl: i8,
-    pub(crate) grant: i8,
+    pub ttl: i8,
+    pub grant: i8,
     /// How often each client enters.
-    pub(crate) entries: u8,
+    pub entries: u8,
     /// How often each client refreshes and renews, in runs that are not prompt.
-    pub(crate) calls: u8,
+    pub calls: u8,
     /// Whether everything arrives before the next tick.
-    pub(crate) is_prompt: bool,
+    pub is_prompt: bool,
     /// How many ticks permits may be unused while a client waits for them, in prompt runs.
-    pub(crate) max_stall: i8,
-    pub(crate) flaw: Option<Flaw>,
+    pub max_stall: i8,
+    pub flaw: Option<Flaw>,
 }
 
 impl Rules {
-    pub(crate) fn has(&self, flaw: Flaw) -> bool {
+    pub fn with(self, flaw: Flaw) -> Self {
+        Self {
+            flaw: Some(flaw),
+            ..self
+        }
+    }
+
+    pub(super) fn has(&self, flaw: Flaw) -> bool {
         self.flaw == Some(flaw)
     }
 
     /// How many permits the owner of an id wants.
-    pub(crate) fn want(&self, id: Id) -> i8 {
+    pub(super) fn want(&self, id: Id) -> i8 {
         self.wants[id.client]
     }
 }
 
 /// A deliberate flaw, which the search must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub enum Flaw {
     /// A release subtracts from the counter whether or not the holder is there.
     ReleaseCountsBlindly,
     /// A renewal adds a holder that is gone.
@@ -63,7 +70,7 @@ pub(crate) enum Flaw {
 
 /// A broken promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Broken {
+pub enum Broken {
     /// A client considers permits held, and the server does not.
     HeldByNobody,
     /// More permits are in use than there are, or are out by the counter.
@@ -81,7 +88,7 @@ pub(crate) enum Broken {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Command {
+pub enum Command {
     Enter(Id),
     Refresh(Id),
     Renew(Id),
@@ -89,25 +96,25 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn id(self) -> Id {
+    pub(super) fn id(self) -> Id {
         let (Self::Enter(id) | Self::Refresh(id) | Self::Renew(id) | Self::Leave(id)) = self;
         id
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Found {
+pub enum Found {
     Granted,
     Waits,
     Gone,
 }
 
 /// A command, and what it found.
-pub(crate) type Reply = (Command, Found);
+pub type Reply = (Command, Found);
 
 /// A client's view of its call. Ages count from the sending of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) enum Call {
+pub enum Call {
     #[default]
     Out,
     Entering(Id, i8),
@@ -122,42 +129,42 @@ pub(crate) enum Call {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Client {
-    pub(crate) call: Call,
-    pub(crate) entries: u8,
-    pub(crate) calls: u8,
+pub struct Client {
+    pub call: Call,
+    pub entries: u8,
+    pub calls: u8,
     /// In prompt runs: has refreshed or renewed since the last tick.
-    pub(crate) is_fresh: bool,
+    pub is_fresh: bool,
 }
 
 /// A holder on the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Member {
-    pub(crate) id: Id,
+pub struct Member {
+    pub id: Id,
     /// In how many ticks its permits end.
-    pub(crate) left: i8,
+    pub left: i8,
     /// A grant that was not renewed.
-    pub(crate) is_provisional: bool,
+    pub is_provisional: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct State {
-    pub(crate) members: Vec<Member>,
+pub struct State {
+    pub members: Vec<Member>,
     /// How many permits are out, by the counter.
-    pub(crate) out: i8,
+    pub out: i8,
     /// The waiters in order, each with the age of its last refresh.
-    pub(crate) queue: Vec<(Id, i8)>,
+    pub queue: Vec<(Id, i8)>,
     /// The commands on their way, in order on each connection.
-    pub(crate) connections: Vec<Vec<Command>>,
-    pub(crate) replies: Vec<Reply>,
+    pub connections: Vec<Vec<Command>>,
+    pub replies: Vec<Reply>,
     /// The grants that are published and not received.
-    pub(crate) messages: Vec<Id>,
-    pub(crate) clients: Vec<Client>,
+    pub messages: Vec<Id>,
+    pub clients: Vec<Client>,
     /// How many more things can be lost, and how many clients can die.
-    pub(crate) losses: u8,
-    pub(crate) deaths: u8,
-    pub(crate) stall: i8,
-    pub(crate) broken: Option<Broken>,
+    pub losses: u8,
+    pub deaths: u8,
+    pub stall: i8,
+    pub broken: Option<Broken>,
 }
 
 impl State {
@@ -174,7 +181,7 @@ impl State {
     }
 
     /// Returns the same state without what makes no difference.
-    pub(crate) fn normalized(mut self) -> Self {
+    pub(super) fn normalized(mut self) -> Self {
         self.connections.retain(|commands| !commands.is_empty());
         self.connections.sort();
         let replies = std::mem::take(&mut self.replies);
@@ -195,22 +202,22 @@ impl State {
         self
     }
 
-    pub(crate) fn is_member(&self, id: Id) -> bool {
+    pub(super) fn is_member(&self, id: Id) -> bool {
         self.members.iter().any(|member| member.id == id)
     }
 
     /// Returns whether a command is on its way, or its reply.
-    pub(crate) fn is_open(&self, command: Command) -> bool {
+    pub(super) fn is_open(&self, command: Command) -> bool {
         let is_reply = |reply: &Reply| reply.0 == command;
         self.is_sent(command) || self.replies.iter().any(is_reply)
     }
 
-    pub(crate) fn is_sent(&self, command: Command) -> bool {
+    pub(super) fn is_sent(&self, command: Command) -> bool {
         self.connections.iter().flatten().any(|it| *it == command)
     }
 
     /// Returns a promise that is broken in this state.
-    pub(crate) fn broken(&self, rules: &Rules) -> Option<Broken> {
+    pub(super) fn broken(&self, rules: &Rules) -> Option<Broken> {
         if self.broken.is_some() {
             return self.broken;
         }

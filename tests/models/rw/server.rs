@@ -1,6 +1,6 @@
 //! The scripts of the read-write lock, as steps of the model.
 
-use crate::state::{Broken, Command, Flaw, Id, Key, Reply, Rules, State, TTL, Wants};
+use super::state::{Broken, Command, Flaw, Id, Key, Phase, Reply, Rules, State, TTL, Wants};
 
 /// The first step of every script: the readers count only under the mark.
 fn settle(state: &mut State, rules: &Rules) {
@@ -34,13 +34,21 @@ fn join(state: &mut State, rules: &Rules, id: Id, ticks: i8) {
 }
 
 /// Runs a command, and returns its reply.
-pub(crate) fn run(state: &mut State, rules: &Rules, command: Command) -> Reply {
+pub(super) fn run(state: &mut State, rules: &Rules, command: Command) -> Reply {
     settle(state, rules);
     match command {
         Command::Acquire(id, wants) => Reply::Acquired(id, acquire(state, rules, id, wants)),
         Command::Renew(id, call, reads) => Reply::Renewed(id, call, renew(state, rules, id, reads)),
         Command::Release(id) => {
+            let phase = state.clients[id.0 as usize].phase;
+            if matches!(phase, Phase::Held { id: own, .. } if own == id) {
+                state.broken = Some(Broken::TookLease);
+            }
             release(state, rules, id);
+            let is_writer = matches!(state.key, Key::Writer(own, _) if own == id);
+            if is_writer || matches!(state.key, Key::Mark(_)) && state.is_reader(id) {
+                state.broken = Some(Broken::LeftBehind);
+            }
             Reply::Released(id)
         }
     }
@@ -61,8 +69,7 @@ fn acquire(state: &mut State, rules: &Rules, id: Id, wants: Wants) -> Option<u8>
             true => 1,
             false => state.fence + 1,
         };
-        let displaced = state.readers.iter().filter(|reader| reader.1 > 0);
-        state.displaced.extend(displaced.map(|reader| reader.0));
+        state.displace_readers();
         state.key = Key::Writer(id, TTL);
         return Some(state.fence);
     }

@@ -1,6 +1,6 @@
 //! The scripts.
 
-use crate::state::{Broken, Call, Command, Flaw, Found, Id, Member, Rules, State};
+use super::state::{Broken, Call, Command, Flaw, Found, Id, Member, Rules, State};
 
 impl State {
     /// Drops what has ended.
@@ -56,7 +56,7 @@ impl State {
     }
 
     /// Runs a command, and returns what it found.
-    pub(crate) fn run(&mut self, command: Command, rules: &Rules) -> Found {
+    pub(super) fn run(&mut self, command: Command, rules: &Rules) -> Found {
         self.settle(rules);
         let found = match command {
             Command::Enter(id) => self.enter(id, rules),

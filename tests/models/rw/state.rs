@@ -2,14 +2,14 @@
 
 /// The side of the lock that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Wants {
+pub enum Wants {
     Read,
     Write,
 }
 
 /// A deliberate mistake in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub enum Flaw {
     /// Readers are in their set alone.
     NoMark,
     MarkEndsEarly,
@@ -21,26 +21,33 @@ pub(crate) enum Flaw {
     TokenNotKept,
 }
 
-#[derive(Clone, Copy)]
-pub(crate) struct Rules {
-    pub(crate) wants: &'static [Wants],
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub wants: &'static [Wants],
     /// How often each client acquires.
-    pub(crate) tries: u8,
+    pub tries: u8,
     /// How many renewals and downgrades each client sends.
-    pub(crate) calls: u8,
-    pub(crate) downgrades: bool,
-    pub(crate) flaw: Option<Flaw>,
+    pub calls: u8,
+    pub downgrades: bool,
+    pub flaw: Option<Flaw>,
 }
 
 impl Rules {
-    pub(crate) fn has(&self, flaw: Flaw) -> bool {
+    pub fn with(self, flaw: Flaw) -> Self {
+        Self {
+            flaw: Some(flaw),
+            ..self
+        }
+    }
+
+    pub(super) fn has(&self, flaw: Flaw) -> bool {
         self.flaw == Some(flaw)
     }
 }
 
 /// A broken promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Broken {
+pub enum Broken {
     WriterBeside,
     BesideForeign,
     /// A guard says that it holds what it does not hold on the server.
@@ -58,12 +65,12 @@ pub(crate) enum Broken {
 }
 
 /// A lease: client, and the number of its attempt.
-pub(crate) type Id = (u8, u8);
+pub type Id = (u8, u8);
 
-pub(crate) const TTL: i8 = 3;
+pub(super) const TTL: i8 = 3;
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Key {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Key {
     Free,
     /// Each with the ticks left.
     Writer(Id, i8),
@@ -71,16 +78,16 @@ pub(crate) enum Key {
     Foreign(i8),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Command {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Command {
     Acquire(Id, Wants),
     /// The number of the call, and whether it makes a writer a reader.
     Renew(Id, u8, bool),
     Release(Id),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Reply {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reply {
     /// With the token; `None` if refused.
     Acquired(Id, Option<u8>),
     Renewed(Id, u8, bool),
@@ -88,10 +95,10 @@ pub(crate) enum Reply {
 }
 
 /// A renewal without a reply yet: its number, its age in ticks, and its mode.
-pub(crate) type Pending = (u8, i8, bool);
+pub(super) type Pending = (u8, i8, bool);
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Phase {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
     Idle,
     /// The id, and for how many ticks.
     Asking(Id, i8),
@@ -105,40 +112,40 @@ pub(crate) enum Phase {
     Leaving(Id),
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Client {
-    pub(crate) phase: Phase,
-    pub(crate) tries: u8,
-    pub(crate) calls: u8,
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Client {
+    pub phase: Phase,
+    pub tries: u8,
+    pub calls: u8,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct State {
-    pub(crate) key: Key,
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    pub key: Key,
     /// Each with the ticks left.
-    pub(crate) readers: Vec<(Id, i8)>,
-    pub(crate) fence: u8,
+    pub readers: Vec<(Id, i8)>,
+    pub fence: u8,
     /// Commands under way, in order for each connection.
-    pub(crate) connections: Vec<Vec<Command>>,
-    pub(crate) replies: Vec<Reply>,
-    pub(crate) clients: Vec<Client>,
+    pub connections: Vec<Vec<Command>>,
+    pub replies: Vec<Reply>,
+    pub clients: Vec<Client>,
     /// How many events of each kind may still happen.
-    pub(crate) losses: u8,
-    pub(crate) foreign_locks: u8,
-    pub(crate) deletions: u8,
+    pub losses: u8,
+    pub foreign_locks: u8,
+    pub deletions: u8,
     /// Somebody deleted a key of ours.
-    pub(crate) was_deleted: bool,
+    pub was_deleted: bool,
     /// Another program has locked.
-    pub(crate) was_foreign: bool,
+    pub was_foreign: bool,
     /// Readers whose mark was deleted and whose lock another then had.
-    pub(crate) displaced: Vec<Id>,
+    pub displaced: Vec<Id>,
     /// The highest tokens of writers and of readers.
-    pub(crate) tokens: [u8; 2],
-    pub(crate) broken: Option<Broken>,
+    pub tokens: [u8; 2],
+    pub broken: Option<Broken>,
 }
 
 impl State {
-    pub(crate) fn new(rules: &Rules) -> Self {
+    pub fn new(rules: &Rules) -> Self {
         let client = Client {
             phase: Phase::Idle,
             tries: 0,
@@ -163,7 +170,7 @@ impl State {
     }
 
     /// Removes what makes no difference any more, so that equal states are found equal.
-    pub(crate) fn normalized(mut self) -> Self {
+    pub(super) fn normalized(mut self) -> Self {
         self.connections.retain(|commands| !commands.is_empty());
         self.connections.sort();
         let clients = &self.clients;
@@ -183,52 +190,61 @@ impl State {
         self
     }
 
-    pub(crate) fn is_reader(&self, id: Id) -> bool {
+    pub(super) fn is_reader(&self, id: Id) -> bool {
         self.readers.iter().any(|reader| reader.0 == id)
     }
 
-    pub(crate) fn check(&self) -> Result<(), Broken> {
-        if let Some(broken) = self.broken {
-            return Err(broken);
+    /// Records the readers whose lock another now has.
+    pub(super) fn displace_readers(&mut self) {
+        let readers = self.readers.iter().filter(|reader| reader.1 > 0);
+        self.displaced.extend(readers.map(|reader| reader.0));
+    }
+
+    /// Returns a promise that this state breaks.
+    pub(super) fn broken(&self) -> Option<Broken> {
+        if self.broken.is_some() {
+            return self.broken;
         }
+        // After a deletion, others can hold until the lease is found lost.
+        if !self.was_deleted
+            && let Some(broken) = self.broken_by_holders()
+        {
+            return Some(broken);
+        }
+        let is_quiet = self.connections.is_empty() && self.replies.is_empty();
+        let is_idle = |client: &Client| client.phase == Phase::Idle;
+        let is_left = matches!(self.key, Key::Mark(_)) && self.readers.is_empty();
+        let is_over = is_quiet && self.clients.iter().all(is_idle);
+        (is_over && is_left).then_some(Broken::EmptyMark)
+    }
+
+    /// Compares what the clients consider held with the keys.
+    fn broken_by_holders(&self) -> Option<Broken> {
         let held = self.clients.iter().filter_map(|client| match client.phase {
             Phase::Held { id, as_what, .. } => Some((id, as_what)),
             _ => None,
         });
         let held: Vec<(Id, Wants)> = held.collect();
-        let writers = held.iter().filter(|holder| holder.1 == Wants::Write);
-        let writers = writers.count();
-        let is_mark = matches!(self.key, Key::Mark(_));
-        // After a deletion, others can hold until the lease is found lost.
-        if !self.was_deleted {
-            if writers > 0 && held.len() > 1 {
-                return Err(Broken::WriterBeside);
-            }
-            if matches!(self.key, Key::Foreign(_)) && !held.is_empty() {
-                return Err(Broken::BesideForeign);
-            }
-            let is_there = |(id, as_what): &(Id, Wants)| match self.key {
-                Key::Writer(own, _) => own == *id,
-                Key::Mark(_) => {
-                    let mut readers = self.readers.iter();
-                    *as_what == Wants::Read && readers.any(|it| it.0 == *id && it.1 > 0)
-                }
-                _ => false,
-            };
-            match held.iter().find(|holder| !is_there(holder)) {
-                Some((_, Wants::Write)) if is_mark => return Err(Broken::WriterBeside),
-                Some(_) => return Err(Broken::NotOnServer),
-                None => {}
-            }
+        let writes = |holder: &(Id, Wants)| holder.1 == Wants::Write;
+        if held.iter().any(writes) && held.len() > 1 {
+            return Some(Broken::WriterBeside);
         }
-        let is_quiet = self.connections.is_empty() && self.replies.is_empty();
-        let all_idle = self
-            .clients
-            .iter()
-            .all(|client| client.phase == Phase::Idle);
-        match is_quiet && all_idle && is_mark && self.readers.is_empty() {
-            true => Err(Broken::EmptyMark),
-            false => Ok(()),
+        if matches!(self.key, Key::Foreign(_)) && !held.is_empty() {
+            return Some(Broken::BesideForeign);
+        }
+        let is_there = |(id, as_what): &(Id, Wants)| match self.key {
+            Key::Writer(own, _) => own == *id,
+            Key::Mark(_) => {
+                let mut readers = self.readers.iter();
+                *as_what == Wants::Read && readers.any(|it| it.0 == *id && it.1 > 0)
+            }
+            _ => false,
+        };
+        let is_mark = matches!(self.key, Key::Mark(_));
+        match held.iter().find(|holder| !is_there(holder)) {
+            Some((_, Wants::Write)) if is_mark => Some(Broken::WriterBeside),
+            Some(_) => Some(Broken::NotOnServer),
+            None => None,
         }
     }
 }

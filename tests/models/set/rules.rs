@@ -1,13 +1,13 @@
 //! The bounds of a search, its deliberate flaws, and the promises.
 
 /// How many names, clients, and ids of each client there are.
-pub(crate) const NAMES: usize = 3;
-pub(crate) const CLIENTS: usize = 5;
-pub(crate) const IDS: usize = 2;
+pub(super) const NAMES: usize = 3;
+pub const CLIENTS: usize = 5;
+pub(super) const IDS: usize = 2;
 
 /// The names that a client wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Wants {
+pub enum Wants {
     Nothing,
     /// These names as a set.
     Set([bool; NAMES]),
@@ -18,26 +18,33 @@ pub(crate) enum Wants {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
-    pub(crate) wants: [Wants; CLIENTS],
+pub struct Rules {
+    pub wants: [Wants; CLIENTS],
     /// Whether a set asks at any time. Otherwise it asks only when it is granted a name.
-    pub(crate) refreshes: bool,
+    pub refreshes: bool,
     /// Whether a set that keeps names may reach the cap.
-    pub(crate) has_cap: bool,
+    pub has_cap: bool,
     /// Whether clients ask once only.
-    pub(crate) once: bool,
-    pub(crate) flaw: Option<Flaw>,
+    pub once: bool,
+    pub flaw: Option<Flaw>,
 }
 
 impl Rules {
-    pub(crate) fn has(&self, flaw: Flaw) -> bool {
+    pub fn with(self, flaw: Flaw) -> Self {
+        Self {
+            flaw: Some(flaw),
+            ..self
+        }
+    }
+
+    pub(super) fn has(&self, flaw: Flaw) -> bool {
         self.flaw == Some(flaw)
     }
 }
 
 /// A deliberate flaw, which the search must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub enum Flaw {
     /// A set that is refused passes its names on and queues by two further scripts.
     AsksInThreeScripts,
     /// A set keeps no names.
@@ -52,7 +59,7 @@ pub(crate) enum Flaw {
 
 /// A broken promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Broken {
+pub enum Broken {
     /// A client considers a name held, and the server does not.
     Exclusion,
     /// A release or an undo took a lease that is in use.

@@ -1,10 +1,10 @@
 //! Every possible next step of a state.
 
-use crate::rules::{CLIENTS, Flaw, IDS, NAMES, Rules, Wants};
-use crate::state::{Ask, Has, Id, OnItsWay, Phase, Reply, State, owner};
+use super::rules::{CLIENTS, Flaw, IDS, NAMES, Rules, Wants};
+use super::state::{Ask, Has, Id, OnItsWay, Phase, Reply, State, owner};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     Asks(Id, Ask),
     ReachesCap(Id),
     Runs(Id),
@@ -32,7 +32,7 @@ const NOTHING: Has = Has {
 };
 
 /// Calls `take` with every step from `state`, and the state after it.
-pub(crate) fn each_next(state: &State, rules: &Rules, mut take: impl FnMut(Step, State)) {
+pub(super) fn each_next(state: &State, rules: &Rules, mut take: impl FnMut(Step, State)) {
     for client in 0..CLIENTS {
         match rules.wants[client] {
             Wants::Set(_) => of_set(state, rules, client, &mut take),
@@ -46,7 +46,7 @@ pub(crate) fn each_next(state: &State, rules: &Rules, mut take: impl FnMut(Step,
 }
 
 /// Returns the client to which a step belongs.
-pub(crate) fn client_of(step: Step) -> Option<usize> {
+pub(super) fn client_of(step: Step) -> Option<usize> {
     match step {
         Step::Asks(id, _)
         | Step::ReachesCap(id)

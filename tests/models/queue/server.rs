@@ -1,30 +1,12 @@
 //! The scripts, as the server runs them.
 
-use crate::rules::{Broken, CLIENTS, Flaw, GRANT, IDS, Rules};
-use crate::state::{Command, Id, Listens, Mark, Phase, Place, Refreshed, State, owner};
+use super::rules::{Broken, Flaw, GRANT, Rules};
+use super::state::{Id, Listens, Mark, Phase, Place, State, owner};
+use super::wire::{Command, Refreshed};
 
 impl State {
-    fn remove_place(&mut self, id: Id) -> bool {
-        let there = self.is_queued(id);
-        self.keep_places(|place| place.id != id);
-        there
-    }
-
-    fn keep_places(&mut self, keep: impl Fn(&Place) -> bool) {
-        let mut kept = [None; CLIENTS * IDS];
-        let places = self.queue.iter().flatten().filter(|place| keep(place));
-        for (to, place) in kept.iter_mut().zip(places) {
-            *to = Some(*place);
-        }
-        self.queue = kept;
-    }
-
-    fn break_promise(&mut self, broken: Broken) {
-        self.broken.get_or_insert(broken);
-    }
-
     /// The server runs a command, and replies.
-    pub(crate) fn run(&mut self, command: Command, id: Id, rules: &Rules) {
+    pub(super) fn run(&mut self, command: Command, id: Id, rules: &Rules) {
         match command {
             Command::Enter => self.run_enter(id, rules),
             Command::Refresh => self.run_refresh(id, rules),
@@ -68,12 +50,7 @@ impl State {
     fn run_refresh(&mut self, id: Id, rules: &Rules) {
         let is_listening = self.clients[owner(id)].listens == Listens::Here;
         let mut was_passed = false;
-        for place in self
-            .queue
-            .iter_mut()
-            .flatten()
-            .filter(|place| place.id == id)
-        {
+        if let Some(place) = self.place_mut(id) {
             place.age = 0;
             place.has_listener = is_listening;
             was_passed = place.mark == Mark::Passed;
@@ -132,94 +109,11 @@ impl State {
     }
 
     /// Deletes the key, and announces that to the clients. Only prompt clients react.
-    pub(crate) fn announce(&mut self, rules: &Rules) {
+    pub(super) fn announce(&mut self, rules: &Rules) {
         self.left = 0;
         for client in &mut self.clients {
             let is_told = matches!(client.listens, Listens::Here | Listens::AtReplica);
             client.is_announced |= is_told && rules.is_prompt;
         }
-    }
-
-    /// Returns whether a grant reaches a place, as far as the server can tell.
-    fn is_reached(&self, place: Place, asking: Option<Id>, rules: &Rules) -> bool {
-        matches!(place.mark, Mark::New | Mark::Returned | Mark::Earlier)
-            || asking == Some(place.id)
-            || self.clients[owner(place.id)].listens == Listens::Here
-            || rules.has(Flaw::PassesNobodyOver)
-    }
-
-    /// A script for `by` grants a free lock to the first living place that a grant reaches.
-    fn grant(&mut self, by: Id, asking: Option<Id>, rules: &Rules) {
-        if self.holder.is_some() {
-            return;
-        }
-        self.keep_places(|place| place.age < GRANT);
-        let places = self.queue;
-        let by_earlier = self.clients[owner(by)].is_earlier;
-        let reached = |place: &Place| by_earlier || self.is_reached(*place, asking, rules);
-        let mut places = places.iter().flatten();
-        let is_asker = |place: &&Place| Some(place.id) == asking;
-        let asker = self.queue.iter().flatten().find(is_asker);
-        let first = places.clone().find(|place| reached(place));
-        let next = match asker.filter(|_| rules.has(Flaw::AskerGoesFirst)) {
-            Some(asker) => Some(asker),
-            None => first,
-        };
-        let next = next.copied();
-        if first.copied() != next {
-            self.break_promise(Broken::Overtaken);
-        }
-        let passed: [Option<Place>; CLIENTS * IDS] = {
-            let before = places.by_ref().take_while(|place| Some(**place) != next);
-            let mut passed = [None; CLIENTS * IDS];
-            for (to, place) in passed.iter_mut().zip(before) {
-                *to = Some(*place);
-            }
-            passed
-        };
-        for place in passed.into_iter().flatten() {
-            self.pass_over(place, rules);
-        }
-        let Some(place) = next else { return };
-        let client = self.clients[owner(place.id)];
-        let is_killed = client.phase == Phase::Dead && client.listens == Listens::Never;
-        if is_killed && place.has_listener && !rules.has(Flaw::PassesNobodyOver) && !by_earlier {
-            self.break_promise(Broken::KilledGranted);
-        }
-        if !rules.has(Flaw::GrantedPlaceStays) {
-            self.remove_place(place.id);
-        }
-        self.holder = Some(place.id);
-        self.left = GRANT - place.age;
-        self.is_provisional = true;
-        if !by_earlier || client.is_earlier {
-            self.publish(place.id);
-        }
-    }
-
-    fn pass_over(&mut self, place: Place, rules: &Rules) {
-        let client = self.clients[owner(place.id)];
-        if client.listens == Listens::Soon && client.phase.id() == Some(place.id) {
-            self.break_promise(Broken::NewPassedOver);
-        }
-        if rules.has(Flaw::CountsByPublishing) {
-            self.publish(place.id);
-        }
-        if rules.has(Flaw::PassedPlaceLeaves) {
-            self.remove_place(place.id);
-        }
-        for place in self
-            .queue
-            .iter_mut()
-            .flatten()
-            .filter(|it| it.id == place.id)
-        {
-            place.mark = Mark::Passed;
-        }
-    }
-
-    fn publish(&mut self, id: Id) {
-        let listens = self.clients[owner(id)].listens;
-        self.on_their_way[id].message |= matches!(listens, Listens::Here | Listens::AtReplica);
     }
 }

@@ -1,54 +1,54 @@
 //! The state of the server, of what is on its way, and of the clients; the scripts.
 
-use crate::rules::{Broken, CLIENTS, Flaw, IDS, NAMES, Rules, Wants};
+use super::rules::{Broken, CLIENTS, Flaw, IDS, NAMES, Rules, Wants};
 
 /// A holder id: the client, times [`IDS`], plus a number.
-pub(crate) type Id = usize;
+pub type Id = usize;
 
-pub(crate) fn owner(id: Id) -> usize {
+pub(super) fn owner(id: Id) -> usize {
     id / IDS
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct State {
-    pub(crate) holders: [Option<Id>; NAMES],
-    pub(crate) queues: [[Option<Id>; CLIENTS]; NAMES],
-    pub(crate) phases: [Phase; CLIENTS],
-    pub(crate) on_their_way: [OnItsWay; CLIENTS * IDS],
+pub struct State {
+    pub holders: [Option<Id>; NAMES],
+    pub queues: [[Option<Id>; CLIENTS]; NAMES],
+    pub phases: [Phase; CLIENTS],
+    pub on_their_way: [OnItsWay; CLIENTS * IDS],
     /// How often each fault may happen.
-    pub(crate) losses: u8,
-    pub(crate) kills: u8,
-    pub(crate) expiries: u8,
-    pub(crate) was_taken_in_use: bool,
+    pub losses: u8,
+    pub kills: u8,
+    pub expiries: u8,
+    pub was_taken_in_use: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct OnItsWay {
-    pub(crate) ask: Option<Ask>,
-    pub(crate) reply: Option<Reply>,
+pub struct OnItsWay {
+    pub ask: Option<Ask>,
+    pub reply: Option<Reply>,
     /// The ask got no reply. The undo is repeated until it finds something, or the ask is lost.
-    pub(crate) is_undone: bool,
+    pub is_undone: bool,
 }
 
 /// A set's only script, for the next step and for a refresh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Ask {
-    pub(crate) has: Has,
+pub struct Ask {
+    pub has: Has,
     /// Whether to keep the lower names if another is refused.
-    pub(crate) keeps: bool,
+    pub keeps: bool,
 }
 
 /// The names that a set counts as its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Has {
+pub struct Has {
     /// The name that it waits for, or was granted.
-    pub(crate) at: Option<usize>,
+    pub at: Option<usize>,
     /// Whether it also keeps the names below.
-    pub(crate) lower: bool,
+    pub lower: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Reply {
+pub enum Reply {
     Granted,
     Queued(Has),
     /// The names that the set counts as its own are not.
@@ -58,7 +58,7 @@ pub(crate) enum Reply {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Phase {
+pub enum Phase {
     Out,
     /// A set's ask is on its way.
     Asking(Id, Ask),
@@ -75,7 +75,7 @@ pub(crate) enum Phase {
 }
 
 impl Phase {
-    pub(crate) fn ids(self) -> [Option<Id>; 2] {
+    pub(super) fn ids(self) -> [Option<Id>; 2] {
         match self {
             Self::Out | Self::Dead | Self::Done => [None; 2],
             Self::Asking(id, _) | Self::Waiting(id, _) | Self::Held(id) | Self::Passing(id, _) => {
@@ -87,7 +87,7 @@ impl Phase {
 }
 
 impl State {
-    pub(crate) fn new(rules: &Rules) -> Self {
+    pub fn new(rules: &Rules) -> Self {
         Self {
             holders: [None; NAMES],
             queues: [[None; CLIENTS]; NAMES],
@@ -103,7 +103,7 @@ impl State {
         }
     }
 
-    pub(crate) fn is_queued(&self, id: Id, name: usize) -> bool {
+    pub(super) fn is_queued(&self, id: Id, name: usize) -> bool {
         self.queues[name].contains(&Some(id))
     }
 
@@ -114,7 +114,7 @@ impl State {
         }
     }
 
-    pub(crate) fn leave(&mut self, id: Id, name: usize) -> bool {
+    pub(super) fn leave(&mut self, id: Id, name: usize) -> bool {
         let there = self.is_queued(id, name);
         if there {
             let mut kept = [None; CLIENTS];
@@ -128,7 +128,7 @@ impl State {
     }
 
     /// Passes a name on to the first in its queue, or frees it.
-    pub(crate) fn pass_on(&mut self, name: usize) {
+    pub(super) fn pass_on(&mut self, name: usize) {
         self.holders[name] = None;
         if let Some(next) = self.queues[name][0] {
             self.leave(next, name);
@@ -137,7 +137,7 @@ impl State {
     }
 
     /// A plain call takes a name, or a place in its queue. Returns true if it was granted.
-    pub(crate) fn run_enter(&mut self, id: Id, name: usize) -> bool {
+    pub(super) fn run_enter(&mut self, id: Id, name: usize) -> bool {
         let is_free = self.holders[name].is_none();
         match is_free {
             true => self.holders[name] = Some(id),
@@ -147,7 +147,7 @@ impl State {
     }
 
     /// Releases all names of an id, and removes its places. Returns true if there were any.
-    pub(crate) fn run_release(&mut self, id: Id, rules: &Rules, is_undo: bool) -> bool {
+    pub(super) fn run_release(&mut self, id: Id, rules: &Rules, is_undo: bool) -> bool {
         let is_in_use = matches!(self.phases[owner(id)], Phase::Held(by) if by == id);
         self.was_taken_in_use |= is_in_use && is_undo;
         let mut found = false;
@@ -164,7 +164,7 @@ impl State {
         found
     }
 
-    pub(crate) fn run_ask(&mut self, id: Id, ask: Ask, rules: &Rules) -> Reply {
+    pub(super) fn run_ask(&mut self, id: Id, ask: Ask, rules: &Rules) -> Reply {
         let Wants::Set(wanted) = rules.wants[owner(id)] else {
             unreachable!("only sets ask")
         };
@@ -233,7 +233,7 @@ impl State {
     }
 
     /// Returns a promise that this state breaks.
-    pub(crate) fn broken(&self, rules: &Rules) -> Option<Broken> {
+    pub(super) fn broken(&self, rules: &Rules) -> Option<Broken> {
         let holds = |id: Id, name: usize| self.holders[name] == Some(id);
         for (client, phase) in self.phases.iter().enumerate() {
             let holds_all = match (*phase, rules.wants[client]) {
@@ -266,7 +266,7 @@ impl State {
         None
     }
 
-    pub(crate) fn anybody_waits(&self) -> bool {
+    pub(super) fn anybody_waits(&self) -> bool {
         let waits = |phase: &Phase| matches!(phase, Phase::Waiting(..) | Phase::HeldAndWaiting(..));
         self.phases.iter().any(waits)
     }

@@ -1,41 +1,48 @@
 //! The bounds of a search, its deliberate flaws, and the promises.
 
 /// How many clients there are at most.
-pub(crate) const CLIENTS: usize = 3;
+pub(super) const CLIENTS: usize = 3;
 
 /// How many ids each client has.
-pub(crate) const IDS: usize = 2;
+pub(super) const IDS: usize = 2;
 
 /// How many ticks a place lasts after a refresh, and a grant to it.
-pub(crate) const GRANT: u8 = 3;
+pub(super) const GRANT: u8 = 3;
 
 /// All higher ages count as this one.
-pub(crate) const OLD: u8 = 6;
+pub(super) const OLD: u8 = 6;
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
-    pub(crate) clients: usize,
+pub struct Rules {
+    pub clients: usize,
     /// How often each client enters.
-    pub(crate) entries: u8,
+    pub entries: u8,
     /// How often each client refreshes and renews, in runs that are not prompt.
-    pub(crate) calls: u8,
-    pub(crate) ttl: u8,
+    pub calls: u8,
+    pub ttl: u8,
     /// Whether everything arrives before the next tick.
-    pub(crate) is_prompt: bool,
+    pub is_prompt: bool,
     /// How many ticks the lock may be free while a client waits, in prompt runs.
-    pub(crate) max_stall: u8,
-    pub(crate) flaw: Option<Flaw>,
+    pub max_stall: u8,
+    pub flaw: Option<Flaw>,
 }
 
 impl Rules {
-    pub(crate) fn has(&self, flaw: Flaw) -> bool {
+    pub fn with(self, flaw: Flaw) -> Self {
+        Self {
+            flaw: Some(flaw),
+            ..self
+        }
+    }
+
+    pub(super) fn has(&self, flaw: Flaw) -> bool {
         self.flaw == Some(flaw)
     }
 }
 
 /// A deliberate flaw, which the search must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub enum Flaw {
     /// A grant is published to find out whether anybody listens.
     CountsByPublishing,
     /// A grant that comes by message counts from the message.
@@ -60,7 +67,7 @@ pub(crate) enum Flaw {
 
 /// A broken promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Broken {
+pub enum Broken {
     /// A client considers the lock held, and the server does not.
     Exclusion,
     /// An id holds the lock and is still queued.

@@ -1,69 +1,28 @@
-//! A breadth-first search through all states, and a search for cycles among them.
+//! A search for cycles among all states.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use crate::search::{Found, explore};
 
-use crate::rules::{Broken, CLIENTS, Rules};
-use crate::state::{Phase, Reply, State, owner};
-use crate::steps::{Step, client_of, each_next};
-
-type Found = Result<(), (Broken, Vec<Step>)>;
+use super::rules::{Broken, CLIENTS, Rules};
+use super::state::{Phase, Reply, State, owner};
+use super::steps::{Step, client_of};
 
 /// All states, and the steps between them.
 struct Graph {
-    states: Vec<State>,
-    /// For each state, the one before it on a shortest way from the start.
-    before: Vec<(usize, Option<Step>)>,
+    found: Found<Rules>,
     steps: Vec<Vec<(Step, usize)>>,
 }
 
 impl Graph {
-    fn way_to(&self, mut at: usize) -> Vec<Step> {
-        let mut way = Vec::new();
-        while let (before, Some(step)) = self.before[at] {
-            way.push(step);
-            at = before;
-        }
-        way.reverse();
-        way
-    }
-}
-
-/// Searches all states; returns a broken promise and the shortest sequence of steps to it.
-pub(crate) fn holds(rules: &Rules, start: State) -> Found {
-    explore(rules, start).map(|_| ())
-}
-
-fn explore(rules: &Rules, start: State) -> Result<Graph, (Broken, Vec<Step>)> {
-    let mut known: HashMap<State, usize, BuildHasherDefault<Mixed>> = HashMap::default();
-    let mut graph = Graph {
-        states: vec![start],
-        before: vec![(0, None)],
-        steps: Vec::new(),
-    };
-    known.insert(start, 0);
-    let mut now = 0;
-    while now < graph.states.len() {
-        let state = graph.states[now];
+    fn of(rules: &Rules, start: State) -> Result<Self, (Broken, Vec<Step>)> {
         let mut steps = Vec::new();
-        each_next(&state, rules, |step, next| {
-            let at = *known.entry(next).or_insert_with(|| {
-                graph.states.push(next);
-                graph.before.push((now, Some(step)));
-                graph.states.len() - 1
-            });
-            steps.push((step, at));
-        });
-        let is_stuck = steps.is_empty() && state.anybody_waits();
-        let deadlock = is_stuck.then_some(Broken::Deadlock);
-        if let Some(broken) = state.broken(rules).or(deadlock) {
-            return Err((broken, graph.way_to(now)));
-        }
-        graph.steps.push(steps);
-        now += 1;
+        let found = explore(rules, start, usize::MAX, |from, step, to| {
+            steps.resize_with(from + 1, Vec::new);
+            steps[from].push((step, to));
+        })?;
+        steps.resize_with(found.states.len(), Vec::new);
+        println!("{} states", found.states.len());
+        Ok(Self { found, steps })
     }
-    println!("{} states", graph.states.len());
-    Ok(graph)
 }
 
 fn acquires(step: Step) -> bool {
@@ -74,30 +33,30 @@ fn acquires(step: Step) -> bool {
 }
 
 /// Searches for steps that go round for ever although nobody acquires anything.
-pub(crate) fn never_goes_round(rules: &Rules, start: State) -> Found {
-    let graph = explore(rules, start)?;
+pub fn never_goes_round(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
+    let graph = Graph::of(rules, start)?;
     let found = cycle(&graph, |_| true, |step| !acquires(step), |_| true);
     result(&graph, found, Broken::GoesRound)
 }
 
 /// Searches for steps that go round for ever while the first client wants its set.
-pub(crate) fn first_never_starves(rules: &Rules, start: State) -> Found {
-    let graph = explore(rules, start)?;
+pub fn first_never_starves(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
+    let graph = Graph::of(rules, start)?;
     let is_first = |step: Step| client_of(step) == Some(0);
     let goes_on = |step: Step| !matches!(step, Step::Reads(id, Reply::Granted) if owner(id) == 0);
     let found = cycle(&graph, |_| true, goes_on, is_first);
     // It can do nothing, and others go on.
     let waits = |at: usize| {
-        let is_waiting = matches!(graph.states[at].phases[0], Phase::Waiting(..));
+        let is_waiting = matches!(graph.found.states[at].phases[0], Phase::Waiting(..));
         is_waiting && !graph.steps[at].iter().any(|(step, _)| is_first(*step))
     };
     let found = found.or_else(|| cycle(&graph, waits, goes_on, |_| true));
     result(&graph, found, Broken::Starves)
 }
 
-fn result(graph: &Graph, found: Option<usize>, broken: Broken) -> Found {
+fn result(graph: &Graph, found: Option<usize>, broken: Broken) -> Result<(), (Broken, Vec<Step>)> {
     match found {
-        Some(at) => Err((broken, graph.way_to(at))),
+        Some(at) => Err((broken, graph.found.way_to(at))),
         None => Ok(()),
     }
 }
@@ -120,7 +79,7 @@ fn cycle(
     steps: impl Fn(Step) -> bool,
     wanted: impl Fn(Step) -> bool,
 ) -> Option<usize> {
-    let edges: Vec<Vec<(Step, usize)>> = (0..graph.states.len())
+    let edges: Vec<Vec<(Step, usize)>> = (0..graph.found.states.len())
         .map(|from| {
             let all = graph.steps[from].iter().copied();
             let there = all.filter(|(step, to)| states(from) && states(*to) && steps(*step));
@@ -128,12 +87,12 @@ fn cycle(
         })
         .collect();
     let components = components(&edges);
-    let mut rounds = vec![Round::default(); graph.states.len()];
+    let mut rounds = vec![Round::default(); graph.found.states.len()];
     for (from, edges) in edges.iter().enumerate() {
         let round = &mut rounds[components[from]];
         for (client, is_fair) in round.is_fair.iter_mut().enumerate() {
             let mut all = graph.steps[from].iter();
-            let must_act = graph.states[from].phases[client] != Phase::Out;
+            let must_act = graph.found.states[from].phases[client] != Phase::Out;
             *is_fair |= !must_act || !all.any(|(step, _)| client_of(*step) == Some(client));
         }
         for (step, _) in edges
@@ -197,37 +156,4 @@ fn components(edges: &[Vec<(Step, usize)>]) -> Vec<usize> {
         }
     }
     component
-}
-
-/// A hash for small fields: much faster than the standard library's in a debug build.
-#[derive(Default)]
-struct Mixed(u64);
-
-impl Hasher for Mixed {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u8(*byte);
-        }
-    }
-
-    fn write_u8(&mut self, number: u8) {
-        self.write_u64(number.into());
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        let mixed = (self.0.rotate_left(23) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ mixed >> 32;
-    }
-
-    fn write_usize(&mut self, number: usize) {
-        self.write_u64(number as u64);
-    }
-
-    fn write_isize(&mut self, number: isize) {
-        self.write_u64(number as u64);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }

@@ -1,0 +1,30 @@
+//! The permits of a semaphore. `tests/permits_model` describes the model.
+
+mod client;
+mod server;
+mod state;
+mod steps;
+
+pub use state::{Broken, Call, Client, Command, Flaw, Found, Id, Member, Reply, Rules, State};
+pub use steps::Step;
+
+use crate::search::{self, Model};
+
+impl Model for Rules {
+    type State = State;
+    type Step = Step;
+    type Broken = Broken;
+
+    fn each_next(&self, state: &State, mut take: impl FnMut(Step, State)) {
+        steps::each_next(state, self, |step, next| take(step, next.normalized()));
+    }
+
+    fn broken(&self, state: &State) -> Option<Broken> {
+        state.broken(self)
+    }
+}
+
+/// Searches all states; returns a broken promise and the shortest sequence of steps to it.
+pub fn holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
+    search::holds(rules, start, usize::MAX)
+}

@@ -1,0 +1,103 @@
+//! The end of every script: the grant, and the places that it passes over.
+
+use super::rules::{Broken, CLIENTS, Flaw, GRANT, IDS, Rules};
+use super::state::{Id, Listens, Mark, Phase, Place, State, owner};
+
+impl State {
+    pub(super) fn place_mut(&mut self, id: Id) -> Option<&mut Place> {
+        let mut places = self.queue.iter_mut().flatten();
+        places.find(|place| place.id == id)
+    }
+
+    pub(super) fn remove_place(&mut self, id: Id) -> bool {
+        let there = self.is_queued(id);
+        self.keep_places(|place| place.id != id);
+        there
+    }
+
+    pub(super) fn keep_places(&mut self, keep: impl Fn(&Place) -> bool) {
+        let mut kept = [None; CLIENTS * IDS];
+        let places = self.queue.iter().flatten().filter(|place| keep(place));
+        for (to, place) in kept.iter_mut().zip(places) {
+            *to = Some(*place);
+        }
+        self.queue = kept;
+    }
+
+    pub(super) fn break_promise(&mut self, broken: Broken) {
+        self.broken.get_or_insert(broken);
+    }
+
+    /// Returns whether a grant reaches a place, as far as the server can tell.
+    fn is_reached(&self, place: Place, asking: Option<Id>, rules: &Rules) -> bool {
+        matches!(place.mark, Mark::New | Mark::Returned | Mark::Earlier)
+            || asking == Some(place.id)
+            || self.clients[owner(place.id)].listens == Listens::Here
+            || rules.has(Flaw::PassesNobodyOver)
+    }
+
+    /// A script for `by` grants a free lock to the first living place that a grant reaches.
+    pub(super) fn grant(&mut self, by: Id, asking: Option<Id>, rules: &Rules) {
+        if self.holder.is_some() {
+            return;
+        }
+        self.keep_places(|place| place.age < GRANT);
+        let queue = self.queue;
+        let places = queue.iter().flatten();
+        let by_earlier = self.clients[owner(by)].is_earlier;
+        let is_reached = |place: &&Place| by_earlier || self.is_reached(**place, asking, rules);
+        let first = places.clone().find(is_reached);
+        let asker = places.clone().find(|place| Some(place.id) == asking);
+        let next = match rules.has(Flaw::AskerGoesFirst) {
+            true => asker.or(first),
+            false => first,
+        };
+        if first != next {
+            self.break_promise(Broken::Overtaken);
+        }
+        for place in places.take_while(|place| Some(*place) != next) {
+            self.pass_over(*place, rules);
+        }
+        if let Some(place) = next {
+            self.grant_to(*place, by_earlier, rules);
+        }
+    }
+
+    fn grant_to(&mut self, place: Place, by_earlier: bool, rules: &Rules) {
+        let client = self.clients[owner(place.id)];
+        let is_killed = client.phase == Phase::Dead && client.listens == Listens::Never;
+        if is_killed && place.has_listener && !rules.has(Flaw::PassesNobodyOver) && !by_earlier {
+            self.break_promise(Broken::KilledGranted);
+        }
+        if !rules.has(Flaw::GrantedPlaceStays) {
+            self.remove_place(place.id);
+        }
+        self.holder = Some(place.id);
+        self.left = GRANT - place.age;
+        self.is_provisional = true;
+        if !by_earlier || client.is_earlier {
+            self.publish(place.id);
+        }
+    }
+
+    fn pass_over(&mut self, place: Place, rules: &Rules) {
+        let client = self.clients[owner(place.id)];
+        if client.listens == Listens::Soon && client.phase.id() == Some(place.id) {
+            self.break_promise(Broken::NewPassedOver);
+        }
+        if rules.has(Flaw::CountsByPublishing) {
+            self.publish(place.id);
+        }
+        if rules.has(Flaw::PassedPlaceLeaves) {
+            self.remove_place(place.id);
+        }
+        if let Some(place) = self.place_mut(place.id) {
+            place.mark = Mark::Passed;
+        }
+    }
+
+    fn publish(&mut self, id: Id) {
+        let listens = self.clients[owner(id)].listens;
+        self.on_their_way[id].message |= matches!(listens, Listens::Here | Listens::AtReplica);
+    }
+}

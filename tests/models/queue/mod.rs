@@ -1,0 +1,54 @@
+//! The queue of a lock. `tests/queue_model` describes the model.
+
+mod client;
+mod faults;
+mod grant;
+mod network;
+mod replies;
+mod rules;
+mod server;
+mod state;
+mod steps;
+mod wire;
+
+pub use rules::{Broken, Flaw, Rules};
+pub use state::{Client, Id, Listens, Mark, Phase, Place, State};
+pub use steps::Step;
+pub use wire::{Command, OnItsWay, Refreshed};
+
+use crate::search::{self, Model};
+
+impl Model for Rules {
+    type State = State;
+    type Step = Step;
+    type Broken = Broken;
+
+    fn each_next(&self, state: &State, take: impl FnMut(Step, State)) {
+        steps::each_next(state, self, take);
+    }
+
+    fn broken(&self, state: &State) -> Option<Broken> {
+        state.broken(self)
+    }
+}
+
+/// Searches all states; returns a broken promise and the shortest sequence of steps to it.
+pub fn holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
+    search::holds(rules, start, usize::MAX)
+}
+
+/// Returns for how many ticks the lock can be free while a client waits.
+pub fn longest_stall(rules: &Rules, start: State) -> u8 {
+    let at_most = |max_stall| {
+        let rules = Rules {
+            max_stall,
+            ..*rules
+        };
+        match holds(&rules, start) {
+            Ok(()) => true,
+            Err((Broken::Stalled, _)) => false,
+            Err((broken, steps)) => panic!("{broken:?}: {steps:#?}"),
+        }
+    };
+    (0..20).find(|most| at_most(*most)).expect("a stall ends")
+}

@@ -1,0 +1,32 @@
+//! The two keys of a read-write lock. `tests/rw_model` describes the model.
+
+mod client;
+mod server;
+mod state;
+
+pub use client::Step;
+pub use state::{Broken, Client, Command, Flaw, Id, Key, Phase, Reply, Rules, State, Wants};
+
+use crate::search::{self, Model};
+
+/// How many states to search. Of a larger space, the search covers the first steps.
+const MOST_STATES: usize = 80_000;
+
+impl Model for Rules {
+    type State = State;
+    type Step = Step;
+    type Broken = Broken;
+
+    fn each_next(&self, state: &State, mut take: impl FnMut(Step, State)) {
+        client::each_next(state, self, |step, next| take(step, next.normalized()));
+    }
+
+    fn broken(&self, state: &State) -> Option<Broken> {
+        state.broken()
+    }
+}
+
+/// Searches all states; returns a broken promise and the shortest sequence of steps to it.
+pub fn holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
+    search::holds(rules, start, search::at_most(MOST_STATES))
+}

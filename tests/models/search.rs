@@ -1,0 +1,189 @@
+//! A breadth-first search through all states of a model.
+
+use std::env;
+use std::fmt::Debug;
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
+
+/// What can happen in a model, and what must hold in it.
+pub(crate) trait Model {
+    type State: Clone + Eq + Hash;
+    type Step: Copy + Debug;
+    type Broken;
+
+    /// Calls `take` with every step that is possible in this state, and the state after it.
+    fn each_next(&self, state: &Self::State, take: impl FnMut(Self::Step, Self::State));
+
+    /// Returns a promise that this state breaks.
+    fn broken(&self, state: &Self::State) -> Option<Self::Broken>;
+
+    /// Returns the promise that this state breaks if no step is possible in it.
+    fn stuck(&self, _: &Self::State) -> Option<Self::Broken> {
+        None
+    }
+}
+
+/// A broken promise, and the shortest sequence of steps to it.
+pub(crate) type Counterexample<M> = (<M as Model>::Broken, Vec<<M as Model>::Step>);
+
+/// The states that a search has found.
+pub(crate) struct Found<M: Model> {
+    pub(crate) states: Vec<M::State>,
+    /// For each state, the one before it on a shortest way from the start, and the step from there.
+    before: Vec<(u32, Option<M::Step>)>,
+    /// A hash table with open addressing. Its items are indices of `states`, plus one.
+    slots: Vec<u32>,
+}
+
+impl<M: Model> Found<M> {
+    fn new(start: M::State) -> Self {
+        let mut found = Self {
+            states: Vec::new(),
+            before: Vec::new(),
+            slots: vec![0; 1 << 12],
+        };
+        found.insert(start, (0, None));
+        found
+    }
+
+    /// Returns the index of the state, which is now found.
+    fn insert(&mut self, state: M::State, before: (u32, Option<M::Step>)) -> usize {
+        let slot = self.slot_of(&state);
+        if self.slots[slot] != 0 {
+            return self.slots[slot] as usize - 1;
+        }
+        self.states.push(state);
+        self.before.push(before);
+        self.slots[slot] = u32::try_from(self.states.len()).expect("fewer than 2^32 states");
+        if self.states.len() > self.slots.len() / 2 {
+            self.grow();
+        }
+        self.states.len() - 1
+    }
+
+    /// Returns the slot of a state, or the empty one where it belongs.
+    fn slot_of(&self, state: &M::State) -> usize {
+        let hash = BuildHasherDefault::<Mixed>::default().hash_one(state);
+        let mut slot = hash as usize % self.slots.len();
+        while let Some(at) = (self.slots[slot] as usize).checked_sub(1)
+            && self.states[at] != *state
+        {
+            slot = (slot + 1) % self.slots.len();
+        }
+        slot
+    }
+
+    fn grow(&mut self) {
+        self.slots = vec![0; self.slots.len() * 4];
+        for at in 0..self.states.len() {
+            let slot = self.slot_of(&self.states[at]);
+            self.slots[slot] = at as u32 + 1;
+        }
+    }
+
+    /// Returns the shortest sequence of steps from the start to a state.
+    pub(crate) fn way_to(&self, mut at: usize) -> Vec<M::Step> {
+        let mut way = Vec::new();
+        while let (before, Some(step)) = self.before[at] {
+            way.push(step);
+            at = before as usize;
+        }
+        way.reverse();
+        way
+    }
+}
+
+/// Returns `states`, or any number if `LEASEHOLD_LONG_MODELS` is set.
+pub(crate) fn at_most(states: usize) -> usize {
+    match env::var_os("LEASEHOLD_LONG_MODELS") {
+        Some(_) => usize::MAX,
+        None => states,
+    }
+}
+
+/// Searches all states; returns a broken promise and the shortest sequence of steps to it.
+///
+/// Of a space larger than `most` states, the search covers the first steps.
+pub(crate) fn holds<M: Model>(
+    model: &M,
+    start: M::State,
+    most: usize,
+) -> Result<(), Counterexample<M>> {
+    let found = explore(model, start, most, |_, _, _| {})?;
+    let count = found.states.len();
+    println!("{count} states{}", if count < most { "" } else { ", cut" });
+    Ok(())
+}
+
+/// As [`holds`], and calls `edge` with every step: the state before it, and the one after it.
+pub(crate) fn explore<M: Model>(
+    model: &M,
+    start: M::State,
+    most: usize,
+    mut edge: impl FnMut(usize, M::Step, usize),
+) -> Result<Found<M>, Counterexample<M>> {
+    let mut found = Found::<M>::new(start);
+    let mut now = 0;
+    while now < found.states.len() {
+        let state = found.states[now].clone();
+        let mut broken = model.broken(&state);
+        if broken.is_none() && found.states.len() < most {
+            let mut is_stuck = true;
+            model.each_next(&state, |step, next| {
+                is_stuck = false;
+                let to = found.insert(next, (now as u32, Some(step)));
+                edge(now, step, to);
+            });
+            broken = is_stuck.then(|| model.stuck(&state)).flatten();
+        }
+        if let Some(broken) = broken {
+            return Err((broken, found.way_to(now)));
+        }
+        now += 1;
+    }
+    Ok(found)
+}
+
+/// Asserts that a search found this promise broken; prints the steps to it.
+#[track_caller]
+pub fn assert_found<B: Debug + PartialEq, S: Debug>(found: Result<(), (B, Vec<S>)>, promise: B) {
+    let (broken, steps) = found.expect_err("the flaw breaks a promise");
+    println!("{steps:#?}");
+    assert_eq!(broken, promise);
+}
+
+/// A hash for small fields: much faster than the standard library's.
+#[derive(Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u8(*byte);
+        }
+    }
+
+    fn write_u8(&mut self, number: u8) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u16(&mut self, number: u16) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        let mixed = (self.0.rotate_left(23) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+
+    fn write_isize(&mut self, number: isize) {
+        self.write_u64(number as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
