@@ -1,0 +1,236 @@
+//! Tests of pending releases: what one command carries, and when.
+
+use super::*;
+use crate::lease::release::ReleaseReport;
+use crate::protocol::answer::Undone;
+use crate::protocol::keys::Keys;
+use crate::protocol::mutex::MutexKeys;
+use crate::redis::Majority;
+use crossbeam_channel::unbounded;
+
+const TTL: Duration = Duration::from_secs(600);
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn at(n: u64) -> Instant {
+    Instant::START.after(ms(n))
+}
+
+fn keys(name: &str) -> Arc<dyn Primitive> {
+    MutexKeys::of(Keys::new(name.into(), "lock:", "lock_release:"))
+}
+
+fn release(name: &str, now: Instant) -> Release {
+    Release::undo(keys(name), HolderId::fresh("o"), now.after(TTL))
+}
+
+fn undone(removed: &[usize], other: Option<&HolderId>) -> Option<Answer> {
+    Some(Answer::Undone(Undone {
+        removed: removed.to_vec(),
+        other: other.map(|id| id.as_str().into()),
+    }))
+}
+
+/// Returns what is sent from `from` to `to`, and when, if no try finds anything.
+fn sent(releases: &mut Releases, from: Instant, to: Instant) -> Vec<(Instant, Batch)> {
+    let mut all = Vec::new();
+    let mut now = from;
+    while now <= to {
+        releases.take_over(now);
+        for batch in releases.take_due(now, false) {
+            assert!(releases.settle(&batch, undone(&[], None)).is_empty());
+            all.push((now, batch));
+        }
+        let Some(next) = releases.next() else { break };
+        assert!(next > now);
+        now = next;
+    }
+    all
+}
+
+#[test]
+fn releases_of_one_lock_share_a_command() {
+    let mut releases = Releases::default();
+    for name in ["a", "b", "a"] {
+        releases.push(release(name, at(0)), at(0));
+    }
+    let batches = releases.take_due(at(0), false);
+    let mut sizes: Vec<_> = batches.iter().map(|batch| batch.releases.len()).collect();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [1, 2], "releases of one lock share a command");
+    assert!(releases.take_due(at(0), false).is_empty());
+    for batch in &batches {
+        assert!(releases.settle(batch, None).is_empty());
+    }
+    assert_eq!(releases.next(), Some(at(50)));
+    assert_eq!(releases.take_due(at(51), false).len(), 2);
+    assert_eq!(
+        releases.take_due(at(52), true).len(),
+        2,
+        "the last round at shutdown"
+    );
+}
+
+#[test]
+fn release_that_begins_later_is_sent_then_whatever_others_are_sent_before() {
+    let mut releases = Releases::default();
+    let later = Release {
+        began: Some(at(3)),
+        ..release("a", at(0))
+    };
+    releases.push(later, at(3));
+    releases.push(release("a", at(1)), at(1));
+    let batch = releases.take_due(at(1), false).remove(0);
+    assert_eq!(batch.releases.len(), 1);
+    assert!(releases.settle(&batch, None).is_empty());
+    assert_eq!(releases.next(), Some(at(3)));
+    let batch = releases.take_due(at(3), false).remove(0);
+    assert_eq!(batch.releases.len(), 1);
+    releases.settle(&batch, undone(&[], None));
+    assert_eq!(releases.next(), Some(at(51)), "the other release again");
+}
+
+#[test]
+fn release_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
+    let mut releases = Releases::default();
+    for _ in 0..3 {
+        releases.push(release("a", at(0)), at(0));
+    }
+    let batch = releases.take_due(at(0), false).remove(0);
+    let over = releases.settle(&batch, undone(&[1], None));
+    let over: Vec<_> = over.into_iter().map(|release| release.id).collect();
+    assert_eq!(over, [batch.releases[1].1.clone()]);
+    assert_eq!(releases.pending.len(), 2);
+    assert_eq!(
+        releases.take_over(at(0).after(TTL)).len(),
+        2,
+        "their ttl has expired"
+    );
+    assert!(releases.is_empty() && releases.next().is_none());
+}
+
+#[test]
+fn any_reply_ends_a_release() {
+    let mut releases = Releases::default();
+    let (sender, answers) = unbounded();
+    let told = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
+    let release = |name| Release::new(keys(name), HolderId::fresh("o"), at(9_000));
+    let is_told = |name| Release {
+        report: Some(told()),
+        ..release(name)
+    };
+    releases.push(release("a"), at(0));
+    let batch = releases.take_due(at(0), false).remove(0);
+    let another = undone(&[], Some(&HolderId::fresh("o")));
+    assert_eq!(releases.settle(&batch, another).len(), 1);
+    releases.push(is_told("b"), at(0));
+    let batch = releases.take_due(at(0), false).remove(0);
+    assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
+    assert_eq!(answers.recv(), Ok(KeyState::Gone));
+    releases.push(is_told("c"), at(0));
+    let batch = releases.take_due(at(0), false).remove(0);
+    assert!(releases.settle(&batch, None).is_empty());
+    let batch = releases.take_due(at(60), false).remove(0);
+    assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
+    assert_eq!(
+        answers.recv(),
+        Ok(KeyState::Ours),
+        "the first try removed the key"
+    );
+    assert!(releases.is_empty());
+}
+
+/// Releases are added for 20 s: checks how many commands a name costs, and how long a late
+/// acquire can stay.
+#[test]
+fn late_acquire_is_removed_soon_and_a_name_costs_few_commands() {
+    let mut releases = Releases::default();
+    let mut all = Vec::new();
+    for n in 0..200 {
+        let (from, to) = (at(n * 100), at(n * 100 + 99));
+        releases.push(release("a", from), from);
+        all.extend(sent(&mut releases, from, to));
+    }
+    all.extend(sent(&mut releases, at(20_000), at(615_000)));
+    let mut tries: HashMap<u64, Vec<Instant>> = HashMap::new();
+    for (now, batch) in &all {
+        for (serial, _) in &batch.releases {
+            tries.entry(*serial).or_default().push(*now);
+        }
+    }
+    for tries in tries.values() {
+        for two in tries.windows(2) {
+            let (gap, age) = (two[0].until(two[1]), tries[0].until(two[1]));
+            assert!(gap <= ms(1_000).max(age / 8), "{gap:?} at {age:?}");
+        }
+    }
+    let old = all.iter().filter(|(now, _)| *now >= at(30_000));
+    let old: Vec<_> = old.map(|(now, _)| *now).collect();
+    let is_rare = |two: &[Instant]| two[0].until(two[1]) >= ms(1_000);
+    assert!(old.windows(2).all(is_rare));
+    assert!(old.len() < 60, "{} in ten minutes", old.len());
+}
+
+#[test]
+fn many_releases_of_one_lock_cost_one_command_a_second() {
+    let mut releases = Releases::default();
+    for n in 0..5_000 {
+        releases.push(release("a", at(n)), at(n));
+    }
+    let all = sent(&mut releases, at(5_000), at(60_000));
+    assert!(
+        all.iter()
+            .all(|(_, batch)| batch.releases.len() <= MOST_IDS)
+    );
+    let old = all.iter().filter(|(now, _)| *now > at(15_000)).count();
+    assert!(old <= 45, "{old} in 45 s");
+    let asked: HashSet<u64> = all
+        .iter()
+        .flat_map(|(_, batch)| batch.releases.iter().map(|(serial, _)| *serial))
+        .collect();
+    assert_eq!(asked.len(), 5_000, "every release is sent");
+}
+
+#[test]
+fn release_of_the_current_holder_is_sent_at_once() {
+    let mut releases = Releases::default();
+    for _ in 0..=MOST_IDS {
+        releases.push(release("a", at(0)), at(0));
+    }
+    let batch = releases.take_due(at(0), false).remove(0);
+    let sent: HashSet<u64> = batch.releases.iter().map(|(serial, _)| *serial).collect();
+    let left = releases.pending.iter().find(|(n, _)| !sent.contains(n));
+    let left = left.unwrap().1.release.id.clone();
+    releases.settle(&batch, undone(&[], Some(&left)));
+    let next = releases.take_due(at(1), false).remove(0);
+    assert_eq!(next.releases[0].1, left);
+}
+
+#[test]
+fn contradictory_reply_changes_no_pause() {
+    let mut releases = Releases::default();
+    releases.push(release("a", at(0)), at(0));
+    let batch = releases.take_due(at(0), false).remove(0);
+    let itself = undone(&[], Some(&batch.releases[0].1));
+    assert!(releases.settle(&batch, itself).is_empty());
+    assert!(
+        releases.take_due(at(1), false).is_empty(),
+        "the release is not due before its pause ends"
+    );
+}
+
+#[test]
+fn recovered_server_is_tried_within_a_second() {
+    let mut releases = Releases::default();
+    releases.push(release("a", at(0)), at(0));
+    let mut now = at(0);
+    while now < at(60_000) {
+        let batch = releases.take_due(now, false).remove(0);
+        releases.settle(&batch, None);
+        let next = releases.next().unwrap();
+        assert!(now.until(next) <= ms(1_000));
+        now = next;
+    }
+}

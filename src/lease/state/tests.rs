@@ -1,0 +1,383 @@
+//! Tests of the states of a lease.
+
+use super::*;
+
+const TTL: Duration = Duration::from_secs(10);
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+fn at(n: u64) -> Instant {
+    Instant::START.after(ms(n))
+}
+
+const fn due_at(at: Instant) -> Due {
+    Due::At {
+        best: at,
+        latest: at,
+    }
+}
+
+fn terms() -> LeaseTerms {
+    LeaseTerms {
+        ttl: TTL,
+        renew_every: Some(TTL / 3),
+        max_hold: Duration::MAX,
+        replicas: None,
+        handoffs: 32,
+    }
+}
+
+fn lease() -> LeaseState {
+    LeaseState::granted(at(1000), at(1001), &terms()).unwrap()
+}
+
+#[test]
+fn lease_is_held_for_its_validity_and_then_lost_for_good() {
+    let mut lease = lease();
+    assert_eq!(lease.status(at(1001)), LeaseStatus::Held(ms(9897)));
+    assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
+    assert_eq!(
+        lease.status(at(1001)),
+        LeaseStatus::Lost(Lost::Expired),
+        "a loss is final"
+    );
+}
+
+#[test]
+fn reply_later_than_the_validity_grants_nothing() {
+    assert!(LeaseState::granted(at(0), at(9897), &terms()).is_some());
+    assert!(LeaseState::granted(at(0), at(9898), &terms()).is_none());
+}
+
+#[test]
+fn validity_counts_from_before_the_send() {
+    let mut lease = lease();
+    let request = lease.begin_renewal(at(4000)).unwrap();
+    assert_eq!(
+        lease.begin_renewal(at(4000)),
+        None,
+        "renewals never overlap"
+    );
+    lease.confirmed(at(4000), at(4000), request);
+    assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(8898)));
+}
+
+#[test]
+fn late_renewal_revives_no_expired_lease() {
+    let mut lease = lease();
+    let request = lease.begin_renewal(at(10_800)).unwrap();
+    lease.confirmed(at(10_800), at(10_898), request);
+    assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
+}
+
+#[test]
+fn short_lease_is_not_renewed_with_every_round() {
+    let terms = LeaseTerms {
+        ttl: ms(100),
+        renew_every: Some(ms(33)),
+        max_hold: Duration::MAX,
+        replicas: None,
+        handoffs: 32,
+    };
+    let mut lease = LeaseState::granted(at(0), at(1), &terms).unwrap();
+    assert_eq!(lease.due(at(1)), due_at(at(33)));
+    assert_eq!(lease.begin_due_renewal(at(1)), None);
+    assert!(
+        lease.begin_due_renewal(at(30)).is_some(),
+        "in one round with due renewals"
+    );
+}
+
+#[test]
+fn clock_jump_past_the_validity_is_a_loss() {
+    let mut lease = lease();
+    assert_eq!(lease.due(at(2000)), due_at(at(1000).after(TTL / 3)));
+    assert_eq!(
+        lease.status(at(3_600_000)),
+        LeaseStatus::Lost(Lost::Expired)
+    );
+    assert_eq!(lease.due(at(3_600_000)), Due::Nothing);
+    assert_eq!(lease.begin_renewal(at(3_600_000)), None);
+}
+
+#[test]
+fn failed_renewal_is_retried_until_the_lease_expires() {
+    let mut lease = lease();
+    let mut now = at(4334);
+    let mut tries = 0;
+    while lease.begin_renewal(now).is_some() {
+        tries += 1;
+        lease.unconfirmed(now);
+        match lease.due(now) {
+            Due::At { best: next, .. } => now = next.max(now.after(ms(1))),
+            Due::Renewal => now = now.after(ms(1)),
+            Due::Nothing => break,
+        }
+    }
+    assert!(tries > 10, "{tries}");
+    assert_eq!(lease.status(at(10_897)), LeaseStatus::Held(ms(1)));
+    assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
+}
+
+#[test]
+fn granted_lease_is_renewed_soon_whatever_renew_every_says() {
+    for renew_every in [Some(TTL / 3), None] {
+        let terms = LeaseTerms {
+            renew_every,
+            max_hold: ms(5000),
+            ..terms()
+        };
+        let lasting = ms(3000);
+        assert!(
+            LeaseState::passed(at(0), at(1469), lasting, &terms).is_none(),
+            "less than half of the provisional lease is left"
+        );
+        let mut lease = LeaseState::passed(at(0), at(1468), lasting, &terms).unwrap();
+        assert_eq!(lease.status(at(1468)), LeaseStatus::Held(ms(1500)));
+        assert_eq!(
+            lease.due(at(1468)),
+            Due::At {
+                best: at(1471),
+                latest: at(2218)
+            }
+        );
+        let request = lease.begin_due_renewal(at(1471)).unwrap();
+        assert_eq!(
+            request,
+            RenewalRequest {
+                ttl: TTL,
+                renews: true
+            }
+        );
+        lease.unconfirmed(at(1500));
+        assert!(matches!(lease.due(at(1500)), Due::At { best: next, .. } if next < at(1600)));
+        let request = lease.begin_renewal(at(1600)).unwrap();
+        assert!(request.renews, "the failed renewal is repeated");
+        lease.confirmed(at(1600), at(1601), request);
+        assert_eq!(
+            lease.status(at(1601)),
+            LeaseStatus::Held(ms(4867)),
+            "max_hold limits the renewal"
+        );
+        assert_eq!(
+            lease.begin_renewal(at(1601)).unwrap().renews,
+            renew_every.is_some()
+        );
+    }
+}
+
+#[test]
+fn lease_is_lost_at_max_hold() {
+    let mut lease = LeaseState::granted(
+        at(0),
+        at(1),
+        &LeaseTerms {
+            max_hold: ms(2000),
+            ..terms()
+        },
+    )
+    .unwrap();
+    assert_eq!(lease.due(at(1)), due_at(at(2000)));
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Lost(Lost::MaxHold));
+}
+
+#[test]
+fn suspected_loss_is_checked_without_renewing() {
+    let mut lease = LeaseState::granted(
+        at(0),
+        at(1),
+        &LeaseTerms {
+            renew_every: None,
+            ..terms()
+        },
+    )
+    .unwrap();
+    assert_eq!(lease.due(at(1)), due_at(at(9898)));
+    lease.suspect(at(2));
+    assert_eq!(lease.due(at(2)), Due::Renewal);
+    let request = lease.begin_renewal(at(5000)).unwrap();
+    assert_eq!(
+        request,
+        RenewalRequest {
+            ttl: ms(1),
+            renews: false
+        }
+    );
+    lease.confirmed(at(5000), at(5000), request);
+    assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(4898)));
+}
+
+#[test]
+fn suspected_loss_is_checked_until_a_later_reply() {
+    let mut lease = LeaseState::granted(
+        at(0),
+        at(1),
+        &LeaseTerms {
+            renew_every: None,
+            ..terms()
+        },
+    )
+    .unwrap();
+    lease.suspect(at(10));
+    lease.begin_renewal(at(10)).unwrap();
+    lease.unconfirmed(at(20));
+    assert!(
+        matches!(lease.due(at(20)), Due::At { best: next, .. } if next <= at(20).after(ms(50)))
+    );
+    let request = lease.begin_renewal(at(80)).unwrap();
+    lease.suspect(at(81));
+    lease.confirmed(at(80), at(82), request);
+    assert_eq!(
+        lease.due(at(82)),
+        Due::Renewal,
+        "the renewal may have run before the second suspicion"
+    );
+}
+
+#[test]
+fn unanswered_extend_limits_a_later_longer_one() {
+    let mut lease = LeaseState::granted(
+        at(0),
+        at(1),
+        &LeaseTerms {
+            ttl: ms(1000),
+            ..terms()
+        },
+    )
+    .unwrap();
+    lease.extend(at(100), ms(2000)).unwrap();
+    lease.unanswered(at(200), ms(2000));
+    lease.extend(at(300), ms(20_000)).unwrap();
+    lease.extended(at(300), at(301), ms(20_000), true);
+    assert_eq!(
+        lease.status(at(300)),
+        LeaseStatus::Held(ms(1978)),
+        "the first extend may run after the second"
+    );
+}
+
+#[test]
+fn shortening_extend_counts_before_it_is_sent() {
+    let mut lease = lease();
+    lease.extend(at(2000), ms(1000)).unwrap();
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
+    lease.extended(at(2000), at(2000), ms(1000), true);
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
+    assert_eq!(lease.due(at(2000)), due_at(at(2000).after(ms(1000) / 3)));
+}
+
+#[test]
+fn unanswered_shortening_extend_limits_later_renewals() {
+    let mut lease = lease();
+    lease.extend(at(2000), ms(1000)).unwrap();
+    lease.unanswered(at(2100), ms(1000));
+    let request = lease.begin_renewal(at(2200)).unwrap();
+    assert_eq!(request.ttl, TTL);
+    lease.confirmed(at(2200), at(2200), request);
+    assert_eq!(lease.status(at(2200)), LeaseStatus::Held(ms(988)));
+    lease.extend(at(2300), TTL).unwrap();
+    lease.extended(at(2300), at(2300), TTL, true);
+    assert_eq!(
+        lease.status(at(2300)),
+        LeaseStatus::Held(ms(988)),
+        "the first extend may still run"
+    );
+}
+
+#[test]
+fn unanswered_lengthening_extend_prolongs_the_key_but_not_the_lease() {
+    let mut lease = lease();
+    assert_eq!(lease.longest, TTL);
+    lease.extend(at(2000), 360 * TTL).unwrap();
+    assert_eq!(lease.longest, 360 * TTL, "counts before it is sent");
+    lease.unanswered(at(2100), 360 * TTL);
+    assert_eq!(lease.ttl, TTL);
+    assert_eq!(lease.status(at(2100)), LeaseStatus::Held(ms(8798)));
+    lease.extend(at(2200), TTL).unwrap();
+    lease.extended(at(2200), at(2201), TTL, true);
+    assert_eq!(
+        lease.longest,
+        360 * TTL,
+        "the first extend may run after the second"
+    );
+    assert_eq!(lease.key_may_last(), 720 * TTL);
+}
+
+#[test]
+fn answered_extend_replaces_the_longest_expiry() {
+    let mut lease = lease();
+    lease.extend(at(2000), 360 * TTL).unwrap();
+    lease.extended(at(2000), at(2001), 360 * TTL, true);
+    lease.extend(at(3000), TTL).unwrap();
+    assert_eq!(lease.longest, 360 * TTL, "until it is answered");
+    lease.extended(at(3000), at(3001), TTL, true);
+    assert_eq!(lease.longest, TTL);
+    assert_eq!(lease.key_may_last(), 2 * TTL);
+    // Some other copy of the key may not have it.
+    lease.extend(at(4000), ms(1000)).unwrap();
+    lease.extended(at(4000), at(4001), ms(1000), false);
+    assert_eq!(lease.longest, TTL);
+}
+
+#[test]
+fn longest_expiry_falls_once_no_unanswered_command_can_run() {
+    let renewal = |lease: &mut LeaseState| {
+        lease.begin_renewal(at(2000)).unwrap();
+        lease.unconfirmed(at(2100));
+    };
+    let extend = |lease: &mut LeaseState| {
+        lease.extend(at(2000), TTL).unwrap();
+        lease.unanswered(at(2100), TTL);
+    };
+    let silences: [&dyn Fn(&mut LeaseState); 2] = [&renewal, &extend];
+    for silence in silences {
+        // Either may run until 12.1 s: the longest ttl after the client gave up on it.
+        for (sent, falls) in [(12_099, false), (12_100, true)] {
+            let mut lease = LeaseState::granted(at(1000), at(1001), &terms()).unwrap();
+            silence(&mut lease);
+            let request = lease.begin_renewal(at(7000)).unwrap();
+            lease.confirmed(at(7000), at(7001), request);
+            lease.extend(at(sent), ms(5000)).unwrap();
+            lease.extended(at(sent), at(sent), ms(5000), true);
+            assert_eq!(lease.longest < TTL, falls, "{sent} ms");
+        }
+    }
+}
+
+#[test]
+fn extend_that_did_not_run_changes_nothing() {
+    let mut lease = lease();
+    let before = lease.extend(at(2000), ms(1000)).unwrap();
+    lease.not_extended(at(2010), before);
+    assert_eq!(lease.status(at(2010)), LeaseStatus::Held(ms(8888)));
+    let before = lease.extend(at(2020), 2 * TTL).unwrap();
+    lease.not_extended(at(2030), before);
+    assert_eq!(lease.longest, TTL);
+}
+
+#[test]
+fn lengthening_extend_counts_when_confirmed() {
+    let mut lease = lease();
+    lease.extend(at(2000), ms(60_000)).unwrap();
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(8898)));
+    lease.extended(at(2000), at(2000), ms(60_000), true);
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(59_398)));
+}
+
+#[test]
+fn released_lease_cannot_be_lost() {
+    let mut lease = lease();
+    assert_eq!(lease.release(at(2000)), LeaseStatus::Held(ms(8898)));
+    lease.lose(Lost::Deleted, at(2000));
+    assert_eq!(lease.status(at(60_000)), LeaseStatus::Released);
+    assert_eq!(lease.release(at(2001)), LeaseStatus::Released);
+}
+
+#[test]
+fn lease_that_has_run_out_expired_whoever_holds_the_key() {
+    let mut lease = lease();
+    lease.lose(Lost::Taken, at(60_000));
+    assert_eq!(lease.lost(), Some(Lost::Expired));
+}
