@@ -364,12 +364,22 @@ pub(crate) mod tests {
     }
 
     fn hold() -> (HeldLease, FencingToken) {
-        let lease = LeaseState::granted(now(), now(), &TERMS).unwrap();
         let token = FencingToken::new(7);
-        (hold_of(lease, token), token)
+        (hold_on(&TERMS, now(), token), token)
     }
 
-    pub(crate) fn hold_of(lease: LeaseState, token: FencingToken) -> HeldLease {
+    /// A lease that was granted at `now`, for tests that last less than an hour.
+    pub(crate) fn held_for_an_hour(now: Instant) -> Arc<HeldLease> {
+        let terms = LeaseTerms {
+            ttl: Duration::from_secs(3_600),
+            renew_every: Some(Duration::from_secs(60)),
+            ..TERMS
+        };
+        Arc::new(hold_on(&terms, now, FencingToken::new(7)))
+    }
+
+    fn hold_on(terms: &LeaseTerms, now: Instant, token: FencingToken) -> HeldLease {
+        let lease = LeaseState::granted(now, now, terms).unwrap();
         HeldLease {
             keys: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
             id: HolderId::fresh("o"),
@@ -377,7 +387,7 @@ pub(crate) mod tests {
             votes: None,
             serial: 0,
             replicas: None,
-            run: HandoffRun::new(token, 33, now()),
+            run: HandoffRun::new(token, 33, now),
             cell: LeaseCell::new(lease, holding(token)),
             downgraded: OnceLock::new(),
         }

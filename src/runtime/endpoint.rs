@@ -157,35 +157,20 @@ mod tests {
     use support::{eventually, ms};
 
     use super::*;
-    use crate::config::{Config, LeaseTerms};
-    use crate::lease::held::tests::hold_of;
+    use crate::lease::held::tests::held_for_an_hour;
     use crate::lease::release::Release;
-    use crate::lease::state::LeaseState;
-    use crate::redis::{Deployment, Majority};
-    use crate::runtime;
+    use crate::redis::Majority;
     use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
-    use crate::token::FencingToken;
-    use crate::url::Target;
+    use crate::runtime::tests::runtime_of;
 
     const LONG: Duration = ms(60_000);
-
-    const TERMS: LeaseTerms = LeaseTerms {
-        ttl: ms(3_600_000),
-        renew_every: Some(ms(60_000)),
-        max_hold: Duration::MAX,
-        replicas: None,
-        handoffs: 0,
-    };
 
     /// A thread looks up the owner of a lease, and is stopped for so long that the owner is
     /// replaced and its io thread ends.
     #[test]
     fn jobs_for_a_server_whose_thread_has_ended_go_to_the_owner() {
         let server = support::Server::start();
-        let config = Config::default();
-        let target = Target::parse(&server.url()).unwrap();
-        let deployment = Deployment::new(target, &config).unwrap();
-        let runtime = runtime::new(config, deployment);
+        let runtime = runtime_of(&server.url());
         runtime.start().unwrap();
         let replaced = runtime.endpoints.all().remove(0);
         replaced.retire();
@@ -193,8 +178,7 @@ mod tests {
         runtime.endpoints.endpoints.write().clear();
 
         let now = Instant::now();
-        let lease = LeaseState::granted(now, now, &TERMS).unwrap();
-        let hold = Arc::new(hold_of(lease, FencingToken::new(7)));
+        let hold = held_for_an_hour(now);
         let request = hold.lease(|lease| lease.begin_renewal(now)).unwrap();
         let round = RenewalRound::new(Arc::clone(&hold), request, Majority::of(1));
         let part = RenewalPart::new(&Arc::new(round), &hold.keys);

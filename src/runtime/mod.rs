@@ -33,3 +33,17 @@ pub(crate) fn new(config: Config, deployment: Deployment) -> Arc<Runtime> {
     look_again::follow(&runtime);
     runtime
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::url::Target;
+
+    /// The runtime of a client of the server at `url`; no thread runs yet.
+    pub(crate) fn runtime_of(url: &str) -> Arc<Runtime> {
+        let config = Config::default();
+        let target = Target::parse(url).unwrap();
+        let deployment = Deployment::new(target, &config).unwrap();
+        new(config, deployment)
+    }
+}

@@ -181,24 +181,10 @@ impl Timer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, LeaseTerms};
-    use crate::lease::held::tests::hold_of;
-    use crate::lease::state::LeaseState;
-    use crate::redis::Deployment;
-    use crate::runtime;
-    use crate::token::FencingToken;
-    use crate::url::Target;
+    use crate::lease::held::tests::held_for_an_hour;
+    use crate::runtime::tests::runtime_of;
     use std::thread;
     use std::time::Duration;
-    use support::ms;
-
-    const TERMS: LeaseTerms = LeaseTerms {
-        ttl: ms(3_600_000),
-        renew_every: Some(ms(60_000)),
-        max_hold: Duration::MAX,
-        replicas: None,
-        handoffs: 0,
-    };
 
     fn at(ms: u64) -> Instant {
         Instant::START.after(Duration::from_millis(ms))
@@ -236,9 +222,7 @@ mod tests {
     #[test]
     fn lease_that_the_thread_works_on_is_in_use() {
         let timer = Timer::default();
-        let now = Instant::now();
-        let lease = LeaseState::granted(now, now, &TERMS).unwrap();
-        let hold = Arc::new(hold_of(lease, FencingToken::new(7)));
+        let hold = held_for_an_hour(Instant::now());
         hold.lease(|lease| lease.suspect(Instant::now()));
         assert!(timer.schedule(&hold, Instant::now()));
         assert_eq!(timer.next_due().unwrap().len(), 1);
@@ -252,13 +236,8 @@ mod tests {
     /// reply to a renewal. An older plan must not replace a newer one.
     #[test]
     fn lease_suspected_while_its_renewal_ends_is_checked_at_once() {
-        let config = Config::default();
-        let target = Target::parse("redis://127.0.0.1:1").unwrap();
-        let deployment = Deployment::new(target, &config).unwrap();
-        let runtime = runtime::new(config, deployment);
-        let now = Instant::now();
-        let lease = LeaseState::granted(now, now, &TERMS).unwrap();
-        let hold = Arc::new(hold_of(lease, FencingToken::new(7)));
+        let runtime = runtime_of("redis://127.0.0.1:1");
+        let hold = held_for_an_hour(Instant::now());
         let is_late = |_: &u32| {
             let request = hold.lease(|lease| lease.begin_renewal(Instant::now()));
             let request = request.expect("no other renewal is in flight");

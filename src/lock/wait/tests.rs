@@ -7,7 +7,7 @@ use crossbeam_channel::unbounded;
 use support::{Server, eventually, ms};
 
 use super::*;
-use crate::config::{Config, Settings};
+use crate::config::Settings;
 use crate::holder::HolderId;
 use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::release::release;
@@ -16,9 +16,7 @@ use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
 use crate::protocol::script::Call;
-use crate::redis::Deployment;
-use crate::runtime;
-use crate::url::Target;
+use crate::runtime::tests::runtime_of;
 
 const LONG: Duration = ms(60_000);
 
@@ -57,11 +55,8 @@ impl Primitive for InBothQueues {
 }
 
 fn client(server: &Server) -> Core {
-    let config = Config::default();
-    let target = Target::parse(&server.url()).unwrap();
-    let deployment = Deployment::new(target, &config).unwrap();
     Core {
-        runtime: runtime::new(config, deployment),
+        runtime: runtime_of(&server.url()),
     }
 }
 
