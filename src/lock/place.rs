@@ -13,7 +13,7 @@ use crate::protocol::answer::Answer;
 use crate::protocol::fair::{provisional, provisional_of, refresh_every};
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::{Acquire, NewPlace, Primitive, Reached, RedisQueue};
-use crate::queue::fair::FairTicket;
+use crate::queue::fair_ticket::FairTicket;
 use crate::queue::fair_queue::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
 use crate::queue::position::Grant;

@@ -13,7 +13,7 @@ use crate::name::Name;
 use crate::protocol::keys::Key;
 use crate::queue::answers::Answers;
 use crate::queue::fair::SharedPlace;
-use crate::queue::local::QueueTicket;
+use crate::queue::local_ticket::QueueTicket;
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::runtime::subscriber::subscription::Subscription;

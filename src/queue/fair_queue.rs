@@ -201,6 +201,13 @@ impl FairWaiter {
         };
     }
 
+    /// Gives up the place, or what was granted to it: returns it for another call to take over.
+    fn give_up_place(&mut self) -> Self {
+        let mut place = Self::new(self.serial, self.parker.clone(), self.pace);
+        place.take_over(self);
+        place
+    }
+
     /// Records a grant; returns false if it is not the first.
     pub(super) fn note_grant(&mut self, tokens: TokenBlock, by_message: bool) -> bool {
         if self.granted.is_some() {
@@ -256,11 +263,7 @@ impl FairQueue {
         };
         if from.is_none() && self.waiter(serial).pace.backoff.is_none() {
             let before = self.waiters.iter_mut().find(takes_turns);
-            from = before.map(|before| {
-                let mut place = FairWaiter::new(before.serial, before.parker.clone(), before.pace);
-                place.take_over(before);
-                place
-            });
+            from = before.map(FairWaiter::give_up_place);
         }
         if let Some(mut from) = from {
             self.waiter(serial).take_over(&mut from);
@@ -270,17 +273,13 @@ impl FairQueue {
     /// Leaves the place of the waiter to the other calls if `others_wait`. Otherwise returns its id:
     /// the caller must leave the queue.
     pub(super) fn hand_over(&mut self, serial: u64, others_wait: bool) -> Option<HolderId> {
-        let pace = self.waiter(serial).pace;
-        let parker = self.waiter(serial).parker.clone();
-        let mut place = FairWaiter::new(serial, parker, pace);
         let has_place = self.waiter(serial).seen_waiting.is_some();
         if !self.is_shared || !others_wait || !has_place {
             let left = self.left.take_if(|_| !others_wait);
             let own = self.waiter(serial).wait_under(None);
             return own.or_else(|| left?.id);
         }
-        place.take_over(self.waiter(serial));
-        self.left = Some(place);
+        self.left = Some(self.waiter(serial).give_up_place());
         self.refreshing = self.refreshing.filter(|refreshing| *refreshing != serial);
         self.wake_without_place();
         None

@@ -347,15 +347,8 @@ impl LocalQueue {
         self.wake_active(Wake::Local);
     }
 
-    /// Handles a release message; returns the lease that it names, if this client holds it.
-    pub(super) fn announced(
-        &mut self,
-        payload: &[u8],
-        announcer: Announcer,
-    ) -> Option<Weak<HeldLease>> {
-        if let Some(hold) = self.held.find(payload) {
-            return Some(hold.clone());
-        }
+    /// Handles a release message about a lease that this client does not hold.
+    pub(super) fn announced(&mut self, payload: &[u8], announcer: Announcer) {
         let released = self.released.as_ref();
         if self.held.is_full() {
             // Of an older lease.
@@ -367,7 +360,6 @@ impl LocalQueue {
         } else if self.completes_announcement(payload, announcer) {
             self.wake_contender(Wake::Message);
         }
-        None
     }
 
     /// Wakes the contender to try Redis.

@@ -3,11 +3,13 @@
 pub(crate) mod answers;
 pub(crate) mod fair;
 pub(crate) mod fair_queue;
+pub(crate) mod fair_ticket;
 #[cfg(test)]
 mod handoff_model;
 mod held_leases;
 pub(crate) mod local;
 pub(crate) mod local_queue;
+pub(crate) mod local_ticket;
 pub(crate) mod parker;
 pub(crate) mod position;
 mod recent;

@@ -1,0 +1,331 @@
+//! Tests of the calls that wait in queues in Redis.
+
+use std::time::Duration;
+
+use super::*;
+use crate::protocol::fair::FairMutexKeys;
+use crate::protocol::keys::Keys;
+use crate::protocol::place::Refreshed;
+use crate::queue::answers::Span;
+use crate::queue::fair_queue::{RefreshPace, WaitingReply};
+use crate::queue::fair_ticket::FairTicket;
+use crate::queue::position::{Grant, Position, Queue};
+use crate::token::FencingToken;
+
+const PACE: RefreshPace = RefreshPace {
+    every: Duration::from_millis(900),
+    backoff: None,
+};
+
+const WAITING: Refreshed = Refreshed::Waiting(None);
+
+fn at(n: u64) -> Instant {
+    Instant::START.after(Duration::from_millis(n))
+}
+
+fn keys() -> Arc<dyn Primitive> {
+    FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"))
+}
+
+fn token(n: u64) -> FencingToken {
+    FencingToken::new(n)
+}
+
+fn tokens(n: u64) -> TokenBlock {
+    TokenBlock::one(token(n))
+}
+
+fn sent_at(sent: u64) -> WaitingReply {
+    WaitingReply {
+        sent: at(sent),
+        arrived: at(sent + 1),
+        is_listening: true,
+    }
+}
+
+fn is_woken(ticket: &FairTicket<'_>) -> bool {
+    ticket.parker().is_unparked()
+}
+
+/// Enters with a command sent at `sent`, and gets a place.
+fn enter(ticket: &FairTicket<'_>, sent: u64) -> HolderId {
+    let id = HolderId::fresh("o");
+    ticket.begin_entering(&id);
+    ticket.note_entered(sent_at(sent), None);
+    id
+}
+
+fn grant(id: &HolderId, n: u64, seen_waiting: u64) -> Position {
+    Position::Granted(Grant {
+        id: id.clone(),
+        tokens: tokens(n),
+        seen_waiting: at(seen_waiting),
+        refresh_every: PACE.every,
+        by_message: true,
+    })
+}
+
+#[test]
+fn a_waiter_enters_refreshes_and_takes_its_grant() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
+    assert_eq!(ticket.position(at(0), false), Position::Contend);
+    let id = enter(&ticket, 10);
+    assert_eq!((fair_queues.count(), ticket.refusals()), (1, 1));
+    assert_eq!(ticket.position(at(11), false), Position::Placed(at(910)));
+    assert_eq!(
+        ticket.position(at(910), false),
+        Position::Refresh(vec![id.clone()], Wake::Backstop)
+    );
+    ticket.note_refreshed(std::slice::from_ref(&id), &[WAITING], sent_at(911));
+    assert_eq!(ticket.position(at(912), false), Position::Placed(at(1811)));
+    fair_queues.granted(&id, tokens(7));
+    assert!(is_woken(&ticket));
+    assert_eq!(
+        ticket.position(at(913), false),
+        grant(&id, 7, 911),
+        "it may be as old as the last reply"
+    );
+    assert_eq!(ticket.forget_id(), None, "the call has taken the grant");
+    drop(ticket);
+    let state = fair_queues.state.lock();
+    assert!(state.queues.iter().all(HashMap::is_empty) && state.owners.is_empty());
+}
+
+#[test]
+fn a_grant_can_arrive_before_the_reply_to_entering() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
+    let id = HolderId::fresh("o");
+    ticket.begin_entering(&id);
+    fair_queues.granted(&id, tokens(7));
+    assert_eq!(
+        ticket.position(at(20), false),
+        Position::Contend,
+        "nothing is known of its place yet"
+    );
+    ticket.note_entered(sent_at(10), None);
+    assert_eq!(ticket.position(at(20), false), grant(&id, 7, 10));
+}
+
+#[test]
+fn a_grant_to_any_other_id_is_ignored() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
+    let before = enter(&ticket, 10);
+    assert_eq!(ticket.forget_id(), Some(before.clone()));
+    let id = enter(&ticket, 20);
+    fair_queues.granted(&before, tokens(7));
+    fair_queues.granted(&HolderId::fresh("o"), tokens(8));
+    assert!(!is_woken(&ticket));
+    assert_eq!(ticket.position(at(21), false), Position::Placed(at(920)));
+    fair_queues.granted(&id, tokens(9));
+    fair_queues.granted(&id, tokens(10));
+    assert_eq!(
+        ticket.position(at(22), false),
+        grant(&id, 9, 20),
+        "the first grant counts"
+    );
+    fair_queues.granted(&id, tokens(11));
+    assert_eq!(
+        ticket.position(at(23), false),
+        Position::Contend,
+        "the id is used up"
+    );
+}
+
+#[test]
+fn one_waiter_refreshes_for_all_and_a_reply_counts_for_its_id_only() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let tickets: Vec<_> = (0..4)
+        .map(|_| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()))
+        .collect();
+    let ids: Vec<_> = tickets.iter().map(|ticket| enter(ticket, 0)).collect();
+    let Position::Refresh(asked, _) = tickets[2].position(at(900), false) else {
+        panic!()
+    };
+    assert_eq!(asked, ids);
+    assert_eq!(
+        tickets[0].position(at(901), false),
+        Position::Placed(at(1801)),
+        "one at a time"
+    );
+    fair_queues.granted(&ids[1], tokens(7));
+    let late = enter(&tickets[3], 902);
+    use Refreshed::{Gone, Granted};
+    tickets[2].note_refreshed(
+        &asked,
+        &[Gone, Gone, WAITING, Granted(token(8))],
+        sent_at(900),
+    );
+    assert_eq!(tickets[0].position(at(903), false), Position::Contend);
+    assert_eq!(
+        tickets[1].position(at(903), false),
+        grant(&ids[1], 7, 0),
+        "the message came first"
+    );
+    assert_eq!(
+        tickets[2].position(at(903), false),
+        Position::Placed(at(1800))
+    );
+    assert_eq!(
+        tickets[3].position(at(903), false),
+        Position::Placed(at(1802)),
+        "it waits under another id by now"
+    );
+    fair_queues.granted(&late, tokens(9));
+    assert_eq!(tickets[3].position(at(904), false), grant(&late, 9, 902));
+}
+
+#[test]
+fn a_refresh_is_due_when_the_lock_expires_and_sooner_without_a_subscription() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
+    let id = HolderId::fresh("o");
+    let next = |is_listening, remaining: Option<u64>| {
+        ticket.begin_entering(&id);
+        let reply = WaitingReply {
+            is_listening,
+            ..sent_at(100)
+        };
+        ticket.note_entered(reply, remaining.map(Duration::from_millis));
+        ticket.position(at(101), false)
+    };
+    for (is_listening, remaining, due) in [
+        (true, None, 1_000),
+        (true, Some(5_000), 1_000),
+        (true, Some(300), 402),
+        (true, Some(0), 110),
+        (false, None, 325),
+        (false, Some(5_000), 325),
+        (false, Some(100), 202),
+    ] {
+        let position = next(is_listening, remaining);
+        assert_eq!(position, Position::Placed(at(due)), "{remaining:?}");
+    }
+}
+
+#[test]
+fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let (first, second) = (
+        fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+        fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+    );
+    let name = keys.key(0).name;
+    let id = enter(&first, 0);
+    fair_queues.refresh_now(name, Wake::Message);
+    assert!(is_woken(&first));
+    assert_eq!(
+        first.position(at(1), false),
+        Position::Refresh(vec![id.clone()], Wake::Message)
+    );
+    enter(&second, 2);
+    fair_queues.refresh_now(name, Wake::Message);
+    assert!(!is_woken(&second), "a refresh is in flight");
+    first.note_refreshed(&[id], &[Refreshed::Granted(token(7))], sent_at(1));
+    assert!(is_woken(&second), "that refresh may have been too early");
+    first.position(at(3), false);
+    drop(first);
+    assert!(is_woken(&second), "no waiter has run it yet");
+    assert!(matches!(
+        second.position(at(4), false),
+        Position::Refresh(_, Wake::Message)
+    ));
+    second.note_not_refreshed(Wake::Message, at(50));
+    assert_eq!(second.position(at(5), false), Position::Placed(at(50)));
+    assert!(matches!(
+        second.position(at(50), false),
+        Position::Refresh(_, Wake::Message)
+    ));
+}
+
+/// It has slept since before the last reply, which told that the lock expires soon.
+#[test]
+fn waiter_that_would_oversleep_a_refresh_is_woken_if_another_leaves() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let [first, second] =
+        [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+    let ids = [enter(&first, 0), enter(&second, 0)].to_vec();
+    assert!(matches!(
+        first.position(at(900), false),
+        Position::Refresh(..)
+    ));
+    assert_eq!(second.position(at(901), false), Position::Placed(at(1_801)));
+    let expires_soon = Refreshed::Waiting(Some(Duration::from_millis(50)));
+    first.note_refreshed(&ids, &[expires_soon; 2], sent_at(901));
+    assert_eq!(first.position(at(903), false), Position::Placed(at(953)));
+    assert!(!is_woken(&second));
+    drop(first);
+    assert!(is_woken(&second));
+    assert_eq!(second.position(at(904), false), Position::Placed(at(953)));
+    assert!(matches!(
+        second.position(at(953), false),
+        Position::Refresh(..)
+    ));
+}
+
+#[test]
+fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let [first, second, third] =
+        [(); 3].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+    let ids = [&first, &second, &third]
+        .map(|ticket| enter(ticket, 0))
+        .to_vec();
+    let refresh = |why| Position::Refresh(ids.clone(), why);
+    assert_eq!(first.position(at(900), false), refresh(Wake::Backstop));
+    first.pass_refresh_on(Wake::Backstop);
+    assert!(is_woken(&second) && !is_woken(&first));
+    assert_eq!(second.position(at(901), false), refresh(Wake::Backstop));
+    second.pass_refresh_on(Wake::Backstop);
+    assert!(is_woken(&third) && !is_woken(&first) && !is_woken(&second));
+    let endless = Position::Placed(Instant::NEVER);
+    assert_eq!(first.position(at(902), false), endless);
+    assert_eq!(third.position(at(902), false), refresh(Wake::Backstop));
+    third.note_refreshed(&ids, &[WAITING; 3], sent_at(902));
+    fair_queues.refresh_now(keys.key(0).name, Wake::Message);
+    assert!(is_woken(&third) && !is_woken(&first));
+    fair_queues.granted(&ids[0], tokens(7));
+    assert!(is_woken(&first));
+    assert_eq!(first.position(at(903), false), grant(&ids[0], 7, 902));
+}
+
+#[test]
+fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let [asks, waits] =
+        [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+    let since = |start| Span {
+        start: at(start),
+        deadline: at(5_000),
+        last_reply_took: Duration::ZERO,
+    };
+    asks.update_answers(&mut |answers| answers.refused(at(10), at(10), None));
+    assert!(waits.answers().is_taken(since(10)) && !waits.answers().is_taken(since(11)));
+}
+
+#[test]
+fn at_shutdown_every_waiter_leaves_once() {
+    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let (waits, enters) = (
+        fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+        fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+    );
+    let id = enter(&waits, 0);
+    let asking = HolderId::fresh("o");
+    enters.begin_entering(&asking);
+    fair_queues.granted(&id, tokens(7));
+    let left: Vec<_> = fair_queues
+        .leave_all()
+        .into_iter()
+        .map(|(_, id)| id)
+        .collect();
+    assert_eq!(left, [id], "a grant that no call has taken is passed on");
+    assert_eq!(waits.forget_id(), None);
+    assert_eq!(
+        enters.forget_id(),
+        Some(asking),
+        "by itself, after its reply"
+    );
+}

@@ -1,0 +1,214 @@
+//! A waiting call's place in a queue in Redis, as far as known. No I/O, no clock.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder::HolderId;
+use crate::name::Name;
+use crate::protocol::place::Refreshed;
+use crate::protocol::primitive::{Admission, Primitive};
+use crate::queue::answers::Answers;
+use crate::queue::fair::{FairQueues, State};
+use crate::queue::fair_queue::{FairQueue, FairWaiter, RefreshPace, WaitingReply};
+use crate::queue::parker::Parker;
+use crate::queue::position::{Grant, Position, Queue};
+use crate::stats::Wake;
+
+/// A call's waiter; dropping it removes it here, not in Redis.
+#[derive(Debug)]
+pub(crate) struct FairTicket<'a> {
+    fair_queues: &'a FairQueues,
+    admission: Admission,
+    name: &'a Name,
+    serial: u64,
+    parker: Parker,
+}
+
+impl FairQueues {
+    /// Adds a waiter for the fair lock of `keys`, which sleeps on `parker`.
+    pub(crate) fn join<'a>(
+        &'a self,
+        admission: Admission,
+        keys: &'a Arc<dyn Primitive>,
+        pace: RefreshPace,
+        parker: Parker,
+    ) -> FairTicket<'a> {
+        let name = keys.key(0).name;
+        let mut state = self.state.lock();
+        let serial = state.next_serial;
+        state.next_serial += 1;
+        let queue = state.queues[admission as usize].entry(name.clone());
+        let queue = queue.or_insert_with(|| FairQueue::new(keys));
+        let waiter = FairWaiter::new(serial, parker.clone(), pace);
+        queue.waiters.push(waiter);
+        FairTicket {
+            fair_queues: self,
+            admission,
+            name,
+            serial,
+            parker,
+        }
+    }
+}
+
+impl FairTicket<'_> {
+    fn with_queue<T>(&self, act: impl FnOnce(&mut FairQueue) -> T) -> T {
+        self.with_owners(|queue, _| act(queue))
+    }
+
+    fn with_waiter<T>(&self, act: impl FnOnce(&mut FairWaiter) -> T) -> T {
+        self.with_queue(|queue| act(queue.waiter(self.serial)))
+    }
+
+    fn with_owners<T>(
+        &self,
+        act: impl FnOnce(&mut FairQueue, &mut HashMap<HolderId, (Admission, Name)>) -> T,
+    ) -> T {
+        let State { queues, owners, .. } = &mut *self.fair_queues.state.lock();
+        // The waiter keeps the queue in the table until the ticket is dropped.
+        let queue = queues[self.admission as usize].get_mut(self.name);
+        act(queue.expect("a queue with a waiter in it"), owners)
+    }
+
+    /// Records that the call is about to enter under `id`. From now on a grant to it counts.
+    pub(crate) fn begin_entering(&self, id: &HolderId) {
+        self.with_owners(|queue, owners| {
+            owners.insert(id.clone(), (self.admission, self.name.clone()));
+            queue.waiter(self.serial).wait_under(Some(id.clone()));
+        });
+    }
+
+    /// Records the reply to a command that made a place. The lock is held for `remaining` more.
+    pub(crate) fn note_entered(&self, reply: WaitingReply, remaining: Option<Duration>) {
+        self.with_queue(|queue| {
+            let waiter = queue.waiter(self.serial);
+            waiter.refused(reply, remaining);
+            if waiter.pace.backoff.is_some() {
+                queue.wake_without_place();
+            }
+        });
+    }
+
+    /// Returns whether the call has a place, or is entering.
+    pub(crate) fn has_place(&self) -> bool {
+        self.with_waiter(|waiter| waiter.id.is_some())
+    }
+
+    /// Leaves the place to the other calls of this client that share it, if `others_wait`.
+    ///
+    /// Returns an id that must leave the queue because no call shares its place.
+    pub(crate) fn hand_over(&self, others_wait: bool) -> Option<HolderId> {
+        self.with_owners(|queue, owners| {
+            let id = queue.hand_over(self.serial, others_wait)?;
+            owners.remove(&id);
+            Some(id)
+        })
+    }
+
+    /// Ends the wait under the current id: a grant to it no longer counts.
+    ///
+    /// Returns the id, unless the call has none.
+    pub(crate) fn forget_id(&self) -> Option<HolderId> {
+        self.with_owners(|queue, owners| {
+            let id = queue.waiter(self.serial).wait_under(None)?;
+            owners.remove(&id);
+            Some(id)
+        })
+    }
+
+    /// Returns whether any call of this client for the name can receive a grant message.
+    pub(crate) fn any_subscribed(&self) -> bool {
+        let is_subscribed = |waiter: &FairWaiter| waiter.pace.backoff.is_none();
+        self.with_queue(|queue| queue.waiters.iter().any(is_subscribed))
+    }
+
+    /// How many replies said that the call waits.
+    pub(crate) fn refusals(&self) -> u32 {
+        self.with_waiter(|waiter| waiter.refusals)
+    }
+
+    /// Takes the grant to the call, if there is one; its id then counts no longer.
+    pub(crate) fn take_grant(&self) -> Option<Grant> {
+        let grant = self.with_waiter(|waiter| waiter.grant())?;
+        self.forget_id();
+        Some(grant)
+    }
+
+    /// Records the replies to a refresh of `ids`.
+    pub(crate) fn note_refreshed(
+        &self,
+        ids: &[HolderId],
+        answers: &[Refreshed],
+        reply: WaitingReply,
+    ) {
+        self.with_owners(|queue, owners| {
+            for id in queue.note_refreshed(ids, answers, reply) {
+                owners.remove(&id);
+            }
+        });
+    }
+
+    /// Leaves a refresh that is due to the other waiters: no reply could arrive before this one's
+    /// deadline.
+    pub(crate) fn pass_refresh_on(&self, why: Wake) {
+        self.with_queue(|queue| queue.pass_refresh_on(self.serial, why));
+    }
+
+    /// Records that a refresh failed; none is due again before `no_refresh_before`.
+    pub(crate) fn note_not_refreshed(&self, why: Wake, no_refresh_before: Instant) {
+        self.with_queue(|queue| queue.note_not_refreshed(why, no_refresh_before));
+    }
+}
+
+impl Queue for FairTicket<'_> {
+    /// The caller must report the outcome of a refresh with
+    /// [`note_refreshed`](Self::note_refreshed) or
+    /// [`note_not_refreshed`](Self::note_not_refreshed), or pass it on.
+    fn position(&self, now: Instant, _must_try: bool) -> Position {
+        let position = self.with_queue(|queue| queue.position(self.serial, now));
+        if let Position::Granted(_) = position {
+            self.forget_id();
+        }
+        position
+    }
+
+    fn parker(&self) -> &Parker {
+        &self.parker
+    }
+
+    fn take_wake(&self) -> Option<Wake> {
+        // The reason is counted with the refresh, which one call does for all.
+        None
+    }
+
+    fn about_to_try(&self, now: Instant) -> bool {
+        self.with_queue(|queue| queue.answers.asked(now));
+        // No lease of a fair lock is handed off: its queue is in Redis.
+        false
+    }
+
+    fn answers(&self) -> Answers {
+        self.with_queue(|queue| queue.answers)
+    }
+
+    fn update_answers(&self, act: &mut dyn FnMut(&mut Answers)) {
+        self.with_queue(|queue| act(&mut queue.answers));
+    }
+}
+
+impl Drop for FairTicket<'_> {
+    fn drop(&mut self) {
+        self.forget_id();
+        let mut state = self.fair_queues.state.lock();
+        let queues = &mut state.queues[self.admission as usize];
+        let Some(queue) = queues.get_mut(self.name) else {
+            return;
+        };
+        queue.remove(self.serial);
+        if queue.waiters.is_empty() && queue.left.is_none() {
+            queues.remove(self.name);
+        }
+    }
+}
