@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::lock::attempt::{Attempted, SPLIT_VOTE_BACKOFF};
+use crate::lock::place::waiting_reply;
 use crate::lock::replies::Over;
 use crate::lock::sleep::SleepEnd::{self, TimedOut};
 use crate::lock::waiting_call::WaitingCall;
@@ -96,7 +97,7 @@ impl WaitingCall<'_> {
             Ok((found, sent)) => {
                 let arrived = Instant::now();
                 self.update_answers(|answers| answers.refreshed(sent, arrived, &found));
-                let reply = place.waiting_reply(sent, arrived);
+                let reply = waiting_reply(self.attempt, sent, arrived);
                 place.ticket.note_refreshed(ids, &found, reply);
                 self.note_reply(sent, arrived);
                 let waits = |place: &Refreshed| matches!(place, Refreshed::Waiting(_));

@@ -13,8 +13,8 @@ use crate::protocol::answer::Answer;
 use crate::protocol::fair::{provisional, provisional_of, refresh_every};
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::{Acquire, NewPlace, Primitive, Reached, RedisQueue};
-use crate::queue::fair_ticket::FairTicket;
 use crate::queue::fair_queue::{RefreshPace, WaitingReply};
+use crate::queue::fair_ticket::FairTicket;
 use crate::queue::parker::Parker;
 use crate::queue::position::Grant;
 use crate::redis::{Cap, Fault};
@@ -37,26 +37,15 @@ impl<'a> Place<'a> {
         parker: Parker,
     ) -> Self {
         let queues = attempt.runtime.waiters.queues_of(attempt.keys);
-        let pace = RefreshPace {
-            every: refresh_every(attempt.terms.ttl),
-            backoff: match attempt.settings.wait {
-                WaitPolicy::Wake => None,
-                WaitPolicy::Backoff(backoff) => Some(backoff),
-            },
-        };
         Self {
             attempt,
             queue_keys,
-            ticket: queues.join(queue_keys.admission(), attempt.keys, pace, parker),
-        }
-    }
-
-    /// Returns how this client receives grants, unless none of its calls can.
-    fn inbox(&self, can_receive: bool) -> Inbox {
-        let Attempt { runtime, keys, .. } = self.attempt;
-        match can_receive {
-            true => runtime.inbox(keys.key(0)),
-            false => Inbox::default(),
+            ticket: queues.join(
+                queue_keys.admission(),
+                attempt.keys,
+                refresh_pace(attempt),
+                parker,
+            ),
         }
     }
 
@@ -71,21 +60,14 @@ impl<'a> Place<'a> {
             "enter the queue of {keys} as {}", id.as_str()
         );
         runtime.meters.counters.attempts.up();
-        let inbox = self.inbox(self.attempt.settings.wait == WaitPolicy::Wake);
+        let inbox = inbox(self.attempt, self.attempt.settings.wait == WaitPolicy::Wake);
         let ttl = self.attempt.terms.ttl;
         let call = keys.acquire(Acquire {
             id: &id,
             ttl,
             tokens,
             proposed: None,
-            place: Some(NewPlace {
-                inbox: &inbox.channel,
-                reached: match runtime.deployment.counts_listeners() {
-                    false => Reached::Always,
-                    true if inbox.is_starting => Reached::Soon,
-                    true => Reached::WhileListening,
-                },
-            }),
+            place: Some(new_place(self.attempt, &inbox)),
         });
         // Before sending: the lock may be granted before the reply arrives.
         self.ticket.begin_entering(&id);
@@ -103,7 +85,7 @@ impl<'a> Place<'a> {
                     Cause::text("the queue_enter script ran twice"),
                 ));
             }
-            let reply = self.waiting_reply(sent, Instant::now());
+            let reply = waiting_reply(self.attempt, sent, Instant::now());
             self.ticket.note_entered(reply, refusal.remaining);
             let attempted = Attempted::Refused(refusal.name, refusal.remaining);
             return Ok((attempted, sent));
@@ -130,7 +112,7 @@ impl<'a> Place<'a> {
     ) -> Result<(Vec<Refreshed>, Instant), Fault> {
         let runtime = self.attempt.runtime;
         // All places of this client share one channel.
-        let inbox = self.inbox(self.ticket.any_subscribed());
+        let inbox = inbox(self.attempt, self.ticket.any_subscribed());
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
         let call = (self.queue_keys).refresh_for(tokens, &inbox.channel, &values);
         let until = self.attempt.silence.reply_deadline();
@@ -144,15 +126,6 @@ impl<'a> Place<'a> {
                 let cause = Cause::text("unexpected reply to the queue_refresh script");
                 Err(Fault::Unknown(cause))
             }
-        }
-    }
-
-    /// Describes a reply that a call waits.
-    pub(crate) fn waiting_reply(&self, sent: Instant, arrived: Instant) -> WaitingReply {
-        WaitingReply {
-            sent,
-            arrived,
-            is_listening: self.inbox(true).is_live,
         }
     }
 
@@ -190,6 +163,50 @@ impl<'a> Place<'a> {
     /// Leaves the queue, or passes on the grant to `id`.
     pub(crate) fn leave(&self, id: HolderId) {
         leave(self.attempt, self.attempt.keys, id);
+    }
+}
+
+/// Returns how often the places of a call are refreshed.
+pub(crate) fn refresh_pace(attempt: &Attempt<'_>) -> RefreshPace {
+    RefreshPace {
+        every: refresh_every(attempt.terms.ttl),
+        backoff: match attempt.settings.wait {
+            WaitPolicy::Wake => None,
+            WaitPolicy::Backoff(backoff) => Some(backoff),
+        },
+    }
+}
+
+/// Returns how this client receives grants of the first name, unless none of its calls can.
+pub(crate) fn inbox(attempt: &Attempt<'_>, can_receive: bool) -> Inbox {
+    match can_receive {
+        true => attempt.runtime.inbox(attempt.keys.key(0)),
+        false => Inbox::default(),
+    }
+}
+
+/// Describes a place whose grants arrive in `inbox`.
+pub(crate) fn new_place<'a>(attempt: &Attempt<'_>, inbox: &'a Inbox) -> NewPlace<'a> {
+    NewPlace {
+        inbox: &inbox.channel,
+        reached: match attempt.runtime.deployment.counts_listeners() {
+            false => Reached::Always,
+            true if inbox.is_starting => Reached::Soon,
+            true => Reached::WhileListening,
+        },
+    }
+}
+
+/// Describes a reply that a call waits.
+pub(crate) fn waiting_reply(
+    attempt: &Attempt<'_>,
+    sent: Instant,
+    arrived: Instant,
+) -> WaitingReply {
+    WaitingReply {
+        sent,
+        arrived,
+        is_listening: inbox(attempt, true).is_live,
     }
 }
 

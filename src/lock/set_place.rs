@@ -3,15 +3,12 @@
 use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::lock::attempt::{Attempt, Attempted};
-use crate::lock::place::leave;
+use crate::lock::place::{inbox, leave, new_place, refresh_pace, waiting_reply};
 use crate::logging;
 use crate::protocol::answer::Answer;
-use crate::protocol::fair::refresh_every;
-use crate::protocol::primitive::{AcquireSet, NewPlace, PartOfSet, Reached, SetQueues};
-use crate::queue::fair_queue::{RefreshPace, WaitingReply};
+use crate::protocol::primitive::{AcquireSet, PartOfSet, SetQueues};
 use crate::queue::sets::SetTicket;
 use crate::redis::Fault;
-use crate::runtime::subscriber::Inbox;
 use crate::wait_policy::WaitPolicy;
 
 /// A set's place in a queue in Redis, once it has one; dropping it leaves the queue and passes on
@@ -24,13 +21,7 @@ pub(crate) struct SetPlace<'a> {
 
 impl<'a> SetPlace<'a> {
     pub(crate) fn new(attempt: &'a Attempt<'a>, queues: &'a dyn SetQueues) -> Self {
-        let pace = RefreshPace {
-            every: refresh_every(attempt.terms.ttl),
-            backoff: match attempt.settings.wait {
-                WaitPolicy::Wake => None,
-                WaitPolicy::Backoff(backoff) => Some(backoff),
-            },
-        };
+        let pace = refresh_pace(attempt);
         Self {
             attempt,
             queues,
@@ -51,11 +42,7 @@ impl<'a> SetPlace<'a> {
         runtime.meters.counters.attempts.up();
         match (self.send(&id, has, keeps), has) {
             (Ok((Answer::Queued(refusal, kept), sent)), _) => {
-                let reply = WaitingReply {
-                    sent,
-                    arrived: Instant::now(),
-                    is_listening: self.inbox().is_live,
-                };
+                let reply = waiting_reply(self.attempt, sent, Instant::now());
                 let has = PartOfSet {
                     waits_for: refusal.name,
                     kept,
@@ -97,19 +84,8 @@ impl<'a> SetPlace<'a> {
         keeps: bool,
     ) -> Result<(Answer, Instant), Fault> {
         let attempt = self.attempt;
-        let inbox = match attempt.settings.wait {
-            WaitPolicy::Wake => self.inbox(),
-            WaitPolicy::Backoff(_) => Inbox::default(),
-        };
-        let place = NewPlace {
-            inbox: &inbox.channel,
-            reached: match attempt.runtime.deployment.counts_listeners() {
-                false => Reached::Always,
-                true if inbox.is_starting => Reached::Soon,
-                true => Reached::WhileListening,
-            },
-        };
-        let rest = self.queues.rest(keeps, place);
+        let inbox = inbox(attempt, attempt.settings.wait == WaitPolicy::Wake);
+        let rest = self.queues.rest(keeps, new_place(attempt, &inbox));
         let call = self.queues.acquire(AcquireSet {
             id,
             ttl: attempt.terms.ttl,
@@ -117,11 +93,6 @@ impl<'a> SetPlace<'a> {
             rest: &rest,
         });
         attempt.send(call, attempt.keys, id, None)
-    }
-
-    /// Returns how this client receives grants.
-    fn inbox(&self) -> Inbox {
-        self.attempt.runtime.inbox(self.attempt.keys.key(0))
     }
 }
 
