@@ -68,6 +68,11 @@ impl HandoffRun {
         }
     }
 
+    /// Returns the token of the first holder.
+    pub(crate) fn first(&self) -> FencingToken {
+        self.first
+    }
+
     /// Returns when the lease was granted.
     pub(crate) fn granted(&self) -> Instant {
         self.granted

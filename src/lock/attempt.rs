@@ -258,9 +258,8 @@ impl Attempt<'_> {
         votes: Option<Arc<ServerVotes>>,
         run: HandoffRun,
     ) -> Result<Arc<HeldLease>, Fault> {
-        let (runtime, keys, since) = (self.runtime, self.keys, run.granted());
-        // Every grant has a token.
-        let token = *granted.first().expect("a token of what is held");
+        let (runtime, keys) = (self.runtime, self.keys);
+        let holding = self.holding(run.first(), run.granted());
         let hold = Arc::new(HeldLease {
             keys: Arc::clone(keys),
             id,
@@ -269,7 +268,7 @@ impl Attempt<'_> {
             serial: runtime.next_serial(),
             replicas: self.terms.replicas,
             run,
-            cell: LeaseCell::new(lease, self.holding(token, since)),
+            cell: LeaseCell::new(lease, holding),
             downgraded: OnceLock::new(),
         });
         let before = runtime.waiters.granted(&hold);

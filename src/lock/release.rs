@@ -7,6 +7,7 @@ use crate::clock::{Instant, sleep};
 use crate::error::{Cause, Error};
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::HeldLease;
+use crate::lease::release::Release;
 use crate::lease::state::LeaseState;
 use crate::lease::status::LeaseStatus;
 use crate::lock::renew::renew;
@@ -255,9 +256,10 @@ fn leave_open(runtime: &Runtime, hold: &HeldLease) {
     let until = runtime.waiters.leave_open(name, now);
     // A release that finds nothing to release grants.
     let end = until.after(runtime.deployment.command_timeout());
-    let mut again = hold.to_release(end);
-    again.began = Some(until);
-    runtime.release(again);
+    runtime.release(Release {
+        began: Some(until),
+        ..hold.to_release(end)
+    });
 }
 
 /// Returns the outcome for what the release found.
