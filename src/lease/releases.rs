@@ -147,7 +147,8 @@ impl Releases {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Adds a release. It is due at once, or after the pause since the last command for its lock.
+    /// Adds a release. It is due when it begins; one that has begun by `now` is due at once, or
+    /// after the pause since the last command for its lock.
     pub(crate) fn push(&mut self, mut release: Release, now: Instant) {
         let lock = SameLock(Arc::clone(&release.keys));
         let serial = self.next_serial();
@@ -163,20 +164,21 @@ impl Releases {
         let Some(of_lock) = self.groups.get_mut(&group) else {
             return;
         };
-        of_lock.newest = now;
-        of_lock.order.insert((now, serial));
+        let began = *release.began.get_or_insert(now);
+        let due = began.max(now);
+        if due > now {
+            of_lock.planned = Some(due);
+        }
+        of_lock.newest = due;
+        of_lock.order.insert((due, serial));
         of_lock.ids.insert(release.id.clone(), serial);
         self.ends.insert((release.until, serial));
-        if release.began == Some(now) {
-            of_lock.planned = Some(now);
-        }
-        let began = *release.began.get_or_insert(now);
         let pending = Pending {
             release,
             group,
             began,
-            tried: now,
-            due: now,
+            tried: due,
+            due,
             was_unanswered: false,
         };
         self.pending.insert(serial, pending);

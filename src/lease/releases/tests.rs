@@ -80,7 +80,7 @@ fn release_that_begins_later_is_sent_then_whatever_others_are_sent_before() {
         began: Some(at(3)),
         ..release("a", at(0))
     };
-    releases.push(later, at(3));
+    releases.push(later, at(0));
     releases.push(release("a", at(1)), at(1));
     let batch = releases.take_due(at(1), false).remove(0);
     assert_eq!(batch.releases.len(), 1);

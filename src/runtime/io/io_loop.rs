@@ -70,27 +70,7 @@ impl IoLoop {
             let mut items = Vec::new();
             let mut job = self.wait(runtime, endpoint);
             while let Some(next) = job {
-                match next {
-                    IoRequest::Renew(parts) => items.extend(parts.into_iter().map(IoJob::Renew)),
-                    IoRequest::Release(release) => {
-                        let now = Instant::now();
-                        let at = release.began.map_or(now, |began| began.max(now));
-                        self.releases.push(release, at);
-                    }
-                    IoRequest::WakeSubscriber => {
-                        let until = Instant::now().after(endpoint.server.command_timeout());
-                        (endpoint.subscriber).wake(&endpoint.server, b"subscribe", until);
-                    }
-                    IoRequest::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
-                    IoRequest::ProbeBreaker => {
-                        self.probe_breaker_at = self.probe_breaker_at.or(Some(Instant::START))
-                    }
-                    IoRequest::Retire => {
-                        self.end_at
-                            .get_or_insert_with(|| Instant::now().after(RETIRE_AFTER));
-                    }
-                    IoRequest::Stop => stopping = true,
-                }
+                stopping |= self.accept(endpoint, next, &mut items);
                 job = endpoint.io.jobs.try_recv().ok();
             }
             if let Some(member) = &endpoint.server.member {
@@ -122,6 +102,28 @@ impl IoLoop {
             }
             contain(|| self.recovery.run_due(runtime, endpoint));
         }
+    }
+
+    /// Begins the work on a request, or adds it to `items`. Returns true if the thread must end.
+    fn accept(&mut self, endpoint: &Endpoint, request: IoRequest, items: &mut Vec<IoJob>) -> bool {
+        match request {
+            IoRequest::Renew(parts) => items.extend(parts.into_iter().map(IoJob::Renew)),
+            IoRequest::Release(release) => self.releases.push(release, Instant::now()),
+            IoRequest::WakeSubscriber => {
+                let until = Instant::now().after(endpoint.server.command_timeout());
+                (endpoint.subscriber).wake(&endpoint.server, b"subscribe", until);
+            }
+            IoRequest::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
+            IoRequest::ProbeBreaker => {
+                self.probe_breaker_at = self.probe_breaker_at.or(Some(Instant::START))
+            }
+            IoRequest::Retire => {
+                self.end_at
+                    .get_or_insert_with(|| Instant::now().after(RETIRE_AFTER));
+            }
+            IoRequest::Stop => return true,
+        }
+        false
     }
 
     /// Waits for a request; returns `None` when something else is due.
