@@ -85,7 +85,18 @@ pub(crate) fn release(
     let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
     count(runtime, in_time, since, now);
-    match &outcome {
+    note_outcome(runtime, hold, &outcome, yields_to_fleet);
+    outcome
+}
+
+/// Ends the lease here after its release in Redis.
+fn note_outcome(
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
+    outcome: &Result<Unlocked, Error>,
+    yields_to_fleet: bool,
+) {
+    match outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
             if hold.keys.is_split() {
@@ -117,7 +128,6 @@ pub(crate) fn release(
             log(hold, "release to be repeated", Some(error));
         }
     }
-    outcome
 }
 
 /// Hands the lease off to the first waiter of this client; returns false if that is not possible.
