@@ -17,6 +17,7 @@ mod all;
 mod ambiguity;
 mod batching;
 mod breaker;
+mod campaign;
 mod chaos;
 #[cfg(all(feature = "cli", unix))]
 mod cli;
@@ -70,6 +71,8 @@ const TESTS: &[Listed] = &[
     all::TESTS,
     ambiguity::TESTS,
     breaker::TESTS,
+    campaign::TESTS,
+    campaign::judge::TESTS,
     chaos::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::TESTS,
@@ -188,6 +191,7 @@ const TIMED: &[Listed] = &[
 const ROLES: &[Listed] = &[
     all::ROLES,
     breaker::ROLES,
+    campaign::ROLES,
     cluster::ROLES,
     fair::ROLES,
     fair_faults::ROLES,

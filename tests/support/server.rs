@@ -179,6 +179,12 @@ impl Server {
         self.relaunch();
     }
 
+    /// Restarts the server on the same port with what it has written to its append-only file.
+    pub fn restart_with_data(&mut self) {
+        self.kill();
+        self.relaunch();
+    }
+
     /// Saves and returns the current data.
     pub fn snapshot(&self) -> Snapshot {
         let () = redis::cmd("SAVE")

@@ -6,6 +6,9 @@ use std::path::Path;
 
 const FILE: &str = "dump.rdb";
 
+/// The append-only file of Redis 6.2, and the directory of that of later versions.
+const APPENDED: [&str; 2] = ["appendonly.aof", "appendonlydir"];
+
 pub struct Snapshot(Vec<u8>);
 
 impl Snapshot {
@@ -19,12 +22,17 @@ impl Snapshot {
         fs::write(directory.join(FILE), &self.0).expect("the server's directory exists");
     }
 
+    /// Removes whatever a server in this directory would load at its start.
     pub fn remove(directory: &Path) {
-        match fs::remove_file(directory.join(FILE)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                panic!("cannot remove the snapshot: {error}")
-            }
-            _ => {}
+        let [file, files] = APPENDED.map(|appended| directory.join(appended));
+        let removed = [
+            fs::remove_file(directory.join(FILE)),
+            fs::remove_file(file),
+            fs::remove_dir_all(files),
+        ];
+        for error in removed.into_iter().filter_map(Result::err) {
+            let is_absent = error.kind() == ErrorKind::NotFound;
+            assert!(is_absent, "cannot remove the server's data: {error}");
         }
     }
 }
