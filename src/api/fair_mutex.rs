@@ -100,7 +100,12 @@ impl FairMutex {
     }
 }
 
-lock_settings!(FairMutex, 0.settings);
+lock_settings!(
+    FairMutex,
+    r#"let printer = client.fair_mutex("printer")"#,
+    "let guard = printer.lock()?;",
+    0.settings
+);
 
 /// Acquiring.
 impl FairMutex {

@@ -143,7 +143,12 @@ impl Mutex {
     }
 }
 
-lock_settings!(Mutex, settings);
+lock_settings!(
+    Mutex,
+    r#"let report = client.mutex("report")"#,
+    "let guard = report.lock()?;",
+    settings
+);
 
 /// Acquiring.
 impl Mutex {

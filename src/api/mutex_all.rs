@@ -92,7 +92,12 @@ impl MutexAll {
     }
 }
 
-lock_settings!(MutexAll, 0.settings);
+lock_settings!(
+    MutexAll,
+    r#"let seats = client.mutex_all(["seat:12A", "seat:12B"])"#,
+    "let guard = seats.lock()?;",
+    0.settings
+);
 
 /// Acquiring.
 impl MutexAll {

@@ -105,7 +105,12 @@ impl RwLock {
     }
 }
 
-lock_settings!(RwLock, settings);
+lock_settings!(
+    RwLock,
+    r#"let catalogue = client.rw_lock("catalogue")"#,
+    "let guard = catalogue.read()?;",
+    settings
+);
 
 /// Reading.
 impl RwLock {

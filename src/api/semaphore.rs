@@ -121,7 +121,12 @@ impl Semaphore {
     }
 }
 
-lock_settings!(Semaphore, lock.settings);
+lock_settings!(
+    Semaphore,
+    r#"let api = client.semaphore("api.example.com", 10)"#,
+    "let permit = api.acquire()?;",
+    lock.settings
+);
 
 /// Acquiring.
 impl Semaphore {

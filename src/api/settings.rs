@@ -1,14 +1,26 @@
 //! The settings that every kind of lock has, documented once.
 
 /// Implements the setters of `$lock`, whose `Settings` are the field at this path.
+///
+/// The examples make the lock with `$lock_example`, and acquire it with `$acquire_example`.
 macro_rules! lock_settings {
-    ($lock:ident, $($settings:tt)+) => {
+    ($lock:ident, $lock_example:literal, $acquire_example:literal, $($settings:tt)+) => {
         /// Settings. Each setter consumes the lock and returns it.
         impl $lock {
             /// Sets how long a lease lasts unless it is renewed.
             ///
             /// At least 10 ms. Defaults to the client's [`ttl`](crate::ClientBuilder::ttl), 10 s
             /// unless set.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            /// // Free again at most 30 s after this process has died.
+            #[doc = concat!($lock_example, ".ttl(Duration::from_secs(30));")]
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn ttl(mut self, ttl: ::std::time::Duration) -> Self {
                 self.$($settings)+.ttl = Some(ttl);
@@ -18,6 +30,18 @@ macro_rules! lock_settings {
             /// Sets how often a held lease is renewed.
             ///
             /// Less than nine tenths of the ttl. Defaults to a third of it.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            /// // Five renewals in a row may fail before the lease ends.
+            #[doc = $lock_example]
+            ///     .ttl(Duration::from_secs(30))
+            ///     .renew_every(Duration::from_secs(5));
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn renew_every(mut self, interval: ::std::time::Duration) -> Self {
                 self.$($settings)+.renew_every = Some(interval);
@@ -28,6 +52,18 @@ macro_rules! lock_settings {
             ///
             /// Without renewal the lease ends after the ttl, whatever its holder does, unless the
             /// holder calls `renew` or `set_ttl` on the guard.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            /// // Ends after 5 s, even if this process is alive and busy.
+            #[doc = $lock_example]
+            ///     .ttl(Duration::from_secs(5))
+            ///     .auto_renew(false);
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn auto_renew(mut self, renewed: bool) -> Self {
                 self.$($settings)+.no_renewal = !renewed;
@@ -39,6 +75,16 @@ macro_rules! lock_settings {
             /// After that time renewal stops, the lock counts as lost
             /// ([`Lost::MaxHold`](crate::Lost::MaxHold)), and the key expires after its ttl. It is
             /// not deleted, because the critical section may still run.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            /// // Lost after ten minutes, even if the critical section hangs.
+            #[doc = concat!($lock_example, ".max_hold(Duration::from_secs(600));")]
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn max_hold(mut self, longest: ::std::time::Duration) -> Self {
                 self.$($settings)+.max_hold = Some(longest);
@@ -46,6 +92,14 @@ macro_rules! lock_settings {
             }
 
             /// Attaches an identifier, such as a request id, to every log record about this lock.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!($lock_example, r#".trace_id("request-7f3a");"#)]
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn trace_id(mut self, id: impl Into<::std::sync::Arc<str>>) -> Self {
                 self.$($settings)+.trace_id = Some(id.into());
@@ -57,6 +111,14 @@ macro_rules! lock_settings {
             /// All callbacks of a client run one after another on one thread. A slow callback
             /// delays the next ones, and a panic ends only that callback; neither affects a lease.
             /// The receiver that the guard's `lost` returns gets its message sooner.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!($lock_example, r#".on_lost(|lost| eprintln!("stop: {lost}"));"#)]
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn on_lost(
                 mut self,
@@ -67,6 +129,16 @@ macro_rules! lock_settings {
             }
 
             /// Calls `callback` after every renewal that Redis confirmed, on the callback thread.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = concat!($lock_example, ".on_renew(|renewed| {")]
+            ///     println!("{} is held for another {:?}", renewed.name(), renewed.remaining());
+            /// });
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn on_renew(
                 mut self,
@@ -79,6 +151,18 @@ macro_rules! lock_settings {
             /// Sets how a waiting call learns that the lock may be free.
             ///
             /// Defaults to [`WaitPolicy::Wake`](crate::WaitPolicy::Wake).
+            ///
+            /// ```
+            /// use std::time::Duration;
+            /// use leasehold::{Backoff, WaitPolicy};
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            ///
+            /// let pauses = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+            #[doc = concat!($lock_example, ".wait_policy(WaitPolicy::Backoff(pauses));")]
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn wait_policy(mut self, policy: crate::WaitPolicy) -> Self {
                 self.$($settings)+.wait = policy;
@@ -107,6 +191,15 @@ macro_rules! lock_settings {
             /// Available for one server, Sentinel and Cluster. Over a quorum of independent
             /// servers the first call that locks fails with
             /// [`Error::Config`](crate::Error::Config).
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            /// // Granted only if a replica knows the lease.
+            #[doc = concat!($lock_example, ".min_replicas(1, Duration::from_millis(100));")]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             #[must_use]
             pub fn min_replicas(mut self, count: usize, within: ::std::time::Duration) -> Self {
                 self.$($settings)+.replicas = Some(crate::replicas::Replicas {
