@@ -6,10 +6,21 @@ macro_rules! lock_calls {
     ($lock:ident, $guard:ident, $make:literal) => {
         /// Acquiring until a point in time.
         impl $lock {
-            /// Acquires the lock like [`try_lock_for`](Self::try_lock_for), waiting until `at` at
-            /// the latest.
+            /// Acquires the lock, waiting until `at` at the latest.
             ///
-            /// An `at` in the past asks once, like [`try_lock`](Self::try_lock).
+            /// Decides between `None` and an error as [`try_lock_for`](Self::try_lock_for) does.
+            /// An `at` in the past asks once, as [`try_lock`](Self::try_lock) does.
+            ///
+            /// ```
+            /// use std::time::{Duration, Instant};
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            ///
+            /// let deadline = Instant::now() + Duration::from_secs(2); // of the whole request
+            #[doc = concat!("let guard = ", $make, ".try_lock_until(deadline)?;")]
+            /// # assert!(guard.is_some());
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
             ///
             /// # Errors
             ///

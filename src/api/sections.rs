@@ -16,9 +16,9 @@ macro_rules! section_calls {
         /// Running a section under the lock.
         impl $lock {
             #[doc = concat!(
-                "Acquires like [`", stringify!($acquire), "`](Self::", stringify!($acquire), "),"
+                "Calls [`", stringify!($acquire), "`](Self::", stringify!($acquire),
+                "), runs `section`, and releases."
             )]
-            /// runs `section`, and releases.
             ///
             /// A `section` that panics releases, too.
             ///
@@ -27,7 +27,8 @@ macro_rules! section_calls {
             /// # let client = server.client();
             #[doc = concat!("let report = ", $make, ";")]
             #[doc = concat!(
-                "let text = report.", stringify!($with), "(|guard| format!(\"{:?}\", guard.holder_id()))?;"
+                "let text = report.", stringify!($with),
+                "(|guard| format!(\"{:?}\", guard.holder_id()))?;"
             )]
             /// # Ok::<(), leasehold::Error>(())
             /// ```
@@ -52,8 +53,8 @@ macro_rules! section_calls {
             }
 
             #[doc = concat!(
-                "Runs a section that can fail, like [`", stringify!($with), "`](Self::",
-                stringify!($with), ")."
+                "Calls [`", stringify!($acquire), "`](Self::", stringify!($acquire),
+                "), runs a `section` that can fail, and releases."
             )]
             ///
             /// ```
@@ -63,7 +64,8 @@ macro_rules! section_calls {
             /// # let client = server.client();
             #[doc = concat!("let report = ", $make, ";")]
             #[doc = concat!(
-                "match report.", stringify!($with_result), "(|_| std::fs::read_to_string(\"report\")) {"
+                "match report.", stringify!($with_result),
+                "(|_| std::fs::read_to_string(\"report\")) {"
             )]
             ///     Ok(text) => println!("{text}"),
             ///     Err(WithError::Section(error)) => println!("cannot read it: {error}"),
@@ -74,7 +76,9 @@ macro_rules! section_calls {
             ///
             /// # Errors
             ///
-            #[doc = concat!("The errors of [`", stringify!($with), "`](Self::", stringify!($with), "), and")]
+            #[doc = concat!(
+                "The errors of [`", stringify!($with), "`](Self::", stringify!($with), "), and"
+            )]
             /// [`WithError::Section`](crate::WithError::Section) with the error of `section`.
             /// [`WithError::into_error`](crate::WithError::into_error) makes all of them errors of
             /// one type.
@@ -87,8 +91,8 @@ macro_rules! section_calls {
             }
 
             #[doc = concat!(
-                "Runs `section` like [`", stringify!($with), "`](Self::", stringify!($with), ") if [`",
-                stringify!($try), "`](Self::", stringify!($try), ") acquires."
+                "Calls [`", stringify!($try), "`](Self::", stringify!($try),
+                "); if that acquired, runs `section`, and releases."
             )]
             ///
             /// Otherwise returns `None`, and `section` has not run.
@@ -108,8 +112,10 @@ macro_rules! section_calls {
             /// # Errors
             ///
             #[doc = concat!(
-                "As for [`", stringify!($with), "`](Self::", stringify!($with), "), with the errors of [`",
-                stringify!($try), "`](Self::", stringify!($try), ")."
+                "The errors of [`", stringify!($with), "`](Self::", stringify!($with), ")."
+            )]
+            #[doc = concat!(
+                "`NotAcquired` has one of [`", stringify!($try), "`](Self::", stringify!($try), ")."
             )]
             pub fn $try_with<T>(
                 &self,
@@ -119,27 +125,33 @@ macro_rules! section_calls {
             }
 
             #[doc = concat!(
-                "Runs a section that can fail, like [`", stringify!($try_with), "`](Self::",
-                stringify!($try_with), ")."
+                "Calls [`", stringify!($try), "`](Self::", stringify!($try),
+                "); if that acquired, runs a `section` that can fail, and releases."
             )]
             ///
-            /// # Errors
-            ///
-            #[doc = concat!(
-                "As for [`", stringify!($with_result), "`](Self::", stringify!($with_result),
-                "), with the errors of [`", stringify!($try), "`](Self::", stringify!($try), ")."
-            )]
+            /// Otherwise returns `None`, and `section` has not run.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();
             /// # let client = server.client();
             #[doc = concat!("let report = ", $make, ";")]
             #[doc = concat!(
-                "let text = report.", stringify!($try_with_result), "(|_| std::fs::read_to_string(\"report\"));"
+                "let text = report.", stringify!($try_with_result),
+                "(|_| std::fs::read_to_string(\"report\"));"
             )]
             /// println!("{text:?}");
             /// # Ok::<(), leasehold::Error>(())
             /// ```
+            ///
+            /// # Errors
+            ///
+            #[doc = concat!(
+                "The errors of [`", stringify!($with_result), "`](Self::",
+                stringify!($with_result), ")."
+            )]
+            #[doc = concat!(
+                "`NotAcquired` has one of [`", stringify!($try), "`](Self::", stringify!($try), ")."
+            )]
             pub fn $try_with_result<T, E>(
                 &self,
                 section: impl FnOnce(&$guard) -> Result<T, E>,
@@ -150,8 +162,8 @@ macro_rules! section_calls {
             }
 
             #[doc = concat!(
-                "Runs `section` like [`", stringify!($with), "`](Self::", stringify!($with), ") if [`",
-                stringify!($try_for), "`](Self::", stringify!($try_for), ") acquires within `limit`."
+                "Calls [`", stringify!($try_for), "`](Self::", stringify!($try_for),
+                "); if that acquired, runs `section`, and releases."
             )]
             ///
             /// Otherwise returns `None`, and `section` has not run. `limit` does not bound the time
@@ -165,7 +177,8 @@ macro_rules! section_calls {
             #[doc = concat!("let report = ", $make, ";")]
             /// let second = Duration::from_secs(1);
             #[doc = concat!(
-                "if report.", stringify!($try_with_for), "(second, |_| println!(\"writing\"))?.is_none() {"
+                "if report.", stringify!($try_with_for),
+                "(second, |_| println!(\"writing\"))?.is_none() {"
             )]
             ///     println!("another holder still writes it");
             /// }
@@ -175,8 +188,11 @@ macro_rules! section_calls {
             /// # Errors
             ///
             #[doc = concat!(
-                "As for [`", stringify!($with), "`](Self::", stringify!($with), "), with the errors of [`",
-                stringify!($try_for), "`](Self::", stringify!($try_for), ")."
+                "The errors of [`", stringify!($with), "`](Self::", stringify!($with), ")."
+            )]
+            #[doc = concat!(
+                "`NotAcquired` has one of [`", stringify!($try_for), "`](Self::",
+                stringify!($try_for), ")."
             )]
             pub fn $try_with_for<T>(
                 &self,
@@ -187,16 +203,12 @@ macro_rules! section_calls {
             }
 
             #[doc = concat!(
-                "Runs a section that can fail, like [`", stringify!($try_with_for), "`](Self::",
-                stringify!($try_with_for), ")."
+                "Calls [`", stringify!($try_for), "`](Self::", stringify!($try_for),
+                "); if that acquired, runs a `section` that can fail, and releases."
             )]
             ///
-            /// # Errors
-            ///
-            #[doc = concat!(
-                "As for [`", stringify!($with_result), "`](Self::", stringify!($with_result),
-                "), with the errors of [`", stringify!($try_for), "`](Self::", stringify!($try_for), ")."
-            )]
+            /// Otherwise returns `None`, and `section` has not run. `limit` does not bound the
+            /// time that `section` takes.
             ///
             /// ```
             /// use std::time::Duration;
@@ -212,6 +224,17 @@ macro_rules! section_calls {
             /// println!("{text:?}");
             /// # Ok::<(), leasehold::Error>(())
             /// ```
+            ///
+            /// # Errors
+            ///
+            #[doc = concat!(
+                "The errors of [`", stringify!($with_result), "`](Self::",
+                stringify!($with_result), ")."
+            )]
+            #[doc = concat!(
+                "`NotAcquired` has one of [`", stringify!($try_for), "`](Self::",
+                stringify!($try_for), ")."
+            )]
             pub fn $try_with_result_for<T, E>(
                 &self,
                 limit: ::std::time::Duration,
