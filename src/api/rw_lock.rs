@@ -417,7 +417,7 @@ impl RwLock {
     /// The errors of [`inspect`](Self::inspect). The call needs the permission `+llen`.
     pub fn waiting(&self) -> Result<u64, Error> {
         self.core.runtime.deployment.check(&self.writer)?;
-        let queue = RedisQueue::key(&*self.keys);
+        let queue = self.keys.queue.key();
         Ok(self.as_mutex().number(Gauge::Length(queue))?.unwrap_or(0))
     }
 

@@ -320,7 +320,7 @@ impl Semaphore {
     /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
     pub fn waiting(&self) -> Result<u64, Error> {
         self.lock.core.runtime.deployment.check(&self.lock.keys)?;
-        let waiting = self.lock.number(Gauge::Length(self.keys.key()))?;
+        let waiting = self.lock.number(Gauge::Length(self.keys.queue.key()))?;
         Ok(waiting.unwrap_or(0))
     }
 
@@ -346,7 +346,7 @@ impl Semaphore {
     /// `+time`.
     pub fn longest_wait(&self) -> Result<Option<Duration>, Error> {
         self.lock.core.runtime.deployment.check(&self.lock.keys)?;
-        self.lock.longest_wait(&*self.keys)
+        self.lock.longest_wait(&self.keys.queue)
     }
 
     /// Releases the permits of this holder on its behalf; returns true if they were released.

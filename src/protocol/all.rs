@@ -10,6 +10,7 @@ use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, AcquireSet, NewPlace, Primitive, SetQueues};
+use crate::protocol::queue_keys::queue_script;
 use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
 use crate::protocol::verb::Verb;
@@ -19,26 +20,14 @@ pub(super) static ACQUIRE_ALL: Script =
 pub(super) static PROPOSE_ALL: Script = script!("propose_all", "get pttl set del", "last_token");
 pub(super) static RELEASE_ALL: Script =
     script!("release_all", "get del pttl pexpire set", "rewrite");
-/// Makes a script of the queues of several locks.
-macro_rules! queues_script {
-    ($name:literal, $commands:literal) => {
-        script!(
-            $name,
-            concat!(
-                "time get set del pttl lindex lpop lrem hget hset hdel",
-                $commands
-            ),
-            "last_token",
-            "now",
-            "each_name",
-            "admit_lock",
-            "queue"
-        )
-    };
-}
-
-pub(super) static ENTER_ALL: Script = queues_script!("queue_enter_all", " pexpire rpush");
-pub(super) static LEAVE_ALL: Script = queues_script!("queue_release_all", "");
+pub(super) static ENTER_ALL: Script = queue_script!(
+    "queue_enter_all",
+    " pexpire rpush",
+    "each_name",
+    "admit_lock"
+);
+pub(super) static LEAVE_ALL: Script =
+    queue_script!("queue_release_all", "", "each_name", "admit_lock");
 pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set del", "rewrite");
 
 /// The keys and calls of a [`MutexAll`](crate::MutexAll).

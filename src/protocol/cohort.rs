@@ -5,30 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::holder::HolderId;
-use crate::protocol::answer::Wanted;
-use crate::protocol::fair::{self, FairMutexKeys};
+use crate::protocol::fair::lock_queue;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};
 use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
+use crate::protocol::queue_keys::QueueKeys;
 use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
 use crate::protocol::verb::Verb;
-
-/// Makes the refresh of a queue, behind the Lua functions of the queue and one that says what the
-/// places of a client want.
-macro_rules! cohort_script {
-    ($name:literal, $commands:literal) => {
-        script!(
-            $name,
-            $commands,
-            "last_token",
-            "now",
-            "admit_lock",
-            "queue",
-            "cohort_refresh"
-        )
-    };
-}
 
 /// Grants to the first waiter, or frees the lock.
 ///
@@ -44,23 +28,29 @@ pub(super) static RELEASE: Script = script!(
     "queue",
     "pass_on"
 );
-pub(super) static REFRESH: Script = cohort_script!(
+/// Says what the places of a client want from now on, and refreshes them.
+pub(super) static REFRESH: Script = script!(
     "queue_refresh",
-    "time get set del pttl lindex lpop lrem hget hset hdel pexpire"
+    "time get set del pttl lindex lpop lrem hget hset hdel pexpire",
+    "last_token",
+    "now",
+    "admit_lock",
+    "queue",
+    "cohort_refresh"
 );
 
 /// The keys and calls of a [`Mutex`](crate::Mutex), unless a quorum keeps it.
 #[derive(Debug)]
 pub(crate) struct CohortKeys {
     /// Both kinds of lock share the queue of a name.
-    fair: FairMutexKeys,
+    queue: QueueKeys<3>,
     rights: Arc<QueueRights>,
 }
 
 impl CohortKeys {
     pub(crate) fn of(keys: Keys, rights: &Arc<QueueRights>) -> Arc<dyn Primitive> {
         Arc::new(Self {
-            fair: FairMutexKeys::new(keys),
+            queue: lock_queue(keys),
             rights: Arc::clone(rights),
         })
     }
@@ -83,27 +73,16 @@ impl CohortKeys {
 
 impl Primitive for CohortKeys {
     fn keys(&self) -> &Keys {
-        self.fair.keys()
+        &self.queue.keys
     }
 
     /// Without a place, acquires the lock if it is free, even if clients wait in the queue.
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
-        let Some(place) = request.place else {
+        if request.place.is_none() {
             return mutex::acquire(self.keys(), &request, [&ACQUIRE, &mutex::PROPOSE]);
-        };
+        }
         let tokens = request.tokens.max(1);
-        let args = [
-            Arg::id(request.id),
-            Arg::millis(request.ttl),
-            Arg::Block(tokens),
-            Arg::Bytes(place.mark()),
-        ];
-        let wanted = Wanted {
-            reserved: tokens - 1,
-            ..Wanted::ONE
-        };
-        let call = self.fair.call(Verb::Acquire(wanted), &fair::ENTER, args);
-        call.followed_by(std::slice::from_ref(place.inbox))
+        self.queue.enter(&request, Arg::Block(tokens), tokens)
     }
 
     /// Also passes the lock to the next client.
@@ -116,16 +95,16 @@ impl Primitive for CohortKeys {
         };
         let channel = Arg::Bytes(&self.keys().channels[0]);
         let args = [Arg::Bytes(value), channel, may_leave_open];
-        let call = self.fair.call(Verb::PassOn, &RELEASE, args);
+        let call = self.queue.call(Verb::PassOn, &RELEASE, args);
         self.or_without_queue(call, &mutex::RELEASE)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
-        self.or_without_queue(self.fair.undo(arguments), &mutex::UNDO)
+        self.or_without_queue(self.queue.undo(arguments), &mutex::UNDO)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
-        self.fair.renew(id, ttl, may_shorten)
+        mutex::renew(self.keys(), &mutex::RENEW, id, ttl, may_shorten)
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {
@@ -147,11 +126,11 @@ impl Primitive for CohortKeys {
 
 impl RedisQueue for CohortKeys {
     fn key(&self) -> &[u8] {
-        self.fair.key()
+        self.queue.key()
     }
 
     fn places(&self) -> &[u8] {
-        self.fair.places()
+        self.queue.places()
     }
 
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
@@ -160,10 +139,7 @@ impl RedisQueue for CohortKeys {
 
     fn refresh_for<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
         let args = [Arg::Block(tokens), Arg::Bytes(inbox)];
-        let verb = Verb::Refresh {
-            places: ids.len(),
-            is_shared: false,
-        };
-        self.fair.call(verb, &REFRESH, args).followed_by(ids)
+        let verb = self.queue.refresh_verb(ids);
+        self.queue.call(verb, &REFRESH, args).followed_by(ids)
     }
 }

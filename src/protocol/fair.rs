@@ -1,17 +1,17 @@
 //! The fair lock: its queue in Redis, its calls, and how long its grants and places last.
 
-use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::holder::HolderId;
-use crate::protocol::answer::Wanted;
-use crate::protocol::keys::{Keys, sibling_key};
+use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
-use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
+use crate::protocol::primitive::{Acquire, Admission, Primitive, RedisQueue};
+use crate::protocol::queue_keys::{
+    QueueKeys, QueueRules, QueueScripts, keys_of_lock, queue_script, queue_scripts,
+};
 use crate::protocol::script::{Arg, Call, Script, script};
-use crate::protocol::verb::Verb;
 
 /// The longest time for which a grant lasts without a renewal, and a place without a refresh. A
 /// waiter that died delays the others for at most this long.
@@ -20,28 +20,12 @@ const PROVISIONAL: Duration = Duration::from_secs(3);
 /// The longest time between two refreshes of a place.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// Makes a script of a queue, with the Lua functions of the queue and those that admit waiters to a
-/// lock.
-macro_rules! queue_script {
-    ($name:literal, $commands:literal) => {
-        script!(
-            $name,
-            concat!(
-                "time get set del pttl lindex lpop lrem hget hset hdel",
-                $commands
-            ),
-            "last_token",
-            "now",
-            "admit_lock",
-            "queue"
-        )
-    };
-}
-
-pub(super) static ENTER: Script = queue_script!("queue_enter", " pexpire rpush");
-pub(super) static REFRESH_PLACES: Script = queue_script!("queue_refresh", " pexpire");
-pub(super) static RELEASE: Script = queue_script!("queue_release", "");
-pub(super) static UNDO: Script = queue_script!("queue_undo", "");
+/// One holder at a time.
+pub(super) static RULES: QueueRules = QueueRules {
+    scripts: queue_scripts!("", "admit_lock"),
+    admission: Admission::Exclusive,
+    is_shared: false,
+};
 
 /// How long a grant lasts until its first renewal, and a place in the queue without a refresh.
 pub(crate) fn provisional(ttl: Duration) -> Duration {
@@ -61,78 +45,44 @@ pub(crate) fn provisional_of(refresh_every: Duration) -> Duration {
 
 /// The keys and calls of a [`FairMutex`](crate::FairMutex).
 #[derive(Debug)]
-pub(crate) struct FairMutexKeys {
-    keys: Keys,
-    /// The fence, the queue, and the places: the holder id of each waiter with its refresh time.
-    queue: [Vec<u8>; 3],
-}
+pub(crate) struct FairMutexKeys(QueueKeys<3>);
 
 impl FairMutexKeys {
     pub(crate) fn of(keys: Keys) -> Arc<dyn Primitive> {
-        Arc::new(Self::new(keys))
+        Arc::new(Self(lock_queue(keys)))
     }
+}
 
-    pub(super) fn new(keys: Keys) -> Self {
-        Self {
-            queue: [
-                keys.fence().to_vec(),
-                sibling_key(&keys.locks[0], "queue"),
-                sibling_key(&keys.locks[0], "places"),
-            ],
-            keys,
-        }
-    }
-
-    pub(super) fn call<'a, const N: usize>(
-        &'a self,
-        verb: Verb,
-        script: &'static Script,
-        args: [Arg<'a>; N],
-    ) -> Call<'a> {
-        Call::new(verb, script, [&self.keys.locks, &self.queue], args)
-    }
+/// Returns the keys of a lock with the queue of its name.
+pub(super) fn lock_queue(keys: Keys) -> QueueKeys<3> {
+    let others = keys_of_lock(&keys);
+    QueueKeys::new(keys, others, &RULES)
 }
 
 impl Primitive for FairMutexKeys {
     fn keys(&self) -> &Keys {
-        &self.keys
+        &self.0.keys
     }
 
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
         let tokens = request.tokens.max(1);
-        let args = [
-            Arg::id(request.id),
-            Arg::millis(request.ttl),
-            Arg::Number(tokens),
-            Arg::Bytes(request.mark()),
-        ];
-        let wanted = Wanted {
-            reserved: tokens - 1,
-            ..Wanted::ONE
-        };
-        let inbox = request.place.map(|place| slice::from_ref(place.inbox));
-        self.call(Verb::Acquire(wanted), &ENTER, args)
-            .followed_by(inbox.unwrap_or_default())
+        self.0.enter(&request, Arg::Number(tokens), tokens)
     }
 
-    /// Also passes the lock to the next waiter.
     fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
-        let verb = Verb::Release { counts: false };
-        self.call(verb, &RELEASE, [Arg::Bytes(value)])
-            .followed_by(&self.keys.channels)
+        self.0.release(value)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
-        let verb = Verb::Undo(self.keys.undone_ids(arguments));
-        self.call(verb, &UNDO, []).followed_by(arguments)
+        self.0.undo(arguments)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
-        mutex::renew(&self.keys, &mutex::RENEW, id, ttl, may_shorten)
+        mutex::renew(&self.0.keys, &mutex::RENEW, id, ttl, may_shorten)
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {
-        Some(self)
+        Some(&self.0)
     }
 
     fn check_quorum(&self) -> Result<(), Error> {
@@ -141,27 +91,6 @@ impl Primitive for FairMutexKeys {
              queue"
                 .into(),
         ))
-    }
-}
-
-impl RedisQueue for FairMutexKeys {
-    fn key(&self) -> &[u8] {
-        let [_, queue, _] = &self.queue;
-        queue
-    }
-
-    fn places(&self) -> &[u8] {
-        let [_, _, places] = &self.queue;
-        places
-    }
-
-    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
-        let verb = Verb::Refresh {
-            places: ids.len(),
-            is_shared: false,
-        };
-        self.call(verb, &REFRESH_PLACES, [Arg::Bytes(inbox)])
-            .followed_by(ids)
     }
 }
 

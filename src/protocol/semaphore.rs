@@ -1,15 +1,17 @@
 //! The semaphore: its keys, its calls, and the holders of its permits.
 
-use std::slice;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::holder::HolderId;
 use crate::name::Name;
-use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, sibling_key};
+use crate::protocol::mutex;
 use crate::protocol::one_or_many::OneOrMany;
-use crate::protocol::primitive::{Acquire, Primitive, Reached, RedisQueue};
+use crate::protocol::primitive::{Acquire, Admission, Primitive, RedisQueue};
+use crate::protocol::queue_keys::{
+    QueueKeys, QueueRules, QueueScripts, queue_script, queue_scripts,
+};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -23,29 +25,17 @@ const CHANNEL: &[u8] = b"leasehold:grants";
 /// The start of the permits key of every name.
 const KEY_PREFIX: &str = "leasehold:permits:";
 
-/// Makes a script of a queue, with the Lua functions of the queue and those that admit waiters to a
-/// semaphore.
-macro_rules! permits_script {
-    ($name:literal, $commands:literal) => {
-        script!(
-            $name,
-            concat!(
-                "time get set del pttl lindex lpop lrem hget hset hdel ",
-                "exists pexpireat zadd zrangebyscore zrem zscore",
-                $commands
-            ),
-            "last_token",
-            "now",
-            "admit_permits",
-            "queue"
-        )
-    };
-}
+/// As many holders as there are permits.
+pub(super) static RULES: QueueRules = QueueRules {
+    scripts: queue_scripts!(
+        " exists pexpireat zadd zrangebyscore zrem zscore",
+        "admit_permits"
+    ),
+    // A semaphore shares its queue with no other kind.
+    admission: Admission::Exclusive,
+    is_shared: true,
+};
 
-pub(super) static ENTER: Script = permits_script!("queue_enter", " pexpire rpush");
-pub(super) static REFRESH_PLACES: Script = permits_script!("queue_refresh", " pexpire");
-pub(super) static RELEASE: Script = permits_script!("queue_release", "");
-pub(super) static UNDO: Script = permits_script!("queue_undo", "");
 pub(super) static RENEW: Script = script!(
     "permits_renew",
     "time pexpireat pttl zadd zrem zscore",
@@ -58,9 +48,7 @@ pub(super) static INSPECT: Script = script!("permits_inspect", "get time zrangeb
 pub(crate) struct SemaphoreKeys {
     /// The lock of the same name, whose keys those of the semaphore are derived from.
     lock: Keys,
-    keys: Keys,
-    /// The fence, the queue, and the places: the holder id of each waiter with its refresh time.
-    queue: [Vec<u8>; 3],
+    pub(crate) queue: QueueKeys<3>,
     permits: u32,
     many: u32,
     /// `<many>/<permits>`, as the scripts read it.
@@ -74,14 +62,15 @@ impl SemaphoreKeys {
         let one = |key: &[u8]| -> OneOrMany<Vec<u8>> { [key.to_vec()].into_iter().collect() };
         let fence = sibling("permits-fence");
         let name = lock.names[0].clone().of_semaphore();
+        let keys = Keys {
+            names: [name].into_iter().collect(),
+            locks: one(&sibling("permits")),
+            fences: one(&fence),
+            channels: one(CHANNEL),
+        };
+        let others = [fence, sibling("permits-queue"), sibling("permits-places")];
         Self {
-            keys: Keys {
-                names: [name].into_iter().collect(),
-                locks: one(&sibling("permits")),
-                fences: one(&fence),
-                channels: one(CHANNEL),
-            },
-            queue: [fence, sibling("permits-queue"), sibling("permits-places")],
+            queue: QueueKeys::new(keys, others, &RULES),
             lock,
             permits,
             many,
@@ -91,60 +80,32 @@ impl SemaphoreKeys {
 
     /// Reads how many permits are out, and at most this many of their holders.
     pub(crate) fn inspect_permits(&self, holders: u32) -> Call<'_> {
-        let keys = [&*self.keys.locks, &self.keys.fences];
+        let Keys { locks, fences, .. } = &self.queue.keys;
         let args = [Arg::Number(holders.into())];
-        Call::new(Verb::InspectPermits, &INSPECT, keys, args)
-    }
-
-    fn call<'a, const N: usize>(
-        &'a self,
-        verb: Verb,
-        script: &'static Script,
-        args: [Arg<'a>; N],
-    ) -> Call<'a> {
-        Call::new(verb, script, [&self.keys.locks, &self.queue], args)
+        Call::new(Verb::InspectPermits, &INSPECT, [locks, fences], args)
     }
 }
 
 impl Primitive for SemaphoreKeys {
     fn keys(&self) -> &Keys {
-        &self.keys
+        &self.queue.keys
     }
 
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
-        let mark: &[u8] = match request.place.map(|place| place.reached) {
-            None => b"0",
-            Some(Reached::WhileListening) => b"l",
-            Some(Reached::Soon) => b"n",
-            Some(Reached::Always) => b"a",
-        };
-        let args = [
-            Arg::id(request.id),
-            Arg::millis(request.ttl),
-            Arg::Bytes(self.want.as_bytes()),
-            Arg::Bytes(mark),
-        ];
-        let inbox = request.place.map(|place| slice::from_ref(place.inbox));
-        self.call(Verb::Acquire(Wanted::ONE), &ENTER, args)
-            .followed_by(inbox.unwrap_or_default())
+        let want = Arg::Bytes(self.want.as_bytes());
+        self.queue.enter(&request, want, 1)
     }
 
-    /// Also passes the permits to the next waiters.
     fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
-        let verb = Verb::Release { counts: false };
-        self.call(verb, &RELEASE, [Arg::Bytes(value)])
-            .followed_by(&self.keys.channels)
+        self.queue.release(value)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
-        let verb = Verb::Undo(self.keys.undone_ids(arguments));
-        self.call(verb, &UNDO, []).followed_by(arguments)
+        self.queue.undo(arguments)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
-        let shortens = Arg::Number(may_shorten.into());
-        let args = [Arg::id(id), Arg::millis(ttl), shortens];
-        Call::new(Verb::Renew, &RENEW, [&self.keys.locks, &[]], args)
+        mutex::renew(&self.queue.keys, &RENEW, id, ttl, may_shorten)
     }
 
     /// The number of permits comes first: a script that is given the id then knows it.
@@ -153,7 +114,7 @@ impl Primitive for SemaphoreKeys {
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {
-        Some(self)
+        Some(&self.queue)
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -170,7 +131,7 @@ impl Primitive for SemaphoreKeys {
         } else {
             return Ok(());
         };
-        let name = &self.keys.names[0];
+        let name = &self.queue.keys.names[0];
         Err(Error::Config(format!(
             "the semaphore {name} has {permits} permits: {why}"
         )))
@@ -182,27 +143,6 @@ impl Primitive for SemaphoreKeys {
              holders than it has permits can each have a majority"
                 .into(),
         ))
-    }
-}
-
-impl RedisQueue for SemaphoreKeys {
-    fn key(&self) -> &[u8] {
-        let [_, queue, _] = &self.queue;
-        queue
-    }
-
-    fn places(&self) -> &[u8] {
-        let [_, _, places] = &self.queue;
-        places
-    }
-
-    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
-        let verb = Verb::Refresh {
-            places: ids.len(),
-            is_shared: true,
-        };
-        self.call(verb, &REFRESH_PLACES, [Arg::Bytes(inbox)])
-            .followed_by(ids)
     }
 }
 
@@ -249,8 +189,11 @@ mod tests {
             assert!(slots.all(|slot| slot == of_lock), "{name}");
         }
         let keys = of("a", 3, 1);
-        assert_eq!(*keys.keys.locks, [b"leasehold:permits:{lock:a}".to_vec()]);
-        assert_eq!(keys.key(), b"leasehold:permits-queue:{lock:a}");
+        assert_eq!(
+            *keys.queue.keys.locks,
+            [b"leasehold:permits:{lock:a}".to_vec()]
+        );
+        assert_eq!(keys.queue.key(), b"leasehold:permits-queue:{lock:a}");
     }
 
     #[test]
@@ -273,7 +216,7 @@ mod tests {
     fn the_name_of_a_permits_key_is_found() {
         let name = |key: &str| Some(lock_of(key.as_bytes(), "lock:", "r:")?.names[0].clone());
         for text in ["a", "{u1}:a", "a{b", "{a}"] {
-            let key = of(text, 3, 1).keys.locks[0].clone();
+            let key = of(text, 3, 1).queue.keys.locks[0].clone();
             let key = String::from_utf8(key).unwrap();
             assert_eq!(name(&key), Some(text.into()), "{key}");
         }

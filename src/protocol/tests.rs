@@ -38,31 +38,21 @@ fn the_documented_user_may_do_what_the_scripts_call() {
         &all::ENTER_ALL,
         &all::LEAVE_ALL,
     ];
-    let fair = [
-        &fair::ENTER,
-        &fair::REFRESH_PLACES,
-        &fair::RELEASE,
-        &fair::UNDO,
-    ];
-    let permits = [
-        &semaphore::ENTER,
-        &semaphore::REFRESH_PLACES,
-        &semaphore::RELEASE,
-        &semaphore::UNDO,
-        &semaphore::RENEW,
-        &semaphore::INSPECT,
-    ];
-    let shared = [
-        &rw_lock::ENTER,
-        &rw_lock::REFRESH,
-        &rw_lock::RELEASE,
-        &rw_lock::UNDO,
-        &rw_lock::DOWNGRADE,
-        &rw_lock::RENEW,
-    ];
+    let queues = [&fair::RULES, &semaphore::RULES, &rw_lock::RULES];
+    let queues = queues.into_iter().flat_map(|rules| {
+        let scripts = &rules.scripts;
+        [
+            &scripts.enter,
+            &scripts.refresh,
+            &scripts.release,
+            &scripts.undo,
+        ]
+    });
+    let permits = [&semaphore::RENEW, &semaphore::INSPECT];
+    let shared = [&rw_lock::DOWNGRADE, &rw_lock::RENEW];
     let cohort = [&cohort::RELEASE, &cohort::REFRESH];
     let reads = [&keys::INSPECT, &keys::FENCE, &rw_lock::INSPECT];
-    let locks = mutex.into_iter().chain(all).chain(fair);
+    let locks = mutex.into_iter().chain(all).chain(queues);
     let locks = locks.chain(shared).chain(cohort);
     let scripts = locks.chain(permits).chain(reads);
     for script in scripts {

@@ -1,0 +1,164 @@
+//! The keys of a name with a queue in Redis, and the calls that do not differ between the kinds of
+//! locks with a queue.
+
+use std::slice;
+
+use crate::protocol::answer::Wanted;
+use crate::protocol::keys::{Keys, sibling_key};
+use crate::protocol::primitive::{Acquire, Admission, RedisQueue};
+use crate::protocol::script::{Arg, Call, Script};
+use crate::protocol::verb::Verb;
+
+/// Makes a script of a queue from its Lua functions, and the given ones, which admit waiters.
+macro_rules! queue_script {
+    ($name:literal, $commands:expr $(, $functions:literal)+) => {
+        script!(
+            $name,
+            concat!("time get set del pttl lindex lpop lrem hget hset hdel", $commands),
+            "last_token",
+            "now"
+            $(, $functions)+,
+            "queue"
+        )
+    };
+}
+pub(super) use queue_script;
+
+/// Makes the scripts of a queue from these further commands and Lua functions, which admit waiters.
+macro_rules! queue_scripts {
+    ($commands:literal $(, $functions:literal)+) => {
+        QueueScripts {
+            enter: queue_script!(
+                "queue_enter",
+                concat!($commands, " pexpire rpush")
+                $(, $functions)+
+            ),
+            refresh: queue_script!(
+                "queue_refresh",
+                concat!($commands, " pexpire")
+                $(, $functions)+
+            ),
+            release: queue_script!("queue_release", $commands $(, $functions)+),
+            undo: queue_script!("queue_undo", $commands $(, $functions)+),
+        }
+    };
+}
+pub(super) use queue_scripts;
+
+/// The scripts of a queue with one admission.
+#[derive(Debug)]
+pub(super) struct QueueScripts {
+    pub(super) enter: Script,
+    pub(super) refresh: Script,
+    pub(super) release: Script,
+    pub(super) undo: Script,
+}
+
+/// The rules of a queue: its scripts, and the waiters that they admit.
+#[derive(Debug)]
+pub(super) struct QueueRules {
+    pub(super) scripts: QueueScripts,
+    pub(super) admission: Admission,
+    /// One refresh can find several of its places granted.
+    pub(super) is_shared: bool,
+}
+
+/// The keys of a name with a queue.
+#[derive(Debug)]
+pub(crate) struct QueueKeys<const N: usize> {
+    pub(super) keys: Keys,
+    /// The fence, the queue, and the places: the holder id of each waiter with its refresh time.
+    /// Then the further keys of the admission.
+    others: [Vec<u8>; N],
+    rules: &'static QueueRules,
+}
+
+impl<const N: usize> QueueKeys<N> {
+    /// `others` are the fence, the queue, the places and the further keys.
+    pub(super) fn new(keys: Keys, others: [Vec<u8>; N], rules: &'static QueueRules) -> Self {
+        const { assert!(N >= 3) };
+        Self {
+            keys,
+            others,
+            rules,
+        }
+    }
+
+    pub(super) fn call<'a, const ARGS: usize>(
+        &'a self,
+        verb: Verb,
+        script: &'static Script,
+        args: [Arg<'a>; ARGS],
+    ) -> Call<'a> {
+        Call::new(verb, script, [&self.keys.locks, &self.others], args)
+    }
+
+    /// Acquires what the call wants, or joins the queue. A grant reserves this number of tokens.
+    pub(super) fn enter<'a>(
+        &'a self,
+        request: &Acquire<'a>,
+        want: Arg<'a>,
+        tokens: u64,
+    ) -> Call<'a> {
+        let args = [
+            Arg::id(request.id),
+            Arg::millis(request.ttl),
+            want,
+            Arg::Bytes(request.mark()),
+        ];
+        let wanted = Wanted {
+            reserved: tokens - 1,
+            ..Wanted::ONE
+        };
+        let inbox = request.place.map(|place| slice::from_ref(place.inbox));
+        self.call(Verb::Acquire(wanted), &self.rules.scripts.enter, args)
+            .followed_by(inbox.unwrap_or_default())
+    }
+
+    /// Releases the lease, or removes the place; then grants to the next waiters.
+    pub(super) fn release<'a>(&'a self, value: &'a [u8]) -> Call<'a> {
+        let verb = Verb::Release { counts: false };
+        self.call(verb, &self.rules.scripts.release, [Arg::Bytes(value)])
+            .followed_by(&self.keys.channels)
+    }
+
+    /// The same for several holder ids.
+    pub(super) fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
+        let verb = Verb::Undo(self.keys.undone_ids(arguments));
+        self.call(verb, &self.rules.scripts.undo, [])
+            .followed_by(arguments)
+    }
+
+    pub(super) fn refresh_verb(&self, ids: &[Vec<u8>]) -> Verb {
+        Verb::Refresh {
+            places: ids.len(),
+            is_shared: self.rules.is_shared,
+        }
+    }
+}
+
+impl<const N: usize> RedisQueue for QueueKeys<N> {
+    fn key(&self) -> &[u8] {
+        &self.others[1]
+    }
+
+    fn places(&self) -> &[u8] {
+        &self.others[2]
+    }
+
+    fn admission(&self) -> Admission {
+        self.rules.admission
+    }
+
+    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
+        let script = &self.rules.scripts.refresh;
+        self.call(self.refresh_verb(ids), script, [Arg::Bytes(inbox)])
+            .followed_by(ids)
+    }
+}
+
+/// Returns the fence, the queue and the places of a lock.
+pub(super) fn keys_of_lock(keys: &Keys) -> [Vec<u8>; 3] {
+    let sibling = |what| sibling_key(&keys.locks[0], what);
+    [keys.fence().to_vec(), sibling("queue"), sibling("places")]
+}
