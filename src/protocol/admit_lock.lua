@@ -1,5 +1,5 @@
 -- The admission to a lock: one holder at a time. Prepended to the scripts of its queue, which call
--- these functions and know nothing else of the lock.
+-- these functions and those of lock_key.lua, and know nothing else of the lock.
 -- KEYS[1] lock, KEYS[2] fence
 -- A waiter wants a block of fencing tokens, given by its size; a grant reserves the whole block.
 
@@ -43,31 +43,5 @@ local function held(id)
   local token, bad = draw(1)
   if bad then return nil, bad end
   return tonumber(redis.call('GET', KEYS[2]) or token)
-end
-
--- Ends the client's hold, and returns whether it had one. The key stays until `left`: a grant
--- replaces it.
-local function take_out(id)
-  local value = holder
-  -- A forced release names a longer value as the inspect script does: by its start and its digest.
-  if value and #id > 1088 and #value > 1088 then
-    value = string.sub(value, 1, 1088) .. redis.sha1hex(value)
-  end
-  if not value or value ~= id then return false end
-  holder = nil
-  return true
-end
-
--- Frees the lock after `take_out` unless it was granted since, and announces that.
-local function left(channel, id)
-  if holder then return end
-  redis.call('DEL', KEYS[1])
-  -- A user without the PUBLISH permission can still release.
-  redis.pcall('PUBLISH', channel, id)
-end
-
--- Returns in how many ms the lock expires: -1 without an expiry, -2 if it is free.
-local function soonest()
-  return redis.call('PTTL', KEYS[1])
 end
 

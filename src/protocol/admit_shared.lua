@@ -1,5 +1,5 @@
 -- The admission to a read-write lock: one writer, or any number of readers. Prepended to the
--- scripts of its queue, in place of admit_lock.lua, behind readers.lua.
+-- scripts of its queue, in place of admit_lock.lua, behind readers.lua and lock_key.lua.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[5] readers
 -- A waiter that wants `r` reads. Any other writes, and wants a block of fencing tokens, given by
 -- its size.
@@ -63,35 +63,13 @@ local function held(id)
   return token
 end
 
--- Ends the client's hold, as a writer or as a reader, and returns whether it had one. The lock key
--- stays until `left`: a grant replaces it.
+local take_out_writer = take_out
+
+-- Ends the client's hold, as a writer or as a reader, and returns whether it had one.
 local function take_out(id)
-  if holder == MARK and id ~= MARK then
-    if redis.call('ZREM', KEYS[5], id) == 0 then return false end
-    if redis.call('EXISTS', KEYS[5]) == 0 then holder = nil end
-    return true
-  end
-  local value = holder
-  -- A forced release names a longer value as the inspect script does: by its start and its digest.
-  if value and #id > 1088 and #value > 1088 then
-    value = string.sub(value, 1, 1088) .. redis.sha1hex(value)
-  end
-  if not value or value ~= id then return false end
-  holder = nil
+  if holder ~= MARK or id == MARK then return take_out_writer(id) end
+  if redis.call('ZREM', KEYS[5], id) == 0 then return false end
+  if redis.call('EXISTS', KEYS[5]) == 0 then holder = nil end
   return true
-end
-
--- Frees the lock after `take_out` unless others hold it or it was granted since, and announces
--- that.
-local function left(channel, id)
-  if holder then return end
-  redis.call('DEL', KEYS[1])
-  -- A user without the PUBLISH permission can still release.
-  redis.pcall('PUBLISH', channel, id)
-end
-
--- Returns in how many ms the lock expires: -1 without an expiry, -2 if it is free.
-local function soonest()
-  return redis.call('PTTL', KEYS[1])
 end
 

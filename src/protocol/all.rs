@@ -24,10 +24,16 @@ pub(super) static ENTER_ALL: Script = queue_script!(
     "queue_enter_all",
     " pexpire rpush",
     "each_name",
-    "admit_lock"
+    "admit_lock",
+    "lock_key"
 );
-pub(super) static LEAVE_ALL: Script =
-    queue_script!("queue_release_all", "", "each_name", "admit_lock");
+pub(super) static LEAVE_ALL: Script = queue_script!(
+    "queue_release_all",
+    "",
+    "each_name",
+    "admit_lock",
+    "lock_key"
+);
 pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set del", "rewrite");
 
 /// The keys and calls of a [`MutexAll`](crate::MutexAll).

@@ -25,6 +25,7 @@ pub(super) static RELEASE: Script = script!(
     "last_token",
     "now",
     "admit_lock",
+    "lock_key",
     "queue",
     "pass_on"
 );
@@ -35,6 +36,7 @@ pub(super) static REFRESH: Script = script!(
     "last_token",
     "now",
     "admit_lock",
+    "lock_key",
     "queue",
     "cohort_refresh"
 );

@@ -20,6 +20,7 @@ pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!(
         " exists pexpireat zadd zrem zscore zremrangebyscore",
         "readers",
+        "lock_key",
         "admit_shared"
     ),
     admission: Admission::Shared,
@@ -30,6 +31,7 @@ pub(super) static DOWNGRADE: Script = queue_script!(
     " exists pexpireat zadd zrem zscore zremrangebyscore",
     "readers",
     "keep_reader",
+    "lock_key",
     "admit_shared"
 );
 pub(super) static RENEW: Script = script!(

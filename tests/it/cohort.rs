@@ -509,6 +509,7 @@ const RELEASE: &str = source!(
     "last_token",
     "now",
     "admit_lock",
+    "lock_key",
     "queue",
     "pass_on",
     "cohort_release"

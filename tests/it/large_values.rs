@@ -91,17 +91,38 @@ const SCRIPTS: [(&str, &str, &[&str]); 14] = [
     ("inspect", source!("inspect"), &["lock:a", "large"]),
     (
         "queue_enter",
-        source!("last_token", "now", "admit_lock", "queue", "queue_enter"),
+        source!(
+            "last_token",
+            "now",
+            "admit_lock",
+            "lock_key",
+            "queue",
+            "queue_enter"
+        ),
         &FAIR_KEYS,
     ),
     (
         "queue_release",
-        source!("last_token", "now", "admit_lock", "queue", "queue_release"),
+        source!(
+            "last_token",
+            "now",
+            "admit_lock",
+            "lock_key",
+            "queue",
+            "queue_release"
+        ),
         &FAIR_KEYS,
     ),
     (
         "queue_undo",
-        source!("last_token", "now", "admit_lock", "queue", "queue_undo"),
+        source!(
+            "last_token",
+            "now",
+            "admit_lock",
+            "lock_key",
+            "queue",
+            "queue_undo"
+        ),
         &FAIR_KEYS,
     ),
     (
@@ -111,6 +132,7 @@ const SCRIPTS: [(&str, &str, &[&str]); 14] = [
             "now",
             "each_name",
             "admit_lock",
+            "lock_key",
             "queue",
             "queue_release_all"
         ),
@@ -307,7 +329,14 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
         eval(&server, source!("rewrite", "release"), &["lock:a"], &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         let keys = ["lock:a", "fence", "queue", "places"];
-        let fair = source!("last_token", "now", "admit_lock", "queue", "queue_release");
+        let fair = source!(
+            "last_token",
+            "now",
+            "admit_lock",
+            "lock_key",
+            "queue",
+            "queue_release"
+        );
         eval(&server, fair, &keys, &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         // A release whose id is the start of the value.

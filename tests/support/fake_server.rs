@@ -56,6 +56,7 @@ fn script(sha: &str) -> String {
             token,
             source!("now"),
             source!("admit_lock"),
+            source!("lock_key"),
             source!("queue"),
         ];
         let of_sets = [
@@ -63,6 +64,7 @@ fn script(sha: &str) -> String {
             source!("now"),
             source!("each_name"),
             source!("admit_lock"),
+            source!("lock_key"),
             source!("queue"),
         ];
         let passing_on = [

@@ -45,7 +45,7 @@ redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
 
-const QUEUE: &str = source!("last_token", "now", "admit_lock", "queue");
+const QUEUE: &str = source!("last_token", "now", "admit_lock", "lock_key", "queue");
 const QUEUE_ENTER: &str = source!("queue_enter");
 const QUEUE_RELEASE: &str = source!("queue_release");
 

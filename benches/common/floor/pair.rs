@@ -14,6 +14,7 @@ pub(crate) const RELEASE: &str = source!(
     "last_token",
     "now",
     "admit_lock",
+    "lock_key",
     "queue",
     "pass_on",
     "cohort_release"

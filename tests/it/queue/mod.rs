@@ -43,6 +43,7 @@ macro_rules! ours {
             "last_token",
             "now",
             "admit_lock",
+            "lock_key",
             "queue",
             concat!("queue_", $name)
         )

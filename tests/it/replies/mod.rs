@@ -253,6 +253,7 @@ fn waiting_set(raw: &mut Raw, replies: &mut Replies) {
         "now",
         "each_name",
         "admit_lock",
+        "lock_key",
         "queue",
         "queue_enter_all"
     );
@@ -261,6 +262,7 @@ fn waiting_set(raw: &mut Raw, replies: &mut Replies) {
         "now",
         "each_name",
         "admit_lock",
+        "lock_key",
         "queue",
         "queue_release_all"
     );
@@ -345,10 +347,38 @@ fn fair(raw: &mut Raw, replies: &mut Replies) {
     let [first, second, third] = IDS;
     let keys = &["lock:f", "fence:f", "queue:f", "places:f"];
     let mut note = |what, reply| replies.note(what, reply);
-    let enter = source!("last_token", "now", "admit_lock", "queue", "queue_enter");
-    let refresh = source!("last_token", "now", "admit_lock", "queue", "queue_refresh");
-    let release = source!("last_token", "now", "admit_lock", "queue", "queue_release");
-    let undo = source!("last_token", "now", "admit_lock", "queue", "queue_undo");
+    let enter = source!(
+        "last_token",
+        "now",
+        "admit_lock",
+        "lock_key",
+        "queue",
+        "queue_enter"
+    );
+    let refresh = source!(
+        "last_token",
+        "now",
+        "admit_lock",
+        "lock_key",
+        "queue",
+        "queue_refresh"
+    );
+    let release = source!(
+        "last_token",
+        "now",
+        "admit_lock",
+        "lock_key",
+        "queue",
+        "queue_release"
+    );
+    let undo = source!(
+        "last_token",
+        "now",
+        "admit_lock",
+        "lock_key",
+        "queue",
+        "queue_undo"
+    );
     note(
         "queue_enter, free",
         raw.script(enter, keys, &[first, TTL, "1", "l", "i"]),
