@@ -1,5 +1,38 @@
 //! The calls of every kind of lock that differ only in their guard, documented once.
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::api::guard::MutexGuard;
+use crate::clock::Instant;
+use crate::config::Settings;
+use crate::error::Error;
+use crate::lock::acquire::{WaitLimit, acquire};
+use crate::lock::shutdown::Core;
+use crate::protocol::primitive::Primitive;
+
+/// Why a call without a deadline has a guard unless it fails.
+pub(super) const ENDLESS: &str = "without a deadline, only an error ends the wait without the lock";
+
+/// Returns how a call waits that waits for at most `limit`.
+pub(super) fn wait_limit(limit: Duration) -> WaitLimit {
+    match limit.is_zero() {
+        true => WaitLimit::None,
+        false => WaitLimit::Until(Instant::now().after(limit)),
+    }
+}
+
+/// Acquires the lock of `keys`; returns `None` if it was not granted by the `limit`.
+pub(super) fn guard(
+    core: &Arc<Core>,
+    keys: &Arc<dyn Primitive>,
+    settings: &Settings,
+    limit: WaitLimit,
+) -> Result<Option<MutexGuard>, Error> {
+    let hold = acquire(&core.runtime, keys, settings, limit)?;
+    Ok(hold.map(|hold| MutexGuard::new(Arc::clone(core), hold)))
+}
+
 /// Implements these calls of `$lock` with its `lock`, `try_lock` and `try_lock_for`. `$make` is the
 /// code of the examples that makes the lock.
 macro_rules! lock_calls {

@@ -11,8 +11,7 @@ use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::shutdown::Core;
 use crate::name::Name;
-use crate::protocol::primitive::{Primitive, RedisQueue};
-use crate::redis::inspect::Gauge;
+use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
 /// A lock that is granted to the call that has waited longest, across all processes.
@@ -230,10 +229,7 @@ impl FairMutex {
     ///
     /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
     pub fn waiting(&self) -> Result<u64, Error> {
-        let Mutex { core, keys, .. } = &self.0;
-        core.runtime.deployment.check(keys)?;
-        let queue = keys.queue().map_or(&[][..], RedisQueue::key);
-        Ok(self.0.number(Gauge::Length(queue))?.unwrap_or(0))
+        self.0.queue_length()
     }
 
     /// Returns how long the first call in the queue has waited; `None` if no call waits.
@@ -257,12 +253,7 @@ impl FairMutex {
     /// The errors of [`Mutex::inspect`]. The call needs the permissions `+lindex`, `+hget` and
     /// `+time`.
     pub fn longest_wait(&self) -> Result<Option<Duration>, Error> {
-        let Mutex { core, keys, .. } = &self.0;
-        core.runtime.deployment.check(keys)?;
-        match keys.queue() {
-            Some(queue) => self.0.longest_wait(queue),
-            None => Ok(None),
-        }
+        self.0.longest_wait()
     }
 
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.

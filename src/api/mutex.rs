@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::calls::lock_calls;
+use crate::api::calls::{ENDLESS, guard, lock_calls, wait_limit};
 use crate::api::guard::MutexGuard;
 use crate::api::query::{has_no_answer, query};
 use crate::api::settings::lock_settings;
@@ -12,11 +12,12 @@ use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::Holder;
-use crate::lock::acquire::{WaitLimit, acquire};
+use crate::lock::acquire::WaitLimit;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::primitive::{Primitive, RedisQueue};
+use crate::protocol::script::Call;
 use crate::redis::Cap;
 use crate::redis::inspect::Gauge;
 use crate::token::FencingToken;
@@ -178,7 +179,7 @@ impl Mutex {
     /// - [`Error::Thread`]: a background thread could not be started.
     pub fn lock(&self) -> Result<MutexGuard, Error> {
         let guard = self.acquire(WaitLimit::Endless)?;
-        Ok(guard.expect("without a deadline, only an error ends the wait without the lock"))
+        Ok(guard.expect(ENDLESS))
     }
 
     /// Acquires the lock if it is free; returns `None` if another holder has it.
@@ -246,15 +247,11 @@ impl Mutex {
     /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] if Redis did not answer
     /// within `limit`.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
-        if limit.is_zero() {
-            return self.try_lock();
-        }
-        self.acquire(WaitLimit::Until(Instant::now().after(limit)))
+        self.acquire(wait_limit(limit))
     }
 
     fn acquire(&self, limit: WaitLimit) -> Result<Option<MutexGuard>, Error> {
-        let hold = acquire(&self.core.runtime, &self.keys, &self.settings, limit)?;
-        Ok(hold.map(|hold| MutexGuard::new(Arc::clone(&self.core), hold)))
+        guard(&self.core, &self.keys, &self.settings, limit)
     }
 }
 
@@ -347,20 +344,38 @@ impl Mutex {
         Ok(self.number(Gauge::Token)?.map(FencingToken::new))
     }
 
-    pub(super) fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
+    fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
         let runtime = &self.core.runtime;
         self.keys.check()?;
         let ask = |until| runtime.deployment.number(&self.keys, what, until);
         query(runtime, has_no_answer, ask)
     }
 
+    /// Returns how many places the queue of a lock that has one has.
+    pub(super) fn queue_length(&self) -> Result<u64, Error> {
+        Ok(self
+            .of_queue(|queue| Gauge::Length(queue.key()))?
+            .unwrap_or(0))
+    }
+
     /// Returns how long the first call in the queue has waited.
-    pub(super) fn longest_wait(&self, queue: &dyn RedisQueue) -> Result<Option<Duration>, Error> {
-        let wait = self.number(Gauge::LongestWait {
+    pub(super) fn longest_wait(&self) -> Result<Option<Duration>, Error> {
+        let wait = self.of_queue(|queue| Gauge::LongestWait {
             queue: queue.key(),
             places: queue.places(),
         });
         Ok(wait?.map(Duration::from_millis))
+    }
+
+    fn of_queue<'a>(
+        &'a self,
+        what: impl FnOnce(&'a dyn RedisQueue) -> Gauge<'a>,
+    ) -> Result<Option<u64>, Error> {
+        self.core.runtime.deployment.check(&self.keys)?;
+        match self.keys.queue() {
+            Some(queue) => self.number(what(queue)),
+            None => Ok(None),
+        }
     }
 
     /// Releases the lock on behalf of its holder; returns true if it was released.
@@ -418,19 +433,25 @@ impl Mutex {
     ///
     /// The errors of [`force_unlock`](Self::force_unlock).
     pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
-        let runtime = &self.core.runtime;
-        let until = Instant::now().after(runtime.deployment.command_timeout());
         let call = self.keys.release(holder.seen(), false);
         // Not a grant to a client in the queue: the holder must receive the message.
         let call = call.without_queue().unwrap_or(call);
-        let answer = runtime.deployment.call(call, until, Cap::Counted);
-        let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
-        if answer.is_done() {
+        let is_released = self.release_by(call)?;
+        if is_released {
             logging::warn!(
                 name:% = self.keys;
                 "forced the release of {}, held by {holder:?}", self.keys
             );
         }
+        Ok(is_released)
+    }
+
+    /// Sends a release on behalf of a holder; returns whether it had what it released.
+    pub(super) fn release_by(&self, call: Call<'_>) -> Result<bool, Error> {
+        let runtime = &self.core.runtime;
+        let until = Instant::now().after(runtime.deployment.command_timeout());
+        let answer = runtime.deployment.call(call, until, Cap::Counted);
+        let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
         Ok(answer.is_done())
     }
 }

@@ -4,24 +4,24 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{self, Duration};
 
+use crate::api::calls::{ENDLESS, guard, wait_limit};
 use crate::api::guard::MutexGuard;
 use crate::api::mutex::Mutex;
 use crate::api::query::{has_no_answer, query};
 use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
-use crate::clock::{Instant, left_until};
+use crate::clock::left_until;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::RwHolders;
-use crate::lock::acquire::{WaitLimit, acquire};
+use crate::lock::acquire::WaitLimit;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
-use crate::protocol::primitive::{Primitive, RedisQueue};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Cap;
-use crate::redis::inspect::Gauge;
 use crate::token::FencingToken;
 
 /// A lock that several readers hold together, or one writer alone, across processes and machines.
@@ -324,18 +324,7 @@ impl RwLock {
         keys: &Arc<dyn Primitive>,
         limit: WaitLimit,
     ) -> Result<Option<MutexGuard>, Error> {
-        let hold = acquire(&self.core.runtime, keys, &self.settings, limit)?;
-        Ok(hold.map(|hold| MutexGuard::new(Arc::clone(&self.core), hold)))
-    }
-}
-
-const ENDLESS: &str = "without a deadline, only an error ends the wait without the lock";
-
-/// Returns how a call waits that waits for at most `limit`.
-fn wait_limit(limit: Duration) -> WaitLimit {
-    match limit.is_zero() {
-        true => WaitLimit::None,
-        false => WaitLimit::Until(Instant::now().after(limit)),
+        guard(&self.core, keys, &self.settings, limit)
     }
 }
 
@@ -416,9 +405,7 @@ impl RwLock {
     ///
     /// The errors of [`inspect`](Self::inspect). The call needs the permission `+llen`.
     pub fn waiting(&self) -> Result<u64, Error> {
-        self.core.runtime.deployment.check(&self.writer)?;
-        let queue = self.keys.queue.key();
-        Ok(self.as_mutex().number(Gauge::Length(queue))?.unwrap_or(0))
+        self.as_mutex().queue_length()
     }
 
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.

@@ -10,7 +10,7 @@ use crate::api::query::{has_no_answer, query};
 use crate::api::sections::section_calls;
 use crate::api::semaphore_permit::SemaphorePermit;
 use crate::api::settings::lock_settings;
-use crate::clock::{Instant, left_until};
+use crate::clock::left_until;
 use crate::error::Error;
 use crate::holder::{HolderId, PermitHolder};
 use crate::lock::list::MOST_HOLDERS;
@@ -19,10 +19,9 @@ use crate::logging;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::permits_out::PermitsOut;
-use crate::protocol::primitive::{Primitive, RedisQueue};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::redis::Cap;
-use crate::redis::inspect::Gauge;
 
 /// A number of permits that calls share, across processes and machines.
 ///
@@ -319,9 +318,7 @@ impl Semaphore {
     ///
     /// The errors of [`Mutex::inspect`]. The call needs the permission `+llen`.
     pub fn waiting(&self) -> Result<u64, Error> {
-        self.lock.core.runtime.deployment.check(&self.lock.keys)?;
-        let waiting = self.lock.number(Gauge::Length(self.keys.queue.key()))?;
-        Ok(waiting.unwrap_or(0))
+        self.lock.queue_length()
     }
 
     /// Returns how long the first call in the queue has waited; `None` if no call waits.
@@ -345,8 +342,7 @@ impl Semaphore {
     /// The errors of [`Mutex::inspect`]. The call needs the permissions `+lindex`, `+hget` and
     /// `+time`.
     pub fn longest_wait(&self) -> Result<Option<Duration>, Error> {
-        self.lock.core.runtime.deployment.check(&self.lock.keys)?;
-        self.lock.longest_wait(&self.keys.queue)
+        self.lock.longest_wait()
     }
 
     /// Releases the permits of this holder on its behalf; returns true if they were released.
@@ -376,20 +372,17 @@ impl Semaphore {
     /// The errors of [`Mutex::inspect`]. After [`Error::Unreachable`] the permits may have been
     /// released.
     pub fn force_release(&self, holder: &HolderId) -> Result<bool, Error> {
-        let runtime = &self.lock.core.runtime;
         self.check()?;
-        runtime.check_open()?;
-        let until = Instant::now().after(runtime.deployment.command_timeout());
+        self.lock.core.runtime.check_open()?;
         let call = self.keys.release(holder.as_str().as_bytes(), false);
-        let answer = runtime.deployment.call(call, until, Cap::Counted);
-        let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
-        if answer.is_done() {
+        let is_released = self.lock.release_by(call)?;
+        if is_released {
             logging::warn!(
                 name:% = self.name;
                 "forced the release of permits of {}, held by {holder:?}", self.name
             );
         }
-        Ok(answer.is_done())
+        Ok(is_released)
     }
 
     fn check(&self) -> Result<(), Error> {

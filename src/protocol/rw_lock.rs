@@ -47,7 +47,7 @@ pub(super) static INSPECT: Script = script!("inspect_shared", "time get pttl zra
 #[derive(Debug)]
 pub(crate) struct RwLockKeys {
     /// The further key is that of the readers.
-    pub(crate) queue: QueueKeys<4>,
+    queue: QueueKeys<4>,
     /// The fence and the readers.
     inspected: [Vec<u8>; 2],
     reads: bool,
