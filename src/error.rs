@@ -251,8 +251,7 @@ impl Error {
                 command, answer, ..
             } => {
                 // Without the right to log on, nothing is known about scripts.
-                let is_of_script = ![LOG_ON, HANDSHAKE].contains(command);
-                is_of_script && (answer.starts_with("NOPERM") || is_told_in_script(answer))
+                *command != LOG_ON && (answer.starts_with("NOPERM") || is_told_in_script(answer))
             }
             _ => false,
         }
