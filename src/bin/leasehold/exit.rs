@@ -10,8 +10,9 @@ use crate::message::{note, say};
 
 /// With `status --exit-code`.
 pub(crate) const HELD: u8 = 1;
-// 64 to 78 follow sysexits.h.
+/// With `unlock`.
 pub(crate) const NOT_HELD: u8 = 1;
+// 64 to 78 follow sysexits.h.
 pub(crate) const USAGE: u8 = 64;
 const UNREACHABLE: u8 = 69;
 const SYSTEM: u8 = 71;

@@ -37,8 +37,7 @@ type Command = (
     fn(&mut Keyspace, &[Vec<u8>]) -> Outcome,
 );
 
-/// The commands that the crate's scripts and tests use. PEXPIREAT, SET with PXAT and the sorted
-/// sets are for further kinds of locks, such as semaphores.
+/// The commands that the crate's scripts and tests use.
 const COMMANDS: &[Command] = &[
     ("GET", 2, strings::get),
     ("SET", -3, strings::set),
