@@ -431,6 +431,7 @@ impl RwLock {
 
     /// Releases the lock on behalf of its writer or of all its readers; returns true if it did.
     ///
+    /// If readers have it, those that were granted it after this call read the key lose it, too.
     /// The first calls in the queue are granted the lock. Use it only if you know that the holders
     /// are dead: [`Mutex::force_unlock`] says how a live one finds out.
     ///

@@ -345,10 +345,11 @@ impl Semaphore {
         self.lock.longest_wait()
     }
 
-    /// Releases the permits of this holder on its behalf; returns true if they were released.
+    /// Releases the permits of this holder on its behalf, or removes its place from the queue;
+    /// returns true if it had either.
     ///
-    /// They are granted to the first calls in the queue. A call of this id that still waits leaves
-    /// the queue. Returns within the command timeout.
+    /// The permits are granted to the first calls in the queue. A live call that loses its place
+    /// joins the end of the queue at its next refresh. Returns within the command timeout.
     ///
     /// Use it only if you know that the holder is dead. A live one finds out at its next renewal.
     ///
@@ -370,7 +371,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// The errors of [`Mutex::inspect`]. After [`Error::Unreachable`] the permits may have been
-    /// released.
+    /// released, or the place removed.
     pub fn force_release(&self, holder: &HolderId) -> Result<bool, Error> {
         self.check()?;
         self.lock.core.runtime.check_open()?;

@@ -71,11 +71,13 @@ impl SemaphorePermit {
         &self.name
     }
 
-    /// Returns the number of this grant, unique among all grants of the semaphore.
+    /// Returns the number of this grant, unique among all grants of the semaphore: for logs and
+    /// idempotency keys.
     ///
-    /// Numbers rise in the order of the grants: use it in logs and idempotency keys. It is no fence
-    /// for a semaphore with more than one permit: a resource that takes only the highest number
-    /// would refuse holders that are alive.
+    /// Numbers usually rise in the order of the grants. A call that missed the message of its grant
+    /// has a number that was drawn when it learned of the grant: it is higher than those of the
+    /// grants in between. The number is no fence for a semaphore with more than one permit: a
+    /// resource that takes only the highest number would refuse holders that are alive.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

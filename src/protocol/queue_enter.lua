@@ -5,7 +5,8 @@
 -- not to join the queue, ARGV[5] inbox
 -- Granted: {1, first token}. Refused, and queued unless ARGV[4] is 0: {0, value of the holder, ms
 -- until it ends, -1 without an expiry, or -2 if nobody holds}.
--- Errors: BADFENCE if the fence holds no integer below 2^53. After any error nothing is held.
+-- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the caller holds
+-- nothing. It can have a place, if a grant to another waiter has failed; grants before that stand.
 read_clock()
 local token, bad = draw(ARGV[3])
 if bad then return bad end

@@ -4,8 +4,8 @@
 -- Replies with a list of one item for each holder id: 0 if it waits, its fencing token if it was
 -- granted what it wants, -1 if neither: then it is not granted later. The last item is the number
 -- of ms until a holder ends, -1 without an expiry, or -2 if nobody holds.
--- Errors: BADFENCE if the fence holds no integer below 2^53. After an error no waiter is granted
--- anything.
+-- Errors: BADFENCE if the fence holds no integer below 2^53. Grants made before an error stand:
+-- the next refresh replies with them.
 read_clock()
 settle()
 -- As in queue_enter.lua.
