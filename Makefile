@@ -36,7 +36,7 @@ BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/ma
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing fail_fast health_endpoint long_job
 MODELS = layers lease_model permits_model queue_model quorum_model rw_model set_model
-LIGHT = differential metrics repository testing testing_alone
+LIGHT = differential metrics repository serialize testing testing_alone
 BESIDE = --lib --bins $(patsubst %,--test %,$(MODELS) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
 AFTER = $(patsubst %,--test %,$(filter-out $(MODELS) $(LIGHT),$(BINARIES)))
 
@@ -144,6 +144,7 @@ fmt:
 lint:
 	$(CARGO) clippy --all-targets -- -D warnings
 	$(CARGO) clippy --all-targets --all-features -- -D warnings
+	$(CARGO) clippy --lib --features serde -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

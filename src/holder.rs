@@ -419,6 +419,11 @@ impl Holder {
 /// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq))]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize),
+    serde(rename_all = "lowercase")
+)]
 pub enum RwHolders {
     /// A writer, a holder of a [`Mutex`](crate::Mutex) or a [`FairMutex`](crate::FairMutex) of the
     /// same name, or another program.

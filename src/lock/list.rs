@@ -45,8 +45,10 @@ const LONGEST_SCAN: Duration = Duration::from_secs(600);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Held {
     name: Name,
+    #[cfg_attr(feature = "serde", serde(flatten))]
     holder: Holder,
 }
 
@@ -97,6 +99,19 @@ impl Held {
 pub struct HeldPermits {
     name: Name,
     found: PermitsOut,
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for HeldPermits {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut fields = to.serialize_struct("HeldPermits", 4)?;
+        fields.serialize_field("name", self.name())?;
+        fields.serialize_field("permits", &self.permits())?;
+        fields.serialize_field("holders", self.holders())?;
+        fields.serialize_field("fencing_token", &self.last_fencing_token())?;
+        fields.end()
+    }
 }
 
 impl HeldPermits {

@@ -28,6 +28,11 @@ pub use crate::stats::totals::Totals;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default)
+)]
 #[non_exhaustive]
 pub struct Latency {
     /// The number of durations counted.
@@ -76,6 +81,11 @@ impl fmt::Display for Latency {
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default)
+)]
 #[non_exhaustive]
 pub struct Stats {
     /// The counters since the client was made.

@@ -41,6 +41,7 @@ macro_rules! totals {
         /// # Ok::<(), leasehold::Error>(())
         /// ```
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
         #[non_exhaustive]
         pub struct Totals {
             $($(#[doc = $doc])+ pub $name: u64,)+

@@ -1,0 +1,111 @@
+//! The values that serde reads and writes, with the feature `serde`.
+//!
+//! Fields have the names that they have in the JSON of the program `leasehold`.
+
+use std::fmt;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::holder::{Holder, HolderId, PermitHolder};
+use crate::name::Name;
+use crate::token::FencingToken;
+
+/// A number.
+impl Serialize for FencingToken {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(self.value())
+    }
+}
+
+/// From a number that a lock can have as its token.
+impl<'de> Deserialize<'de> for FencingToken {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Self::try_from(u64::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
+/// Text, or a sequence of bytes if the name is not UTF-8. A binary format gets bytes in any case.
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.as_str() {
+            Some(text) if to.is_human_readable() => to.serialize_str(text),
+            _ => to.serialize_bytes(self.as_bytes()),
+        }
+    }
+}
+
+/// From text, bytes, a sequence of bytes, or a number.
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        match from.is_human_readable() {
+            true => from.deserialize_any(NameVisitor),
+            // A binary format does not say what follows.
+            false => from.deserialize_byte_buf(NameVisitor),
+        }
+    }
+}
+
+struct NameVisitor;
+
+impl<'de> Visitor<'de> for NameVisitor {
+    type Value = Name;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a lock: text or bytes")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Name, E> {
+        Ok(text.into())
+    }
+
+    fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Name, E> {
+        Ok(bytes.into())
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Name, E> {
+        Ok(number.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut bytes: A) -> Result<Name, A::Error> {
+        let mut name = Vec::new();
+        while let Some(byte) = bytes.next_element()? {
+            name.push(byte);
+        }
+        Ok(name.into())
+    }
+}
+
+/// The owner, the [short form](HolderId::short) of the id, the time left and the token.
+///
+/// Not the whole id: anyone who knows it can release the lock. So a holder cannot be read back.
+impl Serialize for Holder {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let id = self.holder_id().map(short);
+        let remaining = self.remaining().map(|left| left.as_millis() as u64);
+        let mut fields = to.serialize_struct("Holder", 5)?;
+        fields.serialize_field("owner", &self.owner())?;
+        fields.serialize_field("holder", &id)?;
+        fields.serialize_field("remaining_ms", &remaining)?;
+        fields.serialize_field("fencing_token", &self.fencing_token())?;
+        fields.serialize_field("shared", &self.is_shared())?;
+        fields.end()
+    }
+}
+
+/// As of a [`Holder`], and the number of permits.
+impl Serialize for PermitHolder {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut fields = to.serialize_struct("PermitHolder", 4)?;
+        fields.serialize_field("owner", self.owner())?;
+        fields.serialize_field("holder", &short(self.holder_id()))?;
+        fields.serialize_field("permits", &self.permits())?;
+        fields.serialize_field("remaining_ms", &(self.remaining().as_millis() as u64))?;
+        fields.end()
+    }
+}
+
+fn short(id: &HolderId) -> String {
+    id.short().to_string()
+}

@@ -1,0 +1,92 @@
+//! Promise: with the feature `serde`, tokens, names, holders and statistics have a fixed form, which
+//! contains no id with which a lock can be released.
+#![cfg(feature = "serde")]
+
+use std::fmt::Debug;
+
+use leasehold::{FencingToken, Name, Stats};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, from_value, json, to_value};
+use serde_test::{Configure, Token, assert_tokens};
+use support::{Server, client};
+
+#[track_caller]
+fn assert_form<T: Serialize + DeserializeOwned + PartialEq + Debug>(value: &T, form: Value) {
+    assert_eq!(to_value(value).unwrap(), form);
+    assert_eq!(from_value::<T>(form).unwrap(), *value);
+}
+
+#[test]
+fn tokens_are_numbers_and_only_tokens_are_read() {
+    assert_form(&FencingToken::try_from(7_u64).unwrap(), json!(7));
+    for form in [json!(0), json!(-1), json!(1_u64 << 53), json!("7")] {
+        assert!(from_value::<FencingToken>(form.clone()).is_err(), "{form}");
+    }
+}
+
+#[test]
+fn names_are_text_or_bytes() {
+    assert_form(&Name::from("order:7"), json!("order:7"));
+    assert_form(&Name::from(b"\xff\x00"), json!([255, 0]));
+    assert_eq!(from_value::<Name>(json!(7)).unwrap(), Name::from("7"));
+    assert!(from_value::<Name>(json!([256])).is_err());
+    // A binary format cannot tell text from bytes.
+    let bytes = Token::Bytes(b"order:7");
+    assert_tokens(&Name::from("order:7").compact(), &[bytes]);
+}
+
+#[test]
+fn holders_show_no_whole_id() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let guard = client.mutex("a").lock().unwrap();
+    let permit = client.semaphore("b", 3).many(2).acquire().unwrap();
+    let reading = client.rw_lock("c").read().unwrap();
+    server.run("SET", &["lock:d", "a secret of another program"]);
+
+    let held = to_value(client.list("").unwrap()).unwrap();
+    let [a, c, d] = held.as_array().unwrap().as_slice() else {
+        panic!("{held}");
+    };
+    assert_eq!(a["name"], "a");
+    assert_eq!(a["holder"], guard.holder_id().short().to_string());
+    assert_eq!(a["owner"], guard.holder_id().owner());
+    assert_eq!(a["fencing_token"], guard.fencing_token().value());
+    assert!(a["remaining_ms"].as_u64().is_some_and(|left| left > 0));
+    assert_eq!((&c["shared"], &c["holder"]), (&json!(true), &Value::Null));
+    assert_eq!(d["remaining_ms"], Value::Null);
+
+    let permits = to_value(client.list_permits("").unwrap()).unwrap();
+    assert_eq!(permits[0]["name"], "b");
+    assert_eq!(permits[0]["permits"], 2);
+    assert_eq!(permits[0]["holders"][0]["permits"], 2);
+    let readers = to_value(client.rw_lock("c").inspect().unwrap()).unwrap();
+    assert_eq!(readers["readers"][0]["shared"], false);
+
+    let all = format!("{held} {permits} {readers}");
+    for secret in [
+        guard.holder_id().as_str(),
+        permit.holder_id().as_str(),
+        reading.holder_id().as_str(),
+        "secret",
+    ] {
+        assert!(!all.contains(secret), "{all}");
+    }
+}
+
+#[test]
+fn statistics_are_read_back_and_may_lack_fields() {
+    let server = Server::start();
+    let client = client(&server.url());
+    drop(client.mutex("a").lock().unwrap());
+    let stats = client.stats();
+    let form = to_value(stats).unwrap();
+    assert_eq!(form["totals"]["acquired_at_once"], 1);
+    assert_form(&stats, form);
+    // What an earlier version has written.
+    assert_eq!(
+        from_value::<Stats>(json!({"held": 0})).unwrap(),
+        Stats::default()
+    );
+}
