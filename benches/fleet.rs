@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::fleet::{Terms, contend, stretch};
 use common::picture::{Panel, Picture, Row};
-use common::series::Series;
+use common::series::{Series, run_in_turns};
 use common::window::Window;
 use common::{Report, Spread, contenders};
 use support::{Chaos, Server, ms, survivor};
@@ -93,22 +93,19 @@ fn take_turns() {
     }
     let series = |(label, _, _, section): &Contender| Series::new(label, *section);
     let mut ran: Vec<Series> = contenders.iter().map(series).collect();
-    for round in 0..ROUNDS {
-        for turn in 0..contenders.len() {
-            let n = (round + turn) % contenders.len();
-            let (_, kind, threads, section) = contenders[n];
-            let terms = Terms {
-                kind,
-                processes: PROCESSES,
-                threads,
-                section,
-                lasts: if threads > 1 { LASTS * 2 } else { LASTS },
-            };
-            let stretch = stretch(&server, terms);
-            stretch.holds_what_it_promises();
-            ran[n].rounds.push(stretch);
-        }
-    }
+    run_in_turns(ROUNDS, &mut ran, |n| {
+        let (_, kind, threads, section) = contenders[n];
+        let terms = Terms {
+            kind,
+            processes: PROCESSES,
+            threads,
+            section,
+            lasts: if threads > 1 { LASTS * 2 } else { LASTS },
+        };
+        let stretch = stretch(&server, terms);
+        stretch.holds_what_it_promises();
+        stretch
+    });
     for (section, title) in [(ms(1), "sections of 1 ms"), (ms(0), "empty sections")] {
         println!("\n{title}");
         table(&ran, section);
@@ -214,7 +211,6 @@ const EMPTY_VS_POLLER: [&str; 3] = [
 
 fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
     let find = |label, section| ran.iter().find(|ran| ran.is(label, section));
-    let figure = |value: Spread| format!("{:.3}", value.median);
     let mut figures = Vec::new();
     for (ours, poller, section, [wait, acq, gap]) in [
         (FAIR, POLLER, ms(1), FAIR_VS_POLLER),
@@ -228,9 +224,9 @@ fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
             continue;
         };
         let acquired = ours.ratio(poller, Window::acquisitions_per_s);
-        figures.push((wait, figure(ours.ratio(poller, |it| it.waits()[1]))));
-        figures.push((acq, figure(acquired)));
-        figures.push((gap, figure(ours.ratio(poller, |it| it.gaps()[0]))));
+        figures.push((wait, ours.ratio(poller, |it| it.waits()[1]).figure()));
+        figures.push((acq, acquired.figure()));
+        figures.push((gap, ours.ratio(poller, |it| it.gaps()[0]).figure()));
     }
     let requests: fn(&Window) -> f64 = Window::requests_per_acquisition;
     for (key, label, of) in [
@@ -244,7 +240,7 @@ fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
         ("mutex4_jain_threads", MUTEX_4, Window::jain_threads),
     ] {
         let found = find(label, ms(1)).expect("every kind has a result");
-        figures.push((key, figure(found.spread(of))));
+        figures.push((key, found.spread(of).figure()));
     }
     figures
 }

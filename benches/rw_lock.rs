@@ -7,11 +7,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::fleet::{Lockers, Section, Terms, contend, stretch};
-use common::picture::{Panel, Picture, Row};
-use common::series::Series;
+use common::contenders::released;
+use common::fleet::{Lockers, Section, Terms, contend, is_first, stretch};
+use common::picture::{Picture, Row};
+use common::series::{Series, panels, run_in_turns};
 use common::window::Window;
-use common::{Contender, Report, Samples, Spread};
+use common::{Contender, Report, Samples};
 use leasehold::{Client, Error, RwLock, Unlocked};
 use support::{Server, ms};
 
@@ -75,26 +76,16 @@ fn main() {
             .ours()
             .mark("≤", 3.0),
     ];
-    let times = NAMES.iter().zip(&pairs);
-    let times = times.map(|(name, it)| Row::range((*name).to_owned(), it.range()));
-    let waits = ran
-        .iter()
-        .map(|it| Row::range(it.label, it.points(Window::waits)));
     let picture = Picture {
         title: format!("{PROCESSES} processes that read and write, sections of 1 ms"),
-        panels: vec![
-            Panel::new("relative to the other", ratios),
-            Panel::new("wait, µs: p50 · p99 · max", waits.collect()),
-            Panel::new("acquire + release, µs: p50 · p99 · max", times.collect()),
-        ],
+        panels: panels(ratios, &ran, &NAMES, &pairs),
     };
-    let figure = |value: Spread| format!("{:.3}", value.median);
     report.end(
         &[
-            ("read_pair_vs_mutex", figure(read)),
-            ("write_pair_vs_fair", figure(write)),
-            ("sections_vs_mutex", figure(sections)),
-            ("writer_wait_sections", figure(wait)),
+            ("read_pair_vs_mutex", read.figure()),
+            ("write_pair_vs_fair", write.figure()),
+            ("sections_vs_mutex", sections.figure()),
+            ("writer_wait_sections", wait.figure()),
         ],
         &picture,
     );
@@ -114,36 +105,26 @@ fn pairs(server: &Server) -> Vec<Samples> {
         Box::new(|| timed(&|| write.write()?.unlock())),
     ];
     let samples = common::take_turns(PAIR_ROUNDS, &mut contenders);
-    let rows = NAMES.iter().zip(&samples).map(|(name, it)| {
-        let [p50, p99, _] = it.range();
-        vec![(*name).to_owned(), format!("{p50:.1}"), format!("{p99:.1}")]
-    });
-    common::print_table(
-        &["acquire + release", "p50 µs", "p99 µs"],
-        &rows.collect::<Vec<_>>(),
-    );
+    common::print_pairs(&NAMES, &samples);
     samples
 }
 
 fn contended(server: &Server) -> [Series; 3] {
     let mut ran = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
-    for round in 0..ROUNDS {
-        for turn in 0..CONTENDERS.len() {
-            let n = (round + turn) % CONTENDERS.len();
-            let terms = Terms {
-                kind: CONTENDERS[n].1,
-                processes: PROCESSES,
-                threads: 1,
-                section: SECTION,
-                lasts: LASTS,
-            };
-            server.run("DEL", &["writer"]);
-            let stretch = stretch(server, terms);
-            stretch.holds_at_most(PROCESSES);
-            stretch.is_held_alone(WRITE);
-            ran[n].rounds.push(stretch);
-        }
-    }
+    run_in_turns(ROUNDS, &mut ran, |n| {
+        let terms = Terms {
+            kind: CONTENDERS[n].1,
+            processes: PROCESSES,
+            threads: 1,
+            section: SECTION,
+            lasts: LASTS,
+        };
+        server.run("DEL", &["writer"]);
+        let stretch = stretch(server, terms);
+        stretch.holds_at_most(PROCESSES);
+        stretch.is_held_alone(WRITE);
+        stretch
+    });
     let rows = ran.iter().map(|ran| {
         let shown = |of: [f64; 3]| of.map(|point| format!("{point:.0}"));
         let [p50, p99, max] = shown(ran.points(Window::waits));
@@ -191,11 +172,8 @@ fn open(kind: &str, url: &str) -> Lockers {
         }),
         "mixed" => ours(client.rw_lock("contended"), |n| n % WRITES == 0),
         "one writer" => {
-            let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
-            let mut claim = redis::cmd("SETNX");
-            let is_first: bool = claim.arg(&["writer", "1"]).query(&mut connection).unwrap();
             let lock = client.rw_lock("contended");
-            match is_first {
+            match is_first(url, "writer") {
                 true => ours(lock, |_| true),
                 false => ours(lock, |_| false),
             }
@@ -221,11 +199,4 @@ fn ours(lock: RwLock, writes: fn(u64) -> bool) -> Lockers {
             released(guard.unlock())
         })
     })
-}
-
-fn released(answer: Result<Unlocked, Error>) -> Result<(), String> {
-    match answer {
-        Ok(Unlocked::Released) => Ok(()),
-        other => Err(format!("{other:?}")),
-    }
 }

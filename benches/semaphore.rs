@@ -7,11 +7,12 @@ mod common;
 
 use std::time::Duration;
 
-use common::fleet::{Lockers, Section, Terms, contend, stretch};
+use common::contenders::released;
+use common::fleet::{Lockers, Section, Terms, contend, is_first, stretch};
 use common::floor::permits::{PermitHand, SimpleQueue};
-use common::picture::{Panel, Picture, Row};
+use common::picture::{Picture, Row};
 use common::ping_pong::Side;
-use common::series::Series;
+use common::series::{Series, panels, run_in_turns};
 use common::window::Window;
 use common::{Contender, Report, Samples, Spread};
 use leasehold::{Client, Semaphore, Unlocked};
@@ -80,32 +81,22 @@ fn main() {
             .ours()
             .mark("≤", 3.0),
     ];
-    let times = names.iter().zip(&pairs);
-    let times = times.map(|(name, it)| Row::range(name.clone(), it.range()));
-    let waits = ran
-        .iter()
-        .map(|it| Row::range(it.label, it.points(Window::waits)));
     let picture = Picture {
         title: format!("{PROCESSES} processes, {PERMITS} permits, sections of 1 ms"),
-        panels: vec![
-            Panel::new("relative to the other", ratios),
-            Panel::new("wait, µs: p50 · p99 · max", waits.collect()),
-            Panel::new("acquire + release, µs: p50 · p99 · max", times.collect()),
-        ],
+        panels: panels(ratios, &ran, &names, &pairs),
     };
-    let figure = |value: Spread| format!("{:.3}", value.median);
     report.end(
         &[
-            ("pair_vs_scripts", figure(vs_scripts[0])),
-            ("pair_vs_scripts_10_out", figure(vs_scripts[1])),
-            ("pair_vs_scripts_1000_out", figure(vs_scripts[2])),
-            ("pair_vs_fair", figure(vs_fair)),
-            ("wait_p99_vs_ideal", figure(wait)),
-            ("jain", figure(jain)),
-            ("requests_per_acq", figure(requests)),
-            ("large_wait_vs_mean", figure(large)),
-            ("large_mean_wait_vs_mean", figure(large_mean)),
-            ("small_wait_vs_mean", figure(small)),
+            ("pair_vs_scripts", vs_scripts[0].figure()),
+            ("pair_vs_scripts_10_out", vs_scripts[1].figure()),
+            ("pair_vs_scripts_1000_out", vs_scripts[2].figure()),
+            ("pair_vs_fair", vs_fair.figure()),
+            ("wait_p99_vs_ideal", wait.figure()),
+            ("jain", jain.figure()),
+            ("requests_per_acq", requests.figure()),
+            ("large_wait_vs_mean", large.figure()),
+            ("large_mean_wait_vs_mean", large_mean.figure()),
+            ("small_wait_vs_mean", small.figure()),
         ],
         &picture,
     );
@@ -156,35 +147,25 @@ fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
         })
     }));
     let samples = common::take_turns(PAIR_ROUNDS, &mut contenders);
-    let rows = names.iter().zip(&samples).map(|(name, it)| {
-        let [p50, p99, _] = it.range();
-        vec![name.clone(), format!("{p50:.1}"), format!("{p99:.1}")]
-    });
-    common::print_table(
-        &["acquire + release", "p50 µs", "p99 µs"],
-        &rows.collect::<Vec<_>>(),
-    );
+    common::print_pairs(&names, &samples);
     (samples, names)
 }
 
 fn contended(server: &Server) -> [Series; 3] {
     let mut ran = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
-    for round in 0..ROUNDS {
-        for turn in 0..CONTENDERS.len() {
-            let n = (round + turn) % CONTENDERS.len();
-            let terms = Terms {
-                kind: CONTENDERS[n].1,
-                processes: PROCESSES,
-                threads: 1,
-                section: SECTION,
-                lasts: LASTS,
-            };
-            server.run("DEL", &["large"]);
-            let stretch = stretch(server, terms);
-            stretch.holds_at_most(PERMITS as usize);
-            ran[n].rounds.push(stretch);
-        }
-    }
+    run_in_turns(ROUNDS, &mut ran, |n| {
+        let terms = Terms {
+            kind: CONTENDERS[n].1,
+            processes: PROCESSES,
+            threads: 1,
+            section: SECTION,
+            lasts: LASTS,
+        };
+        server.run("DEL", &["large"]);
+        let stretch = stretch(server, terms);
+        stretch.holds_at_most(PERMITS as usize);
+        stretch
+    });
     let rows = ran.iter().map(|ran| {
         let [p50, p99, max] = ran.points(Window::waits).map(|point| format!("{point:.0}"));
         let show = |of: fn(&Window) -> f64| format!("{:.3}", ran.spread(of).median);
@@ -216,15 +197,10 @@ fn open(kind: &str, url: &str) -> Lockers {
     let semaphore = || Client::open(url).unwrap().semaphore("contended", PERMITS);
     match kind {
         "ours" => ours(semaphore(), SMALL),
-        "mixed" => {
-            let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
-            let mut claim = redis::cmd("SETNX");
-            let is_first: bool = claim.arg(&["large", "1"]).query(&mut connection).unwrap();
-            match is_first {
-                true => ours(semaphore().many(PERMITS), LARGE),
-                false => ours(semaphore(), SMALL),
-            }
-        }
+        "mixed" => match is_first(url, "large") {
+            true => ours(semaphore().many(PERMITS), LARGE),
+            false => ours(semaphore(), SMALL),
+        },
         "ideal" => {
             let url = url.to_owned();
             Box::new(move || {
@@ -247,10 +223,7 @@ fn ours(semaphore: Semaphore, mark: u64) -> Lockers {
         Box::new(move |section: &Section| {
             let permit = semaphore.acquire().map_err(|error| error.to_string())?;
             section.run(mark);
-            match permit.release() {
-                Ok(Unlocked::Released) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
+            released(permit.release())
         })
     })
 }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, MutexGuard, Unlocked};
+use leasehold::{Client, Error, MutexGuard, Unlocked};
 
 use super::fleet::{Lockers, Section};
 use super::floor::fair::Granted;
@@ -72,7 +72,11 @@ fn granted(url: &str, new: fn(&str) -> Granted) -> Lockers {
 
 fn ours(guard: MutexGuard, section: &Section) -> Result<(), String> {
     section.run(guard.fencing_token().value());
-    match guard.unlock() {
+    released(guard.unlock())
+}
+
+pub(crate) fn released(answer: Result<Unlocked, Error>) -> Result<(), String> {
+    match answer {
         Ok(Unlocked::Released) => Ok(()),
         Ok(Unlocked::AlreadyLost(lost)) => Err(format!("lost: {lost:?}")),
         Err(error) => Err(error.to_string()),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::floor::pair::connect;
 use super::monitor::Monitor;
 use super::window::{Account, Hold, Window};
 use super::{clock, processor, servers_processor};
@@ -131,6 +132,12 @@ pub(crate) fn contend(open: Open) {
     starter.write_all(first.as_bytes()).unwrap();
     // Exiting ends whatever a lock left running.
     process::exit(0);
+}
+
+/// Returns whether the process is the first to claim this key.
+pub(crate) fn is_first(url: &str, key: &str) -> bool {
+    let mut claim = redis::cmd("SETNX");
+    claim.arg(key).arg(1).query(&mut connect(url)).unwrap()
 }
 
 fn lock_until(

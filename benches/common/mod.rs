@@ -91,6 +91,11 @@ impl Spread {
         }
     }
 
+    /// The median as the report of a bench records it.
+    pub(crate) fn figure(self) -> String {
+        format!("{:.3}", self.median)
+    }
+
     pub(crate) fn show(self, decimals: usize) -> String {
         format!(
             "{:.decimals$} ({:.decimals$} to {:.decimals$})",
@@ -102,22 +107,38 @@ impl Spread {
 /// A contender: runs a round and returns how long each operation took.
 pub(crate) type Contender<'a> = Box<dyn FnMut() -> Vec<Duration> + 'a>;
 
-/// Runs every contender in every round. Each round starts with another contender, because the order
-/// matters: a contender finds the caches as the one before it has left them. The first rounds are
-/// not counted.
+/// Returns the order in which contenders run: the round and the contender, both from 0. Each round
+/// starts with another contender, because the order matters: a contender finds the caches as the
+/// one before it has left them.
+pub(crate) fn turns(rounds: usize, contenders: usize) -> impl Iterator<Item = (usize, usize)> {
+    let turns = move |round| (0..contenders).map(move |turn| (round, (round + turn) % contenders));
+    (0..rounds).flat_map(turns)
+}
+
+/// Runs every contender in every round. The first rounds are not counted.
 pub(crate) fn take_turns(rounds: usize, contenders: &mut [Contender<'_>]) -> Vec<Samples> {
     const WARM_UP: usize = 2;
     let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
-    for round in 0..WARM_UP + rounds {
-        for turn in 0..contenders.len() {
-            let n = (round + turn) % contenders.len();
-            let took = contenders[n]();
-            if round >= WARM_UP {
-                samples[n].push(took);
-            }
+    for (round, n) in turns(WARM_UP + rounds, contenders.len()) {
+        let took = contenders[n]();
+        if round >= WARM_UP {
+            samples[n].push(took);
         }
     }
     samples
+}
+
+/// Prints the times of pairs of acquire and release.
+pub(crate) fn print_pairs(names: &[impl AsRef<str>], samples: &[Samples]) {
+    let rows = names.iter().zip(samples).map(|(name, it)| {
+        let [p50, p99, _] = it.range();
+        let name = name.as_ref().to_owned();
+        vec![name, format!("{p50:.1}"), format!("{p99:.1}")]
+    });
+    print_table(
+        &["acquire + release", "p50 µs", "p99 µs"],
+        &rows.collect::<Vec<_>>(),
+    );
 }
 
 /// Times each of `times` runs.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::Spread;
+use super::picture::{Panel, Row};
 use super::window::Window;
+use super::{Samples, Spread, turns};
 
 /// A contender's runs, one per round.
 pub(crate) struct Series {
@@ -38,4 +39,35 @@ impl Series {
         let pairs = self.rounds.iter().zip(&floor.rounds);
         Spread::of(pairs.map(|(own, floor)| of(own) / of(floor)))
     }
+}
+
+/// Runs the contender of each series in every round.
+pub(crate) fn run_in_turns(
+    rounds: usize,
+    series: &mut [Series],
+    mut run: impl FnMut(usize) -> Window,
+) {
+    for (_, n) in turns(rounds, series.len()) {
+        series[n].rounds.push(run(n));
+    }
+}
+
+/// Returns the panels of a bench that measures pairs of acquire and release, and then the waits of
+/// contending processes.
+pub(crate) fn panels(
+    ratios: Vec<Row>,
+    series: &[Series],
+    names: &[impl AsRef<str>],
+    pairs: &[Samples],
+) -> Vec<Panel> {
+    let waits = series
+        .iter()
+        .map(|it| Row::range(it.label, it.points(Window::waits)));
+    let times = names.iter().zip(pairs);
+    let times = times.map(|(name, it)| Row::range(name.as_ref(), it.range()));
+    vec![
+        Panel::new("relative to the other", ratios),
+        Panel::new("wait, µs: p50 · p99 · max", waits.collect()),
+        Panel::new("acquire + release, µs: p50 · p99 · max", times.collect()),
+    ]
 }
