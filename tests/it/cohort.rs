@@ -25,6 +25,7 @@ support::tests![
     last_call_that_gives_up_leaves_the_queue,
     full_server_does_not_end_the_use_of_queues,
     try_lock_asks_nothing_while_a_call_of_its_client_has_a_place,
+    lost_place_is_replaced_over_a_new_connection,
     enter_without_a_reply_is_undone,
     shutdown_leaves_the_queue,
     waiter_in_backoff_gets_its_turn,
@@ -275,11 +276,16 @@ fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
 
 fn last_call_that_gives_up_leaves_the_queue() {
     let server = Server::start();
-    let [holder, other] = mutexes(&server);
+    let [holder, other, witness] = mutexes(&server);
     let guard = lock(&holder);
-    assert!(other.try_lock_for(ms(500)).unwrap().is_none());
-    wait_for_queue_length(&server, 0);
-    unlock(guard);
+    thread::scope(|scope| {
+        // While it waits, the queue does not expire with the places of others.
+        let waiting = spawn_waiter(scope, &server, &witness);
+        assert!(other.try_lock_for(ms(500)).unwrap().is_none());
+        wait_for_queue_length(&server, 1);
+        unlock(guard);
+        unlock(waiting.join().unwrap());
+    });
     wait_until_only_fences_remain(&server);
 }
 
@@ -315,15 +321,10 @@ fn try_lock_asks_nothing_while_a_call_of_its_client_has_a_place() {
     drop(guard);
 }
 
-fn enter_without_a_reply_is_undone() {
+fn lost_place_is_replaced_over_a_new_connection() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let here = Client::builder()
-        .url(proxy.url())
-        .ttl(TTL)
-        .command_timeout(ms(500))
-        .build()
-        .unwrap();
+    let here = client_of_proxy(&proxy);
     let [holder] = mutexes(&server);
     let guard = lock(&holder);
     let mutex = here.mutex("a");
@@ -344,20 +345,65 @@ fn enter_without_a_reply_is_undone() {
     wait_until_only_fences_remain(&server);
 }
 
+fn client_of_proxy(proxy: &Proxy) -> Client {
+    Client::builder()
+        .url(proxy.url())
+        .ttl(TTL)
+        .command_timeout(ms(500))
+        .build()
+        .unwrap()
+}
+
+fn enter_without_a_reply_is_undone() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mutex = client_of_proxy(&proxy).mutex("a");
+    let [holder, witness] = mutexes(&server);
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        // While it waits, the queue does not expire with the places of others.
+        let waiting = spawn_waiter(scope, &server, &witness);
+        let enters = || server.calls(&["rpush"]);
+        let mut before = enters();
+        // A call enters the queue at once if its client was just refused, within a second.
+        let has_entered = || {
+            assert!(mutex.try_lock_for(ms(300)).unwrap().is_none());
+            wait_for_queue_length(&server, 1);
+            before = enters();
+            proxy.set_open(Traffic::DropReplies);
+            let answer = mutex.try_lock_for(ms(500));
+            // `None` if the client still knows from its last refusal that the lock is held.
+            assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+            let has_entered = enters() > before;
+            proxy.cut();
+            proxy.set_all(Traffic::Pass);
+            has_entered
+        };
+        eventually(PATIENCE, has_entered);
+        wait_for_queue_length(&server, 1);
+        unlock(guard);
+        unlock(waiting.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
 fn shutdown_leaves_the_queue() {
     let server = Server::start();
-    let [holder] = mutexes(&server);
+    let [holder, witness] = mutexes(&server);
     let here = client(&server.url());
     let mutex = here.mutex("a");
     let guard = lock(&holder);
     thread::scope(|scope| {
+        // While it waits, the queue does not expire with the places of others.
+        let last = spawn_waiter(scope, &server, &witness);
         let waiting = scope.spawn(|| mutex.lock());
-        wait_for_queue_length(&server, 1);
+        wait_for_queue_length(&server, 2);
         here.shutdown(PATIENCE).unwrap();
         assert!(waiting.join().unwrap().is_err());
+        wait_for_queue_length(&server, 1);
+        unlock(guard);
+        unlock(last.join().unwrap());
     });
-    wait_for_queue_length(&server, 0);
-    unlock(guard);
     wait_until_only_fences_remain(&server);
 }
 
