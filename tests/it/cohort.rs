@@ -35,6 +35,8 @@ support::tests![
     release_leaves_the_lock_open_only_if_no_fair_lock_waits,
     release_of_nothing_grants_a_lock_that_was_left_open,
     moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart,
+    poller_with_any_period_around_100_ms_gets_in,
+    lock_is_left_open_at_least_every_100_ms_of_turns,
     silent_foreign_release_costs_at_most_one_refresh,
     user_without_rights_for_the_queue_is_woken_by_releases
 ];
@@ -414,7 +416,7 @@ fn in_backoff(mutex: Mutex) -> Mutex {
 fn waiter_in_backoff_gets_its_turn() {
     let server = Server::start();
     let [patient] = mutexes(&server).map(in_backoff);
-    beside_contenders::<3, _>(&server, || {
+    beside_contenders::<3, _>(&server, |_| {
         for _ in 0..5 {
             unlock(lock(&patient));
         }
@@ -441,8 +443,9 @@ fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
     });
 }
 
-/// Makes a call beside `N` clients that hold the lock one after the other.
-fn beside_contenders<const N: usize, T>(server: &Server, call: impl FnOnce() -> T) -> T {
+/// Makes a call beside `N` clients that hold the lock one after the other. It is passed the count of
+/// their turns.
+fn beside_contenders<const N: usize, T>(server: &Server, call: impl FnOnce(&AtomicU64) -> T) -> T {
     let turns = AtomicU64::new(0);
     let contenders = mutexes::<N>(server).map(|mutex| {
         let turns = &turns;
@@ -455,7 +458,7 @@ fn beside_contenders<const N: usize, T>(server: &Server, call: impl FnOnce() -> 
     });
     while_others_repeat(contenders, || {
         eventually(PATIENCE, || turns.load(Ordering::SeqCst) >= 100);
-        call()
+        call(&turns)
     })
 }
 
@@ -469,7 +472,7 @@ return 1";
 fn poller_gets_in_between_contending_clients() {
     let server = Server::start();
     let mut connection = server.connection();
-    let longest = beside_contenders::<8, _>(&server, || {
+    let longest = beside_contenders::<8, _>(&server, |_| {
         let mut longest = Duration::ZERO;
         for _ in 0..5 {
             let began = Instant::now();
@@ -499,6 +502,27 @@ fn poller_gets_in_between_contending_clients() {
     println!("the poller waited for {longest:?} at most");
 }
 
+fn lock_is_left_open_at_least_every_100_ms_of_turns() {
+    const TURNS: u64 = 1_000;
+    let server = Server::start();
+    let mut listener = server.connection();
+    let mut listener = listener.as_pubsub();
+    listener.subscribe(CHANNEL).unwrap();
+    listener.set_read_timeout(Some(PATIENCE)).unwrap();
+    let announced = beside_contenders::<8, _>(&server, |turns| {
+        let (before, mut announced) = (turns.load(Ordering::SeqCst), 0);
+        while turns.load(Ordering::SeqCst) - before < TURNS {
+            listener.get_message().unwrap();
+            announced += 1;
+        }
+        announced
+    });
+    // A turn lasts for a ms at least, so 100 turns include a moment. Each turn that includes one or
+    // more ends with the lock left open.
+    println!("{announced} announcements in {TURNS} turns");
+    assert!(announced >= TURNS / 200, "{announced} in {TURNS} turns");
+}
+
 /// The scripts of version 0.1, which waits for releases on the channel.
 const EARLIER_ACQUIRE: &str = concat!(
     include_str!("queue/earlier/last_token.lua"),
@@ -513,7 +537,7 @@ fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
     let server = Server::start();
     let mut connection = server.connection();
     let [witness] = mutexes(&server);
-    beside_contenders::<8, _>(&server, || {
+    beside_contenders::<8, _>(&server, |_| {
         let mut last = 0;
         for n in 0..5 {
             let id = format!("earlier:{n}");
@@ -631,15 +655,15 @@ fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
     }
 }
 
-fn moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart() {
-    let server = Server::start();
-    let source = source!("pass_on");
+/// Returns the ms at which a release must leave the lock open, in the first `lasts` ms of a time.
+fn moments(server: &Server, lasts: u64) -> Vec<u64> {
+    let source = include_str!("../../src/protocol/pass_on.lua");
     let from = source.find("local function last_moment").unwrap();
     let length = source[from..].find("\nend\n").unwrap() + 5;
     let script = format!(
         "{}
         local changes, before = {{}}, nil
-        for ms = 1800000000000, 1800000100000 do
+        for ms = 1800000000000, 1800000000000 + ARGV[1] do
           local moment = last_moment(ms)
           if before and moment ~= before then changes[#changes + 1] = ms - 1800000000000 end
           before = moment
@@ -648,14 +672,52 @@ fn moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart() {
         &source[from..from + length]
     );
     let mut eval = redis::cmd("EVAL");
-    let changes: Vec<u64> = eval
-        .arg(script)
-        .arg(0)
-        .query(&mut server.connection())
-        .unwrap();
-    let gaps: Vec<u64> = changes.windows(2).map(|two| two[1] - two[0]).collect();
+    let eval = eval.arg(script).arg(0).arg(lasts);
+    eval.query(&mut server.connection()).unwrap()
+}
+
+fn moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart() {
+    let server = Server::start();
+    let moments = moments(&server, 100_000);
+    let gaps: Vec<u64> = moments.windows(2).map(|two| two[1] - two[0]).collect();
     assert!(gaps.len() > 1_000);
     assert!(gaps.iter().all(|gap| (50..=100).contains(gap)), "{gaps:?}");
+}
+
+/// Computes when programs get in that ask at exactly regular times, every 95 to 108 ms: a program
+/// that sleeps for 100 ms, and asks before or after.
+fn poller_with_any_period_around_100_ms_gets_in() {
+    const LASTS: f64 = 300_000.0;
+    let server = Server::start();
+    let moments = moments(&server, LASTS as u64);
+    // The first release after a moment, when a section of 1.3 ms ends, leaves the lock open.
+    let opens = moments.iter().enumerate();
+    let opens = opens.map(|(n, at)| *at as f64 + 1.3 * (n as f64 * 0.618).fract());
+    let opens: Vec<f64> = opens.collect();
+    let is_open = |at: f64| {
+        let begun = opens.partition_point(|open| *open <= at);
+        begun > 0 && at < opens[begun - 1] + 2.0
+    };
+    let p99 = |waits: &mut Vec<f64>| {
+        waits.sort_unstable_by(f64::total_cmp);
+        waits[waits.len() * 99 / 100]
+    };
+    let mut all = Vec::new();
+    for tenths in 950..1_080 {
+        let period = f64::from(tenths) / 10.0;
+        let wait = |n: u32| {
+            let began = f64::from(n) * 517.3;
+            let mut asked = began;
+            while !is_open(asked) && asked < LASTS {
+                asked += period;
+            }
+            asked - began
+        };
+        let mut waits: Vec<f64> = (0..200).map(wait).collect();
+        assert!(p99(&mut waits) <= 60_000.0, "every {period} ms: {waits:?}");
+        all.extend(waits);
+    }
+    assert!(p99(&mut all) <= 30_000.0);
 }
 
 fn silent_foreign_release_costs_at_most_one_refresh() {
