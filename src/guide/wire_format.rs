@@ -55,8 +55,10 @@
 //!   there is no such moment.
 //! - For programs that poll, these are the times if each client waits with one thread. A program
 //!   that asks every 100 ms gets the lock within 30 s in 99 of 100 cases. One that asks every
-//!   millisecond gets it within a second; that is an estimate, not a measurement.
-//! - Without the `PUBLISH`, clients in the queue notice the release within 0.9 s.
+//!   millisecond gets it within a second.
+//! - Without the `PUBLISH`, or if a program or a person deletes the key, clients in the queue notice
+//!   that the lock is free at their next refresh, within 0.9 s. Until then, a program that asks
+//!   again at once gets it again.
 //! - Such a program draws no fencing token, and does not enter the queue.
 //! - Holders of both kinds are listed by [`Client::list`](crate::Client::list) and `leasehold
 //!   status`.

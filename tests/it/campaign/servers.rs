@@ -4,7 +4,7 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 use support::{Sentinels, Server, eventually, ms};
 
-/// What users contend on.
+/// The servers that users contend on.
 pub(super) enum Servers {
     One(Server),
     Group(Sentinels),
