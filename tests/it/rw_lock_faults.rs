@@ -5,7 +5,8 @@ use std::thread;
 
 use leasehold::{Client, ClientBuilder, Error, Lost, RwHolders, RwLock, RwLockReadGuard, Unlocked};
 use support::fair::{
-    PATIENCE, holder, queue_length, wait_for_queue_length, wait_until_only_fences_remain,
+    PATIENCE, PLACES, QUEUE, holder, queue_length, wait_for_queue_length,
+    wait_until_only_fences_remain,
 };
 use support::{
     Child, Cluster, ClusterSetup, Proxy, Sentinels, Server, Setup, Traffic, builder, client,
@@ -22,6 +23,7 @@ support::tests![
     deletion_of_the_mark_alone_ends_every_reader,
     deletion_of_the_readers_alone_ends_every_reader,
     displaced_reader_does_not_hold_again_under_a_new_mark,
+    enter_that_the_network_runs_twice_reports_its_own_lease,
     killed_reader_ends_alone_while_others_renew,
     expired_reader_and_expired_writer_let_the_next_in,
     reader_that_is_stopped_for_long_finds_its_lease_lost,
@@ -30,6 +32,7 @@ support::tests![
     readers_are_renewed_while_their_slot_is_moved
 ];
 
+const FENCE: &str = "leasehold:fence:{lock:a}";
 const READERS: &str = "leasehold:readers:{lock:a}";
 
 /// A child's role: reads, and reports that.
@@ -195,6 +198,44 @@ fn displaced_reader_does_not_hold_again_under_a_new_mark() {
     assert!(reading.is_held() && readers(&server) == 1);
     end(reading);
     wait_until_only_fences_remain(&server);
+}
+
+fn enter_that_the_network_runs_twice_reports_its_own_lease() {
+    const ENTER: &str = source!(
+        "last_token",
+        "now",
+        "readers",
+        "lock_key",
+        "admit_shared",
+        "queue",
+        "queue_enter"
+    );
+    for (want, waits) in [("r", 1), ("1", 0), ("1", 1)] {
+        let server = Server::start();
+        let enter = |id: &str, want: &str| -> (u8, redis::Value) {
+            let mut eval = redis::cmd("EVAL");
+            eval.arg(ENTER)
+                .arg(5)
+                .arg("lock:a")
+                .arg(FENCE)
+                .arg(QUEUE)
+                .arg(PLACES)
+                .arg(READERS);
+            eval.arg(&[id, "60000", want, "l", "inbox"]);
+            let reply: Vec<redis::Value> = eval.query(&mut server.connection()).unwrap();
+            (
+                redis::from_redis_value(reply[0].clone()).unwrap(),
+                reply[1].clone(),
+            )
+        };
+        assert_eq!(enter("o:1", want).0, 1);
+        for _ in 0..waits {
+            assert_eq!(enter("o:2", "1").0, 0, "a writer waits");
+        }
+        let itself = redis::Value::BulkString(b"o:1".into());
+        assert_eq!(enter("o:1", want), (0, itself));
+        assert_eq!(queue_length(&server), waits);
+    }
 }
 
 fn killed_reader_ends_alone_while_others_renew() {

@@ -30,6 +30,7 @@ support::tests![
     refused_and_granted_calls_without_a_reply_leave_nothing_behind,
     release_without_a_reply_gives_back_its_permits_once,
     enter_that_the_network_runs_twice_counts_once,
+    enter_that_the_network_runs_twice_reports_its_own_permits,
     renewal_restores_no_permit_that_has_ended,
     foreign_members_do_not_break_the_count,
     shutdown_gives_back_permits_and_places,
@@ -236,8 +237,17 @@ fn run_script(server: &Server, source: &str, args: &[&str]) -> redis::Value {
     eval.arg(args).query(&mut server.connection()).unwrap()
 }
 
+const ENTER: &str = source!("last_token", "now", "admit_permits", "queue", "queue_enter");
+
+#[track_caller]
+fn fields(reply: redis::Value) -> Vec<redis::Value> {
+    match reply {
+        redis::Value::Array(fields) => fields,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn enter_that_the_network_runs_twice_counts_once() {
-    const ENTER: &str = source!("last_token", "now", "admit_permits", "queue", "queue_enter");
     let server = Server::start();
     let other = semaphore(&server, 5).acquire().unwrap();
     for out in [3, 3] {
@@ -248,6 +258,22 @@ fn enter_that_the_network_runs_twice_counts_once() {
     for _ in 0..2 {
         run_script(&server, ENTER, &["2 o:1", "10000", "2/5", "0"]);
         assert_eq!(permits_out(&server), 2);
+    }
+}
+
+/// The second run finds too few permits, or another call that waits.
+fn enter_that_the_network_runs_twice_reports_its_own_permits() {
+    for (want, mark, waits) in [("2/3", "0", 0), ("2/3", "l", 0), ("2/5", "l", 1)] {
+        let server = Server::start();
+        let enter = || run_script(&server, ENTER, &["2 o:1", "10000", want, mark, "inbox"]);
+        assert_eq!(fields(enter())[0], redis::Value::Int(1));
+        for _ in 0..waits {
+            run_script(&server, ENTER, &["5 o:2", "10000", "5/5", "l", "inbox"]);
+        }
+        let id = redis::Value::BulkString(b"2 o:1".into());
+        assert_eq!(fields(enter())[..2], [redis::Value::Int(0), id]);
+        assert_eq!(permits_out(&server), 2);
+        assert_eq!(permits_queue_length(&server), waits);
     }
 }
 

@@ -4,7 +4,7 @@
 use std::thread;
 
 use redis::{Connection, Value};
-use support::fair::{PLACES, QUEUE, holder};
+use support::fair::{PLACES, QUEUE, holder, queue_length};
 use support::{Replicas, Server, eventually, let_pass, ms};
 
 support::tests![
@@ -27,6 +27,7 @@ support::tests![
     release_is_granted_behind_many_places_of_one_killed_client,
     grant_lasts_no_longer_than_a_place_although_the_clock_was_set_back,
     release_of_nothing_grants_a_free_lock,
+    holder_whose_enter_runs_twice_reports_itself_and_has_no_place,
     place_of_an_earlier_version_is_granted_in_its_words,
     earlier_version_grants_places_of_this_one,
     versions_side_by_side_have_one_holder_and_rising_tokens
@@ -350,6 +351,19 @@ fn release_of_nothing_grants_a_free_lock() {
     let reply = raw.run(ours!("release"), &["nobody", CHANNEL]);
     assert_eq!(reply, Value::Int(0), "it released nothing");
     assert_eq!(holder(&server).as_deref(), Some("first"));
+}
+
+fn holder_whose_enter_runs_twice_reports_itself_and_has_no_place() {
+    let server = Server::start();
+    let mut raw = Raw::to(&server);
+    let mut enter = |id| raw.run(ours!("enter"), &[id, TTL, "1", "l", "inbox"]);
+    assert!(token(&enter("holder")).is_some());
+    let Value::Array(again) = enter("holder") else {
+        panic!("no refusal")
+    };
+    let itself = Value::BulkString(b"holder".into());
+    assert_eq!(again[..2], [Value::Int(0), itself]);
+    assert_eq!(queue_length(&server), 0);
 }
 
 fn place_in_a_cluster_is_granted_whoever_listens() {
