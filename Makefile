@@ -35,7 +35,7 @@ demo: servers
 BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing fail_fast health_endpoint long_job
-MODELS = layers lease_model permits_model queue_model quorum_model rw_model set_model
+MODELS = layers rustdoc lease_model permits_model queue_model quorum_model rw_model set_model
 LIGHT = differential metrics repository serialize testing testing_alone
 BESIDE = --lib --bins $(patsubst %,--test %,$(MODELS) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
 AFTER = $(patsubst %,--test %,$(filter-out $(MODELS) $(LIGHT),$(BINARIES)))
