@@ -26,7 +26,20 @@
 //!
 //! With `rusqlite`, or any other driver that reports how many rows a statement changed:
 //!
-//! ```ignore
+//! ```
+//! # struct Database;
+//! # impl Database {
+//! #     fn execute(&self, _: &str, _: [i64; 1]) -> Result<usize, leasehold::Error> { Ok(1) }
+//! # }
+//! # #[derive(Debug)]
+//! # struct Overtaken;
+//! # impl From<leasehold::Error> for Overtaken {
+//! #     fn from(_: leasehold::Error) -> Self { Self }
+//! # }
+//! # let database = Database;
+//! # let server = leasehold::testing::Server::start();
+//! # let client = server.client();
+//! # let guard = client.mutex("account:123").lock()?;
 //! let token = i64::from(guard.fencing_token());
 //! let changed = database.execute(
 //!     "UPDATE account SET balance = balance - 30, last_token = ?1
@@ -36,6 +49,7 @@
 //! if changed == 0 {
 //!     return Err(Overtaken); // a later holder has written
 //! }
+//! # Ok::<(), Overtaken>(())
 //! ```
 //!
 //! A write that touches several rows needs only one row with a token: change that row first, in the
