@@ -10,4 +10,4 @@ pub mod rw;
 mod search;
 pub mod set;
 
-pub use search::assert_found;
+pub use search::{assert_found, searches_long};

@@ -30,8 +30,9 @@ pub(crate) struct Found<M: Model> {
     pub(crate) states: Vec<M::State>,
     /// For each state, the one before it on a shortest way from the start, and the step from there.
     before: Vec<(u32, Option<M::Step>)>,
-    /// A hash table with open addressing. Its items are indices of `states`, plus one.
-    slots: Vec<u32>,
+    /// A hash table with open addressing: the upper half of a state's hash, and the state's index
+    /// plus one.
+    slots: Vec<(u32, u32)>,
 }
 
 impl<M: Model> Found<M> {
@@ -39,7 +40,7 @@ impl<M: Model> Found<M> {
         let mut found = Self {
             states: Vec::new(),
             before: Vec::new(),
-            slots: vec![0; 1 << 12],
+            slots: vec![(0, 0); 1 << 12],
         };
         found.insert(start, (0, None));
         found
@@ -47,36 +48,41 @@ impl<M: Model> Found<M> {
 
     /// Returns the index of the state, which is now found.
     fn insert(&mut self, state: M::State, before: (u32, Option<M::Step>)) -> usize {
-        let slot = self.slot_of(&state);
-        if self.slots[slot] != 0 {
-            return self.slots[slot] as usize - 1;
+        let hash = BuildHasherDefault::<Mixed>::default().hash_one(&state);
+        let tag = (hash >> 32) as u32;
+        let slot = self.slot(tag, |at| self.states[at] == state);
+        if self.slots[slot].1 != 0 {
+            return self.slots[slot].1 as usize - 1;
         }
         self.states.push(state);
         self.before.push(before);
-        self.slots[slot] = u32::try_from(self.states.len()).expect("fewer than 2^32 states");
+        let count = u32::try_from(self.states.len()).expect("fewer than 2^32 states");
+        self.slots[slot] = (tag, count);
         if self.states.len() > self.slots.len() / 2 {
             self.grow();
         }
         self.states.len() - 1
     }
 
-    /// Returns the slot of a state, or the empty one where it belongs.
-    fn slot_of(&self, state: &M::State) -> usize {
-        let hash = BuildHasherDefault::<Mixed>::default().hash_one(state);
-        let mut slot = hash as usize % self.slots.len();
-        while let Some(at) = (self.slots[slot] as usize).checked_sub(1)
-            && self.states[at] != *state
+    /// Returns the slot with this tag of the state that is found, or the empty one where it belongs.
+    fn slot(&self, tag: u32, is_found: impl Fn(usize) -> bool) -> usize {
+        let last = self.slots.len() - 1;
+        let mut slot = tag as usize & last;
+        while self.slots[slot].1 != 0
+            && (self.slots[slot].0 != tag || !is_found(self.slots[slot].1 as usize - 1))
         {
-            slot = (slot + 1) % self.slots.len();
+            slot = (slot + 1) & last;
         }
         slot
     }
 
     fn grow(&mut self) {
-        self.slots = vec![0; self.slots.len() * 4];
-        for at in 0..self.states.len() {
-            let slot = self.slot_of(&self.states[at]);
-            self.slots[slot] = at as u32 + 1;
+        let more = vec![(0, 0); self.slots.len() * 4];
+        for (tag, index) in std::mem::replace(&mut self.slots, more) {
+            if index != 0 {
+                let slot = self.slot(tag, |_| false);
+                self.slots[slot] = (tag, index);
+            }
         }
     }
 
@@ -92,12 +98,9 @@ impl<M: Model> Found<M> {
     }
 }
 
-/// Returns `states`, or any number if `LEASEHOLD_LONG_MODELS` is set.
-pub(crate) fn at_most(states: usize) -> usize {
-    match env::var_os("LEASEHOLD_LONG_MODELS") {
-        Some(_) => usize::MAX,
-        None => states,
-    }
+/// Whether `LEASEHOLD_LONG_MODELS` asks for the searches that take minutes.
+pub fn searches_long() -> bool {
+    env::var_os("LEASEHOLD_LONG_MODELS").is_some()
 }
 
 /// Searches all states; returns a broken promise and the shortest sequence of steps to it.

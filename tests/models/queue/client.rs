@@ -1,9 +1,20 @@
 //! The commands that a client sends.
 
-use super::rules::{Flaw, IDS, OLD};
-use super::state::{Client, Id, Listens, Phase, State, owner};
+use super::phase::Phase;
+use super::rules::{Flaw, IDS, OLD, Rules};
+use super::state::{Client, Id, Listens, State, Version, owner};
 use super::steps::{Step, Steps};
-use super::wire::Command;
+use super::wire::{Command, Tokens};
+
+impl Client {
+    /// How many tokens the client wants: a block if other threads wait.
+    pub(super) fn block(self, rules: &Rules) -> u8 {
+        match rules.has_tokens {
+            true => 1 + self.waiting.min(1),
+            false => 0,
+        }
+    }
+}
 
 impl<F: FnMut(Step, State)> Steps<'_, F> {
     fn send(&mut self, command: Command, id: Id, phase: Phase) {
@@ -12,19 +23,26 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             return;
         }
         self.step(Step::Sends(command, id), |next| {
-            next.on_their_way[id].send(command);
             let client = &mut next.clients[owner(id)];
+            let before = client.phase;
             client.phase = phase;
-            match command {
-                Command::Enter => {
-                    client.is_fresh = true;
-                    client.entries += u8::from(rules.entries < u8::MAX);
-                }
-                Command::Refresh | Command::Renew if !rules.is_prompt => client.calls += 1,
-                _ => {}
+            if before == Phase::Out {
+                client.entries += u8::from(rules.entries < u8::MAX);
+                client.waiting = client.waiting.saturating_sub(1);
+            } else if !rules.is_prompt && (command.wants() || command == Command::Renew) {
+                client.calls += 1;
             }
-            if command == Command::Refresh {
+            if command.asks() {
+                client.is_fresh = true;
+            }
+            if command == Command::Refresh || matches!(before, Phase::Sleeping { .. }) {
                 client.is_announced = false;
+            }
+            let block = client.block(rules);
+            let it = &mut next.on_their_way[id];
+            it.send(command);
+            if command.wants() {
+                it.asked = block;
             }
         });
     }
@@ -48,24 +66,44 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         ids.nth(next).filter(|_| entries < self.rules.entries)
     }
 
+    fn begin(&mut self, id: Id) {
+        let is_broadcast = self.state.clients[owner(id)].version == Version::Broadcast;
+        match is_broadcast || self.rules.tries_first {
+            true => self.send(Command::Acquire, id, Phase::Trying { id, age: 0 }),
+            false => self.send(Command::Enter, id, Phase::Entering { id, age: 0 }),
+        }
+    }
+
     /// The steps that a client takes without a reply or a message.
     pub(super) fn client(&mut self, n: usize) {
         match self.state.clients[n].phase {
             Phase::Out => {
                 if let Some(id) = self.fresh_id(n) {
-                    self.send(Command::Enter, id, Phase::Entering { id, age: 0 });
+                    self.begin(id);
                 }
             }
-            Phase::Entering { id, .. } => {
-                if !self.rules.is_prompt || self.is_lost(Command::Enter, id) {
+            Phase::Trying { id, .. } | Phase::Entering { id, .. } => {
+                let is_lost = || {
+                    Command::ALL
+                        .iter()
+                        .all(|it| !it.asks() || self.is_lost(*it, id))
+                };
+                if !self.rules.is_prompt || is_lost() {
                     self.give_up(id);
                 }
             }
+            Phase::Sleeping { id } => {
+                let client = self.state.clients[n];
+                if self.may_call(client) || client.is_announced {
+                    self.send(Command::Acquire, id, Phase::Trying { id, age: 0 });
+                }
+            }
             Phase::Waiting { id, proof, refresh } => self.wait(id, proof, refresh),
-            Phase::Confirming { id, age } => {
+            Phase::Confirming { id, age, tokens } => {
                 let is_due = age == OLD || self.rules.is_prompt;
                 if is_due && self.is_lost(Command::Renew, id) {
-                    self.send(Command::Renew, id, Phase::Confirming { id, age: 0 });
+                    let phase = Phase::Confirming { id, age: 0, tokens };
+                    self.send(Command::Renew, id, phase);
                 } else if !self.rules.is_prompt {
                     self.send(Command::Release, id, Phase::Leaving { id });
                 }
@@ -74,7 +112,11 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 id,
                 validity,
                 renewal,
-            } => self.hold(id, validity, renewal),
+                tokens,
+            } => {
+                self.renew(id, validity, renewal, tokens);
+                self.leave(id, tokens);
+            }
             Phase::Leaving { id } => {
                 if self.is_lost(Command::Release, id) {
                     self.send(Command::Release, id, Phase::Leaving { id });
@@ -99,9 +141,13 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         if !is_prompt {
             self.send(Command::Release, id, Phase::Leaving { id });
         }
+        let other = id ^ 1;
+        if self.rules.has(Flaw::PlacedClientTries) && !self.state.is_queued(other) {
+            self.send(Command::Acquire, other, Phase::Trying { id: other, age: 0 });
+        }
     }
 
-    fn hold(&mut self, id: Id, validity: u8, renewal: Option<u8>) {
+    fn renew(&mut self, id: Id, validity: u8, renewal: Option<u8>, tokens: Tokens) {
         let client = self.state.clients[owner(id)];
         if renewal.is_some() && self.rules.is_prompt && self.is_lost(Command::Renew, id) {
             self.time_out(id);
@@ -111,10 +157,43 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 id,
                 validity,
                 renewal: Some(0),
+                tokens,
             };
             self.send(Command::Renew, id, held);
         }
+    }
+
+    /// A holder hands the lock to the next thread of its client, or releases it.
+    fn leave(&mut self, id: Id, tokens: Tokens) {
+        let (rules, client) = (self.rules, self.state.clients[owner(id)]);
+        if client.waiting > 0 && tokens.count > 1 {
+            self.step(Step::HandsOff(id), |next| {
+                let client = &mut next.clients[owner(id)];
+                client.waiting -= 1;
+                if let Phase::Held { tokens, .. } = &mut client.phase {
+                    tokens.first += 1;
+                    tokens.count -= 1;
+                }
+                next.use_token(tokens.first + 1, rules);
+            });
+        }
         self.send(Command::Release, id, Phase::Leaving { id });
+        if self.state.opens > 0 && client.version == Version::Current {
+            self.send(Command::ReleaseOpen, id, Phase::Leaving { id });
+        }
+    }
+
+    /// Another thread of the client wants the lock.
+    pub(super) fn arrival(&mut self, n: usize) {
+        let client = self.state.clients[n];
+        if client.arriving == 0 || matches!(client.phase, Phase::Out | Phase::Dead) {
+            return;
+        }
+        self.step(Step::AnotherWants(n), |next| {
+            let client = &mut next.clients[n];
+            client.arriving -= 1;
+            client.waiting += 1;
+        });
     }
 
     /// Whether a client may refresh or renew now.
@@ -136,7 +215,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             next.clients[owner(id)].phase = Phase::Out;
             let it = &mut next.on_their_way[id];
             it.undone = 1;
-            if it.has(Command::Enter) {
+            if it.asks() {
                 it.send(Command::ReleaseBehind);
             }
         });

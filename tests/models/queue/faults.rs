@@ -1,7 +1,8 @@
 //! What happens to clients, and the steps of programs without a queue.
 
+use super::phase::Phase;
 use super::rules::IDS;
-use super::state::{Listens, PLAIN, Phase, State, owner};
+use super::state::{Listens, PLAIN, State, owner};
 use super::steps::{Step, Steps};
 
 impl<F: FnMut(Step, State)> Steps<'_, F> {
@@ -41,7 +42,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
     /// A client that waits loses its subscription, or gets it back.
     pub(super) fn subscription(&mut self, n: usize) {
         let client = self.state.clients[n];
-        if !matches!(client.phase, Phase::Entering { .. } | Phase::Waiting { .. }) {
+        if !matches!(
+            client.phase,
+            Phase::Sleeping { .. } | Phase::Entering { .. } | Phase::Waiting { .. }
+        ) {
             return;
         }
         if self.state.disconnections > 0 && client.listens == Listens::Here {
@@ -50,7 +54,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 next.clients[n].listens = Listens::NotNow;
                 next.clients[n].is_announced = false;
                 for it in &mut next.on_their_way[n * IDS..(n + 1) * IDS] {
-                    it.message = false;
+                    it.message = None;
                 }
             });
         }
@@ -62,12 +66,19 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         }
     }
 
-    /// The steps of a program that knows no queue.
+    /// The steps of a program that knows no queue, and of one that deletes keys.
     pub(super) fn plain(&mut self) {
         if self.state.holder.is_none() && self.state.plain_holds > 0 {
             self.step(Step::PlainTakes, |next| {
                 next.plain_holds -= 1;
                 (next.holder, next.left, next.is_provisional) = (Some(PLAIN), 1, false);
+            });
+        }
+        if self.state.deletions > 0 && self.state.holder.is_some_and(|id| id != PLAIN) {
+            self.step(Step::KeyIsDeleted, |next| {
+                next.deletions -= 1;
+                next.was_deleted = true;
+                (next.holder, next.left, next.is_provisional) = (None, 0, false);
             });
         }
         if self.state.holder == Some(PLAIN) {

@@ -1,7 +1,9 @@
 //! The end of every script: the grant, and the places that it passes over.
 
+use super::phase::Phase;
 use super::rules::{Broken, CLIENTS, Flaw, GRANT, IDS, Rules};
-use super::state::{Id, Listens, Mark, Phase, Place, State, owner};
+use super::state::{Id, Listens, Mark, Place, State, Version, owner};
+use super::wire::Tokens;
 
 impl State {
     pub(super) fn place_mut(&mut self, id: Id) -> Option<&mut Place> {
@@ -37,14 +39,16 @@ impl State {
     }
 
     /// A script for `by` grants a free lock to the first living place that a grant reaches.
-    pub(super) fn grant(&mut self, by: Id, asking: Option<Id>, rules: &Rules) {
+    ///
+    /// Returns the tokens that it has granted.
+    pub(super) fn grant(&mut self, by: Id, asking: Option<Id>, rules: &Rules) -> Option<Tokens> {
         if self.holder.is_some() {
-            return;
+            return None;
         }
         self.keep_places(|place| place.age < GRANT);
         let queue = self.queue;
         let places = queue.iter().flatten();
-        let by_earlier = self.clients[owner(by)].is_earlier;
+        let by_earlier = self.clients[owner(by)].version == Version::Earlier;
         let is_reached = |place: &&Place| by_earlier || self.is_reached(**place, asking, rules);
         let first = places.clone().find(is_reached);
         let asker = places.clone().find(|place| Some(place.id) == asking);
@@ -58,12 +62,10 @@ impl State {
         for place in places.take_while(|place| Some(*place) != next) {
             self.pass_over(*place, rules);
         }
-        if let Some(place) = next {
-            self.grant_to(*place, by_earlier, rules);
-        }
+        next.map(|place| self.grant_to(*place, by_earlier, rules))
     }
 
-    fn grant_to(&mut self, place: Place, by_earlier: bool, rules: &Rules) {
+    fn grant_to(&mut self, place: Place, by_earlier: bool, rules: &Rules) -> Tokens {
         let client = self.clients[owner(place.id)];
         let is_killed = client.phase == Phase::Dead && client.listens == Listens::Never;
         if is_killed && place.has_listener && !rules.has(Flaw::PassesNobodyOver) && !by_earlier {
@@ -75,9 +77,19 @@ impl State {
         self.holder = Some(place.id);
         self.left = GRANT - place.age;
         self.is_provisional = true;
-        if !by_earlier || client.is_earlier {
-            self.publish(place.id);
+        let is_of_earlier = client.version == Version::Earlier;
+        let tokens = match by_earlier || is_of_earlier {
+            true => self.draw(place.block.min(1), rules),
+            false if rules.has(Flaw::GrantDrawsNoToken) => Tokens {
+                first: self.fence,
+                count: place.block,
+            },
+            false => self.draw(place.block, rules),
+        };
+        if !by_earlier || is_of_earlier {
+            self.publish(place.id, tokens);
         }
+        tokens
     }
 
     fn pass_over(&mut self, place: Place, rules: &Rules) {
@@ -86,7 +98,7 @@ impl State {
             self.break_promise(Broken::NewPassedOver);
         }
         if rules.has(Flaw::CountsByPublishing) {
-            self.publish(place.id);
+            self.publish(place.id, Tokens::default());
         }
         if rules.has(Flaw::PassedPlaceLeaves) {
             self.remove_place(place.id);
@@ -96,8 +108,10 @@ impl State {
         }
     }
 
-    fn publish(&mut self, id: Id) {
+    fn publish(&mut self, id: Id, tokens: Tokens) {
         let listens = self.clients[owner(id)].listens;
-        self.on_their_way[id].message |= matches!(listens, Listens::Here | Listens::AtReplica);
+        if matches!(listens, Listens::Here | Listens::AtReplica) {
+            self.on_their_way[id].message = Some(tokens);
+        }
     }
 }

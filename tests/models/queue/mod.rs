@@ -4,6 +4,7 @@ mod client;
 mod faults;
 mod grant;
 mod network;
+mod phase;
 mod replies;
 mod rules;
 mod server;
@@ -11,10 +12,11 @@ mod state;
 mod steps;
 mod wire;
 
+pub use phase::Phase;
 pub use rules::{Broken, Flaw, Rules};
-pub use state::{Client, Id, Listens, Mark, Phase, Place, State};
+pub use state::{Client, Id, Listens, Mark, Place, State, Version};
 pub use steps::Step;
-pub use wire::{Command, OnItsWay, Refreshed};
+pub use wire::{Command, Entered, OnItsWay, Refreshed, Released, Tokens};
 
 use crate::search::{self, Model};
 

@@ -1,7 +1,8 @@
 //! The network: commands and grant messages run, arrive, or are lost.
 
+use super::phase::Phase;
 use super::rules::Flaw;
-use super::state::{Id, Phase, State};
+use super::state::{Id, State, owner};
 use super::steps::{Step, Steps};
 use super::wire::Command;
 
@@ -11,7 +12,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         let it = self.state.on_their_way[id];
         for command in Command::ALL {
             // A connection carries its commands in order.
-            let is_behind = command == Command::ReleaseBehind && it.has(Command::Enter);
+            let is_behind = command == Command::ReleaseBehind && it.asks();
             if it.has(command) && !is_behind {
                 self.run(command, id);
             }
@@ -24,13 +25,20 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             next.on_their_way[id].take(command);
             next.run(command, id, rules);
         });
+        if self.state.repeats > 0 {
+            self.step(Step::RunsAgain(command, id), |next| {
+                next.repeats -= 1;
+                next.run(command, id, rules);
+                next.on_their_way[id].lose_reply(command);
+            });
+        }
         if self.state.losses == 0 {
             return;
         }
         let lose = |next: &mut State| {
             next.lose_something();
             next.on_their_way[id].take(command);
-            if command == Command::Enter {
+            if command.asks() {
                 next.on_their_way[id].take(Command::ReleaseBehind);
             }
         };
@@ -44,12 +52,12 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
 
     /// A message that the lock was granted to a holder id.
     pub(super) fn grant_message(&mut self, id: Id) {
-        if !self.state.on_their_way[id].message {
+        let Some(mut tokens) = self.state.on_their_way[id].message else {
             return;
-        }
+        };
         let rules = self.rules;
         self.step(Step::ReadsGrant(id), |next| {
-            next.on_their_way[id].message = false;
+            next.on_their_way[id].message = None;
             match next.phase(id) {
                 Phase::Waiting {
                     id: by, proof: age, ..
@@ -61,7 +69,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                         true => 0,
                         false => age,
                     };
-                    next.learn_grant(id, age);
+                    if rules.has(Flaw::TakesWhatItWantsNow) {
+                        tokens.count = next.clients[owner(id)].block(rules);
+                    }
+                    next.learn_grant(id, age, tokens, rules);
                 }
                 // Nobody waits for it any more.
                 _ => next.on_their_way[id].send(Command::Release),
@@ -70,7 +81,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         if self.state.losses > 0 {
             self.step(Step::LosesGrant(id), |next| {
                 next.lose_something();
-                next.on_their_way[id].message = false;
+                next.on_their_way[id].message = None;
             });
         }
     }

@@ -20,6 +20,10 @@ pub struct Rules {
     /// How often each client refreshes and renews, in runs that are not prompt.
     pub calls: u8,
     pub ttl: u8,
+    /// Whether clients without a place first try to acquire the lock.
+    pub tries_first: bool,
+    /// Whether grants draw fencing tokens. Then ids must not be used again.
+    pub has_tokens: bool,
     /// Whether everything arrives before the next tick.
     pub is_prompt: bool,
     /// How many ticks the lock may be free while a client waits, in prompt runs.
@@ -63,6 +67,18 @@ pub enum Flaw {
     AskerGoesFirst,
     /// The place of a client that is about to listen for the first time is passed over.
     NewPlaceIsPassedOver,
+    /// A client tries to acquire the lock for a thread while it has a place for another.
+    PlacedClientTries,
+    /// A grant has the last token again.
+    GrantDrawsNoToken,
+    /// A grant keeps only the first token of its block.
+    BlockIsNotKept,
+    /// A client takes the block that it wants now for the one that it was granted.
+    TakesWhatItWantsNow,
+    /// A client takes the token in the reply to a refresh for the first of the block that it wants.
+    RefreshGivesABlock,
+    /// An enter that the network runs again queues the id that holds the lock.
+    SecondRunIsQueued,
 }
 
 /// A broken promise.
@@ -85,6 +101,11 @@ pub enum Broken {
     NewPassedOver,
     /// A place that was refreshed in time is gone.
     PlaceLost,
+    /// A client was granted the lock twice in a row although a place of another was reached.
+    TwoTurns,
+    /// A token was used that is not above all tokens used before; after a deletion, one that was used
+    /// before.
+    Token,
     /// The lock was free for too long.
     Stalled,
 }

@@ -1,13 +1,22 @@
 //! The scripts, as the server runs them.
 
+use super::phase::Phase;
 use super::rules::{Broken, Flaw, GRANT, Rules};
-use super::state::{Id, Listens, Mark, Phase, Place, State, owner};
-use super::wire::{Command, Refreshed};
+use super::state::{Id, Listens, Mark, Place, State, Version, owner};
+use super::wire::{Command, Entered, Refreshed, Released, Tokens};
 
 impl State {
     /// The server runs a command, and replies.
     pub(super) fn run(&mut self, command: Command, id: Id, rules: &Rules) {
         match command {
+            Command::Acquire => {
+                let answer = match self.holder {
+                    None => self.acquire(id, rules),
+                    Some(holder) if holder == id => Entered::RanBefore,
+                    Some(_) => Entered::Refused,
+                };
+                self.on_their_way[id].entered = Some(answer);
+            }
             Command::Enter => self.run_enter(id, rules),
             Command::Refresh => self.run_refresh(id, rules),
             Command::Renew => {
@@ -18,40 +27,84 @@ impl State {
                 }
                 self.on_their_way[id].renewed = Some(is_ours);
             }
-            Command::Release | Command::ReleaseBehind => self.run_release(id, rules),
+            Command::Release | Command::ReleaseOpen | Command::ReleaseBehind => {
+                let is_open = command == Command::ReleaseOpen;
+                self.run_release(id, is_open, rules);
+            }
+        }
+    }
+
+    fn acquire(&mut self, id: Id, rules: &Rules) -> Entered {
+        (self.holder, self.left, self.is_provisional) = (Some(id), rules.ttl, false);
+        let block = self.on_their_way[id].asked;
+        Entered::Granted(self.draw(block, rules))
+    }
+
+    /// Draws a block of fencing tokens.
+    pub(super) fn draw(&mut self, block: u8, rules: &Rules) -> Tokens {
+        if !rules.has_tokens {
+            return Tokens::default();
+        }
+        let first = self.fence + 1;
+        self.fence = match rules.has(Flaw::BlockIsNotKept) {
+            true => first,
+            false => self.fence + block,
+        };
+        Tokens {
+            first,
+            count: block,
         }
     }
 
     fn run_enter(&mut self, id: Id, rules: &Rules) {
         self.keep_places(|place| place.age < GRANT);
-        let is_granted = self.holder.is_none() && self.queue[0].is_none();
-        if is_granted {
-            (self.holder, self.left, self.is_provisional) = (Some(id), rules.ttl, false);
+        let is_ours = self.holder == Some(id);
+        let answer = if self.holder.is_none() && self.queue[0].is_none() {
+            self.acquire(id, rules)
+        } else if is_ours && !rules.has(Flaw::SecondRunIsQueued) {
+            Entered::RanBefore
         } else {
-            let listens = self.clients[owner(id)].listens;
-            let is_new = listens == Listens::Soon;
-            let mark = match is_new && !rules.has(Flaw::NewPlaceIsPassedOver) {
-                _ if self.clients[owner(id)].is_earlier => Mark::Earlier,
+            self.join(id, rules);
+            self.grant(id, None, rules);
+            match is_ours {
+                true => Entered::RanBefore,
+                false => Entered::Refused,
+            }
+        };
+        self.on_their_way[id].entered = Some(answer);
+    }
+
+    /// Puts an id at the end of the queue, unless the network runs its enter again.
+    fn join(&mut self, id: Id, rules: &Rules) {
+        let client = self.clients[owner(id)];
+        let is_new = client.listens == Listens::Soon;
+        let place = Place {
+            id,
+            age: 0,
+            block: self.on_their_way[id].asked,
+            mark: match is_new && !rules.has(Flaw::NewPlaceIsPassedOver) {
+                _ if client.version == Version::Earlier => Mark::Earlier,
                 true => Mark::New,
                 false => Mark::Listed,
-            };
-            let end = self.queue.iter().flatten().count();
-            self.queue[end] = Some(Place {
-                id,
-                age: 0,
-                mark,
-                has_listener: listens == Listens::Here,
-            });
-            self.grant(id, None, rules);
+            },
+            has_listener: client.listens == Listens::Here,
+        };
+        match self.place_mut(id) {
+            Some(before) => *before = place,
+            None => {
+                let end = self.queue.iter().flatten().count();
+                self.queue[end] = Some(place);
+            }
         }
-        self.on_their_way[id].entered = Some(is_granted);
     }
 
     fn run_refresh(&mut self, id: Id, rules: &Rules) {
         let is_listening = self.clients[owner(id)].listens == Listens::Here;
-        let mut was_passed = false;
+        let block = self.on_their_way[id].asked;
+        let (mut was_passed, was_ours) = (false, self.holder == Some(id));
         if let Some(place) = self.place_mut(id) {
             place.age = 0;
+            place.block = block;
             place.has_listener = is_listening;
             was_passed = place.mark == Mark::Passed;
             place.mark = match place.mark {
@@ -63,7 +116,7 @@ impl State {
                 mark => mark,
             };
         }
-        self.grant(id, Some(id), rules);
+        let granted = self.grant(id, Some(id), rules).unwrap_or_default();
         let waits = matches!(self.phase(id), Phase::Waiting { id: by, .. } if by == id);
         let client = &mut self.clients[owner(id)];
         if is_listening {
@@ -75,37 +128,72 @@ impl State {
             }
         }
         let found = match (self.holder == Some(id), self.is_queued(id)) {
-            (true, _) => Refreshed::Granted,
+            // The message of an earlier grant is lost or on its way.
+            (true, _) if was_ours => Refreshed::Granted(self.fence),
+            (true, _) => Refreshed::Granted(granted.first),
             (false, true) => Refreshed::Waiting,
             (false, false) => Refreshed::Gone,
         };
-        if found == Refreshed::Gone && rules.is_prompt && waits && !self.has_lost {
+        let is_whole = !self.has_lost && !self.was_deleted;
+        if found == Refreshed::Gone && rules.is_prompt && waits && is_whole {
             self.break_promise(Broken::PlaceLost);
         }
         self.on_their_way[id].refreshed = Some(found);
     }
 
-    fn run_release(&mut self, id: Id, rules: &Rules) {
+    fn run_release(&mut self, id: Id, is_open: bool, rules: &Rules) {
         let was_ours = self.holder == Some(id);
-        let was_queued = self.remove_place(id);
-        let is_in_use = match self.phase(id) {
-            Phase::Held { id: by, .. } => was_ours && by == id,
-            Phase::Waiting { id: by, .. } | Phase::Entering { id: by, .. } => {
-                was_queued && by == id
-            }
-            _ => false,
-        };
-        if is_in_use {
+        let is_broadcast = self.clients[owner(id)].version == Version::Broadcast;
+        let was_queued = !is_broadcast && self.remove_place(id);
+        if self.is_in_use(id, was_ours, was_queued) {
             self.break_promise(Broken::TakenInUse);
         }
         if was_ours {
             self.holder = None;
         }
-        self.grant(id, None, rules);
+        let is_left_open = is_open && was_ours && self.opens > 0 && self.queue[0].is_some();
+        self.opens -= u8::from(is_left_open);
+        if !is_left_open && !is_broadcast {
+            let granted = self.grant(id, None, rules);
+            if granted.is_some() && was_ours {
+                self.check_turns(id, rules);
+            }
+        }
         if was_ours && self.holder.is_none() {
             self.announce(rules);
         }
-        self.on_their_way[id].released = Some(was_ours || was_queued);
+        self.on_their_way[id].released = Some(match was_ours || was_queued {
+            _ if is_left_open => Released::LeftOpen,
+            true => Released::Done,
+            false => Released::NotOurs,
+        });
+    }
+
+    fn is_in_use(&self, id: Id, was_ours: bool, was_queued: bool) -> bool {
+        match self.phase(id) {
+            Phase::Held { id: by, .. } => was_ours && by == id,
+            Phase::Waiting { id: by, .. } | Phase::Entering { id: by, .. } => {
+                was_queued && by == id
+            }
+            _ => false,
+        }
+    }
+
+    /// The release of this id has granted the lock.
+    fn check_turns(&mut self, id: Id, rules: &Rules) {
+        let is_of = |other: Id| owner(other) == owner(id) && self.on_their_way[other].undone == 0;
+        let waits = |place: &Place| {
+            let client = self.clients[owner(place.id)];
+            owner(place.id) != owner(id)
+                && client.phase != Phase::Dead
+                && client.listens == Listens::Here
+        };
+        // The undo of a lease that was never held is no turn.
+        let was_held = self.phase(id) == Phase::Leaving { id };
+        let is_again = was_held && self.holder.is_some_and(is_of);
+        if rules.is_prompt && is_again && self.queue.iter().flatten().any(waits) {
+            self.break_promise(Broken::TwoTurns);
+        }
     }
 
     /// Deletes the key, and announces that to the clients. Only prompt clients react.

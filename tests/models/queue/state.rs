@@ -1,6 +1,7 @@
 //! The state of the server and of the clients.
 
-use super::rules::{Broken, CLIENTS, IDS, OLD, Rules};
+use super::phase::Phase;
+use super::rules::{Broken, CLIENTS, IDS, Rules};
 use super::wire::OnItsWay;
 
 /// A holder id: the client, times [`IDS`], plus a number.
@@ -21,17 +22,28 @@ pub struct State {
     pub left: u8,
     /// The holder was granted the lock and has not renewed it.
     pub is_provisional: bool,
+    /// The last fencing token that was drawn.
+    pub fence: u8,
+    /// The tokens that holders have used, as bits; only the highest if no key is deleted.
+    pub used: u32,
     pub queue: [Option<Place>; CLIENTS * IDS],
     pub on_their_way: [OnItsWay; CLIENTS * IDS],
     pub clients: [Client; CLIENTS],
-    /// How often the network may lose something, and how often each fault may happen to a client.
+    /// How often the network may lose something or run a command twice, and how often each fault may
+    /// happen to a client.
     pub losses: u8,
+    pub repeats: u8,
     pub kills: u8,
     pub stops: u8,
     pub disconnections: u8,
     /// How often a program without a queue may take the lock.
     pub plain_holds: u8,
+    /// How often somebody may delete the key of a holder.
+    pub deletions: u8,
+    /// How many releases may leave the lock free although clients are queued.
+    pub opens: u8,
     pub has_lost: bool,
+    pub was_deleted: bool,
     /// For how many ticks the lock has been free while a client waited.
     pub stall: u8,
     pub broken: Option<Broken>,
@@ -42,6 +54,8 @@ pub struct Place {
     pub id: Id,
     /// Ticks since the last refresh.
     pub age: u8,
+    /// How many tokens its client wants.
+    pub block: u8,
     pub mark: Mark,
     /// Its client listened at the last enter or refresh.
     pub has_listener: bool,
@@ -63,12 +77,23 @@ pub enum Mark {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Version {
+    Current,
+    /// Its scripts pass nobody over and grant one token, and its messages reach this version only.
+    Earlier,
+    /// 0.1, or a user without the rights that queues need: waits for the message of a release, and
+    /// releases without a grant.
+    Broadcast,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client {
     pub phase: Phase,
     pub listens: Listens,
-    /// It runs the scripts of an earlier version, which pass nobody over, and whose messages reach
-    /// that version only.
-    pub is_earlier: bool,
+    pub version: Version,
+    /// How many other threads of the client may still want the lock, and how many wait for it.
+    pub arriving: u8,
+    pub waiting: u8,
     /// It has refreshed or renewed in this tick.
     pub is_fresh: bool,
     /// It has been told that the lock is free, or has just begun to listen.
@@ -77,93 +102,6 @@ pub struct Client {
     pub calls: u8,
     /// In how many intervals between refreshes its place was passed over.
     pub passed: u8,
-}
-
-/// The phase of a client. Ages are ticks since a command was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    Out,
-    Entering {
-        id: Id,
-        age: u8,
-    },
-    Waiting {
-        id: Id,
-        /// The age of the last command whose reply said that it waits.
-        proof: u8,
-        refresh: Option<u8>,
-    },
-    /// Renews a grant that may have ended before it counts it as held.
-    Confirming {
-        id: Id,
-        age: u8,
-    },
-    Held {
-        id: Id,
-        validity: u8,
-        renewal: Option<u8>,
-    },
-    Leaving {
-        id: Id,
-    },
-    /// Killed or stopped.
-    Dead,
-}
-
-impl Phase {
-    pub(super) fn id(self) -> Option<Id> {
-        match self {
-            Self::Out | Self::Dead => None,
-            Self::Entering { id, .. }
-            | Self::Waiting { id, .. }
-            | Self::Confirming { id, .. }
-            | Self::Held { id, .. }
-            | Self::Leaving { id } => Some(id),
-        }
-    }
-
-    /// Whether the client wants the lock and does not have it.
-    pub(super) fn wants(self) -> bool {
-        matches!(
-            self,
-            Self::Entering { .. } | Self::Waiting { .. } | Self::Confirming { .. }
-        )
-    }
-
-    pub(super) fn is_held(self) -> bool {
-        matches!(self, Self::Held { .. })
-    }
-
-    /// The phase a tick later. What is not valid any more is not held.
-    pub(super) fn older(self) -> Self {
-        let older = |age: u8| (age + 1).min(OLD);
-        match self {
-            Self::Entering { id, age } => Self::Entering {
-                id,
-                age: older(age),
-            },
-            Self::Confirming { id, age } => Self::Confirming {
-                id,
-                age: older(age),
-            },
-            Self::Waiting { id, proof, refresh } => Self::Waiting {
-                id,
-                proof: older(proof),
-                refresh: refresh.map(older),
-            },
-            Self::Held { validity: 1, .. } => Self::Out,
-            Self::Held {
-                id,
-                validity,
-                renewal,
-            } => Self::Held {
-                id,
-                validity: validity - 1,
-                renewal: renewal.map(older),
-            },
-            Self::Out | Self::Leaving { .. } | Self::Dead => self,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -188,7 +126,9 @@ impl State {
                 Phase::Dead
             },
             listens: Listens::Here,
-            is_earlier: false,
+            version: Version::Current,
+            arriving: 0,
+            waiting: 0,
             is_fresh: false,
             is_announced: false,
             entries: 0,
@@ -199,15 +139,21 @@ impl State {
             holder: None,
             left: 0,
             is_provisional: false,
+            fence: 0,
+            used: 0,
             queue: [None; CLIENTS * IDS],
             on_their_way: [OnItsWay::default(); CLIENTS * IDS],
             clients: std::array::from_fn(client),
             losses: 0,
+            repeats: 0,
             kills: 0,
             stops: 0,
             disconnections: 0,
             plain_holds: 0,
+            deletions: 0,
+            opens: 0,
             has_lost: false,
+            was_deleted: false,
             stall: 0,
             broken: None,
         }
@@ -227,7 +173,8 @@ impl State {
             Phase::Held { id, .. } => self.holder != Some(id),
             _ => false,
         };
-        if self.clients.iter().any(is_false) {
+        // After a deletion, others can hold until the lease is found lost.
+        if !self.was_deleted && self.clients.iter().any(is_false) {
             return Some(Broken::Exclusion);
         }
         if self.holder.is_some_and(|id| self.is_queued(id)) {
@@ -252,14 +199,19 @@ impl State {
         }
         for client in &mut self.clients {
             if !matches!(client.phase, Phase::Waiting { .. }) {
-                client.is_announced &= matches!(client.phase, Phase::Entering { .. });
+                client.is_announced &= matches!(
+                    client.phase,
+                    Phase::Trying { .. } | Phase::Sleeping { .. } | Phase::Entering { .. }
+                );
                 client.passed = 0;
             }
             if client.phase == Phase::Dead {
                 *client = Client {
                     phase: Phase::Dead,
                     listens: client.listens,
-                    is_earlier: client.is_earlier,
+                    version: client.version,
+                    arriving: 0,
+                    waiting: 0,
                     is_fresh: false,
                     is_announced: false,
                     entries: 0,

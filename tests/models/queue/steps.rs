@@ -1,8 +1,9 @@
 //! Every possible next step of a state.
 
+use super::phase::Phase;
 use super::rules::{CLIENTS, GRANT, IDS, Rules};
-use super::state::{Id, Listens, Phase, State};
-use super::wire::{Command, Refreshed};
+use super::state::{Id, Listens, State};
+use super::wire::{Command, Entered, Refreshed, Released};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -10,10 +11,12 @@ pub enum Step {
     Runs(Command, Id),
     LosesReply(Command, Id),
     LosesCommand(Command, Id),
-    ReadsEntered(Id, bool),
+    /// The network runs a command, and will run it again.
+    RunsAgain(Command, Id),
+    ReadsEntered(Id, Entered),
     ReadsRefreshed(Id, Refreshed),
     ReadsRenewed(Id, bool),
-    ReadsReleased(Id, bool),
+    ReadsReleased(Id, Released),
     ReadsGrant(Id),
     LosesGrant(Id),
     IsKilled(usize),
@@ -24,6 +27,10 @@ pub enum Step {
     PlainReleases,
     /// Without a message.
     PlainIsDeleted,
+    KeyIsDeleted,
+    AnotherWants(usize),
+    /// The next thread of the client holds.
+    HandsOff(Id),
     Sends(Command, Id),
     /// An enter got no reply.
     GivesUp(Id),
@@ -57,6 +64,7 @@ pub(super) fn each_next(state: &State, rules: &Rules, take: impl FnMut(Step, Sta
         steps.deaths(client);
         steps.subscription(client);
         steps.client(client);
+        steps.arrival(client);
     }
 }
 
@@ -84,7 +92,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 || it.released.is_some();
             is_alive && it.commands != 0
                 || replies
-                || it.message
+                || it.message.is_some()
                 || it.undone > 0 && !it.is_undo_sent
         });
         let mut acts = self.state.clients.iter().map(|client| {
@@ -92,6 +100,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 Phase::Waiting { refresh: call, .. } | Phase::Held { renewal: call, .. } => {
                     !client.is_fresh || call.is_some()
                 }
+                Phase::Sleeping { .. } => !client.is_fresh,
                 Phase::Out | Phase::Dead => false,
                 _ => true,
             };

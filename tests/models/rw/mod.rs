@@ -28,5 +28,9 @@ impl Model for Rules {
 
 /// Searches all states; returns a broken promise and the shortest sequence of steps to it.
 pub fn holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
-    search::holds(rules, start, search::at_most(MOST_STATES))
+    let most = match search::searches_long() {
+        true => usize::MAX,
+        false => MOST_STATES,
+    };
+    search::holds(rules, start, most)
 }

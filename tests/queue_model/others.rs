@@ -1,0 +1,207 @@
+//! Promise: clients of the queue share the lock with first attempts, open releases, other versions,
+//! and commands that run twice.
+
+use models::queue::{Broken, Flaw, Rules, State, Version, holds, longest_stall};
+use models::{assert_found, searches_long};
+
+use super::{PROMPT, SAFETY, start};
+
+const TRYING: Rules = Rules {
+    tries_first: true,
+    ..SAFETY
+};
+
+const PROMPT_TRYING: Rules = Rules {
+    tries_first: true,
+    ..PROMPT
+};
+
+fn beside(version: Version, rules: &Rules) -> State {
+    let mut state = start(rules);
+    state.clients[0].version = version;
+    state
+}
+
+#[test]
+fn first_attempts_exclude_each_other_although_something_is_lost() {
+    let state = State {
+        losses: 1,
+        ..start(&TRYING)
+    };
+    assert_eq!(holds(&TRYING, state), Ok(()));
+}
+
+#[test]
+fn a_lock_that_was_left_open_has_one_holder() {
+    let rules = Rules {
+        has_tokens: true,
+        calls: 0,
+        ..TRYING
+    };
+    let state = State {
+        opens: 1,
+        plain_holds: 1,
+        ..start(&rules)
+    };
+    assert_eq!(holds(&rules, state), Ok(()));
+}
+
+#[test]
+fn a_client_of_version_0_1_and_a_queue_exclude_each_other() {
+    let rules = Rules {
+        has_tokens: true,
+        ..TRYING
+    };
+    let state = beside(Version::Broadcast, &rules);
+    assert_eq!(holds(&rules, state), Ok(()));
+}
+
+#[test]
+fn clients_of_three_versions_exclude_each_other_and_have_rising_tokens() {
+    let rules = Rules {
+        has_tokens: true,
+        ..PROMPT_TRYING
+    };
+    let mut state = beside(Version::Broadcast, &rules);
+    state.clients[1].version = Version::Earlier;
+    state.clients[2].arriving = 1;
+    state.opens = 1;
+    assert_eq!(holds(&rules, state), Ok(()));
+}
+
+#[test]
+fn a_command_that_runs_twice_makes_no_second_holder() {
+    let rules = Rules {
+        has_tokens: true,
+        calls: 0,
+        ..TRYING
+    };
+    let state = State {
+        repeats: 1,
+        ..start(&rules)
+    };
+    assert_eq!(holds(&rules, state), Ok(()));
+}
+
+/// Otherwise it waits behind its own lease.
+#[test]
+fn an_id_that_holds_must_not_be_queued_by_the_second_run_of_its_enter() {
+    let rules = SAFETY.with(Flaw::SecondRunIsQueued);
+    let state = State {
+        repeats: 1,
+        ..start(&rules)
+    };
+    assert_found(holds(&rules, state), Broken::GrantedTwice);
+}
+
+/// All threads of a client wait behind its place.
+#[test]
+fn a_client_with_a_place_must_not_try_to_acquire() {
+    let rules = PROMPT.with(Flaw::PlacedClientTries);
+    let state = State {
+        opens: 1,
+        ..start(&rules)
+    };
+    assert_found(holds(&rules, state), Broken::TwoTurns);
+}
+
+#[test]
+fn first_attempts_and_open_releases_cost_nothing() {
+    for opens in [0, 1] {
+        let state = State {
+            opens,
+            ..start(&PROMPT_TRYING)
+        };
+        assert_eq!(longest_stall(&PROMPT_TRYING, state), 0, "{opens} opens");
+    }
+}
+
+#[test]
+fn a_client_of_version_0_1_beside_a_queue_costs_nothing() {
+    let mut state = beside(Version::Broadcast, &PROMPT_TRYING);
+    state.opens = 1;
+    assert_eq!(longest_stall(&PROMPT_TRYING, state), 0);
+}
+
+#[test]
+fn something_lost_beside_an_open_release_costs_a_refresh() {
+    let rules = Rules {
+        clients: 2,
+        ..PROMPT_TRYING
+    };
+    for version in [Version::Current, Version::Broadcast] {
+        let mut state = beside(version, &rules);
+        (state.losses, state.opens) = (1, 1);
+        assert_eq!(longest_stall(&rules, state), 1, "{version:?}");
+    }
+}
+
+#[test]
+fn a_killed_waiter_beside_an_open_release_costs_nothing_in_a_long_search() {
+    let state = State {
+        kills: 1,
+        opens: 1,
+        ..start(&PROMPT_TRYING)
+    };
+    if searches_long() {
+        assert_eq!(longest_stall(&PROMPT_TRYING, state), 0);
+    }
+}
+
+#[test]
+fn a_plain_lock_beside_an_open_release_costs_a_refresh_in_a_long_search() {
+    let state = State {
+        plain_holds: 1,
+        opens: 1,
+        ..start(&PROMPT_TRYING)
+    };
+    if searches_long() {
+        assert_eq!(longest_stall(&PROMPT_TRYING, state), 1);
+    }
+}
+
+#[test]
+fn a_lock_that_was_left_open_has_one_holder_although_a_subscription_is_lost_in_a_long_search() {
+    let state = State {
+        opens: 1,
+        disconnections: 1,
+        ..start(&TRYING)
+    };
+    if searches_long() {
+        assert_eq!(holds(&TRYING, state), Ok(()));
+    }
+}
+
+#[test]
+fn clients_of_two_versions_have_rising_tokens_although_something_is_lost_in_a_long_search() {
+    let rules = Rules {
+        clients: 2,
+        entries: 2,
+        has_tokens: true,
+        ..PROMPT_TRYING
+    };
+    for version in [Version::Earlier, Version::Broadcast] {
+        let mut state = beside(version, &rules);
+        (state.losses, state.opens) = (1, 1);
+        state.clients[1].arriving = 1;
+        if searches_long() {
+            assert_eq!(holds(&rules, state), Ok(()), "{version:?}");
+        }
+    }
+}
+
+#[test]
+fn a_command_that_runs_twice_makes_no_second_holder_in_a_long_search() {
+    let rules = Rules {
+        has_tokens: true,
+        calls: 0,
+        ..TRYING
+    };
+    let mut state = start(&rules);
+    state.repeats = 1;
+    state.losses = 1;
+    state.clients[0].arriving = 1;
+    if searches_long() {
+        assert_eq!(holds(&rules, state), Ok(()));
+    }
+}
