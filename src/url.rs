@@ -98,6 +98,13 @@ impl Target {
         }
     }
 
+    /// Returns whether the connections are encrypted.
+    #[cfg(feature = "tls")]
+    pub(crate) fn has_tls(&mut self) -> bool {
+        let mut addresses = self.addresses().into_iter();
+        addresses.all(|address| address.has_tls())
+    }
+
     /// Sets TLS for every server, including those whose address is learnt later.
     #[cfg(feature = "tls")]
     pub(crate) fn with_tls(mut self, tls: &Tls) -> Result<Self, Error> {

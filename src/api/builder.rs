@@ -85,6 +85,13 @@ impl ClientBuilder {
         self.place.is_some()
     }
 
+    /// Returns whether the servers have been set by URLs with TLS.
+    #[cfg(feature = "tls")]
+    pub(super) fn has_tls(&self) -> bool {
+        let target = self.place.as_ref().map(UrlSource::target);
+        target.is_some_and(|target| target.is_ok_and(|mut target| target.has_tls()))
+    }
+
     /// Sets some nodes of a Redis Cluster; the client learns the others from them.
     ///
     /// Each is `host[:port]`, or a URL with the credentials, which are used for all nodes.

@@ -119,20 +119,31 @@ impl Client {
         Self::builder().quorum(urls).build()
     }
 
-    /// Returns a client with the settings read from environment variables. Does no I/O.
+    /// Returns a client with the settings read from environment variables.
+    ///
+    /// Reads the files that the variables for TLS name, and does no other I/O.
     ///
     /// | variable | setting | default |
     /// |---|---|---|
-    /// | `REDIS_URL` | the URL; if set, the next five are ignored | |
+    /// | `REDIS_URL` | the URL, in one of the forms of [`open`](Self::open) | |
+    /// | `REDIS_URLS` | the URLs of a [`quorum`](Self::quorum), separated by commas or spaces | |
     /// | `REDIS_HOST`, `REDIS_PORT` | the server's host and port | `127.0.0.1`, `6379` |
     /// | `REDIS_USERNAME`, `REDIS_PASSWORD` | the credentials | none |
     /// | `REDIS_DB` | the database number | `0` |
+    /// | `REDIS_TLS_CA` | the PEM file for [`tls_root`](ClientBuilder::tls_root) | the system's authorities |
+    /// | `REDIS_TLS_CERT`, `REDIS_TLS_KEY` | the PEM files for [`tls_client_cert`](ClientBuilder::tls_client_cert) | none |
     /// | `LOCK_TTL_MS` | [`ttl`](ClientBuilder::ttl) in ms | `10000` |
     /// | `LOCK_RENEW_INTERVAL_MS` | [`renew_every`](ClientBuilder::renew_every) in ms | a third of the ttl |
+    /// | `LOCK_CONNECT_TIMEOUT_MS` | [`connect_timeout`](ClientBuilder::connect_timeout) in ms | `1000` |
+    /// | `LOCK_COMMAND_TIMEOUT_MS` | [`command_timeout`](ClientBuilder::command_timeout) in ms | `1000` |
+    /// | `LOCK_UNREACHABLE_FOR_MS` | [`unreachable_for`](ClientBuilder::unreachable_for) in ms | `10000` |
     /// | `LOCK_KEY_PREFIX` | [`key_prefix`](ClientBuilder::key_prefix) | `lock:` |
     /// | `LOCK_CONNECTION_NAME` | [`connection_name`](ClientBuilder::connection_name) | `leasehold:<host>/<pid>` |
     ///
-    /// An empty variable counts as unset.
+    /// An empty variable counts as unset. `REDIS_HOST` and the variables in the two rows below it
+    /// are read only if neither `REDIS_URL` nor `REDIS_URLS` is set. Without any of them, the
+    /// client uses `redis://127.0.0.1:6379`, and a log record at level `INFO` says so. The files for
+    /// TLS need a URL with TLS (`rediss://`) and the feature `tls`.
     ///
     /// ```
     /// use leasehold::Client;

@@ -6,12 +6,17 @@ use std::time::Duration;
 
 use crate::api::builder::ClientBuilder;
 use crate::error::Error;
+#[cfg(feature = "tls")]
+use crate::escape::Escaped;
+use crate::logging;
 
 impl ClientBuilder {
     /// Adds the settings that environment variables contain.
     ///
     /// [`Client::from_env`](crate::Client::from_env) lists the variables. If a URL was set before,
-    /// `REDIS_URL` and its companions are not read. Setters called later override the environment.
+    /// the variables that say where Redis is are not read, and `REDIS_TLS_CA`, `REDIS_TLS_CERT` and
+    /// `REDIS_TLS_KEY` only if that URL is one with TLS. Setters called later override the
+    /// environment.
     ///
     /// ```
     /// use leasehold::Client;
@@ -40,28 +45,144 @@ fn builder(
             None => Ok(None),
         }
     };
-    if builder.has_place() {
+    let had_place = builder.has_place();
+    if had_place {
         // An error here is not about a variable.
         builder.clone().check()?;
     } else {
-        let (url, source) = match text("REDIS_URL")? {
-            Some(url) => (url, "REDIS_URL"),
-            None => (assemble(&text)?, "REDIS_HOST"),
-        };
-        builder = checked(source, builder.url(url))?;
+        builder = servers(builder, &text)?;
     }
-    if let Some(ttl) = text("LOCK_TTL_MS")? {
-        builder = checked("LOCK_TTL_MS", builder.ttl(millis("LOCK_TTL_MS", &ttl)?))?;
-    }
-    if let Some(interval) = text("LOCK_RENEW_INTERVAL_MS")? {
-        let interval = millis("LOCK_RENEW_INTERVAL_MS", &interval)?;
-        builder = checked("LOCK_RENEW_INTERVAL_MS", builder.renew_every(interval))?;
+    builder = tls(builder, &text, had_place)?;
+    for (name, set) in DURATIONS {
+        if let Some(value) = text(name)? {
+            builder = checked(name, set(builder, millis(name, &value)?))?;
+        }
     }
     if let Some(prefix) = text("LOCK_KEY_PREFIX")? {
         builder = checked("LOCK_KEY_PREFIX", builder.key_prefix(prefix))?;
     }
     if let Some(name) = text("LOCK_CONNECTION_NAME")? {
         builder = checked("LOCK_CONNECTION_NAME", builder.connection_name(name))?;
+    }
+    Ok(builder)
+}
+
+/// Sets a duration.
+type Set = fn(ClientBuilder, Duration) -> ClientBuilder;
+
+/// The variables that contain milliseconds. The ttl comes before the interval, which it bounds.
+const DURATIONS: [(&str, Set); 5] = [
+    ("LOCK_TTL_MS", ClientBuilder::ttl),
+    ("LOCK_RENEW_INTERVAL_MS", ClientBuilder::renew_every),
+    ("LOCK_CONNECT_TIMEOUT_MS", ClientBuilder::connect_timeout),
+    ("LOCK_COMMAND_TIMEOUT_MS", ClientBuilder::command_timeout),
+    ("LOCK_UNREACHABLE_FOR_MS", ClientBuilder::unreachable_for),
+];
+
+const DEFAULT_HOST: &str = "127.0.0.1";
+const DEFAULT_PORT: u16 = 6379;
+
+/// The variables that describe one server, if there is no URL.
+const PARTS: [&str; 5] = [
+    "REDIS_HOST",
+    "REDIS_PORT",
+    "REDIS_USERNAME",
+    "REDIS_PASSWORD",
+    "REDIS_DB",
+];
+
+/// Sets the servers.
+fn servers(
+    builder: ClientBuilder,
+    text: &impl Fn(&str) -> Result<Option<String>, Error>,
+) -> Result<ClientBuilder, Error> {
+    match (text("REDIS_URL")?, text("REDIS_URLS")?) {
+        (Some(_), Some(_)) => Err(Error::Config(
+            "the environment variables REDIS_URL and REDIS_URLS are both set: \
+             set only one of them"
+                .into(),
+        )),
+        (Some(url), None) => checked("REDIS_URL", builder.url(url)),
+        (None, Some(urls)) => {
+            let is_separator = |c: char| c == ',' || c.is_whitespace();
+            let urls = urls.split(is_separator).filter(|url| !url.is_empty());
+            let urls: Vec<_> = urls.collect();
+            if urls.is_empty() {
+                return Err(expected("REDIS_URLS", "one URL or several"));
+            }
+            checked("REDIS_URLS", builder.quorum(urls))
+        }
+        (None, None) => {
+            let url = assemble(text)?;
+            let mut is_any_set = false;
+            for name in PARTS {
+                is_any_set |= text(name)?.is_some();
+            }
+            if !is_any_set {
+                logging::info!(
+                    "none of the environment variables REDIS_URL, REDIS_URLS and REDIS_HOST is \
+                     set: using redis://{DEFAULT_HOST}:{DEFAULT_PORT}"
+                );
+            }
+            checked("REDIS_HOST", builder.url(url))
+        }
+    }
+}
+
+/// Sets the PEM files for TLS.
+///
+/// They are ignored if the program itself has set a URL without TLS. They are an error with such a
+/// URL from the environment: its connections would not be encrypted, as the files suggest.
+#[cfg(feature = "tls")]
+fn tls(
+    mut builder: ClientBuilder,
+    text: &impl Fn(&str) -> Result<Option<String>, Error>,
+    is_url_of_program: bool,
+) -> Result<ClientBuilder, Error> {
+    if is_url_of_program && !builder.has_tls() {
+        return Ok(builder);
+    }
+    let file = |name: &'static str| -> Result<Option<Vec<u8>>, Error> {
+        let Some(path) = text(name)? else {
+            return Ok(None);
+        };
+        let read = std::fs::read(&path).map_err(|error| {
+            let path = Escaped::name(path.as_bytes());
+            Error::Config(format!(
+                "the environment variable {name} cannot be used: cannot read {path}: {error}"
+            ))
+        });
+        read.map(Some)
+    };
+    if let Some(authorities) = file("REDIS_TLS_CA")? {
+        builder = checked("REDIS_TLS_CA", builder.tls_root(authorities))?;
+    }
+    match (file("REDIS_TLS_CERT")?, file("REDIS_TLS_KEY")?) {
+        (Some(certificate), Some(key)) => {
+            checked("REDIS_TLS_CERT", builder.tls_client_cert(certificate, key))
+        }
+        (None, None) => Ok(builder),
+        _ => Err(Error::Config(
+            "the environment variables REDIS_TLS_CERT and REDIS_TLS_KEY need each other: \
+             set both of them"
+                .into(),
+        )),
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn tls(
+    builder: ClientBuilder,
+    text: &impl Fn(&str) -> Result<Option<String>, Error>,
+    _is_url_of_program: bool,
+) -> Result<ClientBuilder, Error> {
+    for name in ["REDIS_TLS_CA", "REDIS_TLS_CERT", "REDIS_TLS_KEY"] {
+        if text(name)?.is_some() {
+            return Err(Error::Config(format!(
+                "the environment variable {name} cannot be used: \
+                 this program was built without the feature `tls` of leasehold"
+            )));
+        }
     }
     Ok(builder)
 }
@@ -79,8 +200,8 @@ fn checked(name: &str, builder: ClientBuilder) -> Result<ClientBuilder, Error> {
 
 /// Returns the URL that `REDIS_HOST` and its companions describe.
 fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<String, Error> {
-    let host = text("REDIS_HOST")?.unwrap_or_else(|| "127.0.0.1".into());
-    let port: u16 = text("REDIS_PORT")?.map_or(Ok(6379), |port| {
+    let host = text("REDIS_HOST")?.unwrap_or_else(|| DEFAULT_HOST.into());
+    let port: u16 = text("REDIS_PORT")?.map_or(Ok(DEFAULT_PORT), |port| {
         parsed("REDIS_PORT", &port, "a port number")
     })?;
     let db: u32 = text("REDIS_DB")?.map_or(Ok(0), |db| {
@@ -178,6 +299,77 @@ mod tests {
     }
 
     #[test]
+    fn several_urls_make_a_quorum() {
+        let three = "redis://one:1,redis://two:2\n redis://three:3 ";
+        let shown = format!("{:?}", read(&[("REDIS_URLS", three)]).unwrap());
+        for server in ["one:1", "two:2", "three:3"] {
+            assert!(shown.contains(server), "{shown}");
+        }
+        let both = [("REDIS_URLS", three), ("REDIS_URL", "redis://one:1")];
+        let error = read(&both).unwrap_err().to_string();
+        assert!(error.contains("REDIS_URL and REDIS_URLS"), "{error}");
+    }
+
+    #[test]
+    fn timeouts_are_read() {
+        let vars = [
+            ("LOCK_CONNECT_TIMEOUT_MS", "1111"),
+            ("LOCK_COMMAND_TIMEOUT_MS", "2222"),
+            ("LOCK_UNREACHABLE_FOR_MS", "3333"),
+        ];
+        let shown = format!("{:?}", read(&vars).unwrap());
+        for setting in [
+            "connect_timeout: 1.111s",
+            "command_timeout: 2.222s",
+            "unreachable_for: 3.333s",
+        ] {
+            assert!(shown.contains(setting), "{shown}");
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn tls_files_belong_to_a_url_with_tls() {
+        let file = |name: &str| {
+            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/certificates/");
+            format!("{folder}{name}")
+        };
+        let (ca, cert, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
+        let url = ("REDIS_URL", "rediss://here:1");
+        let ca = ("REDIS_TLS_CA", ca.as_str());
+        let [cert, key] = [("REDIS_TLS_CERT", &*cert), ("REDIS_TLS_KEY", &*key)];
+        let shown = format!("{:?}", read(&[url, ca, cert, key]).unwrap());
+        assert!(
+            shown.contains("Tls { root: true, client_cert: true }"),
+            "{shown}"
+        );
+
+        let plain = ("REDIS_URL", "redis://here:1");
+        let missing = ("REDIS_TLS_CA", "/no/such\u{1b}file");
+        let not_ca = ("REDIS_TLS_CA", key.1);
+        for (vars, word) in [
+            (vec![plain, ca], "REDIS_TLS_CA"),
+            (vec![url, missing], r"cannot read /no/such\x1bfile"),
+            (vec![url, not_ca], "REDIS_TLS_CA"),
+            (vec![url, cert], "REDIS_TLS_KEY"),
+            (vec![url, key], "REDIS_TLS_CERT"),
+        ] {
+            let error = read(&vars).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+
+        let read = |url: &str| {
+            super::builder(ClientBuilder::default().url(url), |name| {
+                (name == "REDIS_TLS_CA").then(|| ca.1.into())
+            })
+        };
+        let shown = format!("{:?}", read("rediss://here:1").unwrap());
+        assert!(shown.contains("root: true"), "{shown}");
+        let shown = format!("{:?}", read("redis://here:1").unwrap());
+        assert!(shown.contains("root: false"), "{shown}");
+    }
+
+    #[test]
     fn password_of_any_bytes_is_kept_and_never_shown() {
         let password = "p@ss:w/rd?#%ü";
         let url =
@@ -204,6 +396,11 @@ mod tests {
             ("REDIS_DB", "-1"),
             ("LOCK_TTL_MS", "10s"),
             ("LOCK_RENEW_INTERVAL_MS", "20000"),
+            ("LOCK_CONNECT_TIMEOUT_MS", "0"),
+            ("LOCK_COMMAND_TIMEOUT_MS", "1s"),
+            ("LOCK_UNREACHABLE_FOR_MS", "0"),
+            ("REDIS_URLS", " , "),
+            ("REDIS_URLS", "redis://one redis+cluster://two"),
             ("LOCK_TTL_MS", "5"),
             ("LOCK_CONNECTION_NAME", "a b"),
             ("LOCK_RENEW_INTERVAL_MS", ""),

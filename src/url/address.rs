@@ -120,8 +120,13 @@ impl Address {
     }
 
     #[cfg(feature = "tls")]
+    pub(super) fn has_tls(&self) -> bool {
+        matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
+    }
+
+    #[cfg(feature = "tls")]
     pub(super) fn set_tls(&mut self, tls: &Arc<Tls>) -> Result<(), Error> {
-        if !matches!(self.info.addr(), ConnectionAddr::TcpTls { .. }) {
+        if !self.has_tls() {
             return Err(Error::Config(
                 "tls_root and tls_client_cert need a URL with TLS: \
                  rediss://…, rediss+sentinel://… or rediss+cluster://…"

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use leasehold::{Backoff, Client, ClientBuilder, Error, Mutex, Name, WaitPolicy};
 use support::{
-    Child, Server, eventually, log_records_about, ms, refusing_url, spawn_call, tell_parent,
+    Child, Server, eventually, log_records, log_records_about, ms, refusing_url, spawn_call,
+    tell_parent,
 };
 
 support::roles![show_client_from_env, hold_with_client_from_env];
@@ -488,15 +489,22 @@ fn a_missing_database_is_an_error_at_once() {
 }
 
 /// Every variable that is read: all are set, so that the test's own environment has no effect.
-const VARIABLES: [&str; 10] = [
+const VARIABLES: [&str; 17] = [
     "REDIS_URL",
+    "REDIS_URLS",
     "REDIS_HOST",
     "REDIS_PORT",
     "REDIS_USERNAME",
     "REDIS_PASSWORD",
     "REDIS_DB",
+    "REDIS_TLS_CA",
+    "REDIS_TLS_CERT",
+    "REDIS_TLS_KEY",
     "LOCK_TTL_MS",
     "LOCK_RENEW_INTERVAL_MS",
+    "LOCK_CONNECT_TIMEOUT_MS",
+    "LOCK_COMMAND_TIMEOUT_MS",
+    "LOCK_UNREACHABLE_FOR_MS",
     "LOCK_KEY_PREFIX",
     "LOCK_CONNECTION_NAME",
 ];
@@ -510,8 +518,9 @@ fn with_environment(role: &str, set: &[(&str, &str)]) -> Child {
 /// Reports the client that the environment configures. It connects to no server, which might be
 /// in use.
 fn show_client_from_env() {
+    log_records();
     match Client::from_env() {
-        Ok(client) => tell_parent(&format!("{client:?}")),
+        Ok(client) => tell_parent(&format!("{client:?} {:?}", log_records())),
         Err(error) => tell_parent(&format!("{error:?} {error}")),
     }
 }
@@ -585,6 +594,14 @@ fn the_environment_sets_up_a_client() {
 fn an_empty_environment_means_the_defaults() {
     let shown = with_environment("input::show_client_from_env", &[]).next_line();
     assert!(shown.contains("127.0.0.1:6379"), "{shown}");
+    let record = "is set: using redis://127.0.0.1:6379";
+    assert_eq!(shown.matches(record).count(), 1, "{shown}");
+    assert!(shown.contains("level: Info"), "{shown}");
+    for set in ["REDIS_URL", "REDIS_URLS"] {
+        let url = [(set, "redis://127.0.0.1:6379")];
+        let shown = with_environment("input::show_client_from_env", &url).next_line();
+        assert!(!shown.contains(record), "{shown}");
+    }
 }
 
 fn an_invalid_variable_is_named() {
