@@ -301,4 +301,30 @@ impl FairMutex {
     pub fn force_unlock(&self) -> Result<bool, Error> {
         self.0.force_unlock()
     }
+    /// Releases the lock on behalf of `holder` if it still has it; returns true if it was released.
+    ///
+    /// Like [`force_unlock`](Self::force_unlock), but never takes the lock from another holder than
+    /// the one that [`inspect`](Self::inspect) has shown. Returns within the command timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// # let is_dead = |_: &leasehold::Holder| true;
+    /// let printer = client.fair_mutex("printer");
+    /// # server.hold("printer").forget();
+    /// if let Some(holder) = printer.inspect()?
+    ///     && is_dead(&holder)
+    /// {
+    ///     printer.force_unlock_from(&holder)?;
+    /// }
+    /// # assert!(printer.inspect()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::force_unlock`].
+    pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
+        self.0.force_unlock_from(holder)
+    }
 }

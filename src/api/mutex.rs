@@ -358,8 +358,29 @@ impl Mutex {
             .unwrap_or(0))
     }
 
-    /// Returns how long the first call in the queue has waited.
-    pub(super) fn longest_wait(&self) -> Result<Option<Duration>, Error> {
+    /// Returns how long the first place in the queue has waited; `None` if there is none.
+    ///
+    /// A place is that of a client whose calls wait for the lock, or of a call or a set that waits
+    /// in the same queue. Always `None` over a quorum, where there is no queue. The time is by the
+    /// server's clock. Returns within the command timeout.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let account = client.mutex("account:123");
+    /// if account.longest_wait()? > Some(Duration::from_secs(30)) {
+    ///     eprintln!("a client has waited for the account for more than 30 s");
+    /// }
+    /// # assert_eq!(account.longest_wait()?, None);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`inspect`](Self::inspect). The call needs the permissions `+lindex`, `+hget`
+    /// and `+time`.
+    pub fn longest_wait(&self) -> Result<Option<Duration>, Error> {
         let wait = self.of_queue(|queue| Gauge::LongestWait {
             queue: queue.key(),
             places: queue.places(),

@@ -14,7 +14,7 @@ use crate::api::settings::lock_settings;
 use crate::clock::left_until;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::holder::RwHolders;
+use crate::holder::{Holder, RwHolders};
 use crate::lock::acquire::WaitLimit;
 use crate::lock::shutdown::Core;
 use crate::logging;
@@ -408,6 +408,30 @@ impl RwLock {
         self.as_mutex().queue_length()
     }
 
+    /// Returns how long the first call in the queue has waited; `None` if no call waits.
+    ///
+    /// The time is by the server's clock. Returns within the command timeout.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let catalogue = client.rw_lock("catalogue");
+    /// if catalogue.longest_wait()? > Some(Duration::from_secs(30)) {
+    ///     eprintln!("a reader or a writer has waited for more than 30 s");
+    /// }
+    /// # assert_eq!(catalogue.longest_wait()?, None);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`inspect`](Self::inspect). The call needs the permissions `+lindex`, `+hget`
+    /// and `+time`.
+    pub fn longest_wait(&self) -> Result<Option<Duration>, Error> {
+        self.as_mutex().longest_wait()
+    }
+
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
     ///
     /// Returns `None` if no token was drawn within the last day. Returns within the command
@@ -453,6 +477,49 @@ impl RwLock {
     /// The errors of [`Mutex::force_unlock`].
     pub fn force_unlock(&self) -> Result<bool, Error> {
         self.as_mutex().force_unlock()
+    }
+
+    /// Releases the lock on behalf of `holder` if it still has it; returns true if it was released.
+    ///
+    /// `holder` is the writer or one of the readers that [`inspect`](Self::inspect) has shown. The
+    /// other readers keep the lock. Returns within twice the command timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// use leasehold::RwHolders;
+    ///
+    /// let catalogue = client.rw_lock("catalogue");
+    /// # let is_dead = |_: &leasehold::Holder| true;
+    /// # let _reading = catalogue.read()?;
+    /// if let Some(RwHolders::Readers(readers)) = catalogue.inspect()? {
+    ///     for reader in readers.iter().filter(|reader| is_dead(reader)) {
+    ///         catalogue.force_unlock_from(reader)?;
+    ///     }
+    /// }
+    /// # assert!(catalogue.inspect()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::force_unlock`].
+    pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
+        let mutex = self.as_mutex();
+        if mutex.force_unlock_from(holder)? {
+            return Ok(true);
+        }
+        if holder.holder_id().is_none() {
+            return Ok(false);
+        }
+        let is_released = mutex.release_by(self.reader.release(holder.seen(), false))?;
+        if is_released {
+            logging::warn!(
+                name:% = self.reader;
+                "forced the release of a reader of {}, {holder:?}", self.reader
+            );
+        }
+        Ok(is_released)
     }
 
     /// The lock of one holder that the name is for operators: its key tells whether it is held.

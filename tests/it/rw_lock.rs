@@ -41,6 +41,8 @@ support::tests![
     downgraded_lease_is_renewed_and_released_as_a_readers,
     inspection_shows_the_writer_or_every_reader,
     forced_release_ends_the_leases_of_all_readers,
+    forced_release_from_a_holder_spares_the_others,
+    longest_wait_is_that_of_the_first_in_the_queue,
     read_write_lock_over_a_quorum_is_an_error,
     read_write_lock_is_granted_with_sentinel,
     read_write_lock_is_granted_in_a_cluster
@@ -610,6 +612,57 @@ fn forced_release_ends_the_leases_of_all_readers() {
         assert!(operator.mutex("a").inspect().unwrap().unwrap().is_shared());
         end_read(reading);
     }
+}
+
+fn forced_release_from_a_holder_spares_the_others() {
+    let server = Server::start();
+    let (lock, operator) = (rw(&server), rw(&server));
+    let readers = [(); 2].map(|()| lock.read().unwrap());
+    let Some(RwHolders::Readers(seen)) = operator.inspect().unwrap() else {
+        panic!("not read");
+    };
+    let [dead, alive] = &readers;
+    let of = |id| seen.iter().find(|seen| seen.holder_id() == Some(id));
+    let found = of(dead.holder_id()).expect("it reads");
+    assert!(operator.force_unlock_from(found).unwrap());
+    assert!(!operator.force_unlock_from(found).unwrap());
+    assert!(matches!(dead.renew(), Err(Error::Lost(_))));
+    alive.renew().unwrap();
+    assert!(operator.try_write().unwrap().is_none());
+    drop(readers);
+
+    let writing = lock.write().unwrap();
+    assert!(!operator.force_unlock_from(found).unwrap(), "it is another");
+    writing.ensure_held().unwrap();
+    let Some(RwHolders::Writer(seen)) = operator.inspect().unwrap() else {
+        panic!("not written");
+    };
+    assert!(operator.force_unlock_from(&seen).unwrap());
+    assert!(operator.inspect().unwrap().is_none());
+    let fair = fair(&server);
+    let guard = fair.lock().unwrap();
+    assert!(!fair.force_unlock_from(&seen).unwrap());
+    let seen = fair.inspect().unwrap().expect("it is held");
+    assert_eq!(seen.holder_id(), Some(guard.holder_id()));
+    assert!(fair.force_unlock_from(&seen).unwrap());
+    assert!(fair.inspect().unwrap().is_none());
+}
+
+fn longest_wait_is_that_of_the_first_in_the_queue() {
+    let server = Server::start();
+    let (lock, plain) = (rw(&server), client(&server.url()).mutex("a"));
+    assert_eq!(lock.longest_wait().unwrap(), None);
+    assert_eq!(plain.longest_wait().unwrap(), None);
+    let writing = lock.write().unwrap();
+    thread::scope(|scope| {
+        let reading = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&rw(&server)));
+        let_pass(ms(20));
+        assert!(lock.longest_wait().unwrap() >= Some(ms(10)));
+        assert!(plain.longest_wait().unwrap() >= Some(ms(10)));
+        end_write(writing);
+        end_read(reading.join().unwrap());
+    });
+    assert_eq!(lock.longest_wait().unwrap(), None);
 }
 
 fn read_write_lock_over_a_quorum_is_an_error() {
