@@ -345,11 +345,11 @@ impl Semaphore {
         self.lock.longest_wait()
     }
 
-    /// Releases the permits of this holder on its behalf, or removes its place from the queue;
-    /// returns true if it had either.
+    /// Releases the permits of this holder on its behalf, or removes its place from the queue.
     ///
-    /// The permits are granted to the first calls in the queue. A live call that loses its place
-    /// joins the end of the queue at its next refresh. Returns within the command timeout.
+    /// Returns true if it had either. The permits are granted to the first calls in the queue. A
+    /// live call that loses its place joins the end of the queue at its next refresh. Returns
+    /// within the command timeout.
     ///
     /// Use it only if you know that the holder is dead. A live one finds out at its next renewal.
     ///
