@@ -29,8 +29,8 @@ impl WaitingCall<'_> {
     pub(crate) fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
         let tokens = self.attempt.tokens(self.about_to_try(now));
         let (tried, has_entered) = match (&self.place, &self.set_place) {
-            // While this client holds the name, an attempt only checks that.
-            (Some(place), _) if !self.shares_place || self.attempt.held_here().is_none() => {
+            // While this client holds the name alone, an attempt only checks that.
+            (Some(place), _) if !self.shares_place || !self.attempt.is_held_alone() => {
                 (place.enter(tokens), true)
             }
             (None, Some(set)) => (set.ask(), false),

@@ -314,7 +314,17 @@ impl Attempt<'_> {
 
     /// Returns the index of the first name that this client holds now, so that Redis would refuse it.
     pub(crate) fn held_here(&self) -> Option<usize> {
-        let is_shared = self.keys.is_shared();
+        self.held_beside(self.keys.is_shared())
+    }
+
+    /// Returns whether this client holds the lock alone: its other calls wait for that to end.
+    ///
+    /// They do not wait for its readers, which others could join without end.
+    pub(crate) fn is_held_alone(&self) -> bool {
+        self.held_beside(true).is_some()
+    }
+
+    fn held_beside(&self, is_shared: bool) -> Option<usize> {
         self.keys.names.iter().position(|name| {
             let holder = self.runtime.waiters.excludes(name, is_shared);
             holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))

@@ -207,7 +207,7 @@ impl WaitingCall<'_> {
         let enters = || {
             self.shares_place
                 && self.attempt.settings.wait == WaitPolicy::Wake
-                && self.attempt.held_here().is_none()
+                && !self.attempt.is_held_alone()
         };
         if self.set_place.is_some() || is_placed.unwrap_or_else(enters) {
             // The place says how long to sleep. A call that has none yet enters the queue.

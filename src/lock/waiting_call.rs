@@ -141,7 +141,7 @@ impl<'a> WaitingCall<'a> {
                 && endpoints.subscribed(self.key().channel) > 0
         };
         let is_time = shared.is_taken || self.refusals > 0 || was_refused();
-        if self.place.is_some() || !is_time || self.attempt.held_here().is_some() {
+        if self.place.is_some() || !is_time || self.attempt.is_held_alone() {
             return false;
         }
         self.join_queue();

@@ -252,7 +252,7 @@ impl LocalQueue {
     /// Returns what the waiter must do; `must_try` asks for an attempt even if this client holds
     /// the name.
     pub(super) fn position(&mut self, id: u64, must_try: bool) -> Position {
-        let is_full = self.held.is_full();
+        let (is_full, is_alone) = (self.held.is_full(), self.held.is_alone());
         let is_own = |n: &usize| self.waiters.get(*n).is_some_and(|waiter| waiter.id == id);
         let n = self.active().into_iter().find(is_own);
         let Some(waiter) = n.and_then(|n| self.waiters.get_mut(n)) else {
@@ -261,12 +261,18 @@ impl LocalQueue {
         if waiter.handed.is_some() {
             return Position::HandedOff;
         }
-        if !is_full && self.fleet_yield == FleetYield::Due {
+        // Others can share the name with the readers of this client without end: a call waits
+        // among them with a place in Redis, if it can have one.
+        let waits_here = match waiter.shares_place {
+            true => is_alone,
+            false => is_full,
+        };
+        if !waits_here && self.fleet_yield == FleetYield::Due {
             self.fleet_yield = FleetYield::Begun;
             return Position::Yield;
         }
         let must_try = std::mem::take(&mut waiter.must_try) || must_try;
-        if must_try || !is_full {
+        if must_try || !waits_here {
             Position::Contend
         } else {
             Position::HeldLocally

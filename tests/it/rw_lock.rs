@@ -13,7 +13,7 @@ use support::fair::{
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Sentinels, Server, Setup, counter_with, eventually,
-    let_pass, ms, parameter, while_others_repeat,
+    let_pass, ms, parameter, result_of, spawn_call, while_others_repeat,
 };
 
 support::roles![write_counter, mixed_counter, reader_and_writer];
@@ -25,6 +25,7 @@ support::tests![
     waiting_calls_are_granted_in_order_and_neighbouring_readers_together,
     stream_of_readers_does_not_starve_a_writer,
     stream_of_writers_does_not_starve_a_reader,
+    plain_lock_gets_in_between_overlapping_readers_of_its_client,
     writers_of_many_processes_count_exactly,
     read_write_fair_and_plain_locks_count_exactly_together,
     readers_and_writers_of_many_processes_never_overlap,
@@ -222,6 +223,22 @@ fn stream_of_readers_does_not_starve_a_writer() {
 fn stream_of_writers_does_not_starve_a_reader() {
     let write = |lock: &RwLock| end_write(lock.write().unwrap());
     assert_gets_in_beside(write, |lock| end_read(read_in_turn(lock)));
+}
+
+/// The client keeps one record of the leases of a name, for its readers and its plain locks.
+fn plain_lock_gets_in_between_overlapping_readers_of_its_client() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let (rw, mutex) = (client.rw_lock("a"), client.mutex("a"));
+    let mut reader = rw.try_read().unwrap();
+    let locked = spawn_call(move || mutex.try_lock_for(PATIENCE).unwrap().is_some());
+    while locked.is_empty() && reader.is_some() {
+        // The next reader comes before the last one leaves, unless a call is ahead of it.
+        reader = rw.try_read().unwrap();
+        let_pass(ms(1));
+    }
+    assert!(result_of(&locked), "the plain lock gets its turn");
+    wait_until_only_fences_remain(&server);
 }
 
 /// Makes a call ten times while three clients repeat another.
