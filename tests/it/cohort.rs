@@ -31,6 +31,7 @@ support::tests![
     waiter_in_backoff_gets_its_turn,
     waiter_under_wake_takes_the_place_of_one_in_backoff,
     poller_gets_in_between_contending_clients,
+    poller_gets_in_while_the_fence_is_ahead_of_the_clock,
     earlier_version_shares_a_contended_lock_with_rising_tokens,
     release_leaves_the_lock_open_only_if_no_fair_lock_waits,
     release_of_nothing_grants_a_lock_that_was_left_open,
@@ -511,6 +512,23 @@ fn poller_gets_in_between_contending_clients() {
                 waits.len()
             );
             assert!(seconds.is_none() || p99 <= longest, "{waits:?}");
+        }
+    });
+}
+
+/// The last token drawn does not tell then when the holder was granted the lock.
+fn poller_gets_in_while_the_fence_is_ahead_of_the_clock() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
+    let ahead = ((seconds + 3_600) * 1_000_000).to_string();
+    server.run("SET", &["leasehold:fence:{lock:a}", &ahead]);
+    beside_contenders::<8, _>(&server, |turns| {
+        for _ in 0..3 {
+            // Its release is silent. The others must have noticed.
+            let before = turns.load(Ordering::SeqCst);
+            eventually(PATIENCE, || turns.load(Ordering::SeqCst) > before + 20);
+            acquire_by_polling(&mut connection, ms(1));
         }
     });
 }
