@@ -1,6 +1,7 @@
 //! Acquires a lock: checks the call, tries or waits, and counts the outcome.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::{Instant, sleep};
 use crate::config::Settings;
@@ -110,10 +111,12 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let tokens = attempt.tokens(attempt.runtime.waiters.anybody_for(name));
     let mut splits = 0;
     let remaining = loop {
-        if attempt.held_here().is_some() || attempt.has_shared_place() {
+        let shared = attempt.shared();
+        if attempt.held_here().is_some() || shared.is_some_and(|shared| shared.is_taken) {
             break None;
         }
-        let pause = match attempt.try_once(tokens) {
+        let is_behind = shared.is_some_and(|shared| shared.is_behind_others(Instant::now()));
+        let pause = match attempt.try_once(tokens, is_behind) {
             Ok((Attempted::Acquired(hold), _)) => return Ok(Some(hold)),
             Ok((Attempted::Refused(_, remaining), _)) => break remaining,
             Ok((Attempted::SplitVote, _)) => {
@@ -124,6 +127,11 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
                     break Some(pause);
                 }
                 pause
+            }
+            Err(Fault::Rejected(error))
+                if is_behind && error.lacks_right() && attempt.keys.forgo_queue() =>
+            {
+                Duration::ZERO
             }
             Err(Fault::Open(open)) => {
                 return Err(attempt.silence.open_circuit_error(*open, Instant::now()));

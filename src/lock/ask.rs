@@ -34,7 +34,7 @@ impl WaitingCall<'_> {
                 (place.enter(tokens), true)
             }
             (None, Some(set)) => (set.ask(), false),
-            _ => (self.attempt.try_once(tokens), false),
+            _ => (self.attempt.try_once(tokens, false), false),
         };
         match tried {
             Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),

@@ -21,6 +21,7 @@ use crate::protocol::answer::Answer;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::{Acquire, Primitive};
 use crate::protocol::script::Call;
+use crate::queue::fair::SharedPlace;
 use crate::redis::{Cap, Fault, Majority, ServerVotes, Undoable};
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
@@ -70,11 +71,16 @@ impl Attempt<'_> {
         }
     }
 
-    /// Tries once, under a fresh holder id; a grant reserves this number of `tokens`.
+    /// Tries once, under a fresh holder id; a grant reserves this number of `tokens`. With
+    /// `is_behind_queue`, there is none while clients wait in the queue.
     ///
     /// Also returns when the command was sent. If no reply arrives, the undo is already on its way
     /// when this returns.
-    pub(crate) fn try_once(&self, tokens: u64) -> Result<(Attempted, Instant), Fault> {
+    pub(crate) fn try_once(
+        &self,
+        tokens: u64,
+        is_behind_queue: bool,
+    ) -> Result<(Attempted, Instant), Fault> {
         if let Some(cause) = self.silence.final_failure() {
             return Err(Fault::NotRun(cause));
         }
@@ -93,6 +99,7 @@ impl Attempt<'_> {
                 tokens,
                 proposed: None,
                 place: None,
+                is_behind_queue,
             };
             let (answer, sent) = self.try_parts(request, votes.as_ref(), above)?;
             let attempted = match answer {
@@ -331,13 +338,13 @@ impl Attempt<'_> {
         })
     }
 
-    /// Returns whether calls of this client wait for the lock with a place that they share.
-    pub(crate) fn has_shared_place(&self) -> bool {
+    /// Returns what this client knows about the lock, if its calls share a place in Redis.
+    pub(crate) fn shared(&self) -> Option<SharedPlace> {
         let is_shared = self.keys.has_local_queue() && self.keys.queue().is_some();
-        is_shared && {
+        is_shared.then(|| {
             let cohorts = &self.runtime.waiters.cohorts;
-            cohorts.shared(self.keys.key(0).name).is_taken
-        }
+            cohorts.shared(self.keys.key(0).name)
+        })
     }
 
     pub(crate) fn log_granted(&self, hold: &HeldLease) {

@@ -68,6 +68,7 @@ impl<'a> Place<'a> {
             tokens,
             proposed: None,
             place: Some(new_place(self.attempt, &inbox)),
+            is_behind_queue: true,
         });
         // Before sending: the lock may be granted before the reply arrives.
         self.ticket.begin_entering(&id);

@@ -225,17 +225,12 @@ fn send_until_answered(
             .deployment
             .call_or_undo(call, deadline, Cap::Exempt, Some(&undoable));
         let cause = match answer {
-            Ok((Answer::Ours(heard), _)) => {
-                *yields_to_fleet &= heard.is_none_or(|heard| heard > ours);
-                return Ok(Unlocked::Released);
+            Ok((answer, _)) => {
+                if let Answer::Ours(heard) = &answer {
+                    *yields_to_fleet &= heard.is_none_or(|heard| heard > ours);
+                }
+                return Ok(answered(runtime, hold, &answer, may_have_run));
             }
-            Ok((Answer::LeftOpen, _)) => {
-                leave_open(runtime, hold);
-                return Ok(Unlocked::Released);
-            }
-            Ok(_) if may_have_run => return Ok(Unlocked::Released),
-            Ok((Answer::Foreign(_), _)) => return Ok(unlocked(hold, KeyState::Foreign)),
-            Ok(_) => return Ok(unlocked(hold, KeyState::Gone)),
             Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => return Err(error),
             Err(Fault::NotRun(cause)) => cause,
             // The breaker never stops a release.
@@ -257,6 +252,22 @@ fn send_until_answered(
         }
         failures += 1;
     }
+}
+
+/// Returns the outcome of a release with this reply.
+fn answered(runtime: &Runtime, hold: &HeldLease, answer: &Answer, may_have_run: bool) -> Unlocked {
+    match answer {
+        Answer::LeftOpen => leave_open(runtime, hold),
+        Answer::NotPassedOn => {
+            let cohorts = &runtime.waiters.cohorts;
+            cohorts.note_not_passed_on(hold.keys.key(0).name, Instant::now());
+        }
+        Answer::Ours(_) => {}
+        _ if may_have_run => {}
+        Answer::Foreign(_) => return unlocked(hold, KeyState::Foreign),
+        _ => return unlocked(hold, KeyState::Gone),
+    }
+    Unlocked::Released
 }
 
 /// Leaves the lock free for a moment, and then has it granted to the first client in its queue.

@@ -132,7 +132,8 @@ impl<'a> WaitingCall<'a> {
     /// true if it did.
     ///
     /// The first attempt of a call takes a free lock only. A call that is refused joins, and one
-    /// whose client has a place, or was refused a moment before `now` and is still subscribed.
+    /// whose client has a place, or was refused a moment before `now` and is still subscribed, or
+    /// has just freed the lock without a grant to the queue.
     pub(crate) fn joins_queue(&mut self, shared: SharedPlace, now: Instant) -> bool {
         let endpoints = &self.attempt.runtime.endpoints;
         let was_refused = || {
@@ -140,7 +141,8 @@ impl<'a> WaitingCall<'a> {
                 && self.attempt.settings.wait == WaitPolicy::Wake
                 && endpoints.subscribed(self.key().channel) > 0
         };
-        let is_time = shared.is_taken || self.refusals > 0 || was_refused();
+        let is_behind = shared.is_taken || shared.is_behind_others(now);
+        let is_time = is_behind || self.refusals > 0 || was_refused();
         if self.place.is_some() || !is_time || self.attempt.is_held_alone() {
             return false;
         }

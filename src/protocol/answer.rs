@@ -56,6 +56,9 @@ pub(crate) enum Answer {
     /// The caller held the lock until this release, which left it free for a moment although
     /// clients wait in its queue.
     LeftOpen,
+    /// The caller held the lock until this release, which could not grant it to the clients in its
+    /// queue.
+    NotPassedOn,
     /// The lock is free.
     Gone,
     /// Another holder's value.
@@ -100,13 +103,14 @@ pub(crate) enum KeyState {
 impl Answer {
     /// Returns true if a call acquired, released or renewed the lock.
     pub(crate) fn is_done(&self) -> bool {
-        matches!(self, Self::Granted(_) | Self::Ours(_) | Self::LeftOpen)
+        let key_state = self.key_state();
+        matches!(self, Self::Granted(_)) || key_state == Some(KeyState::Ours)
     }
 
     /// Returns the state that a release or renewal found; `None` for the answer to another call.
     pub(crate) fn key_state(&self) -> Option<KeyState> {
         match self {
-            Self::Ours(_) | Self::LeftOpen => Some(KeyState::Ours),
+            Self::Ours(_) | Self::LeftOpen | Self::NotPassedOn => Some(KeyState::Ours),
             Self::Gone => Some(KeyState::Gone),
             Self::Foreign(_) => Some(KeyState::Foreign),
             _ => None,
@@ -201,6 +205,7 @@ impl Answer {
     pub(super) fn read_passed_on(reply: Reply) -> Option<Self> {
         match reply {
             Reply::Int(2) => Some(Self::LeftOpen),
+            Reply::Int(3) => Some(Self::NotPassedOn),
             reply => Self::read_key(reply, false),
         }
     }
@@ -278,9 +283,9 @@ impl Undone {
     /// Reads the reply about this number of `ids`; a single one was sent as a release.
     pub(super) fn read(reply: Reply, ids: usize) -> Option<Self> {
         if ids == 1 {
-            let (removed, other) = match Answer::read_key(reply, false)? {
-                Answer::Ours(_) => (vec![0], None),
+            let (removed, other) = match Answer::read_passed_on(reply)? {
                 Answer::Foreign(value) => (Vec::new(), Some(value)),
+                answer if answer.is_done() => (vec![0], None),
                 _ => (Vec::new(), None),
             };
             return Some(Self { removed, other });

@@ -78,9 +78,10 @@ impl Primitive for CohortKeys {
         &self.queue.keys
     }
 
-    /// Without a place, acquires the lock if it is free, even if clients wait in the queue.
+    /// Acquires the lock if it is free, even if clients wait in the queue, unless the call goes behind
+    /// them.
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
-        if request.place.is_none() {
+        if request.place.is_none() && !request.is_behind_queue {
             return mutex::acquire(self.keys(), &request, [&ACQUIRE, &mutex::PROPOSE]);
         }
         let tokens = request.tokens.max(1);

@@ -3,7 +3,8 @@
 -- the queue, and grants a free lock to the first waiter.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] given if the lock may be left free for a moment
--- Released, or removed from the queue: 1. Released and left free although clients wait: 2.
+-- Released, or removed from the queue: 1. Released and left free although clients wait: 2 for a
+-- moment, or 3 because none of them could be granted the lock, for example since a reader is next.
 -- Otherwise 0 if the lock was free, or the other holder's value.
 local holder = redis.call('GET', KEYS[1])
 local seen = holder
@@ -22,6 +23,9 @@ if seen == ARGV[1] then
       reply, message = 2, 'open ' .. ARGV[1]
     elseif pass_on(ARGV[1]) then
       return 1
+    elseif redis.call('LINDEX', KEYS[3], '0') then
+      -- The caller could be the first to acquire the lock again and again.
+      reply = 3
     end
   end
   redis.call('DEL', KEYS[1])

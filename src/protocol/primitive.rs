@@ -108,6 +108,8 @@ pub(crate) struct Acquire<'a> {
     pub(crate) proposed: Option<u64>,
     /// The place to take in the queue in Redis. Without it, a call that is refused does not wait.
     pub(crate) place: Option<NewPlace<'a>>,
+    /// Acquires the lock only if no client waits in its queue. Fair locks always do.
+    pub(crate) is_behind_queue: bool,
 }
 
 impl Acquire<'_> {

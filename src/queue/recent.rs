@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::name::{Name, NameTable};
 
-/// How long a refusal counts: a call then enters the queue without a first attempt.
+/// How long a refusal counts, or a release that could not grant: a call then enters the queue
+/// without a first attempt.
 const COUNTS_FOR: Duration = Duration::from_secs(1);
 
 /// The fewest names at which outdated ones are removed.
@@ -26,6 +27,8 @@ pub(crate) struct SharedPlace {
     pub(crate) is_taken: bool,
     /// When Redis last refused the name to this client.
     pub(super) refused: Instant,
+    /// When a release of this client last freed the name although others waited in its queue.
+    pub(super) not_passed_on: Instant,
     /// Until then this client leaves the lock to others.
     pub(crate) left_open_until: Instant,
 }
@@ -34,18 +37,33 @@ impl SharedPlace {
     const UNKNOWN: Self = Self {
         is_taken: false,
         refused: Instant::START,
+        not_passed_on: Instant::START,
         left_open_until: Instant::START,
     };
 
     /// Returns whether Redis refused the name to this client a moment before `now`.
     pub(crate) fn was_refused(&self, now: Instant) -> bool {
-        self.refused > Instant::START && self.refused.after(COUNTS_FOR) > now
+        counts(self.refused, now)
     }
+
+    /// Returns whether a release of this client freed the name a moment before `now` although others
+    /// waited in its queue: its next call must be behind them.
+    pub(crate) fn is_behind_others(&self, now: Instant) -> bool {
+        counts(self.not_passed_on, now)
+    }
+}
+
+fn counts(noted: Instant, now: Instant) -> bool {
+    noted > Instant::START && noted.after(COUNTS_FOR) > now
 }
 
 impl RecentRefusals {
     pub(super) fn refused(&mut self, name: &Name, now: Instant) {
         self.entry(name, now).refused = now;
+    }
+
+    pub(super) fn not_passed_on(&mut self, name: &Name, now: Instant) {
+        self.entry(name, now).not_passed_on = now;
     }
 
     pub(super) fn left_open(&mut self, name: &Name, until: Instant) {
@@ -59,7 +77,8 @@ impl RecentRefusals {
 
     fn entry(&mut self, name: &Name, now: Instant) -> &mut SharedPlace {
         if self.names.len() >= self.limit {
-            (self.names).retain(|_, recent| recent.was_refused(now));
+            (self.names)
+                .retain(|_, recent| recent.was_refused(now) || recent.is_behind_others(now));
             self.limit = FEWEST.max(self.names.len() * 2);
         }
         (self.names.entry(name.clone())).or_insert(SharedPlace::UNKNOWN)

@@ -54,6 +54,7 @@ impl Foreign {
             tokens: 1,
             proposed: None,
             place: None,
+            is_behind_queue: false,
         });
         let key = lock_key(name);
         shared.change(|state| match run(state, &acquire) {

@@ -34,6 +34,7 @@ support::tests![
     poller_gets_in_while_the_fence_is_ahead_of_the_clock,
     earlier_version_shares_a_contended_lock_with_rising_tokens,
     release_leaves_the_lock_open_only_if_no_fair_lock_waits,
+    client_whose_release_could_not_grant_goes_behind_the_queue,
     release_of_nothing_grants_a_lock_that_was_left_open,
     moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart,
     poller_with_any_period_around_100_ms_gets_in,
@@ -684,6 +685,25 @@ fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
             (holder, places)
         );
     }
+}
+
+/// The release of a plain lock cannot grant to a reader: it frees the lock, and the reader asks.
+fn client_whose_release_could_not_grant_goes_behind_the_queue() {
+    let server = Server::start();
+    let [mutex] = mutexes(&server);
+    let guard = lock(&mutex);
+    // It has not asked yet.
+    server.run("RPUSH", &[QUEUE, "reader"]);
+    let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
+    let now = seconds * 1_000;
+    let place = format!("{now} 60000 r {now} a ");
+    server.run("HSET", &[PLACES, "reader", &place]);
+    unlock(guard);
+    assert!(mutex.try_lock().unwrap().is_none(), "the reader is next");
+    assert!(mutex.try_lock_for(ms(100)).unwrap().is_none());
+    assert_eq!(server.get("lock:a"), None);
+    server.run("DEL", &[QUEUE, PLACES]);
+    unlock(mutex.try_lock().unwrap().expect("nobody is next"));
 }
 
 /// Returns the ms at which a release must leave the lock open, in the first `lasts` ms of a time.

@@ -26,6 +26,7 @@ support::tests![
     stream_of_readers_does_not_starve_a_writer,
     stream_of_writers_does_not_starve_a_reader,
     plain_lock_gets_in_between_overlapping_readers_of_its_client,
+    looping_plain_locks_do_not_starve_a_reader,
     writers_of_many_processes_count_exactly,
     read_write_fair_and_plain_locks_count_exactly_together,
     readers_and_writers_of_many_processes_never_overlap,
@@ -223,6 +224,21 @@ fn stream_of_readers_does_not_starve_a_writer() {
 fn stream_of_writers_does_not_starve_a_reader() {
     let write = |lock: &RwLock| end_write(lock.write().unwrap());
     assert_gets_in_beside(write, |lock| end_read(read_in_turn(lock)));
+}
+
+fn looping_plain_locks_do_not_starve_a_reader() {
+    let server = Server::start();
+    let (waiting, trying) = (client(&server.url()), client(&server.url()));
+    let (waiting, trying) = (waiting.mutex("a"), trying.mutex("a"));
+    let others: [Box<dyn FnMut() + Send>; 2] = [
+        Box::new(|| unlock(waiting.lock().unwrap())),
+        Box::new(|| trying.try_lock().unwrap().map_or((), unlock)),
+    ];
+    while_others_repeat(others, || {
+        let lock = rw(&server);
+        (0..10).for_each(|_| end_read(read_in_turn(&lock)));
+    });
+    wait_until_only_fences_remain(&server);
 }
 
 /// The client keeps one record of the leases of a name, for its readers and its plain locks.
