@@ -12,7 +12,7 @@
 //! | `leasehold:readers:{lock:x}` | sorted set | while readers hold `x`: their holder ids, with the ends of their leases in ms |
 //! | `leasehold:permits:{lock:x}` | sorted set | of the semaphore `x`: its holders, see below |
 //! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | as those of a lock |
-//! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places |
+//! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places; `refresh <holder id>` if more grants are due than one script makes |
 //! | `leasehold:tally:{lock_stats}:<uuid>` | hash | what a client has added to the shared statistics |
 //!
 //! [`key_prefix`](crate::ClientBuilder::key_prefix) and

@@ -68,6 +68,12 @@ pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
     Some((id, TokenBlock { first, count }))
 }
 
+/// Reads a message published to an inbox, `refresh <id>`; `None` if it is another. The client of this
+/// place must refresh it at once: the script that sent the message has left grants to the refresh.
+pub(crate) fn read_refresh(payload: &[u8]) -> Option<HolderId> {
+    HolderId::parse(payload.strip_prefix(b"refresh ")?)
+}
+
 /// Returns when a place entered the queue, in ms of the server's clock; `None` if an earlier version
 /// of leasehold wrote the place.
 ///
@@ -120,6 +126,21 @@ mod tests {
     }
 
     #[test]
+    fn refresh_of_a_place_is_no_grant() {
+        let id = HolderId::fresh("3 host/7");
+        let payload = format!("refresh {id}");
+        assert_eq!(read_refresh(payload.as_bytes()), Some(id.clone()));
+        assert_eq!(read_grant(payload.as_bytes()), None);
+        for payload in [
+            format!("grant 7 3/10 {id}"),
+            "refresh x".into(),
+            "refresh".into(),
+        ] {
+            assert_eq!(read_refresh(payload.as_bytes()), None, "{payload}");
+        }
+    }
+
+    #[test]
     fn each_place_has_its_state_and_one_lock_one_holder() {
         let read = |items: &[i64]| {
             let reply = Reply::List(items.iter().map(|n| Reply::Int(*n)).collect());
@@ -144,6 +165,7 @@ mod tests {
         assert!(Refreshed::read(reply, 3, true).is_some(), "two of several");
         assert_eq!(Refreshed::read(Reply::Int(1), 3, false), None);
     }
+
     #[test]
     fn a_place_has_its_time_of_entry_unless_it_is_of_an_earlier_version() {
         let entered = |place: &str| entered_ms(place.as_bytes());

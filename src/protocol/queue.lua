@@ -30,8 +30,8 @@ local function grant()
   local n, count = 0, 0
   -- The inboxes to which nobody listens, and how many they are.
   local silent, silent_count = nil, 0
-  -- At most 100 grants: the server does nothing else meanwhile. The next script goes on. A refresh
-  -- must find its own places.
+  -- At most 100 grants: the server does nothing else meanwhile. Then the client of the next place is
+  -- told to refresh it, which goes on. A refresh must find its own places.
   while fits() and count < 100 and (n < 1000 or asking) do
     local id = redis.call('LINDEX', KEYS[3], n == 0 and '0' or n)
     if not id then return nil end
@@ -92,5 +92,10 @@ local function grant()
       end
     end
   end
+  if count < 100 or not fits() then return nil end
+  local id = redis.call('LINDEX', KEYS[3], n)
+  local place = id and redis.call('HGET', KEYS[4], id) or ''
+  local inbox = string.match(place, '^%d+ %d+ %S+ %d+ %a (.+)$')
+  if inbox then redis.pcall('PUBLISH', inbox, 'refresh ' .. id) end
 end
 

@@ -62,6 +62,17 @@ impl FairQueues {
         is_first.then(|| waiter.parker.clone())
     }
 
+    /// Makes a refresh of the place of `id`, and of the others of its name, due at once; ignored if
+    /// no call waits under it.
+    pub(crate) fn refresh_place_now(&self, id: &HolderId) {
+        let state = &mut *self.state.lock();
+        if let Some((admission, name)) = state.owners.get(id)
+            && let Some(queue) = state.queues[*admission as usize].get_mut(name)
+        {
+            queue.refresh_now(Wake::Message);
+        }
+    }
+
     /// Makes a refresh of the places of `name` due at once. Returns whether there is one.
     pub(crate) fn refresh_now(&self, name: &Name, why: Wake) -> bool {
         let mut has_place = false;

@@ -29,6 +29,8 @@ support::tests![
     deleted_queue_is_entered_again,
     refused_and_granted_calls_without_a_reply_leave_nothing_behind,
     release_without_a_reply_gives_back_its_permits_once,
+    script_that_grants_to_a_hundred_has_the_next_client_go_on,
+    message_to_go_on_makes_a_client_refresh_at_once,
     enter_that_the_network_runs_twice_counts_once,
     enter_that_the_network_runs_twice_reports_its_own_permits,
     renewal_restores_no_permit_that_has_ended,
@@ -238,6 +240,66 @@ fn run_script(server: &Server, source: &str, args: &[&str]) -> redis::Value {
 }
 
 const ENTER: &str = source!("last_token", "now", "admit_permits", "queue", "queue_enter");
+
+fn script_that_grants_to_a_hundred_has_the_next_client_go_on() {
+    const RELEASE: &str = source!(
+        "last_token",
+        "now",
+        "admit_permits",
+        "queue",
+        "queue_release"
+    );
+    let server = Server::start();
+    let mut listener = server.connection();
+    let subscribe = redis::cmd("SUBSCRIBE").arg("inbox").get_packed_command();
+    listener.send_packed_command(&subscribe).unwrap();
+    listener.recv_response().unwrap();
+    run_script(
+        &server,
+        ENTER,
+        &["102 o:all", "10000", "102/102", "l", "inbox"],
+    );
+    for n in 1..=102 {
+        run_script(
+            &server,
+            ENTER,
+            &[&format!("1 o:{n}"), "10000", "1/102", "l", "inbox"],
+        );
+    }
+    run_script(&server, RELEASE, &["102 o:all", "wake"]);
+    assert_eq!(permits_out(&server), 100);
+    let message = |reply: redis::Value| match fields(reply).pop() {
+        Some(redis::Value::BulkString(message)) => String::from_utf8(message).unwrap(),
+        other => panic!("{other:?}"),
+    };
+    for n in 1..=100 {
+        let message = message(listener.recv_response().unwrap());
+        assert!(message.ends_with(&format!(" 1/102 1 o:{n}")), "{message}");
+    }
+    let last = message(listener.recv_response().unwrap());
+    assert_eq!(last, "refresh 1 o:101");
+}
+
+fn message_to_go_on_makes_a_client_refresh_at_once() {
+    let server = Server::start();
+    let permit = semaphore(&server, 1).acquire().unwrap();
+    let waiting = client(&server.url());
+    thread::scope(|scope| {
+        let second = spawn_acquiring(scope, &server, waiting.semaphore("a", 1));
+        let mut places = redis::cmd("HGETALL");
+        let places = places.arg(PERMITS_PLACES);
+        let places: Vec<(String, String)> = places.query(&mut server.connection()).unwrap();
+        let (id, place) = &places[0];
+        let inbox = place.rsplit(' ').next().unwrap();
+        // The client may not listen yet. It counts no other refresh as woken by a message.
+        eventually(PATIENCE, || {
+            server.run("PUBLISH", &[inbox, &format!("refresh {id}")]);
+            waiting.stats().totals.wakes_message > 0
+        });
+        give_back(permit);
+        give_back(second.join().unwrap());
+    });
+}
 
 #[track_caller]
 fn fields(reply: redis::Value) -> Vec<redis::Value> {

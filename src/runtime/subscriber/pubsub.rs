@@ -8,7 +8,7 @@ use crate::clock::Instant;
 use crate::error_reply::{library_text, words};
 use crate::lease::status::FIRST_RENEWAL_AFTER;
 use crate::logging;
-use crate::protocol::place::read_grant;
+use crate::protocol::place::{read_grant, read_refresh};
 use crate::queue::local_queue::Announcer;
 use crate::redis::Connection;
 use crate::runtime::endpoint::Endpoint;
@@ -92,6 +92,10 @@ impl<'a> PubSub<'a> {
                     self.runtime.timer.wake_if_due(at);
                 }
                 self.runtime.waiters.granted_by_message(&id, tokens);
+            } else if let Some(id) = read_refresh(payload) {
+                drop(state);
+                // Only locks that several hold at a time have more grants than one script makes.
+                self.runtime.waiters.fair_queues.refresh_place_now(&id);
             }
             return;
         }
