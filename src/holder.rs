@@ -194,8 +194,7 @@ impl PermitHolder {
     /// # let client = server.client();
     /// let api = client.semaphore("api.example.com", 10);
     /// let permit = api.acquire()?;
-    /// let is_ours = |id| id == permit.holder_id();
-    /// assert!(api.holders()?.iter().any(|holder| is_ours(holder.holder_id())));
+    /// assert_eq!(api.holders()?[0].holder_id(), permit.holder_id());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn holder_id(&self) -> &HolderId {
@@ -207,9 +206,8 @@ impl PermitHolder {
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// let memory = client.semaphore("worker-7:gigabytes", 64);
-    /// let permit = memory.many(12).acquire()?;
-    /// # let memory = client.semaphore("worker-7:gigabytes", 64);
+    /// let memory = client.semaphore("worker-7:gigabytes", 64).many(12);
+    /// let permit = memory.acquire()?;
     /// assert_eq!(memory.holders()?[0].permits(), 12);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
