@@ -252,35 +252,61 @@ pub(crate) fn unlisted() -> Vec<String> {
 /// Returns the files of each script, in their order, as the crate's sources list them:
 /// `static FENCE: Script = script!("fence", "get")`, with the files before it behind the commands.
 ///
-/// Another macro, such as `queue_script!`, adds the files that it names itself.
+/// `queue_script!` adds the files of the queue before and behind those. `queue_scripts!` does the
+/// same for each of the scripts that it names itself.
 fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
     let names: Vec<String> = files().iter().map(|file| stem(file)).collect();
     let named_in = |text: &str| -> Vec<String> {
         let literals = text.split('"').skip(1).step_by(2).map(str::to_owned);
         literals.filter(|literal| names.contains(literal)).collect()
     };
+    let sources = in_folder("rs");
+    let sources: String = sources.iter().map(|file| read(file)).collect();
+    let body_of = |makes: &str| {
+        let start = format!("macro_rules! {makes} ");
+        let body = statements(&sources, &start).next();
+        body.expect("the macro is in the sources")
+    };
+    let of_queue = body_of("queue_script").split_once("$(, $functions)+");
+    let (before, behind) = of_queue.expect("the functions that it is given are between its own");
+    let around = |given: &[String]| [&named_in(before), given, &named_in(behind)].concat();
     let mut scripts = BTreeMap::new();
-    for source in in_folder("rs").iter().map(|file| read(file)) {
-        for script in statements(&source, ": Script =") {
-            let (kind, _) = script.trim().split_once('!').expect("a macro makes it");
-            let mut named = named_in(script);
-            for body in statements(&source, &format!("macro_rules! {kind} ")) {
-                named.extend(named_in(body));
-            }
-            // The script itself comes last.
-            named.rotate_left(1);
-            let mut name = named.last().expect("a script has a file").clone();
-            // Other scripts have the same body.
-            match kind {
-                "permits_script" => name.insert_str(0, "permits "),
-                "shared_script" => name.insert_str(0, "shared "),
-                "cohort_script" => name.insert_str(0, "cohort "),
-                _ => {}
-            }
-            assert!(scripts.insert(name, named).is_none(), "twice: {script}");
+    let mut add = |name: &str, mut files: Vec<String>| {
+        files.push(name.to_owned());
+        let name = shown(name, &files);
+        assert!(
+            scripts.insert(name.clone(), files).is_none(),
+            "twice: {name}"
+        );
+    };
+    for script in statements(&sources, ": Script =") {
+        let named = named_in(script);
+        let (name, given) = named.split_first().expect("a script has a file");
+        match script.trim().split_once('!').expect("a macro makes it").0 {
+            "script" => add(name, given.to_vec()),
+            "queue_script" => add(name, around(given)),
+            other => panic!("unknown macro {other}"),
+        }
+    }
+    for given in statements(&sources, ": queue_scripts!") {
+        let (given, _) = given.split_once(')').expect("the call ends");
+        for name in named_in(body_of("queue_scripts")) {
+            add(&name, around(&named_in(given)));
         }
     }
     scripts
+}
+
+/// Returns the name of a script in the table: several have the same last file.
+fn shown(name: &str, files: &[String]) -> String {
+    let has = |file: &str| files.iter().any(|it| it == file);
+    let kind = match name.strip_prefix("queue_") {
+        Some(_) if has("admit_permits") => "permits ",
+        Some(_) if has("admit_shared") => "shared ",
+        Some(_) if has("cohort_refresh") => "cohort ",
+        _ => "",
+    };
+    format!("{kind}{name}")
 }
 
 /// Returns what stands in a source behind each `start`, up to the end of the statement or item.
