@@ -1,6 +1,7 @@
 //! Promise: a process that has locked many different names grows neither in memory nor in threads
 //! or connections.
 
+use std::cell::RefCell;
 use std::fs;
 use std::process::ExitCode;
 use std::thread;
@@ -17,7 +18,10 @@ support::roles![
     many_names,
     many_sets,
     many_semaphores,
+    many_rw_locks,
     contended_names,
+    contended_semaphores,
+    contended_rw_locks,
     threads
 ];
 
@@ -25,7 +29,10 @@ support::tests![
     ten_thousand_more_names_add_nothing,
     ten_thousand_more_names_in_sets_add_nothing,
     ten_thousand_more_semaphores_add_nothing,
+    five_thousand_more_read_write_locks_add_nothing,
     contended_names_add_nothing_once_released,
+    contended_semaphores_add_nothing_once_released,
+    contended_read_write_locks_add_nothing_once_released,
     threads_start_when_needed_and_never_per_lock
 ];
 
@@ -135,6 +142,10 @@ fn ten_thousand_more_semaphores_add_nothing() {
     names_add_nothing("many_semaphores");
 }
 
+fn five_thousand_more_read_write_locks_add_nothing() {
+    names_add_nothing("many_rw_locks");
+}
+
 fn names_add_nothing(role: &str) {
     let server = Server::start();
     let child = Child::spawn(role, &[("URL", &server.url())]);
@@ -150,37 +161,45 @@ fn names_add_nothing(role: &str) {
 }
 
 fn many_names() {
-    let (client, mut go) = (client(), connection());
-    for lot in 0..2 {
-        for n in 0..NAMES {
-            let mutex = client.mutex(format!("account:{lot}:{n}"));
-            assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
-        }
-        Size::report();
-        wait_for_parent(&mut go);
-    }
+    in_lots(NAMES, |client, name| {
+        let mutex = client.mutex(name);
+        assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
+    });
 }
 
 fn many_sets() {
-    let (client, mut go) = (client(), connection());
-    for lot in 0..2 {
-        for n in 0..NAMES / 10 {
-            let names = (0..10).map(|m| format!("account:{lot}:{n}:{m}"));
-            let guard = client.mutex_all(names).lock().unwrap();
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        }
-        Size::report();
-        wait_for_parent(&mut go);
-    }
+    in_lots(NAMES / 10, |client, name| {
+        let names = (0..10).map(|n| format!("{name}:{n}"));
+        let guard = client.mutex_all(names).lock().unwrap();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    });
 }
 
 fn many_semaphores() {
+    in_lots(NAMES, |client, name| {
+        let permit = client.semaphore(name, 2).acquire().unwrap();
+        assert_eq!(permit.release().unwrap(), Unlocked::Released);
+    });
+}
+
+fn many_rw_locks() {
+    in_lots(NAMES / 2, |client, name| {
+        let lock = client.rw_lock(name);
+        let readers = [lock.read().unwrap(), lock.read().unwrap()];
+        for reader in readers {
+            assert_eq!(reader.unlock().unwrap(), Unlocked::Released);
+        }
+        let reader = lock.write().unwrap().downgrade();
+        assert_eq!(reader.unlock().unwrap(), Unlocked::Released);
+    });
+}
+
+/// In a child: uses `count` names, reports its size, and does so again with as many other names.
+fn in_lots(count: usize, use_name: impl Fn(&Client, &str)) {
     let (client, mut go) = (client(), connection());
     for lot in 0..2 {
-        for n in 0..NAMES {
-            let semaphore = client.semaphore(format!("account:{lot}:{n}"), 2);
-            let permit = semaphore.acquire().unwrap();
-            assert_eq!(permit.release().unwrap(), Unlocked::Released);
+        for n in 0..count {
+            use_name(&client, &format!("account:{lot}:{n}"));
         }
         Size::report();
         wait_for_parent(&mut go);
@@ -188,8 +207,20 @@ fn many_semaphores() {
 }
 
 fn contended_names_add_nothing_once_released() {
+    contention_adds_nothing("contended_names");
+}
+
+fn contended_semaphores_add_nothing_once_released() {
+    contention_adds_nothing("contended_semaphores");
+}
+
+fn contended_read_write_locks_add_nothing_once_released() {
+    contention_adds_nothing("contended_rw_locks");
+}
+
+fn contention_adds_nothing(role: &str) {
     let server = Server::start();
-    let child = Child::spawn("contended_names", &[("URL", &server.url())]);
+    let child = Child::spawn(role, &[("URL", &server.url())]);
     let first = Size::receive(&child);
     let before = connections(&server);
     resume_child(&server);
@@ -206,32 +237,64 @@ fn contended_names_add_nothing_once_released() {
 }
 
 fn contended_names() {
-    let (holder, waiter, mut go) = (client(), client(), connection());
-    for lot in 0..2 {
-        for n in 0..CONTENDED {
-            wait_for(&holder, &waiter, &format!("account:{lot}:{n}"), &mut go);
-        }
-        Size::report();
-        wait_for_parent(&mut go);
-    }
-}
-
-/// Makes one client wait, subscribed, for a lock that another client then releases.
-fn wait_for(holder: &Client, waiter: &Client, name: &str, connection: &mut redis::Connection) {
-    let guard = holder.mutex(name).lock().unwrap();
-    let waiting = waiter.mutex(name);
-    thread::scope(|scope| {
-        let waiting = scope.spawn(move || waiting.lock().unwrap().unlock().unwrap());
-        let channel = format!("lock_release:{name}");
-        eventually(ms(10_000), || {
+    let (holder, redis) = (client(), RefCell::new(connection()));
+    in_lots(CONTENDED, |waiter, name| {
+        let guard = holder.mutex(name).lock().unwrap();
+        let waiting = waiter.mutex(name);
+        let is_subscribed = || {
             let (_, listeners): (String, usize) = redis::cmd("PUBSUB")
                 .arg("NUMSUB")
-                .arg(&channel)
-                .query(connection)
+                .arg(format!("lock_release:{name}"))
+                .query(&mut redis.borrow_mut())
                 .unwrap();
             listeners > 0
-        });
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        };
+        release_to(
+            || waiting.lock().unwrap().unlock().unwrap(),
+            is_subscribed,
+            || guard.unlock().unwrap(),
+        );
+    });
+}
+
+fn contended_semaphores() {
+    let holder = client();
+    in_lots(CONTENDED, |waiter, name| {
+        let of_holder = holder.semaphore(name, 1);
+        let permit = of_holder.acquire().unwrap();
+        let waiting = waiter.semaphore(name, 1);
+        release_to(
+            || waiting.acquire().unwrap().release().unwrap(),
+            || of_holder.waiting().unwrap() == 1,
+            || permit.release().unwrap(),
+        );
+    });
+}
+
+fn contended_rw_locks() {
+    let holder = client();
+    in_lots(CONTENDED, |waiter, name| {
+        let of_holder = holder.rw_lock(name);
+        let guard = of_holder.write().unwrap();
+        let waiting = waiter.rw_lock(name);
+        release_to(
+            || waiting.read().unwrap().unlock().unwrap(),
+            || of_holder.waiting().unwrap() == 1,
+            || guard.unlock().unwrap(),
+        );
+    });
+}
+
+/// Makes a call wait for a lock that another client then releases.
+fn release_to(
+    acquire_and_release: impl FnOnce() -> Unlocked + Send,
+    waits: impl FnMut() -> bool,
+    release: impl FnOnce() -> Unlocked,
+) {
+    thread::scope(|scope| {
+        let waiting = scope.spawn(acquire_and_release);
+        eventually(ms(10_000), waits);
+        assert_eq!(release(), Unlocked::Released);
         assert_eq!(waiting.join().unwrap(), Unlocked::Released);
     });
 }
