@@ -50,6 +50,7 @@ mod rw_lock_replies;
 mod sections;
 mod semaphore;
 mod semaphore_faults;
+mod semaphore_replies;
 mod sentinel;
 mod set_queues;
 mod shutdown;
@@ -127,6 +128,7 @@ const TESTS: &[Listed] = &[
     sections::TESTS,
     semaphore::TESTS,
     semaphore_faults::TESTS,
+    semaphore_replies::TESTS,
     rw_lock::TESTS,
     rw_lock_faults::TESTS,
     rw_lock_replies::TESTS,

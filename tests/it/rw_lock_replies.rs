@@ -1,28 +1,21 @@
 //! Promise: after any sequence of calls, and of lost replies, Redis and the guards agree with a model
 //! of the read-write lock in memory.
 
-use std::env;
-use std::thread;
-
 use leasehold::{
-    Client, Error, FencingToken, HolderId, RwLock, RwLockReadGuard, RwLockWriteGuard, Unlocked,
+    Error, FencingToken, HolderId, RwLock, RwLockReadGuard, RwLockWriteGuard, Unlocked,
 };
+use rand::RngExt;
 use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
 use redis::Connection;
 use support::fair::PATIENCE;
-use support::{Proxy, Server, Traffic, eventually, ms};
+use support::random_calls::{Model, compare_random_calls, patient};
+use support::{Proxy, Server, eventually, ms};
 
 support::tests![random_calls_keep_to_the_model];
 
 /// The number of calls, over all threads. For a longer run:
 /// `LEASEHOLD_STEPS=100000 cargo test --all-features --test it -- rw_lock_replies::`.
 const STEPS: usize = 20_000;
-
-const THREADS: usize = 3;
-
-/// One call in this many loses its reply.
-const LOSES: u32 = 100;
 
 /// Returns the value of the lock's key, and the readers' holder ids, sorted.
 const STATE: &str = "
@@ -68,90 +61,92 @@ struct Session {
     redis: Connection,
     held: Vec<Guard>,
     locks: Vec<RwLock>,
-    /// Dropped last: the guards are released through it.
-    proxy: Proxy,
     written: Option<FencingToken>,
     read: Option<FencingToken>,
-    rng: SmallRng,
 }
 
-impl Session {
-    fn start(server: &Server, n: usize, seed: u64) -> Self {
-        let proxy = Proxy::new(server);
-        let name = format!("name {n}");
-        // Long: no call fails because this machine is slow.
-        let client = || {
-            Client::builder()
-                .command_timeout(ms(10_000))
-                .url(proxy.url())
+impl Model for Session {
+    fn start(server: &Server, proxy: &Proxy, name: String) -> Self {
+        let lock = |_| {
+            let client = patient(proxy).build().unwrap();
+            client.rw_lock(&*name).ttl(ms(120_000))
         };
-        let lock = |_| client().build().unwrap().rw_lock(&*name).ttl(ms(120_000));
         Self {
             locks: (0..3).map(lock).collect(),
             redis: server.connection(),
-            proxy,
             name,
             held: Vec::new(),
             written: None,
             read: None,
-            rng: SmallRng::seed_from_u64(seed + n as u64),
         }
     }
 
-    fn writes(&self) -> bool {
-        self.held
-            .iter()
-            .any(|guard| matches!(guard, Guard::Writer(_)))
-    }
-
-    /// Makes a random call, whose reply may be lost, and compares its outcome with the model.
-    fn step(&mut self) {
-        let mut loses = self.rng.random_ratio(1, LOSES);
-        if loses {
-            self.proxy.set_open(Traffic::CutOnReply);
-        }
-        let of = self.rng.random_range(0..self.locks.len());
+    fn call(&mut self, rng: &mut SmallRng, loses: bool) -> bool {
+        let of = rng.random_range(0..self.locks.len());
         let kind = match self.held.len() < MOST_HELD {
-            true => self.rng.random_range(0..10),
+            true => rng.random_range(0..10),
             false => 9,
         };
         match kind {
             kind @ 0..6 => {
                 // A call with a deadline may have had no time for its reply.
-                let waits = self.rng.random_ratio(1, 200);
-                loses |= waits;
+                let waits = rng.random_ratio(1, 200);
                 match kind {
-                    0..4 => self.read(of, waits, loses),
-                    _ => self.write(of, waits, loses),
+                    0..4 => self.read(of, waits, loses || waits),
+                    _ => self.write(of, waits, loses || waits),
                 }
+                return waits;
             }
             6 => self.downgrade(),
             7 => {
-                if let Some(guard) = self.any_guard() {
+                if let Some(guard) = self.any_guard(rng) {
                     let renewed = guard.renew();
                     assert!(renewed.is_ok() || loses, "{renewed:?}");
                     self.held.push(guard);
                 }
             }
             _ => {
-                if let Some(guard) = self.any_guard() {
+                if let Some(guard) = self.any_guard(rng) {
                     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
                 }
             }
         }
-        if loses {
-            self.proxy.set_all(Traffic::Pass);
-        }
-        match loses {
-            // The effects of a call without a reply are undone in the background.
-            true => eventually(PATIENCE, || self.agrees()),
-            false => assert!(self.agrees(), "{:?}", self.state()),
-        }
+        false
     }
 
-    fn any_guard(&mut self) -> Option<Guard> {
+    /// Redis must have exactly the holders of the model, and nobody waits.
+    fn difference(&mut self) -> Option<String> {
+        let mut ids: Vec<String> = self
+            .held
+            .iter()
+            .map(|guard| guard.id().to_string())
+            .collect();
+        ids.sort();
+        let expected = match (ids.is_empty(), self.writes()) {
+            (true, _) => (String::new(), ids),
+            (false, true) => (ids.remove(0), ids),
+            (false, false) => ("leasehold:readers".to_owned(), ids),
+        };
+        let (value, readers, waiting) = self.state();
+        // A call that gave up leaves the queue in the background.
+        if waiting > 0 {
+            eventually(PATIENCE, || self.state().2 == 0);
+        }
+        let found = (value, readers);
+        (found != expected).then(|| format!("{found:?}, not {expected:?}"))
+    }
+}
+
+impl Session {
+    fn writes(&self) -> bool {
+        self.held
+            .iter()
+            .any(|guard| matches!(guard, Guard::Writer(_)))
+    }
+
+    fn any_guard(&mut self, rng: &mut SmallRng) -> Option<Guard> {
         let count = self.held.len();
-        (count > 0).then(|| self.held.swap_remove(self.rng.random_range(0..count)))
+        (count > 0).then(|| self.held.swap_remove(rng.random_range(0..count)))
     }
 
     fn read(&mut self, of: usize, waits: bool, loses: bool) {
@@ -206,43 +201,8 @@ impl Session {
         eval.arg(key("readers")).arg(key("queue"));
         eval.query(&mut self.redis).unwrap()
     }
-
-    /// Returns whether Redis has exactly the holders of the model, and nobody waits.
-    fn agrees(&mut self) -> bool {
-        let mut ids: Vec<String> = self
-            .held
-            .iter()
-            .map(|guard| guard.id().to_string())
-            .collect();
-        ids.sort();
-        let expected = match (ids.is_empty(), self.writes()) {
-            (true, _) => (String::new(), ids),
-            (false, true) => (ids.remove(0), ids),
-            (false, false) => ("leasehold:readers".to_owned(), ids),
-        };
-        let (value, readers, waiting) = self.state();
-        // A call that gave up leaves the queue in the background.
-        if waiting > 0 {
-            eventually(PATIENCE, || self.state().2 == 0);
-        }
-        (value, readers) == expected
-    }
 }
 
 fn random_calls_keep_to_the_model() {
-    let number = |key| Some(env::var(key).ok()?.parse::<usize>().unwrap());
-    let steps = number("LEASEHOLD_STEPS").unwrap_or(STEPS) / THREADS;
-    let seed = number("LEASEHOLD_SEED").map_or_else(rand::random, |seed| seed as u64);
-    println!("LEASEHOLD_SEED={seed} repeats this run");
-    let server = Server::start();
-    thread::scope(|scope| {
-        for n in 0..THREADS {
-            let mut session = Session::start(&server, n, seed);
-            scope.spawn(move || {
-                for _ in 0..steps {
-                    session.step();
-                }
-            });
-        }
-    });
+    compare_random_calls::<Session>(STEPS);
 }

@@ -22,6 +22,7 @@ mod permit;
 pub mod permits;
 mod port;
 mod proxy;
+pub mod random_calls;
 mod recorded_reply;
 mod recorder;
 mod replicas;

@@ -1,0 +1,79 @@
+//! Random calls, some of which lose their replies, compared with a model in memory.
+
+use std::env;
+use std::thread;
+
+use leasehold::ClientBuilder;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::fair::PATIENCE;
+use super::proxy::{Proxy, Traffic};
+use super::server::Server;
+use super::time::{eventually, ms};
+
+/// One call in this many loses its reply.
+const LOSES: u32 = 100;
+
+/// Each thread of a run has its own name, clients and model.
+const THREADS: usize = 3;
+
+/// The calls of one name, and what a model knows of them.
+pub trait Model {
+    /// Returns the model of a name that nobody uses yet.
+    fn start(server: &Server, proxy: &Proxy, name: String) -> Self;
+
+    /// Makes a call and compares its outcome. The reply of the call may be lost if it `loses`.
+    /// Returns whether the call can have gone without its reply for another reason.
+    fn call(&mut self, rng: &mut SmallRng, loses: bool) -> bool;
+
+    /// Returns what Redis has of the name if it is not what the model expects.
+    fn difference(&mut self) -> Option<String>;
+}
+
+/// Makes `steps` calls, over all threads, and compares Redis with the model after each.
+///
+/// `LEASEHOLD_STEPS` overrides the number, and `LEASEHOLD_SEED` repeats a run.
+pub fn compare_random_calls<M: Model>(steps: usize) {
+    let number = |key| Some(env::var(key).ok()?.parse::<usize>().expect("a number"));
+    let steps = number("LEASEHOLD_STEPS").unwrap_or(steps) / THREADS;
+    let seed = number("LEASEHOLD_SEED").map_or_else(rand::random, |seed| seed as u64);
+    println!("LEASEHOLD_SEED={seed} repeats this run");
+    let server = &Server::start();
+    thread::scope(|scope| {
+        for n in 0..THREADS {
+            scope.spawn(move || {
+                let proxy = Proxy::new(server);
+                let mut rng = SmallRng::seed_from_u64(seed + n as u64);
+                // Dropped before the proxy: its guards are released through it.
+                let mut model = M::start(server, &proxy, format!("name {n}"));
+                for _ in 0..steps {
+                    step(&mut model, &proxy, &mut rng);
+                }
+            });
+        }
+    });
+}
+
+fn step(model: &mut impl Model, proxy: &Proxy, rng: &mut SmallRng) {
+    let loses = rng.random_ratio(1, LOSES);
+    if loses {
+        proxy.set_open(Traffic::CutOnReply);
+    }
+    let has_waited = model.call(rng, loses);
+    if loses {
+        proxy.set_all(Traffic::Pass);
+    }
+    if loses || has_waited {
+        // The effects of a call without a reply are undone in the background.
+        eventually(PATIENCE, || model.difference().is_none());
+    } else {
+        assert_eq!(model.difference(), None);
+    }
+}
+
+/// Returns a builder whose calls do not fail because this machine is slow.
+pub fn patient(proxy: &Proxy) -> ClientBuilder {
+    let builder = leasehold::Client::builder().command_timeout(ms(10_000));
+    builder.url(proxy.url())
+}
