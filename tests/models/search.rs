@@ -4,7 +4,7 @@ use std::env;
 use std::fmt::Debug;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 
-/// What can happen in a model, and what must hold in it.
+/// The steps that are possible in the states of a model, and the promises that hold in each.
 pub(crate) trait Model {
     type State: Clone + Eq + Hash;
     type Step: Copy + Debug;

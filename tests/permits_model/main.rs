@@ -6,7 +6,8 @@
 //! They enter its queue, refresh their places, are granted permits, renew them, release them and
 //! give up. In every state the search tries every possible next step.
 //!
-//! * Commands, replies and grant messages are delayed, overtaken, or lost (a given number of them).
+//! * Commands, replies and grant messages are delayed, overtaken, or lost, and commands are run
+//!   twice (each a given number of times).
 //! * Clients die. The server does not know: their places and permits end by themselves.
 //! * Time: ticks of one clock. Permits that have ended are dropped by the next script only. A place
 //!   and a grant to it end with the same tick, counted from the last refresh. Validity starts when
@@ -18,8 +19,8 @@
 //! Grants that pass over places are searched in `tests/queue_model`. Not in the model: tokens, the
 //! deletion of keys, a server that loses data. Change the protocol here before changing the scripts.
 
-use models::assert_found;
 use models::permits::{Broken, Client, Flaw, Rules, State, holds};
+use models::{assert_found, searches_long};
 
 /// Clients that enter once. Nothing is certain to arrive.
 const SAFETY: Rules = Rules {
@@ -141,15 +142,59 @@ fn validity_must_not_be_counted_from_the_message() {
     assert_found(holds(&rules, clients(2)), Broken::HeldByNobody);
 }
 
+/// It receives the grant of the first.
 #[test]
 fn an_id_must_not_be_used_for_two_entries() {
     let rules = Rules {
+        wants: [1, 2, 0],
         entries: 2,
         calls: 0,
         ..SAFETY
     };
     let rules = rules.with(Flaw::IdUsedTwice);
-    assert_found(holds(&rules, clients(2)), Broken::Counter);
+    assert_found(holds(&rules, clients(2)), Broken::HeldByNobody);
+}
+
+/// A command that the network runs twice.
+fn repeated(count: usize) -> State {
+    State {
+        repeats: 1,
+        ..clients(count)
+    }
+}
+
+#[test]
+fn permits_are_counted_although_a_command_runs_twice() {
+    let rules = Rules {
+        wants: [1, 2, 0],
+        calls: 0,
+        ..SAFETY
+    };
+    assert_eq!(holds(&rules, repeated(2)), Ok(()));
+}
+
+/// A writer wants all. This search takes a minute: `LEASEHOLD_LONG_MODELS=1 cargo test --test
+/// permits_model long`.
+#[test]
+fn readers_and_a_writer_are_counted_although_a_command_runs_twice_in_a_long_search() {
+    let rules = Rules {
+        wants: [1, 3, 1],
+        permits: [3; 3],
+        calls: 0,
+        ..SAFETY
+    };
+    if searches_long() {
+        assert_eq!(holds(&rules, repeated(3)), Ok(()));
+    }
+}
+
+/// The second run finds too few permits, or another client that waits.
+#[test]
+fn the_second_run_of_an_enter_must_not_queue_the_holder() {
+    for wants in [[1, 2, 0], [1, 1, 0]] {
+        let rules = Rules { wants, ..SAFETY }.with(Flaw::SecondRunIsQueued);
+        assert_found(holds(&rules, repeated(2)), Broken::HolderQueued);
+    }
 }
 
 /// Asserts that the longest time for which a permit is unused is this number of ticks.
@@ -196,4 +241,42 @@ fn dead_waiters_cost_one_place() {
         ..clients(3)
     };
     assert_longest_stall(5, PROMPT, &start);
+}
+
+/// Permits of others may have ended since the script before.
+#[test]
+fn the_second_run_of_an_enter_must_grant_to_all_who_fit() {
+    let rules = Rules { calls: 0, ..SAFETY };
+    let rules = rules.with(Flaw::SecondRunGrantsNothing);
+    assert_found(holds(&rules, repeated(3)), Broken::FittingWaiterLeft);
+}
+
+/// A semaphore of one permit; a reader and a writer, who wants all.
+const SMALL: [Rules; 2] = [
+    Rules {
+        permits: [1; 3],
+        wants: [1, 1, 1],
+        ..PROMPT
+    },
+    Rules {
+        permits: [3; 3],
+        wants: [1, 3, 1],
+        ..PROMPT
+    },
+];
+
+#[test]
+fn an_enter_that_runs_twice_costs_a_refresh() {
+    for rules in SMALL {
+        assert_longest_stall(1, rules, &repeated(2));
+    }
+}
+
+/// The client waits behind its own permits until they end.
+#[test]
+fn an_enter_that_runs_twice_and_is_queued_costs_the_ttl() {
+    for rules in SMALL {
+        let rules = rules.with(Flaw::SecondRunIsQueued);
+        assert_longest_stall(rules.ttl, rules, &repeated(2));
+    }
 }

@@ -76,11 +76,15 @@ fn a_command_that_runs_twice_makes_no_second_holder() {
         calls: 0,
         ..TRYING
     };
-    let state = State {
-        repeats: 1,
-        ..start(&rules)
-    };
-    assert_eq!(holds(&rules, state), Ok(()));
+    // A lease that is no longer than a grant, and one that is.
+    for ttl in [SAFETY.ttl, 5] {
+        let rules = Rules { ttl, ..rules };
+        let state = State {
+            repeats: 1,
+            ..start(&rules)
+        };
+        assert_eq!(holds(&rules, state), Ok(()), "ttl {ttl}");
+    }
 }
 
 /// Otherwise it waits behind its own lease.

@@ -5,8 +5,8 @@
 //! readers, or another program's value, and the set of readers. Two or three clients read or write,
 //! renew, downgrade, give up and release. In every state the search tries every possible next step.
 //!
-//! * Commands, replies and releases are delayed, or lost (a given number of them). An undo is behind
-//!   its acquire on the same connection.
+//! * Commands, replies and releases are delayed, lost, or run twice (each a given number of times).
+//!   An undo is behind its acquire on the same connection.
 //! * Another program acquires the key with `SET NX PX` and deletes its own lock; or it deletes the
 //!   key of one of our locks.
 //! * Time: ticks of one clock. Validity starts when a command is sent, a ttl when it runs; both end
@@ -72,6 +72,24 @@ const TWICE: Rules = Rules {
     tries: 2,
     ..RULES
 };
+
+#[test]
+fn downgrade_holds_its_promises_although_a_command_runs_twice() {
+    let state = State {
+        repeats: 1,
+        ..start(&DOWNGRADING)
+    };
+    assert_eq!(holds(&DOWNGRADING, state), Ok(()));
+}
+
+#[test]
+fn readers_exclude_a_writer_although_a_command_runs_twice() {
+    let state = State {
+        repeats: 1,
+        ..start(&RULES)
+    };
+    assert_eq!(holds(&RULES, state), Ok(()));
+}
 
 #[test]
 fn foreign_lock_and_ours_exclude_each_other() {

@@ -16,7 +16,7 @@ impl Model for Rules {
     type Broken = Broken;
 
     fn each_next(&self, state: &State, mut take: impl FnMut(Step, State)) {
-        steps::each_next(state, self, |step, next| take(step, next.normalized()));
+        steps::each_next(state, self, |step, next| take(step, next.normalized(self)));
     }
 
     fn broken(&self, state: &State) -> Option<Broken> {

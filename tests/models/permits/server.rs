@@ -26,7 +26,12 @@ impl State {
     }
 
     fn hold(&mut self, id: Id, left: i8, is_provisional: bool, rules: &Rules) {
-        self.out += rules.want(id);
+        let before = self.members.iter().position(|member| member.id == id);
+        match before {
+            // The network has run the call twice: its first run has counted these permits.
+            Some(at) => drop(self.members.remove(at)),
+            None => self.out += rules.want(id),
+        }
         self.members.push(Member {
             id,
             left,
@@ -60,32 +65,8 @@ impl State {
         self.settle(rules);
         let found = match command {
             Command::Enter(id) => self.enter(id, rules),
-            Command::Refresh(id) => {
-                if let Some(place) = self.queue.iter_mut().find(|place| place.0 == id) {
-                    place.1 = 0;
-                }
-                self.grant(rules);
-                if self.is_member(id) {
-                    Found::Granted
-                } else if self.queue.iter().any(|place| place.0 == id) {
-                    Found::Waits
-                } else {
-                    Found::Gone
-                }
-            }
-            Command::Renew(id) => {
-                // Only one key: a renewal grants to nobody.
-                if let Some(member) = self.members.iter_mut().find(|member| member.id == id) {
-                    member.left = member.left.max(rules.ttl);
-                    member.is_provisional = false;
-                    Found::Granted
-                } else if rules.has(Flaw::RenewalRestores) {
-                    self.hold(id, rules.ttl, false, rules);
-                    Found::Granted
-                } else {
-                    Found::Gone
-                }
-            }
+            Command::Refresh(id) => self.refresh(id, rules),
+            Command::Renew(id) => self.renew(id, rules),
             Command::Leave(id) => self.leave(id, rules),
         };
         // A renewal only finds what has ended: the waiters refresh when it does.
@@ -99,6 +80,36 @@ impl State {
         found
     }
 
+    fn refresh(&mut self, id: Id, rules: &Rules) -> Found {
+        if let Some(place) = self.queue.iter_mut().find(|place| place.0 == id) {
+            place.1 = 0;
+        }
+        self.grant(rules);
+        let is_queued = self.queue.iter().any(|place| place.0 == id);
+        // The server looks for a place first.
+        if is_queued {
+            Found::Waits
+        } else if self.is_member(id) {
+            Found::Granted
+        } else {
+            Found::Gone
+        }
+    }
+
+    /// Only one key: a renewal grants to nobody.
+    fn renew(&mut self, id: Id, rules: &Rules) -> Found {
+        if let Some(member) = self.members.iter_mut().find(|member| member.id == id) {
+            member.left = member.left.max(rules.ttl);
+            member.is_provisional = false;
+            Found::Granted
+        } else if rules.has(Flaw::RenewalRestores) {
+            self.hold(id, rules.ttl, false, rules);
+            Found::Granted
+        } else {
+            Found::Gone
+        }
+    }
+
     fn enter(&mut self, id: Id, rules: &Rules) -> Found {
         let is_first = self.first(rules).is_none();
         if self.fits(id, rules) && (is_first || rules.has(Flaw::NewcomerOvertakes)) {
@@ -108,9 +119,19 @@ impl State {
             self.hold(id, rules.ttl, false, rules);
             return Found::Granted;
         }
-        self.queue.push((id, 0));
-        self.grant(rules);
-        Found::Waits
+        let had_permits = self.is_member(id);
+        match self.queue.iter_mut().find(|place| place.0 == id) {
+            Some(place) => place.1 = 0,
+            None if had_permits && !rules.has(Flaw::SecondRunIsQueued) => {}
+            None => self.queue.push((id, 0)),
+        }
+        if !had_permits || !rules.has(Flaw::SecondRunGrantsNothing) {
+            self.grant(rules);
+        }
+        match had_permits && !rules.has(Flaw::SecondRunIsQueued) {
+            true => Found::RanBefore,
+            false => Found::Waits,
+        }
     }
 
     fn leave(&mut self, id: Id, rules: &Rules) -> Found {

@@ -66,6 +66,10 @@ pub enum Flaw {
     ValidFromTheMessage,
     /// A client enters again under the id that it used before.
     IdUsedTwice,
+    /// An enter that the network runs again queues the id that has permits.
+    SecondRunIsQueued,
+    /// An enter that the network runs again replies that the id has permits, and grants to nobody.
+    SecondRunGrantsNothing,
 }
 
 /// A broken promise.
@@ -83,6 +87,8 @@ pub enum Broken {
     FittingWaiterLeft,
     /// A release or an undo took permits that are in use.
     TakenInUse,
+    /// An id has permits and a place.
+    HolderQueued,
     /// Permits were unused for too long.
     Stalled,
 }
@@ -106,6 +112,8 @@ impl Command {
 pub enum Found {
     Granted,
     Waits,
+    /// The network ran the enter twice: the id had permits before.
+    RanBefore,
     Gone,
 }
 
@@ -160,8 +168,10 @@ pub struct State {
     /// The grants that are published and not received.
     pub messages: Vec<Id>,
     pub clients: Vec<Client>,
-    /// How many more things can be lost, and how many clients can die.
+    /// How many more things can be lost, how many commands can run twice, and how many clients can
+    /// die.
     pub losses: u8,
+    pub repeats: u8,
     pub deaths: u8,
     pub stall: i8,
     pub broken: Option<Broken>,
@@ -181,7 +191,7 @@ impl State {
     }
 
     /// Returns the same state without what makes no difference.
-    pub(super) fn normalized(mut self) -> Self {
+    pub(super) fn normalized(mut self, rules: &Rules) -> Self {
         self.connections.retain(|commands| !commands.is_empty());
         self.connections.sort();
         let replies = std::mem::take(&mut self.replies);
@@ -195,6 +205,7 @@ impl State {
         self.messages.retain(|id| {
             let call = clients[id.client].call;
             matches!(call, Call::Entering(own, _) | Call::Waiting(own, ..) if own == *id)
+                || rules.has(Flaw::IdUsedTwice)
         });
         self.messages.sort();
         self.messages.dedup();
@@ -230,6 +241,11 @@ impl State {
                     return Some(Broken::HeldByNobody);
                 }
             }
+        }
+        // Prompt runs measure what that costs.
+        let is_queued = |id: Id| self.queue.iter().any(|place| place.0 == id);
+        if !rules.is_prompt && self.members.iter().any(|it| is_queued(it.id)) {
+            return Some(Broken::HolderQueued);
         }
         let most = rules.permits.into_iter().max().unwrap_or(0);
         let sum: i8 = self.members.iter().map(|it| rules.want(it.id)).sum();

@@ -1,12 +1,14 @@
 //! The possible next steps of a state.
 
 use super::client::Steps;
-use super::state::{Call, Command, Flaw, Found, Id, OLD, Reply, Rules, State};
+use super::state::{Call, Command, Flaw, Found, Id, Member, OLD, Reply, Rules, State};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Tick,
     Runs(Command),
+    /// The network runs a command, and will run it again.
+    RunsAgain(Command),
     ReplyIsLost(Command),
     ConnectionIsCut(Command),
     Replies(Reply),
@@ -31,6 +33,12 @@ pub(super) fn each_next(state: &State, rules: &Rules, mut act: impl FnMut(Step, 
     for n in 0..state.replies.len() {
         let mut next = state.clone();
         let reply = next.replies.remove(n);
+        if reply.1 == Found::RanBefore {
+            // Unless its permits may be those of a grant, it undoes the enter.
+            let mut undone = next.clone();
+            undone.clients[reply.0.id().client].call = Call::Leaving(reply.0.id());
+            act(Step::GivesUp(reply.0.id()), undone);
+        }
         receive(&mut next, reply, rules);
         act(Step::Replies(reply), next);
     }
@@ -118,7 +126,9 @@ fn is_stalled(state: &State, rules: &Rules) -> bool {
     let holds = |id: Id| matches!(call(id), Call::Holding(own, ..) if own == id);
     let waits = |id: Id| matches!(call(id), Call::Waiting(own, ..) if own == id);
     let real = state.members.iter();
-    let real = real.filter(|it| it.left > 0 && (!it.is_provisional || holds(it.id)));
+    // A client that does not know of its permits does not use them.
+    let is_used = |it: &Member| holds(it.id) || !it.is_provisional && !waits(it.id);
+    let real = real.filter(|it| it.left > 0 && is_used(it));
     let taken: i8 = real.map(|member| rules.want(member.id)).sum();
     let mut queue = state.queue.iter().map(|place| place.0);
     let any = || {
@@ -136,6 +146,12 @@ fn run_first(state: &State, n: usize, rules: &Rules, act: &mut impl FnMut(Step, 
     let mut next = state.clone();
     let command = next.connections[n].remove(0);
     let found = next.run(command, rules);
+    if state.repeats > 0 {
+        let mut again = next.clone();
+        again.repeats -= 1;
+        again.connections[n].insert(0, command);
+        act(Step::RunsAgain(command), again);
+    }
     if state.losses > 0 {
         let losses = state.losses - 1;
         let lost = State {

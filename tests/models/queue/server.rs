@@ -62,7 +62,11 @@ impl State {
         let answer = if self.holder.is_none() && self.queue[0].is_none() {
             self.acquire(id, rules)
         } else if is_ours && !rules.has(Flaw::SecondRunIsQueued) {
-            Entered::RanBefore
+            // A lease that ends sooner may be a grant by way of the queue: the next refresh tells.
+            match self.left > GRANT {
+                true => Entered::RanBefore,
+                false => Entered::Refused,
+            }
         } else {
             self.join(id, rules);
             self.grant(id, None, rules);

@@ -10,6 +10,8 @@ const CONNECTIONS: usize = 2;
 pub enum Step {
     Tick,
     Runs(Command),
+    /// The network runs a command, and will run it again.
+    RunsAgain(Command),
     LosesReply(Command),
     CutsConnection(Command),
     Reads(Reply),
@@ -109,6 +111,13 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             next.connections[n].remove(0);
             server::run(next, rules, command)
         };
+        if state.repeats > 0 {
+            self.step(Step::RunsAgain(command), |next| {
+                next.repeats -= 1;
+                run(next);
+                next.connections[n].insert(0, command);
+            });
+        }
         if state.losses > 0 {
             self.step(Step::LosesReply(command), |next| {
                 next.losses -= 1;

@@ -10,7 +10,7 @@ pub use state::{Broken, Client, Command, Flaw, Id, Key, Phase, Reply, Rules, Sta
 use crate::search::{self, Model};
 
 /// How many states to search. Of a larger space, the search covers the first steps.
-const MOST_STATES: usize = 80_000;
+const MOST_STATES: usize = 280_000;
 
 impl Model for Rules {
     type State = State;

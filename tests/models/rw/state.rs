@@ -129,8 +129,10 @@ pub struct State {
     pub connections: Vec<Vec<Command>>,
     pub replies: Vec<Reply>,
     pub clients: Vec<Client>,
-    /// How many events of each kind may still happen.
+    /// How many events of each kind may still happen: losses, commands that run twice, and locks and
+    /// deletions by other programs.
     pub losses: u8,
+    pub repeats: u8,
     pub foreign_locks: u8,
     pub deletions: u8,
     /// Somebody deleted a key of ours.
@@ -159,6 +161,7 @@ impl State {
             replies: Vec::new(),
             clients: vec![client; rules.wants.len()],
             losses: 0,
+            repeats: 0,
             foreign_locks: 0,
             deletions: 0,
             was_deleted: false,
