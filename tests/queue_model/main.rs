@@ -18,6 +18,8 @@
 //!   client grants it.
 //! * Fencing tokens: in some searches, a grant reserves a block of them for the threads of a client,
 //!   which hand the lock to each other.
+//! * Readers are granted the lock by the scripts of their own kind only. Each holds alone here:
+//!   `tests/rw_model` searches what they share.
 //! * Versions: the scripts of an earlier version pass nobody over. Version 0.1 has no queue: its
 //!   clients try again when a release is announced.
 //! * A program without a queue takes the lock when it is free, and releases it with or without a

@@ -26,6 +26,9 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             let client = &mut next.clients[owner(id)];
             let before = client.phase;
             client.phase = phase;
+            if command == Command::Enter {
+                client.goes_behind = false;
+            }
             if before == Phase::Out {
                 client.entries += u8::from(rules.entries < u8::MAX);
                 client.waiting = client.waiting.saturating_sub(1);
@@ -67,8 +70,11 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
     }
 
     fn begin(&mut self, id: Id) {
-        let is_broadcast = self.state.clients[owner(id)].version == Version::Broadcast;
-        match is_broadcast || self.rules.tries_first {
+        let client = self.state.clients[owner(id)];
+        let tries = self.rules.tries_first
+            && client.version != Version::Reader
+            && (!client.goes_behind || self.rules.has(Flaw::TriesBeforeReaders));
+        match tries || client.version == Version::Broadcast {
             true => self.send(Command::Acquire, id, Phase::Trying { id, age: 0 }),
             false => self.send(Command::Enter, id, Phase::Entering { id, age: 0 }),
         }
@@ -118,7 +124,8 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 self.leave(id, tokens);
             }
             Phase::Leaving { id } => {
-                if self.is_lost(Command::Release, id) {
+                let releases = [Command::Release, Command::ReleaseOpen];
+                if releases.iter().all(|release| self.is_lost(*release, id)) {
                     self.send(Command::Release, id, Phase::Leaving { id });
                 }
             }

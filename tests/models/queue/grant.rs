@@ -62,7 +62,11 @@ impl State {
         for place in places.take_while(|place| Some(*place) != next) {
             self.pass_over(*place, rules);
         }
-        next.map(|place| self.grant_to(*place, by_earlier, rules))
+        let is_reader = |id: Id| self.clients[owner(id)].version == Version::Reader;
+        // The client of a reader that is next must ask itself.
+        let fits = |place: &&Place| is_reader(by) || !is_reader(place.id);
+        let next = next.filter(fits).copied();
+        next.map(|place| self.grant_to(place, by_earlier, rules))
     }
 
     fn grant_to(&mut self, place: Place, by_earlier: bool, rules: &Rules) -> Tokens {

@@ -140,12 +140,13 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             let it = &mut next.on_their_way[id];
             it.released = None;
             match found {
-                Released::Done => it.undone = 0,
+                Released::Done | Released::NotPassedOn => it.undone = 0,
                 // A moment later, the release of nothing grants.
                 Released::LeftOpen => it.send(Command::Release),
                 Released::NotOurs => {}
             }
             let client = &mut next.clients[owner(id)];
+            client.goes_behind |= found == Released::NotPassedOn;
             if client.phase == (Phase::Leaving { id }) {
                 client.phase = Phase::Out;
             }

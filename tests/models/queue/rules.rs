@@ -69,6 +69,8 @@ pub enum Flaw {
     NewPlaceIsPassedOver,
     /// A client tries to acquire the lock for a thread while it has a place for another.
     PlacedClientTries,
+    /// A client whose release could not pass the lock on tries to acquire it.
+    TriesBeforeReaders,
     /// A grant has the last token again.
     GrantDrawsNoToken,
     /// A grant keeps only the first token of its block.

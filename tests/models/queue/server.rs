@@ -10,6 +10,11 @@ impl State {
     pub(super) fn run(&mut self, command: Command, id: Id, rules: &Rules) {
         match command {
             Command::Acquire => {
+                // A client whose release got no reply cannot know.
+                let is_again = self.freed_by == Some(owner(id)) && !self.has_lost;
+                if is_again && self.holder.is_none() && self.others_wait(id) {
+                    self.break_promise(Broken::TwoTurns);
+                }
                 let answer = match self.holder {
                     None => self.acquire(id, rules),
                     Some(holder) if holder == id => Entered::RanBefore,
@@ -166,8 +171,14 @@ impl State {
         if was_ours && self.holder.is_none() {
             self.announce(rules);
         }
+        let is_stuck = was_ours && !is_left_open && !is_broadcast && self.holder.is_none();
+        let is_not_passed_on = rules.tries_first && is_stuck && self.queue[0].is_some();
+        if is_not_passed_on && rules.is_prompt {
+            self.freed_by = Some(owner(id));
+        }
         self.on_their_way[id].released = Some(match was_ours || was_queued {
             _ if is_left_open => Released::LeftOpen,
+            _ if is_not_passed_on => Released::NotPassedOn,
             true => Released::Done,
             false => Released::NotOurs,
         });
@@ -186,18 +197,21 @@ impl State {
     /// The release of this id has granted the lock.
     fn check_turns(&mut self, id: Id, rules: &Rules) {
         let is_of = |other: Id| owner(other) == owner(id) && self.on_their_way[other].undone == 0;
-        let waits = |place: &Place| {
-            let client = self.clients[owner(place.id)];
-            owner(place.id) != owner(id)
-                && client.phase != Phase::Dead
-                && client.listens == Listens::Here
-        };
         // The undo of a lease that was never held is no turn.
         let was_held = self.phase(id) == Phase::Leaving { id };
         let is_again = was_held && self.holder.is_some_and(is_of);
-        if rules.is_prompt && is_again && self.queue.iter().flatten().any(waits) {
+        if rules.is_prompt && is_again && self.others_wait(id) {
             self.break_promise(Broken::TwoTurns);
         }
+    }
+
+    /// Whether the queue has a place of another living client, which listens.
+    fn others_wait(&self, id: Id) -> bool {
+        self.queue.iter().flatten().any(|place| {
+            let client = self.clients[owner(place.id)];
+            let listens = client.phase != Phase::Dead && client.listens == Listens::Here;
+            owner(place.id) != owner(id) && place.age < GRANT && listens
+        })
     }
 
     /// Deletes the key, and announces that to the clients. Only prompt clients react.

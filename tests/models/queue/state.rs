@@ -44,6 +44,8 @@ pub struct State {
     pub opens: u8,
     pub has_lost: bool,
     pub was_deleted: bool,
+    /// The client whose release could not pass the lock on, while it is free since then.
+    pub freed_by: Option<usize>,
     /// For how many ticks the lock has been free while a client waited.
     pub stall: u8,
     pub broken: Option<Broken>,
@@ -81,6 +83,8 @@ pub enum Version {
     Current,
     /// Its scripts pass nobody over and grant one token, and its messages reach this version only.
     Earlier,
+    /// A reader of a read-write lock: only the scripts of its kind grant to it.
+    Reader,
     /// 0.1, or a user without the rights that queues need: waits for the message of a release, and
     /// releases without a grant.
     Broadcast,
@@ -91,6 +95,8 @@ pub struct Client {
     pub phase: Phase,
     pub listens: Listens,
     pub version: Version,
+    /// Its last release could not pass the lock on: it enters without a first attempt.
+    pub goes_behind: bool,
     /// How many other threads of the client may still want the lock, and how many wait for it.
     pub arriving: u8,
     pub waiting: u8,
@@ -127,6 +133,7 @@ impl State {
             },
             listens: Listens::Here,
             version: Version::Current,
+            goes_behind: false,
             arriving: 0,
             waiting: 0,
             is_fresh: false,
@@ -154,6 +161,7 @@ impl State {
             opens: 0,
             has_lost: false,
             was_deleted: false,
+            freed_by: None,
             stall: 0,
             broken: None,
         }
@@ -210,6 +218,7 @@ impl State {
                     phase: Phase::Dead,
                     listens: client.listens,
                     version: client.version,
+                    goes_behind: false,
                     arriving: 0,
                     waiting: 0,
                     is_fresh: false,
@@ -222,6 +231,9 @@ impl State {
         }
         if self.clients.iter().any(|client| client.phase.is_held()) {
             self.stall = 0;
+        }
+        if self.holder.is_some() {
+            self.freed_by = None;
         }
     }
 }
