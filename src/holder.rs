@@ -234,7 +234,7 @@ impl PermitHolder {
 }
 
 /// The value of a lock's key while readers hold it. It is no holder id: those end in a uuid.
-const READERS: &[u8] = b"leasehold:readers";
+pub(crate) const READERS: &[u8] = b"leasehold:readers";
 
 /// The longest value that the scripts return whole, in bytes.
 const LONGEST_VALUE: usize = 1088;

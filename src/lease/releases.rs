@@ -351,6 +351,7 @@ impl Releases {
         };
         // An earlier try without a reply may have removed the key.
         let was_ours = found == KeyState::Ours || pending.was_unanswered;
+        pending.release.unanswered = None;
         if let Some(report) = pending.release.report.take() {
             report.found(if was_ours { KeyState::Ours } else { found });
         }

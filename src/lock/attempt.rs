@@ -8,7 +8,7 @@ use crossbeam_channel::unbounded;
 use crate::clock::Instant;
 use crate::config::{LeaseTerms, Settings};
 use crate::error::{Cause, Error};
-use crate::holder::HolderId;
+use crate::holder::{HolderId, READERS};
 use crate::lease::handoff::HandoffRun;
 use crate::lease::held::{HeldLease, Holding, LeaseCell};
 use crate::lease::release::{Release, ReleaseReport};
@@ -17,7 +17,7 @@ use crate::lock::release::give_back_unseen;
 use crate::lock::silence::Silence;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::answer::Answer;
+use crate::protocol::answer::{Answer, Refusal};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::{Acquire, Primitive};
 use crate::protocol::script::Call;
@@ -172,7 +172,7 @@ impl Attempt<'_> {
                 Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
             }
             // This client holds it: an earlier attempt or release had no reply.
-            Answer::Refused(refusal) if runtime.endpoints.is_releasing(&refusal.holder) => {
+            Answer::Refused(refusal) if self.may_be_own(part, &refusal) => {
                 Err(Fault::NotRun(Cause::text(
                     "an earlier attempt of this client, which got no reply, is being undone",
                 )))
@@ -182,6 +182,15 @@ impl Attempt<'_> {
             }
             _ => Err(self.undo_unread(part, id)),
         }
+    }
+
+    /// Returns whether what refused the lock may be what this client is releasing.
+    fn may_be_own(&self, part: &Arc<dyn Primitive>, refusal: &Refusal) -> bool {
+        let endpoints = &self.runtime.endpoints;
+        // Permits and readers are refused without a holder id: any of them may be an undone one.
+        let is_unnamed = refusal.holder.is_empty() || refusal.holder == READERS;
+        endpoints.is_releasing(&refusal.holder)
+            || is_unnamed && endpoints.is_undoing(part.key(0).name)
     }
 
     /// Sends `call`, which acquires `part` under `id`; returns its reply and when it was sent.

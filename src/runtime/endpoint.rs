@@ -7,6 +7,8 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
+use crate::lease::release::Release;
+use crate::name::{Name, NameTable};
 use crate::redis::Server;
 use crate::runtime::io::acknowledged::AcknowledgedRenewals;
 use crate::runtime::io::{Io, IoRequest};
@@ -62,6 +64,8 @@ pub(crate) struct Endpoints {
     endpoints: RwLock<Vec<Arc<Endpoint>>>,
     /// The number of pending releases of each lease: such a lease in Redis has no holder.
     releasing: Mutex<HashMap<HolderId, usize>>,
+    /// The locks with an undo that has no answer yet, each with a mark that those undos share.
+    undoing: Mutex<NameTable<Arc<()>>>,
     /// Locked while a subscription is confirmed, so that confirmations are counted one by one.
     pub(crate) confirming: Mutex<()>,
 }
@@ -131,14 +135,41 @@ impl Endpoints {
         *self.releasing.lock().entry(id.clone()).or_default() += 1;
     }
 
-    pub(crate) fn forget_release(&self, id: &HolderId) {
+    pub(crate) fn forget_release(&self, mut release: Release) {
         let mut releasing = self.releasing.lock();
-        if let Some(open) = releasing.get_mut(id) {
+        if let Some(open) = releasing.get_mut(&release.id) {
             *open -= 1;
             if *open == 0 {
-                releasing.remove(id);
+                releasing.remove(&release.id);
             }
         }
+        drop(releasing);
+        if release.may_overtake {
+            release.unanswered = None;
+            let name = release.keys.key(0).name;
+            let mut undoing = self.undoing.lock();
+            if undoing
+                .get(name)
+                .is_some_and(|mark| Arc::strong_count(mark) == 1)
+            {
+                undoing.remove(name);
+            }
+        }
+    }
+
+    /// Records an undo, until it has an answer.
+    pub(crate) fn note_undo(&self, release: &mut Release) {
+        let mut undoing = self.undoing.lock();
+        let mark = undoing.entry(release.keys.key(0).name.clone()).or_default();
+        release.unanswered = Some(Arc::clone(mark));
+    }
+
+    /// Returns whether an undo of this lock has no answer yet.
+    pub(crate) fn is_undoing(&self, name: &Name) -> bool {
+        let undoing = self.undoing.lock();
+        undoing
+            .get(name)
+            .is_some_and(|mark| Arc::strong_count(mark) > 1)
     }
 
     /// Returns true if the value of a lock key is a lease that has a pending release.
@@ -158,7 +189,6 @@ mod tests {
 
     use super::*;
     use crate::lease::held::tests::held_for_an_hour;
-    use crate::lease::release::Release;
     use crate::redis::Majority;
     use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
     use crate::runtime::tests::runtime_of;

@@ -313,7 +313,11 @@ impl Runtime {
     }
 
     /// Sends a release to all servers of its keys, and repeats it until its effect is certain.
-    pub(crate) fn release(&self, release: Release) {
+    pub(crate) fn release(&self, mut release: Release) {
+        // A call for a set in several slots knows what refused it by its holder id.
+        if release.may_overtake && !release.keys.is_split() {
+            self.endpoints.note_undo(&mut release);
+        }
         for part in release.keys.parts() {
             for owner in self.endpoints_of(part.key(0)).0 {
                 self.endpoints.note_release(&release.id);

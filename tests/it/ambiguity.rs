@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, unbounded};
 use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
+use support::permits::permits_out;
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, let_pass, ms};
 
 support::tests![
@@ -24,6 +25,8 @@ support::tests![
     acquire_is_undone_over_another_connection_if_its_own_died,
     every_acquiring_command_has_its_own_holder_id,
     unanswered_attempt_of_this_call_is_not_reported_as_another_holder,
+    unanswered_permit_of_this_client_is_not_reported_as_anothers,
+    unanswered_reader_of_this_client_is_not_reported_as_another_holder,
     release_on_a_closed_connection_succeeds,
     release_without_a_reply_is_no_loss,
     dropped_release_is_repeated,
@@ -306,7 +309,42 @@ fn every_acquiring_command_has_its_own_holder_id() {
 /// That key is not another holder's.
 fn unanswered_attempt_of_this_call_is_not_reported_as_another_holder() {
     let server = Server::start();
-    let proxy = Proxy::new(&server);
+    let call = |client: &Client| {
+        let guard = client.mutex("a").try_lock()?;
+        Ok(guard.map(|guard| assert_untouched_and_release(guard, &server)))
+    };
+    after_an_unanswered_attempt(&server, call, || server.get("lock:a").is_none());
+}
+
+fn unanswered_permit_of_this_client_is_not_reported_as_anothers() {
+    let server = Server::start();
+    let call = |client: &Client| {
+        let permit = client.semaphore("a", 1).try_acquire()?;
+        Ok(permit.map(|permit| assert_eq!(permit.release().unwrap(), Unlocked::Released)))
+    };
+    after_an_unanswered_attempt(&server, call, || permits_out(&server) == 0);
+}
+
+fn unanswered_reader_of_this_client_is_not_reported_as_another_holder() {
+    let server = Server::start();
+    let call = |client: &Client| {
+        let lock = client.rw_lock("a");
+        // Beside the reader without a reply, which does not exclude this one.
+        drop(lock.try_read()?.expect("readers share"));
+        let guard = lock.try_write()?;
+        Ok(guard.map(|guard| assert_eq!(guard.unlock().unwrap(), Unlocked::Released)))
+    };
+    after_an_unanswered_attempt(&server, call, || server.get("lock:a").is_none());
+}
+
+/// Makes a call whose first attempt gets no reply. The undo of that attempt arrives after the call.
+#[track_caller]
+fn after_an_unanswered_attempt(
+    server: &Server,
+    call: impl FnOnce(&Client) -> Result<Option<()>, Error>,
+    is_undone: impl FnMut() -> bool,
+) {
+    let proxy = Proxy::new(server);
     let client = client(&proxy.url());
     let (report, renewals) = unbounded();
     let _guard = client
@@ -319,17 +357,20 @@ fn unanswered_attempt_of_this_call_is_not_reported_as_another_holder() {
         .unwrap();
     // The io thread, which renews and undoes, has taken the only connection.
     renewals.recv().unwrap();
-    let _ = client.mutex("warm").lock().unwrap().unlock().unwrap();
+    // The server knows the scripts then: each is sent once.
+    drop(client.mutex("warm").lock().unwrap());
+    drop(client.semaphore("warm", 1).acquire().unwrap());
+    drop(client.rw_lock("warm").read().unwrap());
     assert_eq!(proxy.connections(), 2);
     proxy.set_nth(0, Traffic::Stall);
     proxy.set_nth(1, Traffic::CutOnReply);
-    match client.mutex("a").try_lock() {
-        Ok(Some(guard)) => assert_untouched_and_release(guard, &server),
-        Ok(None) => panic!("only this call's own attempt holds the lock"),
+    match call(&client) {
+        Ok(Some(())) => {}
+        Ok(None) => panic!("only an attempt of this client holds"),
         Err(error) => assert!(error.is_unreachable(), "{error:?}"),
     }
     proxy.set_nth(0, Traffic::Pass);
-    eventually(PATIENCE, || server.get("lock:a").is_none());
+    eventually(PATIENCE, is_undone);
 }
 
 /// Returns a mutex and the losses that its callback receives.

@@ -163,8 +163,8 @@ impl IoLoop {
     fn take_due_releases(&mut self, runtime: &Runtime, items: &mut Vec<IoJob>, all: bool) {
         let now = Instant::now();
         let over = self.releases.take_over(now);
-        over.iter()
-            .for_each(|release| runtime.endpoints.forget_release(&release.id));
+        over.into_iter()
+            .for_each(|release| runtime.endpoints.forget_release(release));
         let due = self.releases.take_due(now, all);
         items.extend(due.into_iter().map(IoJob::Release));
     }
@@ -231,8 +231,8 @@ fn settle(
         IoJob::AddStats(delta) => runtime.shared_stats.settle(delta, answer),
         IoJob::Release(batch) => {
             let over = releases.settle(&batch, answer.ok());
-            over.iter()
-                .for_each(|release| runtime.endpoints.forget_release(&release.id));
+            over.into_iter()
+                .for_each(|release| runtime.endpoints.forget_release(release));
         }
     }
 }
