@@ -31,8 +31,14 @@
 //! # Readers
 //!
 //! A writer of a read-write lock holds `lock:x` as a mutex does. While readers hold it, the key
-//! contains `leasehold:readers`, and expires with the last of them. So a program that acquires the
-//! key with `SET … NX` is kept out by readers, and keeps them out.
+//! contains `leasehold:readers`. So a program that acquires the key with `SET … NX` is kept out by
+//! readers, and keeps them out.
+//!
+//! The last reader to release deletes the key. The key expires at the latest end that a reader's
+//! lease had since the key was set, also if that reader has released since. If the other readers
+//! crash, other programs, plain and fair locks wait until then: for the longest ttl of a reader.
+//! Read-write locks of that name do not: any call of theirs deletes the key once the last lease has
+//! ended.
 //!
 //! # Sharing a lock with other programs
 //!
