@@ -6,7 +6,7 @@ use leasehold::{Client, Error, HeldPermits, Name, PermitHolder};
 
 use crate::json::Object;
 use crate::message::say;
-use crate::table;
+use crate::table::{self, or_dash, or_unknown, seconds};
 
 /// A holder of permits of a semaphore, or nobody; and how many calls wait, if that was asked.
 pub(crate) struct PermitRecord {
@@ -36,7 +36,7 @@ impl PermitRecord {
             self.name.to_string(),
             holder.holder_id().short().to_string(),
             holder.permits().to_string(),
-            format!("{:.1}s", holder.remaining().as_secs_f64()),
+            seconds(holder.remaining()),
         ]
     }
 }
@@ -66,14 +66,12 @@ pub(crate) fn json(held: &HeldPermits) -> Object {
 /// the last token, as text.
 pub(crate) fn cells(held: &HeldPermits) -> [String; 4] {
     let holders = held.holders();
-    let first = holders.first();
-    let left = first.map(|first| format!("{:.1}s", first.remaining().as_secs_f64()));
-    let token = held.last_fencing_token();
+    let left = holders.first().map(|first| seconds(first.remaining()));
     [
         held.name().to_string(),
         format!("{} permits, {} holders", held.permits(), holders.len()),
-        left.unwrap_or_else(|| "-".into()),
-        token.map_or_else(|| "-".into(), |token| token.to_string()),
+        or_dash(left),
+        or_dash(held.last_fencing_token()),
     ]
 }
 
@@ -117,13 +115,7 @@ pub(crate) fn print(
         true => {
             let rows = records.iter().map(|record| {
                 let [name, holder, permits, left] = record.cells();
-                [
-                    name,
-                    holder,
-                    permits,
-                    left,
-                    crate::status::shown(record.queued),
-                ]
+                [name, holder, permits, left, or_unknown(record.queued)]
             });
             let header = ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "QUEUED"];
             table::lines(header, &rows.collect::<Vec<_>>())

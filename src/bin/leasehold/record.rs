@@ -3,6 +3,7 @@
 use leasehold::{FencingToken, Holder, Name};
 
 use crate::json::Object;
+use crate::table::{or_dash, seconds};
 
 /// The state of a lock at one moment.
 pub(crate) struct Record {
@@ -36,16 +37,10 @@ impl Record {
         let left = match self.holder.as_ref().map(Holder::remaining) {
             None => "-".into(),
             Some(None) => "no expiry".into(),
-            Some(Some(left)) => format!("{:.1}s", left.as_secs_f64()),
+            Some(Some(left)) => seconds(left),
         };
-        let holder = self
-            .holder
-            .as_ref()
-            .map_or_else(|| "-".into(), shown_holder);
-        let token = self
-            .token
-            .map_or_else(|| "-".into(), |token| token.to_string());
-        [self.name.to_string(), holder, left, token]
+        let holder = or_dash(self.holder.as_ref().map(shown_holder));
+        [self.name.to_string(), holder, left, or_dash(self.token)]
     }
 }
 

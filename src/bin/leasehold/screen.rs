@@ -8,8 +8,7 @@ use leasehold::Error;
 use crate::args::Top;
 use crate::escape::Escaped;
 use crate::message::say;
-use crate::status::shown;
-use crate::table;
+use crate::table::{self, or_dash, or_unknown, seconds};
 use crate::top::Row;
 
 /// The lines and columns assumed for a terminal that does not report its size.
@@ -145,11 +144,8 @@ fn lines(rows: &[Row], interval: Duration) -> Vec<String> {
 fn cells(row: &Row) -> [String; 7] {
     let [name, holder, left, token] = row.subject.cells();
     let changes = format!("{:.1}", row.changes);
-    let longest = row
-        .longest
-        .map(|wait| format!("{:.1}s", wait.as_secs_f64()));
-    let longest = longest.unwrap_or_else(|| "-".into());
-    let waiting = shown(row.waiting);
+    let longest = or_dash(row.longest.map(seconds));
+    let waiting = or_unknown(row.waiting);
     [name, holder, left, waiting, longest, changes, token]
 }
 

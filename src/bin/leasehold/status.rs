@@ -9,7 +9,7 @@ use crate::exit::{Failure, HELD};
 use crate::message::say;
 use crate::permits::{self, PermitRecord};
 use crate::record::Record;
-use crate::table;
+use crate::table::{self, or_unknown};
 
 pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failure> {
     let client = connection.client()?;
@@ -63,7 +63,8 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
     }
     let rows = seen.iter().map(|(record, waiting, queued)| {
         let [name, holder, left, token] = record.cells();
-        [name, holder, left, shown(*waiting), shown(*queued), token]
+        let [waiting, queued] = [*waiting, *queued].map(or_unknown);
+        [name, holder, left, waiting, queued, token]
     });
     let header = ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"];
     for line in table::lines(header, &rows.collect::<Vec<_>>()) {
@@ -101,8 +102,4 @@ impl Asked {
             Err(error) => Err(error),
         }
     }
-}
-
-pub(crate) fn shown(waiting: Option<u64>) -> String {
-    waiting.map_or_else(|| "?".into(), |waiting| waiting.to_string())
 }

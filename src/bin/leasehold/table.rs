@@ -1,8 +1,25 @@
 //! Tables of text.
 
+use std::fmt::Display;
+use std::time::Duration;
+
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::escape::Escaped;
+
+/// Returns the cell of a value that may be missing.
+pub(crate) fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".into(), |value| value.to_string())
+}
+
+/// Returns the cell of a number that Redis may have refused to tell.
+pub(crate) fn or_unknown(number: Option<u64>) -> String {
+    number.map_or_else(|| "?".into(), |number| number.to_string())
+}
+
+pub(crate) fn seconds(time: Duration) -> String {
+    format!("{:.1}s", time.as_secs_f64())
+}
 
 /// Returns the cells without characters that a terminal would act on.
 pub(crate) fn escaped<const N: usize>(row: &[String; N]) -> [String; N] {
