@@ -1,19 +1,19 @@
 //! A read-write lock: acquire and release on one thread, processes that mostly read, and a writer
 //! among readers that never pause.
 //!
-//! Alternates with `Mutex` and `FairMutex`.
+//! Alternates with `Mutex`, `FairMutex`, and a read-write lock by hand that polls every 1 ms.
 
 mod common;
 
 use std::time::Duration;
 
-use common::contenders::released;
-use common::fleet::{Lockers, Section, Terms, contend, is_first, stretch};
+use common::contenders::{WRITE, polling_readers, readers, released};
+use common::fleet::{Lockers, Terms, contend, is_first, stretch};
 use common::picture::{Picture, Row};
 use common::series::{Series, panels, run_in_turns};
 use common::window::Window;
 use common::{Contender, Report, Samples};
-use leasehold::{Client, Error, RwLock, Unlocked};
+use leasehold::{Client, Error, Unlocked};
 use support::{Server, ms};
 
 const PAIR_ROUNDS: usize = 200;
@@ -29,15 +29,13 @@ const WRITES: u64 = 20;
 
 const NAMES: [&str; 4] = ["Mutex", "RwLock, read", "FairMutex", "RwLock, write"];
 
-const CONTENDERS: [(&str, &str); 3] = [
+const CONTENDERS: [(&str, &str); 5] = [
     ("RwLock, 95 % read", "mixed"),
     ("Mutex", "mutex"),
     ("RwLock, one writes", "one writer"),
+    ("poller, 95 % read", "poller"),
+    ("poller, one writes", "one polling writer"),
 ];
-
-/// In place of a token, marks the sections that write.
-const WRITE: u64 = 1;
-const READ: u64 = 0;
 
 fn main() {
     // In a child process, runs its role and exits.
@@ -59,8 +57,10 @@ fn main() {
     };
     let (read, write) = (read.ratio(mutex), write.ratio(fair));
     let ran = contended(&server);
-    let [mixed, mutex, one_writer] = &ran;
+    let [mixed, mutex, one_writer, poller, polling_writer] = &ran;
     let sections = mixed.ratio(mutex, Window::acquisitions_per_s);
+    let polled = mixed.ratio(poller, Window::acquisitions_per_s);
+    let polled_wait = one_writer.ratio(polling_writer, |it| it.waits()[1]);
     let wait = one_writer.spread(|it| it.waits_of(WRITE)[1] / SECTION.as_micros() as f64);
     let ratios = vec![
         Row::bar("read + release vs Mutex", read)
@@ -75,6 +75,8 @@ fn main() {
         Row::bar("a writer's wait p99, in sections", wait)
             .ours()
             .mark("≤", 3.0),
+        Row::bar("sections/s, 95 % read, vs the poller", polled).ours(),
+        Row::bar("wait p99, one writes, vs the poller", polled_wait).ours(),
     ];
     let picture = Picture {
         title: format!("{PROCESSES} processes that read and write, sections of 1 ms"),
@@ -86,6 +88,8 @@ fn main() {
             ("write_pair_vs_fair", write.figure()),
             ("sections_vs_mutex", sections.figure()),
             ("writer_wait_sections", wait.figure()),
+            ("sections_vs_poller", polled.figure()),
+            ("one_writer_wait_p99_vs_poller", polled_wait.figure()),
         ],
         &picture,
     );
@@ -109,7 +113,7 @@ fn pairs(server: &Server) -> Vec<Samples> {
     samples
 }
 
-fn contended(server: &Server) -> [Series; 3] {
+fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
     let mut ran = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
     run_in_turns(ROUNDS, &mut ran, |n| {
         let terms = Terms {
@@ -170,33 +174,18 @@ fn open(kind: &str, url: &str) -> Lockers {
                 released(guard.unlock())
             })
         }),
-        "mixed" => ours(client.rw_lock("contended"), |n| n % WRITES == 0),
-        "one writer" => {
-            let lock = client.rw_lock("contended");
-            match is_first(url, "writer") {
-                true => ours(lock, |_| true),
-                false => ours(lock, |_| false),
+        "mixed" => readers(client.rw_lock("contended"), |n| n % WRITES == 0),
+        "poller" => polling_readers(url, |n| n % WRITES == 0),
+        "one writer" | "one polling writer" => {
+            let writes: fn(u64) -> bool = match is_first(url, "writer") {
+                true => |_| true,
+                false => |_| false,
+            };
+            match kind {
+                "one writer" => readers(client.rw_lock("contended"), writes),
+                _ => polling_readers(url, writes),
             }
         }
         _ => unreachable!("unknown kind {kind}"),
     }
-}
-
-/// Reads or writes in each section, as `writes` says of its number.
-fn ours(lock: RwLock, writes: fn(u64) -> bool) -> Lockers {
-    Box::new(move || {
-        let lock = lock.clone();
-        let mut n = u64::from(std::process::id()) * 7;
-        Box::new(move |section: &Section| {
-            n += 1;
-            if writes(n) {
-                let guard = lock.write().map_err(|error| error.to_string())?;
-                section.run(WRITE);
-                return released(guard.unlock());
-            }
-            let guard = lock.read().map_err(|error| error.to_string())?;
-            section.run(READ);
-            released(guard.unlock())
-        })
-    })
 }

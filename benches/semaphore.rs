@@ -1,21 +1,22 @@
 //! Permits of a semaphore: acquire and release on one thread, processes that share four permits,
 //! and one process that wants all four beside seven that want one.
 //!
-//! Alternates with the same scripts by hand, with `FairMutex`, and with the simplest queue by hand.
+//! Alternates with the same scripts by hand, with `FairMutex`, with the simplest queue by hand, and
+//! with processes that poll every 1 ms.
 
 mod common;
 
 use std::time::Duration;
 
-use common::contenders::released;
-use common::fleet::{Lockers, Section, Terms, contend, is_first, stretch};
+use common::contenders::{permits, polled_permits};
+use common::fleet::{Lockers, Terms, contend, is_first, stretch};
 use common::floor::permits::{PermitHand, SimpleQueue};
 use common::picture::{Picture, Row};
 use common::ping_pong::Side;
 use common::series::{Series, panels, run_in_turns};
 use common::window::Window;
 use common::{Contender, Report, Samples, Spread};
-use leasehold::{Client, Semaphore, Unlocked};
+use leasehold::{Client, Unlocked};
 use support::{Server, ms};
 
 const PAIR_ROUNDS: usize = 200;
@@ -33,8 +34,14 @@ const LASTS: Duration = ms(3_000);
 const OURS: &str = "Semaphore";
 const IDEAL: &str = "queue by hand";
 const MIXED: &str = "Semaphore, one wants all";
+const POLLER: &str = "poller by hand, every 1 ms";
 
-const CONTENDERS: [(&str, &str); 3] = [(OURS, "ours"), (IDEAL, "ideal"), (MIXED, "mixed")];
+const CONTENDERS: [(&str, &str); 4] = [
+    (OURS, "ours"),
+    (IDEAL, "ideal"),
+    (MIXED, "mixed"),
+    (POLLER, "poller"),
+];
 
 /// In place of a token, marks the holds of the process that wants all permits.
 const LARGE: u64 = 1;
@@ -59,8 +66,10 @@ fn main() {
     let vs_scripts: Vec<Spread> = pairs.chunks(2).map_while(ratio).collect();
     let vs_fair = pairs[0].ratio(fair);
     let ran = contended(&server);
-    let [ours, ideal, mixed] = &ran;
+    let [ours, ideal, mixed, poller] = &ran;
     let wait = ours.ratio(ideal, |it| it.waits()[1]);
+    let polled_wait = ours.ratio(poller, |it| it.waits()[1]);
+    let polled = ours.ratio(poller, Window::acquisitions_per_s);
     let jain = ours.spread(Window::jain_processes);
     let requests = ours.spread(Window::requests_per_acquisition);
     let large = mixed.spread(|it| it.waits_vs_mean(LARGE)[1]);
@@ -74,6 +83,8 @@ fn main() {
         Row::bar("wait p99 vs the queue by hand", wait)
             .ours()
             .mark("≤", 1.3),
+        Row::bar("wait p99 vs the poller", polled_wait).ours(),
+        Row::bar("acquisitions vs the poller", polled).ours(),
         Row::bar("requests per acquisition", requests)
             .ours()
             .mark("≤", 2.3),
@@ -92,6 +103,8 @@ fn main() {
             ("pair_vs_scripts_1000_out", vs_scripts[2].figure()),
             ("pair_vs_fair", vs_fair.figure()),
             ("wait_p99_vs_ideal", wait.figure()),
+            ("wait_p99_vs_poller", polled_wait.figure()),
+            ("acq_vs_poller", polled.figure()),
             ("jain", jain.figure()),
             ("requests_per_acq", requests.figure()),
             ("large_wait_vs_mean", large.figure()),
@@ -151,7 +164,7 @@ fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
     (samples, names)
 }
 
-fn contended(server: &Server) -> [Series; 3] {
+fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
     let mut ran = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
     run_in_turns(ROUNDS, &mut ran, |n| {
         let terms = Terms {
@@ -196,10 +209,10 @@ fn contended(server: &Server) -> [Series; 3] {
 fn open(kind: &str, url: &str) -> Lockers {
     let semaphore = || Client::open(url).unwrap().semaphore("contended", PERMITS);
     match kind {
-        "ours" => ours(semaphore(), SMALL),
+        "ours" => permits(semaphore(), SMALL),
         "mixed" => match is_first(url, "large") {
-            true => ours(semaphore().many(PERMITS), LARGE),
-            false => ours(semaphore(), SMALL),
+            true => permits(semaphore().many(PERMITS), LARGE),
+            false => permits(semaphore(), SMALL),
         },
         "ideal" => {
             let url = url.to_owned();
@@ -213,17 +226,7 @@ fn open(kind: &str, url: &str) -> Lockers {
                 })
             })
         }
+        "poller" => polled_permits(url, PERMITS),
         _ => unreachable!("unknown kind {kind}"),
     }
-}
-
-fn ours(semaphore: Semaphore, mark: u64) -> Lockers {
-    Box::new(move || {
-        let semaphore = semaphore.clone();
-        Box::new(move |section: &Section| {
-            let permit = semaphore.acquire().map_err(|error| error.to_string())?;
-            section.run(mark);
-            released(permit.release())
-        })
-    })
 }

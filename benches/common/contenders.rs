@@ -1,20 +1,22 @@
-//! The contenders: the locks of this crate, a hand-written poller, and a hand-written queue.
+//! The contenders: the locks of this crate, hand-written pollers, and a hand-written queue.
 
+use std::process;
 use std::thread;
-use std::time::Duration;
 
-use leasehold::{Client, Error, MutexGuard, Unlocked};
+use leasehold::{Client, Error, MutexGuard, RwLock, Semaphore, Unlocked};
 
 use super::fleet::{Lockers, Section};
 use super::floor::fair::Granted;
 use super::floor::pair::Bare;
+use super::floor::polling::{POLLS_EVERY, Poller};
 use super::ping_pong::Side;
 
 /// The name that all of them lock.
 const NAME: &str = "contended";
 
-/// The poller's pause after a refusal.
-const POLLS_EVERY: Duration = Duration::from_millis(1);
+/// In place of a token, marks the sections that write under a read-write lock.
+pub(crate) const WRITE: u64 = 1;
+pub(crate) const READ: u64 = 0;
 
 /// Opens a contender. The threads of a process share one client; each poller has its own
 /// connection.
@@ -65,6 +67,70 @@ fn granted(url: &str, new: fn(&str) -> Granted) -> Lockers {
             granted.take();
             section.run(0);
             granted.release();
+            Ok(())
+        })
+    })
+}
+
+/// Holds permits; `mark` stands in place of a token.
+pub(crate) fn permits(semaphore: Semaphore, mark: u64) -> Lockers {
+    Box::new(move || {
+        let semaphore = semaphore.clone();
+        Box::new(move |section: &Section| {
+            let permit = semaphore.acquire().map_err(|error| error.to_string())?;
+            section.run(mark);
+            released(permit.release())
+        })
+    })
+}
+
+/// Holds one of this many permits of a semaphore by hand.
+pub(crate) fn polled_permits(url: &str, permits: u32) -> Lockers {
+    let url = url.to_owned();
+    Box::new(move || {
+        let mut poller = Poller::semaphore(&url, permits);
+        Box::new(move |section: &Section| {
+            poller.run(false, || section.run(0));
+            Ok(())
+        })
+    })
+}
+
+/// The number of the next section of a thread, from which it decides whether to write.
+pub(crate) fn numbered() -> impl FnMut() -> u64 {
+    let mut n = u64::from(process::id()) * 7;
+    move || {
+        n += 1;
+        n
+    }
+}
+
+/// Reads or writes in each section, as `writes` says of its number.
+pub(crate) fn readers(lock: RwLock, writes: fn(u64) -> bool) -> Lockers {
+    Box::new(move || {
+        let (lock, mut number) = (lock.clone(), numbered());
+        Box::new(move |section: &Section| {
+            if writes(number()) {
+                let guard = lock.write().map_err(|error| error.to_string())?;
+                section.run(WRITE);
+                return released(guard.unlock());
+            }
+            let guard = lock.read().map_err(|error| error.to_string())?;
+            section.run(READ);
+            released(guard.unlock())
+        })
+    })
+}
+
+/// The same with a read-write lock by hand.
+pub(crate) fn polling_readers(url: &str, writes: fn(u64) -> bool) -> Lockers {
+    let url = url.to_owned();
+    Box::new(move || {
+        let (mut poller, mut number) = (Poller::rw_lock(&url), numbered());
+        Box::new(move |section: &Section| {
+            let writes = writes(number());
+            let mark = if writes { WRITE } else { READ };
+            poller.run(writes, || section.run(mark));
             Ok(())
         })
     })

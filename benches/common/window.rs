@@ -117,30 +117,42 @@ impl Window {
     pub(crate) fn holds_at_most(&self, most: usize) {
         assert_eq!(self.hung, 0, "processes that did not report");
         assert_eq!(self.failures, 0, "{}", self.first_failure);
+        assert_eq!(self.begun_over(most), 0, "more than {most} at a time");
+    }
+
+    /// Returns how many holds began when `most` threads or more held already.
+    pub(crate) fn begun_over(&self, most: usize) -> usize {
         let starts = self.holds.iter().map(|hold| (hold.from, 1));
         let ends = self.holds.iter().map(|hold| (hold.to, -1));
         let mut steps: Vec<(u64, i64)> = starts.chain(ends).collect();
         // At one instant, those that end come first.
         steps.sort_unstable();
         let mut held = 0;
-        for (_, step) in steps {
+        let is_over = |(_, step): &(u64, i64)| {
             held += step;
-            assert!(held <= most as i64, "{held} holders at a time");
-        }
+            *step > 0 && held > most as i64
+        };
+        steps.iter().copied().filter(is_over).count()
     }
 
     /// Asserts that nobody held beside a hold with this mark in place of a token.
     pub(crate) fn is_held_alone(&self, mark: u64) {
-        let (mut end, mut marked_end) = (0, 0);
+        assert_eq!(self.begun_beside(mark), 0, "two holders at a time");
+    }
+
+    /// Returns how many holds began beside a hold with this mark, or have it and began beside any.
+    pub(crate) fn begun_beside(&self, mark: u64) -> usize {
+        let (mut end, mut marked_end, mut count) = (0, 0, 0);
         // Ordered by start.
         for hold in &self.holds {
             let others = if hold.token == mark { end } else { marked_end };
-            assert!(hold.from >= others, "two holders at a time");
+            count += usize::from(hold.from < others);
             end = end.max(hold.to);
             if hold.token == mark {
                 marked_end = marked_end.max(hold.to);
             }
         }
+        count
     }
 
     /// The mean and the longest wait of the holds with this mark in place of a token, relative to

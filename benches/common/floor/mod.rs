@@ -12,3 +12,4 @@ pub(crate) mod fair;
 pub(crate) mod mutex;
 pub(crate) mod pair;
 pub(crate) mod permits;
+pub(crate) mod polling;
