@@ -30,7 +30,11 @@ end
 local first_run
 first_run, bad = held(ARGV[1])
 if bad then return bad end
-if first_run then return {0, ARGV[1], soonest()} end
+if first_run then
+  -- Permits of others may have ended since.
+  bad = grant()
+  return bad or {0, ARGV[1], soonest()}
+end
 if ARGV[4] == '0' then
   -- A write that changes nothing: a server that has become a replica replies READONLY, not
   -- "refused". And an error if the queue is no list, as without a 0.

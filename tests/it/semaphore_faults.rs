@@ -33,6 +33,7 @@ support::tests![
     message_to_go_on_makes_a_client_refresh_at_once,
     enter_that_the_network_runs_twice_counts_once,
     enter_that_the_network_runs_twice_reports_its_own_permits,
+    second_run_of_an_enter_grants_what_has_ended_since,
     renewal_restores_no_permit_that_has_ended,
     foreign_members_do_not_break_the_count,
     shutdown_gives_back_permits_and_places,
@@ -337,6 +338,22 @@ fn enter_that_the_network_runs_twice_reports_its_own_permits() {
         assert_eq!(permits_out(&server), 2);
         assert_eq!(permits_queue_length(&server), waits);
     }
+}
+
+fn second_run_of_an_enter_grants_what_has_ended_since() {
+    let server = Server::start();
+    let enter = |id, ttl| run_script(&server, ENTER, &[id, ttl, "1/2", "a", "inbox"]);
+    for id in ["1 o:1", "1 o:2", "1 o:3"] {
+        enter(id, "60000");
+    }
+    assert_eq!(permits_queue_length(&server), 1);
+    // Its end is past, and nobody has noticed.
+    server.run("ZADD", &[PERMITS, "1000", "1 o:2"]);
+    let itself = redis::Value::BulkString(b"1 o:1".into());
+    let again = fields(enter("1 o:1", "60000"));
+    assert_eq!(again[..2], [redis::Value::Int(0), itself]);
+    assert_eq!(permits_queue_length(&server), 0);
+    assert_eq!(permits_out(&server), 2);
 }
 
 fn renewal_restores_no_permit_that_has_ended() {
