@@ -293,7 +293,7 @@ fn last_call_that_gives_up_leaves_the_queue() {
     thread::scope(|scope| {
         // While it waits, the queue does not expire with the places of others.
         let waiting = spawn_waiter(scope, &server, &witness);
-        assert!(other.try_lock_for(ms(500)).unwrap().is_none());
+        assert!(other.try_lock_for(ms(3_000)).unwrap().is_none());
         wait_for_queue_length(&server, 1);
         unlock(guard);
         unlock(waiting.join().unwrap());
@@ -306,8 +306,11 @@ fn full_server_does_not_end_the_use_of_queues() {
     server.run("SET", &["lock:a", "foreign"]);
     let mutex = client(&server.url()).mutex("a");
     let refused_a_place = || {
-        // A call enters the queue at once if its client was just refused, within a second.
-        assert!(mutex.try_lock_for(ms(300)).unwrap().is_none());
+        // A call enters the queue at once if its client was just refused, within a second. On a
+        // busy machine it may get no reply in time.
+        if mutex.try_lock_for(ms(300)).is_err() {
+            return false;
+        }
         server.run("CONFIG", &["SET", "maxmemory", "1"]);
         let error = mutex.try_lock_for(PATIENCE).unwrap_err().to_string();
         assert!(error.contains("OOM"), "{error}");
@@ -383,7 +386,7 @@ fn enter_without_a_reply_is_undone() {
         let mut before = enters();
         // A call enters the queue at once if its client was just refused, within a second.
         let has_entered = || {
-            // An error while the enter of the round before is being undone.
+            // An error while the enter of the round before is being undone, and on a busy machine.
             if mutex.try_lock_for(ms(300)).is_err() {
                 return false;
             }
