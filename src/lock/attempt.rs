@@ -328,7 +328,7 @@ impl Attempt<'_> {
         self.undo(keys, id, cause)
     }
 
-    /// Returns the index of the first name that this client holds now, so that Redis would refuse it.
+    /// Returns the index of the first name that this client holds now: Redis would refuse it.
     pub(crate) fn held_here(&self) -> Option<usize> {
         self.held_beside(self.keys.is_shared())
     }

@@ -1,4 +1,4 @@
-//! What the replies say to a waiting call, and what it may report at its deadline.
+//! The replies to a waiting call, and the outcome that they allow at its deadline.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -152,8 +152,8 @@ impl WaitingCall<'_> {
 
     /// Waits behind other calls of this client.
     ///
-    /// Shortly before the deadline, tries Redis if the replies to the others do not suffice. If they
-    /// share a place, the call that has it asks instead.
+    /// Shortly before the deadline, tries Redis if the replies to the others do not suffice. If
+    /// they share a place, the call that has it asks instead.
     fn behind(&mut self, now: Instant) -> Result<SleepEnd, Over> {
         self.log_waiting_once(None);
         let deadline = self.attempt.deadline;

@@ -78,8 +78,8 @@ impl Primitive for CohortKeys {
         &self.queue.keys
     }
 
-    /// Acquires the lock if it is free, even if clients wait in the queue, unless the call goes behind
-    /// them.
+    /// Acquires the lock if it is free. Clients that wait in the queue count only for a call with a
+    /// place, or one that goes behind them.
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
         if request.place.is_none() && !request.is_behind_queue {
             return mutex::acquire(self.keys(), &request, [&ACQUIRE, &mutex::PROPOSE]);

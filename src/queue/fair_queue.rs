@@ -270,8 +270,8 @@ impl FairQueue {
         }
     }
 
-    /// Leaves the place of the waiter to the other calls if `others_wait`. Otherwise returns its id:
-    /// the caller must leave the queue.
+    /// Leaves the place of the waiter to the other calls if `others_wait`. Otherwise returns its
+    /// id: the caller must leave the queue.
     pub(super) fn hand_over(&mut self, serial: u64, others_wait: bool) -> Option<HolderId> {
         let has_place = self.waiter(serial).seen_waiting.is_some();
         if !self.is_shared || !others_wait || !has_place {

@@ -95,8 +95,8 @@ impl Waiters {
         names.get(name).map_or(0, |queue| queue.waiters.len())
     }
 
-    /// Returns a lease of this client beside which Redis refuses the name to another, `is_shared` or
-    /// not, if there is one.
+    /// Returns a lease of this client beside which Redis refuses the name to another, `is_shared`
+    /// or not, if there is one.
     ///
     /// Never one of a semaphore, which may have permits for further calls.
     pub(crate) fn excludes(&self, name: &Name, is_shared: bool) -> Option<Arc<HeldLease>> {

@@ -46,8 +46,8 @@ impl SharedPlace {
         counts(self.refused, now)
     }
 
-    /// Returns whether a release of this client freed the name a moment before `now` although others
-    /// waited in its queue: its next call must be behind them.
+    /// Returns whether a release of this client freed the name a moment before `now` although
+    /// others waited in its queue: its next call must be behind them.
     pub(crate) fn is_behind_others(&self, now: Instant) -> bool {
         counts(self.not_passed_on, now)
     }
@@ -100,7 +100,10 @@ mod tests {
         assert!(!recent.of(&name).was_refused(at(1)));
         recent.refused(&name, at(1));
         recent.left_open(&name, at(7));
+        assert!(!recent.of(&name).is_behind_others(at(8)));
+        recent.not_passed_on(&name, at(2));
         let known = recent.of(&name);
+        assert!(known.is_behind_others(at(1_001)) && !known.is_behind_others(at(1_002)));
         assert!(known.was_refused(at(1_000)) && !known.was_refused(at(1_001)));
         assert_eq!(known.left_open_until, at(7));
         for n in 0..10_000 {

@@ -123,8 +123,8 @@ pub(crate) enum Gauge<'a> {
 }
 
 impl Server {
-    /// Returns one page of the keys of this type that match `pattern`, and the next cursor. Cursor `0`
-    /// starts a scan and ends it. The server examines about `count` keys for the page.
+    /// Returns one page of the keys of this type that match `pattern`, and the next cursor. Cursor
+    /// `0` starts a scan and ends it. The server examines about `count` keys for the page.
     pub(crate) fn scan(
         &self,
         cursor: &[u8],
@@ -187,9 +187,7 @@ impl Server {
             }
         }
     }
-}
 
-impl Server {
     fn longest_wait(
         &self,
         queue: &[u8],
