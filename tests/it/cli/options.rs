@@ -244,9 +244,9 @@ fn quorum_is_one_url() {
     let url = format!("redis+quorum://{}/", hosts.join(","));
     let mut program = Program::run(&url, &[], "echo ready; exec sleep 300");
     assert_eq!(program.next_line(), "ready");
-    for server in &servers {
-        eventually(SOON, || !is_free(server, "a"));
-    }
+    // The third is not asked if its connection opens late.
+    let is_held = |server: &&Server| !is_free(server, "a");
+    eventually(SOON, || servers.iter().filter(is_held).count() >= 2);
     assert_eq!(code(&url, &["run", "a", "--no-wait", "--", "true"]), 75);
     let status = text(&url, &["status", "a", "--json"]);
     assert!(status.contains("\"held\":true"), "{status}");
