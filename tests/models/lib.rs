@@ -4,6 +4,25 @@
 //! models are a package of their own: a debug build optimizes this package alone, and the searches
 //! are several times faster.
 
+/// Implements that the `Rules` of a model have at most one `Flaw`.
+macro_rules! flawed {
+    () => {
+        impl Rules {
+            pub fn with(self, flaw: Flaw) -> Self {
+                Self {
+                    flaw: Some(flaw),
+                    ..self
+                }
+            }
+
+            pub(super) fn has(&self, flaw: Flaw) -> bool {
+                self.flaw == Some(flaw)
+            }
+        }
+    };
+}
+use flawed;
+
 pub mod permits;
 pub mod queue;
 pub mod rw;

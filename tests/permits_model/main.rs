@@ -35,6 +35,12 @@ const SAFETY: Rules = Rules {
     flaw: None,
 };
 
+/// The first client wants one of two permits, the second both.
+const PAIR: Rules = Rules {
+    wants: [1, 2, 0],
+    ..SAFETY
+};
+
 /// Clients that refresh in every tick. Every message arrives before the next tick.
 const PROMPT: Rules = Rules {
     ttl: 6,
@@ -52,11 +58,7 @@ fn clients(count: usize) -> State {
 
 #[test]
 fn permits_are_counted_although_something_is_lost() {
-    let rules = Rules {
-        wants: [1, 2, 0],
-        calls: 0,
-        ..SAFETY
-    };
+    let rules = Rules { calls: 0, ..PAIR };
     let start = State {
         losses: 1,
         ..clients(2)
@@ -66,24 +68,19 @@ fn permits_are_counted_although_something_is_lost() {
 
 #[test]
 fn permits_are_counted_although_a_client_dies() {
-    let rules = Rules {
-        wants: [1, 2, 0],
-        ..SAFETY
-    };
     let start = State {
         deaths: 1,
         ..clients(2)
     };
-    assert_eq!(holds(&rules, start), Ok(()));
+    assert_eq!(holds(&PAIR, start), Ok(()));
 }
 
 #[test]
 fn clients_with_different_numbers_of_permits_exceed_neither() {
     let rules = Rules {
-        wants: [1, 2, 0],
         permits: [1, 2, 0],
         calls: 0,
-        ..SAFETY
+        ..PAIR
     };
     let start = State {
         losses: 1,
@@ -100,11 +97,7 @@ fn a_release_must_look_before_it_counts() {
 
 #[test]
 fn a_renewal_must_restore_nothing() {
-    let rules = Rules {
-        wants: [1, 2, 0],
-        ..SAFETY
-    };
-    let rules = rules.with(Flaw::RenewalRestores);
+    let rules = PAIR.with(Flaw::RenewalRestores);
     assert_found(holds(&rules, clients(2)), Broken::TooManyInUse);
 }
 
@@ -134,11 +127,7 @@ fn leaving_the_queue_must_grant() {
 
 #[test]
 fn validity_must_not_be_counted_from_the_message() {
-    let rules = Rules {
-        wants: [1, 2, 0],
-        ..SAFETY
-    };
-    let rules = rules.with(Flaw::ValidFromTheMessage);
+    let rules = PAIR.with(Flaw::ValidFromTheMessage);
     assert_found(holds(&rules, clients(2)), Broken::HeldByNobody);
 }
 
@@ -146,10 +135,9 @@ fn validity_must_not_be_counted_from_the_message() {
 #[test]
 fn an_id_must_not_be_used_for_two_entries() {
     let rules = Rules {
-        wants: [1, 2, 0],
         entries: 2,
         calls: 0,
-        ..SAFETY
+        ..PAIR
     };
     let rules = rules.with(Flaw::IdUsedTwice);
     assert_found(holds(&rules, clients(2)), Broken::HeldByNobody);
@@ -165,11 +153,7 @@ fn repeated(count: usize) -> State {
 
 #[test]
 fn permits_are_counted_although_a_command_runs_twice() {
-    let rules = Rules {
-        wants: [1, 2, 0],
-        calls: 0,
-        ..SAFETY
-    };
+    let rules = Rules { calls: 0, ..PAIR };
     assert_eq!(holds(&rules, repeated(2)), Ok(()));
 }
 

@@ -29,18 +29,9 @@ pub struct Rules {
     pub flaw: Option<Flaw>,
 }
 
+crate::flawed!();
+
 impl Rules {
-    pub fn with(self, flaw: Flaw) -> Self {
-        Self {
-            flaw: Some(flaw),
-            ..self
-        }
-    }
-
-    pub(super) fn has(&self, flaw: Flaw) -> bool {
-        self.flaw == Some(flaw)
-    }
-
     /// How many permits the owner of an id wants.
     pub(super) fn want(&self, id: Id) -> i8 {
         self.wants[id.client]

@@ -123,15 +123,11 @@ pub enum Listens {
     Never,
 }
 
-impl State {
-    pub fn new(rules: &Rules) -> Self {
-        let client = |n| Client {
-            phase: if n < rules.clients {
-                Phase::Out
-            } else {
-                Phase::Dead
-            },
-            listens: Listens::Here,
+impl Client {
+    fn new(phase: Phase, listens: Listens) -> Self {
+        Self {
+            phase,
+            listens,
             version: Version::Current,
             goes_behind: false,
             arriving: 0,
@@ -141,6 +137,15 @@ impl State {
             entries: 0,
             calls: 0,
             passed: 0,
+        }
+    }
+}
+
+impl State {
+    pub fn new(rules: &Rules) -> Self {
+        let client = |n| match n < rules.clients {
+            true => Client::new(Phase::Out, Listens::Here),
+            false => Client::new(Phase::Dead, Listens::Here),
         };
         Self {
             holder: None,
@@ -215,17 +220,8 @@ impl State {
             }
             if client.phase == Phase::Dead {
                 *client = Client {
-                    phase: Phase::Dead,
-                    listens: client.listens,
                     version: client.version,
-                    goes_behind: false,
-                    arriving: 0,
-                    waiting: 0,
-                    is_fresh: false,
-                    is_announced: false,
-                    entries: 0,
-                    calls: 0,
-                    passed: 0,
+                    ..Client::new(Phase::Dead, client.listens)
                 };
             }
         }

@@ -29,18 +29,7 @@ pub struct Rules {
     pub flaw: Option<Flaw>,
 }
 
-impl Rules {
-    pub fn with(self, flaw: Flaw) -> Self {
-        Self {
-            flaw: Some(flaw),
-            ..self
-        }
-    }
-
-    pub(super) fn has(&self, flaw: Flaw) -> bool {
-        self.flaw == Some(flaw)
-    }
-}
+crate::flawed!();
 
 /// A deliberate flaw, which the search must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
