@@ -15,15 +15,19 @@ use tokio::sync::Mutex;
 
 use crate::common::contenders;
 use crate::common::fleet::{Locker, Lockers};
+use crate::shared;
 
-const NAME: &str = "contended";
+pub(crate) const NAME: &str = "contended";
 const TTL: Duration = Duration::from_secs(10);
 
 /// The pause of the hand-written poller.
-const TUNED: Duration = Duration::from_millis(1);
+pub(crate) const TUNED: Duration = Duration::from_millis(1);
 
 /// Each process has one contending thread; an async crate gets a runtime on it.
 pub(crate) fn open(kind: &str, url: &str) -> Lockers {
+    if let Some(lockers) = shared::open(kind, url) {
+        return lockers;
+    }
     let url = url.to_owned();
     match kind {
         "rslock" => Box::new(move || rslock(&url, None)),
@@ -45,7 +49,7 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
     }
 }
 
-fn runtime() -> Runtime {
+pub(crate) fn runtime() -> Runtime {
     let runtime = Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime can be built")
 }
@@ -98,16 +102,24 @@ fn redis_lock(url: &str, options: fn() -> LockAcrossOptions) -> Locker {
     })
 }
 
-/// Its `acquire` tries once, whatever the timeout. The default settings count a refusal as a
-/// failure; the tuned ones retry.
-fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
-    let runtime = runtime();
+pub(crate) fn distributed_lock_provider(
+    runtime: &Runtime,
+    url: &str,
+    is_tuned: bool,
+) -> RedisLockProvider {
     let mut builder = RedisLockProvider::builder().url(url);
     if is_tuned {
         let builder_with_ttl = builder.expiry(TTL).min_validity(TTL * 9 / 10);
         builder = builder_with_ttl.extension_cadence(TTL / 3);
     }
-    let provider = runtime.block_on(builder.build()).unwrap();
+    runtime.block_on(builder.build()).unwrap()
+}
+
+/// Its `acquire` tries once, whatever the timeout. The default settings count a refusal as a
+/// failure; the tuned ones retry.
+fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
+    let runtime = runtime();
+    let provider = distributed_lock_provider(&runtime, url, is_tuned);
     Box::new(move |section| {
         // The holder id belongs to the lock object: each acquisition gets a new one.
         let lock = provider.create_lock(NAME);

@@ -1,9 +1,10 @@
-//! Eight processes contending for one name: through leasehold, through other crates, and through a
-//! hand-written poller, in turn.
+//! Eight processes contending for one name: through leasehold, through other crates, and through
+//! hand-written pollers, in turn. First each holds alone, then they share.
 
 #[path = "../common/mod.rs"]
 mod common;
 mod kinds;
+mod shared;
 
 use std::time::Duration;
 
@@ -86,18 +87,24 @@ fn main() {
         println!("\n{}", sections(section));
         table(&ran, section);
     }
+    shared::run(&server);
     report.end(&figures(&ran), &picture(&ran));
 }
 
 /// Violations and failures, for the last column.
 fn verdict(ran: &Series) -> String {
+    problems(ran, |it| it.miscounted.max(it.overlaps as u64))
+}
+
+/// Holds that began although others excluded them, which `excess` counts, and failures.
+fn problems(ran: &Series, excess: fn(&Window) -> u64) -> String {
     let sum = |of: fn(&Window) -> u64| ran.rounds.iter().map(of).sum::<u64>();
     let held = sum(|it| it.acquisitions() as u64);
-    let overlaps = sum(|it| it.overlaps as u64).max(sum(|it| it.miscounted));
+    let overlaps = sum(excess);
     let failures = sum(|it| it.failures);
     let mut said = Vec::new();
     if overlaps > 0 {
-        said.push(format!("two holders at once: {overlaps} of {held}"));
+        said.push(format!("too many holders at once: {overlaps} of {held}"));
     }
     if failures > 0 {
         let first = ran.rounds.iter().find(|it| it.failures > 0);
@@ -131,10 +138,7 @@ fn table(ran: &[Series], section: Duration) {
             let median = |of: fn(&Window) -> f64| ran.spread(of).median;
             row.push(format!("{:.3}", median(Window::jain_processes)));
             row.push(format!("{:.2}", median(Window::requests_per_acquisition)));
-            row.push(format!(
-                "{:.0}",
-                median(Window::client_cpu_per_acquisition)
-            ));
+            row.push(format!("{:.0}", median(Window::client_cpu_per_acquisition)));
             row.push(verdict(ran));
             row
         })
