@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cancel::CancelToken;
 use crate::dialers::Dialers;
 use crate::error::Error;
 use crate::lost::Lost;
@@ -144,6 +145,7 @@ pub(crate) struct Settings {
     pub(crate) wait: WaitPolicy,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) handoffs: Option<u32>,
+    pub(crate) cancel: Option<CancelToken>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
 }
@@ -197,6 +199,7 @@ impl fmt::Debug for Settings {
             .field("wait", &self.wait)
             .field("min_replicas", &self.replicas)
             .field("local_handoffs", &self.handoffs)
+            .field("cancel_on", &self.cancel)
             .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,5 @@
-//! The threads of one client that make connections or look up a server's address, and their number.
+//! The threads of one client that make connections, look up a server's address, or run a call that
+//! can be cancelled, and their number.
 
 use std::io;
 use std::sync::Arc;
@@ -35,14 +36,23 @@ impl Drop for Running {
 impl Dialers {
     /// Runs `dial` on a new thread: nothing can interrupt it while it resolves a host name.
     pub(crate) fn spawn(&self, dial: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        self.spawn_as(DIALER, dial)
+    }
+
+    /// Runs `body` on a new thread with this name.
+    pub(crate) fn spawn_as(
+        &self,
+        name: &str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
         *self.work.threads.lock() += 1;
         let running = Running(Arc::clone(&self.work));
         let run = move || {
             let _running = running;
-            dial();
+            body();
         };
         thread::Builder::new()
-            .name(DIALER.into())
+            .name(name.into())
             .spawn(run)
             .map(drop)
     }

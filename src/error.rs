@@ -161,6 +161,12 @@ pub enum Error {
     /// its ttl.
     Closed,
 
+    /// The call was cancelled by its [`CancelToken`](crate::CancelToken).
+    ///
+    /// You do not hold the lock. What the call has sent is undone in the background: it leaves the
+    /// queue, and a lock that it is still granted is released.
+    Cancelled,
+
     /// A background thread could not be started.
     ///
     /// Nothing was sent, and nothing is held. The process or the machine has too many threads.
@@ -187,7 +193,10 @@ impl Error {
     /// # assert!(error.may_be_held());
     /// ```
     pub fn may_be_held(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::NotReplicated { .. })
+        matches!(
+            self,
+            Self::Unreachable { .. } | Self::NotReplicated { .. } | Self::Cancelled
+        )
     }
 
     /// Returns whether the same call may succeed later without a change by an operator.
@@ -336,6 +345,7 @@ impl fmt::Display for Error {
             }
             Self::Lost(lost) => write!(f, "the lock was lost: {lost}"),
             Self::Closed => f.write_str("the client was shut down"),
+            Self::Cancelled => f.write_str("the call was cancelled"),
             Self::Thread { name, cause } => {
                 write!(f, "cannot start the thread {name}: {cause}")
             }

@@ -55,6 +55,7 @@
 
 mod advice;
 mod api;
+mod cancel;
 mod cause;
 mod clock;
 mod config;
@@ -112,6 +113,7 @@ pub use api::rw_lock::RwLock;
 pub use api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 pub use api::semaphore::Semaphore;
 pub use api::semaphore_permit::SemaphorePermit;
+pub use cancel::CancelToken;
 pub use error::{Cause, Error};
 pub use health::{BreakerState, Health, HealthPart, HealthState};
 pub use holder::{Holder, HolderId, PermitHolder, RwHolders};

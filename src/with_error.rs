@@ -44,7 +44,7 @@ pub enum WithError<T, E = Infallible> {
     Lost {
         /// Why the lock was lost.
         lost: Lost,
-        /// What the section returned.
+        /// The section's own result.
         result: Result<T, E>,
     },
 }

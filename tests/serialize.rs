@@ -84,7 +84,7 @@ fn statistics_are_read_back_and_may_lack_fields() {
     let form = to_value(stats).unwrap();
     assert_eq!(form["totals"]["acquired_at_once"], 1);
     assert_form(&stats, form);
-    // What an earlier version has written.
+    // A value that an earlier version has written lacks the fields of later ones.
     assert_eq!(
         from_value::<Stats>(json!({"held": 0})).unwrap(),
         Stats::default()

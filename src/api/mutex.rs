@@ -176,6 +176,7 @@ impl Mutex {
     /// - [`Error::AttemptsUsedUp`]: the attempts of a
     ///   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) with a limit are used up.
     /// - [`Error::Closed`]: the client was shut down, before or during the wait.
+    /// - [`Error::Cancelled`]: the token of [`cancel_on`](Self::cancel_on) was cancelled.
     /// - [`Error::Thread`]: a background thread could not be started.
     pub fn lock(&self) -> Result<MutexGuard, Error> {
         let guard = self.acquire(WaitLimit::Endless)?;

@@ -169,6 +169,31 @@ macro_rules! lock_settings {
                 self
             }
 
+            /// Has the calls of this lock end when `token` is cancelled by another thread.
+            ///
+            /// A call that is cancelled while it waits or asks Redis fails at once with
+            /// [`Error::Cancelled`](crate::Error::Cancelled), even if Redis does not answer, and so
+            /// does every later call. What the call has sent is undone in the background. A guard
+            /// is not affected.
+            ///
+            /// Each of these calls runs on a thread of its own, which its caller can leave at any
+            /// moment. That costs the start of a thread for each call, and twice as many threads
+            /// while calls wait.
+            ///
+            /// ```
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            /// let token = leasehold::CancelToken::new();
+            #[doc = concat!($lock_example, ".cancel_on(&token);")]
+            #[doc = $acquire_example]
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            #[must_use]
+            pub fn cancel_on(mut self, token: &crate::CancelToken) -> Self {
+                self.$($settings)+.cancel = Some(token.clone());
+                self
+            }
+
             /// Sets how many replicas must acknowledge the lease and each of its renewals.
             ///
             /// They must do so within `within`, which is at least 1 ms and at most the command

@@ -12,11 +12,12 @@
 //! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
 //! | `leasehold-dial` | connecting, and reading a cluster's slots | opens connections, then ends |
+//! | `leasehold-call` | a call that acquires, of a lock with a [`CancelToken`] | runs the call, then ends |
 //!
 //! There is never a thread per lock. Dropping the last client, lock or guard ends and joins the
 //! threads.
 //!
-//! A call sends its command on the caller's thread. With up to eight calls at a time, each has its
+//! A call without a token sends its command on the caller's thread. With up to eight calls at a time, each has its
 //! own connection. With more:
 //!
 //! - If the server is near (a round trip of at most 0.2 ms), the calls share one connection: one of
@@ -29,4 +30,5 @@
 //! A thread that waits for a reply or for a lock sleeps. [`ClientBuilder::spin`] lets a call spin
 //! for the reply before it sleeps, for machines with idle cores.
 //!
+//! [`CancelToken`]: crate::CancelToken
 //! [`ClientBuilder::spin`]: crate::ClientBuilder::spin

@@ -55,6 +55,13 @@
 //! [`Mutex::try_lock_for`](crate::Mutex::try_lock_for) states when that is `None` and when it is an
 //! error.
 //!
+//! # Cancelling
+//!
+//! A call of a lock with a [`CancelToken`](crate::CancelToken) ends with
+//! [`Error::Cancelled`](crate::Error::Cancelled) as soon as another thread cancels the token, even
+//! while Redis does not answer. The client itself goes on. What the call has sent is undone in the
+//! background: its place leaves the queue, and a lock that it is granted after all is released.
+//!
 //! [`FairMutex`]: crate::FairMutex
 //! [`Mutex`]: crate::Mutex
 //! [`MutexAll`]: crate::MutexAll

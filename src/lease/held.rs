@@ -143,6 +143,14 @@ impl HeldLease {
         self.cell.state.lock().holding.since
     }
 
+    /// Records that no call takes the lease: no callback runs at its end, which is not counted.
+    pub(crate) fn has_no_holder(&self) {
+        let holding = &mut self.cell.state.lock().holding;
+        holding.since = None;
+        holding.on_lost = None;
+        holding.on_renew = None;
+    }
+
     pub(crate) fn trace_id(&self) -> Option<Arc<str>> {
         self.cell.state.lock().holding.trace_id.clone()
     }

@@ -8,6 +8,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
+use crate::lock::cancellable::{Outcome, until_cancelled};
 use crate::lock::silence::Silence;
 use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::primitive::Primitive;
@@ -36,8 +37,15 @@ pub(crate) fn acquire(
     limit: WaitLimit,
 ) -> Result<Option<Arc<HeldLease>>, Error> {
     let start = Instant::now();
-    let mut has_waited = false;
-    let outcome = take(runtime, keys, settings, limit, start, &mut has_waited);
+    let (outcome, has_waited) = match &settings.cancel {
+        None => take(runtime, keys, settings, limit, start),
+        Some(token) => {
+            let (its_runtime, keys, settings) =
+                (Arc::clone(runtime), keys.clone(), settings.clone());
+            let call = move || take(&its_runtime, &keys, &settings, limit, start);
+            until_cancelled(runtime, token, call)
+        }
+    };
     let counters = &runtime.meters.counters;
     match (&outcome, limit) {
         (Ok(Some(hold)), _) => {
@@ -55,9 +63,20 @@ pub(crate) fn acquire(
 }
 
 /// Acquires the lock without counting the outcome.
-///
-/// Sets `has_waited` if the call waited for another holder.
 fn take(
+    runtime: &Arc<Runtime>,
+    keys: &Arc<dyn Primitive>,
+    settings: &Settings,
+    limit: WaitLimit,
+    start: Instant,
+) -> Outcome {
+    let mut has_waited = false;
+    let outcome = take_or_fail(runtime, keys, settings, limit, start, &mut has_waited);
+    (outcome, has_waited)
+}
+
+/// Sets `has_waited` if the call waited for another holder.
+fn take_or_fail(
     runtime: &Arc<Runtime>,
     keys: &Arc<dyn Primitive>,
     settings: &Settings,
@@ -111,6 +130,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let tokens = attempt.tokens(attempt.runtime.waiters.anybody_for(name));
     let mut splits = 0;
     let remaining = loop {
+        attempt.check_not_ended()?;
         let shared = attempt.shared();
         if attempt.held_here().is_some() || shared.is_some_and(|shared| shared.is_taken) {
             break None;

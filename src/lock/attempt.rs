@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 
+use crate::cancel::CancelToken;
 use crate::clock::Instant;
 use crate::config::{LeaseTerms, Settings};
 use crate::error::{Cause, Error};
@@ -63,6 +64,25 @@ pub(crate) enum Attempted {
 }
 
 impl Attempt<'_> {
+    /// Returns an error if the client is shut down, or if the call is cancelled.
+    pub(crate) fn check_not_ended(&self) -> Result<(), Error> {
+        self.runtime.check_open()?;
+        match self.is_cancelled() {
+            true => Err(Error::Cancelled),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns whether the client is shut down, or the call is cancelled.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.runtime.is_closed() || self.is_cancelled()
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let token = self.settings.cancel.as_ref();
+        token.is_some_and(CancelToken::is_cancelled)
+    }
+
     /// How many tokens to reserve: more than one if the lock can be handed off.
     pub(crate) fn tokens(&self, others_wait: bool) -> u64 {
         match others_wait {

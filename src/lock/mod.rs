@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 mod ask;
 mod attempt;
+mod cancellable;
 pub(crate) mod downgrade;
 pub(crate) mod list;
 mod place;

@@ -100,11 +100,12 @@ impl ShutdownReport {
         self.woken
     }
 
-    /// Returns the number of threads that were still making a connection.
+    /// Returns the number of threads that were still making a connection, or that ran a call that
+    /// can be [cancelled](crate::CancelToken).
     ///
-    /// Each ends by itself within [`connect_timeout`](crate::ClientBuilder::connect_timeout),
-    /// unless the
-    /// system's name resolution takes longer: that cannot be interrupted.
+    /// Each ends by itself within [`connect_timeout`](crate::ClientBuilder::connect_timeout) or
+    /// [`command_timeout`](crate::ClientBuilder::command_timeout), unless the system's name
+    /// resolution takes longer: that cannot be interrupted.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -97,9 +97,7 @@ impl WaitingCall<'_> {
         let until = until.min(self.attempt.deadline);
         loop {
             let end = self.sleep(until);
-            if matches!(end, SleepEnd::Woken)
-                || Instant::now() >= until
-                || self.attempt.runtime.is_closed()
+            if matches!(end, SleepEnd::Woken) || Instant::now() >= until || self.attempt.is_ended()
             {
                 return end;
             }
@@ -110,7 +108,12 @@ impl WaitingCall<'_> {
     fn sleep(&self, until: Instant) -> SleepEnd {
         // Not from the start of the turn, which may be long ago: the sleep would end too late.
         let pause = nap(Instant::now(), until.min(self.attempt.deadline));
-        match self.queue().parker().park_timeout(pause) {
+        let parker = self.queue().parker();
+        let is_woken = match &self.attempt.settings.cancel {
+            Some(token) => parker.park_unless(token.receiver(), pause),
+            None => parker.park_timeout(pause),
+        };
+        match is_woken {
             true => SleepEnd::Woken,
             false => SleepEnd::TimedOut(None),
         }

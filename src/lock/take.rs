@@ -51,7 +51,7 @@ impl WaitingCall<'_> {
     /// Renews a grant until Redis replies; returns `None` if it has lapsed.
     fn confirm(&self, place: &Place<'_>, id: &HolderId) -> Result<Option<LeaseState>, Over> {
         loop {
-            self.attempt.runtime.check_open()?;
+            self.attempt.check_not_ended()?;
             match place.confirm(id) {
                 Ok(lease) => return Ok(lease),
                 Err(fault) => self.park(self.pause_after(fault)?),

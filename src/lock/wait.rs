@@ -31,7 +31,8 @@
 //!
 //! From any of them: --> None once the deadline has passed and the name is known to be taken, or
 //!                       the policy allows no more attempts
-//!                   --> Err once Redis has been silent for too long, or after a shutdown
+//!                   --> Err once Redis has been silent for too long, after a shutdown, or once
+//!                       the call is cancelled
 //! ```
 
 use std::convert::Infallible;
@@ -59,7 +60,7 @@ impl WaitingCall<'_> {
     /// Waits for the lock; returns `None` at the deadline or when the attempts are used up.
     pub(crate) fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let Err(Over(outcome)) = self.turns();
-        if matches!(outcome, Ok(Some(_))) || self.attempt.runtime.is_closed() {
+        if matches!(outcome, Ok(Some(_))) || self.attempt.is_ended() {
             return outcome;
         }
         // The lock may have been handed or granted to this call in the meantime: take it.
@@ -79,7 +80,7 @@ impl WaitingCall<'_> {
         let mut now = self.attempt.start;
         let mut must_try = false;
         loop {
-            self.attempt.runtime.check_open()?;
+            self.attempt.check_not_ended()?;
             let end = self.turn(now, must_try)?;
             must_try = matches!(end, TimedOut(_));
             now = Instant::now();

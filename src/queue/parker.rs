@@ -1,8 +1,9 @@
 //! Parker: the channel on which a waiting thread sleeps until another thread wakes it.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, select};
 
 /// Blocks one waiting thread until another thread calls [`unpark`](Self::unpark).
 ///
@@ -32,6 +33,15 @@ impl Parker {
     /// Sleeps until `unpark` (returns true) or for `pause` (returns false).
     pub(crate) fn park_timeout(&self, pause: Duration) -> bool {
         self.receiver.recv_timeout(pause).is_ok()
+    }
+
+    /// Sleeps like [`park_timeout`](Self::park_timeout), at most until `cancelled` is disconnected.
+    pub(crate) fn park_unless(&self, cancelled: &Receiver<Infallible>, pause: Duration) -> bool {
+        select! {
+            recv(self.receiver) -> woken => woken.is_ok(),
+            recv(cancelled) -> _ => false,
+            default(pause) => false,
+        }
     }
 
     /// Returns whether `unpark` was called since the last park, and resets that.

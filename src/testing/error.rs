@@ -163,6 +163,17 @@ pub fn closed() -> Error {
     Error::Closed
 }
 
+/// Makes an [`Error::Cancelled`].
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// assert!(!error::cancelled().is_retryable());
+/// ```
+pub fn cancelled() -> Error {
+    Error::Cancelled
+}
+
 /// Makes an [`Error::Thread`] about the thread with this name.
 ///
 /// ```
@@ -196,6 +207,7 @@ mod tests {
             Error::AttemptsUsedUp { .. } => "attempts_used_up",
             Error::Lost(_) => "lost",
             Error::Closed => "closed",
+            Error::Cancelled => "cancelled",
             Error::Thread { .. } => "thread",
         }
     }
@@ -221,6 +233,7 @@ mod tests {
             (attempts_used_up(3), "attempts_used_up", "3 attempts"),
             (lost(Lost::Expired), "lost", "expired"),
             (closed(), "closed", "shut down"),
+            (cancelled(), "cancelled", "was cancelled"),
             (
                 thread("leasehold-io", io::Error::other("no more")),
                 "thread",

@@ -18,6 +18,7 @@ mod ambiguity;
 mod batching;
 mod breaker;
 mod campaign;
+mod cancel;
 mod chaos;
 #[cfg(all(feature = "cli", unix))]
 mod cli;
@@ -72,6 +73,7 @@ const TESTS: &[Listed] = &[
     all::TESTS,
     ambiguity::TESTS,
     breaker::TESTS,
+    cancel::TESTS,
     campaign::TESTS,
     campaign::judge::TESTS,
     chaos::TESTS,
@@ -152,6 +154,7 @@ const ROUGHLY_TIMED: &[Listed] = &[
     fair_faults::ROUGHLY_TIMED,
     hostile::ROUGHLY_TIMED,
     breaker::ROUGHLY_TIMED,
+    cancel::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
     cli::ends::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]

@@ -1,0 +1,144 @@
+//! The token with which a thread cancels the calls of others.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use parking_lot::Mutex;
+
+/// Cancels calls that acquire a lock, from another thread.
+///
+/// A lock that was made with `cancel_on`, such as [`Mutex::cancel_on`](crate::Mutex::cancel_on),
+/// belongs to the token. Once it is [cancelled](Self::cancel), every call of that lock that still
+/// waits or asks Redis fails with [`Error::Cancelled`](crate::Error::Cancelled), and so does every
+/// later call. Clones are the same token. Locks without the token, and locks that are held already,
+/// are not affected.
+///
+/// ```
+/// use std::thread;
+/// use leasehold::{CancelToken, Error};
+///
+/// # let server = leasehold::testing::Server::start();
+/// # let client = server.client();
+/// let token = CancelToken::new();
+/// let report = client.mutex("report").cancel_on(&token);
+/// # let _other = server.hold("report");
+/// let waiting = thread::spawn(move || report.lock().map(drop));
+/// token.cancel(); // the user has closed the window
+/// assert!(matches!(waiting.join().unwrap(), Err(Error::Cancelled)));
+/// # Ok::<(), leasehold::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct CancelToken(Arc<Shared>);
+
+struct Shared {
+    /// Dropped by `cancel`, which disconnects the receiver. Nothing is ever sent.
+    sender: Mutex<Option<Sender<Infallible>>>,
+    receiver: Receiver<Infallible>,
+}
+
+impl CancelToken {
+    /// Returns a token that is not cancelled.
+    ///
+    /// ```
+    /// # use leasehold::CancelToken;
+    /// assert!(!CancelToken::new().is_cancelled());
+    /// ```
+    pub fn new() -> Self {
+        let (sender, receiver) = bounded(0);
+        Self(Arc::new(Shared {
+            sender: Mutex::new(Some(sender)),
+            receiver,
+        }))
+    }
+
+    /// Cancels the calls of all locks with this token, at once and for good.
+    ///
+    /// Returns without waiting for the calls. A second call does nothing.
+    ///
+    /// ```
+    /// # use leasehold::CancelToken;
+    /// let token = CancelToken::new();
+    /// token.clone().cancel();
+    /// assert!(token.is_cancelled());
+    /// ```
+    pub fn cancel(&self) {
+        let sender = self.0.sender.lock().take();
+        // Wakes the waiting threads: not under the lock.
+        drop(sender);
+    }
+
+    /// Returns whether the token is cancelled.
+    ///
+    /// ```
+    /// # use leasehold::CancelToken;
+    /// let token = CancelToken::new();
+    /// assert!(!token.is_cancelled());
+    /// ```
+    pub fn is_cancelled(&self) -> bool {
+        self.0.sender.lock().is_none()
+    }
+
+    /// Returns a channel that is disconnected when the token is cancelled, for use with `select!`.
+    ///
+    /// It never receives a message.
+    ///
+    /// ```
+    /// # use leasehold::CancelToken;
+    /// use leasehold::crossbeam_channel::select;
+    ///
+    /// let token = CancelToken::new();
+    /// # token.cancel();
+    /// # let lost = leasehold::crossbeam_channel::never::<leasehold::Lost>();
+    /// select! {
+    ///     recv(token.receiver()) -> _ => println!("the user has closed the window"),
+    ///     recv(lost) -> why => println!("the lock was lost: {why:?}"),
+    /// }
+    /// ```
+    pub fn receiver(&self) -> &Receiver<Infallible> {
+        &self.0.receiver
+    }
+}
+
+impl Default for CancelToken {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for CancelToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CancelToken")
+            .field("is_cancelled", &self.is_cancelled())
+            .finish()
+    }
+}
+
+// A panic cannot leave it half-changed.
+impl UnwindSafe for CancelToken {}
+impl RefUnwindSafe for CancelToken {}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::{RecvError, TryRecvError};
+
+    use super::*;
+
+    #[test]
+    fn every_receiver_of_a_token_learns_of_its_end() {
+        let token = CancelToken::new();
+        let others = [token.clone(), token.clone()];
+        let receivers = others.map(|other| other.receiver().clone());
+        for receiver in &receivers {
+            assert_eq!(receiver.try_recv(), Err(TryRecvError::Empty));
+        }
+        token.cancel();
+        token.cancel();
+        for receiver in &receivers {
+            assert_eq!(receiver.recv(), Err(RecvError));
+        }
+        assert!(token.is_cancelled());
+    }
+}

@@ -1,0 +1,106 @@
+//! A call that can be cancelled. It runs on a thread of its own, so that its caller can leave it at
+//! any moment.
+//!
+//! Only its own thread can end what a call waits for: a reply, a connection, the address of a host.
+//! So the caller of a cancelled call returns at once, and that thread ends the call in the
+//! background: it leaves the queue, has a command without a reply undone, and releases a lock that
+//! it is granted.
+//!
+//! ```text
+//!             the call ends                   its caller takes the outcome
+//!   Running ----------------> Ended(outcome) ------------------------------> Left
+//!      |
+//!      |  its caller leaves                   the call ends
+//!      +------------------------> Left ------------------------------------> a lock is released
+//! ```
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use crossbeam_channel::{bounded, select};
+use parking_lot::Mutex;
+
+use crate::cancel::CancelToken;
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::lease::held::HeldLease;
+use crate::lock::release::release;
+use crate::logging;
+use crate::runtime::Runtime;
+
+/// The name of each thread.
+const THREAD: &str = "leasehold-call";
+
+/// The outcome of a call, and whether it waited for another holder.
+pub(super) type Outcome = (Result<Option<Arc<HeldLease>>, Error>, bool);
+
+enum Progress {
+    Running,
+    Ended(Outcome),
+    /// The caller has left with the outcome, or without one.
+    Left,
+}
+
+/// Runs `call` on a thread of its own and returns its outcome, or [`Error::Cancelled`] as soon as
+/// `token` is cancelled.
+pub(super) fn until_cancelled(
+    runtime: &Arc<Runtime>,
+    token: &CancelToken,
+    call: impl FnOnce() -> Outcome + Send + 'static,
+) -> Outcome {
+    if token.is_cancelled() {
+        return (Err(Error::Cancelled), false);
+    }
+    let progress = Arc::new(Mutex::new(Progress::Running));
+    let (running, ended) = bounded::<Infallible>(0);
+    let body = {
+        let (runtime, progress) = (Arc::clone(runtime), Arc::clone(&progress));
+        move || {
+            // Wakes the caller when this thread ends, even by a panic.
+            let _running = running;
+            let outcome = call();
+            let mut progress = progress.lock();
+            if let Progress::Left = *progress {
+                drop(progress);
+                give_back(&runtime, outcome);
+            } else {
+                *progress = Progress::Ended(outcome);
+            }
+        }
+    };
+    if let Err(cause) = runtime.config.dialers.spawn_as(THREAD, body) {
+        let (name, cause) = (THREAD, Arc::new(cause));
+        return (Err(Error::Thread { name, cause }), false);
+    }
+    select! {
+        recv(ended) -> _ => {}
+        recv(token.receiver()) -> _ => {}
+    }
+    let progress = std::mem::replace(&mut *progress.lock(), Progress::Left);
+    match progress {
+        // Even if the token is cancelled by now: the call was faster.
+        Progress::Ended(outcome) => outcome,
+        Progress::Running | Progress::Left if token.is_cancelled() => {
+            (Err(Error::Cancelled), false)
+        }
+        Progress::Running | Progress::Left => panic!("the call has panicked on its own thread"),
+    }
+}
+
+/// Releases what a call was granted whose caller has left.
+fn give_back(runtime: &Runtime, (outcome, _): Outcome) {
+    let Ok(Some(hold)) = outcome else {
+        return;
+    };
+    logging::debug!(
+        name:% = hold.keys, holder:% = hold.id.short(), outcome = "cancelled",
+        trace_id = hold.trace_id().as_deref();
+        "releasing {}, which was granted after its call was cancelled (holder {})",
+        hold.keys, hold.id.short()
+    );
+    hold.has_no_holder();
+    let now = Instant::now();
+    let deadline = now.after(runtime.deployment.command_timeout());
+    // A release that fails is logged and repeated.
+    let _ = release(runtime, &hold, hold.token(), now, deadline);
+}

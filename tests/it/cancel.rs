@@ -1,0 +1,313 @@
+//! Promise: a cancelled call returns at once, whatever it waits for; it leaves nothing behind, and
+//! other calls go on.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use leasehold::{CancelToken, Client, Error, Mutex, Unlocked};
+use support::fair::{PATIENCE, unlock, wait_until_only_fences_remain};
+use support::{
+    BlackHole, Control, Proxy, SLACK, Server, Traffic, builder, client, eventually, ms, result_of,
+    spawn_call,
+};
+
+support::tests![
+    basic_call_is_cancelled_while_it_waits,
+    call_of_every_kind_is_cancelled_while_it_is_queued,
+    call_behind_others_of_its_client_is_cancelled_alone,
+    call_over_a_quorum_is_cancelled_while_it_waits,
+    call_that_begins_cancelled_sends_nothing,
+    lock_that_is_granted_to_a_cancelled_call_is_released,
+    calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind,
+    cancelled_token_ends_the_calls_of_all_its_locks_and_no_guard,
+    shutdown_ends_calls_that_could_be_cancelled
+];
+
+support::roughly_timed![
+    call_is_cancelled_while_a_reply_is_missing,
+    call_is_cancelled_while_it_connects
+];
+
+/// Longer than any test.
+const HOUR: Duration = ms(3_600_000);
+
+/// Acquires a lock with the token, and releases it.
+type Call = fn(&Client, &CancelToken) -> Result<(), Error>;
+
+type Attempt = fn(&Mutex) -> Result<(), Error>;
+
+const KINDS: [(&str, Call); 6] = [
+    ("Mutex", |client, token| {
+        client.mutex("a").cancel_on(token).lock().map(drop)
+    }),
+    ("FairMutex", |client, token| {
+        client.fair_mutex("a").cancel_on(token).lock().map(drop)
+    }),
+    ("MutexAll", |client, token| {
+        let set = client.mutex_all(["a", "b"]);
+        set.cancel_on(token).lock().map(drop)
+    }),
+    ("Semaphore", |client, token| {
+        let semaphore = client.semaphore("a", 1);
+        semaphore.cancel_on(token).acquire().map(drop)
+    }),
+    ("read", |client, token| {
+        client.rw_lock("a").cancel_on(token).read().map(drop)
+    }),
+    ("write", |client, token| {
+        client.rw_lock("a").cancel_on(token).write().map(drop)
+    }),
+];
+
+/// Returns a client whose timeouts are longer than any test.
+fn patient(url: &str) -> Client {
+    let builder = builder(url).command_timeout(HOUR).connect_timeout(HOUR);
+    builder.unreachable_for(HOUR).build().unwrap()
+}
+
+fn spawn_waiter(mutex: &Mutex) -> Receiver<Result<(), Error>> {
+    let mutex = mutex.clone();
+    spawn_call(move || mutex.lock().map(unlock))
+}
+
+#[track_caller]
+fn assert_cancelled(outcome: Result<(), Error>) {
+    assert!(matches!(outcome, Err(Error::Cancelled)), "{outcome:?}");
+}
+
+fn wait_until_waiting(client: &Client, count: u64) {
+    eventually(PATIENCE, || client.stats().waiting == count);
+}
+
+fn basic_call_is_cancelled_while_it_waits() {
+    let server = Server::start();
+    let (client, other) = (client(&server.url()), client(&server.url()));
+    let guard = other.mutex("a").lock().unwrap();
+    let token = CancelToken::new();
+    let waiting = spawn_waiter(&client.mutex("a").cancel_on(&token));
+    wait_until_waiting(&client, 1);
+    token.cancel();
+    assert_cancelled(result_of(&waiting));
+    assert_eq!(client.stats().totals.failed, 1);
+    wait_until_waiting(&client, 0);
+    unlock(guard);
+    unlock(client.mutex("a").lock().unwrap());
+    wait_until_only_fences_remain(&server);
+}
+
+fn call_of_every_kind_is_cancelled_while_it_is_queued() {
+    let server = Server::start();
+    let other = client(&server.url());
+    let guard = other.mutex("a").ttl(HOUR).lock().unwrap();
+    let permit = other.semaphore("a", 1).ttl(HOUR).acquire().unwrap();
+    let in_queue = || other.rw_lock("a").waiting().unwrap() + permits_queue(&other);
+    for (kind, call) in KINDS {
+        let client = client(&server.url());
+        let token = CancelToken::new();
+        let waiting = {
+            let (client, token) = (client.clone(), token.clone());
+            spawn_call(move || call(&client, &token))
+        };
+        eventually(PATIENCE, || in_queue() == 1);
+        token.cancel();
+        let outcome = result_of(&waiting);
+        assert!(
+            matches!(outcome, Err(Error::Cancelled)),
+            "{kind}: {outcome:?}"
+        );
+        eventually(PATIENCE, || in_queue() == 0);
+        guard.ensure_held().unwrap();
+    }
+    unlock(guard);
+    assert_eq!(permit.release().unwrap(), Unlocked::Released);
+    let is_fence = |key: &Vec<u8>| String::from_utf8_lossy(key).contains("fence:{lock:");
+    eventually(PATIENCE, || server.keys().iter().all(is_fence));
+}
+
+fn permits_queue(client: &Client) -> u64 {
+    client.semaphore("a", 1).waiting().unwrap()
+}
+
+/// Whether the holder is another call of the client or another client.
+fn call_behind_others_of_its_client_is_cancelled_alone() {
+    for same_client in [true, false] {
+        let server = Server::start();
+        let (one, two) = (client(&server.url()), client(&server.url()));
+        let holder = if same_client { &one } else { &two };
+        let guard = holder.mutex("a").ttl(HOUR).lock().unwrap();
+        let token = CancelToken::new();
+        let mutex = one.mutex("a");
+        let cancelled = mutex.clone().cancel_on(&token);
+        let first = spawn_waiter(&cancelled);
+        wait_until_waiting(&one, 1);
+        let second = spawn_waiter(&mutex);
+        wait_until_waiting(&one, 2);
+        let third = spawn_waiter(&cancelled);
+        wait_until_waiting(&one, 3);
+        token.cancel();
+        assert_cancelled(result_of(&first));
+        assert_cancelled(result_of(&third));
+        wait_until_waiting(&one, 1);
+        unlock(guard);
+        result_of(&second).unwrap();
+        wait_until_only_fences_remain(&server);
+    }
+}
+
+fn call_over_a_quorum_is_cancelled_while_it_waits() {
+    let servers = [(); 3].map(|()| Server::start());
+    let quorum = || Client::quorum(servers.each_ref().map(Server::url)).unwrap();
+    let (client, other) = (quorum(), quorum());
+    let guard = other.mutex("a").ttl(HOUR).lock().unwrap();
+    let token = CancelToken::new();
+    let waiting = spawn_waiter(&client.mutex("a").cancel_on(&token));
+    wait_until_waiting(&client, 1);
+    token.cancel();
+    assert_cancelled(result_of(&waiting));
+    wait_until_waiting(&client, 0);
+    unlock(guard);
+    for server in &servers {
+        wait_until_only_fences_remain(server);
+    }
+}
+
+fn call_that_begins_cancelled_sends_nothing() {
+    let nowhere = BlackHole::start();
+    let client = patient(&nowhere.url());
+    let token = CancelToken::default();
+    token.cancel();
+    for (kind, call) in KINDS {
+        let (client, token) = (client.clone(), token.clone());
+        let outcome = result_of(&spawn_call(move || call(&client, &token)));
+        assert!(
+            matches!(outcome, Err(Error::Cancelled)),
+            "{kind}: {outcome:?}"
+        );
+    }
+    assert_eq!(nowhere.connections(), 0);
+    assert_eq!(client.stats().totals.failed, KINDS.len() as u64);
+}
+
+/// The server grants the lock; the call is cancelled before the reply arrives.
+fn lock_that_is_granted_to_a_cancelled_call_is_released() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = patient(&proxy.url());
+    unlock(client.mutex("warm").lock().unwrap());
+    let token = CancelToken::new();
+    proxy.set_all(Traffic::StallReplies);
+    let waiting = spawn_waiter(&client.mutex("a").ttl(HOUR).cancel_on(&token));
+    eventually(PATIENCE, || server.get("lock:a").is_some());
+    token.cancel();
+    assert_cancelled(result_of(&waiting));
+    proxy.set_all(Traffic::Pass);
+    wait_until_only_fences_remain(&server);
+    let totals = client.stats().totals;
+    assert_eq!((totals.failed, totals.acquired_at_once), (1, 1));
+    assert_eq!(totals.released, 1, "`warm`: nobody had the other one");
+}
+
+fn calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind() {
+    const ROUNDS: u32 = 60;
+    let server = Server::start();
+    let (one, two) = (client(&server.url()), client(&server.url()));
+    for (n, waiter) in (0..ROUNDS).map(|n| (n, if n % 2 == 0 { &one } else { &two })) {
+        // The holder is a call of the same client, or another client.
+        let guard = one.mutex("a").ttl(HOUR).try_lock_for(PATIENCE).unwrap();
+        let guard = guard.expect("nobody else has it");
+        let token = CancelToken::new();
+        let mutex = waiter.mutex("a").ttl(HOUR).cancel_on(&token);
+        let waiting = spawn_waiter(&mutex);
+        wait_until_waiting(waiter, 1);
+        let together = Barrier::new(2);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                together.wait();
+                token.cancel();
+            });
+            together.wait();
+            unlock(guard);
+        });
+        let outcome = result_of(&waiting);
+        let is_expected = matches!(outcome, Ok(()) | Err(Error::Cancelled));
+        assert!(is_expected, "round {n}: {outcome:?}");
+    }
+    // A lock that nobody released would be held for an hour.
+    wait_until_only_fences_remain(&server);
+}
+
+fn cancelled_token_ends_the_calls_of_all_its_locks_and_no_guard() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let token = CancelToken::new();
+    let guard = client.mutex("a").cancel_on(&token).lock().unwrap();
+    let waiting = ["a", "a"].map(|name| spawn_waiter(&client.mutex(name).cancel_on(&token)));
+    wait_until_waiting(&client, 2);
+    token.cancel();
+    for waiting in &waiting {
+        assert_cancelled(result_of(waiting));
+    }
+    let mutex = client.mutex("b").cancel_on(&token);
+    assert_cancelled(mutex.lock().map(drop));
+    assert_cancelled(mutex.try_lock().map(drop));
+    assert_cancelled(mutex.try_lock_for(PATIENCE).map(drop));
+    assert_cancelled(mutex.with(|_| ()).map_err(Error::from));
+    guard.renew().unwrap();
+    unlock(guard);
+}
+
+fn shutdown_ends_calls_that_could_be_cancelled() {
+    let server = Server::start();
+    let (client, other) = (client(&server.url()), client(&server.url()));
+    let guard = other.mutex("a").lock().unwrap();
+    let token = CancelToken::new();
+    let waiting = spawn_waiter(&client.mutex("a").cancel_on(&token));
+    wait_until_waiting(&client, 1);
+    let report = client.shutdown(PATIENCE).unwrap();
+    assert!(report.is_clean() && report.woken() == 1, "{report:?}");
+    let outcome = result_of(&waiting);
+    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    unlock(guard);
+}
+
+fn call_is_cancelled_while_a_reply_is_missing() {
+    let attempts: [Attempt; 3] = [
+        |mutex| mutex.lock().map(drop),
+        |mutex| mutex.try_lock().map(drop),
+        |mutex| mutex.try_lock_for(HOUR).map(drop),
+    ];
+    for attempt in attempts {
+        let server = Server::start();
+        let proxy = Proxy::new(&server);
+        let client = patient(&proxy.url());
+        unlock(client.mutex("warm").lock().unwrap());
+        proxy.set_open(Traffic::DropReplies);
+        let token = CancelToken::new();
+        let mutex = client.mutex("a").cancel_on(&token);
+        let waiting = spawn_call(move || attempt(&mutex));
+        eventually(PATIENCE, || server.get("lock:a").is_some());
+        let cancelled = Control::run(ms(10), || {
+            token.cancel();
+            result_of(&waiting)
+        });
+        assert_cancelled(cancelled.no_later_than(SLACK));
+        // Now the thread of the call learns that its reply never arrives.
+        proxy.cut();
+        wait_until_only_fences_remain(&server);
+    }
+}
+
+fn call_is_cancelled_while_it_connects() {
+    let nowhere = BlackHole::start();
+    let client = patient(&nowhere.url());
+    let token = CancelToken::new();
+    let waiting = spawn_waiter(&client.mutex("a").cancel_on(&token));
+    eventually(PATIENCE, || nowhere.connections() == 1);
+    let cancelled = Control::run(ms(10), || {
+        token.cancel();
+        result_of(&waiting)
+    });
+    assert_cancelled(cancelled.no_later_than(SLACK));
+}
