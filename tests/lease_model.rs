@@ -1,7 +1,7 @@
 //! A model of a lease with unanswered commands, searched exhaustively for broken promises.
 //!
 //! One lease on one server. From every state, the search takes every possible step: the client
-//! renews, extends, stops waiting for a reply, hands the lease on or releases it; the server runs
+//! renews, sets a ttl, stops waiting for a reply, hands the lease on or releases it; the server runs
 //! any command that was sent; a command or reply is lost; time passes. No step is forced, so a
 //! command may run at any time or never, and a reply may arrive at any time.
 //!
@@ -13,18 +13,18 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// The ttl, and the ttls of extends, in ticks.
+/// The ttl, and the changed ttls, in ticks.
 const TTL: u8 = 3;
 const SHORTER: u8 = 1;
 const LONGER: u8 = 5;
 
-/// The number of renewals and extends.
+/// The number of renewals and changes of ttl.
 const CALLS: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Command {
     Renew(u8),
-    Extend(u8),
+    SetTtl(u8),
     Release,
 }
 
@@ -39,7 +39,7 @@ enum Phase {
     Over,
 }
 
-/// A renewal or extend whose reply the client waits for.
+/// A renewal or change of ttl whose reply the client waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Request {
     call: u8,
@@ -72,7 +72,7 @@ struct State {
 /// A deliberate flaw, which the search must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
-    /// An unanswered extend does not limit later renewals.
+    /// An unanswered change of ttl does not limit later renewals.
     ShorterIsForgotten,
     /// The release is repeated for the ttl only.
     RepeatedForTheTtl,
@@ -80,7 +80,7 @@ enum Flaw {
     RepeatedForTheLongest,
     /// The lease is handed on although its key may outlast the ttl.
     HandedOnAnyway,
-    /// An answered extend lowers the longest expiry although an earlier one may run after it.
+    /// An answered change of ttl lowers the longest expiry although an earlier one may run after it.
     LongestFallsAtOnce,
 }
 
@@ -156,7 +156,7 @@ impl State {
         next.key = match command {
             _ if !is_found => 0,
             Command::Renew(ttl) => next.key.max(ttl),
-            Command::Extend(ttl) => ttl,
+            Command::SetTtl(ttl) => ttl,
             Command::Release => 0,
         };
         if next.request.is_some_and(|request| request.call == call) {
@@ -170,7 +170,7 @@ impl State {
         let mut next = self.clone();
         next.replies.clear();
         let request = next.request.take()?;
-        if let (Command::Extend(ttl), true) = (request.command, found) {
+        if let (Command::SetTtl(ttl), true) = (request.command, found) {
             next.ttl = ttl;
             if request.is_alone || flaw == Some(Flaw::LongestFallsAtOnce) {
                 next.longest = ttl;
@@ -190,7 +190,7 @@ impl State {
         let mut next = self.clone();
         next.replies.clear();
         let request = next.request.take()?;
-        if let Command::Extend(ttl) = request.command
+        if let Command::SetTtl(ttl) = request.command
             && flaw != Some(Flaw::ShorterIsForgotten)
         {
             next.renewal_limit = next.renewal_limit.min(ttl);
@@ -209,7 +209,7 @@ impl State {
         }
         let ttl = match command {
             Command::Renew(ttl) => ttl,
-            Command::Extend(ttl) => {
+            Command::SetTtl(ttl) => {
                 next.phase = Phase::Held(left.min(ttl));
                 next.longest = next.longest.max(ttl);
                 ttl
@@ -234,15 +234,15 @@ impl State {
 
     fn hand_on(&self, flaw: Option<Flaw>) -> Option<Self> {
         let fits = self.longest <= TTL || flaw == Some(Flaw::HandedOnAnyway);
-        let is_extending = matches!(
+        let is_setting_ttl = matches!(
             self.request,
             Some(Request {
-                command: Command::Extend(_),
+                command: Command::SetTtl(_),
                 ..
             })
         );
         let is_held = matches!(self.phase, Phase::Held(1..));
-        (is_held && self.ttl == TTL && fits && !is_extending && !self.was_handed_on).then(|| {
+        (is_held && self.ttl == TTL && fits && !is_setting_ttl && !self.was_handed_on).then(|| {
             let mut next = self.clone();
             next.was_handed_on = true;
             next
@@ -292,11 +292,11 @@ impl State {
         may("stops waiting for the reply", self.stop_waiting(flaw));
         may("renews", self.send_request(Command::Renew(self.ttl)));
         if !self.was_handed_on {
-            may("shortens", self.send_request(Command::Extend(SHORTER)));
-            may("lengthens", self.send_request(Command::Extend(LONGER)));
+            may("shortens", self.send_request(Command::SetTtl(SHORTER)));
+            may("lengthens", self.send_request(Command::SetTtl(LONGER)));
             may(
                 "sets the ttl again",
-                self.send_request(Command::Extend(TTL)),
+                self.send_request(Command::SetTtl(TTL)),
             );
         }
         may("hands on", self.hand_on(flaw));
@@ -347,7 +347,7 @@ fn held_lease_has_its_key_and_release_leaves_none() {
 }
 
 #[test]
-fn unanswered_shortening_extend_must_limit_later_renewals() {
+fn unanswered_shortening_set_ttl_must_limit_later_renewals() {
     assert_found(Flaw::ShorterIsForgotten, Promise::HeldIsTrue);
 }
 
@@ -356,7 +356,7 @@ fn release_must_be_repeated_for_longer_than_the_ttl() {
     assert_found(Flaw::RepeatedForTheTtl, Promise::NothingIsLeft);
 }
 
-/// An extend may run just before the key expires, after the first release was sent.
+/// A change of ttl may run just before the key expires, after the first release was sent.
 #[test]
 fn release_must_be_repeated_for_longer_than_the_longest_expiry() {
     assert_found(Flaw::RepeatedForTheLongest, Promise::NothingIsLeft);
@@ -368,6 +368,6 @@ fn key_that_may_outlast_the_ttl_must_not_be_handed_on() {
 }
 
 #[test]
-fn longest_expiry_must_not_fall_while_a_longer_extend_may_run() {
+fn longest_expiry_must_not_fall_while_a_longer_set_ttl_may_run() {
     assert_found(Flaw::LongestFallsAtOnce, Promise::HandedOnAsAskedFor);
 }

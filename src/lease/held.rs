@@ -55,7 +55,7 @@ pub(crate) struct Holding {
 /// The mutable part of a lease, for its own methods alone.
 pub(crate) struct LeaseCell {
     state: Mutex<State>,
-    /// Notified when a renewal or extend has ended.
+    /// Notified when a renewal or change of ttl has ended.
     answered: Condvar,
     /// When the lease is due in the timer's order; changes under the timer's lock.
     armed: Mutex<Option<Instant>>,
@@ -288,14 +288,15 @@ impl HeldLease {
         act(&mut self.cell.state.lock().lease)
     }
 
-    /// Records the end of a renewal or extend, and wakes the threads that wait for it.
+    /// Records the end of a renewal or change of ttl, and wakes the threads that wait for it.
     pub(crate) fn answered<T>(&self, act: impl FnOnce(&mut LeaseState) -> T) -> T {
         let result = self.lease(act);
         self.cell.answered.notify_all();
         result
     }
 
-    /// Begins a renewal or extend by `begin`, for the holder of `token`, once none is in flight.
+    /// Begins a renewal or change of ttl by `begin`, for the holder of `token`, once none is in
+    /// flight.
     ///
     /// `None` after `until`, or if the lease has ended.
     pub(crate) fn begin<T>(

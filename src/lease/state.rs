@@ -12,7 +12,7 @@
 //!         +--------------> Lost
 //! ```
 //!
-//! While the lease is held, at most one renewal or extend is in flight (`renewing`).
+//! While the lease is held, at most one renewal or change of ttl is in flight (`renewing`).
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ pub(crate) struct LeaseState {
     pub(super) ttl: Duration,
     /// The renewal interval; `None` if the client does not renew the lease.
     pub(super) renew_every: Option<Duration>,
-    /// The ttl of the shortest extend without a reply. Such an extend may still run after any later
-    /// renewal or extend, so none of them counts for longer.
+    /// The shortest ttl that was set without a reply. Its command may still run after any later
+    /// renewal or change of ttl, so none of them counts for longer.
     at_most: Duration,
     /// The longest ttl that any command has requested that may still count. The key may last that
     /// long: a command without a reply may have run, or may run later.
@@ -45,7 +45,7 @@ pub(crate) struct LeaseState {
     renew_at: Instant,
     /// When the next renewal was first due, before any of its tries failed.
     planned: Instant,
-    /// A renewal or extend is in flight: there is never a second one.
+    /// A renewal or change of ttl is in flight: there is never a second one.
     pub(super) renewing: bool,
     /// The number of renewals that failed in a row.
     failures: u32,
@@ -67,9 +67,9 @@ enum Phase {
     Lost(Lost),
 }
 
-/// The values that an extend changes before it is sent, to restore them if it does not run.
+/// The values that a new ttl replaces before it is sent, to restore them if it does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BeforeExtend {
+pub(crate) struct BeforeSetTtl {
     valid_until: Instant,
     longest: Duration,
 }
@@ -154,7 +154,7 @@ impl LeaseState {
     fn plan_renewal(&mut self, from: Instant) {
         let third = self.ttl.min(self.at_most) / 3;
         self.renew_at = match self.renew_every {
-            // An extend may have made the ttl shorter than an interval set for a longer one.
+            // A change of ttl may have made the ttl shorter than an interval set for a longer one.
             Some(every) if every < self.ttl.min(self.at_most) / 10 * 9 => from.after(every),
             Some(_) => from.after(third),
             None => Instant::NEVER,
@@ -265,13 +265,13 @@ impl LeaseState {
         })
     }
 
-    /// Begins an extend; `None` if a request is in flight or the lease has ended.
+    /// Begins a change of ttl; `None` if a request is in flight or the lease has ended.
     ///
-    /// A shorter ttl counts from now on, before it is sent. Returns the values that the extend
-    /// changes, in case it does not run.
-    pub(crate) fn extend(&mut self, now: Instant, ttl: Duration) -> Option<BeforeExtend> {
+    /// A shorter ttl counts from now on, before it is sent. Returns the values that it
+    /// replaces, in case it does not run.
+    pub(crate) fn set_ttl(&mut self, now: Instant, ttl: Duration) -> Option<BeforeSetTtl> {
         self.begin_renewal(now)?;
-        let before = BeforeExtend {
+        let before = BeforeSetTtl {
             valid_until: self.valid_until,
             longest: self.longest,
         };
@@ -306,20 +306,20 @@ impl LeaseState {
         }
     }
 
-    /// Records that Redis confirmed the extend sent at `sent`: later renewals set its ttl.
+    /// Records that Redis confirmed the change sent at `sent`: later renewals set its ttl.
     ///
     /// Pass `is_final` if the server that confirmed it has the only copy of the key.
-    pub(crate) fn extended(&mut self, sent: Instant, now: Instant, ttl: Duration, is_final: bool) {
+    pub(crate) fn ttl_set(&mut self, sent: Instant, now: Instant, ttl: Duration, is_final: bool) {
         self.ttl = ttl;
         if is_final && sent >= self.doubt_until {
-            // An extend replaces the key's ttl, and nothing sent before can run after it.
+            // A change of ttl replaces the key's ttl, and nothing sent before can run after it.
             self.longest = ttl;
         }
         self.confirmed(sent, now, RenewalRequest { ttl, renews: true });
     }
 
-    /// Records that the extend did not run, as its reply says: restores what it changed.
-    pub(crate) fn not_extended(&mut self, now: Instant, before: BeforeExtend) {
+    /// Records that the change did not run, as its reply says: restores what it changed.
+    pub(crate) fn ttl_not_set(&mut self, now: Instant, before: BeforeSetTtl) {
         self.longest = before.longest;
         if matches!(self.status(now), LeaseStatus::Held(_)) {
             self.valid_until = self.valid_until.max(before.valid_until);
@@ -327,7 +327,7 @@ impl LeaseState {
         self.failed(now);
     }
 
-    /// Records that the extend got no reply: it may run at any time from now on.
+    /// Records that the change got no reply: it may run at any time from now on.
     pub(crate) fn unanswered(&mut self, now: Instant, ttl: Duration) {
         self.at_most = self.at_most.min(ttl);
         self.unconfirmed(now);

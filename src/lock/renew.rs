@@ -1,4 +1,4 @@
-//! Renews and extends a lease at the request of its holder.
+//! Renews a lease and changes its ttl at the request of its holder.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(crate) fn set_ttl(
 ) -> Result<(), Error> {
     check_ttl(ttl)?;
     let until = Instant::now().after(runtime.deployment.command_timeout());
-    let Some(before) = hold.begin(token, until, |lease, now| lease.extend(now, ttl)) else {
+    let Some(before) = hold.begin(token, until, |lease, now| lease.set_ttl(now, ttl)) else {
         return ensure_held(hold, token).and_then(|()| Err(busy(runtime)));
     };
     // A shorter ttl brings the deadline nearer.
@@ -51,11 +51,11 @@ pub(crate) fn set_ttl(
     let now = Instant::now();
     let found = settle(runtime, hold, &answer, now, true, |lease, found| {
         match (found, &answer) {
-            (Some(KeyState::Ours), _) => lease.extended(sent, now, ttl, is_final),
+            (Some(KeyState::Ours), _) => lease.ttl_set(sent, now, ttl, is_final),
             // The majority of a quorum rejected it. The other servers may have run it.
             (_, Err(Fault::Rejected(_))) if hold.votes.is_some() => lease.unanswered(now, ttl),
             (_, Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_))) => {
-                lease.not_extended(now, before);
+                lease.ttl_not_set(now, before);
             }
             _ => lease.unanswered(now, ttl),
         }

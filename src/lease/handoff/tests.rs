@@ -136,8 +136,8 @@ fn lease_is_handed_only_to_a_waiter_with_the_same_terms() {
         );
     }
     // The lease's current ttl counts, not the one it was granted with.
-    lease.extend(at(1), ms(12_000)).unwrap();
-    lease.extended(at(1), at(2), ms(12_000), true);
+    lease.set_ttl(at(1), ms(12_000)).unwrap();
+    lease.ttl_set(at(1), at(2), ms(12_000), true);
     assert_eq!(step(&lease, &TERMS, 0, 3, false), Err(NoHandoff::Release));
     let longer = LeaseTerms {
         ttl: ms(12_000),
@@ -185,9 +185,9 @@ fn lease_without_auto_renew_is_renewed_before_each_hand_off() {
 }
 
 #[test]
-fn lease_with_an_unanswered_shortening_extend_is_not_handed_on() {
+fn lease_with_an_unanswered_shortening_set_ttl_is_not_handed_on() {
     let mut lease = lease(&TERMS);
-    lease.extend(at(1), ms(500)).unwrap();
+    lease.set_ttl(at(1), ms(500)).unwrap();
     lease.unanswered(at(2), ms(500));
     assert_eq!(
         step(&lease, &TERMS, 0, 3, false),
@@ -202,10 +202,10 @@ fn lease_with_an_unanswered_shortening_extend_is_not_handed_on() {
 fn lease_whose_key_may_outlast_the_ttl_is_not_handed_on() {
     for is_sent in [true, false] {
         let mut lease = lease(&TERMS);
-        let before = lease.extend(at(1), ms(3_600_000)).unwrap();
+        let before = lease.set_ttl(at(1), ms(3_600_000)).unwrap();
         match is_sent {
             true => lease.unanswered(at(2), ms(3_600_000)),
-            false => lease.not_extended(at(2), before),
+            false => lease.ttl_not_set(at(2), before),
         }
         let request = lease.begin_full_renewal(at(3)).unwrap();
         lease.confirmed(at(3), at(4), request);

@@ -237,7 +237,7 @@ fn suspected_loss_is_checked_until_a_later_reply() {
 }
 
 #[test]
-fn unanswered_extend_limits_a_later_longer_one() {
+fn unanswered_set_ttl_limits_a_later_longer_one() {
     let mut lease = LeaseState::granted(
         at(0),
         at(1),
@@ -247,77 +247,77 @@ fn unanswered_extend_limits_a_later_longer_one() {
         },
     )
     .unwrap();
-    lease.extend(at(100), ms(2000)).unwrap();
+    lease.set_ttl(at(100), ms(2000)).unwrap();
     lease.unanswered(at(200), ms(2000));
-    lease.extend(at(300), ms(20_000)).unwrap();
-    lease.extended(at(300), at(301), ms(20_000), true);
+    lease.set_ttl(at(300), ms(20_000)).unwrap();
+    lease.ttl_set(at(300), at(301), ms(20_000), true);
     assert_eq!(
         lease.status(at(300)),
         LeaseStatus::Held(ms(1978)),
-        "the first extend may run after the second"
+        "the first change may run after the second"
     );
 }
 
 #[test]
-fn shortening_extend_counts_before_it_is_sent() {
+fn shortening_set_ttl_counts_before_it_is_sent() {
     let mut lease = lease();
-    lease.extend(at(2000), ms(1000)).unwrap();
+    lease.set_ttl(at(2000), ms(1000)).unwrap();
     assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
-    lease.extended(at(2000), at(2000), ms(1000), true);
+    lease.ttl_set(at(2000), at(2000), ms(1000), true);
     assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
     assert_eq!(lease.due(at(2000)), due_at(at(2000).after(ms(1000) / 3)));
 }
 
 #[test]
-fn unanswered_shortening_extend_limits_later_renewals() {
+fn unanswered_shortening_set_ttl_limits_later_renewals() {
     let mut lease = lease();
-    lease.extend(at(2000), ms(1000)).unwrap();
+    lease.set_ttl(at(2000), ms(1000)).unwrap();
     lease.unanswered(at(2100), ms(1000));
     let request = lease.begin_renewal(at(2200)).unwrap();
     assert_eq!(request.ttl, TTL);
     lease.confirmed(at(2200), at(2200), request);
     assert_eq!(lease.status(at(2200)), LeaseStatus::Held(ms(988)));
-    lease.extend(at(2300), TTL).unwrap();
-    lease.extended(at(2300), at(2300), TTL, true);
+    lease.set_ttl(at(2300), TTL).unwrap();
+    lease.ttl_set(at(2300), at(2300), TTL, true);
     assert_eq!(
         lease.status(at(2300)),
         LeaseStatus::Held(ms(988)),
-        "the first extend may still run"
+        "the first change may still run"
     );
 }
 
 #[test]
-fn unanswered_lengthening_extend_prolongs_the_key_but_not_the_lease() {
+fn unanswered_lengthening_set_ttl_prolongs_the_key_but_not_the_lease() {
     let mut lease = lease();
     assert_eq!(lease.longest, TTL);
-    lease.extend(at(2000), 360 * TTL).unwrap();
+    lease.set_ttl(at(2000), 360 * TTL).unwrap();
     assert_eq!(lease.longest, 360 * TTL, "counts before it is sent");
     lease.unanswered(at(2100), 360 * TTL);
     assert_eq!(lease.ttl, TTL);
     assert_eq!(lease.status(at(2100)), LeaseStatus::Held(ms(8798)));
-    lease.extend(at(2200), TTL).unwrap();
-    lease.extended(at(2200), at(2201), TTL, true);
+    lease.set_ttl(at(2200), TTL).unwrap();
+    lease.ttl_set(at(2200), at(2201), TTL, true);
     assert_eq!(
         lease.longest,
         360 * TTL,
-        "the first extend may run after the second"
+        "the first change may run after the second"
     );
     assert_eq!(lease.key_may_last(), 720 * TTL);
 }
 
 #[test]
-fn answered_extend_replaces_the_longest_expiry() {
+fn answered_set_ttl_replaces_the_longest_expiry() {
     let mut lease = lease();
-    lease.extend(at(2000), 360 * TTL).unwrap();
-    lease.extended(at(2000), at(2001), 360 * TTL, true);
-    lease.extend(at(3000), TTL).unwrap();
+    lease.set_ttl(at(2000), 360 * TTL).unwrap();
+    lease.ttl_set(at(2000), at(2001), 360 * TTL, true);
+    lease.set_ttl(at(3000), TTL).unwrap();
     assert_eq!(lease.longest, 360 * TTL, "until it is answered");
-    lease.extended(at(3000), at(3001), TTL, true);
+    lease.ttl_set(at(3000), at(3001), TTL, true);
     assert_eq!(lease.longest, TTL);
     assert_eq!(lease.key_may_last(), 2 * TTL);
     // Some other copy of the key may not have it.
-    lease.extend(at(4000), ms(1000)).unwrap();
-    lease.extended(at(4000), at(4001), ms(1000), false);
+    lease.set_ttl(at(4000), ms(1000)).unwrap();
+    lease.ttl_set(at(4000), at(4001), ms(1000), false);
     assert_eq!(lease.longest, TTL);
 }
 
@@ -327,11 +327,11 @@ fn longest_expiry_falls_once_no_unanswered_command_can_run() {
         lease.begin_renewal(at(2000)).unwrap();
         lease.unconfirmed(at(2100));
     };
-    let extend = |lease: &mut LeaseState| {
-        lease.extend(at(2000), TTL).unwrap();
+    let set_ttl = |lease: &mut LeaseState| {
+        lease.set_ttl(at(2000), TTL).unwrap();
         lease.unanswered(at(2100), TTL);
     };
-    let silences: [&dyn Fn(&mut LeaseState); 2] = [&renewal, &extend];
+    let silences: [&dyn Fn(&mut LeaseState); 2] = [&renewal, &set_ttl];
     for silence in silences {
         // Either may run until 12.1 s: the longest ttl after the client gave up on it.
         for (sent, falls) in [(12_099, false), (12_100, true)] {
@@ -339,30 +339,30 @@ fn longest_expiry_falls_once_no_unanswered_command_can_run() {
             silence(&mut lease);
             let request = lease.begin_renewal(at(7000)).unwrap();
             lease.confirmed(at(7000), at(7001), request);
-            lease.extend(at(sent), ms(5000)).unwrap();
-            lease.extended(at(sent), at(sent), ms(5000), true);
+            lease.set_ttl(at(sent), ms(5000)).unwrap();
+            lease.ttl_set(at(sent), at(sent), ms(5000), true);
             assert_eq!(lease.longest < TTL, falls, "{sent} ms");
         }
     }
 }
 
 #[test]
-fn extend_that_did_not_run_changes_nothing() {
+fn set_ttl_that_did_not_run_changes_nothing() {
     let mut lease = lease();
-    let before = lease.extend(at(2000), ms(1000)).unwrap();
-    lease.not_extended(at(2010), before);
+    let before = lease.set_ttl(at(2000), ms(1000)).unwrap();
+    lease.ttl_not_set(at(2010), before);
     assert_eq!(lease.status(at(2010)), LeaseStatus::Held(ms(8888)));
-    let before = lease.extend(at(2020), 2 * TTL).unwrap();
-    lease.not_extended(at(2030), before);
+    let before = lease.set_ttl(at(2020), 2 * TTL).unwrap();
+    lease.ttl_not_set(at(2030), before);
     assert_eq!(lease.longest, TTL);
 }
 
 #[test]
-fn lengthening_extend_counts_when_confirmed() {
+fn lengthening_set_ttl_counts_when_confirmed() {
     let mut lease = lease();
-    lease.extend(at(2000), ms(60_000)).unwrap();
+    lease.set_ttl(at(2000), ms(60_000)).unwrap();
     assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(8898)));
-    lease.extended(at(2000), at(2000), ms(60_000), true);
+    lease.ttl_set(at(2000), at(2000), ms(60_000), true);
     assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(59_398)));
 }
 

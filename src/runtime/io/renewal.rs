@@ -47,8 +47,8 @@ pub(crate) fn renewed(
     found
 }
 
-/// Changes the lease by the reply to a renewal or extend, and returns the state of the key, if
-/// known.
+/// Changes the lease by the reply to a renewal or change of ttl, and returns the state of the key,
+/// if known.
 ///
 /// A failed call is not a loss; a reply that the key is gone or has another holder is.
 pub(crate) fn settle(
