@@ -100,10 +100,10 @@ impl ShutdownReport {
         self.woken
     }
 
-    /// Returns the number of threads that were still making a connection, or that ran a call that
-    /// can be [cancelled](crate::CancelToken).
+    /// Returns how many threads still made a connection or ran a call that can be cancelled.
     ///
-    /// Each ends by itself within [`connect_timeout`](crate::ClientBuilder::connect_timeout) or
+    /// A [`CancelToken`](crate::CancelToken) cancels such calls. Each thread ends by itself within
+    /// [`connect_timeout`](crate::ClientBuilder::connect_timeout) or
     /// [`command_timeout`](crate::ClientBuilder::command_timeout), unless the system's name
     /// resolution takes longer: that cannot be interrupted.
     ///
@@ -113,7 +113,7 @@ impl ShutdownReport {
     /// # let client = server.client();
     /// let report = client.shutdown(Duration::from_secs(5))?;
     /// if report.dialers() > 0 {
-    ///     eprintln!("{} threads still connect: is the host name right?", report.dialers());
+    ///     eprintln!("{} threads still connect or wait for a reply", report.dialers());
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
