@@ -46,6 +46,28 @@ pub enum Unlocked {
     AlreadyLost(Lost),
 }
 
+impl Unlocked {
+    /// Returns an error if the lock had been lost before its release.
+    ///
+    /// [`Lost`] converts to [`Error`](crate::Error::Lost), so `?` reports both a failed release and
+    /// a loss:
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex("report").lock()?;
+    /// // … write the report …
+    /// guard.unlock()?.into_result()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn into_result(self) -> Result<(), Lost> {
+        match self {
+            Self::Released => Ok(()),
+            Self::AlreadyLost(lost) => Err(lost),
+        }
+    }
+}
+
 impl fmt::Display for Unlocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -17,6 +17,7 @@ support::tests![
     inspect_shows_a_leasehold_holder,
     inspect_shows_value_and_ttl_of_a_foreign_holder,
     force_unlock_takes_the_lock_from_its_holder,
+    unlock_as_a_result_reports_a_loss,
     force_unlock_wakes_waiters_and_a_subscribed_holder,
     force_unlock_deletes_only_the_value_it_read,
     force_unlock_from_spares_a_later_holder,
@@ -222,6 +223,22 @@ fn force_unlock_from_spares_a_later_holder() {
     assert_eq!(seen.holder_id(), Some(second.holder_id()));
     assert!(operator.force_unlock_from(&seen).unwrap());
     assert!(operator.inspect().unwrap().is_none());
+}
+
+fn unlock_as_a_result_reports_a_loss() {
+    let server = Server::start();
+    let client = client(&server);
+    let work_under_a_lock = |is_lost: bool| -> Result<(), Error> {
+        let guard = client.mutex("a").lock()?;
+        if is_lost {
+            client.mutex("a").force_unlock()?;
+        }
+        guard.unlock()?.into_result()?;
+        Ok(())
+    };
+    assert!(matches!(work_under_a_lock(false), Ok(())));
+    let error = work_under_a_lock(true).unwrap_err();
+    assert_eq!(error.lost(), Some(Lost::Deleted));
 }
 
 fn force_unlock_wakes_waiters_and_a_subscribed_holder() {
