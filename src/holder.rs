@@ -1,6 +1,7 @@
 //! The holder id, and what other clients can see of a holder.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +31,12 @@ use crate::token::FencingToken;
 /// assert_eq!(holder.holder_id(), Some(guard.holder_id()));
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct HolderId(Arc<str>);
+#[derive(Clone)]
+pub struct HolderId {
+    text: Arc<str>,
+    /// Where the owner begins: an id of permits begins with their number and a space.
+    owner_at: usize,
+}
 
 impl HolderId {
     pub(crate) fn fresh(owner: &str) -> Self {
@@ -41,14 +46,37 @@ impl HolderId {
         id.push_str(owner);
         id.push(':');
         id.push_str(uuid);
-        Self(id.into())
+        Self {
+            text: id.into(),
+            owner_at: 0,
+        }
+    }
+
+    /// Returns a new id of `permits` permits: `<permits> <owner>:<uuid v4>`.
+    pub(crate) fn fresh_of_permits(permits: u32, owner: &str) -> Self {
+        let number = format!("{permits} ");
+        Self {
+            owner_at: number.len(),
+            ..Self::fresh(&(number + owner))
+        }
     }
 
     /// Parses a lock key's value; returns `None` if no leasehold client wrote it.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?;
         let (owner, uuid) = text.rsplit_once(':')?;
-        (!owner.is_empty() && Uuid::try_parse(uuid).is_ok()).then(|| Self(text.into()))
+        (!owner.is_empty() && Uuid::try_parse(uuid).is_ok()).then(|| Self {
+            text: text.into(),
+            owner_at: 0,
+        })
+    }
+
+    /// Parses an id of permits; returns it and their number.
+    fn parse_of_permits(member: &[u8]) -> Option<(Self, u32)> {
+        let id = Self::parse(member)?;
+        let (number, _) = id.text.split_once(' ')?;
+        let (permits, owner_at) = (number.parse().ok()?, number.len() + 1);
+        Some((Self { owner_at, ..id }, permits))
     }
 
     /// Returns the whole id, exactly as in Redis.
@@ -63,7 +91,7 @@ impl HolderId {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     /// Returns the owner: `<host>/<pid>`, unless
@@ -81,7 +109,8 @@ impl HolderId {
     /// ```
     pub fn owner(&self) -> &str {
         // `fresh` and `parse` both guarantee a colon after the owner.
-        self.0.rsplit_once(':').map_or("", |(owner, _)| owner)
+        let owner = self.text.rsplit_once(':').map_or("", |(owner, _)| owner);
+        owner.get(self.owner_at..).unwrap_or_default()
     }
 
     /// Returns the owner and the first eight digits of the uuid, for display.
@@ -98,15 +127,29 @@ impl HolderId {
     /// ```
     pub fn short(&self) -> impl fmt::Display + '_ {
         let owner = self.owner();
-        let end = (owner.len() + 9).min(self.0.len());
-        let digits = self.0.get(owner.len()..end).unwrap_or_default();
-        Short(owner, digits)
+        let start = self.owner_at + owner.len();
+        let end = (start + 9).min(self.text.len());
+        Short(owner, self.text.get(start..end).unwrap_or_default())
     }
 }
 
 impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Escaped::whole(self.0.as_bytes()).fmt(f)
+        Escaped::whole(self.text.as_bytes()).fmt(f)
+    }
+}
+
+impl PartialEq for HolderId {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for HolderId {}
+
+impl Hash for HolderId {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
     }
 }
 
@@ -128,7 +171,7 @@ impl fmt::Debug for HolderId {
 
 impl AsRef<str> for HolderId {
     fn as_ref(&self) -> &str {
-        &self.0
+        &self.text
     }
 }
 
@@ -140,7 +183,7 @@ impl AsRef<str> for HolderId {
 /// let api = client.semaphore("api.example.com", 10);
 /// let permit = api.acquire()?;
 /// for holder in api.holders()? {
-///     println!("{}: {} for {:?}", holder.owner(), holder.permits(), holder.remaining());
+///     println!("{holder}"); // web-1/4711:ef052da9, 1 permit, for 9.9 s
 /// }
 /// # assert_eq!(api.holders()?.len(), 1);
 /// # Ok::<(), leasehold::Error>(())
@@ -156,9 +199,7 @@ pub struct PermitHolder {
 impl PermitHolder {
     /// Returns the holder with this holder id; `None` if no leasehold client wrote it.
     pub(crate) fn new(member: &[u8], remaining: Duration) -> Option<Self> {
-        let id = HolderId::parse(member)?;
-        let (permits, _) = id.as_str().split_once(' ')?;
-        let permits = permits.parse().ok()?;
+        let (id, permits) = HolderId::parse_of_permits(member)?;
         Some(Self {
             id,
             permits,
@@ -181,8 +222,7 @@ impl PermitHolder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn owner(&self) -> &str {
-        let owner = self.id.owner().split_once(' ');
-        owner.map_or("", |(_, owner)| owner)
+        self.id.owner()
     }
 
     /// Returns the holder id, which is a member of the sorted set in Redis.
@@ -413,6 +453,9 @@ impl Holder {
 ///     Some(RwHolders::Readers(readers)) => println!("being read by {} readers", readers.len()),
 ///     None => println!("free"),
 /// }
+/// if let Some(holders) = catalogue.inspect()? {
+///     println!("{holders}"); // readers web-1/12:1b9d6bcd, for 8.2 s; web-2/7:ef052da9, for 9.9 s
+/// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -442,6 +485,38 @@ impl fmt::Display for Holder {
         match self.remaining {
             Some(remaining) => write!(f, ", for {}", Rounded(remaining)),
             None => f.write_str(", without an end"),
+        }
+    }
+}
+
+/// The owner and the first eight digits of the id; then how many permits it holds, and how long
+/// without a renewal.
+impl fmt::Display for PermitHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            id,
+            permits,
+            remaining,
+        } = self;
+        let plural = if *permits == 1 { "" } else { "s" };
+        let left = Rounded(*remaining);
+        write!(f, "{}, {permits} permit{plural}, for {left}", id.short())
+    }
+}
+
+/// The word `writer`, `reader` or `readers`; then the holders, with semicolons between them.
+impl fmt::Display for RwHolders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Writer(writer) => write!(f, "writer {writer}"),
+            Self::Readers(readers) => {
+                let plural = if readers.len() == 1 { "" } else { "s" };
+                write!(f, "reader{plural} ")?;
+                for (at, reader) in readers.iter().enumerate() {
+                    write!(f, "{}{reader}", if at == 0 { "" } else { "; " })?;
+                }
+                Ok(())
+            }
         }
     }
 }
@@ -494,6 +569,56 @@ mod tests {
         assert!(!holder.contains(id.as_str()));
         let holder = Holder::new(b"\x1b secret value".into(), None, None).to_string();
         assert_eq!(holder, r"another program (\x1b secret…), without an end");
+    }
+
+    #[test]
+    fn id_of_permits_shows_the_owner_without_their_number() {
+        // The owner of a lock may begin like an id of permits.
+        assert_eq!(HolderId::fresh("2 web/7").owner(), "2 web/7");
+        let id = HolderId::fresh_of_permits(12, "2 web/7");
+        let found = PermitHolder::new(id.as_str().as_bytes(), Duration::from_secs(1)).unwrap();
+        assert!(id.as_str().starts_with("12 2 web/7:"), "{id}");
+        for id in [&id, found.holder_id()] {
+            assert_eq!(id.owner(), "2 web/7");
+            let shown = &id.as_str()["12 ".len()..][.."2 web/7:12345678".len()];
+            assert_eq!(id.short().to_string(), shown);
+        }
+        assert_eq!((found.owner(), found.permits()), ("2 web/7", 12));
+        // Only the text counts.
+        assert_eq!(HolderId::parse(id.as_str().as_bytes()), Some(id));
+    }
+
+    #[test]
+    fn display_of_permits_names_owner_number_and_time_left() {
+        let left = Duration::from_millis(9_900);
+        for (permits, number) in [(1, "1 permit"), (2, "2 permits")] {
+            let id = HolderId::fresh_of_permits(permits, "web-1/4711");
+            let holder = PermitHolder::new(id.as_str().as_bytes(), left).unwrap();
+            let expected = format!("{}, {number}, for 9.9 s", id.short());
+            assert_eq!(holder.to_string(), expected);
+            assert!(expected.starts_with("web-1/4711:"), "{expected}");
+        }
+    }
+
+    #[test]
+    fn display_of_a_read_write_lock_tells_readers_from_a_writer() {
+        let id = HolderId::fresh("a");
+        let left = Some(Duration::from_millis(1_500));
+        let holder = Holder::new(id.as_str().into(), left, None);
+        let shown = format!("{}, for 1.5 s", id.short());
+        for (holders, expected) in [
+            (RwHolders::Writer(holder.clone()), format!("writer {shown}")),
+            (
+                RwHolders::Readers(vec![holder.clone()]),
+                format!("reader {shown}"),
+            ),
+            (
+                RwHolders::Readers(vec![holder.clone(), holder]),
+                format!("readers {shown}; {shown}"),
+            ),
+        ] {
+            assert_eq!(holders.to_string(), expected);
+        }
     }
 
     #[test]

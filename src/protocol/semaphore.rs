@@ -110,7 +110,7 @@ impl Primitive for SemaphoreKeys {
 
     /// The number of permits comes first: a script that is given the id then knows it.
     fn fresh_id(&self, owner: &str) -> HolderId {
-        HolderId::fresh(&format!("{} {owner}", self.many))
+        HolderId::fresh_of_permits(self.many, owner)
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {
