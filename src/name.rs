@@ -15,8 +15,8 @@ const LONGEST_NAME: usize = 64 * 1024;
 /// The name of a lock: 1 byte to 64 KiB of any bytes, not necessarily text.
 ///
 /// Converts from text (`&str`, `String`, `Box<str>`, `Arc<str>`, `Cow<str>`), from bytes (`&[u8]`,
-/// `&[u8; N]`, `Vec<u8>`), and from a `u64`, which becomes its decimal digits. Cloning is cheap.
-/// The first call that locks reports a name of invalid length.
+/// `&[u8; N]`, `Vec<u8>`), and from a number (`u64`, `i64`, `u32`, `i32`), which becomes its decimal
+/// digits. Cloning is cheap. The first call that locks reports a name of invalid length.
 ///
 /// `Display` and `Debug` escape unprintable characters and truncate long names;
 /// [`as_bytes`](Self::as_bytes) returns the exact bytes.
@@ -174,12 +174,17 @@ impl From<Vec<u8>> for Name {
     }
 }
 
-/// The name is the decimal digits of the number.
-impl From<u64> for Name {
-    fn from(number: u64) -> Self {
-        number.to_string().into()
-    }
+macro_rules! from_number {
+    ($($number:ty)+) => {$(
+        /// The name is the decimal digits of the number, after a `-` if it is negative.
+        impl From<$number> for Name {
+            fn from(number: $number) -> Self {
+                number.to_string().into()
+            }
+        }
+    )+};
 }
+from_number!(i32 u32 i64 u64);
 
 impl AsRef<[u8]> for Name {
     fn as_ref(&self) -> &[u8] {
@@ -240,6 +245,9 @@ mod tests {
             assert_eq!(AsRef::<[u8]>::as_ref(&name), text.as_bytes());
         }
         assert_eq!(Name::from(u64::MAX), "18446744073709551615");
+        assert_eq!(Name::from(i64::MIN), "-9223372036854775808");
+        assert_eq!(Name::from(u32::MAX), "4294967295");
+        assert_eq!(Name::from(-7_i32), "-7");
         assert_ne!(Name::from("7"), "07");
     }
 
