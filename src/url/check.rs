@@ -16,6 +16,9 @@ pub(super) fn check_places(url: &str) -> Result<(), String> {
     }
     match is_logon_cut_off(rest) {
         true => Err(UNESCAPED.into()),
+        false if host_and_port(rest).contains(',') => Err("several servers: use \
+             redis+sentinel://, redis+cluster:// or redis+quorum://"
+            .into()),
         false => check_port(rest),
     }
 }
@@ -41,10 +44,15 @@ pub(super) fn check_fragment(rest: &str) -> Result<(), String> {
     }
 }
 
+/// Returns the part between the user and password and the path.
+fn host_and_port(rest: &str) -> &str {
+    let authority = rest.split(['/', '?']).next().unwrap_or_default();
+    authority.rsplit('@').next().unwrap_or_default()
+}
+
 /// Returns an error for an invalid port.
 pub(super) fn check_port(rest: &str) -> Result<(), String> {
-    let authority = rest.split(['/', '?']).next().unwrap_or_default();
-    let host = authority.rsplit('@').next().unwrap_or_default();
+    let host = host_and_port(rest);
     // The colons in brackets belong to an IPv6 address.
     let behind = host.rsplit(']').next().unwrap_or_default();
     match behind.split_once(':') {

@@ -58,6 +58,13 @@ fn each_mistake_in_a_url_says_what_to_do() {
         ("redis+sentinel://h1,h2:70000/m", "between 1 and 65535"),
         ("redis://h:s3cret", "end with @"),
         ("redis://::1:6379", "brackets"),
+        ("redis://h1,h2", "several servers: use redis+sentinel://"),
+        (
+            "redis://:s3cret@h1:1,h2:2/1",
+            "redis+cluster:// or redis+quorum://",
+        ),
+        #[cfg(feature = "tls")]
+        ("rediss://h1,h2", "several servers"),
         ("redis://u:s3/cret@h", unescaped),
         ("redis://u:12/s3cret@h", unescaped),
         ("redis://u:s3?cret@h", unescaped),
@@ -94,6 +101,7 @@ fn each_mistake_in_a_url_says_what_to_do() {
         "redis+sentinel://u:p@ss@h1,h2/m?sentinel_pass=p@ss",
         "redis+cluster://u:p@ss@h1,[::1]:7000",
         "redis://h:",
+        "redis://u:p,w@h",
     ] {
         assert!(Target::parse(url).is_ok(), "{url}");
     }
