@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::thread;
 
 use leasehold::{Client, Error};
-use support::{Cluster, Proxy, Server, Traffic, ms};
+use support::fair::PATIENCE;
+use support::{Cluster, Proxy, Server, Traffic, eventually, ms};
 
 support::tests![
     every_lock_is_listed_with_its_holder,
@@ -219,8 +220,17 @@ fn a_quorum_lists_locks_held_on_a_majority() {
     let urls = || servers.each_ref().map(Server::url);
     let quorum = || Client::builder().quorum(urls()).command_timeout(ms(500));
     let client = quorum().build().unwrap();
+    // A lock is asked only of servers whose connections are open in time.
+    assert!(client.health().is_healthy());
     let a = client.mutex("a").lock().unwrap();
     let _b = client.mutex("b").lock().unwrap();
+    for (server, key) in servers
+        .iter()
+        .flat_map(|server| [(server, "lock:a"), (server, "lock:b")])
+    {
+        // A majority has granted it when `lock` returns; the third server may still be at it.
+        eventually(PATIENCE, || server.get(key).is_some());
+    }
     // A key on a minority of the servers is not a lock.
     set(&servers[1], b"lock:minority");
     let watcher = quorum().build().unwrap();

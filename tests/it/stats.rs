@@ -6,6 +6,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, Totals, Unlocked, WaitPolicy};
+use support::fair::wait_for_queue_length;
 use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
 
 use crate::cluster;
@@ -180,9 +181,13 @@ fn remote_and_local_releases_count_as_different_wakes() {
     let (client, other) = (client(&server.url()), client(&server.url()));
     let guard = other.mutex("a").lock().unwrap();
     wait_until_subscribed(&client, "a");
+    // The call that gave up leaves the queue in the background.
+    wait_for_queue_length(&server, 0);
     let before = client.stats().totals;
     thread::scope(|scope| {
         let call = start_waiter(scope, &client, "a", 1);
+        // An attempt is counted before it is sent.
+        wait_for_queue_length(&server, 1);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         call.join().unwrap();
     });
@@ -217,9 +222,13 @@ fn a_message_without_a_release_is_a_spurious_wake() {
     let (client, other) = (client(&server.url()), client(&server.url()));
     let guard = other.mutex("a").lock().unwrap();
     wait_until_subscribed(&client, "a");
+    // The call that gave up leaves the queue in the background.
+    wait_for_queue_length(&server, 0);
     let before = client.stats().totals;
     thread::scope(|scope| {
         let call = start_waiter(scope, &client, "a", 1);
+        // An attempt is counted before it is sent.
+        wait_for_queue_length(&server, 1);
         server.run("PUBLISH", &["lock_release:a", "anything"]);
         eventually(WAIT_LIMIT, || {
             client.stats().totals.spurious_wakes == before.spurious_wakes + 1
@@ -279,9 +288,13 @@ fn reconnections_of_the_subscriber_count_as_wakes() {
     let client = client(&server.url());
     server.run("SET", &["lock:a", "foreign"]);
     wait_until_subscribed(&client, "a");
+    // The call that gave up leaves the queue in the background.
+    wait_for_queue_length(&server, 0);
     let before = client.stats().totals;
     thread::scope(|scope| {
         let call = start_waiter(scope, &client, "a", 1);
+        // An attempt is counted before it is sent.
+        wait_for_queue_length(&server, 1);
         for times in 1..=2 {
             server.run("CLIENT", &["KILL", "TYPE", "pubsub"]);
             eventually(WAIT_LIMIT, || {
