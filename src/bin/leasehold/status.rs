@@ -11,6 +11,21 @@ use crate::permits::{self, PermitRecord};
 use crate::record::Record;
 use crate::table::{self, or_unknown};
 
+/// A lock, and how many clients wait for it, if Redis tells.
+struct Seen {
+    record: Record,
+    waiting: Option<u64>,
+    queued: Option<u64>,
+}
+
+impl Seen {
+    fn is_in_use(&self) -> bool {
+        let Record { holder, token, .. } = &self.record;
+        let has_waiters = |number: Option<u64>| number.is_some_and(|number| number > 0);
+        holder.is_some() || token.is_some() || has_waiters(self.waiting) || has_waiters(self.queued)
+    }
+}
+
 pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failure> {
     let client = connection.client()?;
     let (mut waiting, mut queued) = (Asked::default(), Asked::default());
@@ -46,32 +61,47 @@ pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failu
             queued: length,
         }));
         let waiting = waiting.ask(|| mutex.waiting())?;
-        seen.push((record, waiting, queued.ask(|| fair.waiting())?));
+        seen.push(Seen {
+            record,
+            waiting,
+            queued: queued.ask(|| fair.waiting())?,
+        });
     }
-    let is_held = seen.iter().any(|(record, ..)| record.holder.is_some())
+    let is_held = seen.iter().any(|seen| seen.record.holder.is_some())
         || permits.iter().any(|record| record.holder.is_some());
     let code = if args.exit_code && is_held { HELD } else { 0 };
     let mut out = io::stdout().lock();
     if args.form.json {
-        for (record, waiting, queued) in &seen {
-            let mut json = record.json();
-            json.plain("waiting", *waiting).plain("queued", *queued);
+        for seen in &seen {
+            let mut json = seen.record.json();
+            json.plain("waiting", seen.waiting)
+                .plain("queued", seen.queued);
             writeln!(out, "{}", json.finish())?;
         }
         permits::print(&mut out, &permits, true, true)?;
         return Ok(code);
     }
-    let rows = seen.iter().map(|(record, waiting, queued)| {
-        let [name, holder, left, token] = record.cells();
-        let [waiting, queued] = [*waiting, *queued].map(or_unknown);
-        [name, holder, left, waiting, queued, token]
-    });
-    let header = ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"];
-    for line in table::lines(header, &rows.collect::<Vec<_>>()) {
-        writeln!(out, "{line}")?;
-    }
-    permits::print(&mut out, &permits, false, true)?;
+    print_tables(&mut out, &seen, &permits)?;
     Ok(code)
+}
+
+/// Prints the locks, and the permits. A name that only a semaphore has is not among the locks.
+fn print_tables(out: &mut impl Write, seen: &[Seen], permits: &[PermitRecord]) -> io::Result<()> {
+    let is_lock =
+        |seen: &&Seen| seen.is_in_use() || permits.iter().all(|it| it.name != seen.record.name);
+    let row = |seen: &Seen| {
+        let [name, holder, left, token] = seen.record.cells();
+        let [waiting, queued] = [seen.waiting, seen.queued].map(or_unknown);
+        [name, holder, left, waiting, queued, token]
+    };
+    let rows: Vec<_> = seen.iter().filter(is_lock).map(row).collect();
+    if !rows.is_empty() {
+        let header = ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"];
+        for line in table::lines(header, &rows) {
+            writeln!(out, "{line}")?;
+        }
+    }
+    permits::print(out, permits, false, !rows.is_empty())
 }
 
 /// Asks what the user may not be permitted to ask, until Redis refuses.

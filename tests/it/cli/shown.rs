@@ -128,7 +128,8 @@ fn permits_limit_commands_and_are_shown() {
     let server = Server::start();
     let url = server.url();
     let script = "echo $LEASEHOLD_NAME $LEASEHOLD_FENCING_TOKEN; sleep 60";
-    let mut programs = [(); 2].map(|()| Program::run(&url, &["--permits", "2"], script));
+    let options = ["--permits", "2", "--owner", "web-7"];
+    let mut programs = [(); 2].map(|()| Program::run(&url, &options, script));
     let lines = programs.each_mut().map(Program::next_line);
     assert!(
         lines.iter().all(|line| line.starts_with("a 1")),
@@ -140,7 +141,9 @@ fn permits_limit_commands_and_are_shown() {
     assert_eq!(refused.status.code(), Some(75));
     let why = String::from_utf8(refused.stderr).unwrap();
     assert!(why.contains("no permit of a is free"), "{why}");
-    assert!(why.contains("2 of 2 are out, 1 of them held by "), "{why}");
+    // The id in Redis begins with the number of permits, which is no part of the owner.
+    let held_by = "2 of 2 are out, 1 of them held by web-7:";
+    assert!(why.contains(held_by), "{why}");
     assert_eq!(code(&url, &run("3")), 0);
     assert_eq!(code(&url, &run("0")), 64, "no semaphore has 0");
     assert!(is_free(&server, "a"), "the lock of that name is another");
@@ -157,10 +160,11 @@ fn permits_limit_commands_and_are_shown() {
     assert_eq!((&*lines[1][0], lines[2].len()), ("b", 0), "{listed}");
     assert_eq!(lines[3], ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT"]);
     assert_eq!(
-        (lines.len(), &*lines[4][0], &*lines[4][3]),
+        (lines.len(), &*lines[4][0], &*lines[4][2]),
         (6, "a", "1"),
         "{listed}"
     );
+    assert!(lines[4][1].starts_with("web-7:"), "{listed}");
     assert_eq!(text(&url, &["list", "b"]).lines().count(), 2);
     let objects: Vec<_> = text(&url, &["list", "--json", "a"])
         .lines()
@@ -168,15 +172,23 @@ fn permits_limit_commands_and_are_shown() {
         .collect();
     assert_eq!(objects.len(), 2);
     assert_eq!([&objects[0]["name"], &objects[0]["permits"]], ["a", "1"]);
+    assert_eq!(objects[0]["owner"], "web-7");
+    assert!(objects[0]["holder"].starts_with("web-7:"));
     drop(guard);
 
     let status = words(&text(&url, &["status", "a", "never"]));
-    assert_eq!(status[1][..2], ["a", "-"]);
-    assert_eq!(
-        status[4],
-        ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "QUEUED"]
-    );
-    assert_eq!((status.len(), &*status[5][5]), (7, "0"), "{status:?}");
+    assert_eq!(status[1][..2], ["never", "-"], "no line about the lock `a`");
+    let header = ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "QUEUED"];
+    assert_eq!(status[3], header);
+    assert_eq!((status.len(), &*status[4][4]), (6, "0"), "{status:?}");
+    let status = words(&text(&url, &["status", "a"]));
+    assert_eq!(status[0], header);
+    assert_eq!(status.len(), 3, "{status:?}");
+    let objects: Vec<_> = text(&url, &["status", "--json", "a"])
+        .lines()
+        .map(json)
+        .collect();
+    assert_eq!((objects.len(), &*objects[0]["held"]), (3, "false"));
     let top = text(&url, &["top", "--count", "1"]);
     assert!(top.contains("\ta\t2 permits, 2 holders\t"), "{top}");
     let top = text(&url, &["top", "--count", "1", "--json"]);
