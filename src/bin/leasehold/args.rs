@@ -15,7 +15,7 @@ use crate::args::duration::duration;
 use crate::exit::TABLE;
 use crate::message::Verbosity;
 
-pub(crate) use crate::args::connection::Connection;
+pub(crate) use crate::args::connection::{Connection, SERVER_VARIABLES};
 pub(crate) use crate::args::run::Run;
 
 /// Runs commands under distributed locks kept in Redis or Valkey, and shows who holds them.
@@ -38,6 +38,21 @@ pub(crate) struct Cli {
 }
 
 impl Cli {
+    /// Parses the arguments of the program.
+    pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        let args: Vec<OsString> = args.into_iter().collect();
+        let mut cli = Self::try_parse_from(&args)?;
+        // clap does not tell whether `--` precedes a word, so the words before it are parsed alone.
+        let before = args.split(|word| word == "--").next().unwrap_or_default();
+        if let Action::Run(run) = &mut cli.action
+            && let Ok(Action::Run(named)) = Self::try_parse_from(before).map(|cli| cli.action)
+            && !named.has_word()
+        {
+            run.take_word_as_command();
+        }
+        Ok(cli)
+    }
+
     pub(crate) fn verbosity(&self) -> Verbosity {
         match self.messages {
             Messages { quiet: true, .. } => Verbosity::Quiet,
@@ -86,7 +101,7 @@ pub(crate) enum Action {
 /// lock or the read-write lock, and for each set.
 ///
 /// If permits of semaphores of these names are out, or calls wait for some, a second table follows,
-/// with a line for each holder.
+/// with a line for each holder. The first table leaves out a name that only a semaphore has.
 #[derive(Args, Debug)]
 pub(crate) struct Status {
     /// The locks' names
@@ -179,7 +194,7 @@ mod tests {
     #[track_caller]
     fn run(args: &[&str]) -> Run {
         let args = ["leasehold", "run"].iter().chain(args);
-        match Cli::try_parse_from(args).map(|cli| cli.action) {
+        match Cli::read(args.map(OsString::from)).map(|cli| cli.action) {
             Ok(Action::Run(run)) => run,
             other => panic!("{other:?}"),
         }
@@ -213,6 +228,24 @@ mod tests {
         assert_eq!(run.names(), ["b,c", "a"]);
         let (program, arguments) = run.command().unwrap();
         assert_eq!((program, arguments), ("sh".as_ref(), vec!["-c".as_ref()]));
+    }
+
+    #[test]
+    fn word_after_the_dashes_is_the_command() {
+        let command = |args: &[&str]| -> Vec<OsString> {
+            let run = run(args);
+            let (program, arguments) = run.command().unwrap();
+            [&[program], &*arguments]
+                .concat()
+                .into_iter()
+                .map(OsString::from)
+                .collect()
+        };
+        let unnamed = ["--wait", "1s", "--", "echo", "hello"];
+        assert!(run(&unnamed).names().is_empty());
+        assert_eq!(command(&unnamed), ["echo", "hello"]);
+        assert_eq!(command(&["-n", "a", "--", "echo", "--"]), ["echo", "--"]);
+        assert_eq!(run(&["a", "--", "echo", "--", "b"]).names(), ["a"]);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::process::ExitStatus;
 
 use leasehold::Error;
 
+use crate::args::SERVER_VARIABLES;
 use crate::message::{note, say};
 
 /// With `status --exit-code`.
@@ -75,6 +76,18 @@ impl Failure {
     /// Returns the failure of a system call that this program needs, such as starting a thread.
     pub(crate) fn system(what: &str, error: &io::Error) -> Self {
         Self::new(SYSTEM, format!("{what}: {error}"))
+    }
+
+    /// Adds to a failure to reach Redis that the server is the default one.
+    ///
+    /// The usual reason is a forgotten variable: cron starts programs with an environment of its
+    /// own.
+    pub(crate) fn of_default_server(mut self) -> Self {
+        if self.code == UNREACHABLE {
+            let variables = SERVER_VARIABLES.join(", ");
+            self.text += &format!(" (the default: none of {variables} is set)");
+        }
+        self
     }
 
     /// Prints the message, and returns the exit code.

@@ -59,7 +59,7 @@ pub(crate) fn take(client: &Client, args: &Run) -> Result<Take, Failure> {
     let [name] = names.as_slice() else {
         let has_queue = args.fair || args.read || args.write || args.permits.is_some();
         return match names.as_slice() {
-            [] => usage("the lock's name is missing: leasehold run NAME -- CMD"),
+            [] => usage("the name is missing: leasehold run NAME -- CMD"),
             _ if has_queue => usage(
                 "--fair, --read, --write and --permits need a single name: a lock of several \
                  names has no queue",

@@ -39,8 +39,6 @@ use std::env;
 use std::io::{self, Write};
 use std::process;
 
-use clap::Parser;
-
 use args::{Action, Cli};
 use exit::Failure;
 
@@ -53,7 +51,7 @@ fn main() {
         shim::shim();
         return;
     }
-    let code = match Cli::try_parse() {
+    let code = match Cli::read(env::args_os()) {
         Ok(cli) => act(cli),
         // The help and the version are such errors.
         Err(error) if !error.use_stderr() => {
@@ -81,5 +79,8 @@ fn act(cli: Cli) -> u8 {
         Action::Completions { shell } => generated::completions(shell),
         Action::Man { command } => generated::man(command.as_deref()),
     };
-    outcome.unwrap_or_else(Failure::tell)
+    outcome.unwrap_or_else(|failure| match connection.is_default() {
+        true => failure.of_default_server().tell(),
+        false => failure.tell(),
+    })
 }

@@ -6,10 +6,12 @@ use std::time::Instant;
 use leasehold::Client;
 use support::{Server, TempDir, certificate_path, eventually, free_port, ms, tls_server};
 
-use super::{Program, SOON, client, code, delete, hold, is_free, output, text};
+use super::{Program, SOON, client, code, delete, hold, is_free, output, program, text};
 
 support::tests![
     command_needs_no_dashes_unless_it_begins_with_one,
+    word_after_the_dashes_is_no_name,
+    default_server_that_is_unreachable_is_named_as_the_default,
     times_may_have_decimals,
     quiet_and_verbose_set_what_is_printed,
     loser_that_exits_0_prints_nothing,
@@ -41,6 +43,43 @@ fn command_needs_no_dashes_unless_it_begins_with_one() {
         assert_eq!(code(&url, args), 64, "{args:?}");
         let errors = errors(&url, args);
         assert!(errors.contains("-- "), "{errors}");
+    }
+}
+
+fn word_after_the_dashes_is_no_name() {
+    let server = Server::start();
+    let url = server.url();
+    for args in [
+        &["run", "--", "echo", "hello"][..],
+        &["run", "--fair", "--", "echo"],
+    ] {
+        assert_eq!(code(&url, args), 64, "{args:?}");
+        let said = errors(&url, args);
+        let expected = "leasehold: the name is missing: leasehold run NAME -- CMD\n";
+        assert_eq!(said, expected, "{args:?}");
+    }
+}
+
+fn default_server_that_is_unreachable_is_named_as_the_default() {
+    let said = |url: &str, args: &[&str]| {
+        let mut command = program(url);
+        // The default port of this machine may be in use.
+        command
+            .env("REDIS_PORT", free_port().to_string())
+            .env_remove("REDIS_URLS");
+        let output = command.args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(69), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let end = " (the default: none of REDIS_URL, REDIS_URLS, REDIS_HOST is set)\n";
+    for args in [&["status", "a"][..], &["run", "a", "--no-wait", "true"]] {
+        let said = said("", args);
+        assert!(said.ends_with(end), "{said}");
+    }
+    let url = format!("redis://127.0.0.1:{}", free_port());
+    for (url, args) in [(&*url, &["list"][..]), ("", &["list", "--url", &url])] {
+        let said = said(url, args);
+        assert!(!said.contains("default"), "{said}");
     }
 }
 

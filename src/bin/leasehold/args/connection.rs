@@ -9,6 +9,9 @@ use leasehold::{Client, ClientBuilder};
 use crate::args::duration::duration;
 use crate::exit::{Failure, USAGE};
 
+/// The environment variables that name a server.
+pub(crate) const SERVER_VARIABLES: [&str; 3] = ["REDIS_URL", "REDIS_URLS", "REDIS_HOST"];
+
 #[derive(Args, Debug)]
 pub(crate) struct Connection {
     /// The server, such as `redis://host:6379/0`, in place of the environment's; several servers as
@@ -75,6 +78,12 @@ impl Connection {
             builder = builder.unreachable_for(silence);
         }
         Ok(builder)
+    }
+
+    /// Returns whether neither an option nor a variable names a server.
+    pub(crate) fn is_default(&self) -> bool {
+        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        self.url.is_none() && !SERVER_VARIABLES.into_iter().any(is_set)
     }
 
     pub(crate) fn client(&self) -> Result<Client, Failure> {

@@ -110,6 +110,15 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    pub(super) fn has_word(&self) -> bool {
+        self.word.is_some()
+    }
+
+    /// Makes the first word the command's, although it has the place of the name.
+    pub(super) fn take_word_as_command(&mut self) {
+        self.words.splice(0..0, self.word.take());
+    }
+
     /// Returns the lock's names, each once, in the order in which they were given. The first of
     /// them is the first in the command's environment.
     pub(crate) fn names(&self) -> Vec<&OsStr> {
