@@ -84,6 +84,10 @@ impl<T, E> WithError<T, E> {
 
     /// Returns the section's own error, or what happened to the lock as an error of that type.
     ///
+    /// A section that succeeded and then lost its lock becomes [`Error::Lost`], although its work
+    /// has been done. If it must not be repeated, for example because its write was
+    /// [fenced](crate::guide::fencing) and committed, use [`into_value`](Self::into_value).
+    ///
     /// So a caller with one error type of its own needs no other:
     ///
     /// ```

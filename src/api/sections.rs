@@ -74,6 +74,27 @@ macro_rules! section_calls {
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             ///
+            /// If the section fails with `Box<dyn Error>` or `anyhow::Error`, `?` does not convert
+            /// the error. Write `.map_err(WithError::into_error)?`:
+            ///
+            /// ```
+            /// use std::error::Error;
+            /// use leasehold::{Client, WithError};
+            ///
+            /// fn pages(client: &Client) -> Result<u32, Box<dyn Error>> {
+            #[doc = concat!("    let report = ", $make, ";")]
+            #[doc = concat!(
+                "    let pages = report.", stringify!($with_result),
+                "(|_| -> Result<u32, Box<dyn Error>> {"
+            )]
+            ///         Ok(std::fs::read_to_string("pages")?.parse()?)
+            ///     }).map_err(WithError::into_error)?;
+            ///     Ok(pages)
+            /// }
+            /// # let server = leasehold::testing::Server::start();
+            /// # assert!(pages(&server.client()).is_err(), "there is no such file");
+            /// ```
+            ///
             /// # Errors
             ///
             #[doc = concat!(
@@ -81,7 +102,7 @@ macro_rules! section_calls {
             )]
             /// [`WithError::Section`](crate::WithError::Section) with the error of `section`.
             /// [`WithError::into_error`](crate::WithError::into_error) makes all of them errors of
-            /// one type.
+            /// one type, and drops the value of a section that succeeded and lost its lock.
             pub fn $with_result<T, E>(
                 &self,
                 section: impl FnOnce(&$guard) -> Result<T, E>,

@@ -19,10 +19,17 @@
 //!  WHERE id = 123 AND last_token <= $1;
 //! ```
 //!
-//! If no row was changed, a later holder has written: stop, and do not retry with this guard. The
-//! comparison is `<=`, so that one holder can write several times. The same statement works in
-//! Postgres, MySQL and SQLite. Tokens are integers from 1 to 2^53 - 1, and fit into a `bigint` and
-//! a double.
+//! If no row was changed, a later holder has written: stop, and do not retry with this guard. Or
+//! the row does not exist: a new row must be inserted before it can be fenced. The
+//! comparison is `<=`, so that one holder can write several times. Tokens are integers from 1 to
+//! 2^53 - 1, and fit into a `bigint` and a double.
+//!
+//! The statement is for Postgres and SQLite. In MySQL the placeholder is `?`, once for each use.
+//! Set `CLIENT_FOUND_ROWS` on the connection: otherwise a write that changes nothing counts no row.
+//!
+//! The database's answer decides. If the fenced write was committed, it counts, even if `unlock` or
+//! `with` then reports a loss: do not repeat it. After `with`, use
+//! [`WithError::into_value`](crate::WithError::into_value), not `into_error`.
 //!
 //! With `rusqlite`, or any other driver that reports how many rows a statement changed:
 //!
@@ -67,8 +74,8 @@
 //! # Limits
 //!
 //! - Tokens are comparable for one name only.
-//! - Readers of a read-write lock share the token of the last writer before them. It stamps what
-//!   they read: a cache that is filled under a read lock rejects older stamps.
+//! - Readers of a read-write lock share the token of the last writer before them. It stamps the
+//!   pages of a cache: see [`RwLock`](crate::RwLock#fencing-tokens).
 //! - A semaphore's tokens do not fence, because several holders may write at a time: see
 //!   [`SemaphorePermit::fencing_token`](crate::SemaphorePermit::fencing_token).
 //! - Only clients of this crate draw tokens. A program that takes the lock with a plain
