@@ -53,8 +53,15 @@ use crate::token::FencingToken;
 /// # Fencing tokens
 ///
 /// A writer's token is higher than that of every holder before it. A reader has the token of the
-/// last writer before it, which it shares with the other readers. That is what a cache needs: fill
-/// it under a read lock, stamp what you fill in with the token, and reject older stamps.
+/// last writer before it, which it shares with the other readers. So a cache needs no other
+/// version:
+///
+/// - A page is current if its stamp equals the token of a read guard that you hold.
+/// - Otherwise load the page under that guard, and put it into the cache with the guard's token as
+///   its stamp. The cache rejects a stamp that is lower than its own.
+///
+/// Before the first writer, and once no token was drawn for a day, the first reader draws a token
+/// that the others share. `examples/catalogue.rs` is such a cache.
 ///
 /// # Not reentrant
 ///
