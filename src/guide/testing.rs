@@ -3,7 +3,8 @@
 //! With the feature `testing`, `leasehold::testing::Server` is a server in the test's own process.
 //! The client that talks to it is the real one. The test decides what happens: another holder has
 //! the lock, the lock is lost in the middle of the work, Redis hangs, refuses or is unreachable, a
-//! reply is lost, or time passes.
+//! reply is lost, or time passes. [`leasehold::testing`] says how to switch the feature on, and
+//! lists what a test can do. `examples/testing.rs` in the package tests a booking service.
 //!
 //! ```
 //! use leasehold::Lost;
@@ -19,7 +20,10 @@
 //! ```
 //!
 //! - Give the code under test a `&Client`, or the URL, and nothing else has to change.
-//! - Wait for an event, such as a message from `lost()`, and not for a time.
+//! - Wait for an event, such as a message from `lost()`, and not for a time. A call waits once its
+//!   client's [`stats().waiting`](crate::Stats::waiting) counts it.
 //! - Give the client of a test of outages a short
 //!   [`command_timeout`](crate::ClientBuilder::command_timeout): calls wait in real time.
 //! - The server is no cluster and has no replicas. What a failover does needs real servers.
+//!
+//! [`leasehold::testing`]: https://docs.rs/leasehold/latest/leasehold/testing/index.html

@@ -52,6 +52,7 @@
 //! | [`server.drop_replies(1)`](Server::drop_replies) | the lock was acquired, and the caller does not know |
 //! | [`server.drop_messages(1)`](Server::drop_messages) | a release wakes nobody |
 //! | [`suspend(time)`](suspend()) | the machine was suspended |
+//! | [`client.stats().waiting`](crate::Stats::waiting) | how many calls of this client wait now; [`Mutex::waiting`](crate::Mutex::waiting) also counts clients that waited in the last ten seconds |
 //! | [`server.keys()`](Server::keys), [`server.commands()`](Server::commands) | the keys that exist; the number of commands received |
 //!
 //! Semaphores work, too; `hold`, `lose` and `is_locked` are for locks.
