@@ -18,6 +18,9 @@ const LONGEST_NAME: usize = 64 * 1024;
 /// `&[u8; N]`, `Vec<u8>`), and from a number (`u64`, `i64`, `u32`, `i32`), which becomes its decimal
 /// digits. Cloning is cheap. The first call that locks reports a name of invalid length.
 ///
+/// A number alone names the same lock in every part of the program. `format!("order:{id}")` keeps
+/// the names of different tables apart.
+///
 /// `Display` and `Debug` escape unprintable characters and truncate long names;
 /// [`as_bytes`](Self::as_bytes) returns the exact bytes.
 ///

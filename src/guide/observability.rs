@@ -15,7 +15,8 @@
 //!   - a quorum has an even number of servers; no majority of a quorum answers;
 //!   - a thread waits for a lock that it holds itself, or reads a name again under its own read
 //!     guard (debug builds only).
-//! - INFO: a circuit breaker closed.
+//! - INFO: a circuit breaker closed; [`from_env`](crate::Client::from_env) found no server in the
+//!   environment and uses the default one.
 //! - DEBUG: every acquire, wait, renewal and release; connections that failed.
 //! - TRACE: whole holder ids. Anyone who knows a holder id can release that lock.
 //!
