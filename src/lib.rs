@@ -19,7 +19,7 @@
 //! let guard = account.lock()?; // sleeps until the lock is granted
 //! // … no other client holds `account:123` here …
 //! guard.ensure_held()?; // before a step that must not be done twice
-//! guard.unlock()?;
+//! guard.unlock()?.into_result()?;
 //!
 //! if let Some(_guard) = account.try_lock_for(Duration::from_millis(200))? {
 //!     // Released when `_guard` goes out of scope.
@@ -50,6 +50,8 @@
 //!
 //! 1.88. Raising it is not a breaking change; the changelog announces it.
 
+// Examples can be pasted into a program that denies warnings.
+#![doc(test(attr(deny(unused_must_use))))]
 // Shows on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

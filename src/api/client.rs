@@ -45,7 +45,7 @@ use crate::stats::{Stats, Totals};
 /// # let client = server.client();
 /// let guard = client.mutex("account:123").lock()?;
 /// // … no other client holds `account:123` here …
-/// guard.unlock()?;
+/// guard.unlock()?.into_result()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone)]
@@ -204,7 +204,7 @@ impl Client {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let guard = client.fair_mutex("printer").lock()?; // behind all earlier waiters
-    /// guard.unlock()?; // grants the lock to the first waiter
+    /// drop(guard); // grants the lock to the first waiter
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn fair_mutex(&self, name: impl Into<Name>) -> FairMutex {
@@ -226,7 +226,7 @@ impl Client {
     ///     reading.ensure_held()?;
     /// }
     /// let writing = catalogue.write()?; // alone
-    /// writing.unlock()?;
+    /// writing.unlock()?.into_result()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn rw_lock(&self, name: impl Into<Name>) -> RwLock {
@@ -247,7 +247,7 @@ impl Client {
     /// let accounts = ["account:1", "account:2"];
     /// let guard = client.mutex_all(&accounts).lock()?;
     /// // … no other client holds either name …
-    /// guard.unlock()?;
+    /// guard.unlock()?.into_result()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn mutex_all<N: Into<Name>>(&self, names: impl IntoIterator<Item = N>) -> MutexAll {
@@ -268,7 +268,7 @@ impl Client {
     /// # let client = server.client();
     /// let permit = client.semaphore("api.example.com", 10).acquire()?;
     /// // … at most 10 calls at a time, from all processes together …
-    /// permit.release()?;
+    /// permit.release()?.into_result()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn semaphore(&self, name: impl Into<Name>, permits: u32) -> Semaphore {

@@ -115,7 +115,7 @@ impl FairMutex {
     /// # let client = server.client();
     /// let guard = client.fair_mutex("printer").lock()?; // when all earlier calls have had it
     /// // … print …
-    /// guard.unlock()?; // the call that has waited longest gets it
+    /// drop(guard); // the call that has waited longest gets it
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

@@ -42,7 +42,7 @@ use crate::token::FencingToken;
 ///     guard.ensure_held()?;
 ///     println!("page {page}, token {}", guard.fencing_token());
 /// }
-/// guard.unlock()?;
+/// guard.unlock()?.into_result()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[must_use = "if unused the lock is released at once"]
@@ -98,7 +98,7 @@ impl MutexGuard {
     /// let account = client.mutex("account:123");
     /// let first = account.lock()?;
     /// let first_token = first.fencing_token();
-    /// first.unlock()?;
+    /// drop(first);
     /// assert!(account.lock()?.fencing_token() > first_token);
     /// # Ok::<(), leasehold::Error>(())
     /// ```

@@ -134,7 +134,7 @@ impl Mutex {
     /// # let client = server.client();
     /// // Every release is visible to other processes: no thread of this client is preferred.
     /// let printer = client.mutex("printer").local_handoffs(0);
-    /// # printer.lock()?.unlock()?;
+    /// # drop(printer.lock()?);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     #[must_use]
@@ -163,7 +163,7 @@ impl Mutex {
     /// # let client = server.client();
     /// let guard = client.mutex("account:123").lock()?;
     /// // … no other client holds `account:123` here …
-    /// guard.unlock()?;
+    /// guard.unlock()?.into_result()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

@@ -122,7 +122,7 @@ impl MutexAll {
     /// # let client = server.client();
     /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
     /// // … move money between the two accounts …
-    /// guard.unlock()?;
+    /// guard.unlock()?.into_result()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

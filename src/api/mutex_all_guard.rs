@@ -22,7 +22,7 @@ use crate::token::FencingToken;
 /// # let client = server.client();
 /// let guard = client.mutex_all(["stock:apples", "stock:pears"]).lock()?;
 /// guard.ensure_held()?;
-/// guard.unlock()?;
+/// guard.unlock()?.into_result()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]

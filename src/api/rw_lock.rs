@@ -80,7 +80,7 @@ use crate::token::FencingToken;
 /// let catalogue = client.rw_lock("catalogue");
 /// let reading = catalogue.read()?;
 /// println!("filling the cache, as of token {}", reading.fencing_token());
-/// reading.unlock()?;
+/// drop(reading);
 /// if let Some(writing) = catalogue.try_write_for(Duration::from_secs(5))? {
 ///     println!("updating under token {}", writing.fencing_token());
 /// }
@@ -128,7 +128,7 @@ impl RwLock {
     /// # let client = server.client();
     /// let reading = client.rw_lock("catalogue").read()?;
     /// // … other readers may be here, too, but no writer …
-    /// reading.unlock()?;
+    /// reading.unlock()?.into_result()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
@@ -240,7 +240,7 @@ impl RwLock {
     /// # let client = server.client();
     /// let writing = client.rw_lock("catalogue").write()?;
     /// println!("changing the catalogue under token {}", writing.fencing_token());
-    /// writing.unlock()?;
+    /// writing.unlock()?.into_result()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

@@ -42,7 +42,7 @@ pub struct RwLockReadGuard(pub(super) MutexGuard);
 /// let guard = client.rw_lock("catalogue").write()?;
 /// println!("writing under token {}", guard.fencing_token());
 /// let guard = guard.downgrade(); // other readers come in, no writer in between
-/// guard.unlock()?;
+/// guard.unlock()?.into_result()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[must_use = "if unused the lock is released at once"]

@@ -23,7 +23,7 @@ use crate::token::FencingToken;
 /// let permit = client.semaphore("api.example.com", 10).many(2).acquire()?;
 /// assert_eq!(permit.count(), 2);
 /// permit.ensure_held()?;
-/// permit.release()?;
+/// permit.release()?.into_result()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]

@@ -6,7 +6,7 @@
 //! let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
 //! let token = guard.fencing_token_of("account:1");
 //! // … move money between the two accounts …
-//! guard.unlock()?;
+//! guard.unlock()?.into_result()?;
 //! # let _ = token;
 //! # Ok::<(), leasehold::Error>(())
 //! ```

@@ -21,7 +21,7 @@ pub use crate::stats::totals::Totals;
 /// ```
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
-/// # client.mutex("report").lock()?.unlock()?;
+/// # drop(client.mutex("report").lock()?);
 /// let wait = client.stats().wait;
 /// println!("{} locks, 99 % of them within {:?}", wait.count, wait.p99);
 /// # assert_eq!(wait.count, 1);

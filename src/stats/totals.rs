@@ -35,7 +35,7 @@ macro_rules! totals {
         /// ```
         /// # let server = leasehold::testing::Server::start();
         /// # let client = server.client();
-        /// client.mutex("report").lock()?.unlock()?;
+        /// drop(client.mutex("report").lock()?);
         /// let totals = client.stats().totals;
         /// assert_eq!((totals.acquired_at_once, totals.released), (1, 1));
         /// # Ok::<(), leasehold::Error>(())
@@ -145,7 +145,7 @@ impl Totals {
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// client.mutex("report").lock()?.unlock()?;
+    /// drop(client.mutex("report").lock()?);
     /// assert_eq!(client.stats().totals.acquired(), 1);
     /// # Ok::<(), leasehold::Error>(())
     /// ```

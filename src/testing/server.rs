@@ -29,7 +29,7 @@ use super::state::State;
 /// let client = server.client();
 /// let guard = client.mutex("account:123").lock()?;
 /// assert!(server.is_locked("account:123"));
-/// guard.unlock()?;
+/// drop(guard);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub struct Server {
@@ -235,7 +235,7 @@ impl Server {
     /// let pause = server.pause();
     /// assert!(guard.is_held()); // the lease lasts, whether Redis answers or not
     /// drop(pause);
-    /// guard.unlock()?;
+    /// drop(guard);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn pause(&self) -> Pause {
@@ -313,7 +313,7 @@ impl Server {
     /// # let client = server.client();
     /// let guard = client.mutex("seat:12A").lock()?;
     /// server.drop_messages(1);
-    /// guard.unlock()?; // a call that waits finds the lock free at its next refresh
+    /// drop(guard); // a call that waits finds the lock free at its next refresh
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn drop_messages(&self, count: u64) {
@@ -349,7 +349,7 @@ impl Server {
     /// # let server = Server::start();
     /// let guard = server.client().mutex("account:123").lock()?;
     /// assert!(server.is_locked("account:123"));
-    /// guard.unlock()?;
+    /// drop(guard);
     /// assert!(!server.is_locked("account:123"));
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -368,7 +368,7 @@ impl Server {
     /// # let client = server.client();
     /// let guard = client.mutex("seat:12A").lock()?;
     /// let before = server.commands();
-    /// guard.unlock()?;
+    /// drop(guard);
     /// println!("the release took {} commands", server.commands() - before);
     /// # assert!(server.commands() > before);
     /// # Ok::<(), leasehold::Error>(())
