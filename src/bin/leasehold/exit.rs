@@ -80,8 +80,7 @@ impl Failure {
 
     /// Adds to a failure to reach Redis that the server is the default one.
     ///
-    /// The usual reason is a forgotten variable: cron starts programs with an environment of its
-    /// own.
+    /// The usual reason is a forgotten variable: cron does not pass on the environment of a shell.
     pub(crate) fn of_default_server(mut self) -> Self {
         if self.code == UNREACHABLE {
             let variables = SERVER_VARIABLES.join(", ");
