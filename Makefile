@@ -23,7 +23,7 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-.PHONY: demo test test-without-tls test-async test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc examples deny bench peers pictures diagrams servers clean
+.PHONY: demo test test-without-tls test-async test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
 
 # Runs the two examples to begin with.
 demo: servers
@@ -148,6 +148,21 @@ lint:
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features
+
+# Checks that the examples compile from the package, which is without the packages in `tests`, and
+# that cargo has no warning there. With the old times in the package (tar without `m`), cargo would
+# see no change since the last check.
+package:
+	@set -e; target=$$(mkdir -p "$${CARGO_TARGET_DIR:-target}" && cd "$${CARGO_TARGET_DIR:-target}" && pwd); \
+	rm -rf "$$target"/package/leasehold-*; \
+	package="$(CARGO) package --quiet --no-verify --allow-dirty"; \
+	$$package --offline 2>/dev/null || $$package; \
+	tar -xzmf "$$target"/package/leasehold-*.crate -C "$$target/package"; \
+	cd "$$target"/package/leasehold-*/; \
+	output=$$($(CARGO) check --locked --examples --features testing --target-dir "$$target" 2>&1) || \
+		{ echo "$$output"; exit 1; }; \
+	echo "$$output"; \
+	case $$output in *warning:*) exit 1 ;; esac
 
 examples: servers
 	@set -e; for example in $(EXAMPLES); do \

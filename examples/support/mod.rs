@@ -12,9 +12,12 @@
 
 use std::env;
 use std::error::Error;
+use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::PathBuf;
 use std::process::{self, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use redis::Commands;
 
@@ -26,13 +29,19 @@ pub(crate) type Role = (&'static str, fn() -> Outcome);
 /// The environment variable with the id of this run, which its child processes inherit.
 const RUN: &str = "LEASEHOLD_EXAMPLE_RUN";
 
+/// An example that hangs fails after this time.
+const LONGEST_RUN: Duration = Duration::from_secs(60);
+
 /// Runs `story`, or in a child process that [`Child::spawn`] started, its role.
 ///
-/// If `REDIS_URL` is unset, starts a server and stops it afterwards. In both cases the environment
-/// contains the variables that `Client::from_env` reads.
+/// If `REDIS_URL` is unset, starts an installed `redis-server` or `valkey-server`, and stops it
+/// afterwards. In both cases the environment contains the variables that `Client::from_env` reads.
 pub(crate) fn run(story: fn() -> Outcome, roles: &[Role]) -> ExitCode {
-    // A hang fails the example after 60 s.
-    let _watchdog = ::support::watchdog(Duration::from_secs(60));
+    thread::spawn(|| {
+        thread::sleep(LONGEST_RUN);
+        eprintln!("error: the example is still running after {LONGEST_RUN:?}");
+        process::abort();
+    });
     let outcome = match env::args().nth(1) {
         Some(wanted) => match roles.iter().find(|(name, _)| *name == wanted) {
             Some((_, role)) => role(),
@@ -121,18 +130,92 @@ impl Drop for Child {
     }
 }
 
+/// A private Redis, which ends when it is dropped or when this process dies.
+struct Server {
+    shell: process::Child,
+    directory: PathBuf,
+}
+
+/// Runs a server until the input ends: this process then waits for it or has died. Ctrl-C ends this
+/// process first.
+const RUN_SERVER: &str = r#"
+trap '' INT
+directory=$1; shift
+"$@" >"$directory/log" 2>&1 &
+read -r _
+kill $!
+wait
+rm -r "$directory"
+"#;
+
+impl Server {
+    fn start(run: &str) -> Outcome<Self> {
+        let program = server_program().ok_or(
+            "found neither redis-server nor valkey-server: install one, or set REDIS_URL to the \
+             URL of a running server",
+        )?;
+        let directory = env::temp_dir().join(run);
+        fs::create_dir(&directory)?;
+        let shell = Command::new("sh")
+            .args(["-c", RUN_SERVER, "sh"])
+            .args([&directory, &program])
+            // A socket in its directory needs no free port.
+            .args(["--port", "0", "--unixsocket"])
+            .arg(directory.join("socket"))
+            .args(["--save", "", "--appendonly", "no"])
+            .stdin(Stdio::piped())
+            .spawn()?;
+        let server = Self { shell, directory };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !server.replies() {
+            if Instant::now() > deadline {
+                let log = fs::read_to_string(server.directory.join("log"))?;
+                return Err(format!("{} does not reply:\n{log}", program.display()).into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+
+    fn url(&self) -> String {
+        format!("redis+unix://{}", self.directory.join("socket").display())
+    }
+
+    fn replies(&self) -> bool {
+        redis::Client::open(self.url()).is_ok_and(|client| client.get_connection().is_ok())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // This closes the input of the shell.
+        let _ = self.shell.wait();
+    }
+}
+
+/// Returns the server's program: that of `REDIS_SERVER_BIN`, else one in the `PATH`.
+fn server_program() -> Option<PathBuf> {
+    if let Some(named) = env::var_os("REDIS_SERVER_BIN").filter(|named| !named.is_empty()) {
+        return Some(named.into());
+    }
+    let path = env::var_os("PATH")?;
+    ["redis-server", "valkey-server"]
+        .into_iter()
+        .flat_map(|name| env::split_paths(&path).map(move |directory| directory.join(name)))
+        .find(|program| program.is_file())
+}
+
 /// Runs the story in a child process, because a process cannot safely change its own environment.
 fn run_in_child() -> Outcome {
-    let own_url = env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
-    let server = own_url
-        .is_none()
-        .then(|| ::support::Server::start().long_lived());
-    let url = match (&own_url, &server) {
-        (Some(url), _) => url.clone(),
-        (None, Some(server)) => server.url(),
-        (None, None) => unreachable!("a server is started if no URL is given"),
-    };
     let run = format!("example-{:08x}", rand::random::<u32>());
+    let own_url = env::var("REDIS_URL").ok().filter(|url| !url.is_empty());
+    let (url, _server) = match &own_url {
+        Some(url) => (url.clone(), None),
+        None => {
+            let server = Server::start(&run)?;
+            (server.url(), Some(server))
+        }
+    };
     let status = Command::new(env::current_exe()?)
         .env("REDIS_URL", &url)
         .env("LOCK_KEY_PREFIX", format!("{run}:lock:"))
