@@ -68,6 +68,10 @@ impl<'de> Visitor<'de> for NameVisitor {
         Ok(number.into())
     }
 
+    fn visit_i64<E>(self, number: i64) -> Result<Name, E> {
+        Ok(number.into())
+    }
+
     fn visit_seq<A: SeqAccess<'de>>(self, mut bytes: A) -> Result<Name, A::Error> {
         let mut name = Vec::new();
         while let Some(byte) = bytes.next_element()? {

@@ -30,6 +30,7 @@ fn names_are_text_or_bytes() {
     assert_form(&Name::from("order:7"), json!("order:7"));
     assert_form(&Name::from(b"\xff\x00"), json!([255, 0]));
     assert_eq!(from_value::<Name>(json!(7)).unwrap(), Name::from("7"));
+    assert_eq!(from_value::<Name>(json!(-7)).unwrap(), Name::from(-7));
     assert!(from_value::<Name>(json!([256])).is_err());
     // A binary format cannot tell text from bytes.
     let bytes = Token::Bytes(b"order:7");
