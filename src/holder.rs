@@ -14,6 +14,8 @@ use crate::token::FencingToken;
 
 /// The id of one lease: `<owner>:<uuid v4>`, the value of the lock's key in Redis.
 ///
+/// The id of a lease of permits has their number and a space before the owner.
+///
 /// Every acquiring command gets a new id, so a late command of an earlier attempt cannot touch a
 /// later lease.
 ///
@@ -34,7 +36,7 @@ use crate::token::FencingToken;
 #[derive(Clone)]
 pub struct HolderId {
     text: Arc<str>,
-    /// Where the owner begins: an id of permits begins with their number and a space.
+    /// The offset of the owner in the text: an id of permits begins with their number and a space.
     owner_at: usize,
 }
 
