@@ -52,6 +52,15 @@ pub(crate) fn run_in_turns(
     }
 }
 
+/// Returns the row of a lock of leasehold, or of what it is compared with.
+fn range(label: &str, points: [f64; 3]) -> Row {
+    let row = Row::range(label, points);
+    match label.contains("by hand") || label.contains("poller") {
+        true => row,
+        false => row.ours(),
+    }
+}
+
 /// Returns the panels of a bench that measures pairs of acquire and release, and then the waits of
 /// contending processes.
 pub(crate) fn panels(
@@ -62,9 +71,9 @@ pub(crate) fn panels(
 ) -> Vec<Panel> {
     let waits = series
         .iter()
-        .map(|it| Row::range(it.label, it.points(Window::waits)));
+        .map(|it| range(it.label, it.points(Window::waits)));
     let times = names.iter().zip(pairs);
-    let times = times.map(|(name, it)| Row::range(name.as_ref(), it.range()));
+    let times = times.map(|(name, it)| range(name.as_ref(), it.range()));
     vec![
         Panel::new("relative to the other", ratios),
         Panel::new("wait, µs: p50 · p99 · max", waits.collect()),
