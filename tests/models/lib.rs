@@ -29,4 +29,4 @@ pub mod rw;
 mod search;
 pub mod set;
 
-pub use search::{assert_found, searches_long};
+pub use search::assert_found;

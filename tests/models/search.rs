@@ -98,9 +98,13 @@ impl<M: Model> Found<M> {
     }
 }
 
-/// Whether `LEASEHOLD_LONG_MODELS` asks for the searches that take minutes.
-pub fn searches_long() -> bool {
-    env::var_os("LEASEHOLD_LONG_MODELS").is_some()
+/// How many states a search that would take minutes covers: the first few, or all of them if
+/// `LEASEHOLD_LONG_MODELS` is set.
+pub(crate) fn most_states(few: usize) -> usize {
+    match env::var_os("LEASEHOLD_LONG_MODELS") {
+        Some(_) => usize::MAX,
+        None => few,
+    }
 }
 
 /// Searches all states; returns a broken promise and the shortest sequence of steps to it.

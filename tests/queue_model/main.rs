@@ -13,7 +13,7 @@
 //!   server that has become a replica: there a client receives what is published, but the server
 //!   that grants does not count it.
 //! * First attempts: in some searches, a client without a place first tries to acquire the lock, and
-//!   takes it if it is free, whoever is queued.
+//!   takes it if it is free, even if others are queued.
 //! * Open releases leave the lock free although clients are queued. The next command of the same
 //!   client grants it.
 //! * Fencing tokens: in some searches, a grant reserves a block of them for the threads of a client,
@@ -33,7 +33,8 @@
 //! Not in the model: several locks, the expiry of the queue's keys, a server that loses data, and
 //! when a release is open. Change the protocol here before changing the scripts.
 //!
-//! Some searches take minutes and gigabytes, so they run only if `LEASEHOLD_LONG_MODELS` is set:
+//! Some searches take minutes and gigabytes. They cover only the first states, unless
+//! `LEASEHOLD_LONG_MODELS` is set:
 //! `LEASEHOLD_LONG_MODELS=1 cargo test --test queue_model long -- --test-threads 1`.
 
 mod others;

@@ -1,8 +1,8 @@
 //! Promise: clients of the queue share the lock with first attempts, open releases, other versions,
 //! and commands that run twice.
 
-use models::queue::{Broken, Flaw, Rules, State, Version, holds, longest_stall};
-use models::{assert_found, searches_long};
+use models::assert_found;
+use models::queue::{Broken, Flaw, Rules, State, Version, holds, long_holds, longest_stall};
 
 use super::{PROMPT, SAFETY, start};
 
@@ -168,27 +168,23 @@ fn something_lost_beside_an_open_release_costs_a_refresh() {
 }
 
 #[test]
-fn a_killed_waiter_beside_an_open_release_costs_nothing_in_a_long_search() {
+fn a_killed_waiter_beside_an_open_release_costs_nothing() {
     let state = State {
         kills: 1,
         opens: 1,
         ..start(&PROMPT_TRYING)
     };
-    if searches_long() {
-        assert_eq!(longest_stall(&PROMPT_TRYING, state), 0);
-    }
+    assert_eq!(longest_stall(&PROMPT_TRYING, state), 0);
 }
 
 #[test]
-fn a_plain_lock_beside_an_open_release_costs_a_refresh_in_a_long_search() {
+fn a_plain_lock_beside_an_open_release_costs_a_refresh() {
     let state = State {
         plain_holds: 1,
         opens: 1,
         ..start(&PROMPT_TRYING)
     };
-    if searches_long() {
-        assert_eq!(longest_stall(&PROMPT_TRYING, state), 1);
-    }
+    assert_eq!(longest_stall(&PROMPT_TRYING, state), 1);
 }
 
 #[test]
@@ -198,9 +194,7 @@ fn a_lock_that_was_left_open_has_one_holder_although_a_subscription_is_lost_in_a
         disconnections: 1,
         ..start(&TRYING)
     };
-    if searches_long() {
-        assert_eq!(holds(&TRYING, state), Ok(()));
-    }
+    assert_eq!(long_holds(&TRYING, state), Ok(()));
 }
 
 #[test]
@@ -215,9 +209,7 @@ fn clients_of_two_versions_have_rising_tokens_although_something_is_lost_in_a_lo
         let mut state = beside(version, &rules);
         (state.losses, state.opens) = (1, 1);
         state.clients[1].arriving = 1;
-        if searches_long() {
-            assert_eq!(holds(&rules, state), Ok(()), "{version:?}");
-        }
+        assert_eq!(long_holds(&rules, state), Ok(()), "{version:?}");
     }
 }
 
@@ -234,8 +226,6 @@ fn a_command_that_runs_twice_makes_no_second_holder_in_a_long_search() {
         let mut state = start(&rules);
         (state.repeats, state.losses) = (1, 1);
         state.clients[0].arriving = 1;
-        if searches_long() {
-            assert_eq!(holds(&rules, state), Ok(()), "ttl {ttl}");
-        }
+        assert_eq!(long_holds(&rules, state), Ok(()), "ttl {ttl}");
     }
 }

@@ -28,3 +28,9 @@ impl Model for Rules {
 pub fn holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
     search::holds(rules, start, usize::MAX)
 }
+
+/// The same for a search that takes minutes: covers the first states, unless
+/// `LEASEHOLD_LONG_MODELS` is set.
+pub fn long_holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
+    search::holds(rules, start, search::most_states(200_000))
+}

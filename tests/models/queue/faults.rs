@@ -1,4 +1,4 @@
-//! What happens to clients, and the steps of programs without a queue.
+//! Faults of clients and connections, and the steps of programs that do not use the queue.
 
 use super::phase::Phase;
 use super::rules::IDS;

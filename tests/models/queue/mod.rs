@@ -39,6 +39,12 @@ pub fn holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
     search::holds(rules, start, usize::MAX)
 }
 
+/// The same for a search that takes minutes: covers the first states, unless
+/// `LEASEHOLD_LONG_MODELS` is set.
+pub fn long_holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
+    search::holds(rules, start, search::most_states(200_000))
+}
+
 /// Returns for how many ticks the lock can be free while a client waits.
 pub fn longest_stall(rules: &Rules, start: State) -> u8 {
     let at_most = |max_stall| {

@@ -1,4 +1,4 @@
-//! What a client does.
+//! The phases of a client, from its first attempt to its release.
 
 use super::rules::OLD;
 use super::state::Id;

@@ -1,4 +1,4 @@
-//! What a client reads, and learns from it.
+//! Reading the replies to commands: the client decides what to do next.
 
 use super::phase::Phase;
 use super::rules::{Broken, Flaw, GRANT, OLD, Rules};

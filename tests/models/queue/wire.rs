@@ -5,7 +5,7 @@ use super::state::Id;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// The first attempt: acquires a free lock, whoever is queued.
+    /// The first attempt: acquires a free lock, even if others are queued.
     Acquire,
     Enter,
     Refresh,

@@ -28,9 +28,5 @@ impl Model for Rules {
 
 /// Searches all states; returns a broken promise and the shortest sequence of steps to it.
 pub fn holds(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
-    let most = match search::searches_long() {
-        true => usize::MAX,
-        false => MOST_STATES,
-    };
-    search::holds(rules, start, most)
+    search::holds(rules, start, search::most_states(MOST_STATES))
 }
