@@ -1,5 +1,3 @@
-// The examples start servers of `testing`, so without it there are no doctests.
-#![cfg(any(not(doctest), feature = "testing"))]
 //! `std::sync` for a fleet: blocking locks across processes and machines, kept in Redis or Valkey.
 //!
 //! The crate is for programs without an async runtime: worker pools, batch jobs, payment and
@@ -49,7 +47,8 @@
 //! # Minimum supported Rust version
 //!
 //! 1.88. Raising it is not a breaking change; the changelog announces it.
-
+// The examples start servers of `testing`, so without it there are no doctests.
+#![cfg(any(not(doctest), feature = "testing"))]
 // Examples can be pasted into a program that denies warnings.
 #![doc(test(attr(deny(unused_must_use))))]
 // Shows on docs.rs which feature an item needs.

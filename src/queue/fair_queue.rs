@@ -235,10 +235,9 @@ impl FairQueue {
 
     pub(super) fn waiter(&mut self, serial: u64) -> &mut FairWaiter {
         let mut waiters = self.waiters.iter_mut();
-        // Only dropping the ticket removes its waiter.
         waiters
             .find(|waiter| waiter.serial == serial)
-            .expect("the waiter of a ticket")
+            .expect("only dropping the ticket removes its waiter")
     }
 
     /// Returns the waiter with this id, or the place with it that was left to the others.

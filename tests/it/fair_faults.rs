@@ -1,7 +1,7 @@
 //! Promise: a dead, paused or disconnected process delays the waiters in a lock's queue by a bounded
 //! time, and no turn is given to two waiters.
 //!
-//! What happens to whole processes is tested for plain locks, too.
+//! The tests that kill or stop whole processes run for plain locks, too.
 
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
