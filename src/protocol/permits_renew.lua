@@ -15,5 +15,7 @@ end
 local ends = now + ARGV[2]
 if ARGV[3] ~= '1' then ends = math.max(ends, tonumber(score)) end
 redis.call('ZADD', KEYS[1], 'XX', ends, ARGV[1])
-if redis.call('PTTL', KEYS[1]) < ends - now then redis.call('PEXPIREAT', KEYS[1], ends) end
+-- Not by PTTL: see `join` in readers.lua.
+local later = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ends, '+inf', 'LIMIT', '0', '1')
+if not later[1] then redis.call('PEXPIREAT', KEYS[1], ends) end
 return 1

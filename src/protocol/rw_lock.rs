@@ -18,7 +18,7 @@ use crate::protocol::verb::Verb;
 /// One writer, or any number of readers.
 pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!(
-        " exists pexpireat zadd zrem zscore zremrangebyscore",
+        " exists pexpireat pttl zadd zrangebyscore zrem zremrangebyscore zscore",
         "readers",
         "lock_key",
         "admit_shared"
@@ -28,7 +28,7 @@ pub(super) static RULES: QueueRules = QueueRules {
 };
 pub(super) static DOWNGRADE: Script = queue_script!(
     "downgrade",
-    " exists pexpireat zadd zrem zscore zremrangebyscore",
+    " exists pexpireat pttl zadd zrangebyscore zrem zremrangebyscore zscore",
     "readers",
     "keep_reader",
     "lock_key",
@@ -36,7 +36,7 @@ pub(super) static DOWNGRADE: Script = queue_script!(
 );
 pub(super) static RENEW: Script = script!(
     "renew_shared",
-    "time get set del pttl exists pexpireat zadd zremrangebyscore zscore",
+    "time get set del pttl exists pexpireat zadd zrangebyscore zremrangebyscore zscore",
     "now",
     "readers",
     "keep_reader"

@@ -38,7 +38,7 @@ pub(super) static RULES: QueueRules = QueueRules {
 
 pub(super) static RENEW: Script = script!(
     "permits_renew",
-    "time pexpireat pttl zadd zrem zscore",
+    "time pexpireat zadd zrangebyscore zrem zscore",
     "now"
 );
 pub(super) static INSPECT: Script = script!("permits_inspect", "get time zrangebyscore", "now");

@@ -8,6 +8,7 @@ mod kit;
 mod real;
 mod scripts;
 mod session;
+mod stalls;
 mod state;
 mod words;
 
