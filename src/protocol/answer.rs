@@ -56,8 +56,8 @@ pub(crate) enum Answer {
     /// The caller held the lock until this release, which left it free for a moment although
     /// clients wait in its queue.
     LeftOpen,
-    /// The caller held the lock until this release, which could not grant it to the clients in its
-    /// queue.
+    /// The caller held the lock until this release, which could not grant it to the reader that is
+    /// next in its queue.
     NotPassedOn,
     /// The lock is free.
     Gone,

@@ -4,7 +4,7 @@
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] given if the lock may be left free for a moment
 -- Released, or removed from the queue: 1. Released and left free although clients wait: 2 for a
--- moment, or 3 because none of them could be granted the lock, for example since a reader is next.
+-- moment, or 3 because a reader is next, to whom this script cannot grant.
 -- Otherwise 0 if the lock was free, or the other holder's value.
 local holder = redis.call('GET', KEYS[1])
 local seen = holder
@@ -21,11 +21,12 @@ if seen == ARGV[1] then
     if ARGV[3] and leaves and is_open then
       -- The caller has the lock granted a moment later. The waiters of the queue know the word.
       reply, message = 2, 'open ' .. ARGV[1]
-    elseif pass_on(ARGV[1]) then
-      return 1
-    elseif redis.call('LINDEX', KEYS[3], '0') then
-      -- The caller could be the first to acquire the lock again and again.
-      reply = 3
+    else
+      local is_held, is_reader_next = pass_on(ARGV[1])
+      if is_held then return 1 end
+      -- The caller could be the first to acquire the lock again and again. Waiters that a grant does
+      -- not reach, for example of a killed process, must not keep it from doing so.
+      if is_reader_next then reply = 3 end
     end
   end
   redis.call('DEL', KEYS[1])

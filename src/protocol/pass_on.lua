@@ -33,13 +33,13 @@ local function leaves_open()
 end
 
 -- Ends the hold of this id, if one is given, and grants to the waiters who fit. Returns whether
--- anyone holds the lock then.
+-- anyone holds the lock then, and whether the next waiter does not fit.
 local function pass_on(id)
   settle()
   if id then take_out(id) end
   -- A damaged queue must not keep the lock from being released.
-  pcall(grant)
-  return holder
+  local _, _, stopped = pcall(grant)
+  return holder, stopped
 end
 
 return leaves_open, pass_on

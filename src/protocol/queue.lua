@@ -25,7 +25,7 @@ local asking, granted
 
 -- Grants the waiters in line what they want, as long as they fit, and tells their clients. A waiter
 -- that a grant does not reach keeps its position and is marked as passed over. Returns an error if
--- a grant failed.
+-- a grant failed; nil and true if it stopped at a waiter that a grant reaches but that does not fit.
 local function grant()
   local n, count = 0, 0
   -- The inboxes to which nobody listens, and how many they are.
@@ -70,7 +70,7 @@ local function grant()
       end
       n = n + 1
     else
-      if left > 0 and not fits(want) then return nil end
+      if left > 0 and not fits(want) then return nil, true end
       if n == 0 then
         redis.call('LPOP', KEYS[3])
       else

@@ -35,6 +35,7 @@ support::tests![
     earlier_version_shares_a_contended_lock_with_rising_tokens,
     release_leaves_the_lock_open_only_if_no_fair_lock_waits,
     client_whose_release_could_not_grant_goes_behind_the_queue,
+    try_lock_gets_a_free_lock_although_a_killed_client_has_a_place,
     release_of_nothing_grants_a_lock_that_was_left_open,
     moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart,
     poller_with_any_period_around_100_ms_gets_in,
@@ -723,17 +724,33 @@ fn client_whose_release_could_not_grant_goes_behind_the_queue() {
     let [mutex] = mutexes(&server);
     let guard = lock(&mutex);
     // It has not asked yet.
-    server.run("RPUSH", &[QUEUE, "reader"]);
-    let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
-    let now = seconds * 1_000;
-    let place = format!("{now} 60000 r {now} a ");
-    server.run("HSET", &[PLACES, "reader", &place]);
+    push_lasting_place(&server, "reader", "r", "a ");
     unlock(guard);
     assert!(mutex.try_lock().unwrap().is_none(), "the reader is next");
     assert!(mutex.try_lock_for(ms(100)).unwrap().is_none());
     assert_eq!(server.get("lock:a"), None);
     server.run("DEL", &[QUEUE, PLACES]);
     unlock(mutex.try_lock().unwrap().expect("nobody is next"));
+}
+
+/// Joins the end of the queue, and stays there for a minute.
+fn push_lasting_place(server: &Server, id: &str, want: &str, mark_and_inbox: &str) {
+    let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
+    let now = seconds * 1_000;
+    server.run("RPUSH", &[QUEUE, id]);
+    let place = format!("{now} 60000 {want} {now} {mark_and_inbox}");
+    server.run("HSET", &[PLACES, id, &place]);
+}
+
+fn try_lock_gets_a_free_lock_although_a_killed_client_has_a_place() {
+    let server = Server::start();
+    let [mutex] = mutexes(&server);
+    let guard = lock(&mutex);
+    // Nobody listens to its inbox any more.
+    push_lasting_place(&server, "killed", "+1", "l leasehold:killed");
+    unlock(guard);
+    unlock(mutex.try_lock().unwrap().expect("the lock is free"));
+    assert_eq!(queue_length(&server), 1);
 }
 
 /// Returns the ms at which a release must leave the lock open, in the first `lasts` ms of a time.

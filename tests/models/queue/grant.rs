@@ -62,11 +62,21 @@ impl State {
         for place in places.take_while(|place| Some(*place) != next) {
             self.pass_over(*place, rules);
         }
-        let is_reader = |id: Id| self.clients[owner(id)].version == Version::Reader;
         // The client of a reader that is next must ask itself.
-        let fits = |place: &&Place| is_reader(by) || !is_reader(place.id);
+        let fits = |place: &&Place| self.is_reader(by) || !self.is_reader(place.id);
         let next = next.filter(fits).copied();
         next.map(|place| self.grant_to(place, by_earlier, rules))
+    }
+
+    fn is_reader(&self, id: Id) -> bool {
+        self.clients[owner(id)].version == Version::Reader
+    }
+
+    /// Whether the first place that a grant reaches is that of a reader.
+    pub(super) fn is_reader_next(&self, rules: &Rules) -> bool {
+        let mut places = self.queue.iter().flatten();
+        let next = places.find(|place| self.is_reached(**place, None, rules));
+        next.is_some_and(|place| self.is_reader(place.id))
     }
 
     fn grant_to(&mut self, place: Place, by_earlier: bool, rules: &Rules) -> Tokens {

@@ -172,7 +172,7 @@ impl State {
             self.announce(rules);
         }
         let is_stuck = was_ours && !is_left_open && !is_broadcast && self.holder.is_none();
-        let is_not_passed_on = rules.tries_first && is_stuck && self.queue[0].is_some();
+        let is_not_passed_on = rules.tries_first && is_stuck && self.is_reader_next(rules);
         if is_not_passed_on && rules.is_prompt {
             self.freed_by = Some(owner(id));
         }

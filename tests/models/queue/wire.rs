@@ -86,8 +86,7 @@ pub enum Refreshed {
 pub enum Released {
     Done,
     LeftOpen,
-    /// The lock is free although clients are queued, for example since a reader is next: the scripts
-    /// of a mutex admit none.
+    /// The lock is free because a reader is next: the scripts of a mutex admit none.
     NotPassedOn,
     NotOurs,
 }
