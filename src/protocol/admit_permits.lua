@@ -60,17 +60,16 @@ end
 local function hold(id, want, ms, token)
   local kept = redis.pcall('SET', KEYS[2], token, 'EX', '86400')
   if kept.err then return kept end
-  local more, ends = used + string.match(want, '^%d+'), now + ms
-  local new = redis.call('ZADD', KEYS[1], -more, 'out', ends, id)
+  local more = used + string.match(want, '^%d+')
+  local new = redis.call('ZADD', KEYS[1], -more, 'out', now + ms, id)
   if new < (used == 0 and 2 or 1) then
     -- The network has run the call twice: its first run has counted these permits.
     redis.call('ZADD', KEYS[1], -used, 'out')
   else
     used = more
   end
-  -- The key lasts until the last permit ends. Not by PTTL: see `join` in readers.lua.
-  local later = redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. ends, '+inf', 'LIMIT', '0', '1')
-  if not later[1] then redis.call('PEXPIREAT', KEYS[1], ends) end
+  -- The key lasts until the last permit ends.
+  redis.call('PEXPIREAT', KEYS[1], later_end(KEYS[1], now + ms))
 end
 
 -- Returns a token of the client if it has permits; nil if it has none; nil and an error.

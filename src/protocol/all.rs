@@ -22,14 +22,14 @@ pub(super) static RELEASE_ALL: Script =
     script!("release_all", "get del pttl pexpire set", "rewrite");
 pub(super) static ENTER_ALL: Script = queue_script!(
     "queue_enter_all",
-    " pexpire pttl rpush",
+    " pexpire rpush",
     "each_name",
     "admit_lock",
     "lock_key"
 );
 pub(super) static LEAVE_ALL: Script = queue_script!(
     "queue_release_all",
-    " pttl",
+    "",
     "each_name",
     "admit_lock",
     "lock_key"

@@ -22,7 +22,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 
 /// One holder at a time.
 pub(super) static RULES: QueueRules = QueueRules {
-    scripts: queue_scripts!(" pttl", "admit_lock", "lock_key"),
+    scripts: queue_scripts!("", "admit_lock", "lock_key"),
     admission: Admission::Exclusive,
     is_shared: false,
 };

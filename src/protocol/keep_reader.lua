@@ -2,13 +2,11 @@
 -- Sets the ttl of a reader's lease. A writer becomes a reader: its downgrade may not have run.
 -- Returns what renew.lua returns.
 local function keep(id, ttl, may_shorten)
-  -- Read before the clock: then their sum is not below the end, although time goes on.
-  local left = holder == id and redis.call('PTTL', KEYS[1])
   read_clock()
   local till = now + ttl
-  if left then
+  if holder == id then
     -- Not before its end as a writer, which the client may count on.
-    join(id, math.max(till, now + left))
+    join(id, later_end(KEYS[1], till))
     return 1
   end
   local before = holder == MARK and redis.call('ZSCORE', readers, id)

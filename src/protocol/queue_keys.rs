@@ -14,7 +14,7 @@ macro_rules! queue_script {
     ($name:literal, $commands:expr $(, $functions:literal)+) => {
         script!(
             $name,
-            concat!("time get set del lindex lpop lrem hget hset hdel", $commands),
+            concat!("time get set del pttl lindex lpop lrem hget hset hdel", $commands),
             "last_token",
             "now"
             $(, $functions)+,

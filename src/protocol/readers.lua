@@ -28,13 +28,10 @@ local function join(id, till)
   local is_new = holder ~= MARK
   if is_new then redis.call('DEL', readers) end
   redis.call('ZADD', readers, till, id)
-  -- Not if another reader ends later: it needs the mark, too. The set tells, not PTTL, which is
-  -- smaller each ms: a server that stood still behind TIME would bring the end of the mark nearer.
-  local later = redis.call('ZRANGEBYSCORE', readers, '(' .. till, '+inf', 'LIMIT', '0', '1')
-  if not later[1] then
-    redis.call('SET', KEYS[1], MARK, 'PXAT', till)
-    redis.call('PEXPIREAT', readers, till)
-  end
+  -- Never nearer: the other readers need the mark, too.
+  if not is_new then till = later_end(KEYS[1], till) end
+  redis.call('SET', KEYS[1], MARK, 'PXAT', till)
+  redis.call('PEXPIREAT', readers, till)
   holder = MARK
 end
 

@@ -18,7 +18,8 @@ use crate::protocol::verb::Verb;
 /// One writer, or any number of readers.
 pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!(
-        " exists pexpireat pttl zadd zrangebyscore zrem zremrangebyscore zscore",
+        " exists pexpireat zadd zrem zscore zremrangebyscore",
+        "later_end",
         "readers",
         "lock_key",
         "admit_shared"
@@ -28,7 +29,8 @@ pub(super) static RULES: QueueRules = QueueRules {
 };
 pub(super) static DOWNGRADE: Script = queue_script!(
     "downgrade",
-    " exists pexpireat pttl zadd zrangebyscore zrem zremrangebyscore zscore",
+    " exists pexpireat zadd zrem zscore zremrangebyscore",
+    "later_end",
     "readers",
     "keep_reader",
     "lock_key",
@@ -36,8 +38,9 @@ pub(super) static DOWNGRADE: Script = queue_script!(
 );
 pub(super) static RENEW: Script = script!(
     "renew_shared",
-    "time get set del pttl exists pexpireat zadd zrangebyscore zremrangebyscore zscore",
+    "time get set del pttl exists pexpireat zadd zremrangebyscore zscore",
     "now",
+    "later_end",
     "readers",
     "keep_reader"
 );

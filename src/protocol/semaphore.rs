@@ -29,6 +29,7 @@ const KEY_PREFIX: &str = "leasehold:permits:";
 pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!(
         " exists pexpireat zadd zrangebyscore zrem zscore",
+        "later_end",
         "admit_permits"
     ),
     // A semaphore shares its queue with no other kind.
@@ -38,8 +39,9 @@ pub(super) static RULES: QueueRules = QueueRules {
 
 pub(super) static RENEW: Script = script!(
     "permits_renew",
-    "time pexpireat zadd zrangebyscore zrem zscore",
-    "now"
+    "time pexpireat pttl zadd zrem zscore",
+    "now",
+    "later_end"
 );
 pub(super) static INSPECT: Script = script!("permits_inspect", "get time zrangebyscore", "now");
 

@@ -578,20 +578,9 @@ fn downgraded_lease_is_renewed_and_released_as_a_readers() {
     guard.renew().unwrap();
     guard.set_ttl(ms(60_000)).unwrap();
     assert!(server.pttl("lock:a") > 30_000 && guard.remaining().unwrap() > ms(30_000));
-    let other = rw(&server).read().unwrap();
-    other.set_ttl(ms(40_000)).unwrap();
     guard.set_ttl(ms(5_000)).unwrap();
     assert!(guard.remaining().unwrap() <= ms(5_000));
-    assert!(
-        server.pttl("lock:a") > 30_000,
-        "the other reader needs the mark"
-    );
-    end_read(other);
-    guard.renew().unwrap();
-    assert!(
-        server.pttl("lock:a") <= 5_000,
-        "the mark ends with the last reader"
-    );
+    assert!(server.pttl("lock:a") > 30_000, "the mark never ends sooner");
     let Some(RwHolders::Readers(readers)) = lock.inspect().unwrap() else {
         panic!("not read");
     };

@@ -1,0 +1,8 @@
+-- Returns the later of `till`, in ms, and the end of a key. It reads the clock behind PTTL: with the
+-- time from before, a pause of the server between the two would bring the end of the key nearer.
+local function later_end(key, till)
+  local left = redis.call('PTTL', key)
+  local time = redis.call('TIME')
+  return math.max(till, time[1] * 1000 + math.floor(time[2] / 1000) + left)
+end
+
