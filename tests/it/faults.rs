@@ -226,6 +226,8 @@ fn full_server_grants_nothing_and_releases_everything() {
         client.mutex("2").lock().unwrap(),
     );
     let dropped = client.mutex("3").lock().unwrap();
+    let permit = client.semaphore("4", 2).acquire().unwrap();
+    let reader = client.rw_lock("5").read().unwrap();
 
     config(&server, "maxmemory", "1");
 
@@ -239,6 +241,10 @@ fn full_server_grants_nothing_and_releases_everything() {
 
     first.renew().unwrap();
     first.set_ttl(ms(30_000)).unwrap();
+    permit.renew().unwrap();
+    reader.renew().unwrap();
+    assert_eq!(permit.release().unwrap(), Unlocked::Released);
+    assert_eq!(reader.unlock().unwrap(), Unlocked::Released);
     assert!(client.mutex("1").inspect().unwrap().is_some());
     assert_eq!(first.unlock().unwrap(), Unlocked::Released);
     assert_eq!(value(&server, "lock:1"), None);
