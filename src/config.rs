@@ -17,6 +17,8 @@ const SHORTEST_TTL: Duration = Duration::from_millis(10);
 /// Scripts calculate with doubles, which are exact up to 2^53.
 const LONGEST_TTL: Duration = Duration::from_millis((1 << 53) - 1);
 
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
+
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const HANDOFFS: u32 = 32;
@@ -79,10 +81,14 @@ impl Default for Config {
 }
 
 impl Config {
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Returns an error if one setting is invalid, whatever the others are.
+    pub(crate) fn check_values(&self) -> Result<(), Error> {
         check_ttl(self.ttl)?;
-        if let Some(every) = self.renew_every {
-            check_renew_every(every, self.ttl)?;
+        if self
+            .renew_every
+            .is_some_and(|every| every < SHORTEST_INTERVAL)
+        {
+            return wrong("renew_every must be at least 1 ms");
         }
         for (what, timeout) in [
             ("connect_timeout", self.connect_timeout),
@@ -106,9 +112,6 @@ impl Config {
         if self.max_connections == 0 {
             return wrong("max_connections must be at least 1");
         }
-        if let Some(replicas) = self.replicas.filter(|replicas| replicas.wanted > 0) {
-            replicas.check(self.command_timeout)?;
-        }
         if self.owner.is_empty() || self.owner.len() > 1024 {
             return wrong(format!(
                 "owner must have 1 to 1024 bytes, not {}",
@@ -126,6 +129,17 @@ impl Config {
                 "shared_stats_key must not be empty or begin with \"leasehold:\": \
                  such keys belong to locks",
             );
+        }
+        Ok(())
+    }
+
+    /// Returns an error if two valid settings contradict each other.
+    pub(crate) fn check_rules(&self) -> Result<(), Error> {
+        if let Some(every) = self.renew_every {
+            check_renew_every(every, self.ttl)?;
+        }
+        if let Some(replicas) = self.replicas.filter(|replicas| replicas.wanted > 0) {
+            replicas.check(self.command_timeout)?;
         }
         if self.key_prefix == self.channel_prefix && self.key_prefix.is_empty() {
             return wrong("key_prefix and channel_prefix must not both be empty");
@@ -242,7 +256,7 @@ pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
 
 fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
     let longest = validity(ttl) / 10 * 9;
-    if every < Duration::from_millis(1) || every > longest {
+    if every < SHORTEST_INTERVAL || every > longest {
         return wrong(format!(
             "renew_every must be between 1 ms and {longest:?} with a ttl of {ttl:?}, not \
              {every:?}: a third of the ttl leaves time for two retries"
@@ -279,7 +293,8 @@ mod tests {
     #[test]
     fn the_default_lease_lasts_10_s_and_is_renewed_every_third() {
         let config = Config::default();
-        config.check().unwrap();
+        config.check_values().unwrap();
+        config.check_rules().unwrap();
         let terms = Settings::default().terms(&config).unwrap();
         assert_eq!(terms.ttl, ms(10_000));
         assert_eq!(terms.renew_every, Some(ms(10_000) / 3));
@@ -319,7 +334,7 @@ mod tests {
                     command_timeout: timeout,
                     ..Config::default()
                 }
-                .check()
+                .check_values()
                 .is_err()
             );
         }
@@ -328,7 +343,7 @@ mod tests {
                 unreachable_for: Duration::MAX,
                 ..Config::default()
             }
-            .check()
+            .check_values()
             .is_ok()
         );
     }

@@ -31,6 +31,10 @@ pub struct ClientBuilder {
     place: Option<UrlSource>,
     /// Whether two different kinds of deployment were set: one of them is a mistake.
     has_two_places: bool,
+    /// Whether the servers are those of the environment, which setters override.
+    is_place_from_env: bool,
+    /// The environment variables whose values other settings can contradict.
+    variables: Vec<&'static str>,
     config: Config,
     #[cfg(feature = "tls")]
     tls: Tls,
@@ -75,7 +79,8 @@ impl ClientBuilder {
     fn at(mut self, place: UrlSource) -> Self {
         let is_another =
             |before: &UrlSource| mem::discriminant(before) != mem::discriminant(&place);
-        self.has_two_places |= self.place.as_ref().is_some_and(is_another);
+        let is_override = mem::take(&mut self.is_place_from_env);
+        self.has_two_places |= !is_override && self.place.as_ref().is_some_and(is_another);
         self.place = Some(place);
         self
     }
@@ -83,6 +88,18 @@ impl ClientBuilder {
     /// Returns whether the servers have been set.
     pub(super) fn has_place(&self) -> bool {
         self.place.is_some()
+    }
+
+    /// Notes that the environment has set the servers.
+    pub(super) fn place_is_from_env(mut self) -> Self {
+        self.is_place_from_env = true;
+        self
+    }
+
+    /// Notes that a setting has its value from the environment variable `name`.
+    pub(super) fn read_from(mut self, name: &'static str) -> Self {
+        self.variables.push(name);
+        self
     }
 
     /// Returns whether the servers have been set by URLs with TLS.
@@ -511,11 +528,33 @@ impl ClientBuilder {
                 "set only one of url, cluster, sentinel and quorum".into(),
             ));
         }
-        self.config.check()?;
+        self.config.check_values()?;
         let target = place.target()?;
+        let rules = self.config.check_rules();
+        rules.map_err(|error| with_variables(error, &self.variables, "LOCK_"))?;
         #[cfg(feature = "tls")]
-        let target = target.with_tls(&self.tls)?;
+        let target = target
+            .with_tls(&self.tls)
+            .map_err(|error| with_variables(error, &self.variables, "REDIS_TLS_"))?;
         Ok((self.config, target))
+    }
+
+    /// Returns an error if one setting of leases or calls is invalid, whatever the others are.
+    pub(super) fn check_values(&self) -> Result<(), Error> {
+        self.config.check_values()
+    }
+}
+
+/// Adds to an error about several settings which `variables` that begin with `start` were read.
+fn with_variables(error: Error, variables: &[&str], start: &str) -> Error {
+    let variables = variables.iter().filter(|name| name.starts_with(start));
+    let variables: Vec<_> = variables.copied().collect();
+    match error {
+        Error::Config(what) if !variables.is_empty() => Error::Config(format!(
+            "{what}; read from the environment: {}",
+            variables.join(", ")
+        )),
+        error => error,
     }
 }
 

@@ -141,9 +141,10 @@ impl Client {
     /// | `LOCK_CONNECTION_NAME` | [`connection_name`](ClientBuilder::connection_name) | `leasehold:<host>/<pid>` |
     ///
     /// An empty variable counts as unset. `REDIS_HOST` and the variables in the two rows below it
-    /// are read only if neither `REDIS_URL` nor `REDIS_URLS` is set. Without any of them, the
-    /// client uses `redis://127.0.0.1:6379`, and a log record at level `INFO` says so. The files for
-    /// TLS need a URL with TLS (`rediss://`) and the feature `tls`.
+    /// are read only if neither `REDIS_URL` nor `REDIS_URLS` is set. If none of `REDIS_URL`,
+    /// `REDIS_URLS` and `REDIS_HOST` is set, a log record at level `INFO` says so and names the
+    /// server that the client uses. The files for TLS need a URL with TLS (`rediss://`) and the
+    /// feature `tls`.
     ///
     /// ```
     /// use leasehold::Client;

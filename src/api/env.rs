@@ -1,5 +1,8 @@
 //! A client's settings from environment variables.
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::OsString;
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,6 +12,9 @@ use crate::error::Error;
 #[cfg(feature = "tls")]
 use crate::escape::Escaped;
 use crate::logging;
+#[cfg(feature = "tls")]
+use crate::tls::{ClientCert, Tls};
+use crate::url::Target;
 
 impl ClientBuilder {
     /// Adds the settings that environment variables contain.
@@ -28,6 +34,8 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// [`Error::Config`]: a variable cannot be used; the message names it and says what it expects.
+    /// Rules that compare two settings, such as the ttl and the interval of renewals, are left to
+    /// [`build`](Self::build), because setters may follow.
     pub fn with_env(self) -> Result<Self, Error> {
         builder(self, |name| std::env::var_os(name))
     }
@@ -45,24 +53,25 @@ fn builder(
             None => Ok(None),
         }
     };
-    let had_place = builder.has_place();
-    if had_place {
-        // An error here is not about a variable.
-        builder.clone().check()?;
-    } else {
-        builder = servers(builder, &text)?;
+    let is_url_of_program = builder.has_place();
+    if !is_url_of_program {
+        builder = servers(builder, &text)?.place_is_from_env();
     }
-    builder = tls(builder, &text, had_place)?;
+    builder = tls(builder, &text, is_url_of_program)?;
     for (name, set) in DURATIONS {
         if let Some(value) = text(name)? {
-            builder = checked(name, set(builder, millis(name, &value)?))?;
+            let value = millis(name, &value)?;
+            checked(name, set(ClientBuilder::default(), value).check_values())?;
+            builder = set(builder, value).read_from(name);
         }
     }
     if let Some(prefix) = text("LOCK_KEY_PREFIX")? {
-        builder = checked("LOCK_KEY_PREFIX", builder.key_prefix(prefix))?;
+        builder = builder.key_prefix(prefix);
     }
     if let Some(name) = text("LOCK_CONNECTION_NAME")? {
-        builder = checked("LOCK_CONNECTION_NAME", builder.connection_name(name))?;
+        let alone = ClientBuilder::default().connection_name(name.clone());
+        checked("LOCK_CONNECTION_NAME", alone.check_values())?;
+        builder = builder.connection_name(name);
     }
     Ok(builder)
 }
@@ -70,7 +79,7 @@ fn builder(
 /// Sets a duration.
 type Set = fn(ClientBuilder, Duration) -> ClientBuilder;
 
-/// The variables that contain milliseconds. The ttl comes before the interval, which it bounds.
+/// The variables that contain milliseconds.
 const DURATIONS: [(&str, Set); 5] = [
     ("LOCK_TTL_MS", ClientBuilder::ttl),
     ("LOCK_RENEW_INTERVAL_MS", ClientBuilder::renew_every),
@@ -81,15 +90,6 @@ const DURATIONS: [(&str, Set); 5] = [
 
 const DEFAULT_HOST: &str = "127.0.0.1";
 const DEFAULT_PORT: u16 = 6379;
-
-/// The variables that describe one server, if there is no URL.
-const PARTS: [&str; 5] = [
-    "REDIS_HOST",
-    "REDIS_PORT",
-    "REDIS_USERNAME",
-    "REDIS_PASSWORD",
-    "REDIS_DB",
-];
 
 /// Sets the servers.
 fn servers(
@@ -102,37 +102,39 @@ fn servers(
              set only one of them"
                 .into(),
         )),
-        (Some(url), None) => checked("REDIS_URL", builder.url(url)),
+        (Some(url), None) => {
+            checked("REDIS_URL", Target::parse(&url))?;
+            Ok(builder.url(url))
+        }
         (None, Some(urls)) => {
             let is_separator = |c: char| c == ',' || c.is_whitespace();
             let urls = urls.split(is_separator).filter(|url| !url.is_empty());
-            let urls: Vec<_> = urls.collect();
+            let urls: Vec<_> = urls.map(str::to_owned).collect();
             if urls.is_empty() {
                 return Err(expected("REDIS_URLS", "one URL or several"));
             }
-            checked("REDIS_URLS", builder.quorum(urls))
+            checked("REDIS_URLS", Target::quorum(&urls))?;
+            Ok(builder.quorum(urls))
         }
         (None, None) => {
             let url = assemble(text)?;
-            let mut is_any_set = false;
-            for name in PARTS {
-                is_any_set |= text(name)?.is_some();
-            }
-            if !is_any_set {
+            let server = checked("REDIS_HOST", Target::parse(&url))?;
+            if text("REDIS_HOST")?.is_none() {
                 logging::info!(
                     "none of the environment variables REDIS_URL, REDIS_URLS and REDIS_HOST is \
-                     set: using redis://{DEFAULT_HOST}:{DEFAULT_PORT}"
+                     set: using redis://{}",
+                    server.label()
                 );
             }
-            checked("REDIS_HOST", builder.url(url))
+            Ok(builder.url(url))
         }
     }
 }
 
 /// Sets the PEM files for TLS.
 ///
-/// They are ignored if the program itself has set a URL without TLS. They are an error with such a
-/// URL from the environment: its connections would not be encrypted, as the files suggest.
+/// They are ignored if the program itself has set a URL without TLS. With such a URL from the
+/// environment, `build` fails: its connections would not be encrypted, as the files suggest.
 #[cfg(feature = "tls")]
 fn tls(
     mut builder: ClientBuilder,
@@ -154,12 +156,27 @@ fn tls(
         });
         read.map(Some)
     };
-    if let Some(authorities) = file("REDIS_TLS_CA")? {
-        builder = checked("REDIS_TLS_CA", builder.tls_root(authorities))?;
+    if let Some(root) = file("REDIS_TLS_CA")? {
+        checked(
+            "REDIS_TLS_CA",
+            Tls {
+                root: Some(root.clone()),
+                client: None,
+            }
+            .check(),
+        )?;
+        builder = builder.tls_root(root).read_from("REDIS_TLS_CA");
     }
     match (file("REDIS_TLS_CERT")?, file("REDIS_TLS_KEY")?) {
-        (Some(certificate), Some(key)) => {
-            checked("REDIS_TLS_CERT", builder.tls_client_cert(certificate, key))
+        (Some(chain), Some(key)) => {
+            let client = Some(ClientCert {
+                chain: chain.clone(),
+                key: key.clone(),
+            });
+            checked("REDIS_TLS_CERT", Tls { root: None, client }.check())?;
+            Ok(builder
+                .tls_client_cert(chain, key)
+                .read_from("REDIS_TLS_CERT"))
         }
         (None, None) => Ok(builder),
         _ => Err(Error::Config(
@@ -174,8 +191,12 @@ fn tls(
 fn tls(
     builder: ClientBuilder,
     text: &impl Fn(&str) -> Result<Option<String>, Error>,
-    _is_url_of_program: bool,
+    is_url_of_program: bool,
 ) -> Result<ClientBuilder, Error> {
+    if is_url_of_program {
+        // Without the feature, it is a URL without TLS or an error.
+        return Ok(builder);
+    }
     for name in ["REDIS_TLS_CA", "REDIS_TLS_CERT", "REDIS_TLS_KEY"] {
         if text(name)?.is_some() {
             return Err(Error::Config(format!(
@@ -187,15 +208,13 @@ fn tls(
     Ok(builder)
 }
 
-/// Returns `builder` if its settings are valid. They were valid without the variable `name`, so an
-/// error is about its value.
-fn checked(name: &str, builder: ClientBuilder) -> Result<ClientBuilder, Error> {
-    match builder.clone().check() {
-        Ok(_) => Ok(builder),
-        Err(error) => Err(Error::Config(format!(
+/// Returns the value of the variable `name`. An error is about that value: it was checked alone.
+fn checked<T>(name: &str, value: Result<T, Error>) -> Result<T, Error> {
+    value.map_err(|error| {
+        Error::Config(format!(
             "the environment variable {name} cannot be used: {error}"
-        ))),
-    }
+        ))
+    })
 }
 
 /// Returns the URL that `REDIS_HOST` and its companions describe.
@@ -248,167 +267,4 @@ fn expected(name: &str, what: &str) -> Error {
     Error::Config(format!(
         "the environment variable {name} cannot be used; it expects {what}"
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read(vars: &[(&str, &str)]) -> Result<ClientBuilder, Error> {
-        super::builder(ClientBuilder::default(), |name| {
-            vars.iter()
-                .find(|(var, _)| *var == name)
-                .map(|(_, value)| value.into())
-        })
-    }
-
-    #[test]
-    fn variables_make_the_url_and_the_settings() {
-        let shown = format!("{:?}", read(&[]).unwrap());
-        assert!(shown.contains("127.0.0.1:6379"), "{shown}");
-        let vars = [
-            ("REDIS_HOST", "::1"),
-            ("REDIS_PORT", "7"),
-            ("REDIS_DB", "3"),
-            ("LOCK_TTL_MS", "250"),
-        ];
-        let shown = format!("{:?}", read(&vars).unwrap());
-        assert!(
-            shown.contains("[::1]:7") && shown.contains("250ms"),
-            "{shown}"
-        );
-    }
-
-    #[test]
-    fn url_of_the_builder_precedes_the_variables() {
-        let set = || ClientBuilder::default().url("redis://here:1");
-        let read = |builder, vars: &[(&str, &str)]| {
-            super::builder(builder, |name| {
-                let var = vars.iter().find(|(var, _)| *var == name);
-                var.map(|(_, value)| value.into())
-            })
-        };
-        let vars = [("REDIS_URL", "http://x"), ("LOCK_KEY_PREFIX", "mine:")];
-        let shown = format!("{:?}", read(set(), &vars).unwrap());
-        assert!(
-            shown.contains("here:1") && shown.contains("mine:"),
-            "{shown}"
-        );
-        let error = read(ClientBuilder::default().url("http://x"), &[]).unwrap_err();
-        assert!(!error.to_string().contains("LOCK_"), "{error}");
-    }
-
-    #[test]
-    fn several_urls_make_a_quorum() {
-        let three = "redis://one:1,redis://two:2\n redis://three:3 ";
-        let shown = format!("{:?}", read(&[("REDIS_URLS", three)]).unwrap());
-        for server in ["one:1", "two:2", "three:3"] {
-            assert!(shown.contains(server), "{shown}");
-        }
-        let both = [("REDIS_URLS", three), ("REDIS_URL", "redis://one:1")];
-        let error = read(&both).unwrap_err().to_string();
-        assert!(error.contains("REDIS_URL and REDIS_URLS"), "{error}");
-    }
-
-    #[test]
-    fn timeouts_are_read() {
-        let vars = [
-            ("LOCK_CONNECT_TIMEOUT_MS", "1111"),
-            ("LOCK_COMMAND_TIMEOUT_MS", "2222"),
-            ("LOCK_UNREACHABLE_FOR_MS", "3333"),
-        ];
-        let shown = format!("{:?}", read(&vars).unwrap());
-        for setting in [
-            "connect_timeout: 1.111s",
-            "command_timeout: 2.222s",
-            "unreachable_for: 3.333s",
-        ] {
-            assert!(shown.contains(setting), "{shown}");
-        }
-    }
-
-    #[cfg(feature = "tls")]
-    #[test]
-    fn tls_files_belong_to_a_url_with_tls() {
-        let file = |name: &str| {
-            let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/certificates/");
-            format!("{folder}{name}")
-        };
-        let (ca, cert, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
-        let url = ("REDIS_URL", "rediss://here:1");
-        let ca = ("REDIS_TLS_CA", ca.as_str());
-        let [cert, key] = [("REDIS_TLS_CERT", &*cert), ("REDIS_TLS_KEY", &*key)];
-        let shown = format!("{:?}", read(&[url, ca, cert, key]).unwrap());
-        assert!(
-            shown.contains("Tls { root: true, client_cert: true }"),
-            "{shown}"
-        );
-
-        let plain = ("REDIS_URL", "redis://here:1");
-        let missing = ("REDIS_TLS_CA", "/no/such\u{1b}file");
-        let not_ca = ("REDIS_TLS_CA", key.1);
-        for (vars, word) in [
-            (vec![plain, ca], "REDIS_TLS_CA"),
-            (vec![url, missing], r"cannot read /no/such\x1bfile"),
-            (vec![url, not_ca], "REDIS_TLS_CA"),
-            (vec![url, cert], "REDIS_TLS_KEY"),
-            (vec![url, key], "REDIS_TLS_CERT"),
-        ] {
-            let error = read(&vars).unwrap_err().to_string();
-            assert!(error.contains(word), "{error}");
-        }
-
-        let read = |url: &str| {
-            super::builder(ClientBuilder::default().url(url), |name| {
-                (name == "REDIS_TLS_CA").then(|| ca.1.into())
-            })
-        };
-        let shown = format!("{:?}", read("rediss://here:1").unwrap());
-        assert!(shown.contains("root: true"), "{shown}");
-        let shown = format!("{:?}", read("redis://here:1").unwrap());
-        assert!(shown.contains("root: false"), "{shown}");
-    }
-
-    #[test]
-    fn password_of_any_bytes_is_kept_and_never_shown() {
-        let password = "p@ss:w/rd?#%ü";
-        let url =
-            assemble(&|name: &str| Ok((name == "REDIS_PASSWORD").then(|| password.to_owned())))
-                .unwrap();
-        let address = crate::url::Address::parse(&url).unwrap();
-        assert_eq!(address.info.redis_settings().password(), Some(password));
-        let shown = format!(
-            "{:?}",
-            read(&[("REDIS_PASSWORD", "s3cret"), ("REDIS_USERNAME", "zoe")]).unwrap()
-        );
-        assert!(
-            !shown.contains("s3cret") && !shown.contains("zoe"),
-            "{shown}"
-        );
-    }
-
-    #[test]
-    fn invalid_value_is_an_error_that_names_its_variable() {
-        for (name, value) in [
-            ("REDIS_URL", "http://x"),
-            ("REDIS_HOST", "a b"),
-            ("REDIS_PORT", "70000"),
-            ("REDIS_DB", "-1"),
-            ("LOCK_TTL_MS", "10s"),
-            ("LOCK_RENEW_INTERVAL_MS", "20000"),
-            ("LOCK_CONNECT_TIMEOUT_MS", "0"),
-            ("LOCK_COMMAND_TIMEOUT_MS", "1s"),
-            ("LOCK_UNREACHABLE_FOR_MS", "0"),
-            ("REDIS_URLS", " , "),
-            ("REDIS_URLS", "redis://one redis+cluster://two"),
-            ("LOCK_TTL_MS", "5"),
-            ("LOCK_CONNECTION_NAME", "a b"),
-            ("LOCK_RENEW_INTERVAL_MS", ""),
-        ] {
-            match read(&[(name, value)]) {
-                Ok(_) => assert!(value.is_empty(), "{name}={value} was accepted"),
-                Err(error) => assert!(error.to_string().contains(name), "{error}"),
-            }
-        }
-    }
 }

@@ -597,10 +597,14 @@ fn an_empty_environment_means_the_defaults() {
     let record = "is set: using redis://127.0.0.1:6379";
     assert_eq!(shown.matches(record).count(), 1, "{shown}");
     assert!(shown.contains("level: Info"), "{shown}");
+    let port = [("REDIS_PORT", "7777")];
+    let shown = with_environment("input::show_client_from_env", &port).next_line();
+    let record = "is set: using redis://127.0.0.1:7777";
+    assert_eq!(shown.matches(record).count(), 1, "{shown}");
     for set in ["REDIS_URL", "REDIS_URLS"] {
         let url = [(set, "redis://127.0.0.1:6379")];
         let shown = with_environment("input::show_client_from_env", &url).next_line();
-        assert!(!shown.contains(record), "{shown}");
+        assert!(!shown.contains("is set: using"), "{shown}");
     }
 }
 

@@ -1,0 +1,223 @@
+//! Tests of reading settings from the environment.
+
+use std::time::Duration;
+
+use super::*;
+
+fn read(vars: &[(&str, &str)]) -> Result<ClientBuilder, Error> {
+    read_into(ClientBuilder::default(), vars)
+}
+
+fn read_into(builder: ClientBuilder, vars: &[(&str, &str)]) -> Result<ClientBuilder, Error> {
+    super::builder(builder, |name| {
+        let var = vars.iter().find(|(var, _)| *var == name);
+        var.map(|(_, value)| value.into())
+    })
+}
+
+fn check(builder: ClientBuilder) -> Result<(), String> {
+    let checked = builder.check();
+    checked.map(drop).map_err(|error| error.to_string())
+}
+
+#[test]
+fn variables_make_the_url_and_the_settings() {
+    let shown = format!("{:?}", read(&[]).unwrap());
+    assert!(shown.contains("127.0.0.1:6379"), "{shown}");
+    let vars = [
+        ("REDIS_HOST", "::1"),
+        ("REDIS_PORT", "7"),
+        ("REDIS_DB", "3"),
+        ("LOCK_TTL_MS", "250"),
+    ];
+    let shown = format!("{:?}", read(&vars).unwrap());
+    assert!(
+        shown.contains("[::1]:7") && shown.contains("250ms"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn url_of_the_builder_precedes_the_variables() {
+    let set = || ClientBuilder::default().url("redis://here:1");
+    let vars = [("REDIS_URL", "http://x"), ("LOCK_KEY_PREFIX", "mine:")];
+    let shown = format!("{:?}", read_into(set(), &vars).unwrap());
+    assert!(
+        shown.contains("here:1") && shown.contains("mine:"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn error_of_a_setter_blames_no_variable() {
+    let plain = [("REDIS_URL", "redis://here:1")];
+    let timeout = ("LOCK_COMMAND_TIMEOUT_MS", "500");
+    for (builder, vars) in [
+        (ClientBuilder::default().url("http://x"), &[timeout][..]),
+        (ClientBuilder::default().ttl(Duration::from_millis(1)), &[]),
+        (
+            ClientBuilder::default().ttl(Duration::from_millis(1)),
+            &plain,
+        ),
+        (
+            ClientBuilder::default().renew_every(Duration::from_secs(60)),
+            &plain,
+        ),
+    ] {
+        let error = read_into(builder, vars).map_err(|error| error.to_string());
+        let error = error.and_then(check).unwrap_err();
+        let blames = error.contains("REDIS_") || error.contains("LOCK_");
+        assert!(!blames, "{error}");
+    }
+}
+
+#[test]
+fn settings_are_compared_when_all_of_them_are_known() {
+    let interval = ("LOCK_RENEW_INTERVAL_MS", "20000");
+    let before = ClientBuilder::default().renew_every(Duration::from_secs(15));
+    check(read_into(before, &[("LOCK_TTL_MS", "60000")]).unwrap()).unwrap();
+    check(read(&[interval]).unwrap().ttl(Duration::from_secs(60))).unwrap();
+    let error = check(read(&[interval]).unwrap()).unwrap_err();
+    assert!(
+        error.contains("renew_every") && error.contains("LOCK_RENEW_INTERVAL_MS"),
+        "{error}"
+    );
+}
+
+#[test]
+fn servers_set_after_the_environment_replace_those_of_it() {
+    let urls = ["redis://one:1", "redis://two:2", "redis://three:3"];
+    for vars in [&[][..], &[("REDIS_URL", "redis://here:1")]] {
+        let builder = read(vars).unwrap().quorum(urls);
+        assert!(format!("{builder:?}").contains("quorum"), "{builder:?}");
+        check(builder).unwrap();
+    }
+    let both = read(&[]).unwrap().cluster(["one:1"]).quorum(urls);
+    assert!(check(both).unwrap_err().contains("only one of"));
+}
+
+#[cfg(not(feature = "tls"))]
+#[test]
+fn without_tls_its_variables_do_not_affect_a_url_of_the_program() {
+    let builder = ClientBuilder::default().url("redis://here:1");
+    check(read_into(builder, &[("REDIS_TLS_CA", "/ca.pem")]).unwrap()).unwrap();
+    let error = read(&[("REDIS_TLS_CA", "/ca.pem")])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("`tls`") && error.contains("REDIS_TLS_CA"),
+        "{error}"
+    );
+}
+
+#[test]
+fn several_urls_make_a_quorum() {
+    let three = "redis://one:1,redis://two:2\n redis://three:3 ";
+    let shown = format!("{:?}", read(&[("REDIS_URLS", three)]).unwrap());
+    for server in ["one:1", "two:2", "three:3"] {
+        assert!(shown.contains(server), "{shown}");
+    }
+    let both = [("REDIS_URLS", three), ("REDIS_URL", "redis://one:1")];
+    let error = read(&both).unwrap_err().to_string();
+    assert!(error.contains("REDIS_URL and REDIS_URLS"), "{error}");
+}
+
+#[test]
+fn timeouts_are_read() {
+    let vars = [
+        ("LOCK_CONNECT_TIMEOUT_MS", "1111"),
+        ("LOCK_COMMAND_TIMEOUT_MS", "2222"),
+        ("LOCK_UNREACHABLE_FOR_MS", "3333"),
+    ];
+    let shown = format!("{:?}", read(&vars).unwrap());
+    for setting in [
+        "connect_timeout: 1.111s",
+        "command_timeout: 2.222s",
+        "unreachable_for: 3.333s",
+    ] {
+        assert!(shown.contains(setting), "{shown}");
+    }
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn tls_files_belong_to_a_url_with_tls() {
+    let file = |name: &str| {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/certificates/");
+        format!("{folder}{name}")
+    };
+    let (ca, cert, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
+    let url = ("REDIS_URL", "rediss://here:1");
+    let ca = ("REDIS_TLS_CA", ca.as_str());
+    let [cert, key] = [("REDIS_TLS_CERT", &*cert), ("REDIS_TLS_KEY", &*key)];
+    let shown = format!("{:?}", read(&[url, ca, cert, key]).unwrap());
+    assert!(
+        shown.contains("Tls { root: true, client_cert: true }"),
+        "{shown}"
+    );
+
+    let plain = ("REDIS_URL", "redis://here:1");
+    let missing = ("REDIS_TLS_CA", "/no/such\u{1b}file");
+    let not_ca = ("REDIS_TLS_CA", key.1);
+    for (vars, word) in [
+        (vec![plain, ca], "REDIS_TLS_CA"),
+        (vec![url, missing], r"cannot read /no/such\x1bfile"),
+        (vec![url, not_ca], "REDIS_TLS_CA"),
+        (vec![url, cert], "REDIS_TLS_KEY"),
+        (vec![url, key], "REDIS_TLS_CERT"),
+    ] {
+        let built = read(&vars).map_err(|error| error.to_string());
+        let error = built.and_then(check).unwrap_err();
+        assert!(error.contains(word), "{error}");
+    }
+    check(read(&[ca]).unwrap().url("rediss://here:1")).unwrap();
+
+    let read = |url: &str| read_into(ClientBuilder::default().url(url), &[ca]);
+    let shown = format!("{:?}", read("rediss://here:1").unwrap());
+    assert!(shown.contains("root: true"), "{shown}");
+    let shown = format!("{:?}", read("redis://here:1").unwrap());
+    assert!(shown.contains("root: false"), "{shown}");
+}
+
+#[test]
+fn password_of_any_bytes_is_kept_and_never_shown() {
+    let password = "p@ss:w/rd?#%ü";
+    let url = assemble(&|name: &str| Ok((name == "REDIS_PASSWORD").then(|| password.to_owned())))
+        .unwrap();
+    let address = crate::url::Address::parse(&url).unwrap();
+    assert_eq!(address.info.redis_settings().password(), Some(password));
+    let shown = format!(
+        "{:?}",
+        read(&[("REDIS_PASSWORD", "s3cret"), ("REDIS_USERNAME", "zoe")]).unwrap()
+    );
+    assert!(
+        !shown.contains("s3cret") && !shown.contains("zoe"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn invalid_value_is_an_error_that_names_its_variable() {
+    for (name, value) in [
+        ("REDIS_URL", "http://x"),
+        ("REDIS_HOST", "a b"),
+        ("REDIS_PORT", "70000"),
+        ("REDIS_DB", "-1"),
+        ("LOCK_TTL_MS", "10s"),
+        ("LOCK_RENEW_INTERVAL_MS", "20000"),
+        ("LOCK_CONNECT_TIMEOUT_MS", "0"),
+        ("LOCK_COMMAND_TIMEOUT_MS", "1s"),
+        ("LOCK_UNREACHABLE_FOR_MS", "0"),
+        ("REDIS_URLS", " , "),
+        ("REDIS_URLS", "redis://one redis+cluster://two"),
+        ("LOCK_TTL_MS", "5"),
+        ("LOCK_CONNECTION_NAME", "a b"),
+        ("LOCK_RENEW_INTERVAL_MS", ""),
+    ] {
+        let built = read(&[(name, value)]).map_err(|error| error.to_string());
+        match built.and_then(check) {
+            Ok(()) => assert!(value.is_empty(), "{name}={value} was accepted"),
+            Err(error) => assert!(error.contains(name), "{error}"),
+        }
+    }
+}
