@@ -282,10 +282,12 @@ impl MutexGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The lock
-    /// was held until now. The release is repeated in the background; until it succeeds, the lock
-    /// stays held for at most its ttl, or a longer ttl that an unanswered
-    /// [`set_ttl`](Self::set_ttl) requested.
+    /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The
+    ///   lease was valid by this client's clock until now. The release is repeated in the
+    ///   background; until it succeeds, the lock stays held for at most its ttl, or a longer ttl
+    ///   that an unanswered [`set_ttl`](Self::set_ttl) requested.
+    /// - [`Error::WrongType`] if another program replaced the key by one of another type. The lock
+    ///   was lost.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         self.release()
     }

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::lock::release::Unlocked;
+use crate::lost::Lost;
 use crate::with_error::WithError;
 
 /// Implements these calls of `$lock`, in pairs: one for a section of any result, and one for a
@@ -43,8 +44,9 @@ macro_rules! section_calls {
             ///   run, but what it held was lost before it ended, so it may have overlapped with
             ///   another holder.
             ///
-            /// A release that Redis does not confirm is not an error here, because the lock was
-            /// held until `section` ended. The release is repeated in the background.
+            /// A release that Redis does not confirm is not an error here, because the lease was
+            /// valid by this client's clock until `section` ended. The release is repeated in the
+            /// background.
             pub fn $with<T>(
                 &self,
                 section: impl FnOnce(&$guard) -> T,
@@ -277,9 +279,12 @@ pub(super) fn run<G, T, E>(
     unlock: impl FnOnce(G) -> Result<Unlocked, Error>,
 ) -> Result<T, WithError<T, E>> {
     let result = section(&guard);
-    match unlock(guard) {
-        Ok(Unlocked::AlreadyLost(lost)) => Err(WithError::Lost { lost, result }),
+    let lost = match unlock(guard) {
+        Ok(Unlocked::AlreadyLost(lost)) => lost,
+        // Another program has replaced the key, and a client may have held the lock in between.
+        Err(Error::WrongType { .. }) => Lost::Taken,
         // `unlock` has logged the failure.
-        Ok(Unlocked::Released) | Err(_) => result.map_err(WithError::Section),
-    }
+        Ok(Unlocked::Released) | Err(_) => return result.map_err(WithError::Section),
+    };
+    Err(WithError::Lost { lost, result })
 }

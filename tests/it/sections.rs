@@ -4,6 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use leasehold::{Client, Error, Lost, WithError};
+use support::fair::QUEUE;
+use support::permits::{PERMITS, PERMITS_QUEUE};
 use support::{Server, ms};
 
 support::tests![
@@ -11,6 +13,8 @@ support::tests![
     with_releases_on_panic,
     every_kind_runs_a_section_and_releases,
     every_kind_keeps_the_result_of_a_section_that_lost_its_lock,
+    every_kind_reports_a_key_that_another_program_replaced_as_a_loss,
+    every_kind_releases_despite_a_broken_queue,
     every_kind_skips_the_section_if_it_does_not_get_the_lock,
     a_lock_that_is_not_acquired_is_told_from_a_section_that_failed
 ];
@@ -170,6 +174,57 @@ fn every_kind_keeps_the_result_of_a_section_that_lost_its_lock() {
         let error = error.expect_err("the lock was lost");
         assert_eq!(error.lost(), Some(Lost::Deleted), "{kind}");
         assert_eq!(error.into_result(), Some(Err("no paper")), "{kind}");
+    }
+}
+
+/// The keys that hold a lock or permits.
+const HOLDING: [&str; 3] = ["lock:a", "lock:b", PERMITS];
+
+fn every_kind_reports_a_key_that_another_program_replaced_as_a_loss() {
+    let server = Server::start();
+    let replace = || {
+        let held = server.keys();
+        for key in HOLDING {
+            if held.iter().any(|held| held == key.as_bytes()) {
+                server.run("DEL", &[key]);
+                server.run("RPUSH", &[key, "of another program"]);
+            }
+        }
+    };
+    for calls in every_kind(&client(&server)) {
+        let kind = calls.kind;
+        let error = (calls.with)(&|| {
+            replace();
+            7
+        });
+        let error = error.expect_err("the lock was lost");
+        assert_eq!(error.lost(), Some(Lost::Taken), "{kind}");
+        assert_eq!(error.into_value(), Some(7), "{kind}");
+        server.run("FLUSHALL", &[]);
+
+        let error = (calls.with_result)(&|| {
+            replace();
+            Err("no paper")
+        });
+        let error = error.expect_err("the lock was lost");
+        assert_eq!(error.lost(), Some(Lost::Taken), "{kind}");
+        assert_eq!(error.into_result(), Some(Err("no paper")), "{kind}");
+        server.run("FLUSHALL", &[]);
+    }
+}
+
+fn every_kind_releases_despite_a_broken_queue() {
+    let server = Server::start();
+    for calls in every_kind(&client(&server)) {
+        let kind = calls.kind;
+        let result = (calls.with)(&|| {
+            for queue in [QUEUE, "leasehold:queue:{lock:b}", PERMITS_QUEUE] {
+                server.run("SET", &[queue, "x"]);
+            }
+            7
+        });
+        assert_eq!(result.unwrap(), 7, "{kind}");
+        server.run("FLUSHALL", &[]);
     }
 }
 

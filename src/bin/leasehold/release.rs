@@ -61,8 +61,14 @@ pub(crate) fn let_go(
     match guard.release() {
         Ok(Unlocked::Released) => Ok(()),
         Ok(Unlocked::AlreadyLost(lost)) => Err(said_lost(lost)),
+        Err(error @ Error::WrongType { .. }) => {
+            say(&format!(
+                "the lock was lost before the command ended: {error}"
+            ));
+            Err(Lost::Taken)
+        }
         Err(error) => {
-            // The lock was held until the command ended, so the command has succeeded.
+            // The lease was valid until the command ended, so the command has succeeded.
             say(&format!(
                 "the release was not confirmed, the lock is free after the ttl: {error}"
             ));

@@ -1,16 +1,19 @@
 //! Promise: `leasehold run` exits with the code of its command, or one that says why it did not run.
 
 use std::ffi::OsStr;
+use std::io::BufReader;
 use std::os::unix::ffi::OsStrExt;
+use std::process::Stdio;
 use std::time::Instant;
 
 use support::{Server, eventually, free_port, ms};
 
-use super::{Program, SOON, client, code, hold, is_free, output, program};
+use super::{Program, SOON, client, code, delete, hold, is_free, output, program};
 
 support::tests![
     exit_code_is_that_of_the_command,
     usage_outage_and_refusal_have_their_exit_codes,
+    lock_that_another_program_replaced_counts_as_lost,
     wait_that_ends_with_an_open_breaker_exits_69,
     command_gets_token_and_name_in_its_environment
 ];
@@ -42,6 +45,27 @@ fn exit_code_is_that_of_the_command() {
         assert_eq!(code(&url, &args), expected, "{command}");
         assert!(is_free(&server, "a"), "the command did not run: {command}");
     }
+}
+
+fn lock_that_another_program_replaced_counts_as_lost() {
+    let server = Server::start();
+    let script = "echo ready; read line; exit 0";
+    let mut process = program(&server.url())
+        .args(["run", "a", "--ttl", "60s", "--", "sh", "-c", script])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let end_of_input = process.stdin.take();
+    let lines = BufReader::new(process.stdout.take().unwrap());
+    let mut program = Program { process, lines };
+    assert_eq!(program.next_line(), "ready");
+    delete(&server);
+    server.run("RPUSH", &["lock:a", "of another program"]);
+    drop(end_of_input);
+    assert_eq!(program.code(), Some(79));
+    let errors = program.errors();
+    let said = "the lock was lost before the command ended: the key lock:a";
+    assert!(errors.contains(said), "{errors}");
 }
 
 fn usage_outage_and_refusal_have_their_exit_codes() {
