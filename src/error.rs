@@ -47,9 +47,10 @@ pub enum Error {
     ///
     /// - From a call that locks: you do not hold the lock. A command without a reply may still have
     ///   acquired it. It is undone in the background, and expires after its ttl at the latest.
-    /// - From [`unlock`](crate::MutexGuard::unlock): the lock may stay taken for up to its ttl, or
-    ///   the longer ttl of a [`set_ttl`](crate::MutexGuard::set_ttl) without a reply. The release
-    ///   is repeated in the background.
+    /// - From [`unlock`](crate::MutexGuard::unlock): the lock was held until then, so what was done
+    ///   under it stands: do not repeat it. The lock may stay taken for up to its ttl, or the longer
+    ///   ttl of a [`set_ttl`](crate::MutexGuard::set_ttl) without a reply. The release is repeated
+    ///   in the background.
     /// - From `renew` and `set_ttl`: you hold the lock as long as
     ///   [`is_held`](crate::MutexGuard::is_held) returns true.
     #[non_exhaustive]
@@ -200,6 +201,9 @@ impl Error {
     }
 
     /// Returns whether the same call may succeed later without a change by an operator.
+    ///
+    /// Ask it about calls that lock. An [`unlock`](crate::MutexGuard::unlock) is repeated in the
+    /// background, and what was done under the lock must not be done again.
     ///
     /// That is so if Redis was unreachable, if too few replicas acknowledged in time, or if the
     /// attempts of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up.

@@ -17,7 +17,7 @@
 //! let guard = account.lock()?; // sleeps until the lock is granted
 //! // … no other client holds `account:123` here …
 //! guard.ensure_held()?; // before a step that must not be done twice
-//! guard.unlock()?.into_result()?;
+//! guard.unlock()?.into_result()?; // on an error, do not repeat the work
 //!
 //! if let Some(_guard) = account.try_lock_for(Duration::from_millis(200))? {
 //!     // Released when `_guard` goes out of scope.

@@ -283,9 +283,10 @@ impl MutexGuard {
     /// # Errors
     ///
     /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The
-    ///   lease was valid by this client's clock until now. The release is repeated in the
-    ///   background; until it succeeds, the lock stays held for at most its ttl, or a longer ttl
-    ///   that an unanswered [`set_ttl`](Self::set_ttl) requested.
+    ///   lease was valid by this client's clock until now, so what was done under it stands: do not
+    ///   repeat it. [`Mutex::with`](crate::Mutex::with) does not report this error. The release is
+    ///   repeated in the background; until it succeeds, the lock stays held for at most its ttl, or
+    ///   a longer ttl that an unanswered [`set_ttl`](Self::set_ttl) requested.
     /// - [`Error::WrongType`] if another program replaced the key by one of another type. The lock
     ///   was lost.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
