@@ -101,12 +101,17 @@ fn command(scripts: &[Script], call: &str) -> Command {
 }
 
 /// Returns when a key expires, in ms since 1970.
+///
+/// A server that pauses between `TIME` and `PTTL` makes the end seem nearer, never farther.
 fn end(real: &mut Real, key: &str) -> u64 {
     let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
-    let replies = real.run(&[words(&["TIME"]), words(&["PTTL", key])]);
-    let now = micros(&replies[0]).expect("TIME replies with the time") / 1000;
-    let Reply::Int(left @ 0..) = replies[1] else {
-        panic!("{key} does not expire: {:?}", replies[1]);
+    let sample = |_| {
+        let replies = real.run(&[words(&["TIME"]), words(&["PTTL", key])]);
+        let now = micros(&replies[0]).expect("TIME replies with the time") / 1000;
+        let Reply::Int(left @ 0..) = replies[1] else {
+            panic!("{key} does not expire: {:?}", replies[1]);
+        };
+        (now + left).cast_unsigned()
     };
-    (now + left).cast_unsigned()
+    (0..5).map(sample).max().expect("a sample")
 }
