@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use support::fair::places_in;
 use support::{
-    Cluster, ClusterSetup, Control, SLACK, Sentinels, Server, Setup, Watchdog, eventually, ms,
-    watchdog,
+    Cluster, ClusterSetup, Control, SLACK, Sentinels, Server, Setup, Watchdog, assert_gives_up,
+    eventually, ms, watchdog,
 };
 #[cfg(feature = "tls")]
 use support::{free_port, read_pem, tls_server};
@@ -227,6 +228,14 @@ impl<D: Deployment> TestScope<'_, D> {
         }
     }
 
+    /// Waits until the queue of the name is empty. Over a quorum there is none.
+    fn wait_until_nobody_queues(&self) {
+        let queue = format!("leasehold:queue:{{{}}}", self.key);
+        for server in self.keepers() {
+            eventually(PATIENCE, || places_in(server, &queue) == 0);
+        }
+    }
+
     /// Calls `act` while the servers that store the name are paused.
     fn while_hung<T>(&self, act: impl FnOnce() -> T) -> T {
         let keepers = self.keepers();
@@ -261,11 +270,13 @@ fn lock_is_acquired_and_released<D: Deployment>(scope_for: &TestScope<'_, D>) {
         .expect("the lock is held");
     assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
     assert!(theirs.try_lock().unwrap().is_none());
-    let timed = Control::run(ms(200), || theirs.try_lock_for(ms(200)));
-    assert!(timed.no_later_than(SLACK).unwrap().is_none());
+    assert_gives_up(|limit| {
+        Control::run(limit, || theirs.try_lock_for(limit)).no_later_than(SLACK)
+    });
+    // The call that gave up leaves the queue in the background: the release could grant to it.
+    scope_for.wait_until_nobody_queues();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    // The call that gave up leaves the queue in the background: the release may still grant to it.
-    eventually(PATIENCE, || theirs.inspect().unwrap().is_none());
+    assert!(theirs.inspect().unwrap().is_none());
     let guard = theirs.try_lock().unwrap().expect("the lock is free");
     assert!(one.mutex(scope_for.name).force_unlock().unwrap());
     assert_eq!(

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, ShutdownReport, Unlocked};
-use support::{BlackHole, Child, Proxy, Server, Traffic, eventually, ms, parameter};
+use support::{
+    BlackHole, Child, Proxy, Server, Traffic, assert_gives_up, eventually, ms, parameter,
+};
 
 support::roles![shut_down_in_child, last_drop_in_child];
 
@@ -439,13 +441,7 @@ fn with_all_threads(server_url: &str) -> (Client, Vec<MutexGuard>) {
         client.mutex("b").lock().unwrap(),
     ];
     // A wait, which starts the subscriber.
-    assert!(
-        client
-            .mutex("theirs")
-            .try_lock_for(ms(100))
-            .unwrap()
-            .is_none()
-    );
+    assert_gives_up(|limit| client.mutex("theirs").try_lock_for(limit));
     drop((theirs, other));
     // The threads of the other client have ended.
     eventually(ms(5_000), || own_threads().len() == 4);

@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
+use leasehold::Error;
 
 use super::time::ms;
 
@@ -18,6 +20,25 @@ pub fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) 
 #[track_caller]
 pub fn result_of<T>(outcome: &Receiver<T>) -> T {
     outcome.recv_timeout(ms(20_000)).expect("the call returns")
+}
+
+/// Asserts that a call with a short limit gives up without the lock, which another client holds.
+///
+/// The call fails if no reply arrives within its limit. On a busy machine that says nothing about
+/// the lock: the call is repeated with a longer limit.
+#[track_caller]
+pub fn assert_gives_up<T>(mut call: impl FnMut(Duration) -> Result<Option<T>, Error>) {
+    for limit in [50, 200, 800, 3_200].map(ms) {
+        match call(limit) {
+            Err(error) if error.is_unreachable() => {}
+            outcome => {
+                let acquired = outcome.expect("the servers reply").is_some();
+                assert!(!acquired, "the lock was acquired within {limit:?}");
+                return;
+            }
+        }
+    }
+    panic!("no server has replied within 3.2 s");
 }
 
 /// Makes a call while other threads repeat theirs without a pause. They end after it, also if it
