@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::{Client, Error, Lost, WithError};
 use support::fair::QUEUE;
 use support::permits::{PERMITS, PERMITS_QUEUE};
-use support::{Server, ms};
+use support::{Server, assert_gives_up, ms};
 
 support::tests![
     with_holds_the_lock_until_the_section_ends,
@@ -24,7 +24,7 @@ struct Calls {
     kind: &'static str,
     with: Box<With>,
     with_result: Box<WithResult>,
-    try_with: Box<dyn Fn() -> Outcome<Option<u8>>>,
+    try_with: Box<TryWith>,
     try_with_result: Box<TryWithResult>,
     try_with_for: Box<TryWithFor>,
     try_with_result_for: Box<TryWithResultFor>,
@@ -32,11 +32,13 @@ struct Calls {
 
 type Outcome<T> = Result<T, WithError<u8>>;
 type Fallible<T> = Result<T, WithError<u8, &'static str>>;
-type With = dyn Fn(&dyn Fn() -> u8) -> Outcome<u8>;
+type Section<'a> = &'a dyn Fn() -> u8;
+type With = dyn Fn(Section<'_>) -> Outcome<u8>;
 type WithResult = dyn Fn(&dyn Fn() -> Result<u8, &'static str>) -> Fallible<u8>;
-type TryWithResult = dyn Fn() -> Fallible<Option<u8>>;
-type TryWithFor = dyn Fn(Duration) -> Outcome<Option<u8>>;
-type TryWithResultFor = dyn Fn(Duration) -> Fallible<Option<u8>>;
+type TryWith = dyn Fn(Section<'_>) -> Outcome<Option<u8>>;
+type TryWithResult = dyn Fn(Section<'_>) -> Fallible<Option<u8>>;
+type TryWithFor = dyn Fn(Duration, Section<'_>) -> Outcome<Option<u8>>;
+type TryWithResultFor = dyn Fn(Duration, Section<'_>) -> Fallible<Option<u8>>;
 
 macro_rules! calls {
     (
@@ -53,10 +55,12 @@ macro_rules! calls {
             kind: stringify!($with $make),
             with: Box::new(move |section| a.$with(|_| section())),
             with_result: Box::new(move |section| b.$with_result(|_| section())),
-            try_with: Box::new(move || c.$try_with(|_| 7)),
-            try_with_result: Box::new(move || d.$try_with_result(|_| Ok(7))),
-            try_with_for: Box::new(move |limit| e.$try_with_for(limit, |_| 7)),
-            try_with_result_for: Box::new(move |limit| f.$try_with_result_for(limit, |_| Ok(7))),
+            try_with: Box::new(move |section| c.$try_with(|_| section())),
+            try_with_result: Box::new(move |section| d.$try_with_result(|_| Ok(section()))),
+            try_with_for: Box::new(move |limit, section| e.$try_with_for(limit, |_| section())),
+            try_with_result_for: Box::new(move |limit, section| {
+                f.$try_with_result_for(limit, |_| Ok(section()))
+            }),
         }
     }};
 }
@@ -132,24 +136,36 @@ fn with_releases_on_panic() {
 
 fn every_kind_runs_a_section_and_releases() {
     let server = Server::start();
-    for calls in every_kind(&client(&server)) {
+    let (one, two) = (client(&server), client(&server));
+    for calls in every_kind(&one) {
         let kind = calls.kind;
-        // Each of them would get no lock if the one before it had not released.
+        // Fails if the call before it has not released, of readers too.
+        let assert_released = || {
+            assert!(two.mutex("a").try_lock().unwrap().is_some(), "{kind}");
+            let permit = two.semaphore("a", 1).try_acquire().unwrap();
+            assert!(permit.is_some(), "{kind}");
+        };
         assert_eq!((calls.with)(&|| 7).unwrap(), 7, "{kind}");
+        assert_released();
         assert_eq!((calls.with_result)(&|| Ok(7)).unwrap(), 7, "{kind}");
+        assert_released();
         let failed = (calls.with_result)(&|| Err("no paper"));
         assert!(
             matches!(failed, Err(WithError::Section("no paper"))),
             "{kind}: {failed:?}"
         );
-        assert_eq!((calls.try_with)().unwrap(), Some(7), "{kind}");
-        assert_eq!((calls.try_with_result)().unwrap(), Some(7), "{kind}");
-        assert_eq!((calls.try_with_for)(ms(0)).unwrap(), Some(7), "{kind}");
-        assert_eq!(
-            (calls.try_with_result_for)(ms(0)).unwrap(),
-            Some(7),
-            "{kind}"
-        );
+        assert_released();
+        assert_eq!((calls.try_with)(&|| 7).unwrap(), Some(7), "{kind}");
+        assert_released();
+        let outcome = (calls.try_with_result)(&|| 7);
+        assert_eq!(outcome.unwrap(), Some(7), "{kind}");
+        assert_released();
+        let outcome = (calls.try_with_for)(ms(0), &|| 7);
+        assert_eq!(outcome.unwrap(), Some(7), "{kind}");
+        assert_released();
+        let outcome = (calls.try_with_result_for)(ms(0), &|| 7);
+        assert_eq!(outcome.unwrap(), Some(7), "{kind}");
+        assert_released();
     }
 }
 
@@ -235,15 +251,19 @@ fn every_kind_skips_the_section_if_it_does_not_get_the_lock() {
     let permit = one.semaphore("a", 1).acquire().unwrap();
     for calls in every_kind(&two) {
         let kind = calls.kind;
-        assert_eq!((calls.try_with)().unwrap(), None, "{kind}");
-        assert_eq!((calls.try_with_result)().unwrap(), None, "{kind}");
-        assert_eq!((calls.try_with_for)(ms(50)).unwrap(), None, "{kind}");
-        assert_eq!((calls.try_with_result_for)(ms(50)).unwrap(), None, "{kind}");
+        let section = &|| unreachable!("the lock is held");
+        assert_eq!((calls.try_with)(section).unwrap(), None, "{kind}");
+        assert_eq!((calls.try_with_result)(section).unwrap(), None, "{kind}");
+        assert_gives_up(|limit| Ok((calls.try_with_for)(limit, section)?));
+        assert_gives_up(|limit| match (calls.try_with_result_for)(limit, section) {
+            Err(WithError::NotAcquired(error)) => Err(error),
+            outcome => Ok(outcome.unwrap()),
+        });
     }
     drop((mutex, permit));
     for calls in every_kind(&two) {
         let kind = calls.kind;
-        let late = (calls.try_with_for)(ms(60_000));
+        let late = (calls.try_with_for)(ms(60_000), &|| 7);
         assert_eq!(late.unwrap(), Some(7), "{kind}");
     }
 }
