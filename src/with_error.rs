@@ -163,11 +163,13 @@ impl<T, E: fmt::Debug> fmt::Debug for WithError<T, E> {
         match self {
             Self::NotAcquired(error) => f.debug_tuple("NotAcquired").field(error).finish(),
             Self::Section(error) => f.debug_tuple("Section").field(error).finish(),
-            Self::Lost { lost, result } => f
-                .debug_struct("Lost")
-                .field("lost", lost)
-                .field("error", &result.as_ref().err())
-                .finish_non_exhaustive(),
+            Self::Lost { lost, result } => {
+                let result = result.as_ref().map(|_| format_args!(".."));
+                f.debug_struct("Lost")
+                    .field("lost", lost)
+                    .field("result", &result)
+                    .finish()
+            }
         }
     }
 }
@@ -198,7 +200,7 @@ mod tests {
             result: Ok(NotDebug(7)),
         };
         assert_eq!(lost.lost(), Some(Lost::Taken));
-        assert!(format!("{lost:?}").contains("Taken"), "{lost:?}");
+        assert_eq!(format!("{lost:?}"), "Lost { lost: Taken, result: Ok(..) }");
         assert!(
             lost.to_string().contains("another holder has the lock"),
             "{lost}"
@@ -217,6 +219,8 @@ mod tests {
             result: Err(failure()),
         };
         assert!(!lost.to_string().contains("paper"), "{lost}");
+        let shown = format!("{lost:?}");
+        assert!(shown.contains("result: Err(Custom"), "{shown}");
         assert_eq!(lost.source().unwrap().to_string(), "no paper");
         assert_eq!(
             lost.into_result().unwrap().unwrap_err().to_string(),
