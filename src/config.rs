@@ -255,7 +255,7 @@ pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
 }
 
 fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
-    let longest = validity(ttl) / 10 * 9;
+    let longest = longest_interval(ttl);
     if every < SHORTEST_INTERVAL || every > longest {
         return wrong(format!(
             "renew_every must be between 1 ms and {longest:?} with a ttl of {ttl:?}, not \
@@ -263,6 +263,13 @@ fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+/// Returns nine tenths of the validity of a lease with this ttl, rounded down to two digits.
+fn longest_interval(ttl: Duration) -> Duration {
+    let longest = validity(ttl).as_millis() as u64 * 9 / 10;
+    let step = 10_u64.pow(longest.max(1).ilog10().saturating_sub(1));
+    Duration::from_millis(longest / step * step)
 }
 
 fn wrong<T>(what: impl Into<String>) -> Result<T, Error> {
@@ -318,15 +325,20 @@ mod tests {
                 "{ttl:?}"
             );
         }
-        for every in [ms(0), ms(8_909), Duration::MAX] {
+        let renewed_every = |every| {
             let settings = Settings {
                 renew_every: Some(every),
                 ..Settings::default()
             };
-            assert!(
-                matches!(settings.terms(&config), Err(Error::Config(_))),
-                "{every:?}"
-            );
+            settings.terms(&config)
+        };
+        for every in [ms(0), ms(8_901), Duration::MAX] {
+            let error = renewed_every(every).unwrap_err().to_string();
+            assert!(error.contains("between 1 ms and 8.9s with"), "{error}");
+        }
+        renewed_every(ms(8_900)).unwrap();
+        for ttl in [SHORTEST_TTL, ms(300), LONGEST_TTL] {
+            assert!(longest_interval(ttl) < validity(ttl) / 10 * 9, "{ttl:?}");
         }
         for timeout in [Duration::ZERO, Duration::MAX] {
             assert!(

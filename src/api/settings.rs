@@ -29,7 +29,8 @@ macro_rules! lock_settings {
 
             /// Sets how often a held lease is renewed.
             ///
-            /// Less than nine tenths of the ttl. Defaults to a third of it.
+            /// At most nine tenths of the validity, which is a little shorter than the ttl: 8.9 s with a ttl
+            /// of 10 s. Defaults to a third of it.
             ///
             /// ```
             /// # use std::time::Duration;
