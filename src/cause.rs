@@ -120,6 +120,12 @@ impl Cause {
         matches!(self.kind, CauseKind::NoReply | CauseKind::Timeout)
     }
 
+    /// Whether the connection was refused, so that nothing listens at the address.
+    fn is_refusal(&self) -> bool {
+        let error = self.error.as_ref().and_then(|error| error.downcast_ref());
+        error.is_some_and(RedisError::is_connection_refusal)
+    }
+
     /// Whether the client itself is the reason, and not the server.
     pub(crate) fn is_of_client(&self) -> bool {
         self.kind == CauseKind::Client
@@ -215,6 +221,7 @@ impl Cause {
         let time = Rounded(time);
         match self.kind {
             CauseKind::NoReply => return write!(f, "no reply from {server} for {time}"),
+            _ if self.is_refusal() => write!(f, "could not connect to {server}")?,
             CauseKind::Timeout | CauseKind::Connection => write!(f, "no reply from {server}")?,
             _ => write!(f, "{server} did not serve the call")?,
         }

@@ -97,7 +97,7 @@ fn address(url: &str) -> &str {
 fn unreachable_server_is_named_with_its_last_error() {
     let url = refusing_url();
     let text = without_repetition(&try_lock(&client(&url)));
-    let start = format!("no reply from {} for ", address(&url));
+    let start = format!("could not connect to {} for ", address(&url));
     assert!(text.starts_with(&start), "{text}");
     assert!(text.contains("(last: Connection refused"), "{text}");
 }
@@ -158,7 +158,7 @@ fn error_behind_an_open_breaker_quotes_the_last_failure() {
     let text = without_repetition(&refused);
     assert!(text.contains("(last: Connection refused"), "{text}");
     let text = without_repetition(&client.mutex("a").lock().unwrap_err());
-    let start = format!("no reply from {} for ", address(&url));
+    let start = format!("could not connect to {} for ", address(&url));
     assert!(text.starts_with(&start), "{text}");
     assert!(text.contains("(last: Connection refused"), "{text}");
 }
