@@ -462,7 +462,7 @@ impl Mutex {
         if is_released {
             logging::warn!(
                 name:% = self.keys;
-                "forced the release of {}, held by {holder:?}", self.keys
+                "forced the release of {}, held by {holder}", self.keys
             );
         }
         Ok(is_released)

@@ -380,7 +380,7 @@ impl Semaphore {
         if is_released {
             logging::warn!(
                 name:% = self.name;
-                "forced the release of permits of {}, held by {holder:?}", self.name
+                "forced the release of permits of {}, held by {}", self.name, holder.short()
             );
         }
         Ok(is_released)

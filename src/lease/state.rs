@@ -137,6 +137,19 @@ impl LeaseState {
         self.longest.saturating_mul(2)
     }
 
+    /// Returns the same at `now`; shorter if no renewal or change of ttl may still run.
+    pub(crate) fn key_may_last_at(&self, now: Instant) -> Duration {
+        match self.renewing || now < self.doubt_until {
+            true => self.key_may_last(),
+            false => self.longest,
+        }
+    }
+
+    /// Returns whether the client renews the lease.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.renew_every.is_some()
+    }
+
     /// Returns how long the lease is valid at `now`, without regard to `max_hold`.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
         now.until(self.valid_until)

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::cause::Rounded;
 use crate::clock::{Instant, sleep};
 use crate::error::{Cause, Error};
 use crate::lease::handoff::NoHandoff;
@@ -339,9 +340,19 @@ fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
     logging::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,
         ttl_ms = hold.ttl_ms(), trace_id = hold.trace_id().as_deref();
-        "the lease on {} had ended before the release{}: {lost}",
-        hold.keys, if lost == Lost::Expired { ": ttl too short" } else { "" }
+        "the lease on {} had ended before the release: {lost}{}", hold.keys, why_expired(hold, lost)
     );
+}
+
+/// Returns what is known about why the lease expired, with a leading separator.
+fn why_expired(hold: &HeldLease, lost: Lost) -> &'static str {
+    match lost {
+        Lost::Expired if hold.lease(|lease| lease.is_renewed()) => {
+            " (no renewal reached Redis in time, or this process stood still)"
+        }
+        Lost::Expired => " (it was not renewed: auto_renew is off)",
+        _ => "",
+    }
 }
 
 /// Releases a lease that was granted during a shutdown.
@@ -377,8 +388,11 @@ fn undoable<'a>(hold: &'a HeldLease, part: &'a Arc<dyn Primitive>) -> Undoable<'
 
 fn log(hold: &HeldLease, outcome: &str, error: Option<&Error>) {
     let why = error.map_or_else(String::new, |error| {
-        let may_last = hold.lease(|lease| lease.key_may_last());
-        format!(": {error}; without a release the key may stay for {may_last:?}")
+        let may_last = hold.lease(|lease| lease.key_may_last_at(Instant::now()));
+        format!(
+            ": {error}; without a release the key may stay for {}",
+            Rounded(may_last)
+        )
     });
     logging::record!(
         if error.is_some() { log::Level::Warn } else { log::Level::Debug },

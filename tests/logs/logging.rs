@@ -24,6 +24,8 @@ support::tests![
     a_release_after_the_expiry_is_logged_as_a_warning,
     reading_again_under_an_own_guard_is_warned_of,
     unanswered_renewals_and_releases_are_logged,
+    a_failed_release_says_that_the_key_stays_for_the_ttl,
+    a_forced_release_is_logged_with_its_holder_in_short_form,
     an_outage_of_the_subscriber_is_logged_once,
     nothing_is_logged_at_info_and_no_whole_id_above_trace,
     no_password_appears_in_logs_or_errors
@@ -231,7 +233,7 @@ fn a_release_after_the_expiry_is_logged_as_a_warning() {
         .into_iter()
         .filter(|line| {
             line.message
-                .contains("had ended before the release: ttl too short")
+                .contains("the lease expired (it was not renewed: auto_renew is off)")
         })
         .collect();
     assert_eq!(late.len(), 1, "{:#?}", log_records_about(name));
@@ -286,7 +288,51 @@ fn unanswered_renewals_and_releases_are_logged() {
     let unsure = line(name, "release to be repeated");
     assert_about(&unsure, &id, trace, TTL_MS);
     assert_eq!(unsure.level, Level::Warn);
+    assert_key_may_stay(&unsure, "40.0 s");
     server.resume();
+}
+
+/// No renewal is due before the server stops answering.
+fn a_failed_release_says_that_the_key_stays_for_the_ttl() {
+    let server = Server::start();
+    let name = "log-unreleased";
+    let client = builder(&server.url())
+        .command_timeout(ms(100))
+        .renew_every(ms(17_000))
+        .build()
+        .unwrap();
+    let guard = client.mutex(name).lock().unwrap();
+    server.pause();
+    assert!(matches!(guard.unlock(), Err(Error::Unreachable { .. })));
+    assert_key_may_stay(&line(name, "release to be repeated"), "20.0 s");
+    server.resume();
+}
+
+#[track_caller]
+fn assert_key_may_stay(line: &LogRecord, time: &str) {
+    let end = format!("; without a release the key may stay for {time}");
+    assert!(line.message.ends_with(&end), "{line:?}");
+}
+
+fn a_forced_release_is_logged_with_its_holder_in_short_form() {
+    let server = Server::start();
+    let one = client(&server);
+    let mutex = one.mutex("log-forced-lock");
+    let guard = mutex.lock().unwrap();
+    let permit = one.semaphore("log-forced-permit", 2).acquire().unwrap();
+    assert!(mutex.force_unlock().unwrap());
+    let semaphore = one.semaphore("log-forced-permit", 2);
+    assert!(semaphore.force_release(permit.holder_id()).unwrap());
+    for (name, id) in [
+        ("log-forced-lock", guard.holder_id()),
+        ("log-forced-permit", permit.holder_id()),
+    ] {
+        let mut records = log_records_about(name);
+        records.retain(|line| line.message.starts_with("forced the release of "));
+        assert_eq!(records.len(), 1, "{records:#?}");
+        let held_by = format!("{name}, held by {}", id.short());
+        assert!(records[0].message.contains(&held_by), "{records:#?}");
+    }
 }
 
 fn an_outage_of_the_subscriber_is_logged_once() {

@@ -315,6 +315,7 @@ fn answered_set_ttl_replaces_the_longest_expiry() {
     lease.ttl_set(at(3000), at(3001), TTL, true);
     assert_eq!(lease.longest, TTL);
     assert_eq!(lease.key_may_last(), 2 * TTL);
+    assert_eq!(lease.key_may_last_at(at(3001)), TTL, "nothing runs late");
     // Some other copy of the key may not have it.
     lease.set_ttl(at(4000), ms(1000)).unwrap();
     lease.ttl_set(at(4000), at(4001), ms(1000), false);
