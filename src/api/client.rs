@@ -66,6 +66,9 @@ impl Client {
     /// | Cluster | `redis+cluster://[user:password@]host[:port],host[:port]` |
     /// | quorum | `redis+quorum://[user:password@]host[:port],host[:port],host[:port][/db]` |
     ///
+    /// In the user and password, write `/` as `%2F`, `?` as `%3F`, `#` as `%23`, `@` as `%40`, `:` as
+    /// `%3A` and `%` as `%25`: the password `p@ss` is `p%40ss`.
+    ///
     /// `rediss` in place of `redis` encrypts with TLS (feature `tls`). `valkey` and `valkeys` mean
     /// the same as `redis` and `rediss`. `?protocol=resp3` selects that protocol.
     ///
@@ -355,8 +358,9 @@ impl Client {
 
     /// Checks every server once and reports the state of servers and background threads.
     ///
-    /// Sends to all servers at once and returns within the command timeout. The checks bypass an
-    /// open circuit breaker; a server that answers closes its breaker.
+    /// Sends to all servers at once and returns within the command timeout. A refused connection is
+    /// tried again until then, so the call takes the whole time if a server is down. The checks
+    /// bypass an open circuit breaker; a server that answers closes its breaker.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -27,8 +27,9 @@ use crate::token::FencingToken;
 /// # Leases and loss
 ///
 /// A lease can end before it is released: the process was paused, the network was down for longer
-/// than the ttl, or the key was deleted. [`is_held`](Self::is_held) reads a local clock. It returns
-/// false from the moment at which another client could get the lock, whatever the network does.
+/// than the ttl, or the key was deleted. [`is_held`](Self::is_held) reads a local clock. Whatever
+/// the network does, it returns false from the moment at which another client could get the lock,
+/// unless the key is deleted or replaced by force. The holder notices that at its next renewal.
 ///
 /// Call it, or [`ensure_held`](Self::ensure_held), before each step that must not be done twice, or
 /// wait on the [`lost`](Self::lost) channel during the work. No lock can detect a pause between
@@ -286,7 +287,9 @@ impl MutexGuard {
     ///   lease was valid by this client's clock until now, so what was done under it stands: do not
     ///   repeat it. [`Mutex::with`](crate::Mutex::with) does not report this error. The release is
     ///   repeated in the background; until it succeeds, the lock stays held for at most its ttl, or
-    ///   a longer ttl that an unanswered [`set_ttl`](Self::set_ttl) requested.
+    ///   a longer ttl that an unanswered [`set_ttl`](Self::set_ttl) requested. If a renewal had no
+    ///   reply either, it may run just before the key expires, and the time is at most twice as
+    ///   long.
     /// - [`Error::WrongType`] if another program replaced the key by one of another type. The lock
     ///   was lost.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {

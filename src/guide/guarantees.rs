@@ -5,7 +5,8 @@
 //! - **One holder.** If Redis keeps its data (see the limitations), at most one guard of a name
 //!   returns true from [`is_held`](crate::MutexGuard::is_held) at a time, across all processes.
 //! - **A loss is noticed.** `is_held` returns false from the moment at which another client could
-//!   get the lock. It reads a local clock, so no blocked thread or socket can delay it.
+//!   get the lock, unless the key is deleted or replaced by force (see the limitations). It reads a
+//!   local clock, so no blocked thread or socket can delay it.
 //!   [`lost`](crate::MutexGuard::lost) and [`on_lost`](crate::Mutex::on_lost) follow as soon as the
 //!   timer thread is scheduled. On Linux the clock counts the time for which the machine is
 //!   suspended; on other systems a machine that was suspended may believe in its lease for longer.
@@ -60,6 +61,10 @@
 //!   then another client may have acquired the lock, while the original client keeps handing it
 //!   [between its own threads](crate::Mutex::local_handoffs). The new holder's fencing token is
 //!   higher.
+//! - **A lock taken away by force.** After [`force_unlock`](crate::Mutex::force_unlock),
+//!   `leasehold unlock --force` or a `DEL` of the key, another client can acquire the lock at once.
+//!   The holder finds out when it receives the release message, if its client listens for one, and
+//!   otherwise at its next renewal: `is_held` returns true until then.
 //! - **A restart can bring a released lock back** from an old snapshot, for up to its ttl.
 //! - **With Sentinel**, an old master that is alive but partitioned keeps granting locks to clients
 //!   that can reach it, until it learns that it was replaced. A sentinel with outdated information

@@ -8,6 +8,9 @@
 //! long the breaker stays open and what closes it. `examples/fail_fast.rs` answers HTTP requests
 //! with 503 and `Retry-After` on that error.
 //!
+//! - A refused connection is tried again until the call's deadline, like any other failure, because
+//!   a server that restarts refuses connections for a moment. So `try_lock`, `ping` and `health`
+//!   take the whole [`command_timeout`] against a port at which nothing listens.
 //! - A call that sent a command before the breaker opened fails with [`Error::Unreachable`]: its
 //!   lock may be held.
 //! - Renewals and releases bypass the breaker.
@@ -31,6 +34,7 @@
 //! balancer: `examples/health_endpoint.rs` serves it over HTTP.
 //!
 //! [`Client::health`]: crate::Client::health
+//! [`command_timeout`]: crate::ClientBuilder::command_timeout
 //! [`ClientBuilder::breaker`]: crate::ClientBuilder::breaker
 //! [`ClientBuilder::unreachable_for`]: crate::ClientBuilder::unreachable_for
 //! [`Error::CircuitOpen`]: crate::Error::CircuitOpen
