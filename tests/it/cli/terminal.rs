@@ -131,15 +131,16 @@ fn stops_and_continues(option: &str, work: &str) {
 fn foreground_command_dies_with_the_program() {
     let server = Server::start();
     let options = ["--foreground", "--ttl", "500ms"];
-    let mut terminal = run(
-        &server,
-        &options,
-        "trap '' HUP; echo \"pid=$$;\"; exec sleep 300",
-    );
+    let script = "trap '' HUP; trap 'echo \"pid=$$;\"; exec sleep 300' USR1; echo ready; \
+         while :; do sleep 0.02; done";
+    let mut terminal = run(&server, &options, script);
+    terminal.wait_for("ready");
+    let program = Pid::from_raw(i32::try_from(terminal.id()).unwrap()).unwrap();
+    // The program passes signals on from the moment at which its supervisor knows the command.
+    kill_process(program, Signal::USR1).unwrap();
     terminal.wait_for("pid=");
     let pid: i32 = terminal.wait_for(";").parse().unwrap();
     let pid = Pid::from_raw(pid).unwrap();
-    let program = Pid::from_raw(i32::try_from(terminal.id()).unwrap()).unwrap();
     kill_process(program, Signal::KILL).unwrap();
     super::wait_until_ended(&[pid]);
     eventually(SOON, || is_free(&server, "a"));
