@@ -7,7 +7,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use leasehold::Client;
@@ -26,7 +26,11 @@ support::timed![
 /// With this delay nearly all of a call is spent in a read, which a signal can interrupt.
 const DELAY: Duration = ms(8);
 
-const RUNS_FOR: Duration = Duration::from_secs(3);
+/// How many signals a thread receives at least, one each millisecond.
+const SIGNALS: usize = 1_000;
+
+/// How many calls or renewals they interrupt at least.
+const CALLS: usize = 20;
 
 /// Longer than any test.
 const NEVER: Duration = Duration::from_secs(300);
@@ -49,16 +53,10 @@ fn a_signal_breaks_no_connection() {
 fn caller() {
     let client = Client::open(parameter("URL")).expect("the URL is valid");
     let mutex = client.mutex("x");
-    let mut pairs = 0;
-    while_signalled(getpid(), || {
-        let began = Instant::now();
-        while began.elapsed() < RUNS_FOR {
-            let guard = mutex.lock().expect("the lock is free");
-            let _ = guard.unlock().expect("the server answers");
-            pairs += 1;
-        }
+    repeat_while_signalled(getpid(), || {
+        let guard = mutex.lock().expect("the lock is free");
+        let _ = guard.unlock().expect("the server answers");
     });
-    assert!(pairs > 10, "{pairs} pairs");
 }
 
 fn a_signal_to_the_io_thread_breaks_no_connection() {
@@ -102,11 +100,8 @@ fn holder_and_waiter() {
         let waiting = scope.spawn(|| client.mutex("held").try_lock_for(NEVER).map(drop));
         eventually(WAIT_LIMIT, || task(&parameter("THREAD")).is_some());
         let to = task(&parameter("THREAD")).expect("the thread runs");
-        while_signalled(to, || {
-            let began = Instant::now();
-            while began.elapsed() < RUNS_FOR {
-                renewals.recv().expect("the lease is renewed");
-            }
+        repeat_while_signalled(to, || {
+            renewals.recv().expect("the lease is renewed");
         });
         tell_parent("signals were sent");
         waiting.join().expect("no panic").expect("the lock is free");
@@ -128,29 +123,31 @@ fn task(name: &str) -> Option<Pid> {
     Pid::from_raw(task.file_name().to_str()?.parse().ok()?)
 }
 
-/// Sends a thread of this process a signal every millisecond while `run` runs.
-fn while_signalled(to: Pid, run: impl FnOnce()) {
+/// Repeats a call while a thread of this process receives a signal every millisecond.
+fn repeat_while_signalled(to: Pid, mut call: impl FnMut()) {
     let handled = Arc::new(AtomicUsize::new(0));
     signal_hook::flag::register_usize(SIGUSR1, Arc::clone(&handled), 1)
         .expect("the handler can be registered");
+    let sent = AtomicUsize::new(0);
     let is_over = AtomicBool::new(false);
-    let sent = thread::scope(|scope| {
-        let signalling = scope.spawn(|| send_signals(to, &is_over));
-        run();
+    thread::scope(|scope| {
+        let signalling = scope.spawn(|| send_signals(to, &sent, &is_over));
+        let mut calls = 0;
+        while calls < CALLS || sent.load(Ordering::SeqCst) < SIGNALS {
+            call();
+            calls += 1;
+        }
         is_over.store(true, Ordering::SeqCst);
-        signalling.join().expect("signals can be sent")
+        signalling.join().expect("signals can be sent");
     });
     assert_eq!(handled.load(Ordering::SeqCst), 1, "signals are handled");
-    assert!(sent > 300, "{sent} signals");
 }
 
-/// Sends a signal every millisecond until `is_over`; returns the number of signals.
-fn send_signals(to: Pid, is_over: &AtomicBool) -> usize {
-    let mut sent = 0;
+/// Sends a signal every millisecond until `is_over`, and counts them.
+fn send_signals(to: Pid, sent: &AtomicUsize, is_over: &AtomicBool) {
     while !is_over.load(Ordering::SeqCst) {
         kill_process(to, Signal::USR1).expect("a process can signal itself");
-        sent += 1;
+        sent.fetch_add(1, Ordering::SeqCst);
         thread::sleep(ms(1));
     }
-    sent
 }
