@@ -6,16 +6,16 @@ use leasehold::{Error, Health};
 use support::{FakeServer, Server, builder, client, log_records, ms};
 
 support::tests![
+    #[cfg(all(feature = "cli", unix))]
+    program::the_program_prints_a_servers_errors_harmlessly,
+    an_error_with_a_servers_own_text_is_harmless,
     names_are_escaped_in_display_and_debug,
     a_foreign_holder_is_shown_harmlessly,
     an_error_about_a_key_is_harmless,
-    an_error_with_a_servers_own_text_is_harmless,
     a_refused_subscription_is_logged_harmlessly,
     a_host_that_a_server_names_is_shown_harmlessly,
     #[cfg(all(feature = "cli", unix))]
-    program::the_program_prints_a_foreign_holder_harmlessly,
-    #[cfg(all(feature = "cli", unix))]
-    program::the_program_prints_a_servers_errors_harmlessly
+    program::the_program_prints_a_foreign_holder_harmlessly
 ];
 
 const UUID: &str = "123e4567-e89b-12d3-a456-426614174000";

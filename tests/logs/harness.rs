@@ -15,6 +15,9 @@ use support::{
 support::roles![echo, exit_with_3, server_owner];
 
 support::tests![
+    a_cluster_fails_over_and_moves_slots,
+    a_cluster_with_a_password_moves_slots,
+    a_cluster_with_tls_moves_slots,
     basic_server_answers_on_its_socket_and_logs,
     servers_die_with_a_killed_process,
     a_child_receives_parameters_and_replies_in_lines,
@@ -32,9 +35,6 @@ support::tests![
     a_fenced_resource_refuses_a_stale_token,
     log_records_are_captured_with_their_key_values,
     started_replicas_acknowledge_writes,
-    a_cluster_fails_over_and_moves_slots,
-    a_cluster_with_a_password_moves_slots,
-    a_cluster_with_tls_moves_slots,
     no_test_has_the_test_attribute
 ];
 

@@ -14,13 +14,13 @@ use support::{
 };
 
 support::tests![
+    a_server_that_pushes_without_pause_delays_no_call,
     set_ttl_that_only_a_minority_ran_limits_the_lease,
     basic_calls_work_on_a_quorum,
     an_impossible_quorum_is_refused,
     contending_processes_and_threads_count_exactly,
     there_are_never_two_holders_while_servers_hang_in_turn,
     a_token_below_the_counter_is_proposed_again_above_it,
-    a_server_that_pushes_without_pause_delays_no_call,
     a_split_vote_is_retried,
     a_lease_lives_and_ends_with_its_majority,
     a_key_lost_on_a_minority_is_not_a_loss,
@@ -30,16 +30,16 @@ support::tests![
 ];
 
 support::timed![
+    a_hanging_minority_costs_one_timeout_and_keeps_no_key,
+    without_a_majority_calls_fail_in_time_and_leave_no_key,
     a_waiter_is_woken_by_the_release,
     a_waiter_tries_once_a_majority_has_published_the_release,
     a_broken_counter_counts_as_a_failed_server,
     a_minority_can_die_and_return_empty,
-    a_hanging_minority_costs_one_timeout_and_keeps_no_key,
     late_commands_of_a_resumed_server_leave_no_key,
     an_acquire_overtaken_by_its_release_leaves_no_key,
     an_acquire_overtaken_by_its_release_blocks_nobody_while_a_server_is_down,
     a_late_acquire_of_a_lost_lease_leaves_no_key,
-    without_a_majority_calls_fail_in_time_and_leave_no_key,
     a_slow_server_delays_only_the_first_lock,
     a_server_that_replies_byte_by_byte_delays_no_call,
     a_majority_after_the_deadline_is_undone,
@@ -375,31 +375,37 @@ fn a_minority_can_die_and_return_empty() {
 
 fn a_hanging_minority_costs_one_timeout_and_keeps_no_key() {
     log_records();
+    thread::scope(|scope| {
+        for n in 0..3 {
+            scope.spawn(move || assert_a_hanging_server_costs_one_timeout(n));
+        }
+    });
+}
+
+fn assert_a_hanging_server_costs_one_timeout(n: usize) {
     let servers = Servers::start(3);
-    for n in 0..3 {
-        let client = servers.client();
-        lock_and_unlock(&client);
-        servers.0[n].pause();
-        // The hanging server does not use up the deadline.
-        let limit = ms(4_000);
-        let start = Instant::now();
-        let guard = client.mutex("a").ttl(LONG).try_lock_for(limit);
-        assert!(start.elapsed() < limit / 2);
-        drop(guard.unwrap().expect("the lock is free"));
-        assert!(median(&client) < UNDELAYED);
-        let label = format!("127.0.0.1:{}", servers.0[n].port());
-        let is_logged = |what: &str| {
-            let records = log_records_about(&format!("{label} {what}"));
-            records.iter().any(|line| line.level == log::Level::Debug)
-        };
-        eventually(WAIT_LIMIT, || is_logged("is marked down"));
-        let guard = client.mutex("a").ttl(LONG).lock().unwrap();
-        guard.renew().unwrap();
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        servers.0[n].resume();
-        eventually(WAIT_LIMIT, || is_logged("answers again"));
-        eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
-    }
+    let client = servers.client();
+    lock_and_unlock(&client);
+    servers.0[n].pause();
+    // The hanging server does not use up the deadline.
+    let limit = ms(4_000);
+    let start = Instant::now();
+    let guard = client.mutex("a").ttl(LONG).try_lock_for(limit);
+    assert!(start.elapsed() < limit / 2);
+    drop(guard.unwrap().expect("the lock is free"));
+    assert!(median(&client) < UNDELAYED);
+    let label = format!("127.0.0.1:{}", servers.0[n].port());
+    let is_logged = |what: &str| {
+        let records = log_records_about(&format!("{label} {what}"));
+        records.iter().any(|line| line.level == log::Level::Debug)
+    };
+    eventually(WAIT_LIMIT, || is_logged("is marked down"));
+    let guard = client.mutex("a").ttl(LONG).lock().unwrap();
+    guard.renew().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    servers.0[n].resume();
+    eventually(WAIT_LIMIT, || is_logged("answers again"));
+    eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
 }
 
 /// The paused server has unread commands, which run after it resumes and must leave no key.
@@ -607,48 +613,54 @@ fn assert_calls_fail_in_time(client: &Client, answers: &Server) {
 }
 
 fn without_a_majority_calls_fail_in_time_and_leave_no_key() {
-    for is_killed in [true, false] {
-        let mut servers = Servers::start(3);
-        let builder = || {
-            servers
-                .builder()
-                .command_timeout(ms(400))
-                .connect_timeout(ms(400))
-        };
-        let (client, fresh) = (builder().build().unwrap(), builder().build().unwrap());
-        lock_and_unlock(&client);
-        let held = client.mutex("held").ttl(ms(2_000)).lock().unwrap();
-        for server in &mut servers.0[1..] {
-            if is_killed {
-                server.kill();
-            } else {
-                server.pause();
-            }
+    thread::scope(|scope| {
+        for is_killed in [true, false] {
+            scope.spawn(move || assert_calls_fail_without_a_majority(is_killed));
         }
-        for client in [&client, &fresh, &client] {
-            assert_calls_fail_in_time(client, &servers.0[0]);
+    });
+}
+
+fn assert_calls_fail_without_a_majority(is_killed: bool) {
+    let mut servers = Servers::start(3);
+    let builder = || {
+        servers
+            .builder()
+            .command_timeout(ms(400))
+            .connect_timeout(ms(400))
+    };
+    let (client, fresh) = (builder().build().unwrap(), builder().build().unwrap());
+    lock_and_unlock(&client);
+    let held = client.mutex("held").ttl(ms(2_000)).lock().unwrap();
+    for server in &mut servers.0[1..] {
+        if is_killed {
+            server.kill();
+        } else {
+            server.pause();
         }
-        eventually(WAIT_LIMIT, || servers.0[0].get(KEY).is_none());
-        // The lease cannot be renewed, and its loss is reported in time.
-        held.lost()
-            .recv_timeout(WAIT_LIMIT)
-            .expect("the lease is lost");
-        assert!(!held.is_held());
-        let unlock = Control::run(ms(400), || held.unlock());
-        assert_eq!(
-            unlock.no_later_than(SLACK).unwrap(),
-            Unlocked::AlreadyLost(Lost::Expired)
-        );
-        for server in &mut servers.0[1..] {
-            if is_killed {
-                server.restart();
-            } else {
-                server.resume();
-            }
-        }
-        lock_and_unlock(&client);
-        eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     }
+    for client in [&client, &fresh, &client] {
+        assert_calls_fail_in_time(client, &servers.0[0]);
+    }
+    eventually(WAIT_LIMIT, || servers.0[0].get(KEY).is_none());
+    // The lease cannot be renewed, and its loss is reported in time.
+    held.lost()
+        .recv_timeout(WAIT_LIMIT)
+        .expect("the lease is lost");
+    assert!(!held.is_held());
+    let unlock = Control::run(ms(400), || held.unlock());
+    assert_eq!(
+        unlock.no_later_than(SLACK).unwrap(),
+        Unlocked::AlreadyLost(Lost::Expired)
+    );
+    for server in &mut servers.0[1..] {
+        if is_killed {
+            server.restart();
+        } else {
+            server.resume();
+        }
+    }
+    lock_and_unlock(&client);
+    eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
 }
 
 fn a_slow_server_delays_only_the_first_lock() {
