@@ -90,7 +90,7 @@ impl Model for Session {
         match kind {
             kind @ 0..6 => {
                 // A call with a deadline may have had no time for its reply.
-                let waits = rng.random_ratio(1, 200);
+                let waits = rng.random_ratio(1, 40);
                 match kind {
                     0..4 => self.read(of, waits, loses || waits),
                     _ => self.write(of, waits, loses || waits),

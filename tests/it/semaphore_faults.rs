@@ -418,7 +418,7 @@ fn shutdown_gives_back_permits_and_places() {
 
 /// How many calls of [`random_calls_with_lost_replies_keep_the_count`] there are; set
 /// `LEASEHOLD_STEPS` for more.
-const CALLS: u64 = 4_000;
+const CALLS: u64 = 1_000;
 
 /// Four threads, each with its own client, acquire and release at random while connections break
 /// before their next reply. What the calls report must never exceed the number of permits, nor

@@ -13,7 +13,7 @@ use super::server::Server;
 use super::time::{eventually, ms};
 
 /// One call in this many loses its reply.
-const LOSES: u32 = 100;
+const LOSES: u32 = 20;
 
 /// Each thread of a run has its own name, clients and model.
 const THREADS: usize = 3;
