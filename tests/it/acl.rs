@@ -12,6 +12,7 @@ use support::{
 };
 
 support::tests![
+    documented_users_can_do_everything_with_sentinel,
     documented_user_can_do_everything,
     error_names_the_missing_permission_unless_it_is_optional,
     error_names_the_missing_permission_of_a_semaphore,
@@ -22,8 +23,7 @@ support::tests![
     only_the_first_database_works_without_select,
     min_replicas_fails_without_wait,
     documented_user_can_do_everything_in_a_cluster,
-    documented_user_can_do_everything_over_a_quorum,
-    documented_users_can_do_everything_with_sentinel
+    documented_user_can_do_everything_over_a_quorum
 ];
 
 /// Returns the documented rule of a user, from `SETUSER` on.

@@ -14,6 +14,9 @@ use support::permits::permits_out;
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, let_pass, ms};
 
 support::tests![
+    undos_after_slow_replies_send_about_one_command_a_second_per_name,
+    unanswered_set_ttl_and_late_release_leave_no_key_behind,
+    renewal_without_a_reply_is_no_loss,
     acquires_with_dropped_replies_leave_nothing_behind,
     acquires_with_stalled_replies_leave_nothing_behind,
     acquires_on_closed_connections_leave_nothing_behind,
@@ -32,15 +35,11 @@ support::tests![
     dropped_release_is_repeated,
     late_release_does_not_harm_the_next_holder,
     late_renewal_restores_no_released_lease,
-    renewal_without_a_reply_is_no_loss,
     unstable_network_causes_no_loss_no_double_holder_and_no_leftover,
-    unanswered_set_ttl_and_late_release_leave_no_key_behind,
     undos_of_one_name_share_a_command_and_remove_only_their_own_lease,
     undos_of_one_set_share_a_command_and_remove_only_their_own_lease,
     undos_of_one_fair_lock_share_a_command_and_keep_other_places
 ];
-
-support::timed![undos_after_slow_replies_send_about_one_command_a_second_per_name];
 
 const COMMAND_TIMEOUT: Duration = ms(500);
 

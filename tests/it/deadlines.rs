@@ -22,7 +22,7 @@ support::tests![
     waiting_for_another_holder_is_not_taken_for_an_outage
 ];
 
-support::timed![
+support::roughly_timed![
     attempts_on_a_paused_server_return_in_time,
     attempts_on_a_killed_server_return_in_time,
     attempts_on_a_black_holed_server_return_in_time,

@@ -19,6 +19,7 @@ use support::{
 support::roles![waiter, fair_counter, mixed_counter];
 
 support::tests![
+    fair_lock_is_granted_in_a_cluster,
     basic_calls_work_on_a_fair_lock,
     lock_is_granted_in_order_across_processes_and_threads,
     free_lock_takes_one_command_and_its_release_another,
@@ -45,7 +46,6 @@ support::tests![
     any_name_of_up_to_64_kib_works,
     foreign_message_grants_nothing,
     fair_lock_is_granted_with_sentinel,
-    fair_lock_is_granted_in_a_cluster,
     fair_lease_is_not_handed_on_to_a_plain_waiter_of_its_client
 ];
 

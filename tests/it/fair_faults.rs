@@ -20,6 +20,8 @@ use support::{
 support::roles![waiter, contender];
 
 support::tests![
+    contenders_progress_in_order_while_some_are_killed_or_paused,
+    plain_contenders_progress_in_order_while_some_are_killed_or_paused,
     queue_of_dead_waiters_is_removed,
     restored_subscription_triggers_a_refresh,
     late_grant_message_makes_no_second_holder,
@@ -33,9 +35,7 @@ support::tests![
     grant_that_cannot_be_renewed_is_reported_lost,
     unanswered_leave_is_repeated,
     long_outage_ends_the_wait,
-    waiter_without_a_subscription_refreshes_more_often,
-    contenders_progress_in_order_while_some_are_killed_or_paused,
-    plain_contenders_progress_in_order_while_some_are_killed_or_paused
+    waiter_without_a_subscription_refreshes_more_often
 ];
 
 support::roughly_timed![

@@ -146,8 +146,10 @@ const TESTS: &[Listed] = &[
     wire::TESTS,
 ];
 
-/// The longest modules come first: a long test that starts last would run alone.
 const ROUGHLY_TIMED: &[Listed] = &[
+    deadlines::ROUGHLY_TIMED,
+    all::ROUGHLY_TIMED,
+    waking::ROUGHLY_TIMED,
     sentinel::ROUGHLY_TIMED,
     cluster::ROUGHLY_TIMED,
     semaphore_faults::ROUGHLY_TIMED,
@@ -177,10 +179,7 @@ const ROUGHLY_TIMED: &[Listed] = &[
 ];
 
 const TIMED: &[Listed] = &[
-    all::TIMED,
-    ambiguity::TIMED,
     batching::TIMED,
-    deadlines::TIMED,
     fair::TIMED,
     local_handoff::TIMED,
     lock::TIMED,

@@ -19,6 +19,7 @@ use support::{
 support::roles![write_counter, mixed_counter, reader_and_writer];
 
 support::tests![
+    read_write_lock_is_granted_in_a_cluster,
     readers_share_the_lock_and_exclude_a_writer,
     readers_of_one_client_and_of_others_hold_together,
     own_guard_answers_only_where_redis_would_refuse,
@@ -46,8 +47,7 @@ support::tests![
     forced_release_from_a_holder_spares_the_others,
     longest_wait_is_that_of_the_first_in_the_queue,
     read_write_lock_over_a_quorum_is_an_error,
-    read_write_lock_is_granted_with_sentinel,
-    read_write_lock_is_granted_in_a_cluster
+    read_write_lock_is_granted_with_sentinel
 ];
 
 const READERS: &str = "leasehold:readers:{lock:a}";

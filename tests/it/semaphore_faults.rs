@@ -22,6 +22,8 @@ use support::{
 support::roles![holder, waiter, user];
 
 support::tests![
+    random_calls_with_lost_replies_keep_the_count,
+    permits_are_granted_in_a_cluster_and_survive_a_migration,
     permits_of_a_killed_process_come_back,
     killed_waiter_in_front_delays_nobody_for_long,
     permits_end_without_renewals,
@@ -37,10 +39,8 @@ support::tests![
     renewal_restores_no_permit_that_has_ended,
     foreign_members_do_not_break_the_count,
     shutdown_gives_back_permits_and_places,
-    random_calls_with_lost_replies_keep_the_count,
     processes_never_exceed_the_number_of_permits,
-    a_thousand_names_leave_only_their_fences,
-    permits_are_granted_in_a_cluster_and_survive_a_migration
+    a_thousand_names_leave_only_their_fences
 ];
 
 support::roughly_timed![permits_survive_a_failover];

@@ -19,6 +19,8 @@ use support::{
 support::roles![waiter];
 
 support::tests![
+    a_subscription_is_kept_for_the_next_waiter_and_then_dropped,
+    a_name_whose_subscription_was_dropped_is_subscribed_to_again,
     a_release_wakes_a_waiter_of_another_process,
     waiters_of_one_client_get_the_lock_in_fifo_order,
     waiter_behind_backoff_is_woken,
@@ -28,15 +30,14 @@ support::tests![
     a_hundred_waiters_for_a_second_send_fewer_than_twenty_requests,
     idle_waiters_send_a_probe_and_one_refresh_for_each_name,
     a_client_that_may_not_subscribe_does_not_keep_reconnecting,
-    a_subscription_is_kept_for_the_next_waiter_and_then_dropped,
-    a_name_whose_subscription_was_dropped_is_subscribed_to_again,
     idle_subscriptions_beyond_the_limit_are_dropped_sooner
 ];
+
+support::roughly_timed![a_subscriber_killed_repeatedly_costs_at_most_a_refresh];
 
 support::timed![
     a_release_wakes_a_waiter_of_another_client,
     any_message_on_the_channel_wakes_the_waiter,
-    a_subscriber_killed_repeatedly_costs_at_most_a_refresh,
     backstop_bounds_the_sleep_of_a_waiter_without_a_place,
     a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on,
     a_subscriber_that_reconnects_wakes_waiters_to_retry,

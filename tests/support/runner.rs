@@ -129,8 +129,19 @@ fn run_with(arguments: &Arguments, threads: usize, listed: &[Listed]) -> Conclus
     arguments.test_threads = arguments.test_threads.or(Some(threads));
     let trial =
         |(name, test): (String, fn())| Trial::test(name.clone(), move || in_own_thread(name, test));
-    let trials = listed.iter().flat_map(Listed::named).map(trial).collect();
+    let trials = one_of_each_module_in_turn(listed).map(trial).collect();
     libtest_mimic::run(&arguments, trials)
+}
+
+/// Returns the first test of each module, then the second of each, and so on.
+///
+/// The tests of one module often need the same: many servers, the processor, or only time. One
+/// after the other, they would wait for each other while the rest of the machine is idle.
+fn one_of_each_module_in_turn(listed: &[Listed]) -> impl Iterator<Item = (String, fn())> {
+    let of_all = listed.iter().flat_map(|module| module.named().enumerate());
+    let mut tests: Vec<_> = of_all.collect();
+    tests.sort_by_key(|(n, _)| *n);
+    tests.into_iter().map(|(_, test)| test)
 }
 
 /// Runs a test in a thread with the test's name, which panics and the watchdog print.
