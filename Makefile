@@ -41,7 +41,7 @@ BESIDE = --lib --bins $(patsubst %,--test %,$(MODELS) $(LIGHT)) $(KIT_EXAMPLES:%
 AFTER = $(patsubst %,--test %,$(filter-out $(MODELS) $(LIGHT),$(BINARIES)))
 
 # Runs unit tests, integration tests and doctests, built once with all features. Some run beside the
-# first tests of `it`, which only wait.
+# first tests of `it`, which assert no bounds of time.
 test: servers
 	$(CARGO) test --all-features --no-run --tests
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
