@@ -340,6 +340,7 @@ section_calls!(
     read: read_with read_with_result,
     try_read: try_read_with try_read_with_result,
     try_read_for: try_read_with_for try_read_with_result_for,
+    try_read_until: try_read_with_until try_read_with_result_until,
 );
 
 section_calls!(
@@ -347,6 +348,7 @@ section_calls!(
     write: write_with write_with_result,
     try_write: try_write_with try_write_with_result,
     try_write_for: try_write_with_for try_write_with_result_for,
+    try_write_until: try_write_with_until try_write_with_result_until,
 );
 
 /// For operators.

@@ -12,7 +12,8 @@ macro_rules! section_calls {
         $lock:ident, $guard:ident, $unlock:ident, $make:literal,
         $acquire:ident: $with:ident $with_result:ident,
         $try:ident: $try_with:ident $try_with_result:ident,
-        $try_for:ident: $try_with_for:ident $try_with_result_for:ident $(,)?
+        $try_for:ident: $try_with_for:ident $try_with_result_for:ident,
+        $try_until:ident: $try_with_until:ident $try_with_result_until:ident $(,)?
     ) => {
         /// Running a section under the lock.
         impl $lock {
@@ -21,7 +22,7 @@ macro_rules! section_calls {
                 "), runs `section`, and releases."
             )]
             ///
-            /// A `section` that panics releases, too.
+            /// The lock is also released if `section` panics.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();
@@ -113,164 +114,123 @@ macro_rules! section_calls {
                 crate::api::sections::run(guard, section, $guard::$unlock)
             }
 
-            #[doc = concat!(
-                "Calls [`", stringify!($try), "`](Self::", stringify!($try),
-                "); if that acquired, runs `section`, and releases."
-            )]
-            ///
-            /// Otherwise returns `None`, and `section` has not run.
-            ///
-            /// ```
-            /// # let server = leasehold::testing::Server::start();
-            /// # let client = server.client();
-            #[doc = concat!("let report = ", $make, ";")]
-            #[doc = concat!(
-                "if report.", stringify!($try_with), "(|_| println!(\"writing\"))?.is_none() {"
-            )]
-            ///     println!("another holder is writing it");
-            /// }
-            /// # Ok::<(), leasehold::Error>(())
-            /// ```
-            ///
-            /// # Errors
-            ///
-            #[doc = concat!(
-                "The errors of [`", stringify!($with), "`](Self::", stringify!($with), ")."
-            )]
-            #[doc = concat!(
-                "`NotAcquired` has one of [`", stringify!($try), "`](Self::", stringify!($try), ")."
-            )]
-            pub fn $try_with<T>(
-                &self,
-                section: impl FnOnce(&$guard) -> T,
-            ) -> Result<Option<T>, crate::WithError<T>> {
-                self.$try_with_result(|guard| Ok(section(guard)))
-            }
-
-            #[doc = concat!(
-                "Calls [`", stringify!($try), "`](Self::", stringify!($try),
-                "); if that acquired, runs a `section` that can fail, and releases."
-            )]
-            ///
-            /// Otherwise returns `None`, and `section` has not run.
-            ///
-            /// ```
-            /// # let server = leasehold::testing::Server::start();
-            /// # let client = server.client();
-            #[doc = concat!("let report = ", $make, ";")]
-            #[doc = concat!(
-                "let text = report.", stringify!($try_with_result),
-                "(|_| std::fs::read_to_string(\"report\"));"
-            )]
-            /// println!("{text:?}");
-            /// # Ok::<(), leasehold::Error>(())
-            /// ```
-            ///
-            /// # Errors
-            ///
-            #[doc = concat!(
-                "The errors of [`", stringify!($with_result), "`](Self::",
-                stringify!($with_result), ")."
-            )]
-            #[doc = concat!(
-                "`NotAcquired` has one of [`", stringify!($try), "`](Self::", stringify!($try), ")."
-            )]
-            pub fn $try_with_result<T, E>(
-                &self,
-                section: impl FnOnce(&$guard) -> Result<T, E>,
-            ) -> Result<Option<T>, crate::WithError<T, E>> {
-                let guard = self.$try().map_err(crate::WithError::NotAcquired)?;
-                let run = |guard| crate::api::sections::run(guard, section, $guard::$unlock);
-                guard.map(run).transpose()
-            }
-
-            #[doc = concat!(
-                "Calls [`", stringify!($try_for), "`](Self::", stringify!($try_for),
-                "); if that acquired, runs `section`, and releases."
-            )]
-            ///
-            /// Otherwise returns `None`, and `section` has not run. `limit` does not bound the time
-            /// that `section` takes.
-            ///
-            /// ```
-            /// use std::time::Duration;
-            ///
-            /// # let server = leasehold::testing::Server::start();
-            /// # let client = server.client();
-            #[doc = concat!("let report = ", $make, ";")]
-            /// let second = Duration::from_secs(1);
-            #[doc = concat!(
-                "if report.", stringify!($try_with_for),
-                "(second, |_| println!(\"writing\"))?.is_none() {"
-            )]
-            ///     println!("another holder still writes it");
-            /// }
-            /// # Ok::<(), leasehold::Error>(())
-            /// ```
-            ///
-            /// # Errors
-            ///
-            #[doc = concat!(
-                "The errors of [`", stringify!($with), "`](Self::", stringify!($with), ")."
-            )]
-            #[doc = concat!(
-                "`NotAcquired` has one of [`", stringify!($try_for), "`](Self::",
-                stringify!($try_for), ")."
-            )]
-            pub fn $try_with_for<T>(
-                &self,
-                limit: ::std::time::Duration,
-                section: impl FnOnce(&$guard) -> T,
-            ) -> Result<Option<T>, crate::WithError<T>> {
-                self.$try_with_result_for(limit, |guard| Ok(section(guard)))
-            }
-
-            #[doc = concat!(
-                "Calls [`", stringify!($try_for), "`](Self::", stringify!($try_for),
-                "); if that acquired, runs a `section` that can fail, and releases."
-            )]
-            ///
-            /// Otherwise returns `None`, and `section` has not run. `limit` does not bound the
-            /// time that `section` takes.
-            ///
-            /// ```
-            /// use std::time::Duration;
-            ///
-            /// # let server = leasehold::testing::Server::start();
-            /// # let client = server.client();
-            #[doc = concat!("let report = ", $make, ";")]
-            /// let second = Duration::from_secs(1);
-            #[doc = concat!(
-                "let text = report.", stringify!($try_with_result_for),
-                "(second, |_| std::fs::read_to_string(\"report\"));"
-            )]
-            /// println!("{text:?}");
-            /// # Ok::<(), leasehold::Error>(())
-            /// ```
-            ///
-            /// # Errors
-            ///
-            #[doc = concat!(
-                "The errors of [`", stringify!($with_result), "`](Self::",
-                stringify!($with_result), ")."
-            )]
-            #[doc = concat!(
-                "`NotAcquired` has one of [`", stringify!($try_for), "`](Self::",
-                stringify!($try_for), ")."
-            )]
-            pub fn $try_with_result_for<T, E>(
-                &self,
-                limit: ::std::time::Duration,
-                section: impl FnOnce(&$guard) -> Result<T, E>,
-            ) -> Result<Option<T>, crate::WithError<T, E>> {
-                let guard = self.$try_for(limit).map_err(crate::WithError::NotAcquired)?;
-                let run = |guard| crate::api::sections::run(guard, section, $guard::$unlock);
-                guard.map(run).transpose()
-            }
+            crate::api::sections::try_section_calls!(
+                $guard, $unlock, $make, $with $with_result,
+                $try(): $try_with $try_with_result,
+                "", [], "",
+            );
+            crate::api::sections::try_section_calls!(
+                $guard, $unlock, $make, $with $with_result,
+                $try_for(limit: ::std::time::Duration): $try_with_for $try_with_result_for,
+                " `limit` does not bound the time that `section` takes.",
+                ["use std::time::Duration;", "", "let second = Duration::from_secs(1);"],
+                "second, ",
+            );
+            crate::api::sections::try_section_calls!(
+                $guard, $unlock, $make, $with $with_result,
+                $try_until(at: ::std::time::Instant): $try_with_until $try_with_result_until,
+                " `at` does not bound the time that `section` takes.",
+                [
+                    "use std::time::{Duration, Instant};", "",
+                    "let deadline = Instant::now() + Duration::from_secs(1);"
+                ],
+                "deadline, ",
+            );
         }
     };
 }
 pub(crate) use section_calls;
+
+/// Implements the pair of calls for one call that tries to acquire, with its `$limit`.
+///
+/// `$bound` is a sentence about that limit. The examples begin with the lines `$line`, and pass the
+/// limit as `$argument`.
+macro_rules! try_section_calls {
+    (
+        $guard:ident, $unlock:ident, $make:literal, $with:ident $with_result:ident,
+        $try:ident($($limit:ident: $limit_type:ty)?): $try_with:ident $try_with_result:ident,
+        $bound:literal, [$($line:literal),*], $argument:literal $(,)?
+    ) => {
+        #[doc = concat!(
+            "Calls [`", stringify!($try), "`](Self::", stringify!($try),
+            "); if that acquired, runs `section`, and releases."
+        )]
+        ///
+        #[doc = concat!("Otherwise returns `None`, and `section` has not run.", $bound)]
+        ///
+        /// ```
+        $(#[doc = $line])*
+        /// # let server = leasehold::testing::Server::start();
+        /// # let client = server.client();
+        #[doc = concat!("let report = ", $make, ";")]
+        #[doc = concat!(
+            "if report.", stringify!($try_with), "(", $argument,
+            "|_| println!(\"writing\"))?.is_none() {"
+        )]
+        ///     println!("another holder is writing it");
+        /// }
+        /// # Ok::<(), leasehold::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        #[doc = concat!(
+            "The errors of [`", stringify!($with), "`](Self::", stringify!($with), ")."
+        )]
+        #[doc = concat!(
+            "`NotAcquired` contains an error of [`", stringify!($try), "`](Self::",
+            stringify!($try), ")."
+        )]
+        pub fn $try_with<T>(
+            &self,
+            $($limit: $limit_type,)?
+            section: impl FnOnce(&$guard) -> T,
+        ) -> Result<Option<T>, crate::WithError<T>> {
+            self.$try_with_result($($limit,)? |guard| Ok(section(guard)))
+        }
+
+        #[doc = concat!(
+            "Calls [`", stringify!($try), "`](Self::", stringify!($try),
+            "); if that acquired, runs a `section` that can fail, and releases."
+        )]
+        ///
+        #[doc = concat!("Otherwise returns `None`, and `section` has not run.", $bound)]
+        ///
+        /// ```
+        $(#[doc = $line])*
+        /// # let server = leasehold::testing::Server::start();
+        /// # let client = server.client();
+        #[doc = concat!("let report = ", $make, ";")]
+        #[doc = concat!(
+            "let pages = report.", stringify!($try_with_result), "(", $argument,
+            "|_| \"12\".parse::<u32>());"
+        )]
+        /// assert!(matches!(pages, Ok(Some(12))), "{pages:?}");
+        /// # Ok::<(), leasehold::Error>(())
+        /// ```
+        ///
+        /// # Errors
+        ///
+        #[doc = concat!(
+            "The errors of [`", stringify!($with_result), "`](Self::",
+            stringify!($with_result), ")."
+        )]
+        #[doc = concat!(
+            "`NotAcquired` contains an error of [`", stringify!($try), "`](Self::",
+            stringify!($try), ")."
+        )]
+        pub fn $try_with_result<T, E>(
+            &self,
+            $($limit: $limit_type,)?
+            section: impl FnOnce(&$guard) -> Result<T, E>,
+        ) -> Result<Option<T>, crate::WithError<T, E>> {
+            let guard = self.$try($($limit)?).map_err(crate::WithError::NotAcquired)?;
+            let run = |guard| crate::api::sections::run(guard, section, $guard::$unlock);
+            guard.map(run).transpose()
+        }
+    };
+}
+pub(crate) use try_section_calls;
 
 /// Runs `section` under `guard`, and then releases it with `unlock`.
 pub(super) fn run<G, T, E>(

@@ -238,6 +238,7 @@ section_calls!(
     acquire: with with_result,
     try_acquire: try_with try_with_result,
     try_acquire_for: try_with_for try_with_result_for,
+    try_acquire_until: try_with_until try_with_result_until,
 );
 
 /// For operators.

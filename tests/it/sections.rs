@@ -1,7 +1,7 @@
 //! Promise: a section runs only under its lock, its result is never lost, and its lock is released.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Lost, WithError};
 use support::fair::QUEUE;
@@ -28,6 +28,8 @@ struct Calls {
     try_with_result: Box<TryWithResult>,
     try_with_for: Box<TryWithFor>,
     try_with_result_for: Box<TryWithResultFor>,
+    try_with_until: Box<TryWithUntil>,
+    try_with_result_until: Box<TryWithResultUntil>,
 }
 
 type Outcome<T> = Result<T, WithError<u8>>;
@@ -39,18 +41,21 @@ type TryWith = dyn Fn(Section<'_>) -> Outcome<Option<u8>>;
 type TryWithResult = dyn Fn(Section<'_>) -> Fallible<Option<u8>>;
 type TryWithFor = dyn Fn(Duration, Section<'_>) -> Outcome<Option<u8>>;
 type TryWithResultFor = dyn Fn(Duration, Section<'_>) -> Fallible<Option<u8>>;
+type TryWithUntil = dyn Fn(Instant, Section<'_>) -> Outcome<Option<u8>>;
+type TryWithResultUntil = dyn Fn(Instant, Section<'_>) -> Fallible<Option<u8>>;
 
 macro_rules! calls {
     (
         $client:expr, $make:expr, $with:ident, $with_result:ident, $try_with:ident,
-        $try_with_result:ident, $try_with_for:ident, $try_with_result_for:ident $(,)?
+        $try_with_result:ident, $try_with_for:ident, $try_with_result_for:ident,
+        $try_with_until:ident, $try_with_result_until:ident $(,)?
     ) => {{
         let make = {
             let client = $client.clone();
             move || $make(&client)
         };
-        let made = [(); 6].map(|()| make());
-        let [a, b, c, d, e, f] = made;
+        let made = [(); 8].map(|()| make());
+        let [a, b, c, d, e, f, g, h] = made;
         Calls {
             kind: stringify!($with $make),
             with: Box::new(move |section| a.$with(|_| section())),
@@ -60,6 +65,10 @@ macro_rules! calls {
             try_with_for: Box::new(move |limit, section| e.$try_with_for(limit, |_| section())),
             try_with_result_for: Box::new(move |limit, section| {
                 f.$try_with_result_for(limit, |_| Ok(section()))
+            }),
+            try_with_until: Box::new(move |at, section| g.$try_with_until(at, |_| section())),
+            try_with_result_until: Box::new(move |at, section| {
+                h.$try_with_result_until(at, |_| Ok(section()))
             }),
         }
     }};
@@ -77,6 +86,8 @@ fn every_kind(client: &Client) -> Vec<Calls> {
                 try_with_result,
                 try_with_for,
                 try_with_result_for,
+                try_with_until,
+                try_with_result_until,
             )
         };
     }
@@ -94,6 +105,8 @@ fn every_kind(client: &Client) -> Vec<Calls> {
             try_read_with_result,
             try_read_with_for,
             try_read_with_result_for,
+            try_read_with_until,
+            try_read_with_result_until,
         ),
         calls!(
             client,
@@ -104,6 +117,8 @@ fn every_kind(client: &Client) -> Vec<Calls> {
             try_write_with_result,
             try_write_with_for,
             try_write_with_result_for,
+            try_write_with_until,
+            try_write_with_result_until,
         ),
     ]
 }
@@ -164,6 +179,13 @@ fn every_kind_runs_a_section_and_releases() {
         assert_eq!(outcome.unwrap(), Some(7), "{kind}");
         assert_released();
         let outcome = (calls.try_with_result_for)(ms(0), &|| 7);
+        assert_eq!(outcome.unwrap(), Some(7), "{kind}");
+        assert_released();
+        let past = Instant::now();
+        let outcome = (calls.try_with_until)(past, &|| 7);
+        assert_eq!(outcome.unwrap(), Some(7), "{kind}");
+        assert_released();
+        let outcome = (calls.try_with_result_until)(past, &|| 7);
         assert_eq!(outcome.unwrap(), Some(7), "{kind}");
         assert_released();
     }
@@ -259,11 +281,20 @@ fn every_kind_skips_the_section_if_it_does_not_get_the_lock() {
             Err(WithError::NotAcquired(error)) => Err(error),
             outcome => Ok(outcome.unwrap()),
         });
+        assert_gives_up(|limit| Ok((calls.try_with_until)(Instant::now() + limit, section)?));
+        assert_gives_up(|limit| {
+            match (calls.try_with_result_until)(Instant::now() + limit, section) {
+                Err(WithError::NotAcquired(error)) => Err(error),
+                outcome => Ok(outcome.unwrap()),
+            }
+        });
     }
     drop((mutex, permit));
     for calls in every_kind(&two) {
         let kind = calls.kind;
         let late = (calls.try_with_for)(ms(60_000), &|| 7);
+        assert_eq!(late.unwrap(), Some(7), "{kind}");
+        let late = (calls.try_with_until)(Instant::now() + ms(60_000), &|| 7);
         assert_eq!(late.unwrap(), Some(7), "{kind}");
     }
 }
