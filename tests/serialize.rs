@@ -8,7 +8,7 @@ use leasehold::{FencingToken, Name, Stats};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, json, to_value};
-use serde_test::{Configure, Token, assert_tokens};
+use serde_test::{Configure, Token, assert_ser_tokens, assert_tokens};
 use support::{Server, client};
 
 #[track_caller]
@@ -74,6 +74,34 @@ fn holders_show_no_whole_id() {
     ] {
         assert!(!all.contains(secret), "{all}");
     }
+}
+
+/// Formats such as bincode write the number of fields first.
+#[test]
+fn held_lock_has_a_known_number_of_fields() {
+    let server = Server::start();
+    server.run("SET", &["lock:d", "of another program"]);
+    let held = client(&server.url()).list("").unwrap();
+    let fields = [
+        Token::Struct {
+            name: "Held",
+            len: 6,
+        },
+        Token::Str("name"),
+        Token::Str("d"),
+        Token::Str("owner"),
+        Token::None,
+        Token::Str("holder"),
+        Token::None,
+        Token::Str("remaining_ms"),
+        Token::None,
+        Token::Str("fencing_token"),
+        Token::None,
+        Token::Str("shared"),
+        Token::Bool(false),
+        Token::StructEnd,
+    ];
+    assert_ser_tokens(&held[0].clone().readable(), &fields);
 }
 
 #[test]

@@ -18,6 +18,8 @@ use crate::protocol::script::Call;
 use crate::protocol::semaphore::{self, SemaphoreKeys};
 use crate::redis::{Cap, Connection, Fault, Server};
 use crate::runtime::Runtime;
+#[cfg(feature = "serde")]
+use crate::serialize::{HOLDER_FIELDS, write_holder};
 use crate::token::FencingToken;
 
 /// The most holders that an inspection of a semaphore returns.
@@ -45,11 +47,21 @@ const LONGEST_SCAN: Duration = Duration::from_secs(600);
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Held {
     name: Name,
-    #[cfg_attr(feature = "serde", serde(flatten))]
     holder: Holder,
+}
+
+/// The name, and the fields of the [`Holder`].
+#[cfg(feature = "serde")]
+impl serde::Serialize for Held {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut fields = to.serialize_struct("Held", 1 + HOLDER_FIELDS)?;
+        fields.serialize_field("name", self.name())?;
+        write_holder(&mut fields, self.holder())?;
+        fields.end()
+    }
 }
 
 impl Held {
