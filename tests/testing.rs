@@ -207,6 +207,20 @@ fn foreign_holder_cannot_take_a_lock_that_is_taken() {
 }
 
 #[test]
+fn foreign_holder_excludes_readers_and_writers() {
+    let server = Server::start();
+    let lock = patient(&server).rw_lock(NAME);
+    let foreign = server.hold(NAME);
+    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    drop(foreign);
+    let reading = lock.read().unwrap();
+    assert!(is_taken(&server));
+    assert!(!panic_message(|| drop(server.hold(NAME))).is_empty());
+    drop(reading);
+    assert!(!is_taken(&server));
+}
+
+#[test]
 fn loss_is_told_even_if_no_renewal_is_near() {
     let server = Server::start();
     let client = patient(&server);

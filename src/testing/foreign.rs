@@ -100,7 +100,7 @@ impl Foreign {
 impl Drop for Foreign {
     fn drop(&mut self) {
         let id = self.id.as_str().as_bytes();
-        // This release also passes the lock on, if calls wait in the queue of a fair lock.
+        // This release also grants the lock to the first in its queue.
         let keys = FairMutexKeys::of(keys(&self.name));
         let release = keys.release(id, false);
         self.shared.change_if_running(|state| {
@@ -135,7 +135,7 @@ pub(super) fn lose(shared: &Shared, name: &str) -> bool {
         let Reply::Bulk(Some(holder)) = state.run_on_data(&[b"GET", &key]) else {
             return None;
         };
-        // This release also passes the lock on, if calls wait in the queue of a fair lock.
+        // This release also grants the lock to the first in its queue.
         run(
             state,
             &FairMutexKeys::of(keys(name)).release(&holder, false),

@@ -161,8 +161,9 @@ impl Server {
 
     /// Lets another client acquire a lock, with a ttl of 10 s.
     ///
-    /// The name is that of a [`Mutex`](crate::Mutex) or [`FairMutex`](crate::FairMutex) of a client
-    /// with the default prefixes, in database 0.
+    /// The name is that of a lock of a client with the default prefixes, in database 0. The other
+    /// client excludes every lock of the name except a semaphore, and both readers and writers of
+    /// an [`RwLock`](crate::RwLock).
     ///
     /// ```
     /// # use leasehold::testing::Server;
@@ -188,8 +189,8 @@ impl Server {
 
     /// Takes a lock away from its holder, as if the holder had released it.
     ///
-    /// Deletes the lock's key, and announces that it is free. The first in the queue of a fair lock
-    /// gets it.
+    /// Deletes the lock's key, and grants the lock to the first in its queue. If no call waits
+    /// there, announces that the lock is free.
     ///
     /// The name is like that of [`hold`](Self::hold). When this returns, the holder has lost its
     /// key. The holder, if it is a client of this process, checks the lock with one round trip:
@@ -302,8 +303,8 @@ impl Server {
 
     /// Loses the next `count` messages that scripts publish to subscribed clients.
     ///
-    /// They are those of releases, and of the grants of a fair lock. A message without receivers
-    /// does not count.
+    /// They are those of releases, and of grants to calls that wait in a queue. A message without
+    /// receivers does not count.
     ///
     /// `count` replaces an earlier count; 0 ends the fault.
     ///
