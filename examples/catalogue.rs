@@ -1,6 +1,6 @@
 //! A shop's catalogue: processes read it through a cache while others update it. Readers stamp what
-//! they fill in with their token: so they know which page is current, and an old page never
-//! replaces a newer one.
+//! they fill in with their token, so an old page never replaces a newer one. `RwLock` says when a
+//! page with the reader's own token can be old: a real cache also limits the age of its pages.
 
 use std::process::ExitCode;
 use std::thread;

@@ -9,7 +9,7 @@ use crate::lost::Lost;
 /// The reason why a section did not run under the lock, failed, or lost the lock while it ran.
 ///
 /// It is the error of `with` and its companions, such as [`Mutex::with`](crate::Mutex::with). A
-/// section that has run is never repeated, and what it returned is never dropped: see
+/// section that has run is never repeated, and what it returned is kept in the error: see
 /// [`into_result`](Self::into_result). `E` is the error of a section that can fail, as in
 /// [`Mutex::with_result`](crate::Mutex::with_result).
 ///
@@ -88,7 +88,7 @@ impl<T, E> WithError<T, E> {
     /// has been done. If it must not be repeated, for example because its write was
     /// [fenced](crate::guide::fencing) and committed, use [`into_value`](Self::into_value).
     ///
-    /// So a caller with one error type of its own needs no other:
+    /// For a caller with one error type:
     ///
     /// ```
     /// use std::error::Error;

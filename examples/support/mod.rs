@@ -136,8 +136,9 @@ struct Server {
     directory: PathBuf,
 }
 
-/// Runs a server until the input ends: this process then waits for it or has died. Ctrl-C ends this
-/// process first.
+/// Runs a server until the input of the shell ends. The example closes it when it drops the
+/// `Server`, and the system closes it when the example dies. The shell ignores Ctrl-C, so that the
+/// example ends before the server.
 const RUN_SERVER: &str = r#"
 trap '' INT
 directory=$1; shift

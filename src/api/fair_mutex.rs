@@ -232,9 +232,10 @@ impl FairMutex {
         self.0.queue_length()
     }
 
-    /// Returns how long the first call in the queue has waited; `None` if no call waits.
+    /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
-    /// The time is by the server's clock. Returns within the command timeout.
+    /// [`waiting`](Self::waiting) says whose places they are. The time is by the server's clock.
+    /// Returns within the command timeout.
     ///
     /// ```
     /// # use std::time::Duration;

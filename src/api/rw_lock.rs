@@ -53,12 +53,15 @@ use crate::token::FencingToken;
 /// # Fencing tokens
 ///
 /// A writer's token is higher than that of every holder before it. A reader has the token of the
-/// last writer before it, which it shares with the other readers. So a cache needs no other
-/// version:
+/// last writer before it, which it shares with the other readers. A cache can use it as a version:
 ///
-/// - A page is current if its stamp equals the token of a read guard that you hold.
+/// - Use a page whose stamp equals the token of a read guard that you hold.
 /// - Otherwise load the page under that guard, and put it into the cache with the guard's token as
 ///   its stamp. The cache rejects a stamp that is lower than its own.
+///
+/// Such a page is current if every writer draws a token, and none writes after it has lost the
+/// lock. A fenced resource accepts such a late write until the next writer, because readers draw no
+/// token, and a program that locks with `SET NX` draws none either. Limit the age of pages, too.
 ///
 /// Before the first writer, and once no token was drawn for a day, the first reader draws a token
 /// that the others share. `examples/catalogue.rs` is such a cache.
@@ -417,9 +420,10 @@ impl RwLock {
         self.as_mutex().queue_length()
     }
 
-    /// Returns how long the first call in the queue has waited; `None` if no call waits.
+    /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
-    /// The time is by the server's clock. Returns within the command timeout.
+    /// [`waiting`](Self::waiting) says whose places they are. The time is by the server's clock.
+    /// Returns within the command timeout.
     ///
     /// ```
     /// # use std::time::Duration;

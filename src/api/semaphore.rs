@@ -346,11 +346,11 @@ impl Semaphore {
         self.lock.longest_wait()
     }
 
-    /// Releases the permits of this holder on its behalf, or removes its place from the queue.
+    /// Releases the permits of this holder on its behalf; returns true if it had any.
     ///
-    /// Returns true if it had either. The permits are granted to the first calls in the queue. A
-    /// live call that loses its place joins the end of the queue at its next refresh. Returns
-    /// within the command timeout.
+    /// [`holders`](Self::holders) lists the holders, each with its
+    /// [`holder_id`](PermitHolder::holder_id). The permits are granted to the first calls in the
+    /// queue. Returns within the command timeout.
     ///
     /// Use it only if you know that the holder is dead. A live one finds out at its next renewal.
     ///
@@ -372,7 +372,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// The errors of [`Mutex::inspect`]. After [`Error::Unreachable`] the permits may have been
-    /// released, or the place removed.
+    /// released.
     pub fn force_release(&self, holder: &HolderId) -> Result<bool, Error> {
         self.check()?;
         self.lock.core.runtime.check_open()?;

@@ -74,8 +74,8 @@
 //! # Limits
 //!
 //! - Tokens are comparable for one name only.
-//! - Readers of a read-write lock share the token of the last writer before them. It stamps the
-//!   pages of a cache: see [`RwLock`](crate::RwLock#fencing-tokens).
+//! - Readers of a read-write lock share the token of the last writer before them. A cache can use
+//!   it as the version of a page, within limits: see [`RwLock`](crate::RwLock#fencing-tokens).
 //! - A semaphore's tokens do not fence, because several holders may write at a time: see
 //!   [`SemaphorePermit::fencing_token`](crate::SemaphorePermit::fencing_token).
 //! - Only clients of this crate draw tokens. A program that takes the lock with a plain
