@@ -119,11 +119,11 @@ impl State {
             .flat_map(|(key, content)| content.write_commands(key))
     }
 
-    /// Returns when keys and places in queues expire, in ms since 1970.
+    /// Returns when keys, places in queues, readers and permits expire, in ms since 1970.
     pub(crate) fn ends(&self) -> impl Iterator<Item = u64> {
         let ends = self.0.values().filter_map(|content| content.end);
         let ends = ends.filter_map(|end| u64::try_from(end).ok());
-        ends.chain(self.0.values().flat_map(Content::places))
+        ends.chain(self.0.values().flat_map(Content::members))
     }
 }
 
@@ -166,9 +166,9 @@ impl Content {
         commands
     }
 
-    /// Returns the times at which places expire: a hash's values begin with
-    /// `refreshed provisional`.
-    fn places(&self) -> Vec<u64> {
+    /// Returns the times at which members expire: the values of a hash begin with
+    /// `refreshed provisional`, and a score of a sorted set is an end.
+    fn members(&self) -> Vec<u64> {
         let Reply::Array(Some(items)) = &self.value else {
             return Vec::new();
         };
@@ -176,7 +176,11 @@ impl Content {
             let Reply::Bulk(Some(text)) = item else {
                 return None;
             };
-            let mut words = str::from_utf8(text).ok()?.split(' ');
+            let text = str::from_utf8(text).ok()?;
+            if self.kind == "zset" {
+                return text.parse::<u64>().ok();
+            }
+            let mut words = text.split(' ');
             let (refreshed, provisional) = (words.next()?, words.next()?);
             refreshed
                 .parse::<u64>()
