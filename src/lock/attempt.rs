@@ -194,7 +194,8 @@ impl Attempt<'_> {
             // This client holds it: an earlier attempt or release had no reply.
             Answer::Refused(refusal) if self.may_be_own(part, &refusal) => {
                 Err(Fault::NotRun(Cause::text(
-                    "an earlier attempt of this client, which got no reply, is being undone",
+                    "an earlier call of this client, which got no reply, is being undone or \
+                     repeated",
                 )))
             }
             Answer::Granted(_) | Answer::Refused(_) | Answer::Split | Answer::TooLow(_) => {
@@ -207,10 +208,10 @@ impl Attempt<'_> {
     /// Returns whether what refused the lock may be what this client is releasing.
     fn may_be_own(&self, part: &Arc<dyn Primitive>, refusal: &Refusal) -> bool {
         let endpoints = &self.runtime.endpoints;
-        // Permits and readers are refused without a holder id: any of them may be an undone one.
+        // A refusal by permits or readers names no holder: any of them may be this client's.
         let is_unnamed = refusal.holder.is_empty() || refusal.holder == READERS;
         endpoints.is_releasing(&refusal.holder)
-            || is_unnamed && endpoints.is_undoing(part.key(0).name)
+            || is_unnamed && endpoints.has_unanswered(part.key(0).name)
     }
 
     /// Sends `call`, which acquires `part` under `id`; returns its reply and when it was sent.

@@ -144,10 +144,13 @@ fn note_outcome(
             log(hold, "released", None);
         }
         Err(error) => {
+            let mut repeated = hold.to_repeated_release(Instant::now());
+            // Before the lease ends: an attempt that the lease refuses sees one of the two.
+            runtime.endpoints.note_unanswered(&mut repeated);
             // The repeated release publishes the message for the end that this call did not see.
             runtime.waiters.ended(hold, None);
             hold.lease(LeaseState::released);
-            repeat_in_background(runtime, hold);
+            runtime.release(repeated);
             log(hold, "release to be repeated", Some(error));
         }
     }

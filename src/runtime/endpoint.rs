@@ -1,7 +1,7 @@
 //! Servers in use, each with the threads that write to it and listen to it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -64,8 +64,9 @@ pub(crate) struct Endpoints {
     endpoints: RwLock<Vec<Arc<Endpoint>>>,
     /// The number of pending releases of each lease: such a lease in Redis has no holder.
     releasing: Mutex<HashMap<HolderId, usize>>,
-    /// The locks with an undo that has no answer yet, each with a mark that those undos share.
-    undoing: Mutex<NameTable<Arc<()>>>,
+    /// The names with leases whose acquire or release got no reply, each with a mark that their
+    /// releases share until they have an answer.
+    unanswered: Mutex<NameTable<Weak<()>>>,
     /// Locked while a subscription is confirmed, so that confirmations are counted one by one.
     pub(crate) confirming: Mutex<()>,
 }
@@ -144,32 +145,36 @@ impl Endpoints {
             }
         }
         drop(releasing);
-        if release.may_overtake {
-            release.unanswered = None;
-            let name = release.keys.key(0).name;
-            let mut undoing = self.undoing.lock();
-            if undoing
-                .get(name)
-                .is_some_and(|mark| Arc::strong_count(mark) == 1)
-            {
-                undoing.remove(name);
-            }
+        drop(release.unanswered.take());
+        let name = release.keys.key(0).name;
+        let mut unanswered = self.unanswered.lock();
+        if unanswered.get(name).is_some_and(is_answered) {
+            unanswered.remove(name);
         }
     }
 
-    /// Records an undo, until it has an answer.
-    pub(crate) fn note_undo(&self, release: &mut Release) {
-        let mut undoing = self.undoing.lock();
-        let mark = undoing.entry(release.keys.key(0).name.clone()).or_default();
-        release.unanswered = Some(Arc::clone(mark));
+    /// Records, until its first answer, the release of a lease whose acquire or release got no
+    /// reply.
+    pub(crate) fn note_unanswered(&self, release: &mut Release) {
+        if release.keys.is_split() {
+            // A call for a set in several slots knows what refused it by its holder id.
+            return;
+        }
+        let mut unanswered = self.unanswered.lock();
+        if unanswered.len() == unanswered.capacity() {
+            // Those that were answered before the last of their marks was dropped.
+            unanswered.retain(|_, mark| !is_answered(mark));
+        }
+        let mark = (unanswered.entry(release.keys.key(0).name.clone())).or_default();
+        let shared = mark.upgrade().unwrap_or_default();
+        *mark = Arc::downgrade(&shared);
+        release.unanswered = Some(shared);
     }
 
-    /// Returns whether an undo of this lock has no answer yet.
-    pub(crate) fn is_undoing(&self, name: &Name) -> bool {
-        let undoing = self.undoing.lock();
-        undoing
-            .get(name)
-            .is_some_and(|mark| Arc::strong_count(mark) > 1)
+    /// Returns whether a lease of this name, whose acquire or release got no reply, may still hold.
+    pub(crate) fn has_unanswered(&self, name: &Name) -> bool {
+        let unanswered = self.unanswered.lock();
+        unanswered.get(name).is_some_and(|mark| !is_answered(mark))
     }
 
     /// Returns true if the value of a lock key is a lease that has a pending release.
@@ -181,6 +186,10 @@ impl Endpoints {
     }
 }
 
+fn is_answered(mark: &Weak<()>) -> bool {
+    mark.strong_count() == 0
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -189,6 +198,8 @@ mod tests {
 
     use super::*;
     use crate::lease::held::tests::held_for_an_hour;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
     use crate::redis::Majority;
     use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
     use crate::runtime::tests::runtime_of;
@@ -227,5 +238,24 @@ mod tests {
         runtime.timer.stop();
         owner.stop(end);
         assert!(owner.join(end) && runtime.timer.worker.join(end));
+    }
+
+    /// The thread that sends a release still has it when the reply to its last part arrives.
+    #[test]
+    fn answered_releases_leave_nothing_behind() {
+        let endpoints = Endpoints::default();
+        for n in 0..1_000 {
+            let name = Name::from(n.to_string());
+            let keys = MutexKeys::of(Keys::new(name.clone(), "lock:", "lock_release:"));
+            let end = Instant::now().after(LONG);
+            let mut release = Release::undo(keys, HolderId::fresh("o"), end);
+            endpoints.note_unanswered(&mut release);
+            endpoints.note_release(&release.id);
+            endpoints.forget_release(release.clone());
+            assert!(endpoints.has_unanswered(&name));
+            drop(release);
+            assert!(!endpoints.has_unanswered(&name));
+        }
+        assert!(endpoints.unanswered.lock().len() < 100);
     }
 }

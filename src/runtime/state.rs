@@ -314,9 +314,8 @@ impl Runtime {
 
     /// Sends a release to all servers of its keys, and repeats it until its effect is certain.
     pub(crate) fn release(&self, mut release: Release) {
-        // A call for a set in several slots knows what refused it by its holder id.
-        if release.may_overtake && !release.keys.is_split() {
-            self.endpoints.note_undo(&mut release);
+        if release.may_overtake {
+            self.endpoints.note_unanswered(&mut release);
         }
         for part in release.keys.parts() {
             for owner in self.endpoints_of(part.key(0)).0 {

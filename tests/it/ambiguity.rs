@@ -30,6 +30,8 @@ support::tests![
     unanswered_attempt_of_this_call_is_not_reported_as_another_holder,
     unanswered_permit_of_this_client_is_not_reported_as_anothers,
     unanswered_reader_of_this_client_is_not_reported_as_another_holder,
+    permit_whose_release_got_no_reply_is_not_reported_as_anothers,
+    reader_whose_release_got_no_reply_is_not_reported_as_another_holder,
     release_on_a_closed_connection_succeeds,
     release_without_a_reply_is_no_loss,
     dropped_release_is_repeated,
@@ -344,32 +346,79 @@ fn after_an_unanswered_attempt(
     is_undone: impl FnMut() -> bool,
 ) {
     let proxy = Proxy::new(server);
+    let client = client_with_two_connections(&proxy);
+    proxy.set_nth(0, Traffic::Stall);
+    proxy.set_nth(1, Traffic::CutOnReply);
+    assert_not_refused(call(&client));
+    proxy.set_nth(0, Traffic::Pass);
+    eventually(PATIENCE, is_undone);
+}
+
+/// Returns a client whose io thread, which renews, undoes and repeats, has the first of its two
+/// connections. The server knows the scripts: each is sent once.
+fn client_with_two_connections(proxy: &Proxy) -> Client {
     let client = client(&proxy.url());
     let (report, renewals) = unbounded();
-    let _guard = client
-        .mutex("renewed")
-        .renew_every(ms(100))
-        .on_renew(move |_| {
-            let _ = report.send(());
-        })
-        .lock()
-        .unwrap();
-    // The io thread, which renews and undoes, has taken the only connection.
+    let mutex = client.mutex("renewed").renew_every(ms(100));
+    let mutex = mutex.on_renew(move |_| {
+        let _ = report.send(());
+    });
+    let guard = mutex.lock().unwrap();
     renewals.recv().unwrap();
-    // The server knows the scripts then: each is sent once.
     drop(client.mutex("warm").lock().unwrap());
     drop(client.semaphore("warm", 1).acquire().unwrap());
     drop(client.rw_lock("warm").read().unwrap());
+    drop(guard);
     assert_eq!(proxy.connections(), 2);
-    proxy.set_nth(0, Traffic::Stall);
-    proxy.set_nth(1, Traffic::CutOnReply);
-    match call(&client) {
+    client
+}
+
+#[track_caller]
+fn assert_not_refused(outcome: Result<Option<()>, Error>) {
+    match outcome {
         Ok(Some(())) => {}
-        Ok(None) => panic!("only an attempt of this client holds"),
+        Ok(None) => panic!("only this client holds the lock"),
         Err(error) => assert!(error.is_unreachable(), "{error:?}"),
     }
-    proxy.set_nth(0, Traffic::Pass);
-    eventually(PATIENCE, is_undone);
+}
+
+fn permit_whose_release_got_no_reply_is_not_reported_as_anothers() {
+    after_an_unanswered_release(
+        |client| client.semaphore("a", 1).try_acquire().unwrap().unwrap(),
+        |permit| permit.release(),
+        |client| Ok(client.semaphore("a", 1).try_acquire()?.map(drop)),
+        |server| permits_out(server) == 0,
+    );
+}
+
+fn reader_whose_release_got_no_reply_is_not_reported_as_another_holder() {
+    after_an_unanswered_release(
+        |client| client.rw_lock("a").try_read().unwrap().unwrap(),
+        |guard| guard.unlock(),
+        |client| Ok(client.rw_lock("a").try_write()?.map(drop)),
+        |server| server.get("lock:a").is_none(),
+    );
+}
+
+/// Makes a call after a release that the network lost. Its repetition arrives after the call.
+#[track_caller]
+fn after_an_unanswered_release<T>(
+    hold: impl FnOnce(&Client) -> T,
+    release: impl FnOnce(T) -> Result<Unlocked, Error>,
+    call: impl FnOnce(&Client) -> Result<Option<()>, Error>,
+    is_released: impl Fn(&Server) -> bool,
+) {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = client_with_two_connections(&proxy);
+    let held = hold(&client);
+    proxy.set_nth(0, Traffic::Stall);
+    proxy.set_nth(1, Traffic::DropBoth);
+    expect_unreachable(release(held));
+    assert!(!is_released(&server), "the release is lost");
+    // Over a connection of its own, while the io thread waits for a reply.
+    assert_not_refused(call(&client));
+    eventually(PATIENCE, || is_released(&server));
 }
 
 /// Returns a mutex and the losses that its callback receives.
