@@ -14,7 +14,9 @@ for _, id in ipairs(ids) do asked[id] = true end
 local other
 -- Always a write: a server that has become a replica then replies READONLY, not "not yours".
 turn_to(1)
-redis.call('HDEL', KEYS[4], '')
+local written = redis.pcall('HDEL', KEYS[4], '')
+-- Damaged places must not keep the locks from being released.
+if written ~= 0 and not string.find(written.err, 'WRONGTYPE', 1, true) then return written end
 for n = 1, count do
   turn_to(n)
   settle()
@@ -30,7 +32,7 @@ for n = 1, count do
   if redis.pcall('LINDEX', KEYS[3], '0') then
     for _, waiter in ipairs(ids) do
       if redis.pcall('HDEL', KEYS[4], waiter) == 1 then
-        redis.call('LREM', KEYS[3], '1', waiter)
+        redis.pcall('LREM', KEYS[3], '1', waiter)
         placed[waiter] = true
       end
     end

@@ -13,10 +13,15 @@ for n = 2, #ARGV do
   if take_out(id) then
     out = id
     reply[#reply + 1] = n - 1
-  -- Always a write: a server that has become a replica then replies READONLY, not "not yours".
-  elseif redis.call('HDEL', KEYS[4], id) == 1 then
-    redis.call('LREM', KEYS[3], '1', id)
-    reply[#reply + 1] = n - 1
+  else
+    -- Always a write: a server that has become a replica then replies READONLY, not "not yours".
+    local removed = redis.pcall('HDEL', KEYS[4], id)
+    if removed == 1 then
+      redis.pcall('LREM', KEYS[3], '1', id)
+      reply[#reply + 1] = n - 1
+    elseif removed ~= 0 and not string.find(removed.err, 'WRONGTYPE', 1, true) then
+      return removed
+    end
   end
 end
 -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.

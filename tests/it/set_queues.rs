@@ -24,6 +24,7 @@ support::tests![
     sets_fair_and_plain_locks_count_exactly_together,
     set_that_waits_for_its_first_refusal_keeps_nothing,
     release_of_a_set_grants_each_name_to_its_queue,
+    set_is_released_although_a_queue_is_damaged,
     call_that_holds_an_upper_name_gets_a_lower_one_that_a_set_keeps,
     shutdown_passes_on_what_a_waiting_set_has,
     killed_set_keeps_nothing_for_long,
@@ -285,6 +286,19 @@ fn release_of_a_set_grants_each_name_to_its_queue() {
         }
     });
     wait_until_only_fences_remain(&server);
+}
+
+fn set_is_released_although_a_queue_is_damaged() {
+    let server = Server::start();
+    let set = set(&server);
+    for damaged in ["queue", "places"] {
+        let key = format!("leasehold:{damaged}:{{lock:a}}");
+        let guard = lock_set(&set);
+        server.run("SET", &[&key, "neither a list nor a hash"]);
+        release(guard);
+        assert_eq!((holder(&server, "a"), holder(&server, "b")), (None, None));
+        server.run("DEL", &[&key]);
+    }
 }
 
 /// Without an end of the keeping, the call and the set would wait for each other for ever.

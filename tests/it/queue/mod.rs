@@ -27,6 +27,7 @@ support::tests![
     release_is_granted_behind_many_places_of_one_killed_client,
     grant_lasts_no_longer_than_a_place_although_the_clock_was_set_back,
     release_of_nothing_grants_a_free_lock,
+    undo_frees_the_lock_although_its_queue_is_damaged,
     holder_whose_enter_runs_twice_reports_itself_and_has_no_place,
     place_of_an_earlier_version_is_granted_in_its_words,
     earlier_version_grants_places_of_this_one,
@@ -351,6 +352,18 @@ fn release_of_nothing_grants_a_free_lock() {
     let reply = raw.run(ours!("release"), &["nobody", CHANNEL]);
     assert_eq!(reply, Value::Int(0), "it released nothing");
     assert_eq!(holder(&server).as_deref(), Some("first"));
+}
+
+fn undo_frees_the_lock_although_its_queue_is_damaged() {
+    for damaged in [QUEUE, PLACES] {
+        let server = Server::start();
+        let mut raw = Raw::to(&server);
+        raw.enter("holder", "l");
+        server.run("SET", &[damaged, "neither a list nor a hash"]);
+        let reply = raw.run(ours!("undo"), &[CHANNEL, "holder", "another"]);
+        assert_eq!(reply, Value::Array(vec![Value::Int(0), Value::Int(1)]));
+        assert_eq!(holder(&server), None);
+    }
 }
 
 fn holder_whose_enter_runs_twice_reports_itself_and_has_no_place() {
