@@ -7,6 +7,8 @@ for n = 2, #ARGV do
   local place = redis.call('HGET', KEYS[4], ARGV[n])
   local seen, before, rest = string.match(place or '', '^(%d+ %d+ )(%+%d+)( .*)$')
   if seen and before ~= want then
+    -- A deletion first, as in queue.lua.
+    redis.call('HDEL', KEYS[4], '')
     redis.call('HSET', KEYS[4], ARGV[n], seen .. want .. rest)
   end
 end

@@ -65,9 +65,10 @@ local function refresh()
     local listens = ARGV[7] ~= '' and (listeners.err or listeners[2] > 0)
     mark = listens and 'l' or mark == 'p' and 'r' or mark
   end
-  redis.call('HSET', KEYS[4], id, table.concat({now, before, mark, ARGV[7]}, ' '))
+  -- First, like the deletion in queue.lua: a server whose memory is full allows it.
   redis.call('PEXPIRE', KEYS[3], '6000')
   redis.call('PEXPIRE', KEYS[4], '6000')
+  redis.call('HSET', KEYS[4], id, table.concat({now, before, mark, ARGV[7]}, ' '))
   return true
 end
 

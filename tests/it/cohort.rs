@@ -26,6 +26,7 @@ support::tests![
     call_that_gives_up_leaves_its_place_to_the_next_of_its_client,
     last_call_that_gives_up_leaves_the_queue,
     full_server_does_not_end_the_use_of_queues,
+    place_on_a_full_server_wants_tokens_for_the_next_call,
     try_lock_asks_nothing_while_a_call_of_its_client_has_a_place,
     lost_place_is_replaced_over_a_new_connection,
     enter_without_a_reply_is_undone,
@@ -186,6 +187,18 @@ fn thread_that_locks_again_is_behind_the_clients_that_wait() {
     assert_eq!(turns.try_iter().collect::<Vec<_>>(), ["second", "first"]);
 }
 
+/// Waits until the only place wants these tokens.
+#[track_caller]
+fn wait_until_wanted(server: &Server, want: &str) {
+    eventually(PATIENCE, || {
+        let places: Vec<String> = redis::cmd("HVALS")
+            .arg(PLACES)
+            .query(&mut server.connection())
+            .unwrap();
+        places[0].split(' ').nth(2) == Some(want)
+    });
+}
+
 fn calls_of_a_client_share_one_place_and_hand_the_lock_on() {
     let server = Server::start();
     let [holder] = mutexes(&server);
@@ -203,14 +216,7 @@ fn calls_of_a_client_share_one_place_and_hand_the_lock_on() {
         let others: Vec<_> = (0..3).map(|_| scope.spawn(next)).collect();
         wait_until_asleep(&here, 4);
         assert_eq!(queue_length(&server), 1);
-        let want = || -> Option<String> {
-            let places: Vec<String> = redis::cmd("HVALS")
-                .arg(PLACES)
-                .query(&mut server.connection())
-                .unwrap();
-            places[0].split(' ').nth(2).map(str::to_owned)
-        };
-        eventually(PATIENCE, || want().as_deref() == Some("+33"));
+        wait_until_wanted(&server, "+33");
         let granted = Instant::now();
         unlock(guard);
         let first = first.join().unwrap();
@@ -326,6 +332,24 @@ fn full_server_does_not_end_the_use_of_queues() {
         wait_for_queue_length(&server, 1);
         server.run("DEL", &["lock:a"]);
         unlock(waiting.join().unwrap());
+    });
+}
+
+fn place_on_a_full_server_wants_tokens_for_the_next_call() {
+    let server = Server::start();
+    let [holder] = mutexes(&server);
+    let here = client(&server.url());
+    let mutex = here.mutex("a");
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        let first = spawn_waiter(scope, &server, &mutex);
+        server.run("CONFIG", &["SET", "maxmemory", "1"]);
+        let second = scope.spawn(|| lock(&mutex));
+        wait_until_wanted(&server, "+33");
+        server.run("CONFIG", &["SET", "maxmemory", "0"]);
+        unlock(guard);
+        unlock(first.join().unwrap());
+        unlock(second.join().unwrap());
     });
 }
 

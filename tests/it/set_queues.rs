@@ -25,6 +25,7 @@ support::tests![
     set_that_waits_for_its_first_refusal_keeps_nothing,
     release_of_a_set_grants_each_name_to_its_queue,
     set_is_released_although_a_queue_is_damaged,
+    waiting_set_is_refreshed_on_a_full_server,
     call_that_holds_an_upper_name_gets_a_lower_one_that_a_set_keeps,
     shutdown_passes_on_what_a_waiting_set_has,
     killed_set_keeps_nothing_for_long,
@@ -299,6 +300,29 @@ fn set_is_released_although_a_queue_is_damaged() {
         assert_eq!((holder(&server, "a"), holder(&server, "b")), (None, None));
         server.run("DEL", &[&key]);
     }
+}
+
+fn waiting_set_is_refreshed_on_a_full_server() {
+    let server = Server::start();
+    let b = lock_in_turn(&fair(&server, "b"));
+    let set = set(&server);
+    thread::scope(|scope| {
+        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(|| lock_set(&set)));
+        server.run("CONFIG", &["SET", "maxmemory", "1"]);
+        let refreshed = || -> String {
+            redis::cmd("HGET")
+                .arg(&["leasehold:places:{lock:b}", &id])
+                .query(&mut server.connection())
+                .unwrap()
+        };
+        let before = refreshed();
+        eventually(PATIENCE, || refreshed() != before);
+        server.run("CONFIG", &["SET", "maxmemory", "0"]);
+        unlock(b);
+        let guard = waiting.join().unwrap();
+        assert_eq!(guard.holder_id().as_str(), id);
+        release(guard);
+    });
 }
 
 /// Without an end of the keeping, the call and the set would wait for each other for ever.
