@@ -316,13 +316,7 @@ impl fmt::Display for Error {
                 server,
                 command,
                 answer,
-            } => {
-                let advice = advice(answer);
-                match *command {
-                    HANDSHAKE => write!(f, "no TLS connection to {server}: {answer}{advice}"),
-                    _ => write!(f, "{server} refused {command}: {answer}{advice}"),
-                }
-            }
+            } => write_refusal(f, server, command, answer),
             Self::NotReplicated {
                 acknowledged: done,
                 wanted,
@@ -354,6 +348,19 @@ impl fmt::Display for Error {
                 write!(f, "cannot start the thread {name}: {cause}")
             }
         }
+    }
+}
+
+fn write_refusal(
+    f: &mut fmt::Formatter<'_>,
+    server: &str,
+    command: &str,
+    answer: &str,
+) -> fmt::Result {
+    let advice = advice(answer);
+    match command {
+        HANDSHAKE => write!(f, "no TLS connection to {server}: {answer}{advice}"),
+        _ => write!(f, "{server} refused {command}: {answer}{advice}"),
     }
 }
 

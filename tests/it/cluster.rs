@@ -502,17 +502,7 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     let timed = time_until_acquired(began, || fence_on(&cluster, replica, &name));
     let (took, overshoot) = (timed.took, timed.overshoot);
     timed.no_later_than(SLACK);
-    let lost = lost.recv_timeout(ms(5_000));
-    let lost = lost.unwrap_or_else(|_| {
-        let (health, stats) = (client.health(), client.stats());
-        // A value here means that the replica has copied its master once more after the flush.
-        let of_dies = lock(&name_in_same_slot(&name, "dies"));
-        let value: RedisResult<Option<String>> = cluster.ask(replica, &["GET", &of_dies]);
-        panic!(
-            "the loss is not reported; {:?}, {value:?}, {health:?}, {stats:?}",
-            dies.remaining()
-        )
-    });
+    let lost = reported_loss(&cluster, replica, &client, &dies, &lost);
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost}");
     assert_eq!(sleeper_lost.recv_timeout(ms(5_000)), Ok(Lost::Deleted));
     let reported = began.elapsed();
@@ -533,6 +523,25 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     outcome.assert_promises(SLACK);
     assert_eq!(survives.unlock().unwrap(), Unlocked::Released);
     assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(lost));
+}
+
+/// Returns the loss that `guard` reports on `lost`, after `replica` has become the master.
+#[track_caller]
+fn reported_loss(
+    cluster: &Cluster,
+    replica: usize,
+    client: &Client,
+    guard: &MutexGuard,
+    lost: &Receiver<Lost>,
+) -> Lost {
+    lost.recv_timeout(ms(5_000)).unwrap_or_else(|_| {
+        let (health, stats) = (client.health(), client.stats());
+        // A value here means that the replica has copied its master once more after the flush.
+        let key = lock(&guard.name().to_string());
+        let value: RedisResult<Option<String>> = cluster.ask(replica, &["GET", &key]);
+        let remaining = guard.remaining();
+        panic!("the loss is not reported; {remaining:?}, {value:?}, {health:?}, {stats:?}")
+    })
 }
 
 /// Waits for the lock in a thread, which sends the time when it has it. Returns once the thread is

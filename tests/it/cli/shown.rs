@@ -11,7 +11,9 @@ use super::{Program, SOON, client, code, hold, is_free, json, output, program, t
 support::tests![
     status_shows_holders_and_waiters,
     list_shows_held_locks,
-    permits_limit_commands_and_are_shown,
+    permits_limit_commands,
+    permits_are_listed_behind_the_locks,
+    permits_are_shown_by_status_and_top,
     unlock_needs_force
 ];
 
@@ -124,13 +126,26 @@ fn list_shows_held_locks() {
     assert_eq!(server.calls(&["keys"]), 0);
 }
 
-fn permits_limit_commands_and_are_shown() {
-    let server = Server::start();
-    let url = server.url();
+/// Starts two commands of `web-7` that hold the two permits of `a`, and returns the name and the
+/// token that each of them prints.
+fn hold_both_permits(url: &str) -> ([Program; 2], [String; 2]) {
     let script = "echo $LEASEHOLD_NAME $LEASEHOLD_FENCING_TOKEN; sleep 60";
     let options = ["--permits", "2", "--owner", "web-7"];
-    let mut programs = [(); 2].map(|()| Program::run(&url, &options, script));
+    let mut programs = [(); 2].map(|()| Program::run(url, &options, script));
     let lines = programs.each_mut().map(Program::next_line);
+    (programs, lines)
+}
+
+/// The words of each line.
+fn words(text: &str) -> Vec<Vec<String>> {
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+    text.lines().map(words).collect()
+}
+
+fn permits_limit_commands() {
+    let server = Server::start();
+    let url = server.url();
+    let (_programs, lines) = hold_both_permits(&url);
     assert!(
         lines.iter().all(|line| line.starts_with("a 1")),
         "{lines:?}"
@@ -147,15 +162,14 @@ fn permits_limit_commands_and_are_shown() {
     assert_eq!(code(&url, &run("3")), 0);
     assert_eq!(code(&url, &run("0")), 64, "no semaphore has 0");
     assert!(is_free(&server, "a"), "the lock of that name is another");
+}
 
-    let guard = client(&server).mutex("b").lock().unwrap();
+fn permits_are_listed_behind_the_locks() {
+    let server = Server::start();
+    let url = server.url();
+    let (_programs, _) = hold_both_permits(&url);
+    let _guard = client(&server).mutex("b").lock().unwrap();
     let listed = text(&url, &["list"]);
-    let words = |text: &str| -> Vec<Vec<String>> {
-        let lines = text.lines().map(|line| line.split_whitespace());
-        lines
-            .map(|words| words.map(str::to_owned).collect())
-            .collect()
-    };
     let lines = words(&listed);
     assert_eq!((&*lines[1][0], lines[2].len()), ("b", 0), "{listed}");
     assert_eq!(lines[3], ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT"]);
@@ -174,8 +188,12 @@ fn permits_limit_commands_and_are_shown() {
     assert_eq!([&objects[0]["name"], &objects[0]["permits"]], ["a", "1"]);
     assert_eq!(objects[0]["owner"], "web-7");
     assert!(objects[0]["holder"].starts_with("web-7:"));
-    drop(guard);
+}
 
+fn permits_are_shown_by_status_and_top() {
+    let server = Server::start();
+    let url = server.url();
+    let (_programs, _) = hold_both_permits(&url);
     let status = words(&text(&url, &["status", "a", "never"]));
     assert_eq!(status[1][..2], ["never", "-"], "no line about the lock `a`");
     let header = ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "QUEUED"];
