@@ -240,12 +240,20 @@ fn run_script(server: &Server, source: &str, args: &[&str]) -> redis::Value {
     eval.arg(args).query(&mut server.connection()).unwrap()
 }
 
-const ENTER: &str = source!("last_token", "now", "admit_permits", "queue", "queue_enter");
+const ENTER: &str = source!(
+    "last_token",
+    "now",
+    "later_end",
+    "admit_permits",
+    "queue",
+    "queue_enter"
+);
 
 fn script_that_grants_to_a_hundred_has_the_next_client_go_on() {
     const RELEASE: &str = source!(
         "last_token",
         "now",
+        "later_end",
         "admit_permits",
         "queue",
         "queue_release"
