@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cancel::CancelToken;
-use crate::dialers::Dialers;
 use crate::error::Error;
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
+use crate::thread_group::{DIALER, ThreadGroup};
 use crate::wait_policy::WaitPolicy;
 
 const SHORTEST_TTL: Duration = Duration::from_millis(10);
@@ -49,7 +49,7 @@ pub(crate) struct Config {
     pub(crate) shared_stats: bool,
     pub(crate) shared_stats_key: String,
     /// The threads that make the client's connections.
-    pub(crate) dialers: Dialers,
+    pub(crate) dialers: ThreadGroup,
 }
 
 impl Default for Config {
@@ -75,7 +75,7 @@ impl Default for Config {
             breaker_after: 5,
             shared_stats: false,
             shared_stats_key: "lock_stats".into(),
-            dialers: Dialers::default(),
+            dialers: ThreadGroup::new(DIALER),
         }
     }
 }

@@ -60,7 +60,6 @@ mod cancel;
 mod cause;
 mod clock;
 mod config;
-mod dialers;
 mod error;
 mod error_reply;
 mod escape;
@@ -78,6 +77,7 @@ mod random;
 mod redis;
 mod renewed;
 mod replicas;
+mod thread_group;
 #[cfg(all(feature = "testing", not(unix)))]
 compile_error!(
     "the feature `testing` of leasehold needs a Unix: it waits for sockets with poll(2)"

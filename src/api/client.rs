@@ -12,7 +12,6 @@ use crate::api::query::query;
 use crate::api::rw_lock::RwLock;
 use crate::api::semaphore::Semaphore;
 use crate::clock::Instant;
-use crate::dialers::Dialers;
 use crate::error::Error;
 use crate::health::{Health, HealthState};
 use crate::lock::list::{Held, HeldPermits, list, list_permits};
@@ -23,6 +22,7 @@ use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::{Deployment, Fault};
 use crate::runtime::{self, Runtime};
 use crate::stats::{Stats, Totals};
+use crate::thread_group::{DIALER, ThreadGroup};
 
 /// A handle to the Redis servers that keep the locks; makes locks and renews those that are held.
 ///
@@ -460,8 +460,9 @@ impl Client {
     ///
     /// Returns when all releases are confirmed and the threads have ended, or after `within` plus
     /// at most one command timeout. Leases whose release was not confirmed in that time expire
-    /// after their ttl. The call works on any thread. On a callback's thread, that thread is not
-    /// joined and ends after the callback. A second call does nothing.
+    /// after their ttl. Among them are those that a call without a reply may have acquired. The
+    /// call works on any thread. On a callback's thread, that thread is not joined and ends after
+    /// the callback. A second call does nothing.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -498,7 +499,7 @@ impl ClientBuilder {
     pub fn build(self) -> Result<Client, Error> {
         let (mut config, deployment) = self.check()?;
         // Clients made from clones of one builder must not share the threads that connect.
-        config.dialers = Dialers::default();
+        config.dialers = ThreadGroup::new(DIALER);
         let deployment = Deployment::new(deployment, &config)?;
         let runtime = runtime::new(config, deployment);
         Ok(Client {

@@ -14,11 +14,13 @@
 //! | `leasehold-dial` | connecting, and reading a cluster's slots | opens connections, then ends |
 //! | `leasehold-call` | a call that acquires, of a lock with a [`CancelToken`] | runs the call, then ends |
 //!
-//! There is never a thread per lock. Dropping the last client, lock or guard ends and joins the
-//! threads.
+//! There is never a thread per lock. Dropping the last client, lock or guard ends the threads and
+//! waits for them: for at most one command timeout, or three if a cancelled call still waits for a
+//! reply. It does not wait for `leasehold-dial`, since nothing can interrupt the look-up of a host
+//! name.
 //!
-//! A call without a token sends its command on the caller's thread. With up to eight calls at a time, each has its
-//! own connection. With more:
+//! A call without a token sends its command on the caller's thread. With up to eight calls at a
+//! time, each has its own connection. With more:
 //!
 //! - If the server is near (a round trip of at most 0.2 ms), the calls share one connection: one of
 //!   the callers sends them in one write and reads all replies.

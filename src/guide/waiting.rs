@@ -61,6 +61,8 @@
 //! [`Error::Cancelled`](crate::Error::Cancelled) as soon as another thread cancels the token, even
 //! while Redis does not answer. The client itself goes on. What the call has sent is undone in the
 //! background: its place leaves the queue, and a lock that it is granted after all is released.
+//! [`Client::shutdown`](crate::Client::shutdown) and the drop of the last client wait for that, for
+//! a limited time.
 //!
 //! [`FairMutex`]: crate::FairMutex
 //! [`Mutex`]: crate::Mutex

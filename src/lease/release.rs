@@ -1,6 +1,6 @@
 //! A release that is repeated until it has certainly run, and the report of its outcome. No I/O.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
@@ -25,6 +25,8 @@ pub(crate) struct Release {
     pub(crate) began: Option<Instant>,
     /// The acquire may run after this release: a missing key then proves nothing.
     pub(crate) may_overtake: bool,
+    /// It may end a lease. False for a place in a queue, and for a lease that has certainly ended.
+    pub(crate) may_end_lease: bool,
     /// How each server of a quorum answered the acquire: one that has not answered yet may run it
     /// after the release.
     pub(crate) votes: Option<Arc<ServerVotes>>,
@@ -87,9 +89,18 @@ impl Release {
             until,
             began: None,
             may_overtake: false,
+            may_end_lease: true,
             votes: None,
             unanswered: None,
             report: None,
+        }
+    }
+
+    /// Returns the release of a place in a queue.
+    pub(crate) fn of_place(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
+        Self {
+            may_end_lease: false,
+            ..Self::new(keys, id, until)
         }
     }
 
@@ -109,6 +120,27 @@ impl Release {
         let votes = self.votes.take();
         self.may_overtake |= votes.is_some_and(|votes| votes.vote(index) == Vote::Asked);
         self
+    }
+}
+
+/// The leases whose release no server confirmed before the threads ended, each with the number of
+/// those servers.
+#[derive(Debug, Default)]
+pub(crate) struct Unconfirmed(Mutex<HashMap<HolderId, usize>>);
+
+impl Unconfirmed {
+    /// Records a lease that this number of `servers` may still have.
+    pub(crate) fn note(&self, id: HolderId, servers: usize) {
+        *self.0.lock().entry(id).or_default() += servers;
+    }
+
+    /// Returns how many leases too few servers of a deployment of this `size` have released.
+    pub(crate) fn count(&self, size: Majority) -> usize {
+        let servers = self.0.lock();
+        let held = servers
+            .values()
+            .filter(|held| size.all < **held + size.needed);
+        held.count()
     }
 }
 
@@ -177,6 +209,17 @@ mod tests {
         let (answered, unanswered) = (release.clone().at_server(0), release.at_server(1));
         votes.note(1, Vote::Granted);
         assert!(!answered.may_overtake && unanswered.may_overtake);
+    }
+
+    #[test]
+    fn lease_on_a_minority_of_servers_is_released() {
+        let unconfirmed = Unconfirmed::default();
+        let [one, two] = [(); 2].map(|()| HolderId::fresh("o"));
+        unconfirmed.note(one, 1);
+        unconfirmed.note(two.clone(), 1);
+        unconfirmed.note(two, 1);
+        assert_eq!(unconfirmed.count(Majority::of(3)), 1);
+        assert_eq!(unconfirmed.count(Majority::of(1)), 2);
     }
 
     #[test]

@@ -74,6 +74,8 @@ struct Pending {
     due: Instant,
     /// A try got no reply.
     was_unanswered: bool,
+    /// A try got a reply.
+    was_answered: bool,
 }
 
 /// The releases of one lock.
@@ -142,6 +144,16 @@ impl Releases {
         self.pending.is_empty()
     }
 
+    /// Returns the leases that may exist because their release has no reply, except those whose
+    /// releases are reported.
+    pub(crate) fn unconfirmed(&self) -> impl Iterator<Item = &HolderId> {
+        let pending = self.pending.values().filter(|pending| {
+            let release = &pending.release;
+            release.may_end_lease && release.report.is_none() && !pending.was_answered
+        });
+        pending.map(|pending| &pending.release.id)
+    }
+
     /// Returns when the next command is due.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
@@ -180,6 +192,7 @@ impl Releases {
             tried: due,
             due,
             was_unanswered: false,
+            was_answered: false,
         };
         self.pending.insert(serial, pending);
         self.plan(group);
@@ -351,6 +364,7 @@ impl Releases {
         };
         // An earlier try without a reply may have removed the key.
         let was_ours = found == KeyState::Ours || pending.was_unanswered;
+        pending.was_answered = true;
         pending.release.unanswered = None;
         if let Some(report) = pending.release.report.take() {
             report.found(if was_ours { KeyState::Ours } else { found });

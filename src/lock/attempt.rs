@@ -152,7 +152,11 @@ impl Attempt<'_> {
         let parts = self.keys.parts();
         let mut granted: Option<(OneOrMany<FencingToken>, Instant)> = None;
         for (n, part) in parts.iter().enumerate() {
-            match (self.try_part(part, request, votes, above), &mut granted) {
+            let answer = match self.check_not_ended() {
+                Err(ended) if n > 0 => Err(Fault::Rejected(ended)),
+                _ => self.try_part(part, request, votes, above),
+            };
+            match (answer, &mut granted) {
                 (Ok((Answer::Granted(tokens), sent)), None) => granted = Some((tokens, sent)),
                 (Ok((Answer::Granted(more), _)), Some((tokens, _))) => {
                     *tokens = tokens.iter().chain(&*more).copied().collect();
@@ -248,15 +252,17 @@ impl Attempt<'_> {
         }
     }
 
-    /// Releases granted parts, and waits for that for at most the command timeout.
+    /// Releases granted parts. Unless the call has ended, waits for that for at most the command
+    /// timeout.
     fn give_back(&self, parts: &[Arc<dyn Primitive>], id: &HolderId) {
         let until = self.silence.reply_deadline();
         let (told, found) = unbounded();
-        let report = Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
+        let report = || Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
+        let report = (!self.is_ended()).then(report);
         let end = Instant::now().after(self.terms.ttl);
         for part in parts {
             self.runtime.release(Release {
-                report: Some(Arc::clone(&report)),
+                report: report.clone(),
                 ..Release::new(Arc::clone(part), id.clone(), end)
             });
         }

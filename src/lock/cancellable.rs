@@ -27,9 +27,7 @@ use crate::lease::held::HeldLease;
 use crate::lock::release::release;
 use crate::logging;
 use crate::runtime::Runtime;
-
-/// The name of each thread.
-const THREAD: &str = "leasehold-call";
+use crate::thread_group::CALL;
 
 /// The outcome of a call, and whether it waited for another holder.
 pub(super) type Outcome = (Result<Option<Arc<HeldLease>>, Error>, bool);
@@ -68,8 +66,8 @@ pub(super) fn until_cancelled(
             }
         }
     };
-    if let Err(cause) = runtime.config.dialers.spawn_as(THREAD, body) {
-        let (name, cause) = (THREAD, Arc::new(cause));
+    if let Err(cause) = runtime.calls.spawn(body) {
+        let (name, cause) = (CALL, Arc::new(cause));
         return (Err(Error::Thread { name, cause }), false);
     }
     select! {
@@ -77,14 +75,16 @@ pub(super) fn until_cancelled(
         recv(token.receiver()) -> _ => {}
     }
     let progress = std::mem::replace(&mut *progress.lock(), Progress::Left);
-    match progress {
+    if let Progress::Ended(outcome) = progress {
         // Even if the token is cancelled by now: the call was faster.
-        Progress::Ended(outcome) => outcome,
-        Progress::Running | Progress::Left if token.is_cancelled() => {
-            (Err(Error::Cancelled), false)
-        }
-        Progress::Running | Progress::Left => panic!("the call has panicked on its own thread"),
+        return outcome;
     }
+    // A thread that has ended without an outcome has panicked.
+    assert!(
+        token.is_cancelled(),
+        "the call has panicked on its own thread"
+    );
+    (Err(Error::Cancelled), false)
 }
 
 /// Releases what a call was granted whose caller has left.

@@ -222,7 +222,7 @@ pub(crate) fn leave(attempt: &Attempt<'_>, keys: &Arc<dyn Primitive>, id: Holder
         return;
     }
     let until = Instant::now().after(attempt.terms.ttl);
-    runtime.release(Release::new(Arc::clone(keys), id, until));
+    runtime.release(Release::of_place(Arc::clone(keys), id, until));
 }
 
 impl Drop for Place<'_> {

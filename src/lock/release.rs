@@ -305,6 +305,7 @@ fn leave_open(runtime: &Runtime, hold: &HeldLease) {
     let end = until.after(runtime.deployment.command_timeout());
     runtime.release(Release {
         began: Some(until),
+        may_end_lease: false,
         ..hold.to_release(end)
     });
 }
@@ -370,13 +371,16 @@ pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: 
         return;
     }
     for part in hold.keys.parts() {
-        // If this fails, the key expires.
-        let _ = runtime.deployment.call_or_undo(
+        let answer = runtime.deployment.call_or_undo(
             part.release(hold.id.as_str().as_bytes(), false),
             until,
             Cap::Exempt,
             Some(&undoable(hold, part)),
         );
+        if answer.is_err() {
+            // The key expires.
+            runtime.note_unconfirmed(hold.id.clone(), runtime.deployment.size().all);
+        }
     }
 }
 

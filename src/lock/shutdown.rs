@@ -31,6 +31,7 @@ pub struct ShutdownReport {
     already_lost: usize,
     unreleased: usize,
     woken: usize,
+    calls: usize,
     dialers: usize,
     is_joined: bool,
 }
@@ -70,7 +71,8 @@ impl ShutdownReport {
     /// Returns how many leases have no confirmed release.
     ///
     /// Each of them ends after its ttl, or after a longer ttl that an unanswered
-    /// [`set_ttl`](crate::MutexGuard::set_ttl) asked for.
+    /// [`set_ttl`](crate::MutexGuard::set_ttl) asked for. A lease that a call without a reply may
+    /// have acquired counts, unless Redis has answered its undo.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -100,11 +102,30 @@ impl ShutdownReport {
         self.woken
     }
 
-    /// Returns how many threads still made a connection or ran a call that can be cancelled.
+    /// Returns how many calls that can be cancelled still waited for a reply, each on its thread.
     ///
-    /// A [`CancelToken`](crate::CancelToken) cancels such calls. Each thread ends by itself within
-    /// [`connect_timeout`](crate::ClientBuilder::connect_timeout) or
-    /// [`command_timeout`](crate::ClientBuilder::command_timeout), unless the system's name
+    /// These are calls of a lock with a [`CancelToken`](crate::CancelToken), also those whose
+    /// caller has left. Each undoes what it has sent, and ends within two
+    /// [command timeouts](crate::ClientBuilder::command_timeout).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// if report.calls() > 0 {
+    ///     eprintln!("{} calls still wait for a reply", report.calls());
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Returns how many threads still made a connection.
+    ///
+    /// Each of them ends by itself within
+    /// [`connect_timeout`](crate::ClientBuilder::connect_timeout), unless the system's name
     /// resolution takes longer: that cannot be interrupted.
     ///
     /// ```
@@ -113,7 +134,7 @@ impl ShutdownReport {
     /// # let client = server.client();
     /// let report = client.shutdown(Duration::from_secs(5))?;
     /// if report.dialers() > 0 {
-    ///     eprintln!("{} threads still connect or wait for a reply", report.dialers());
+    ///     eprintln!("{} threads still connect", report.dialers());
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -135,7 +156,7 @@ impl ShutdownReport {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn is_clean(&self) -> bool {
-        self.unreleased == 0 && self.is_joined && self.dialers == 0
+        self.unreleased == 0 && self.is_joined && self.calls == 0 && self.dialers == 0
     }
 }
 
@@ -146,8 +167,11 @@ impl fmt::Display for ShutdownReport {
             "{} leases released, {} already lost, {} without a confirmed release; {} calls woken",
             self.released, self.already_lost, self.unreleased, self.woken
         )?;
+        if self.calls > 0 {
+            write!(f, "; {} calls still wait for a reply", self.calls)?;
+        }
         if self.dialers > 0 {
-            write!(f, "; {} threads still connecting", self.dialers)?;
+            write!(f, "; {} threads still connect", self.dialers)?;
         }
         match self.is_joined {
             true => Ok(()),
@@ -171,7 +195,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let places = [&waiters.fair_queues, &waiters.cohorts];
     let places = places.into_iter().flat_map(FairQueues::leave_all);
     for (keys, id) in places.chain(waiters.sets.leave_all()) {
-        runtime.release(Release::new(keys, id, last));
+        runtime.release(Release::of_place(keys, id, last));
     }
     let woken = runtime.waiters.wake_all();
     // The timer thread renews nothing that is released below. It does no I/O, so it ends at once.
@@ -202,15 +226,28 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
         }
         report.unreleased -= 1;
     }
+    // The io threads must outlive the calls, which leave them what they have to undo.
+    report.calls = end_calls(runtime, last);
     report.is_joined = timer_is_joined & stop(runtime, last);
     report.dialers = runtime.config.dialers.wait(last);
+    report.unreleased += runtime.unconfirmed();
     logging::debug!("shut down: {report:?}");
     report
+}
+
+/// Waits for the calls that can be cancelled, at most until `until`; returns how many still run.
+fn end_calls(runtime: &Runtime, until: Instant) -> usize {
+    if runtime.calls.wait(Instant::START) > 0 {
+        // A call without a connection has nothing to undo.
+        runtime.deployment.end_connecting();
+    }
+    runtime.calls.wait(until)
 }
 
 /// Ends the threads; returns false if one has not ended by `until` and was not joined.
 pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     runtime.close();
+    runtime.stop_queueing();
     runtime.timer.stop();
     runtime.sentinel_watch.stop();
     runtime.callbacks.stop();
@@ -240,8 +277,14 @@ impl Drop for Core {
     fn drop(&mut self) {
         // `shutdown` has already ended the threads.
         if !self.runtime.is_closed() {
-            let until = Instant::now().after(self.runtime.deployment.command_timeout());
-            stop(&self.runtime, until);
+            let timeout = self.runtime.deployment.command_timeout();
+            // The caller of each of these calls has left. The call may still wait for a reply, and
+            // then release what it was granted: the io threads undo what fails.
+            end_calls(
+                &self.runtime,
+                Instant::now().after(timeout.saturating_mul(2)),
+            );
+            stop(&self.runtime, Instant::now().after(timeout));
         }
     }
 }

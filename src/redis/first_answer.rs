@@ -6,7 +6,7 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
-use crate::dialers::Dialers;
+use crate::thread_group::ThreadGroup;
 
 /// Why there was no good answer.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) enum NoAnswer {
 /// Runs all `asks` at once, each on its own thread, so that a dead server costs no time. An error
 /// for which `is_final` returns true is a refusal.
 pub(super) fn first_answer<T, A>(
-    dialers: &Dialers,
+    dialers: &ThreadGroup,
     asks: impl IntoIterator<Item = A>,
     timeout: Duration,
     is_final: impl Fn(&RedisError) -> bool,

@@ -314,6 +314,18 @@ impl Deployment {
         }
     }
 
+    /// Ends the calls that wait for a connection, except releases.
+    ///
+    /// Over a quorum they end by themselves within the command timeout: its connections may have
+    /// replies to read that tell what to undo.
+    pub(crate) fn end_connecting(&self) {
+        match self {
+            Self::One(server) => server.pool.close(),
+            Self::Cluster(cluster) => cluster.map.end_connecting(),
+            Self::Quorum(_) => {}
+        }
+    }
+
     /// Closes the idle connections; those in use are closed when they are returned.
     pub(crate) fn close(&self) {
         match self {

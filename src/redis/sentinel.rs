@@ -7,17 +7,17 @@ use parking_lot::Mutex;
 use redis::{ErrorKind, PushKind, RedisResult, Value};
 
 use crate::clock::Instant;
-use crate::dialers::Dialers;
 use crate::error::Cause;
 use crate::error_reply::is_final_at_logon;
 use crate::redis::conn::connection::Connection;
 use crate::redis::first_answer::{NoAnswer, first_answer};
+use crate::thread_group::ThreadGroup;
 use crate::url::{Address, HostPort, Sentinel};
 
 /// The sentinels of one master, and the master address they reported.
 pub(crate) struct Sentinels {
     pub(super) sentinel: Sentinel,
-    dialers: Dialers,
+    dialers: ThreadGroup,
     known: Mutex<Known>,
 }
 
@@ -66,7 +66,7 @@ impl Known {
 }
 
 impl Sentinels {
-    pub(crate) fn new(sentinel: Sentinel, dialers: &Dialers) -> Self {
+    pub(crate) fn new(sentinel: Sentinel, dialers: &ThreadGroup) -> Self {
         Self {
             sentinel,
             dialers: dialers.clone(),
@@ -255,11 +255,12 @@ pub(crate) fn is_subscribed(answer: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::thread_group::DIALER;
     use crate::url::Target;
 
     fn sentinels() -> Sentinels {
         match Target::parse("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m") {
-            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel, &Dialers::default()),
+            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel, &ThreadGroup::new(DIALER)),
             _ => panic!("the URL was rejected"),
         }
     }

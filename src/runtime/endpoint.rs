@@ -258,4 +258,26 @@ mod tests {
         }
         assert!(endpoints.unanswered.lock().len() < 100);
     }
+
+    /// A call gets no reply, and the client is shut down before the call gives up.
+    #[test]
+    fn undo_is_sent_after_the_threads_have_ended() {
+        let server = support::Server::start();
+        let runtime = runtime_of(&server.url());
+        runtime.start().unwrap();
+        let endpoint = runtime.endpoints.all().remove(0);
+        let end = Instant::now().after(LONG);
+        runtime.close();
+        runtime.stop_queueing();
+        runtime.timer.stop();
+        endpoint.stop(end);
+        assert!(endpoint.join(end) && runtime.timer.worker.join(end));
+
+        let hold = held_for_an_hour(Instant::now());
+        let mut set = redis::cmd("SET");
+        set.arg("lock:a").arg(hold.id.as_str());
+        set.exec(&mut server.connection()).unwrap();
+        runtime.release(Release::undo(Arc::clone(&hold.keys), hold.id.clone(), end));
+        assert_eq!(server.get("lock:a"), None);
+    }
 }

@@ -4,13 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crossbeam_channel::{Receiver, unbounded};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Error;
+use crate::holder::HolderId;
 use crate::lease::held::HeldLease;
-use crate::lease::release::{RecentReleases, Release, ReleaseReport};
+use crate::lease::release::{RecentReleases, Release, ReleaseReport, Unconfirmed};
 use crate::lease::status::RenewalRequest;
 use crate::logging;
 use crate::lost::Lost;
@@ -24,7 +25,7 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::rights::QueueRights;
 use crate::queue::local::Waiters;
 use crate::redis::cluster::owners::Moved;
-use crate::redis::{Deployment, Majority};
+use crate::redis::{Cap, Deployment, Majority, Undoable};
 use crate::runtime::callbacks::Callbacks;
 use crate::runtime::endpoint::{Endpoint, Endpoints};
 use crate::runtime::io::IoRequest;
@@ -36,6 +37,7 @@ use crate::runtime::subscriber::subscription::{Part, Subscription};
 use crate::runtime::timer::Timer;
 use crate::runtime::worker::contain;
 use crate::stats::{Meters, Wake};
+use crate::thread_group::{CALL, ThreadGroup};
 
 /// The shared state of one client. It does not keep the client alive: dropping the last client,
 /// lock or guard stops the threads, and the last thread drops this.
@@ -49,10 +51,15 @@ pub(crate) struct Runtime {
     pub(crate) endpoints: Endpoints,
     pub(crate) sentinel_watch: SentinelWatch,
     pub(crate) callbacks: Callbacks,
+    /// The threads that run calls that can be cancelled.
+    pub(crate) calls: ThreadGroup,
     /// Recent releases, which a new master may have lost; kept only if the master can change.
     pub(crate) released: Mutex<RecentReleases>,
     queue_rights: Arc<QueueRights>,
     closed: AtomicBool,
+    /// The io threads accept releases. Locked while one is queued, so that it comes before `Stop`.
+    has_queues: RwLock<bool>,
+    unconfirmed: Unconfirmed,
     serial: AtomicU64,
     /// For threads that a background thread starts.
     me: Weak<Self>,
@@ -86,9 +93,12 @@ impl Runtime {
             endpoints: Endpoints::default(),
             sentinel_watch,
             callbacks: Callbacks::default(),
+            calls: ThreadGroup::new(CALL),
             released: Mutex::default(),
             queue_rights: Arc::default(),
             closed: AtomicBool::new(false),
+            has_queues: RwLock::new(true),
+            unconfirmed: Unconfirmed::default(),
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
             bodies,
@@ -138,6 +148,21 @@ impl Runtime {
     /// Refuses new work from now on; returns true to the first caller.
     pub(crate) fn close(&self) -> bool {
         !self.closed.swap(true, Ordering::SeqCst)
+    }
+
+    /// Queues no more releases for the io threads, which are about to end.
+    pub(crate) fn stop_queueing(&self) {
+        *self.has_queues.write() = false;
+    }
+
+    /// Records a lease that this number of `servers` may still have when the threads end.
+    pub(crate) fn note_unconfirmed(&self, id: HolderId, servers: usize) {
+        self.unconfirmed.note(id, servers);
+    }
+
+    /// Returns how many leases were not confirmed to be released when the threads ended.
+    pub(crate) fn unconfirmed(&self) -> usize {
+        self.unconfirmed.count(self.deployment.size())
     }
 
     pub(crate) fn next_serial(&self) -> u64 {
@@ -313,7 +338,20 @@ impl Runtime {
     }
 
     /// Sends a release to all servers of its keys, and repeats it until its effect is certain.
+    ///
+    /// Once the io threads end, sends an undo once on the calling thread, and no other release:
+    /// its caller has tried before.
     pub(crate) fn release(&self, mut release: Release) {
+        // Recursive: a look-up of the owners below can find that slots have moved, and then repeats
+        // releases.
+        let has_queues = self.has_queues.read_recursive();
+        if !*has_queues {
+            drop(has_queues);
+            if release.may_overtake {
+                self.undo_once(&release);
+            }
+            return;
+        }
         if release.may_overtake {
             self.endpoints.note_unanswered(&mut release);
         }
@@ -325,6 +363,32 @@ impl Runtime {
                     part = part.at_server(member.index);
                 }
                 self.release_at(&owner, part);
+            }
+        }
+    }
+
+    fn undo_once(&self, release: &Release) {
+        let now = Instant::now();
+        for keys in release.keys.parts() {
+            let undoable = Undoable {
+                keys,
+                id: &release.id,
+                ttl: now.until(release.until),
+                votes: release.votes.as_ref(),
+            };
+            let answer = self.deployment.call_or_undo(
+                keys.release(release.id.as_str().as_bytes(), false),
+                now.after(self.deployment.command_timeout()),
+                Cap::Exempt,
+                Some(&undoable),
+            );
+            if let Err(fault) = answer {
+                logging::warn!(
+                    name:% = keys, holder:% = release.id.short();
+                    "cannot undo a call for {keys} after the shutdown: {fault}; the key may stay \
+                     for {:?}",
+                    undoable.ttl
+                );
             }
         }
     }

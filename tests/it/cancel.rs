@@ -22,7 +22,10 @@ support::tests![
     lock_that_is_granted_to_a_cancelled_call_is_released,
     calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind,
     cancelled_token_ends_the_calls_of_all_its_locks_and_no_guard,
-    shutdown_ends_calls_that_could_be_cancelled
+    shutdown_ends_calls_that_could_be_cancelled,
+    shutdown_waits_for_the_undo_of_a_cancelled_call,
+    last_drop_waits_for_the_undo_of_a_cancelled_call,
+    shutdown_reports_an_undo_that_no_server_confirmed
 ];
 
 support::roughly_timed![
@@ -270,6 +273,61 @@ fn shutdown_ends_calls_that_could_be_cancelled() {
     let outcome = result_of(&waiting);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
     unlock(guard);
+}
+
+/// Acquires a lock for an hour on the server, cancels the call, and has its reply never arrive.
+///
+/// The call still waits for that reply until its connection is cut.
+fn cancel_with_a_lost_reply(server: &Server, proxy: &Proxy, client: &Client) {
+    unlock(client.mutex("warm").lock().unwrap());
+    proxy.set_open(Traffic::DropReplies);
+    let token = CancelToken::new();
+    let waiting = spawn_waiter(&client.mutex("a").ttl(HOUR).cancel_on(&token));
+    eventually(PATIENCE, || server.get("lock:a").is_some());
+    token.cancel();
+    assert_cancelled(result_of(&waiting));
+}
+
+fn shutdown_waits_for_the_undo_of_a_cancelled_call() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = patient(&proxy.url());
+    cancel_with_a_lost_reply(&server, &proxy, &client);
+    let report = spawn_call(move || client.shutdown(PATIENCE).unwrap());
+    assert!(report.recv_timeout(ms(300)).is_err(), "the call still runs");
+    proxy.cut();
+    let report = result_of(&report);
+    assert_eq!(server.get("lock:a"), None);
+    assert!(report.is_clean(), "{report:?}");
+}
+
+fn last_drop_waits_for_the_undo_of_a_cancelled_call() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = patient(&proxy.url());
+    cancel_with_a_lost_reply(&server, &proxy, &client);
+    let dropped = spawn_call(move || drop(client));
+    assert!(
+        dropped.recv_timeout(ms(300)).is_err(),
+        "the call still runs"
+    );
+    proxy.cut();
+    result_of(&dropped);
+    assert_eq!(server.get("lock:a"), None);
+}
+
+fn shutdown_reports_an_undo_that_no_server_confirmed() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    // The io thread tries for this long to send the undo.
+    let client = builder(&proxy.url()).command_timeout(ms(3_000));
+    let client = client.unreachable_for(HOUR).build().unwrap();
+    cancel_with_a_lost_reply(&server, &proxy, &client);
+    proxy.set_all(Traffic::Cut);
+    let report = client.shutdown(PATIENCE).unwrap();
+    assert!(server.get("lock:a").is_some());
+    assert_eq!((report.unreleased(), report.calls()), (1, 0));
+    assert!(!report.is_clean(), "{report:?}");
 }
 
 fn call_is_cancelled_while_a_reply_is_missing() {

@@ -313,6 +313,13 @@ impl SlotMap {
         self.closed.load(Ordering::SeqCst)
     }
 
+    /// Ends the calls that wait for a connection, except releases.
+    pub(in crate::redis) fn end_connecting(&self) {
+        for server in self.masters() {
+            server.pool.close();
+        }
+    }
+
     /// Closes the idle connections; those in use are closed when they are returned.
     pub(in crate::redis) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);

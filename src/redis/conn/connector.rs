@@ -8,10 +8,10 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::dialers::Dialers;
 use crate::error::Cause;
 use crate::redis::conn::connection::Connection;
 use crate::redis::sentinel::Sentinels;
+use crate::thread_group::ThreadGroup;
 use crate::url::{Address, Sentinel};
 use crate::violation::NoFirstReply;
 
@@ -24,7 +24,7 @@ pub(crate) struct Connector {
     connection_name: String,
     pub(super) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
-    pub(super) dialers: Dialers,
+    pub(super) dialers: ThreadGroup,
     /// One reference more than connections to it are open.
     open: Arc<()>,
     /// The server has accepted a connection that is being made, and has not yet replied on it.

@@ -7,7 +7,6 @@ use std::time::Duration;
 use parking_lot::MutexGuard;
 
 use crate::clock::{Instant, sleep};
-use crate::dialers::DIALER;
 use crate::error::{Cause, Error};
 use crate::error_reply::{is_final_at_logon, library_text};
 use crate::logging;
@@ -15,6 +14,7 @@ use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::Pool;
 use crate::redis::conn::pool_state::State;
+use crate::thread_group::DIALER;
 
 impl Pool {
     /// Starts a dialer if a connection is wanted and no dialer works. Dialing has its own thread:

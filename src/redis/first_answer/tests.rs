@@ -4,6 +4,7 @@ use redis::ErrorKind;
 
 use super::*;
 use crate::error_reply::is_final_at_logon;
+use crate::thread_group::DIALER;
 
 /// How a server behaves in the test.
 #[derive(Clone, Copy)]
@@ -32,7 +33,7 @@ fn inquiry(all: &'static [Asked], timeout: Duration) -> Result<usize, NoAnswer> 
         }
     };
     let asks = all.iter().enumerate().map(ask);
-    let outcome = first_answer(&Dialers::default(), asks, timeout, is_final_at_logon);
+    let outcome = first_answer(&ThreadGroup::new(DIALER), asks, timeout, is_final_at_logon);
     drop(over);
     outcome
 }

@@ -102,6 +102,9 @@ impl IoLoop {
             }
             contain(|| self.recovery.run_due(runtime, endpoint));
         }
+        for id in self.releases.unconfirmed() {
+            runtime.note_unconfirmed(id.clone(), 1);
+        }
     }
 
     /// Begins the work on a request, or adds it to `items`. Returns true if the thread must end.

@@ -1,0 +1,113 @@
+//! Threads of one client for one kind of work, which end on their own, and their number.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::{Instant, nap};
+
+/// The name of each thread that makes connections or looks up a server's address.
+pub(crate) const DIALER: &str = "leasehold-dial";
+
+/// The name of each thread that runs a call that can be cancelled.
+pub(crate) const CALL: &str = "leasehold-call";
+
+#[derive(Clone, Debug)]
+pub(crate) struct ThreadGroup {
+    name: &'static str,
+    running: Arc<Running>,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    threads: Mutex<HashSet<ThreadId>>,
+    ended: Condvar,
+}
+
+/// Removes the calling thread from its group when dropped, which also happens if it panics.
+struct Membership(Arc<Running>);
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.0.threads.lock().remove(&thread::current().id());
+        self.0.ended.notify_all();
+    }
+}
+
+impl ThreadGroup {
+    /// Returns a group without threads; each will have this name.
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            running: Arc::default(),
+        }
+    }
+
+    /// Runs `body` on a new thread: the caller need not wait for what nothing can interrupt, such
+    /// as the look-up of a host name.
+    pub(crate) fn spawn(&self, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let running = Arc::clone(&self.running);
+        let run = move || {
+            let _membership = Membership(running);
+            body();
+        };
+        // Locked until the thread is in the set: it may end at once.
+        let mut threads = self.running.threads.lock();
+        let handle = thread::Builder::new().name(self.name.into()).spawn(run)?;
+        threads.insert(handle.thread().id());
+        Ok(())
+    }
+
+    /// Waits until the threads have ended, at most until `until`. Returns how many still run.
+    ///
+    /// The calling thread does not count.
+    pub(crate) fn wait(&self, until: Instant) -> usize {
+        let this = thread::current().id();
+        let mut threads = self.running.threads.lock();
+        loop {
+            let others = threads.iter().filter(|id| **id != this).count();
+            let now = Instant::now();
+            if others == 0 || now >= until {
+                return others;
+            }
+            self.running.ended.wait_for(&mut threads, nap(now, until));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::bounded;
+    use std::time::Duration;
+
+    fn in_a_minute() -> Instant {
+        Instant::now().after(Duration::from_secs(60))
+    }
+
+    #[test]
+    fn running_threads_are_counted() {
+        let group = ThreadGroup::new(DIALER);
+        let (end, ending) = bounded::<()>(0);
+        group
+            .spawn(move || assert!(ending.recv().is_err()))
+            .unwrap();
+        group.spawn(|| {}).unwrap();
+        assert!(group.wait(Instant::START) >= 1);
+        drop(end);
+        assert_eq!(group.wait(in_a_minute()), 0);
+    }
+
+    #[test]
+    fn thread_does_not_wait_for_itself() {
+        let group = ThreadGroup::new(CALL);
+        let (done, found) = bounded(1);
+        let own = group.clone();
+        let body = move || done.send(own.wait(in_a_minute())).unwrap();
+        group.spawn(body).unwrap();
+        assert_eq!(found.recv(), Ok(0));
+    }
+}
