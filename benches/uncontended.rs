@@ -76,6 +76,15 @@ struct Pairs {
 }
 
 /// Runs the client with and without `spin`, its scripts by hand, and the bare pair.
+const HEADS: [&str; 6] = [
+    "pair",
+    "p50 µs",
+    "p99 µs",
+    "client CPU µs",
+    "vs scripts by hand (quartiles)",
+    "vs bare (quartiles)",
+];
+
 fn pairs(server: &Server) -> Pairs {
     let url = server.url();
     let client = Client::open(&url).unwrap();
@@ -102,30 +111,18 @@ fn pairs(server: &Server) -> Pairs {
         "bare pair of other crates",
         "the scripts without a queue",
     ];
-    let rows: Vec<_> = names
-        .iter()
-        .zip(&samples)
-        .zip(&used)
-        .map(|((name, samples), used)| {
-            vec![
-                (*name).to_owned(),
-                format!("{:.1}", samples.percentile(50.0)),
-                format!("{:.1}", samples.percentile(99.0)),
-                format!("{:.1}", used.borrow().percentile(50.0)),
-                samples.ratio(scripts).show(3),
-                samples.ratio(bare).show(3),
-            ]
-        })
-        .collect();
-    let heads = [
-        "pair",
-        "p50 µs",
-        "p99 µs",
-        "client CPU µs",
-        "vs scripts by hand (quartiles)",
-        "vs bare (quartiles)",
-    ];
-    common::print_table(&heads, &rows);
+    let rows = names.iter().zip(&samples).zip(&used);
+    let rows = rows.map(|((name, samples), used)| {
+        vec![
+            (*name).to_owned(),
+            format!("{:.1}", samples.percentile(50.0)),
+            format!("{:.1}", samples.percentile(99.0)),
+            format!("{:.1}", used.borrow().percentile(50.0)),
+            samples.ratio(scripts).show(3),
+            samples.ratio(bare).show(3),
+        ]
+    });
+    common::print_table(&HEADS, &rows.collect::<Vec<_>>());
     let times = names.iter().zip(&samples).enumerate();
     let times = times.map(|(n, (name, samples))| {
         let row = Row::range(*name, samples.range());

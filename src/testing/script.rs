@@ -264,62 +264,65 @@ mod tests {
     }
 
     /// The replies of Redis 7.0.
+    /// A script and its error, without the place.
+    const ERRORS: [(&str, &str); 14] = [
+        (
+            "redis.call('RPUSH', 'k', 'x') return redis.call('GET', 'k')",
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+        ),
+        (
+            "return foo",
+            "ERR user_script:1: Script attempted to access nonexistent global variable 'foo'",
+        ),
+        (
+            "foo = 1",
+            "ERR user_script:1: Attempt to modify a readonly table",
+        ),
+        (
+            "string.format = nil",
+            "ERR user_script:1: Attempt to modify a readonly table",
+        ),
+        (
+            "redis.call = nil",
+            "ERR user_script:1: Attempt to modify a readonly table",
+        ),
+        (
+            "tostring = nil",
+            "ERR user_script:1: Attempt to modify a readonly table",
+        ),
+        (
+            "getmetatable('').__index.format = nil",
+            "ERR user_script:1: Attempt to modify a readonly table",
+        ),
+        (
+            "rawset(math, 'pi', 3)",
+            "ERR Attempt to modify a readonly table",
+        ),
+        (
+            "setmetatable(_G, nil)",
+            "ERR Attempt to modify a readonly table",
+        ),
+        (
+            "local x = nil; return x.y",
+            "ERR user_script:1: attempt to index local 'x' (a nil value)",
+        ),
+        (
+            "return redis.call({})",
+            "ERR Lua redis lib command arguments must be strings or integers",
+        ),
+        (
+            "return redis.call()",
+            "ERR Please specify at least one argument for this redis lib call",
+        ),
+        ("error('boo')", "ERR user_script:1: boo"),
+        ("error({err='FOO bar'})", "FOO bar"),
+    ];
+
     #[test]
     fn errors_are_worded_as_redis_words_them() {
         let here =
             |source: &str| format!(" script: {}, on @user_script:1.", sha1(source.as_bytes()));
-        for (source, text) in [
-            (
-                "redis.call('RPUSH', 'k', 'x') return redis.call('GET', 'k')",
-                "WRONGTYPE Operation against a key holding the wrong kind of value",
-            ),
-            (
-                "return foo",
-                "ERR user_script:1: Script attempted to access nonexistent global variable 'foo'",
-            ),
-            (
-                "foo = 1",
-                "ERR user_script:1: Attempt to modify a readonly table",
-            ),
-            (
-                "string.format = nil",
-                "ERR user_script:1: Attempt to modify a readonly table",
-            ),
-            (
-                "redis.call = nil",
-                "ERR user_script:1: Attempt to modify a readonly table",
-            ),
-            (
-                "tostring = nil",
-                "ERR user_script:1: Attempt to modify a readonly table",
-            ),
-            (
-                "getmetatable('').__index.format = nil",
-                "ERR user_script:1: Attempt to modify a readonly table",
-            ),
-            (
-                "rawset(math, 'pi', 3)",
-                "ERR Attempt to modify a readonly table",
-            ),
-            (
-                "setmetatable(_G, nil)",
-                "ERR Attempt to modify a readonly table",
-            ),
-            (
-                "local x = nil; return x.y",
-                "ERR user_script:1: attempt to index local 'x' (a nil value)",
-            ),
-            (
-                "return redis.call({})",
-                "ERR Lua redis lib command arguments must be strings or integers",
-            ),
-            (
-                "return redis.call()",
-                "ERR Please specify at least one argument for this redis lib call",
-            ),
-            ("error('boo')", "ERR user_script:1: boo"),
-            ("error({err='FOO bar'})", "FOO bar"),
-        ] {
+        for (source, text) in ERRORS {
             assert_eq!(run(source), Reply::Error(format!("{text}{}", here(source))));
         }
         let text =
