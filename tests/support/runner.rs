@@ -13,7 +13,7 @@ use super::{chaos, child, contention, counter, terminal};
 const THREADS: usize = 12;
 
 /// Threads for tests that measure time, with bounds of 250 ms and more.
-const ROUGHLY_TIMED_THREADS: usize = 5;
+const ROUGHLY_TIMED_THREADS: usize = 7;
 
 /// Threads for tests with narrower bounds: more would disturb the measurements.
 const TIMED_THREADS: usize = 2;
