@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, MutexGuard, Unlocked};
 use parking_lot::Mutex;
+use support::fair::PATIENCE;
 use support::{Proxy, Replicas, Server, Traffic, eventually, let_pass, ms};
 
 support::timed![
@@ -208,7 +209,7 @@ fn unanswered_batch_ends_its_connection_and_each_acquire_is_undone_on_it() {
         .enumerate()
         .filter(|(_, (to_lock, _))| *to_lock)
     {
-        eventually(ms(2_000), || server.get(format!("lock:name-{n}")).is_none());
+        eventually(PATIENCE, || server.get(format!("lock:name-{n}")).is_none());
     }
     proxy.cut();
     proxy.set_future(Traffic::Pass);

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, ClientBuilder, Lost, MutexGuard};
+use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard};
 use support::{
     BlackHole, Cluster, ClusterSetup, Control, Proxy, Sentinels, Server, Setup, Timed, Traffic,
     WAKE_UPS, eventually, expect_unreachable, let_pass, ms, refusing_url,
@@ -694,14 +694,26 @@ fn waiting_for_another_holder_is_not_taken_for_an_outage() {
 }
 
 fn call_that_takes_a_place_over_learns_that_the_lock_is_held() {
+    // A round in which the machine took longer than one of the calls shows nothing.
+    assert!((0..5).any(|_| call_takes_a_place_over()));
+}
+
+/// Returns whether both calls got a reply in time.
+fn call_takes_a_place_over() -> bool {
     let server = Server::start();
     server.run("SET", &["lock:a", "foreign"]);
-    let mutex = Client::open(server.url()).unwrap().mutex("a");
+    let client = Client::open(server.url()).unwrap();
+    drop(client.mutex("warm").lock().unwrap());
+    let mutex = client.mutex("a");
     thread::scope(|scope| {
         let first = scope.spawn(|| mutex.try_lock_for(ms(450)));
         // The second call gets the place between two refreshes, and ends before the next one.
         let_pass(ms(200));
-        assert!(mutex.try_lock_for(ms(600)).unwrap().is_none());
-        assert!(first.join().unwrap().unwrap().is_none());
-    });
+        let second = mutex.try_lock_for(ms(600));
+        [first.join().unwrap(), second].into_iter().all(|answer| {
+            let is_late = answer.as_ref().is_err_and(Error::is_unreachable);
+            assert!(is_late || answer.unwrap().is_none());
+            !is_late
+        })
+    })
 }

@@ -7,6 +7,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder};
+use support::fair::PATIENCE;
 use support::{
     Child, Control, FakeServer, Server, default_reply, eventually, ms, parameter, tell_parent,
     thread_count,
@@ -121,7 +122,7 @@ fn caller() {
     let report = client.shutdown(ms(5_000)).unwrap();
     assert!(report.is_clean(), "{report:?}");
     // The kernel lists a thread for a moment after it has ended.
-    eventually(ms(1_000), || thread_count("leasehold-dial") == 0);
+    eventually(PATIENCE, || thread_count("leasehold-dial") == 0);
     tell_parent(&format!(
         "{} {}",
         peak_memory() - before,

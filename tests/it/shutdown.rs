@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, ShutdownReport, Unlocked};
+use support::fair::PATIENCE;
 use support::{
     BlackHole, Child, Proxy, Server, Traffic, assert_gives_up, eventually, ms, parameter,
 };
@@ -427,7 +428,7 @@ fn own_threads() -> Vec<String> {
 /// Waits until no thread is left; the kernel still lists a thread for a moment after its join.
 #[track_caller]
 fn wait_until_no_thread_is_left() {
-    eventually(ms(2_000), || own_threads().is_empty());
+    eventually(PATIENCE, || own_threads().is_empty());
 }
 
 /// Returns a client that has started all its threads, and guards that keep it alive.

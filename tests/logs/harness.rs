@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process;
 use std::thread;
 
+use support::fair::PATIENCE;
 use support::{
     BlackHole, Child, Cluster, ClusterSetup, Control, Fenced, Proxy, Replicas, Server, Stale,
     Traffic, eventually, log_records, log_records_about, ms, parameter, refusing_url, tell_parent,
@@ -197,7 +198,7 @@ fn calls_and_clients_of_a_server_are_counted() {
     set(&mut connection, "a", "1");
     get(&mut connection, "a");
     assert_eq!(server.calls(&["get", "set"]) - before, 2);
-    eventually(ms(1_000), || server.client_list().len() == 1);
+    eventually(PATIENCE, || server.client_list().len() == 1);
     assert_eq!(server.client_list()[0]["name"], "me");
     server.kill_clients();
     assert!(redis::cmd("PING").exec(&mut connection).is_err());
@@ -255,8 +256,8 @@ fn a_stalled_request_runs_once_it_may_pass() {
     drop(connection);
     assert_eq!(get(&mut server.connection(), "a"), None);
     proxy.set_open(Traffic::Pass);
-    eventually(ms(1_000), || get(&mut server.connection(), "a").is_some());
-    eventually(ms(1_000), || proxy.open_connections() == 0);
+    eventually(PATIENCE, || get(&mut server.connection(), "a").is_some());
+    eventually(PATIENCE, || proxy.open_connections() == 0);
 }
 
 fn a_cut_connection_is_closed() {
@@ -304,7 +305,7 @@ fn a_black_hole_never_replies_and_nobody_refuses() {
         stream.read(&mut [0]).unwrap_err().kind(),
         ErrorKind::WouldBlock
     );
-    eventually(ms(1_000), || hole.connections() == 1);
+    eventually(PATIENCE, || hole.connections() == 1);
 
     let refused = redis::Client::open(refusing_url())
         .unwrap()
