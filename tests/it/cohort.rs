@@ -7,11 +7,11 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use leasehold::{Backoff, Client, Mutex, MutexGuard, WaitPolicy};
+use leasehold::{Backoff, CancelToken, Client, Error, Mutex, MutexGuard, WaitPolicy};
 use redis::{Connection, RedisResult};
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, queue_length, spawn_in_queue, unlock, wait_for_queue_length,
-    wait_for_refresh, wait_until_only_fences_remain,
+    PATIENCE, PLACES, QUEUE, queue_length, refresh_count, spawn_in_queue, unlock,
+    wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
     Proxy, Server, Traffic, assert_gives_up, eventually, let_pass, ms, while_others_repeat,
@@ -200,6 +200,12 @@ fn wait_until_wanted(server: &Server, want: &str) {
 }
 
 fn calls_of_a_client_share_one_place_and_hand_the_lock_on() {
+    // A lease is handed on for a second at most: a round that took longer shows nothing.
+    assert!((0..5).any(|_| calls_of_a_client_take_turns_under_one_lease()));
+}
+
+/// Returns whether that took well below a second.
+fn calls_of_a_client_take_turns_under_one_lease() -> bool {
     let server = Server::start();
     let [holder] = mutexes(&server);
     let here = client(&server.url());
@@ -229,13 +235,14 @@ fn calls_of_a_client_share_one_place_and_hand_the_lock_on() {
             tokens.push(other);
         }
         tokens.sort_unstable();
-        // A lease is handed on for a second at most.
-        if granted.elapsed() < ms(700) {
+        let is_in_time = granted.elapsed() < ms(700);
+        if is_in_time {
             assert_eq!(tokens, (token..token + 4).collect::<Vec<_>>());
             assert!(leases.iter().all(|by| *by == id), "one lease");
             assert_eq!(here.stats().totals.wakes_hand_off, 3);
         }
-    });
+        is_in_time
+    })
 }
 
 fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
@@ -276,14 +283,18 @@ fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
     let here = client(&server.url());
     let mutex = here.mutex("a");
     let guard = lock(&holder);
+    let token = CancelToken::new();
+    let cancelled = mutex.clone().cancel_on(&token);
     thread::scope(|scope| {
-        let gives_up = scope.spawn(|| mutex.try_lock_for(ms(3_000)).unwrap().is_none());
+        let gives_up = scope.spawn(|| cancelled.lock());
         wait_for_queue_length(&server, 1);
         let place = first_in_queue(&server);
         let next = scope.spawn(|| lock(&mutex));
         wait_until_asleep(&here, 2);
         let last = spawn_waiter(scope, &server, &behind);
-        assert!(gives_up.join().unwrap());
+        token.cancel();
+        let answer = gives_up.join().unwrap();
+        assert!(matches!(answer, Err(Error::Cancelled)), "{answer:?}");
         // The place is kept, and refreshed.
         let_pass(ms(3_500));
         assert_eq!((first_in_queue(&server), queue_length(&server)), (place, 2));
@@ -674,14 +685,6 @@ const RELEASE: &str = source!(
     "cohort_release"
 );
 
-/// Joins the end of the queue, refreshed at this second.
-fn push_place(server: &Server, id: &str, want: &str, seconds: u64) {
-    let now = seconds * 1_000;
-    server.run("RPUSH", &[QUEUE, id]);
-    let place = format!("{now} 3000 {want} {now} a ");
-    server.run("HSET", &[PLACES, id, &place]);
-}
-
 fn release_by_script(id: &str, may_leave_open: bool) -> redis::Cmd {
     let mut release = redis::cmd("EVAL");
     release.arg(RELEASE).arg(4).arg("lock:a");
@@ -699,14 +702,13 @@ fn release_by_script(id: &str, may_leave_open: bool) -> redis::Cmd {
 fn release_of_nothing_grants_a_lock_that_was_left_open() {
     let server = Server::start();
     let mut connection = server.connection();
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
-    push_place(&server, "first", "+1", seconds);
+    push_place(&server, "first", "+1", "a ");
     let release = release_by_script("nobody", false);
     assert_eq!(release.query::<i64>(&mut connection).unwrap(), 0);
     assert_eq!(server.get("lock:a"), Some(b"first".to_vec()));
     assert_eq!(queue_length(&server), 0);
     // A lock that is held stays as it is.
-    push_place(&server, "second", "+1", seconds);
+    push_place(&server, "second", "+1", "a ");
     let release = release_by_script("nobody", false);
     let holder = release.query::<String>(&mut connection).unwrap();
     assert_eq!((holder.as_str(), queue_length(&server)), ("first", 1));
@@ -728,7 +730,7 @@ fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
         let token = ((seconds - 60) * 1_000_000).to_string();
         server.run("SET", &["leasehold:fence:{lock:a}", &token]);
         for (n, want) in wants.iter().enumerate() {
-            push_place(&server, &format!("waiter {n}"), want, seconds);
+            push_place(&server, &format!("waiter {n}"), want, "a ");
         }
         let release = release_by_script("holder", may_leave_open);
         let replied: i64 = release.query(&mut connection).unwrap();
@@ -750,7 +752,7 @@ fn client_whose_release_could_not_grant_goes_behind_the_queue() {
     let [mutex] = mutexes(&server);
     let guard = lock(&mutex);
     // It has not asked yet.
-    push_lasting_place(&server, "reader", "r", "a ");
+    push_place(&server, "reader", "r", "a ");
     unlock(guard);
     assert!(mutex.try_lock().unwrap().is_none(), "the reader is next");
     assert_gives_up(|limit| mutex.try_lock_for(limit));
@@ -760,7 +762,7 @@ fn client_whose_release_could_not_grant_goes_behind_the_queue() {
 }
 
 /// Joins the end of the queue, and stays there for a minute.
-fn push_lasting_place(server: &Server, id: &str, want: &str, mark_and_inbox: &str) {
+fn push_place(server: &Server, id: &str, want: &str, mark_and_inbox: &str) {
     let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
     let now = seconds * 1_000;
     server.run("RPUSH", &[QUEUE, id]);
@@ -773,7 +775,7 @@ fn try_lock_gets_a_free_lock_although_a_killed_client_has_a_place() {
     let [mutex] = mutexes(&server);
     let guard = lock(&mutex);
     // Nobody listens to its inbox any more.
-    push_lasting_place(&server, "killed", "+1", "l leasehold:killed");
+    push_place(&server, "killed", "+1", "l leasehold:killed");
     unlock(guard);
     unlock(mutex.try_lock().unwrap().expect("the lock is free"));
     assert_eq!(queue_length(&server), 1);
@@ -846,15 +848,14 @@ fn poller_with_any_period_around_100_ms_gets_in() {
 
 fn silent_foreign_release_costs_at_most_one_refresh() {
     let server = Server::start();
-    let [mutex] = mutexes(&server);
+    let client = client(&server.url());
     server.run("SET", &["lock:a", "foreign"]);
     thread::scope(|scope| {
-        let waiting = spawn_waiter(scope, &server, &mutex);
+        let waiting = spawn_waiter(scope, &server, &client.mutex("a"));
         server.run("DEL", &["lock:a"]);
-        let free = Instant::now();
+        let before = refresh_count(&client);
         unlock(waiting.join().unwrap());
-        // A refresh is sent every 0.9 s.
-        assert!(free.elapsed() < ms(10_000), "{:?}", free.elapsed());
+        assert!(refresh_count(&client) <= before + 1);
     });
 }
 
