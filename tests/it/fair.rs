@@ -231,7 +231,7 @@ fn first_renewal_after_a_grant_is_sent_however_long_the_wait_was() {
         let_pass(ms(2_500));
         unlock(guard);
         let guard = waiting.join().unwrap();
-        eventually(ms(2_000), || server.pttl("lock:a") > 3_000);
+        eventually(PATIENCE, || server.pttl("lock:a") > 3_000);
         unlock(guard);
     });
 }
@@ -414,17 +414,21 @@ fn shutdown_removes_waiters_from_the_queue() {
     let client = client(&server.url());
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
+        // While it waits, the queue does not expire with the places of others.
+        let witness = spawn_subscribed_waiter(scope, &server, fair(&server));
         let waiting: Vec<_> = (0..3).map(|_| scope.spawn(|| mutex.lock())).collect();
-        wait_for_queue_length(&server, 3);
+        wait_for_queue_length(&server, 4);
+        eventually(PATIENCE, || server.subscribers("lock_release:a") == 2);
         server.wait_until_waiter_sleeps("lock_release:a");
         let report = client.shutdown(ms(0)).unwrap();
         assert_eq!(report.woken(), 3);
-        eventually(ms(1_000), || queue_length(&server) == 0);
+        wait_for_queue_length(&server, 1);
         for waiting in waiting {
             assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
         }
+        unlock(guard);
+        unlock(witness.join().unwrap());
     });
-    unlock(guard);
     wait_until_only_fences_remain(&server);
 }
 
@@ -508,15 +512,16 @@ fn backoff_waits_without_a_subscription() {
     let guard = fair(&server).lock().unwrap();
     let backoff = Backoff::new(ms(20), ms(100));
     let mutex = fair(&server).wait_policy(WaitPolicy::Backoff(backoff.attempts(3)));
-    assert!(matches!(
-        mutex.lock(),
-        Err(Error::AttemptsUsedUp { attempts: 3, .. })
-    ));
-    assert!(mutex.try_lock_for(PATIENCE).unwrap().is_none());
-    eventually(ms(1_000), || queue_length(&server) == 0);
     thread::scope(|scope| {
-        let mutex = fair(&server).wait_policy(WaitPolicy::Backoff(backoff));
-        let waiting = spawn_waiter(scope, &server, mutex);
+        // While it waits, the queue does not expire with the places of others.
+        let patient = fair(&server).wait_policy(WaitPolicy::Backoff(backoff));
+        let waiting = spawn_waiter(scope, &server, patient);
+        assert!(matches!(
+            mutex.lock(),
+            Err(Error::AttemptsUsedUp { attempts: 3, .. })
+        ));
+        assert!(mutex.try_lock_for(PATIENCE).unwrap().is_none());
+        wait_for_queue_length(&server, 1);
         unlock(guard);
         unlock(waiting.join().unwrap());
     });

@@ -9,12 +9,12 @@ use std::time::Duration;
 use leasehold::{Client, Error, FairMutex, MutexGuard};
 use support::fair::{
     PATIENCE, PLACES, QUEUE, holder, lock_in_turn, only_fences_remain, queue_length, refresh_count,
-    spawn_in_queue, spawn_subscribed_waiter, subscription_connection, unlock,
+    spawn_in_queue, spawn_subscribed_waiter, spawn_waiter, subscription_connection, unlock,
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
 use support::{
-    COMMAND_TIMEOUT, Child, Control, Proxy, SLACK, Server, Traffic, client, eventually, let_pass,
-    ms, parameter, tell_parent,
+    COMMAND_TIMEOUT, Child, Control, Proxy, SLACK, Server, Traffic, builder, client, eventually,
+    let_pass, ms, parameter, tell_parent,
 };
 
 support::roles![waiter, contender];
@@ -177,12 +177,7 @@ fn waiter_killed_at_the_release_costs_at_most_its_grant() {
             child.kill();
             let guard = time_until_granted(DEATH, waiting, || {
                 unlock(guard);
-                let is_granted = || queue_length(&server) == 1;
-                match kind {
-                    // The release may leave the lock free for a moment.
-                    Kind::Plain => eventually(PATIENCE, is_granted),
-                    Kind::Fair => assert!(is_granted(), "one of the two was granted the lock"),
-                }
+                assert_eq!(queue_length(&server), 1, "one of the two was granted it");
             });
             unlock(guard);
         });
@@ -301,15 +296,8 @@ fn assert_paused_waiter_is_skipped(kind: Kind) {
         let guard = time_until_granted(DEATH, waiting, || {
             unlock(guard);
             granted = holder(&server);
-            // The release of a plain lock may leave it free for a moment.
-            if let Kind::Plain = kind {
-                eventually(PATIENCE, || {
-                    granted = holder(&server);
-                    granted.is_some()
-                });
-            }
         });
-        assert_ne!(granted, holder(&server));
+        assert!(granted.is_some() && granted != holder(&server));
         child.resume();
         wait_for_queue_length(&server, 1);
         assert_eq!(child.next_line(), "waiting");
@@ -343,7 +331,8 @@ fn survivors_are_granted_in_order_among_killed_and_paused_waiters() {
             waiters[n].next_line();
             waiters[n].next_line().parse().unwrap()
         };
-        let in_turn = Control::run(DEATH, || {
+        // The four survivors are other processes, each of which must be woken.
+        let in_turn = Control::run(DEATH + 4 * ms(250), || {
             unlock(guard);
             [1, 4, 6, 7].map(token_of)
         });
@@ -515,16 +504,39 @@ fn waiters_reenter_the_queue_of_a_server_that_lost_its_data() {
 }
 
 /// An unanswered enter is undone, whether it acquired the lock or a place in the queue.
+///
+/// Nothing expires instead: a lease lasts longer than the test waits, and the place of a waiter
+/// that lives keeps those behind it.
 #[track_caller]
 fn assert_unanswered_enters_are_undone(traffic: Traffic, is_held: bool) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let guard = is_held.then(|| fair(&server).lock().unwrap());
-    let clients: Vec<_> = (0..5).map(|_| warmed_up(client(&proxy.url()))).collect();
+    let client = || builder(&proxy.url()).ttl(10 * PATIENCE).build().unwrap();
+    let clients: Vec<_> = (0..5).map(|_| warmed_up(client())).collect();
+    thread::scope(|scope| {
+        let first = is_held.then(|| spawn_waiter(scope, &server, fair(&server)));
+        assert_enters_are_undone(&server, &proxy, &clients, traffic, is_held);
+        if let (Some(guard), Some(first)) = (guard, first) {
+            unlock(guard);
+            unlock(first.join().unwrap());
+        }
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+#[track_caller]
+fn assert_enters_are_undone(
+    server: &Server,
+    proxy: &Proxy,
+    clients: &[Client],
+    traffic: Traffic,
+    is_held: bool,
+) {
     let scripts = server.calls(&["rpush", "lindex"]);
     proxy.set_all(traffic);
     thread::scope(|scope| {
-        for client in &clients {
+        for client in clients {
             scope.spawn(|| {
                 let answer = client.fair_mutex("a").try_lock_for(COMMAND_TIMEOUT);
                 assert!(
@@ -539,13 +551,10 @@ fn assert_unanswered_enters_are_undone(traffic: Traffic, is_held: bool) {
         "enters have run"
     );
     proxy.set_all(Traffic::Pass);
-    eventually(ms(1_500), || {
-        queue_length(&server) == 0 && holder(&server).is_some() == is_held
+    // The lock is held only if somebody waits for it.
+    eventually(PATIENCE, || {
+        queue_length(server) == usize::from(is_held) && holder(server).is_some() == is_held
     });
-    if let Some(guard) = guard {
-        unlock(guard);
-    }
-    wait_until_only_fences_remain(&server);
 }
 
 fn enters_with_dropped_replies_leave_nothing_behind() {
@@ -586,37 +595,45 @@ fn unanswered_enter_is_retried() {
 
 /// If the first renewal gets no reply, it is repeated while the provisional lease lasts.
 fn unanswered_first_renewal_is_repeated() {
-    let server = Server::start();
     for (traffic, auto_renew) in [
         (Traffic::DropReplies, true),
         (Traffic::StallRequests, false),
     ] {
-        let proxy = Proxy::new(&server);
-        let guard = fair(&server).lock().unwrap();
-        let client = client(&proxy.url());
-        let mutex = client.fair_mutex("a").auto_renew(auto_renew);
-        thread::scope(|scope| {
-            let waiting = spawn_subscribed_waiter(scope, &server, mutex);
-            let subscribed = proxy.connections_that_sent("SUBSCRIBE");
-            // Before the loop: a new connection may come during it.
-            proxy.set_future(traffic);
-            let others = (0..proxy.connections()).filter(|n| !subscribed.contains(n));
-            others.for_each(|n| proxy.set_nth(n, traffic));
-            unlock(guard);
-            let granted = waiting.join().unwrap();
-            eventually(PATIENCE, || client.stats().totals.renewals_failed > 0);
-            assert!(
-                granted.remaining().unwrap() <= ms(2_500),
-                "the lease is still the provisional one"
-            );
-            proxy.set_all(Traffic::Pass);
-            eventually(ms(3_000), || {
-                granted.remaining().is_some_and(|left| left > ms(8_000))
-            });
-            unlock(granted);
-        });
+        // A round in which the machine took longer than the provisional lease shows nothing.
+        assert!((0..5).any(|_| first_renewal_is_repeated(traffic, auto_renew)));
     }
-    wait_until_only_fences_remain(&server);
+}
+
+/// Returns whether the lease lasted until it was renewed.
+fn first_renewal_is_repeated(traffic: Traffic, auto_renew: bool) -> bool {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let guard = fair(&server).lock().unwrap();
+    let client = client(&proxy.url());
+    let mutex = client.fair_mutex("a").auto_renew(auto_renew);
+    thread::scope(|scope| {
+        let waiting = spawn_subscribed_waiter(scope, &server, mutex);
+        let subscribed = proxy.connections_that_sent("SUBSCRIBE");
+        // Before the loop: a new connection may come during it.
+        proxy.set_future(traffic);
+        let others = (0..proxy.connections()).filter(|n| !subscribed.contains(n));
+        others.for_each(|n| proxy.set_nth(n, traffic));
+        unlock(guard);
+        let granted = waiting.join().unwrap();
+        eventually(PATIENCE, || client.stats().totals.renewals_failed > 0);
+        let provisional = granted.remaining();
+        assert!(provisional.is_none_or(|left| left <= ms(2_500)));
+        proxy.set_all(Traffic::Pass);
+        eventually(PATIENCE, || {
+            granted.remaining().is_none_or(|left| left > ms(8_000))
+        });
+        let is_renewed = granted.is_held();
+        if is_renewed {
+            unlock(granted);
+            wait_until_only_fences_remain(&server);
+        }
+        is_renewed
+    })
 }
 
 /// If the first renewal never reaches the server, the loss is reported when the provisional lease
@@ -632,7 +649,7 @@ fn grant_that_cannot_be_renewed_is_reported_lost() {
         let granted = waiting.join().unwrap();
         assert!(granted.is_held());
         let lost = granted.lost();
-        assert!(lost.recv_timeout(ms(3_500)).is_ok());
+        assert!(lost.recv_timeout(PATIENCE).is_ok());
         assert!(!granted.is_held());
         proxy.set_all(Traffic::Pass);
     });
@@ -650,17 +667,21 @@ fn unanswered_leave_is_repeated() {
         let guard = fair(&server).lock().unwrap();
         let client = warmed_up(client(&proxy.url()));
         thread::scope(|scope| {
+            // While it waits, the queue does not expire with the places of others.
+            let witness = spawn_subscribed_waiter(scope, &server, fair(&server));
             let mutex = client.fair_mutex("a");
-            let gives_up = scope.spawn(move || mutex.try_lock_for(ms(600)).unwrap());
-            wait_for_queue_length(&server, 1);
+            let gives_up = scope.spawn(move || mutex.try_lock_for(ms(3_000)).unwrap());
+            wait_for_queue_length(&server, 2);
+            eventually(PATIENCE, || server.subscribers("lock_release:a") == 2);
             server.wait_until_waiter_sleeps("lock_release:a");
             proxy.set_all(traffic);
             let answer = gives_up.join().unwrap();
             assert!(answer.is_none(), "the call has seen the holder");
             proxy.set_all(Traffic::Pass);
-            eventually(ms(1_500), || queue_length(&server) == 0);
+            wait_for_queue_length(&server, 1);
+            unlock(guard);
+            unlock(witness.join().unwrap());
         });
-        unlock(guard);
         wait_until_only_fences_remain(&server);
     }
 }
@@ -796,8 +817,8 @@ fn assert_contenders_progress(kind: Kind) {
         processes[dead] = spawn();
         let before = number("writes");
         // At worst, four leases must expire: of a killed and of a paused holder, and of a killed
-        // and of a paused process granted next. A refresh follows.
-        eventually(4 * TTL + REFRESH + SLACK, || number("writes") > before + 10);
+        // and of a paused process granted next. A refresh follows. Twice that, for a busy machine.
+        eventually(2 * (4 * TTL + REFRESH), || number("writes") > before + 10);
         processes[n].resume();
     }
     assert_eq!(
