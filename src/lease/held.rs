@@ -144,11 +144,13 @@ impl HeldLease {
     }
 
     /// Records that no call takes the lease: no callback runs at its end, which is not counted.
-    pub(crate) fn has_no_holder(&self) {
+    ///
+    /// Returns the callbacks. The caller must drop them outside any lock: what they own is the
+    /// user's.
+    pub(crate) fn has_no_holder(&self) -> (Option<Arc<OnLost>>, Option<Arc<OnRenew>>) {
         let holding = &mut self.cell.state.lock().holding;
         holding.since = None;
-        holding.on_lost = None;
-        holding.on_renew = None;
+        (holding.on_lost.take(), holding.on_renew.take())
     }
 
     pub(crate) fn trace_id(&self) -> Option<Arc<str>> {

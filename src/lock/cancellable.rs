@@ -27,6 +27,7 @@ use crate::lease::held::HeldLease;
 use crate::lock::release::release;
 use crate::logging;
 use crate::runtime::Runtime;
+use crate::runtime::worker::contain;
 use crate::thread_group::CALL;
 
 /// The outcome of a call, and whether it waited for another holder.
@@ -98,9 +99,11 @@ fn give_back(runtime: &Runtime, (outcome, _): Outcome) {
         "releasing {}, which was granted after its call was cancelled (holder {})",
         hold.keys, hold.id.short()
     );
-    hold.has_no_holder();
+    let callbacks = hold.has_no_holder();
     let now = Instant::now();
     let deadline = now.after(runtime.deployment.command_timeout());
     // A release that fails is logged and repeated.
     let _ = release(runtime, &hold, hold.token(), now, deadline);
+    // Last: a destructor of the user may panic, or end this client.
+    contain(|| drop(callbacks));
 }

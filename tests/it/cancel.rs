@@ -20,6 +20,7 @@ support::tests![
     call_over_a_quorum_is_cancelled_while_it_waits,
     call_that_begins_cancelled_sends_nothing,
     lock_that_is_granted_to_a_cancelled_call_is_released,
+    lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are_dropped,
     calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind,
     cancelled_token_ends_the_calls_of_all_its_locks_and_no_guard,
     shutdown_ends_calls_that_could_be_cancelled,
@@ -210,6 +211,39 @@ fn lock_that_is_granted_to_a_cancelled_call_is_released() {
     let totals = client.stats().totals;
     assert_eq!((totals.failed, totals.acquired_at_once), (1, 1));
     assert_eq!(totals.released, 1, "`warm`: nobody had the other one");
+}
+
+/// Owned by a user's callback.
+struct PanicsOnDrop(Option<Client>);
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        drop(self.0.take());
+        panic!("a user's destructor");
+    }
+}
+
+/// The callback owns the last handle of the client.
+fn lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are_dropped() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = patient(&proxy.url());
+    unlock(client.mutex("warm").lock().unwrap());
+    let token = CancelToken::new();
+    let mutex = client.mutex("a").ttl(HOUR).cancel_on(&token);
+    let owned = PanicsOnDrop(Some(client));
+    let mutex = mutex.on_lost(move |_| {
+        let _ = &owned;
+    });
+    proxy.set_all(Traffic::StallReplies);
+    let waiting = spawn_call(move || mutex.lock().map(unlock));
+    eventually(PATIENCE, || server.get("lock:a").is_some());
+    token.cancel();
+    assert_cancelled(result_of(&waiting));
+    proxy.set_all(Traffic::Pass);
+    wait_until_only_fences_remain(&server);
+    // The last handle was dropped: no thread keeps a connection.
+    eventually(PATIENCE, || server.client_list().is_empty());
 }
 
 fn calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind() {
