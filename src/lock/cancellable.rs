@@ -16,6 +16,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::thread;
 
 use crossbeam_channel::{bounded, select};
 use parking_lot::Mutex;
@@ -26,6 +27,7 @@ use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::release::release;
 use crate::logging;
+use crate::queue::held_leases::act_for;
 use crate::runtime::Runtime;
 use crate::runtime::worker::contain;
 use crate::thread_group::CALL;
@@ -54,7 +56,9 @@ pub(super) fn until_cancelled(
     let (running, ended) = bounded::<Infallible>(0);
     let body = {
         let (runtime, progress) = (Arc::clone(runtime), Arc::clone(&progress));
+        let caller = thread::current().id();
         move || {
+            act_for(caller);
             // Wakes the caller when this thread ends, even by a panic.
             let _running = running;
             let outcome = call();

@@ -1,7 +1,8 @@
 //! The leases under which this client holds a name. No I/O.
 
+use std::cell::Cell;
 use std::sync::Weak;
-use std::thread::ThreadId;
+use std::thread::{self, ThreadId};
 
 use crate::holder::HolderId;
 use crate::lease::held::HeldLease;
@@ -166,9 +167,20 @@ impl HeldLeases {
     }
 }
 
-/// The calling thread in debug builds; `None` in release builds, which warn of nothing.
+thread_local! {
+    /// The thread for which this one makes calls, if it makes none for itself.
+    static CALLER: Cell<Option<ThreadId>> = const { Cell::new(None) };
+}
+
+/// Records that the calls of this thread are those of `caller`, which holds what they acquire.
+pub(crate) fn act_for(caller: ThreadId) {
+    CALLER.set(Some(caller));
+}
+
+/// The thread whose call this is in debug builds; `None` in release builds, which warn of nothing.
 fn this_thread() -> Option<ThreadId> {
-    cfg!(debug_assertions).then(|| std::thread::current().id())
+    let this = || CALLER.get().unwrap_or_else(|| thread::current().id());
+    cfg!(debug_assertions).then(this)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ pub(crate) mod fair_queue;
 pub(crate) mod fair_ticket;
 #[cfg(test)]
 mod handoff_model;
-mod held_leases;
+pub(crate) mod held_leases;
 pub(crate) mod local;
 pub(crate) mod local_queue;
 pub(crate) mod local_ticket;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use leasehold::{
-    Backoff, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, RwLockReadGuard, Unlocked,
-    WaitPolicy,
+    Backoff, CancelToken, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, RwLockReadGuard,
+    Unlocked, WaitPolicy,
 };
 use log::Level;
 use support::{
@@ -23,6 +23,7 @@ support::tests![
     a_lost_lock_is_logged_as_a_warning,
     a_release_after_the_expiry_is_logged_as_a_warning,
     reading_again_under_an_own_guard_is_warned_of,
+    call_that_can_be_cancelled_warns_of_a_lock_of_its_caller,
     unanswered_renewals_and_releases_are_logged,
     a_failed_release_says_that_the_key_stays_for_the_ttl,
     a_forced_release_is_logged_with_its_holder_in_short_form,
@@ -265,6 +266,22 @@ fn reading_again_under_an_own_guard_is_warned_of() {
     let waits = log_records_about("waits for read again, which it locked itself");
     assert_eq!(waits.len(), warned);
     end(reading);
+}
+
+/// Another thread runs the call.
+fn call_that_can_be_cancelled_warns_of_a_lock_of_its_caller() {
+    let server = Server::start();
+    let token = CancelToken::new();
+    let lock = client(&server).rw_lock("read twice").cancel_on(&token);
+    let warned = usize::from(cfg!(debug_assertions));
+    let reading = lock.read().unwrap();
+    assert_eq!(lock.read().unwrap().unlock().unwrap(), Unlocked::Released);
+    let again = log_records_about("this thread reads read twice again");
+    assert_eq!(again.len(), warned);
+    assert!(lock.try_write_for(ms(50)).unwrap().is_none());
+    let waits = log_records_about("waits for read twice, which it locked itself");
+    assert_eq!(waits.len(), warned);
+    assert_eq!(reading.unlock().unwrap(), Unlocked::Released);
 }
 
 fn unanswered_renewals_and_releases_are_logged() {
