@@ -45,6 +45,7 @@
 //! | `leasehold_acquired_total` | counter | locks acquired; `how`: `at_once`, `after_waiting` |
 //! | `leasehold_refused_total` | counter | [`refused`](crate::Totals::refused) |
 //! | `leasehold_timed_out_total` | counter | [`timed_out`](crate::Totals::timed_out) |
+//! | `leasehold_cancelled_total` | counter | [`cancelled`](crate::Totals::cancelled) |
 //! | `leasehold_failed_total` | counter | [`failed`](crate::Totals::failed) |
 //! | `leasehold_released_total` | counter | [`released`](crate::Totals::released) |
 //! | `leasehold_released_too_late_total` | counter | [`released_too_late`](crate::Totals::released_too_late) |

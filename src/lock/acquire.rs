@@ -57,6 +57,7 @@ pub(crate) fn acquire(
             counters.timed_out.up();
         }
         (Ok(None) | Err(Error::AttemptsUsedUp { .. }), _) => counters.refused.up(),
+        (Err(Error::Cancelled), _) => counters.cancelled.up(),
         (Err(_), _) => counters.failed.up(),
     }
     outcome

@@ -28,9 +28,9 @@ macro_rules! totals {
         ///
         /// *A call that locks* is any call that acquires: `lock`, `read`, `write`, `acquire`, their
         /// `try_` forms, `with` and `try_with`. When it returns, it is counted in exactly one of
-        /// `acquired_at_once`, `acquired_after_waiting`, `refused`, `timed_out` and `failed`. An
-        /// acquired lock is counted again when its holder releases it, in `released` or
-        /// `released_too_late`.
+        /// `acquired_at_once`, `acquired_after_waiting`, `refused`, `timed_out`, `cancelled` and
+        /// `failed`. An acquired lock is counted again when its holder releases it, in `released`
+        /// or `released_too_late`.
         ///
         /// ```
         /// # let server = leasehold::testing::Server::start();
@@ -96,8 +96,10 @@ totals! {
     refused,
     /// Calls that ended without the lock because it was still held at their deadline.
     timed_out,
-    /// Calls that ended in an error, except [`AttemptsUsedUp`](crate::Error::AttemptsUsedUp), which
-    /// counts as `refused`.
+    /// Calls that were cancelled by their [`CancelToken`](crate::CancelToken).
+    cancelled,
+    /// Calls that ended in another error, except
+    /// [`AttemptsUsedUp`](crate::Error::AttemptsUsedUp), which counts as `refused`.
     failed,
     /// Locks that were released while they were held, including those whose release was not
     /// confirmed and is repeated in the background.
@@ -216,13 +218,14 @@ impl fmt::Display for Totals {
         write!(
             f,
             "attempts {}, acquired {} ({:.1} % after waiting), refused {}, timed out {}, \
-             failed {}, released {}, too late {}, lost {}, renewed {}, \
+             cancelled {}, failed {}, released {}, too late {}, lost {}, renewed {}, \
              not renewed {}, wakes {} ({} spurious)",
             self.attempts,
             self.acquired(),
             self.contention_rate() * 100.0,
             self.refused,
             self.timed_out,
+            self.cancelled,
             self.failed,
             self.released,
             self.released_too_late,
@@ -261,11 +264,11 @@ mod tests {
         let mut totals = Totals::default();
         let names: Vec<_> = totals.fields().map(|(name, _)| name).collect();
         assert_eq!(names.first(), Some(&"attempts"));
-        assert_eq!(names.len(), 22);
+        assert_eq!(names.len(), 23);
         for (n, name) in (1..).zip(&names) {
             *totals.field(name.as_bytes()).unwrap() = n;
         }
-        assert!((1..=22).eq(totals.fields().map(|(_, n)| n)));
+        assert!((1..=23).eq(totals.fields().map(|(_, n)| n)));
         assert_eq!(totals.field(b"unheard_of"), None);
         let one = Totals {
             refused: 1,
