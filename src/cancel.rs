@@ -83,7 +83,8 @@ impl CancelToken {
 
     /// Returns a channel that is disconnected when the token is cancelled, for use with `select!`.
     ///
-    /// It never receives a message.
+    /// It never receives a message. A clone of the receiver is also disconnected when all clones of
+    /// the token, and all locks with it, have been dropped.
     ///
     /// ```
     /// # use leasehold::CancelToken;

@@ -185,6 +185,8 @@ impl Error {
     ///
     /// That is possible if a command got no reply, or if too few replicas acknowledged it. The
     /// command is undone in the background, and the lock expires after its ttl at the latest.
+    /// Also true for [`Cancelled`](Self::Cancelled), which does not tell whether the call had sent
+    /// a command.
     ///
     /// ```
     /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
@@ -206,7 +208,8 @@ impl Error {
     /// background, and what was done under the lock must not be done again.
     ///
     /// That is so if Redis was unreachable, if too few replicas acknowledged in time, or if the
-    /// attempts of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up.
+    /// attempts of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up. It is not so
+    /// for [`Cancelled`](Self::Cancelled): a cancelled token cancels every later call, too.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

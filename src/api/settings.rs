@@ -171,16 +171,17 @@ macro_rules! lock_settings {
                 self
             }
 
-            /// Has the calls of this lock end when `token` is cancelled by another thread.
+            /// Cancels this lock's calls once `token` is cancelled.
             ///
             /// A call that is cancelled while it waits or asks Redis fails at once with
-            /// [`Error::Cancelled`](crate::Error::Cancelled), even if Redis does not answer, and so
-            /// does every later call. What the call has sent is undone in the background. A guard
-            /// is not affected.
+            /// [`Error::Cancelled`](crate::Error::Cancelled), even if Redis does not answer. Every
+            /// later call fails in the same way. What the call has sent is undone in the
+            /// background. A guard is not affected.
             ///
-            /// Each of these calls runs on a thread of its own, which its caller can leave at any
-            /// moment. That costs the start of a thread for each call, and twice as many threads
-            /// while calls wait.
+            /// Each of these calls runs on another thread, so that its caller can leave the call at
+            /// any moment. That costs the start of a thread for each call, and twice as many
+            /// threads while calls wait. The log records of the call come from that thread: no span
+            /// of the caller contains them, but [`trace_id`](Self::trace_id) does mark them.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();
