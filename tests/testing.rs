@@ -267,6 +267,86 @@ fn advance_ends_leases_and_raises_tokens() {
     assert!(after - before >= 900_000, "tokens are the server's µs");
 }
 
+/// Runs `test` with the loss of a guard of each kind, renewed or not. No renewal is near.
+fn for_each_kind(test: impl Fn(&Server, &crossbeam_channel::Receiver<Lost>)) {
+    for renews in [true, false] {
+        let server = Server::start();
+        let client = patient(&server);
+        let ttl = LONG * 60;
+        let mutex = client.mutex(NAME).ttl(ttl).auto_renew(renews);
+        let fair = client.fair_mutex(NAME).ttl(ttl).auto_renew(renews);
+        let set = client.mutex_all([NAME, "other"]).ttl(ttl);
+        let set = set.auto_renew(renews);
+        let rw = client.rw_lock(NAME).ttl(ttl).auto_renew(renews);
+        let permits = client.semaphore(NAME, 2).ttl(ttl).auto_renew(renews);
+        let check = |lost, is_held: &dyn Fn() -> bool| {
+            assert!(is_held());
+            test(&server, &lost);
+            assert!(!is_held());
+        };
+        let guard = mutex.lock().unwrap();
+        check(guard.lost(), &|| guard.is_held());
+        let guard = fair.lock().unwrap();
+        check(guard.lost(), &|| guard.is_held());
+        let guard = set.lock().unwrap();
+        check(guard.lost(), &|| guard.is_held());
+        drop(guard);
+        let guard = rw.write().unwrap();
+        check(guard.lost(), &|| guard.is_held());
+        let guard = rw.read().unwrap();
+        check(guard.lost(), &|| guard.is_held());
+        let guard = permits.acquire().unwrap();
+        check(guard.lost(), &|| guard.is_held());
+    }
+}
+
+#[test]
+fn advance_ends_a_lease_of_any_kind_at_once() {
+    for_each_kind(|server, lost| {
+        server.advance(LONG * 60);
+        assert!(lost.recv_timeout(LONG).is_ok());
+    });
+}
+
+#[test]
+fn lose_takes_a_lock_of_any_kind_at_once() {
+    for_each_kind(|server, lost| {
+        server.lose(NAME);
+        assert_eq!(lost.recv_timeout(LONG), Ok(Lost::Deleted));
+    });
+}
+
+#[test]
+fn advance_ends_no_lease_that_was_renewed_since() {
+    let server = Server::start();
+    let client = patient(&server);
+    let rw = client.rw_lock(NAME);
+    let short = rw.clone().ttl(LONG).read().unwrap();
+    let long = rw.ttl(LONG * 60).read().unwrap();
+    server.advance(LONG);
+    assert!(short.lost().recv_timeout(LONG).is_ok());
+    assert!(long.is_held());
+    assert_eq!(long.unlock().unwrap(), Unlocked::Released);
+}
+
+#[test]
+fn lost_permits_go_to_a_call_that_waits() {
+    let server = Server::start();
+    let (holder, client) = (patient(&server), patient(&server));
+    let two = holder.semaphore(NAME, 3).many(2).acquire().unwrap();
+    let one = holder.semaphore(NAME, 3).acquire().unwrap();
+    let semaphore = client.semaphore(NAME, 3).many(3);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| semaphore.acquire().unwrap());
+        eventually(LONG, || semaphore.waiting().unwrap() == 1);
+        server.lose(NAME);
+        let permits = waiter.join().unwrap();
+        assert!(two.lost().recv_timeout(LONG).is_ok());
+        assert!(one.lost().recv_timeout(LONG).is_ok());
+        assert!(permits.is_held());
+    });
+}
+
 #[test]
 fn advance_makes_waiting_calls_try_again() {
     let server = Server::start();

@@ -3,12 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::holder::HolderId;
+use crate::holder::{HolderId, READERS};
 use crate::protocol::fair::FairMutexKeys;
-use crate::protocol::keys::Keys;
+use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::MutexKeys;
-use crate::protocol::primitive::Acquire;
+use crate::protocol::primitive::{Acquire, Primitive};
 use crate::protocol::script::Call;
+use crate::protocol::semaphore::SemaphoreKeys;
 use crate::running;
 
 use super::reply::Reply;
@@ -128,29 +129,32 @@ pub(super) fn is_locked(shared: &Shared, name: &str) -> bool {
     state.run_on_data(&[b"EXISTS", &lock_key(name)]) == Reply::Int(1)
 }
 
-/// Deletes the lock and announces it; returns false if nobody had it.
+/// Takes the lock and the permits of this name from all holders, and announces it; returns false if
+/// there were none.
 pub(super) fn lose(shared: &Shared, name: &str) -> bool {
-    let key = lock_key(name);
-    let holder = shared.change(|state| {
-        let Reply::Bulk(Some(holder)) = state.run_on_data(&[b"GET", &key]) else {
-            return None;
-        };
-        // This release also grants the lock to the first in its queue.
-        run(
-            state,
-            &FairMutexKeys::of(keys(name)).release(&holder, false),
-        );
-        Some(holder)
-    });
-    match holder {
-        Some(holder) => {
-            // A client without waiters does not listen to the channel.
-            for client in running::all() {
-                client.doubt(&holder);
-            }
-            true
+    let ended = shared.change(|state| state.ended_by(|state| release_all(state, name)));
+    // A client without waiters does not listen to the channel.
+    for client in running::all() {
+        for holder in &ended {
+            client.doubt(holder);
         }
-        None => false,
+    }
+    !ended.is_empty()
+}
+
+fn release_all(state: &mut State, name: &str) {
+    if let Reply::Bulk(Some(holder)) = state.run_on_data(&[b"GET", &lock_key(name)]) {
+        // This release also grants the lock to the first in its queue.
+        let lock = FairMutexKeys::of(keys(name));
+        run(state, &lock.release(&holder, false));
+        if holder == READERS {
+            state.run_on_data(&[b"DEL", &sibling_key(&lock_key(name), "readers")]);
+        }
+    }
+    // The number of permits that are out is a member with a negative score.
+    let semaphore = SemaphoreKeys::of(keys(name), 1, 1);
+    for holder in state.members_from(0, &sibling_key(&lock_key(name), "permits"), b"0") {
+        run(state, &semaphore.release(&holder, false));
     }
 }
 

@@ -55,7 +55,7 @@
 //! | [`client.stats().waiting`](crate::Stats::waiting) | how many calls of this client wait now; [`Mutex::waiting`](crate::Mutex::waiting) also counts clients that waited in the last ten seconds |
 //! | [`server.keys()`](Server::keys), [`server.commands()`](Server::commands) | the keys that exist; the number of commands received |
 //!
-//! Semaphores work, too; `hold`, `lose` and `is_locked` are for locks.
+//! Semaphores work, too; `hold` and `is_locked` are for locks.
 //!
 //! A fault has begun when its method returns. It lasts until its guard is dropped; `drop_replies`
 //! and `drop_messages` last until their count is used up.

@@ -149,7 +149,9 @@ impl Server {
     /// assert!(!server.is_locked("seat:12A"));
     /// ```
     pub fn advance(&self, time: Duration) {
-        let expired = self.shared.change(|state| state.advance(time));
+        let expired = self
+            .shared
+            .change(|state| state.ended_by(|state| state.advance(time)));
         let address = self.url.trim_start_matches("redis://");
         for client in running::all() {
             for holder in &expired {
@@ -190,11 +192,15 @@ impl Server {
     /// Takes a lock away from its holder, as if the holder had released it.
     ///
     /// Deletes the lock's key, and grants the lock to the first in its queue. If no call waits
-    /// there, announces that the lock is free.
+    /// there, announces that the lock is free. All readers of a read-write lock, and all holders of
+    /// permits of a semaphore, lose theirs. To take the permits of one holder only, call
+    /// [`Semaphore::force_release`](crate::Semaphore::force_release): the holder learns of that at
+    /// its next renewal.
     ///
-    /// The name is like that of [`hold`](Self::hold). When this returns, the holder has lost its
-    /// key. The holder, if it is a client of this process, checks the lock with one round trip:
-    /// wait for [`lost`](crate::MutexGuard::lost).
+    /// The name is that of a lock or semaphore of a client with the default prefixes, in database
+    /// 0. If a lock and a semaphore share it, the holders of both lose. When this returns, they have
+    /// lost their keys. A holder that is a client of this process then checks the lock with one
+    /// round trip: wait for [`lost`](crate::MutexGuard::lost).
     ///
     /// ```
     /// # use leasehold::testing::Server;

@@ -59,35 +59,65 @@ impl State {
         }
     }
 
-    /// Moves the clock ahead; returns the values of the keys that have expired, such as holder ids.
-    pub(super) fn advance(&mut self, time: Duration) -> Vec<Vec<u8>> {
-        let before = self.values();
+    /// Moves the clock ahead.
+    pub(super) fn advance(&mut self, time: Duration) {
         // A key exists until its last millisecond has passed.
         let time = time.saturating_add(Duration::from_millis(1));
         // Foreign holders renew their leases while the time passes: none of them expires.
         self.renew_foreign(time.min(LONGEST_AHEAD) + FOREIGN_TTL);
         self.clock.advance(time);
         self.renew_foreign(FOREIGN_TTL);
-        let after = self.values();
-        before.difference(&after).cloned().collect()
     }
 
-    /// Returns the values of all strings, of all databases.
-    fn values(&mut self) -> BTreeSet<Vec<u8>> {
+    /// Runs `act`, and returns the holder ids of the leases that it has ended.
+    pub(super) fn ended_by(&mut self, act: impl FnOnce(&mut Self)) -> Vec<Vec<u8>> {
+        let before = self.values();
+        act(self);
+        let after = self.values();
+        let ended = before.difference(&after);
+        ended.map(|(_, _, value)| value.clone()).collect()
+    }
+
+    /// Returns the values of all strings, and the members of all sorted sets that have not ended,
+    /// with their databases and keys. The holder ids of all leases are among them.
+    fn values(&mut self) -> BTreeSet<(u32, Vec<u8>, Vec<u8>)> {
+        let now = (self.clock.now() / 1_000).to_string();
         let mut values = BTreeSet::new();
         for database in 0..DATABASES {
             let Reply::Array(Some(keys)) = self.run_on(database, &[b"KEYS", b"*"]) else {
                 continue;
             };
             for key in keys {
-                if let Reply::Bulk(Some(key)) = key
-                    && let Reply::Bulk(Some(value)) = self.run_on(database, &[b"GET", &key])
-                {
-                    values.insert(value);
+                let Reply::Bulk(Some(key)) = key else {
+                    continue;
+                };
+                let mut found = self.members_from(database, &key, now.as_bytes());
+                if let Reply::Bulk(Some(value)) = self.run_on(database, &[b"GET", &key]) {
+                    found.push(value);
                 }
+                values.extend(
+                    found
+                        .into_iter()
+                        .map(|value| (database, key.clone(), value)),
+                );
             }
         }
         values
+    }
+
+    /// Returns the members of a sorted set whose scores are at least `least`; none if the key is of
+    /// another type.
+    pub(super) fn members_from(&mut self, database: u32, key: &[u8], least: &[u8]) -> Vec<Vec<u8>> {
+        let words: [&[u8]; 4] = [b"ZRANGEBYSCORE", key, least, b"+inf"];
+        let Reply::Array(Some(members)) = self.run_on(database, &words) else {
+            return Vec::new();
+        };
+        let members = members.into_iter();
+        let members = members.filter_map(|member| match member {
+            Reply::Bulk(member) => member,
+            _ => None,
+        });
+        members.collect()
     }
 
     /// Runs a command on the data of database 0, for the test.
