@@ -33,7 +33,9 @@ fn service() -> Outcome {
         signals.forever().next();
         println!("asked to end");
         // `shutdown` tells the holders and releases their locks at once, without waiting for them.
-        // A service whose work must not be interrupted waits for its workers first.
+        // A service whose work must not be interrupted makes its locks with `cancel_on(&token)`.
+        // It calls `token.cancel()` here, which ends the calls that wait, joins its workers, and
+        // only then shuts the client down: `Client::shutdown` shows that.
         let report = client.shutdown(Duration::from_secs(5))?;
         println!("{} locks released", report.released());
         assert_eq!(report.released(), ORDERS.len());

@@ -455,8 +455,8 @@ impl Client {
     ///
     /// - New calls, and calls that wait for a lock, fail with [`Error::Closed`].
     /// - Every holder is told [`Lost::ShutDown`](crate::Lost::ShutDown), and its lock is released
-    ///   at once. The call does not wait for holders to finish: if they should, wait for them
-    ///   first.
+    ///   at once. The call does not wait for holders to finish: if they should, drain the workers
+    ///   first, as below.
     ///
     /// Returns when all releases are confirmed and the threads have ended, or after `within` plus
     /// at most one command timeout. Leases whose release was not confirmed in that time expire
@@ -472,6 +472,28 @@ impl Client {
     /// assert!(report.is_clean(), "{report:?}");
     /// # Ok::<(), leasehold::Error>(())
     /// ```
+    ///
+    /// To let holders finish, first cancel the calls that wait: a worker in `lock` would otherwise
+    /// wait on, and joining it would not end.
+    ///
+    /// ```
+    /// use leasehold::{CancelToken, Error};
+    /// # use std::{thread, time::Duration};
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    ///
+    /// let stopping = CancelToken::new();
+    /// let order = client.mutex("order:7").cancel_on(&stopping);
+    /// # let _other = server.hold("order:7");
+    /// let worker = thread::spawn(move || order.lock().map(|guard| { /* … work … */ }));
+    /// // On SIGTERM:
+    /// stopping.cancel(); // waiting calls fail with `Error::Cancelled`; holders go on
+    /// assert!(matches!(worker.join().unwrap(), Err(Error::Cancelled)));
+    /// client.shutdown(Duration::from_secs(5))?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// A call of a lock with a token starts a thread, even if the lock is free.
     ///
     /// # Errors
     ///
