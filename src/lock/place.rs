@@ -91,14 +91,21 @@ impl<'a> Place<'a> {
             let attempted = Attempted::Refused(refusal.name, refusal.remaining);
             return Ok((attempted, sent));
         }
-        // It has the lock. Otherwise what the command may have done is undone, or expires.
+        // The call has the lock, or failed: then its command is undone.
         self.ticket.forget_id();
-        match answer? {
-            (Answer::Granted(granted), sent) => {
+        match answer {
+            Ok((Answer::Granted(granted), sent)) => {
                 let hold = (self.attempt).hold_granted(id, granted, sent, None, tokens)?;
                 Ok((Attempted::Acquired(hold), sent))
             }
-            _ => Err(self.attempt.undo_unread(keys, &id)),
+            Ok(_) => Err(self.attempt.undo_unread(keys, &id)),
+            Err(fault) => {
+                if let Fault::Rejected(_) = fault {
+                    // It has a place if a grant to another waiter failed.
+                    self.leave(id);
+                }
+                Err(fault)
+            }
         }
     }
 

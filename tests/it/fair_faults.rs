@@ -31,6 +31,7 @@ support::tests![
     enters_with_stalled_replies_leave_nothing_behind,
     enters_on_closed_connections_leave_nothing_behind,
     unanswered_enter_is_retried,
+    enter_that_fails_by_a_grant_to_another_leaves_no_place,
     unanswered_first_renewal_is_repeated,
     grant_that_cannot_be_renewed_is_reported_lost,
     unanswered_leave_is_repeated,
@@ -591,6 +592,24 @@ fn unanswered_enter_is_retried() {
         unlock(waiting.join().unwrap());
     });
     wait_until_only_fences_remain(&server);
+}
+
+/// The fence has too few tokens left for the waiter in front, and enough for the call behind it.
+fn enter_that_fails_by_a_grant_to_another_leaves_no_place() {
+    let server = Server::start();
+    server.run("SET", &["leasehold:fence:{lock:a}", "9007199254740980"]);
+    let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
+    let now = seconds * 1_000;
+    server.run("RPUSH", &[QUEUE, "in front"]);
+    server.run(
+        "HSET",
+        &[PLACES, "in front", &format!("{now} 60000 33 {now} a ")],
+    );
+    let before = server.calls(&["lrem"]);
+    let failed = client(&server.url()).fair_mutex("a").try_lock_for(PATIENCE);
+    assert!(matches!(failed, Err(Error::BadFence { .. })), "{failed:?}");
+    eventually(PATIENCE, || server.calls(&["lrem"]) > before);
+    assert_eq!(queue_length(&server), 0);
 }
 
 /// If the first renewal gets no reply, it is repeated while the provisional lease lasts.
