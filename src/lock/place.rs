@@ -79,7 +79,7 @@ impl<'a> Place<'a> {
             {
                 // The first run of the command found the lock free, and a proxy or the network ran
                 // it again. A grant by way of the queue lasts no longer than a place.
-                self.ticket.forget_id();
+                self.ticket.note_not_entered();
                 return Err(self.attempt.undo(
                     keys,
                     &id,
@@ -91,15 +91,18 @@ impl<'a> Place<'a> {
             let attempted = Attempted::Refused(refusal.name, refusal.remaining);
             return Ok((attempted, sent));
         }
-        // The call has the lock, or failed: then its command is undone.
-        self.ticket.forget_id();
         match answer {
             Ok((Answer::Granted(granted), sent)) => {
+                self.ticket.forget_id();
                 let hold = (self.attempt).hold_granted(id, granted, sent, None, tokens)?;
                 Ok((Attempted::Acquired(hold), sent))
             }
-            Ok(_) => Err(self.attempt.undo_unread(keys, &id)),
+            Ok(_) => {
+                self.ticket.note_not_entered();
+                Err(self.attempt.undo_unread(keys, &id))
+            }
             Err(fault) => {
+                self.ticket.note_not_entered();
                 if let Fault::Rejected(_) = fault {
                     // It has a place if a grant to another waiter failed.
                     self.leave(id);

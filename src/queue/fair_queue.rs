@@ -280,15 +280,16 @@ impl FairQueue {
         }
         self.left = Some(self.waiter(serial).give_up_place());
         self.refreshing = self.refreshing.filter(|refreshing| *refreshing != serial);
-        self.wake_without_place();
+        self.wake_without_place(serial);
         None
     }
 
-    /// Wakes the calls that wait for a place that they could take over.
-    pub(super) fn wake_without_place(&self) {
+    /// Wakes the calls, except the one with this serial, that wait for a place: they can take it
+    /// over, or enter if there is none.
+    pub(super) fn wake_without_place(&self, serial: u64) {
         if self.is_shared {
             let waiters = self.waiters.iter();
-            let without = waiters.filter(|waiter| waiter.id.is_none());
+            let without = waiters.filter(|it| it.id.is_none() && it.serial != serial);
             without.for_each(|waiter| waiter.parker.unpark());
         }
     }
@@ -408,7 +409,7 @@ impl FairQueue {
         self.refreshing = None;
         self.no_refresh_before = Instant::START;
         let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
-        let mut gone = Vec::new();
+        let (mut gone, mut is_free) = (Vec::new(), None);
         // Other waiters may have been granted the lock, or have given up, in the meantime.
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.waits()) {
             match waiter.id.as_ref().and_then(|id| answers.get(id)) {
@@ -420,9 +421,13 @@ impl FairQueue {
                 Some(Refreshed::Gone) => {
                     gone.extend(waiter.wait_under(None));
                     waiter.parker.unpark();
+                    is_free = Some(waiter.serial);
                 }
                 None => {}
             }
+        }
+        if let Some(serial) = is_free {
+            self.wake_without_place(serial);
         }
         self.wake_one_to_refresh();
         gone

@@ -86,7 +86,7 @@ impl FairTicket<'_> {
             let waiter = queue.waiter(self.serial);
             waiter.refused(reply, remaining);
             if waiter.pace.backoff.is_some() {
-                queue.wake_without_place();
+                queue.wake_without_place(self.serial);
             }
         });
     }
@@ -116,6 +116,12 @@ impl FairTicket<'_> {
             owners.remove(&id);
             Some(id)
         })
+    }
+
+    /// Records that the call has failed to enter. Another that shares its place may enter now.
+    pub(crate) fn note_not_entered(&self) {
+        self.forget_id();
+        self.with_queue(|queue| queue.wake_without_place(self.serial));
     }
 
     /// Returns whether any call of this client for the name can receive a grant message.

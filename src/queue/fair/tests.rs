@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::protocol::cohort::CohortKeys;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::place::Refreshed;
@@ -289,6 +290,25 @@ fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
     fair_queues.granted(&ids[0], tokens(7));
     assert!(is_woken(&first));
     assert_eq!(first.position(at(903), false), grant(&ids[0], 7, 902));
+}
+
+#[test]
+fn call_behind_a_shared_place_is_woken_when_nobody_has_it() {
+    let fair_queues = FairQueues::default();
+    let keys = Keys::new("a".into(), "lock:", "r:");
+    let keys = CohortKeys::of(keys, &Arc::default());
+    let [first, behind] =
+        [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+    first.begin_entering(&HolderId::fresh("o"));
+    assert_eq!(behind.position(at(0), false), Position::Behind);
+    first.note_not_entered();
+    assert!(is_woken(&behind) && !is_woken(&first));
+    assert_eq!(behind.position(at(1), false), Position::Contend);
+
+    let ids = [enter(&first, 10)];
+    assert_eq!(behind.position(at(11), false), Position::Behind);
+    first.note_refreshed(&ids, &[Refreshed::Gone], sent_at(900));
+    assert!(is_woken(&behind) && is_woken(&first));
 }
 
 #[test]
