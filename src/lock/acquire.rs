@@ -149,9 +149,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
                 }
                 pause
             }
-            Err(Fault::Rejected(error))
-                if is_behind && error.lacks_right() && attempt.keys.forgo_queue() =>
-            {
+            Err(Fault::Rejected(error)) if is_behind && attempt.forgoes_queue(&error) => {
                 Duration::ZERO
             }
             Err(Fault::Open(open)) => {

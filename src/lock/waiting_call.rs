@@ -161,13 +161,9 @@ impl<'a> WaitingCall<'a> {
     /// Gives up the place in Redis if `error` says that this client's user may have none. Returns
     /// whether the call then goes on without it.
     pub(crate) fn forgoes_queue(&mut self, error: &Error) -> bool {
-        if !error.lacks_right() || !self.attempt.keys.forgo_queue() {
+        if !self.attempt.forgoes_queue(error) {
             return false;
         }
-        logging::warn!(
-            name:% = self.attempt.keys;
-            "this client waits for releases instead of in queues in Redis: {error}"
-        );
         self.place = None;
         self.set_shares_place(false);
         if self.set_place.take().is_some() {
