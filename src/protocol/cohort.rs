@@ -9,7 +9,7 @@ use crate::protocol::fair::lock_queue;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};
 use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
-use crate::protocol::queue_keys::QueueKeys;
+use crate::protocol::queue_keys::{QueueKeys, queue_script};
 use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
 use crate::protocol::verb::Verb;
@@ -30,14 +30,11 @@ pub(super) static RELEASE: Script = script!(
     "pass_on"
 );
 /// Says what the places of a client want from now on, and refreshes them.
-pub(super) static REFRESH: Script = script!(
+pub(super) static REFRESH: Script = queue_script!(
     "queue_refresh",
-    "time get set del pttl lindex lpop lrem hget hset hdel pexpire",
-    "last_token",
-    "now",
+    " pexpire",
     "admit_lock",
     "lock_key",
-    "queue",
     "cohort_refresh"
 );
 

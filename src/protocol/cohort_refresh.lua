@@ -1,4 +1,4 @@
--- Stands before queue_refresh.lua, and takes the first argument: what the places of the client's
+-- Runs before queue_refresh.lua, and takes the first argument: what the places of the client's
 -- waiters want from now on.
 -- KEYS[4] places
 -- ARGV[1] what they want, ARGV[2] the client's inbox, ARGV[3..] holder ids

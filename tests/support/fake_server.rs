@@ -73,8 +73,12 @@ fn script(sha: &str) -> String {
             &[source!("pass_on"), source!("cohort_release")],
         ];
         let refreshing = [
-            &queue[..],
-            &[source!("cohort_refresh"), source!("queue_refresh")],
+            &queue[..4],
+            &[
+                source!("cohort_refresh"),
+                queue[4],
+                source!("queue_refresh"),
+            ],
         ];
         let of_mutexes = vec![
             (passing_on.concat().concat(), "release"),
