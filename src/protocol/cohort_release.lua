@@ -1,6 +1,6 @@
--- Releases the lock if the caller holds it: grants it to the first waiter of its queue that can hear
--- of it, or frees it and wakes those that wait elsewhere. Otherwise removes the caller's place from
--- the queue, and grants a free lock to the first waiter.
+-- Releases the lock if the caller holds it: grants it to the first waiter of its queue that a grant
+-- reaches, or frees it and wakes those that wait elsewhere. Otherwise removes the caller's place
+-- from the queue, and grants a free lock to the first waiter.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] given if the lock may be left free for a moment
 -- Released, or removed from the queue: 1. Released and left free although clients wait: 2 for a
@@ -19,13 +19,14 @@ if seen == ARGV[1] then
     local leaves_open, pass_on = open_queue()
     local leaves, is_open = pcall(leaves_open)
     if ARGV[3] and leaves and is_open then
-      -- The caller has the lock granted a moment later. The waiters of the queue know the word.
+      -- The caller has the lock granted a moment later. Clients that wait recognise `open` and
+      -- refresh their places.
       reply, message = 2, 'open ' .. ARGV[1]
     else
       local is_held, is_reader_next = pass_on(ARGV[1])
       if is_held then return 1 end
-      -- The caller could be the first to acquire the lock again and again. Waiters that a grant does
-      -- not reach, for example of a killed process, must not keep it from doing so.
+      -- The caller could be the first to acquire the lock again and again. Waiters that a grant
+      -- does not reach, for example of a killed process, must not keep it from doing so.
       if is_reader_next then reply = 3 end
     end
   end

@@ -46,7 +46,7 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         self.keys().check()
     }
 
-    /// Lets other readers in beside the holder, a writer, which is a reader from now on.
+    /// Makes the holder, a writer, a reader from now on. Other readers may then join it.
     ///
     /// Sets the ttl, and never shortens it. May be repeated.
     fn downgrade<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {

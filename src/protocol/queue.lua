@@ -25,7 +25,7 @@ local asking, granted
 
 -- Grants the waiters in line what they want, as long as they fit, and tells their clients. A waiter
 -- that a grant does not reach keeps its position and is marked as passed over. Returns an error if
--- a grant failed; nil and true if it stopped at a waiter that a grant reaches but that does not fit.
+-- a grant failed; nil and true if it stopped at a waiter that it reaches and that does not fit.
 local function grant()
   local n, count = 0, 0
   -- The inboxes to which nobody listens, and how many they are.
@@ -52,7 +52,7 @@ local function grant()
       and silent_count < 100
     then
       -- Not the reply of PUBLISH: a client whose subscription has stayed at a replica would receive
-      -- a grant that nobody here has received, and hold the lock beside the next waiter.
+      -- a grant that nobody here has received, and hold the lock together with the next waiter.
       local listeners = redis.pcall('PUBSUB', 'NUMSUB', inbox)
       -- A user without this permission grants to the first living place.
       is_reached = listeners.err or listeners[2] > 0

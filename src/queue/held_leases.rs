@@ -82,14 +82,14 @@ impl HeldLeases {
         Some(&found.hold)
     }
 
-    /// Returns the oldest lease beside which Redis refuses a further one, `is_shared` or not.
+    /// Returns the oldest lease that makes Redis refuse a further one, `is_shared` or not.
     pub(super) fn excludes(&self, is_shared: bool) -> Option<&Weak<HeldLease>> {
         let mut leases = self.iter().filter(|_| self.is_full());
         let found = leases.find(|lease| !is_shared || !lease.is_shared)?;
         Some(&found.hold)
     }
 
-    /// Adds a lease; removes and returns those beside which Redis never grants it.
+    /// Adds a lease; removes and returns those that Redis never grants it together with.
     ///
     /// They must have been lost: all of them, or those that are not shared if the new one is.
     pub(super) fn insert(

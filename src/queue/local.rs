@@ -95,8 +95,8 @@ impl Waiters {
         names.get(name).map_or(0, |queue| queue.waiters.len())
     }
 
-    /// Returns a lease of this client beside which Redis refuses the name to another, `is_shared`
-    /// or not, if there is one.
+    /// Returns a lease of this client that makes Redis refuse the name to another lease,
+    /// `is_shared` or not, if there is one.
     ///
     /// Never one of a semaphore, which may have permits for further calls.
     pub(crate) fn excludes(&self, name: &Name, is_shared: bool) -> Option<Arc<HeldLease>> {
@@ -253,7 +253,8 @@ impl Waiters {
             .left_open(name, now.after(OPEN_FOR), granted_by);
         self.sets.left_open(name, granted_by);
         let has_place = self.cohorts.shared(name).is_taken;
-        // Nobody grants to a call without a place: it must use the moment.
+        // Wakes a contender without a place, to which nobody grants. If its client shares places,
+        // it leaves the moment to others and enters the queue afterwards.
         self.note_message(name, id, announcer, has_place)
     }
 

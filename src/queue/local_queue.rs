@@ -122,7 +122,7 @@ impl Waiter {
         match &self.parker {
             // Called under the lock that the waiter takes next. On two processors, a wake-up
             // outside of it makes a hand-off through Redis a tenth slower: the waiter starts on the
-            // other processor beside this thread, and the server has to wait for both.
+            // other processor while this thread still runs, and the server has to wait for both.
             Some(parker) => parker.unpark(),
             None => self.woken_early = true,
         }

@@ -1,4 +1,4 @@
-//! Reads what an operator can see: the keys on a server, and numbers stored beside a lock.
+//! Reads what an operator can see: the keys on a server, and the numbers that belong to a lock.
 
 use std::sync::Arc;
 use std::thread;
@@ -39,7 +39,7 @@ impl Deployment {
         (health_of_all(&servers, until), needed)
     }
 
-    /// Reads a number stored beside a lock, or `None` if there is none. Over a quorum, the highest
+    /// Reads a number that belongs to a lock, or `None` if there is none. Over a quorum, the highest
     /// counts.
     pub(crate) fn number(
         &self,
@@ -109,7 +109,7 @@ fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
     })
 }
 
-/// A number stored beside a lock.
+/// A number that belongs to a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gauge<'a> {
     /// The last fencing token.

@@ -1,4 +1,4 @@
-//! Tests of what a call has heard from Redis.
+//! Tests of the replies about a name, and of what they allow at a deadline.
 
 use super::*;
 

@@ -138,12 +138,12 @@ fn grant_wakes_a_call_that_also_waits_in_the_local_queue() {
 }
 
 #[test]
-fn waiter_without_a_place_hears_that_the_lock_was_left_open() {
+fn waiter_without_a_place_is_woken_when_the_lock_is_left_open() {
     let (waiters, name) = (Waiters::default(), Name::from("a"));
     let all = waiters.join(&name, None, true);
     let is_open = || waiters.left_open(&name, b"foreign", ALONE, NOW).is_none();
     assert!(is_open() && is_woken(&all));
-    // Beside a place of this client.
+    // The same while another call of this client has a place.
     let keys = FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"));
     let pace = RefreshPace {
         every: Duration::from_secs(1),
