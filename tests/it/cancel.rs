@@ -9,8 +9,8 @@ use crossbeam_channel::Receiver;
 use leasehold::{CancelToken, Client, Error, Mutex, Unlocked};
 use support::fair::{PATIENCE, unlock, wait_until_only_fences_remain};
 use support::{
-    BlackHole, Control, Proxy, SLACK, Server, Traffic, builder, client, eventually, ms, result_of,
-    spawn_call,
+    BlackHole, Cluster, ClusterSetup, Control, Proxy, SLACK, Server, Traffic, builder, client,
+    eventually, ms, result_of, spawn_call,
 };
 
 support::tests![
@@ -19,6 +19,7 @@ support::tests![
     call_behind_others_of_its_client_is_cancelled_alone,
     call_over_a_quorum_is_cancelled_while_it_waits,
     call_that_begins_cancelled_sends_nothing,
+    cancelled_call_for_several_slots_sends_nothing_to_those_that_it_has_not_asked,
     lock_that_is_granted_to_a_cancelled_call_is_released,
     lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are_dropped,
     calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind,
@@ -193,6 +194,34 @@ fn call_that_begins_cancelled_sends_nothing() {
     }
     assert_eq!(nowhere.connections(), 0);
     assert_eq!(client.stats().totals.cancelled, KINDS.len() as u64);
+}
+
+fn cancelled_call_for_several_slots_sends_nothing_to_those_that_it_has_not_asked() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let client = patient(&cluster.url());
+    // The slots are asked in their order.
+    let names = [0, 1].map(|master| cluster.name_owned_by("slot", master));
+    let fence = |n: usize| {
+        cluster
+            .node(n)
+            .get(format!("leasehold:fence:{{lock:{}}}", names[n]))
+    };
+    let token = CancelToken::new();
+    let set = client.mutex_all(&names).ttl(HOUR).cancel_on(&token);
+    assert_eq!(set.lock().unwrap().unlock().unwrap(), Unlocked::Released);
+    let (fences, attempts) = ([fence(0), fence(1)], client.stats().totals.attempts);
+    cluster.pause(0);
+    let waiting = spawn_call(move || set.try_lock().map(drop));
+    eventually(PATIENCE, || client.stats().totals.attempts > attempts);
+    token.cancel();
+    assert_cancelled(result_of(&waiting));
+    cluster.resume(0);
+    // Node 0 has granted its part, and has it back.
+    let key = format!("lock:{}", names[0]);
+    eventually(PATIENCE, || {
+        fence(0) != fences[0] && cluster.node(0).get(&key).is_none()
+    });
+    assert_eq!(fence(1), fences[1]);
 }
 
 /// The server grants the lock; the call is cancelled before the reply arrives.
