@@ -10,6 +10,10 @@ pub(crate) trait Model {
     type Step: Copy + Debug;
     type Broken;
 
+    /// The fewest states of a search that finds no broken promise. A model in which hardly any step
+    /// is possible keeps all its promises.
+    const FEWEST: usize;
+
     /// Calls `take` with every step that is possible in this state, and the state after it.
     fn each_next(&self, state: &Self::State, take: impl FnMut(Self::Step, Self::State));
 
@@ -122,6 +126,8 @@ pub(crate) fn holds<M: Model>(
 }
 
 /// As [`holds`], and calls `edge` with every step: the state before it, and the one after it.
+///
+/// Panics if there are fewer than [`Model::FEWEST`] states.
 pub(crate) fn explore<M: Model>(
     model: &M,
     start: M::State,
@@ -147,6 +153,8 @@ pub(crate) fn explore<M: Model>(
         }
         now += 1;
     }
+    let count = found.states.len();
+    assert!(count >= M::FEWEST, "the search ended after {count} states");
     Ok(found)
 }
 

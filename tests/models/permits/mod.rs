@@ -15,6 +15,8 @@ impl Model for Rules {
     type Step = Step;
     type Broken = Broken;
 
+    const FEWEST: usize = 1_000;
+
     fn each_next(&self, state: &State, mut take: impl FnMut(Step, State)) {
         steps::each_next(state, self, |step, next| take(step, next.normalized(self)));
     }

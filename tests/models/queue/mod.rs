@@ -25,6 +25,8 @@ impl Model for Rules {
     type Step = Step;
     type Broken = Broken;
 
+    const FEWEST: usize = 500;
+
     fn each_next(&self, state: &State, take: impl FnMut(Step, State)) {
         steps::each_next(state, self, take);
     }
