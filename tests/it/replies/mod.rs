@@ -243,29 +243,42 @@ fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
     );
 }
 
+/// The source of a script on the queue of a lock.
+macro_rules! of_queue {
+    ($name:literal) => {
+        source!(
+            "last_token",
+            "now",
+            "admit_lock",
+            "lock_key",
+            "queue",
+            $name
+        )
+    };
+}
+
+/// The source of a script on the queues of several locks.
+macro_rules! of_queues {
+    ($name:literal) => {
+        source!(
+            "last_token",
+            "now",
+            "each_name",
+            "admit_lock",
+            "lock_key",
+            "queue",
+            $name
+        )
+    };
+}
+
 /// A set that waits for the first name, then for the second, and loses its place there.
 fn waiting_set(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, third] = IDS;
     let keys = &["lock:s1", "lock:s2", "f1", "f2", "q1", "q2", "p1", "p2"];
     let mut note = |what, reply| replies.note(what, reply);
-    let enter = source!(
-        "last_token",
-        "now",
-        "each_name",
-        "admit_lock",
-        "lock_key",
-        "queue",
-        "queue_enter_all"
-    );
-    let release = source!(
-        "last_token",
-        "now",
-        "each_name",
-        "admit_lock",
-        "lock_key",
-        "queue",
-        "queue_release_all"
-    );
+    let enter = of_queues!("queue_enter_all");
+    let release = of_queues!("queue_release_all");
     let asks = |id, [at, kept, keeps]: [&'static str; 3]| -> [&'static str; 9] {
         [id, TTL, at, kept, keeps, "a", "i", "c", "d"]
     };
@@ -347,38 +360,10 @@ fn fair(raw: &mut Raw, replies: &mut Replies) {
     let [first, second, third] = IDS;
     let keys = &["lock:f", "fence:f", "queue:f", "places:f"];
     let mut note = |what, reply| replies.note(what, reply);
-    let enter = source!(
-        "last_token",
-        "now",
-        "admit_lock",
-        "lock_key",
-        "queue",
-        "queue_enter"
-    );
-    let refresh = source!(
-        "last_token",
-        "now",
-        "admit_lock",
-        "lock_key",
-        "queue",
-        "queue_refresh"
-    );
-    let release = source!(
-        "last_token",
-        "now",
-        "admit_lock",
-        "lock_key",
-        "queue",
-        "queue_release"
-    );
-    let undo = source!(
-        "last_token",
-        "now",
-        "admit_lock",
-        "lock_key",
-        "queue",
-        "queue_undo"
-    );
+    let enter = of_queue!("queue_enter");
+    let refresh = of_queue!("queue_refresh");
+    let release = of_queue!("queue_release");
+    let undo = of_queue!("queue_undo");
     note(
         "queue_enter, free",
         raw.script(enter, keys, &[first, TTL, "1", "l", "i"]),
