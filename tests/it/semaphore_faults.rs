@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
-use leasehold::{Client, Error, Lost, Semaphore, Unlocked};
+use leasehold::{Client, Error, Lost, Semaphore, SemaphorePermit, Unlocked};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use support::fair::PATIENCE;
@@ -424,23 +424,27 @@ fn shutdown_gives_back_permits_and_places() {
     wait_until_only_permit_fences_remain(&server);
 }
 
-/// How many calls of [`random_calls_with_lost_replies_keep_the_count`] there are; set
-/// `LEASEHOLD_STEPS` for more.
+/// How many calls of [`random_calls_with_lost_replies_keep_the_count`] there are.
+///
+/// `LEASEHOLD_STEPS` overrides the number, and `LEASEHOLD_SEED` repeats the calls of a run, though
+/// not their order among the threads.
 const CALLS: u64 = 1_000;
+
+/// The number of permits in [`random_calls_with_lost_replies_keep_the_count`].
+const PERMITS_OF_ALL: u64 = 5;
 
 /// Four threads, each with its own client, acquire and release at random while connections break
 /// before their next reply. What the calls report must never exceed the number of permits, nor
 /// must the set in Redis, whose counter is right after every call.
 fn random_calls_with_lost_replies_keep_the_count() {
-    const PERMITS_OF_ALL: u64 = 5;
-    let steps = std::env::var("LEASEHOLD_STEPS").ok();
-    let calls = steps.map_or(CALLS, |steps| steps.parse().expect("a number of calls"));
+    let number = |key| Some(std::env::var(key).ok()?.parse::<u64>().expect("a number"));
+    let calls = number("LEASEHOLD_STEPS").unwrap_or(CALLS);
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let held = AtomicU64::new(0);
     let made = AtomicU64::new(0);
-    let seed: u64 = rand::random();
-    println!("LEASEHOLD_SEED={seed}");
+    let seed = number("LEASEHOLD_SEED").unwrap_or_else(rand::random);
+    println!("LEASEHOLD_SEED={seed} repeats the calls of this run");
     let (running, is_over) = bounded::<()>(0);
     let calls_of_one = |n: u64| {
         let mut rng = SmallRng::seed_from_u64(seed + n);
@@ -450,24 +454,13 @@ fn random_calls_with_lost_replies_keep_the_count() {
         let mut permits = Vec::new();
         while made.fetch_add(1, Ordering::SeqCst) < calls {
             if permits.is_empty() || rng.random_ratio(2, 5) {
-                let semaphore = semaphore.clone().many(rng.random_range(1..=3));
-                let limit = ms([0, 0, 2, 5][rng.random_range(0..4)]);
-                if let Ok(Some(permit)) = semaphore.try_acquire_for(limit) {
-                    let count = u64::from(permit.count());
-                    let now = held.fetch_add(count, Ordering::SeqCst) + count;
-                    assert!(now <= PERMITS_OF_ALL, "{now} are held");
-                    permits.push(permit);
-                }
+                permits.extend(try_some(&semaphore, &mut rng, &held));
             } else if rng.random_ratio(1, 4) {
                 // A renewal without a reply is no loss.
                 let _ = permits[0].renew();
             } else {
                 let permit = permits.swap_remove(rng.random_range(0..permits.len()));
-                assert!(permit.is_held());
-                held.fetch_sub(permit.count().into(), Ordering::SeqCst);
-                let released = permit.release();
-                let lost = matches!(released, Ok(Unlocked::AlreadyLost(_)));
-                assert!(!lost, "{released:?}");
+                release_held(permit, &held);
             }
             let Set { out, .. } = Set::read(&mut connection, PERMITS);
             assert!(out <= PERMITS_OF_ALL, "{out} are out");
@@ -498,6 +491,31 @@ fn random_calls_with_lost_replies_keep_the_count() {
     });
     assert_eq!(held.load(Ordering::SeqCst), 0);
     eventually(PATIENCE, || permits_out(&server) == 0);
+}
+
+/// Acquires one to three permits within at most 5 ms, and counts them as `held`.
+fn try_some(
+    semaphore: &Semaphore,
+    rng: &mut SmallRng,
+    held: &AtomicU64,
+) -> Option<SemaphorePermit> {
+    let semaphore = semaphore.clone().many(rng.random_range(1..=3));
+    let limit = ms([0, 0, 2, 5][rng.random_range(0..4)]);
+    // A call whose reply was lost holds nothing.
+    let permit = semaphore.try_acquire_for(limit).ok()??;
+    let count = u64::from(permit.count());
+    let now = held.fetch_add(count, Ordering::SeqCst) + count;
+    assert!(now <= PERMITS_OF_ALL, "{now} are held");
+    Some(permit)
+}
+
+/// Releases a permit that is held. A release without a reply is repeated in the background.
+fn release_held(permit: SemaphorePermit, held: &AtomicU64) {
+    assert!(permit.is_held());
+    held.fetch_sub(permit.count().into(), Ordering::SeqCst);
+    let released = permit.release();
+    let lost = matches!(released, Ok(Unlocked::AlreadyLost(_)));
+    assert!(!lost, "{released:?}");
 }
 
 const PERMITS_OF_PROCESSES: u32 = 3;
