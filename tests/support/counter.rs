@@ -2,11 +2,16 @@
 
 use std::sync::Barrier;
 use std::thread;
+use std::time::Duration;
 
 use leasehold::{Client, FairMutex, FencingToken, Mutex, RwLock, Unlocked};
 
 use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
+use super::time::ms;
+
+/// How long a call waits for a reply, at most: many threads of several processes call at a time.
+const PATIENCE: Duration = ms(10_000);
 
 /// The number of processes, of threads in each, and of increments by each thread.
 #[derive(Clone, Copy, Debug)]
@@ -62,12 +67,15 @@ impl Counters {
     }
 }
 
+/// Returns a client whose calls do not fail because this machine is slow.
 fn client(urls: &str) -> Client {
-    let opened = match urls.contains(' ') {
-        true => Client::quorum(urls.split(' ')),
-        false => Client::open(urls),
+    let builder = Client::builder();
+    let builder = match urls.contains(' ') {
+        true => builder.quorum(urls.split(' ')),
+        false => builder.url(urls),
     };
-    opened.expect("the URLs are valid")
+    let patient = builder.connect_timeout(PATIENCE).command_timeout(PATIENCE);
+    patient.build().expect("the URLs are valid")
 }
 
 /// A lock of any kind.
