@@ -2,6 +2,7 @@
 
 use std::io;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use leasehold::Client;
 use redis::Commands;
@@ -9,6 +10,8 @@ use redis::Commands;
 use support::{Child, Outcome, connect, key, run};
 
 mod support;
+
+const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Starts a private Redis and then calls `three_nights`. Your own program would not need this.
 fn main() -> ExitCode {
@@ -18,7 +21,6 @@ fn main() -> ExitCode {
 /// Runs in each of the three processes.
 fn worker() -> Outcome {
     let client = Client::from_env()?;
-    let mut _kept = None;
     // One line of input for every night. A real worker would use a clock.
     for night in io::stdin().lines() {
         let night = night?;
@@ -27,8 +29,8 @@ fn worker() -> Outcome {
             Some(guard) => {
                 write_report(&night)?;
                 println!("wrote the report");
-                // Kept until the next night, so that a worker whose clock lags finds the lock held.
-                _kept = Some(guard);
+                // A worker whose clock lags finds the lock held.
+                guard.keep_for(HOUR)?;
             }
             None => println!("stayed in bed"),
         }

@@ -12,7 +12,7 @@ use crate::replicas::Replicas;
 use crate::thread_group::{DIALER, ThreadGroup};
 use crate::wait_policy::WaitPolicy;
 
-const SHORTEST_TTL: Duration = Duration::from_millis(10);
+pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(10);
 
 /// Scripts calculate with doubles, which are exact up to 2^53.
 const LONGEST_TTL: Duration = Duration::from_millis((1 << 53) - 1);

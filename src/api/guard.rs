@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::holder::HolderId;
 use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
-use crate::lock::release::{Unlocked, release};
+use crate::lock::release::{Unlocked, keep_until, release};
 use crate::lock::renew::{ensure_held, renew, set_ttl};
 use crate::lock::shutdown::{Core, stop};
 use crate::lost::Lost;
@@ -235,7 +235,8 @@ impl MutexGuard {
     /// Sets the lease's ttl, for now and for later renewals.
     ///
     /// The lease lasts `ttl` from now on, whether that is longer or shorter than before. Returns
-    /// within the command timeout.
+    /// within the command timeout. To leave the lock taken for a time after the guard has ended,
+    /// call [`keep_for`](Self::keep_for).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -294,6 +295,51 @@ impl MutexGuard {
     ///   was lost.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         self.release()
+    }
+
+    /// Ends the guard, but leaves the lock taken until `at_least` after it was acquired.
+    ///
+    /// For a job that one of several hosts must run once, even if a host's clock lags. The lock is
+    /// not renewed any more: its key expires then, whether this process lives on or not. If the
+    /// time is over already, this releases the lock. Waiting calls get no message when a key
+    /// expires. They ask again at the expiry or within a second of it. Returns within the command
+    /// timeout.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let nightly = client.mutex("nightly");
+    /// if let Some(guard) = nightly.try_lock()? {
+    ///     println!("writing the report"); // takes a second
+    ///     guard.keep_for(Duration::from_secs(60))?;
+    /// }
+    /// assert!(nightly.try_lock()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Config`] if no ttl can be that long. The lock is released.
+    /// - [`Error::Lost`] if the lock was lost before.
+    /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the change. The lock
+    ///   is not renewed any more. It becomes free when its lease ends, which can be earlier than
+    ///   asked for, or at the time asked for if the command still runs. If the time was over, the
+    ///   error is that of [`unlock`](Self::unlock).
+    pub fn keep_for(mut self, at_least: Duration) -> Result<(), Error> {
+        let now = Instant::now();
+        let end = self.hold.since().unwrap_or(now).after(at_least);
+        if end <= now {
+            self.release()?.into_result()?;
+            return Ok(());
+        }
+        let runtime = &self.core.runtime;
+        let kept = keep_until(runtime, &self.hold, self.token, end);
+        if !matches!(kept, Err(Error::Config(_) | Error::Lost(_))) {
+            // Dropping the guard releases nothing.
+            self.release_by = Some(now.after(runtime.deployment.command_timeout()));
+        }
+        kept
     }
 
     pub(super) fn runtime(&self) -> &Runtime {

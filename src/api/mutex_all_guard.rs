@@ -219,4 +219,25 @@ impl MutexAllGuard {
     pub fn unlock(self) -> Result<Unlocked, Error> {
         self.0.unlock()
     }
+
+    /// Ends the guard, but leaves all names taken until `at_least` after they were acquired.
+    ///
+    /// Works as described for [`MutexGuard::keep_for`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let both = client.mutex_all(["account:1", "account:2"]);
+    /// both.lock()?.keep_for(Duration::from_secs(60))?;
+    /// assert!(both.try_lock()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`MutexGuard::keep_for`].
+    pub fn keep_for(self, at_least: Duration) -> Result<(), Error> {
+        self.0.keep_for(at_least)
+    }
 }

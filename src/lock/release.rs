@@ -2,16 +2,18 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::cause::Rounded;
 use crate::clock::{Instant, sleep};
+use crate::config::SHORTEST_TTL;
 use crate::error::{Cause, Error};
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::HeldLease;
 use crate::lease::release::Release;
 use crate::lease::state::LeaseState;
 use crate::lease::status::LeaseStatus;
-use crate::lock::renew::renew;
+use crate::lock::renew::{renew, set_ttl};
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
@@ -93,22 +95,67 @@ pub(crate) fn release(
         return Ok(Unlocked::Released);
     }
     let since = hold.since();
-    match hold.release(token, now) {
-        Some(LeaseStatus::Held(_)) => {}
-        Some(LeaseStatus::Lost(lost)) => {
-            count(runtime, false, since, now);
-            release_after_loss(runtime, hold, lost);
-            return Ok(Unlocked::AlreadyLost(lost));
-        }
-        Some(LeaseStatus::Released) | None => return Ok(Unlocked::Released),
+    if let Some(ended) = end_holding(runtime, hold, token, now) {
+        return Ok(ended);
     }
-    runtime.timer.forget(hold);
     // Other clients have waited for the whole run of hand-offs: they go first now.
     let mut yields_to_fleet = hold.keys.queue().is_none() && hold.run.was_handed(token);
     let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
     count(runtime, in_time, since, now);
     note_outcome(runtime, hold, &outcome, yields_to_fleet);
+    outcome
+}
+
+/// Ends the holding with `token` at `now`; returns the outcome if nothing is left to release.
+fn end_holding(
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
+    token: FencingToken,
+    now: Instant,
+) -> Option<Unlocked> {
+    let since = hold.since();
+    match hold.release(token, now) {
+        Some(LeaseStatus::Held(_)) => {
+            runtime.timer.forget(hold);
+            None
+        }
+        Some(LeaseStatus::Lost(lost)) => {
+            count(runtime, false, since, now);
+            release_after_loss(runtime, hold, lost);
+            Some(Unlocked::AlreadyLost(lost))
+        }
+        Some(LeaseStatus::Released) | None => Some(Unlocked::Released),
+    }
+}
+
+/// Ends the holding with `token`, and leaves the key to expire at `end`, without renewals.
+///
+/// The holding goes on if `end` is too far away for a ttl, or the lease was found lost.
+pub(crate) fn keep_until(
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
+    token: FencingToken,
+    end: Instant,
+) -> Result<(), Error> {
+    // Redis counts whole milliseconds: rounded up, the key does not expire before `end`.
+    let left = (Instant::now().until(end)).saturating_add(Duration::from_millis(1));
+    let left = left.max(SHORTEST_TTL);
+    let outcome = set_ttl(runtime, hold, token, left);
+    if let Err(Error::Config(_) | Error::Lost(_)) = outcome {
+        return outcome;
+    }
+    let since = hold.since();
+    let now = Instant::now();
+    if let Some(ended) = end_holding(runtime, hold, token, now) {
+        ended.into_result()?;
+        return outcome;
+    }
+    count(runtime, true, since, now);
+    // No release will be announced: the waiters of this client ask Redis when the key ends.
+    runtime.waiters.ended(hold, None);
+    hold.lease(LeaseState::released);
+    log(hold, "kept until it expires", outcome.as_ref().err());
     outcome
 }
 

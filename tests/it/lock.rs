@@ -23,6 +23,9 @@ support::tests![
     force_unlock_from_spares_a_later_holder,
     set_ttl_lengthens_and_shortens_a_lease,
     a_lost_lease_is_neither_renewed_nor_extended,
+    a_kept_lock_is_free_once_its_time_is_over,
+    keeping_a_lock_for_a_time_that_is_over_releases_it,
+    a_lock_that_cannot_be_kept_is_an_error,
     #[cfg(target_os = "linux")]
     threads_of_one_client_get_the_lock_in_fifo_order,
     a_waiter_that_backs_off_gets_the_lock,
@@ -471,4 +474,70 @@ fn a_spinning_client_gets_the_same_results() {
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         }
     }
+}
+
+fn a_kept_lock_is_free_once_its_time_is_over() {
+    let server = Server::start();
+    let (one, two) = (client(&server), client(&server));
+    let at_least = ms(2_000);
+    // Renewals would keep the lock for ever.
+    let mutex = one.mutex("a").ttl(MINUTE).renew_every(ms(100));
+    let fair = one.fair_mutex("b").ttl(MINUTE).renew_every(ms(100));
+    let began = Instant::now();
+    let (guard, of_fair) = (mutex.lock().unwrap(), fair.lock().unwrap());
+    let set = one.mutex_all(["c", "d"]).lock().unwrap();
+    let lost = guard.lost();
+    guard.keep_for(at_least).unwrap();
+    assert!(lost.recv().is_err(), "a kept lock is not lost");
+    of_fair.keep_for(at_least).unwrap();
+    set.keep_for(at_least).unwrap();
+    for name in ["a", "b", "c", "d"] {
+        // Nearly always taken, unless the machine stood still.
+        assert!(!is_free(&server, name) || began.elapsed() >= at_least);
+    }
+    let waiter = {
+        let mutex = mutex.clone();
+        thread::spawn(move || mutex.lock().map(drop))
+    };
+    drop(two.mutex("a").lock().unwrap());
+    assert!(began.elapsed() >= at_least);
+    waiter.join().unwrap().unwrap();
+    for name in ["b", "c", "d"] {
+        drop(two.mutex(name).lock().unwrap());
+    }
+    assert!(began.elapsed() < MINUTE, "{:?}", began.elapsed());
+    assert_eq!(one.stats().held, 0);
+}
+
+fn is_free(server: &Server, name: &str) -> bool {
+    client(server).mutex(name).inspect().unwrap().is_none()
+}
+
+fn keeping_a_lock_for_a_time_that_is_over_releases_it() {
+    let server = Server::start();
+    let client = client(&server);
+    client.mutex("a").lock().unwrap().keep_for(ms(0)).unwrap();
+    assert!(is_free(&server, "a"));
+}
+
+fn a_lock_that_cannot_be_kept_is_an_error() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("a");
+    let error = mutex.lock().unwrap().keep_for(Duration::MAX).unwrap_err();
+    assert!(matches!(error, Error::Config(_)), "{error:?}");
+    assert!(is_free(&server, "a"));
+
+    let guard = mutex.lock().unwrap();
+    server.run("SET", &["lock:a", "somebody"]);
+    let error = guard.keep_for(MINUTE).unwrap_err();
+    assert!(matches!(error, Error::Lost(Lost::Taken)), "{error:?}");
+    server.run("DEL", &["lock:a"]);
+
+    let guard = mutex.lock().unwrap();
+    server.pause();
+    let error = guard.keep_for(MINUTE).unwrap_err();
+    assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
+    assert_eq!(client.stats().held, 0);
+    server.resume();
 }
