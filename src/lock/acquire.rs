@@ -11,7 +11,7 @@ use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
 use crate::lock::cancellable::{Outcome, until_cancelled};
 use crate::lock::silence::Silence;
 use crate::lock::waiting_call::WaitingCall;
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{Primitive, Queueing};
 use crate::redis::Fault;
 use crate::runtime::Runtime;
 
@@ -137,7 +137,11 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
             break None;
         }
         let is_behind = shared.is_some_and(|shared| shared.is_behind_others(Instant::now()));
-        let pause = match attempt.try_once(tokens, is_behind) {
+        let queueing = match is_behind {
+            true => Queueing::Behind,
+            false => Queueing::Barge,
+        };
+        let pause = match attempt.try_once(tokens, queueing) {
             Ok((Attempted::Acquired(hold), _)) => return Ok(Some(hold)),
             Ok((Attempted::Refused(_, remaining), _)) => break remaining,
             Ok((Attempted::SplitVote, _)) => {

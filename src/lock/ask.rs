@@ -10,6 +10,7 @@ use crate::lock::replies::Over;
 use crate::lock::sleep::SleepEnd::{self, TimedOut};
 use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::place::Refreshed;
+use crate::protocol::primitive::Queueing;
 use crate::redis::Fault;
 use crate::stats::Wake;
 
@@ -34,7 +35,7 @@ impl WaitingCall<'_> {
                 (place.enter(tokens), true)
             }
             (None, Some(set)) => (set.ask(), false),
-            _ => (self.attempt.try_once(tokens, false), false),
+            _ => (self.attempt.try_once(tokens, Queueing::Barge), false),
         };
         match tried {
             Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),

@@ -20,7 +20,7 @@ use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, Refusal};
 use crate::protocol::one_or_many::OneOrMany;
-use crate::protocol::primitive::{Acquire, Primitive};
+use crate::protocol::primitive::{Acquire, Primitive, Queueing};
 use crate::protocol::script::Call;
 use crate::queue::fair::SharedPlace;
 use crate::redis::{Cap, Fault, Majority, ServerVotes, Undoable};
@@ -91,15 +91,14 @@ impl Attempt<'_> {
         }
     }
 
-    /// Tries once, under a fresh holder id; a grant reserves this number of `tokens`. With
-    /// `is_behind_queue`, there is none while clients wait in the queue.
+    /// Tries once, under a fresh holder id; a grant reserves this number of `tokens`.
     ///
     /// Also returns when the command was sent. If no reply arrives, the undo is already on its way
     /// when this returns.
     pub(crate) fn try_once(
         &self,
         tokens: u64,
-        is_behind_queue: bool,
+        queueing: Queueing<'_>,
     ) -> Result<(Attempted, Instant), Fault> {
         if let Some(cause) = self.silence.final_failure() {
             return Err(Fault::NotRun(cause));
@@ -118,8 +117,7 @@ impl Attempt<'_> {
                 ttl: self.terms.ttl,
                 tokens,
                 proposed: None,
-                place: None,
-                is_behind_queue,
+                queueing,
             };
             let (answer, sent) = self.try_parts(request, votes.as_ref(), above)?;
             let attempted = match answer {

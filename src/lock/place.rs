@@ -12,7 +12,7 @@ use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::{provisional, provisional_of, refresh_every};
 use crate::protocol::place::Refreshed;
-use crate::protocol::primitive::{Acquire, NewPlace, Primitive, Reached, RedisQueue};
+use crate::protocol::primitive::{Acquire, NewPlace, Primitive, Queueing, Reached, RedisQueue};
 use crate::queue::fair_queue::{RefreshPace, WaitingReply};
 use crate::queue::fair_ticket::FairTicket;
 use crate::queue::parker::Parker;
@@ -67,8 +67,7 @@ impl<'a> Place<'a> {
             ttl,
             tokens,
             proposed: None,
-            place: Some(new_place(self.attempt, &inbox)),
-            is_behind_queue: true,
+            queueing: Queueing::Join(new_place(self.attempt, &inbox)),
         });
         // Before sending: the lock may be granted before the reply arrives.
         self.ticket.begin_entering(&id);

@@ -8,7 +8,7 @@ use crate::holder::HolderId;
 use crate::protocol::fair::lock_queue;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};
-use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
+use crate::protocol::primitive::{Acquire, Primitive, Queueing, RedisQueue};
 use crate::protocol::queue_keys::{QueueKeys, queue_script};
 use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
@@ -78,7 +78,7 @@ impl Primitive for CohortKeys {
     /// Acquires the lock if it is free. Clients that wait in the queue count only for a call with a
     /// place, or one that goes behind them.
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
-        if request.place.is_none() && !request.is_behind_queue {
+        if let Queueing::Barge = request.queueing {
             return mutex::acquire(self.keys(), &request, [&ACQUIRE, &mutex::PROPOSE]);
         }
         let tokens = request.tokens.max(1);

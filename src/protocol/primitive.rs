@@ -106,17 +106,28 @@ pub(crate) struct Acquire<'a> {
     pub(crate) tokens: u64,
     /// The first token, if the client proposes it to the servers of a quorum.
     pub(crate) proposed: Option<u64>,
-    /// The place to take in the queue in Redis. Without it, a call that is refused does not wait.
-    pub(crate) place: Option<NewPlace<'a>>,
-    /// Acquires the lock only if no client waits in its queue. Fair locks always do.
-    pub(crate) is_behind_queue: bool,
+    pub(crate) queueing: Queueing<'a>,
 }
 
-impl Acquire<'_> {
-    /// The mark of the place to take; 0 for none.
-    pub(super) fn mark(&self) -> &'static [u8] {
-        self.place.map_or(&b"0"[..], |place| place.mark())
+impl<'a> Acquire<'a> {
+    /// The mark of the place to take, 0 for none, and its inbox.
+    pub(super) fn place(&self) -> (&'static [u8], &'a [Vec<u8>]) {
+        match self.queueing {
+            Queueing::Join(place) => (place.mark(), slice::from_ref(place.inbox)),
+            Queueing::Barge | Queueing::Behind => (b"0", &[]),
+        }
     }
+}
+
+/// The relation of a call to the clients that wait in the queue of its lock in Redis.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Queueing<'a> {
+    /// Acquires the lock although others wait, unless it is fair.
+    Barge,
+    /// Acquires the lock only if nobody waits; does not wait if it is refused.
+    Behind,
+    /// The same; takes this place if it is refused.
+    Join(NewPlace<'a>),
 }
 
 /// A place that a call takes at the end of a queue in Redis.

@@ -1,8 +1,6 @@
 //! The keys of a name with a queue in Redis, and the calls that do not differ between the kinds of
 //! locks with a queue.
 
-use std::slice;
-
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::primitive::{Acquire, Admission, RedisQueue};
@@ -100,19 +98,19 @@ impl<const N: usize> QueueKeys<N> {
         want: Arg<'a>,
         tokens: u64,
     ) -> Call<'a> {
+        let (mark, inbox) = request.place();
         let args = [
             Arg::id(request.id),
             Arg::millis(request.ttl),
             want,
-            Arg::Bytes(request.mark()),
+            Arg::Bytes(mark),
         ];
         let wanted = Wanted {
             reserved: tokens - 1,
             ..Wanted::ONE
         };
-        let inbox = request.place.map(|place| slice::from_ref(place.inbox));
         self.call(Verb::Acquire(wanted), &self.rules.scripts.enter, args)
-            .followed_by(inbox.unwrap_or_default())
+            .followed_by(inbox)
     }
 
     /// Releases the lease, or removes the place; then grants to the next waiters.

@@ -7,7 +7,7 @@ use crate::holder::{HolderId, READERS};
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::MutexKeys;
-use crate::protocol::primitive::{Acquire, Primitive};
+use crate::protocol::primitive::{Acquire, Primitive, Queueing};
 use crate::protocol::script::Call;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::running;
@@ -54,8 +54,7 @@ impl Foreign {
             ttl: FOREIGN_TTL,
             tokens: 1,
             proposed: None,
-            place: None,
-            is_behind_queue: false,
+            queueing: Queueing::Barge,
         });
         let key = lock_key(name);
         shared.change(|state| match run(state, &acquire) {
