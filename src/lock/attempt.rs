@@ -259,9 +259,15 @@ impl Attempt<'_> {
         let report = (!self.is_ended()).then(report);
         let end = Instant::now().after(self.terms.ttl);
         for part in parts {
+            let release = Release::new(Arc::clone(part), id.clone(), end);
+            if self.runtime.is_closed() {
+                // After a shutdown no thread does this in the background.
+                self.runtime.release_once(&release);
+                continue;
+            }
             self.runtime.release(Release {
                 report: report.clone(),
-                ..Release::new(Arc::clone(part), id.clone(), end)
+                ..release
             });
         }
         drop(report);

@@ -348,7 +348,7 @@ impl Runtime {
         if !*has_queues {
             drop(has_queues);
             if release.may_overtake {
-                self.undo_once(&release);
+                self.release_once(&release);
             }
             return;
         }
@@ -367,7 +367,8 @@ impl Runtime {
         }
     }
 
-    fn undo_once(&self, release: &Release) {
+    /// Sends a release once, and waits for its reply for at most the command timeout.
+    pub(crate) fn release_once(&self, release: &Release) {
         let now = Instant::now();
         for keys in release.keys.parts() {
             let undoable = Undoable {
@@ -383,6 +384,7 @@ impl Runtime {
                 Some(&undoable),
             );
             if let Err(fault) = answer {
+                self.note_unconfirmed(release.id.clone(), self.deployment.size().all);
                 logging::warn!(
                     name:% = keys, holder:% = release.id.short();
                     "cannot undo a call for {keys} after the shutdown: {fault}; the key may stay \

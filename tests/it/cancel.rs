@@ -27,7 +27,8 @@ support::tests![
     shutdown_ends_calls_that_could_be_cancelled,
     shutdown_waits_for_the_undo_of_a_cancelled_call,
     last_drop_waits_for_the_undo_of_a_cancelled_call,
-    shutdown_reports_an_undo_that_no_server_confirmed
+    shutdown_reports_an_undo_that_no_server_confirmed,
+    set_that_is_partly_granted_after_the_shutdown_is_released
 ];
 
 support::roughly_timed![
@@ -392,6 +393,26 @@ fn shutdown_reports_an_undo_that_no_server_confirmed() {
     assert!(server.get("lock:a").is_some());
     assert_eq!((report.unreleased(), report.calls()), (1, 0));
     assert!(!report.is_clean(), "{report:?}");
+}
+
+fn set_that_is_partly_granted_after_the_shutdown_is_released() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let client = builder(&cluster.url()).command_timeout(ms(20_000));
+    let client = client.build().unwrap();
+    let names = [0, 1].map(|master| cluster.name_owned_by("slot", master));
+    let [key, fence] =
+        ["lock:", "leasehold:fence:{lock:"].map(|prefix| prefix.to_owned() + &names[0]);
+    assert!(client.mutex(names[0].as_str()).inspect().unwrap().is_none());
+    cluster.pause(0);
+    let set = client.mutex_all(&names).ttl(HOUR);
+    let waiting = spawn_call(move || set.try_lock().map(drop));
+    eventually(PATIENCE, || client.stats().totals.attempts == 1);
+    let _ = client.shutdown(Duration::ZERO).unwrap();
+    cluster.resume(0);
+    let outcome = result_of(&waiting);
+    assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
+    assert!(cluster.node(0).get(fence + "}").is_some(), "it was granted");
+    assert_eq!(cluster.node(0).get(key), None);
 }
 
 fn call_is_cancelled_while_a_reply_is_missing() {
