@@ -429,7 +429,9 @@ fn waiter_gives_up_at_its_turn() -> bool {
 fn shutdown_removes_waiters_from_the_queue() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
-    let client = client(&server.url());
+    // The places are left within the command timeout; after that they would expire.
+    let client = Client::builder().url(server.url());
+    let client = client.command_timeout(PATIENCE).build().unwrap();
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
         // While it waits, the queue does not expire with the places of others.
