@@ -317,7 +317,7 @@ fn lose_takes_a_lock_of_any_kind_at_once() {
 }
 
 #[test]
-fn advance_ends_no_lease_that_was_renewed_since() {
+fn advance_ends_only_leases_whose_time_is_over() {
     let server = Server::start();
     let client = patient(&server);
     let rw = client.rw_lock(NAME);
