@@ -23,7 +23,7 @@ use crate::wait_policy::WaitPolicy;
 
 /// A call's place in the queue in Redis, once it has one.
 ///
-/// Dropping it leaves the queue, or leaves the place to another call of this client that shares it.
+/// [`end`](Self::end) must be called before it is dropped.
 pub(crate) struct Place<'a> {
     attempt: &'a Attempt<'a>,
     queue_keys: &'a dyn RedisQueue,
@@ -170,6 +170,14 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// Ends the wait: leaves the queue, or leaves the place to another call of this client that
+    /// shares it, if `others_wait`.
+    pub(crate) fn end(self, others_wait: bool) {
+        if let Some(id) = self.ticket.hand_over(others_wait) {
+            self.leave(id);
+        }
+    }
+
     /// Leaves the queue, or passes on the grant to `id`.
     pub(crate) fn leave(&self, id: HolderId) {
         leave(self.attempt, self.attempt.keys, id);
@@ -232,15 +240,4 @@ pub(crate) fn leave(attempt: &Attempt<'_>, keys: &Arc<dyn Primitive>, id: Holder
     }
     let until = Instant::now().after(attempt.terms.ttl);
     runtime.release(Release::of_place(Arc::clone(keys), id, until));
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let Attempt { runtime, keys, .. } = self.attempt;
-        // This call is still in the local queue.
-        let others_wait = runtime.waiters.count_for(keys.key(0).name) > 1;
-        if let Some(id) = self.ticket.hand_over(others_wait) {
-            self.leave(id);
-        }
-    }
 }

@@ -164,12 +164,19 @@ impl<'a> WaitingCall<'a> {
         if !self.attempt.forgoes_queue(error) {
             return false;
         }
-        self.place = None;
+        self.end_place();
         self.set_shares_place(false);
         if self.set_place.take().is_some() {
             self.join_local_queue(false);
         }
         true
+    }
+
+    /// Leaves the place in Redis to another call of this client, or leaves the queue there.
+    fn end_place(&mut self) {
+        if let Some(place) = self.place.take() {
+            place.end((self.local.as_ref()).is_some_and(QueueTicket::others_wait));
+        }
     }
 
     /// The queues that the call waits in, in the order in which they decide.
@@ -270,7 +277,7 @@ impl<'a> WaitingCall<'a> {
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
         // First: the call that comes next in the local queue takes over the place.
-        self.place = None;
+        self.end_place();
         if let Some(handed) = self.local.as_ref().and_then(QueueTicket::leave) {
             pass_on_unclaimed(self.attempt.runtime, &handed);
         }

@@ -82,6 +82,11 @@ impl QueueTicket<'_> {
         taken
     }
 
+    /// Returns whether other calls of this client wait for the name.
+    pub(crate) fn others_wait(&self) -> bool {
+        self.waiters.count_for(self.name) > usize::from(!self.has_left.get())
+    }
+
     /// Leaves the queue.
     ///
     /// Returns a lease that was handed to the waiter; the caller must pass it on.

@@ -1,6 +1,9 @@
 //! Tests of the local queues and the messages to them.
 
 use super::*;
+use crate::config::LeaseTerms;
+use crate::lease::held::Holding;
+use crate::lease::held::tests::held_for_an_hour;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Admission;
@@ -135,6 +138,39 @@ fn grant_wakes_a_call_that_also_waits_in_the_local_queue() {
     let tokens = TokenBlock::one(FencingToken::new(7));
     waiters.fair_queues.granted(&id, tokens);
     assert!(is_woken(&local));
+}
+
+#[test]
+fn call_that_took_a_hand_off_sees_the_others_that_wait() {
+    const TERMS: LeaseTerms = LeaseTerms {
+        ttl: Duration::from_secs(3_600),
+        renew_every: Some(Duration::from_secs(60)),
+        max_hold: Duration::MAX,
+        replicas: None,
+        handoffs: 32,
+    };
+    let (waiters, name, now) = (Waiters::default(), Name::from("a"), NOW.after(TERMS.ttl));
+    let hold = held_for_an_hour(now);
+    waiters.granted(&hold);
+    let [first, second] = [(); 2].map(|()| waiters.join(&name, Some(TERMS), true));
+    assert!(first.others_wait() && second.others_wait());
+    let handed = waiters.hand_off(&hold, hold.token(), false, now);
+    assert!(handed.is_ok());
+    let holding = |token| Holding {
+        token,
+        since: Some(now),
+        handoffs: TERMS.handoffs,
+        trace_id: None,
+        on_lost: None,
+        on_renew: None,
+    };
+    assert!(matches!(
+        first.take(now, TERMS.max_hold, holding),
+        Some(Ok(_))
+    ));
+    assert!(first.others_wait(), "it has left the queue itself");
+    drop(second);
+    assert!(!first.others_wait());
 }
 
 #[test]
