@@ -732,10 +732,19 @@ fn late_client(proxy: &Proxy) -> Client {
 ///
 /// That client only tries again if the undo wakes it.
 fn run_acquire_late(server: &Server, names: &[&str], id: &str) {
+    // All keys at once: an undo that finds one of them would be the last.
+    let mut acquire = redis::cmd("EVAL");
+    acquire.arg("for n = 1, #KEYS do redis.call('SET', KEYS[n], ARGV[1], 'PX', ARGV[2]) end");
+    acquire.arg(names.len());
     for name in names {
-        let (key, ttl) = (format!("lock:{name}"), TTL.as_millis().to_string());
-        server.run("SET", &[&key, id, "PX", &ttl]);
+        acquire.arg(format!("lock:{name}"));
     }
+    let ttl = u64::try_from(TTL.as_millis()).unwrap();
+    acquire
+        .arg(id)
+        .arg(ttl)
+        .exec(&mut server.connection())
+        .unwrap();
     let other = Client::builder()
         .url(server.url())
         .backstop(TTL)

@@ -39,65 +39,68 @@ impl Request {
 }
 
 fn script(sha: &str) -> String {
-    static NAMES: LazyLock<HashMap<String, &str>> = LazyLock::new(|| {
-        macro_rules! source {
-            ($name:literal) => {
-                include_str!(concat!("../../src/protocol/", $name, ".lua"))
-            };
-        }
-        macro_rules! scripts {
-            ($($name:literal),+ after $parts:expr) => {
-                vec![$(($parts.concat() + source!($name), $name)),+]
-            };
-        }
-        let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
-        let (token, rewrite) = (source!("last_token"), source!("rewrite"));
-        let queue = [
-            token,
-            source!("now"),
-            source!("admit_lock"),
-            source!("lock_key"),
-            source!("queue"),
-        ];
-        let of_sets = [
-            token,
-            source!("now"),
-            source!("each_name"),
-            source!("admit_lock"),
-            source!("lock_key"),
-            source!("queue"),
-        ];
-        let passing_on = [
-            &[rewrite, source!("open_queue")][..],
-            &queue,
-            &[source!("pass_on"), source!("cohort_release")],
-        ];
-        let refreshing = [
-            &queue[..4],
-            &[
-                source!("cohort_refresh"),
-                queue[4],
-                source!("queue_refresh"),
-            ],
-        ];
-        let of_mutexes = vec![
-            (passing_on.concat().concat(), "release"),
-            (refreshing.concat().concat(), "queue_refresh"),
-        ];
-        let all = [
-            of_mutexes,
-            scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
-            scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
-            scripts!("inspect", "fence", "tally" after [""; 0]),
-            scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
-            scripts!("queue_enter_all", "queue_release_all" after of_sets),
-        ];
-        let all = all.into_iter().flatten();
-        all.map(|(source, name)| (sha(&source), name)).collect()
-    });
+    static NAMES: LazyLock<HashMap<String, &str>> = LazyLock::new(names_of_scripts);
     NAMES
         .get(sha)
         .map_or_else(|| sha.to_owned(), |name| (*name).to_owned())
+}
+
+/// Returns the name of each script of the crate by the digest of its source.
+fn names_of_scripts() -> HashMap<String, &'static str> {
+    macro_rules! source {
+        ($name:literal) => {
+            include_str!(concat!("../../src/protocol/", $name, ".lua"))
+        };
+    }
+    macro_rules! scripts {
+        ($($name:literal),+ after $parts:expr) => {
+            vec![$(($parts.concat() + source!($name), $name)),+]
+        };
+    }
+    let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
+    let (token, rewrite) = (source!("last_token"), source!("rewrite"));
+    let queue = [
+        token,
+        source!("now"),
+        source!("admit_lock"),
+        source!("lock_key"),
+        source!("queue"),
+    ];
+    let of_sets = [
+        token,
+        source!("now"),
+        source!("each_name"),
+        source!("admit_lock"),
+        source!("lock_key"),
+        source!("queue"),
+    ];
+    let passing_on = [
+        &[rewrite, source!("open_queue")][..],
+        &queue,
+        &[source!("pass_on"), source!("cohort_release")],
+    ];
+    let refreshing = [
+        &queue[..4],
+        &[
+            source!("cohort_refresh"),
+            queue[4],
+            source!("queue_refresh"),
+        ],
+    ];
+    let of_mutexes = vec![
+        (passing_on.concat().concat(), "release"),
+        (refreshing.concat().concat(), "queue_refresh"),
+    ];
+    let all = [
+        of_mutexes,
+        scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
+        scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
+        scripts!("inspect", "fence", "tally" after [""; 0]),
+        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
+        scripts!("queue_enter_all", "queue_release_all" after of_sets),
+    ];
+    let all = all.into_iter().flatten();
+    all.map(|(source, name)| (sha(&source), name)).collect()
 }
 
 type Reply = dyn Fn(&Request, &mut TcpStream) -> io::Result<()> + Send + Sync;
