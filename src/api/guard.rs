@@ -13,7 +13,7 @@ use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
 use crate::lock::release::{Unlocked, keep_until, release};
 use crate::lock::renew::{ensure_held, renew, set_ttl};
-use crate::lock::shutdown::{Core, stop};
+use crate::lock::shutdown::{Core, end_calls, stop};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::runtime::Runtime;
@@ -300,10 +300,10 @@ impl MutexGuard {
     /// Ends the guard, but leaves the lock taken until `at_least` after it was acquired.
     ///
     /// For a job that one of several hosts must run once, even if a host's clock lags. The lock is
-    /// not renewed any more: its key expires then, whether this process lives on or not. If the
-    /// time is over already, this releases the lock. Waiting calls get no message when a key
-    /// expires. They ask again at the expiry or within a second of it. Returns within the command
-    /// timeout.
+    /// not renewed any more: its key expires then, but not within two command timeouts from now,
+    /// whether this process lives on or not. If the time is over already, this releases the lock.
+    /// Waiting calls get no message when a key expires. They ask again at the expiry or within a
+    /// second of it. Returns within the command timeout.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -323,9 +323,9 @@ impl MutexGuard {
     /// - [`Error::Config`] if no ttl can be that long. The lock is released.
     /// - [`Error::Lost`] if the lock was lost before.
     /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the change. The lock
-    ///   is not renewed any more. It becomes free when its lease ends, which can be earlier than
-    ///   asked for, or at the time asked for if the command still runs. If the time was over, the
-    ///   error is that of [`unlock`](Self::unlock).
+    ///   is not renewed any more. It becomes free when the ttl that it had ends, which can be
+    ///   earlier or later than asked for, or at the time asked for if the command still runs. If
+    ///   the time was over, the error is that of [`unlock`](Self::unlock).
     pub fn keep_for(mut self, at_least: Duration) -> Result<(), Error> {
         let now = Instant::now();
         let end = self.hold.since().unwrap_or(now).after(at_least);
@@ -381,6 +381,7 @@ impl Drop for MutexGuard {
         {
             // One deadline covers the release and joining the threads: dropping a guard blocks for
             // at most one command timeout.
+            end_calls(&self.core.runtime, until);
             stop(&self.core.runtime, until);
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::error::Cause;
+use crate::error::{Cause, Error};
 use crate::holder::HolderId;
 use crate::lease::release::Release;
 use crate::lease::state::LeaseState;
@@ -102,7 +102,9 @@ impl<'a> Place<'a> {
             }
             Err(fault) => {
                 self.ticket.note_not_entered();
-                if let Fault::Rejected(_) = fault {
+                let was_sent =
+                    |error: &Error| !matches!(error, Error::Closed | Error::Thread { .. });
+                if matches!(&fault, Fault::Rejected(error) if was_sent(error)) {
                     // It has a place if a grant to another waiter failed.
                     self.leave(id);
                 }

@@ -140,7 +140,9 @@ pub(crate) fn keep_until(
 ) -> Result<(), Error> {
     // Redis counts whole milliseconds: rounded up, the key does not expire before `end`.
     let left = (Instant::now().until(end)).saturating_add(Duration::from_millis(1));
-    let left = left.max(SHORTEST_TTL);
+    // The lease must not end before the reply arrives, which would look like a loss.
+    let reply = runtime.deployment.command_timeout().saturating_mul(2);
+    let left = left.max(reply).max(SHORTEST_TTL);
     let outcome = set_ttl(runtime, hold, token, left);
     if let Err(Error::Config(_) | Error::Lost(_)) = outcome {
         return outcome;

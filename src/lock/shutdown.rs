@@ -236,7 +236,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
 }
 
 /// Waits for the calls that can be cancelled, at most until `until`; returns how many still run.
-fn end_calls(runtime: &Runtime, until: Instant) -> usize {
+pub(crate) fn end_calls(runtime: &Runtime, until: Instant) -> usize {
     if runtime.calls.wait(Instant::START) > 0 {
         // A call without a connection has nothing to undo.
         runtime.deployment.end_connecting();

@@ -3,8 +3,8 @@
 -- The last of KEYS: the readers, a sorted set from holder id to the end of its lease, in ms
 -- The lock key is authoritative. The readers count only while it contains the mark, and a new mark
 -- begins without readers: a reader whose mark was deleted must not hold again under the next one.
--- The mark keeps out every program that acquires the lock with SET NX. It ends with the reader that
--- ends last, and so does the set.
+-- The mark keeps out every program that acquires the lock with SET NX. It ends no earlier than the
+-- reader that ends last, and so does the set.
 local MARK = 'leasehold:readers'
 local readers = KEYS[#KEYS]
 

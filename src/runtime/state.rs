@@ -349,6 +349,8 @@ impl Runtime {
             drop(has_queues);
             if release.may_overtake {
                 self.release_once(&release);
+            } else if release.may_end_lease {
+                self.note_unconfirmed(release.id, self.deployment.size().all);
             }
             return;
         }

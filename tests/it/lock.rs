@@ -25,6 +25,7 @@ support::tests![
     a_lost_lease_is_neither_renewed_nor_extended,
     a_kept_lock_is_free_once_its_time_is_over,
     keeping_a_lock_for_a_time_that_is_over_releases_it,
+    keeping_a_lock_for_less_than_a_reply_takes_does_not_lose_it,
     a_lock_that_cannot_be_kept_is_an_error,
     #[cfg(target_os = "linux")]
     threads_of_one_client_get_the_lock_in_fifo_order,
@@ -511,6 +512,19 @@ fn a_kept_lock_is_free_once_its_time_is_over() {
 
 fn is_free(server: &Server, name: &str) -> bool {
     client(server).mutex(name).inspect().unwrap().is_none()
+}
+
+fn keeping_a_lock_for_less_than_a_reply_takes_does_not_lose_it() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let client = Client::open(proxy.url()).unwrap();
+    let mutex = client.mutex("a").ttl(MINUTE);
+    let began = Instant::now();
+    let guard = mutex.lock().unwrap();
+    let lost = guard.lost();
+    proxy.delay(ms(0), ms(200));
+    guard.keep_for(began.elapsed() + ms(50)).unwrap();
+    assert!(lost.recv().is_err(), "a kept lock is not lost");
 }
 
 fn keeping_a_lock_for_a_time_that_is_over_releases_it() {

@@ -32,6 +32,7 @@ support::roughly_timed![
     shutdown_ends_every_wait_at_once,
     shutdown_without_redis_ends_within_its_timeout,
     shutdown_ends_a_wait_that_cannot_reach_redis,
+    shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue,
     shutdown_with_a_hanging_callback_ends_within_its_timeout,
     the_last_drop_without_redis_ends_within_a_command_timeout
 ];
@@ -336,6 +337,25 @@ fn shutdown_ends_a_wait_that_cannot_reach_redis() {
         );
         assert_eq!(counts(&report), [0, 0, 0, 2]);
     }
+}
+
+fn shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue() {
+    let timeout = ms(20_000);
+    let url = support::refusing_url();
+    let settings = builder(&url).unreachable_for(ms(60_000));
+    let client = settings.command_timeout(timeout).build().unwrap();
+    let fair = client.fair_mutex("a");
+    let (sender, waiting) = bounded(1);
+    thread::spawn(move || sender.send(fair.lock()));
+    assert!(waiting.recv_timeout(ms(200)).is_err(), "the call waits");
+    let began = Instant::now();
+    client.shutdown(ms(100)).unwrap();
+    assert_closed(waiting.recv().unwrap());
+    let took = began.elapsed();
+    assert!(
+        took < timeout / 2,
+        "a queue was left that it is not in: {took:?}"
+    );
 }
 
 fn renewals_in_flight_neither_delay_the_shutdown_nor_revive_a_lock() {
