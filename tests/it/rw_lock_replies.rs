@@ -8,7 +8,7 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 use redis::Connection;
 use support::fair::PATIENCE;
-use support::random_calls::{Model, compare_random_calls, patient};
+use support::random_calls::{Ended, Model, compare_random_calls, ended, patient};
 use support::{Proxy, Server, eventually, ms};
 
 support::tests![random_calls_keep_to_the_model];
@@ -81,7 +81,7 @@ impl Model for Session {
         }
     }
 
-    fn call(&mut self, rng: &mut SmallRng, loses: bool) -> bool {
+    fn call(&mut self, rng: &mut SmallRng, loses: bool) -> Ended {
         let of = rng.random_range(0..self.locks.len());
         let kind = match self.held.len() < MOST_HELD {
             true => rng.random_range(0..10),
@@ -91,11 +91,10 @@ impl Model for Session {
             kind @ 0..6 => {
                 // A call with a deadline may have had no time for its reply.
                 let waits = rng.random_ratio(1, 40);
-                match kind {
+                return match kind {
                     0..4 => self.read(of, waits, loses || waits),
                     _ => self.write(of, waits, loses || waits),
-                }
-                return waits;
+                };
             }
             6 => self.downgrade(),
             7 => {
@@ -111,7 +110,7 @@ impl Model for Session {
                 }
             }
         }
-        false
+        Ended::WithReply
     }
 
     /// Redis must have exactly the holders of the model, and nobody waits.
@@ -149,12 +148,13 @@ impl Session {
         (count > 0).then(|| self.held.swap_remove(rng.random_range(0..count)))
     }
 
-    fn read(&mut self, of: usize, waits: bool, loses: bool) {
+    fn read(&mut self, of: usize, waits: bool, loses: bool) -> Ended {
         let lock = &self.locks[of];
         let guard = match waits {
             true => lock.try_read_for(ms(10)),
             false => lock.try_read(),
         };
+        let ended = ended(&guard, waits);
         match guard {
             Ok(Some(guard)) => {
                 assert!(!self.writes(), "beside a writer");
@@ -166,14 +166,16 @@ impl Session {
             Ok(None) => assert!(loses || self.writes(), "refused without a writer"),
             Err(error) => assert!(loses, "{error}"),
         }
+        ended
     }
 
-    fn write(&mut self, of: usize, waits: bool, loses: bool) {
+    fn write(&mut self, of: usize, waits: bool, loses: bool) -> Ended {
         let lock = &self.locks[of];
         let guard = match waits {
             true => lock.try_write_for(ms(10)),
             false => lock.try_write(),
         };
+        let ended = ended(&guard, waits);
         match guard {
             Ok(Some(guard)) => {
                 assert!(self.held.is_empty(), "beside others");
@@ -185,6 +187,7 @@ impl Session {
             Ok(None) => assert!(loses || !self.held.is_empty(), "refused without a holder"),
             Err(error) => assert!(loses, "{error}"),
         }
+        ended
     }
 
     fn downgrade(&mut self) {

@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use redis::Connection;
 use support::fair::PATIENCE;
 use support::permits::Set;
-use support::random_calls::{Model, compare_random_calls, patient};
+use support::random_calls::{Ended, Model, compare_random_calls, ended, patient};
 use support::{Proxy, Server, eventually, ms};
 
 support::tests![
@@ -42,7 +42,7 @@ impl<const N: u32> Model for Session<N> {
         }
     }
 
-    fn call(&mut self, rng: &mut SmallRng, loses: bool) -> bool {
+    fn call(&mut self, rng: &mut SmallRng, loses: bool) -> Ended {
         let client = self.clients[rng.random_range(0..self.clients.len())].clone();
         match rng.random_range(0..10) {
             0..5 => {
@@ -53,8 +53,7 @@ impl<const N: u32> Model for Session<N> {
                 // A call with a deadline may have had no time for its reply.
                 let waits = rng.random_ratio(1, 40);
                 let fits = self.out() + u64::from(many) <= u64::from(permits);
-                self.acquire(&semaphore, fits, waits, loses || waits);
-                return waits;
+                return self.acquire(&semaphore, fits, waits, loses || waits);
             }
             5 => {
                 let available = client.semaphore(&*self.name, N).available();
@@ -85,7 +84,7 @@ impl<const N: u32> Model for Session<N> {
                 }
             }
         }
-        false
+        Ended::WithReply
     }
 
     /// Redis must have exactly the holders of the model, and nobody waits.
@@ -122,12 +121,13 @@ impl<const N: u32> Session<N> {
         (count > 0).then(|| self.held.swap_remove(rng.random_range(0..count)))
     }
 
-    fn acquire(&mut self, semaphore: &Semaphore, fits: bool, waits: bool, loses: bool) {
+    fn acquire(&mut self, semaphore: &Semaphore, fits: bool, waits: bool, loses: bool) -> Ended {
         let semaphore = semaphore.clone().ttl(ms(120_000));
         let permit = match waits {
             true => semaphore.try_acquire_for(ms(10)),
             false => semaphore.try_acquire(),
         };
+        let ended = ended(&permit, waits);
         match permit {
             Ok(Some(permit)) => {
                 assert!(fits, "one permit too many");
@@ -147,6 +147,7 @@ impl<const N: u32> Session<N> {
                 count.query::<usize>(&mut self.redis).unwrap() == 0
             });
         }
+        ended
     }
 }
 

@@ -3,7 +3,7 @@
 use std::env;
 use std::thread;
 
-use leasehold::ClientBuilder;
+use leasehold::{ClientBuilder, Error};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
@@ -18,14 +18,24 @@ const LOSES: u32 = 20;
 /// Each thread of a run has its own name, clients and model.
 const THREADS: usize = 3;
 
+/// How a call ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    WithReply,
+    /// What it did is undone in the background.
+    AtItsDeadline,
+    /// Its command may reach the server at any time, and then refuse other calls until its undo.
+    WithoutReply,
+}
+
 /// The calls of one name, and what a model knows of them.
 pub trait Model {
     /// Returns the model of a name that nobody uses yet.
     fn start(server: &Server, proxy: &Proxy, name: String) -> Self;
 
-    /// Makes a call and compares its outcome. The reply of the call may be lost if it `loses`.
-    /// Returns whether the call can have gone without its reply for another reason.
-    fn call(&mut self, rng: &mut SmallRng, loses: bool) -> bool;
+    /// Makes a call and compares its outcome. The reply of the call may be lost if it `loses`: apart
+    /// from that, returns how the call ended.
+    fn call(&mut self, rng: &mut SmallRng, loses: bool) -> Ended;
 
     /// Returns what Redis has of the name if it is not what the model expects.
     fn difference(&mut self) -> Option<String>;
@@ -47,28 +57,41 @@ pub fn compare_random_calls<M: Model>(steps: usize) {
                 let mut rng = SmallRng::seed_from_u64(seed + n as u64);
                 // Dropped before the proxy: its guards are released through it.
                 let mut model = M::start(server, &proxy, format!("name {n}"));
-                for _ in 0..steps {
-                    step(&mut model, &proxy, &mut rng);
+                for number in 0..steps {
+                    let ended = step(&mut model, &proxy, &mut rng);
+                    if ended == Ended::WithoutReply {
+                        model = M::start(server, &proxy, format!("name {n} from {number}"));
+                    }
                 }
             });
         }
     });
 }
 
-fn step(model: &mut impl Model, proxy: &Proxy, rng: &mut SmallRng) {
+fn step(model: &mut impl Model, proxy: &Proxy, rng: &mut SmallRng) -> Ended {
     let loses = rng.random_ratio(1, LOSES);
     if loses {
         proxy.set_open(Traffic::CutOnReply);
     }
-    let has_waited = model.call(rng, loses);
+    let ended = model.call(rng, loses);
     if loses {
         proxy.set_all(Traffic::Pass);
     }
-    if loses || has_waited {
+    if loses || ended != Ended::WithReply {
         // The effects of a call without a reply are undone in the background.
         eventually(PATIENCE, || model.difference().is_none());
     } else {
         assert_eq!(model.difference(), None);
+    }
+    ended
+}
+
+/// Returns how a call ended that waited for a short time, or did not wait.
+pub fn ended<T>(outcome: &Result<Option<T>, Error>, has_waited: bool) -> Ended {
+    match (has_waited, outcome) {
+        (false, _) => Ended::WithReply,
+        (true, Ok(_)) => Ended::AtItsDeadline,
+        (true, Err(_)) => Ended::WithoutReply,
     }
 }
 
