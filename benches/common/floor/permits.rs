@@ -9,7 +9,7 @@ use super::super::ping_pong::Side;
 use super::mutex::subscribe;
 use super::pair::{TTL_MS, connect, fresh_id};
 
-const QUEUE: &str = source!("last_token", "now", "admit_permits", "queue");
+const QUEUE: &str = source!("last_token", "now", "later_end", "admit_permits", "queue");
 const QUEUE_ENTER: &str = source!("queue_enter");
 const QUEUE_RELEASE: &str = source!("queue_release");
 
