@@ -22,7 +22,7 @@ const THREADS: usize = 3;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
     WithReply,
-    /// What it did is undone in the background.
+    /// Its effects are undone in the background.
     AtItsDeadline,
     /// Its command may reach the server at any time, and then refuse other calls until its undo.
     WithoutReply,
