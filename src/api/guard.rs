@@ -335,7 +335,7 @@ impl MutexGuard {
         }
         let runtime = &self.core.runtime;
         let kept = keep_until(runtime, &self.hold, self.token, end);
-        if !matches!(kept, Err(Error::Config(_) | Error::Lost(_))) {
+        if self.status() == LeaseStatus::Released {
             // Dropping the guard releases nothing.
             self.release_by = Some(now.after(runtime.deployment.command_timeout()));
         }

@@ -109,7 +109,10 @@ impl HeldLease {
 
     /// Returns its release, to be repeated until the key has expired.
     pub(crate) fn to_repeated_release(&self, now: Instant) -> Release {
-        self.to_release(now.after(self.lease(|lease| lease.key_may_last())))
+        Release {
+            was_sent: true,
+            ..self.to_release(now.after(self.lease(|lease| lease.key_may_last())))
+        }
     }
 
     /// Returns the keys under which it is renewed.

@@ -25,6 +25,8 @@ pub(crate) struct Release {
     pub(crate) began: Option<Instant>,
     /// The acquire may run after this release: a missing key then proves nothing.
     pub(crate) may_overtake: bool,
+    /// It was sent before: this is a repetition.
+    pub(crate) was_sent: bool,
     /// It may end a lease. False for a place in a queue, and for a lease that has certainly ended.
     pub(crate) may_end_lease: bool,
     /// How each server of a quorum answered the acquire: one that has not answered yet may run it
@@ -81,7 +83,7 @@ impl Release {
         }
     }
 
-    /// Returns the repetition of a release whose acquire has run. Any reply ends it.
+    /// Returns the release of what an acquire has taken. Any reply ends it.
     pub(crate) fn new(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
         Self {
             keys,
@@ -89,6 +91,7 @@ impl Release {
             until,
             began: None,
             may_overtake: false,
+            was_sent: false,
             may_end_lease: true,
             votes: None,
             unanswered: None,

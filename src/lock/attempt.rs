@@ -259,15 +259,9 @@ impl Attempt<'_> {
         let report = (!self.is_ended()).then(report);
         let end = Instant::now().after(self.terms.ttl);
         for part in parts {
-            let release = Release::new(Arc::clone(part), id.clone(), end);
-            if self.runtime.is_closed() {
-                // After a shutdown no thread does this in the background.
-                self.runtime.release_once(&release);
-                continue;
-            }
             self.runtime.release(Release {
                 report: report.clone(),
-                ..release
+                ..Release::new(Arc::clone(part), id.clone(), end)
             });
         }
         drop(report);

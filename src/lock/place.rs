@@ -232,14 +232,7 @@ pub(crate) fn waiting_reply(
 
 /// Leaves the queue, or passes on the grant to `id`.
 pub(crate) fn leave(attempt: &Attempt<'_>, keys: &Arc<dyn Primitive>, id: HolderId) {
-    let runtime = attempt.runtime;
-    if runtime.is_closed() {
-        // After a shutdown no thread does this in the background. If it fails, the place expires.
-        let until = Instant::now().after(runtime.deployment.command_timeout());
-        let call = keys.release(id.as_str().as_bytes(), false);
-        let _ = runtime.deployment.call(call, until, Cap::Exempt);
-        return;
-    }
     let until = Instant::now().after(attempt.terms.ttl);
-    runtime.release(Release::of_place(Arc::clone(keys), id, until));
+    let release = Release::of_place(Arc::clone(keys), id, until);
+    attempt.runtime.release(release);
 }

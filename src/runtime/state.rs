@@ -339,15 +339,14 @@ impl Runtime {
 
     /// Sends a release to all servers of its keys, and repeats it until its effect is certain.
     ///
-    /// Once the io threads end, sends an undo once on the calling thread, and no other release:
-    /// its caller has tried before.
+    /// Once the io threads end, sends it once on the calling thread, unless it was sent before.
     pub(crate) fn release(&self, mut release: Release) {
         // Recursive: a look-up of the owners below can find that slots have moved, and then repeats
         // releases.
         let has_queues = self.has_queues.read_recursive();
         if !*has_queues {
             drop(has_queues);
-            if release.may_overtake {
+            if !release.was_sent {
                 self.release_once(&release);
             } else if release.may_end_lease {
                 self.note_unconfirmed(release.id, self.deployment.size().all);
@@ -370,7 +369,7 @@ impl Runtime {
     }
 
     /// Sends a release once, and waits for its reply for at most the command timeout.
-    pub(crate) fn release_once(&self, release: &Release) {
+    fn release_once(&self, release: &Release) {
         let now = Instant::now();
         for keys in release.keys.parts() {
             let undoable = Undoable {
@@ -385,12 +384,14 @@ impl Runtime {
                 Cap::Exempt,
                 Some(&undoable),
             );
-            if let Err(fault) = answer {
+            // A place expires.
+            if let Err(fault) = answer
+                && release.may_end_lease
+            {
                 self.note_unconfirmed(release.id.clone(), self.deployment.size().all);
                 logging::warn!(
                     name:% = keys, holder:% = release.id.short();
-                    "cannot undo a call for {keys} after the shutdown: {fault}; the key may stay \
-                     for {:?}",
+                    "cannot release {keys} after the shutdown: {fault}; the key may stay for {:?}",
                     undoable.ttl
                 );
             }
