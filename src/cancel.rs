@@ -31,9 +31,9 @@ use parking_lot::Mutex;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct CancelToken(Arc<Shared>);
+pub struct CancelToken(Arc<CancelChannel>);
 
-struct Shared {
+struct CancelChannel {
     /// Dropped by `cancel`, which disconnects the receiver. Nothing is ever sent.
     sender: Mutex<Option<Sender<Infallible>>>,
     receiver: Receiver<Infallible>,
@@ -48,7 +48,7 @@ impl CancelToken {
     /// ```
     pub fn new() -> Self {
         let (sender, receiver) = bounded(0);
-        Self(Arc::new(Shared {
+        Self(Arc::new(CancelChannel {
             sender: Mutex::new(Some(sender)),
             receiver,
         }))

@@ -67,6 +67,8 @@ pub mod guide;
 mod health;
 mod holder;
 mod lease;
+#[cfg(feature = "testing")]
+mod live_clients;
 mod lock;
 mod logging;
 mod lost;
@@ -83,8 +85,6 @@ compile_error!(
     "the feature `testing` of leasehold needs a Unix: it waits for sockets with poll(2)"
 );
 
-#[cfg(feature = "testing")]
-mod running;
 mod runtime;
 #[cfg(feature = "serde")]
 mod serialize;

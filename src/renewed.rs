@@ -11,10 +11,10 @@ use crate::token::FencingToken;
 /// ```
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
-/// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+/// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
 /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
 ///     println!("{} is held for another {:?}", renewed.name(), renewed.remaining());
-/// #   told.send(()).unwrap();
+/// #   sender.send(()).unwrap();
 /// });
 /// # let guard = nightly.lock()?;
 /// # guard.renew()?;
@@ -36,10 +36,10 @@ impl Renewed {
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
     /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
     ///     println!("renewed {}", renewed.name());
-    /// #   told.send(renewed.name().clone()).unwrap();
+    /// #   sender.send(renewed.name().clone()).unwrap();
     /// });
     /// # let guard = nightly.lock()?;
     /// # guard.renew()?;
@@ -55,10 +55,10 @@ impl Renewed {
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
     /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
     ///     println!("the lease {} goes on", renewed.holder_id().short());
-    /// #   told.send(renewed.holder_id().clone()).unwrap();
+    /// #   sender.send(renewed.holder_id().clone()).unwrap();
     /// });
     /// # let guard = nightly.lock()?;
     /// # guard.renew()?;
@@ -74,10 +74,10 @@ impl Renewed {
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
     /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
     ///     println!("token {} is still the highest", renewed.fencing_token());
-    /// #   told.send(renewed.fencing_token()).unwrap();
+    /// #   sender.send(renewed.fencing_token()).unwrap();
     /// });
     /// # let guard = nightly.lock()?;
     /// # guard.renew()?;
@@ -94,12 +94,12 @@ impl Renewed {
     /// # use std::time::Duration;
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
     /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
     ///     if renewed.remaining() < Duration::from_secs(2) {
     ///         eprintln!("{} has little time left: Redis is slow", renewed.name());
     ///     }
-    /// #   told.send(()).unwrap();
+    /// #   sender.send(()).unwrap();
     /// });
     /// # let guard = nightly.lock()?;
     /// # guard.renew()?;
@@ -115,10 +115,10 @@ impl Renewed {
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// # let (told, renewals) = leasehold::crossbeam_channel::unbounded();
+    /// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
     /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
     ///     println!("Redis confirmed the renewal in {:?}", renewed.took());
-    /// #   told.send(()).unwrap();
+    /// #   sender.send(()).unwrap();
     /// });
     /// # let guard = nightly.lock()?;
     /// # guard.renew()?;

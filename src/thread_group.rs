@@ -18,17 +18,17 @@ pub(crate) const CALL: &str = "leasehold-call";
 #[derive(Clone, Debug)]
 pub(crate) struct ThreadGroup {
     name: &'static str,
-    running: Arc<Running>,
+    running: Arc<GroupThreads>,
 }
 
 #[derive(Debug, Default)]
-struct Running {
+struct GroupThreads {
     threads: Mutex<HashSet<ThreadId>>,
     ended: Condvar,
 }
 
 /// Removes the calling thread from its group when dropped, which also happens if it panics.
-struct Membership(Arc<Running>);
+struct Membership(Arc<GroupThreads>);
 
 impl Drop for Membership {
     fn drop(&mut self) {

@@ -217,7 +217,7 @@ impl Nodes {
     }
 
     /// The host and port of each seed.
-    pub(crate) fn places(&self) -> impl Iterator<Item = HostPort> {
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = HostPort> {
         self.seeds.iter().filter_map(|seed| match seed.info.addr() {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 Some((host.clone(), *port))

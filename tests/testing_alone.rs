@@ -32,9 +32,9 @@ fn suspended_machine_loses_its_leases_at_once() {
     let server = Server::start();
     let client = server.client();
     let guard = client.mutex("a").ttl(LONG * 60).lock().unwrap();
-    let (told, tells) = crossbeam_channel::bounded(1);
+    let (sender, tells) = crossbeam_channel::bounded(1);
     let longer = client.mutex("b").ttl(LONG * 300);
-    let longer = longer.on_lost(move |_| told.send(()).unwrap());
+    let longer = longer.on_lost(move |_| sender.send(()).unwrap());
     let kept = longer.lock().unwrap();
     suspend(LONG * 61);
     assert!(!guard.is_held());

@@ -377,12 +377,12 @@ impl Client {
         let (servers, needed) = runtime.deployment.health(until);
         let endpoints = runtime.endpoints.all();
         let subscribers = endpoints.iter().map(|endpoint| {
-            let condition = &endpoint.subscriber.condition;
-            condition.part(endpoint.server.label(), None)
+            let health = &endpoint.subscriber.health;
+            health.part(endpoint.server.label(), None)
         });
         let renewers = endpoints.iter().map(|endpoint| {
-            let mut part = endpoint.io.condition.part(endpoint.server.label(), None);
-            if part.state == HealthState::Fails && !runtime.timer.watches_any() {
+            let mut part = endpoint.io.health.part(endpoint.server.label(), None);
+            if part.state == HealthState::Fails && !runtime.timer.has_leases() {
                 // The leases that could not be renewed have ended.
                 part.state = HealthState::Idle;
             }

@@ -47,10 +47,10 @@ pub(crate) struct ReleaseReport {
 }
 
 impl ReleaseReport {
-    pub(crate) fn new(size: Majority, told: Sender<KeyState>) -> Self {
+    pub(crate) fn new(size: Majority, sender: Sender<KeyState>) -> Self {
         let votes = Votes::new(Verb::Release { counts: false }, size);
         Self {
-            open: Mutex::new(Some((votes, told))),
+            open: Mutex::new(Some((votes, sender))),
         }
     }
 
@@ -66,10 +66,10 @@ impl ReleaseReport {
             KeyState::Foreign => Answer::Foreign(Vec::new()),
         }));
         if let Verdict::Decided(answer) = votes.verdict()
-            && let (Some((_, told)), Some(found)) = (slot.take(), answer.key_state())
+            && let (Some((_, sender)), Some(found)) = (slot.take(), answer.key_state())
         {
             // The caller may have timed out.
-            let _ = told.send(found);
+            let _ = sender.send(found);
         }
     }
 }

@@ -114,7 +114,7 @@ impl Hash for SameLock {
 
 /// The releases that one command carries.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub(crate) struct ReleaseBatch {
     pub(crate) keys: Arc<dyn Primitive>,
     group: u64,
     releases: Vec<(u64, HolderId)>,
@@ -122,7 +122,7 @@ pub(crate) struct Batch {
     arguments: Vec<Vec<u8>>,
 }
 
-impl Batch {
+impl ReleaseBatch {
     pub(crate) fn call(&self) -> Call<'_> {
         match &*self.releases {
             [(_, id)] => Call {
@@ -218,7 +218,7 @@ impl Releases {
     /// Returns the commands to send at `now`: those that are due, or `all`.
     ///
     /// Each release counts as tried without a reply until [`settle`](Self::settle) is called.
-    pub(crate) fn take_due(&mut self, now: Instant, all: bool) -> Vec<Batch> {
+    pub(crate) fn take_due(&mut self, now: Instant, all: bool) -> Vec<ReleaseBatch> {
         if all {
             let groups: Vec<u64> = self.groups.keys().copied().collect();
             let batches = groups
@@ -234,7 +234,7 @@ impl Releases {
         batches
     }
 
-    fn take_all(&mut self, group: u64, now: Instant) -> Vec<Batch> {
+    fn take_all(&mut self, group: u64, now: Instant) -> Vec<ReleaseBatch> {
         let order = self.groups.get(&group).map(|group| &group.order);
         let serials: Vec<u64> = order.into_iter().flatten().map(|(_, n)| *n).collect();
         let chunks = serials.chunks(MOST_IDS);
@@ -263,7 +263,7 @@ impl Releases {
         serials.map(|(_, serial)| *serial).take(MOST_IDS).collect()
     }
 
-    fn take(&mut self, group: u64, serials: &[u64], now: Instant) -> Option<Batch> {
+    fn take(&mut self, group: u64, serials: &[u64], now: Instant) -> Option<ReleaseBatch> {
         let mut releases = Vec::with_capacity(serials.len());
         for &serial in serials {
             if let Some(pending) = self.pending.get_mut(&serial) {
@@ -283,7 +283,7 @@ impl Releases {
             [_] => Vec::new(),
             ids => keys.undo_arguments(ids),
         };
-        Some(Batch {
+        Some(ReleaseBatch {
             keys,
             group,
             releases,
@@ -324,7 +324,7 @@ impl Releases {
     }
 
     /// Records the reply to a batch, `None` if none counts. Returns the releases that have ended.
-    pub(crate) fn settle(&mut self, batch: &Batch, answer: Option<Answer>) -> Vec<Release> {
+    pub(crate) fn settle(&mut self, batch: &ReleaseBatch, answer: Option<Answer>) -> Vec<Release> {
         let Some(Answer::Undone(undone)) = answer else {
             for (serial, _) in &batch.releases {
                 if let Some(pending) = self.pending.get_mut(serial) {
@@ -390,7 +390,7 @@ impl Releases {
     }
 
     /// Removes and returns the releases of a batch, to be sent to another server.
-    pub(crate) fn give_away(&mut self, batch: &Batch) -> Vec<Release> {
+    pub(crate) fn give_away(&mut self, batch: &ReleaseBatch) -> Vec<Release> {
         let releases = batch.releases.iter();
         releases
             .filter_map(|(serial, _)| self.remove(*serial))

@@ -18,7 +18,7 @@ use crate::lock::release::give_back_unseen;
 use crate::lock::silence::Silence;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::answer::{Answer, Refusal};
+use crate::protocol::answer::{Answer, RefusedName};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::{Acquire, Primitive, Queueing};
 use crate::protocol::script::Call;
@@ -208,7 +208,7 @@ impl Attempt<'_> {
     }
 
     /// Returns whether what refused the lock may be what this client is releasing.
-    fn may_be_own(&self, part: &Arc<dyn Primitive>, refusal: &Refusal) -> bool {
+    fn may_be_own(&self, part: &Arc<dyn Primitive>, refusal: &RefusedName) -> bool {
         let endpoints = &self.runtime.endpoints;
         // A refusal by permits or readers names no holder: any of them may be this client's.
         let is_unnamed = refusal.holder.is_empty() || refusal.holder == READERS;
@@ -254,8 +254,8 @@ impl Attempt<'_> {
     /// timeout.
     fn give_back(&self, parts: &[Arc<dyn Primitive>], id: &HolderId) {
         let until = self.silence.reply_deadline();
-        let (told, found) = unbounded();
-        let report = || Arc::new(ReleaseReport::new(Majority::each(parts.len()), told));
+        let (sender, found) = unbounded();
+        let report = || Arc::new(ReleaseReport::new(Majority::each(parts.len()), sender));
         let report = (!self.is_ended()).then(report);
         let end = Instant::now().after(self.terms.ttl);
         for part in parts {

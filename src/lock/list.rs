@@ -293,7 +293,7 @@ fn each_page(
     pattern: &[u8],
     mut act: impl FnMut(&[Vec<u8>]) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut scan = Scan::new(Instant::now());
+    let mut scan = KeyScan::new(Instant::now());
     loop {
         let page = twice(runtime, |until| scan.page(server, kind, pattern, until))?;
         act(&page)?;
@@ -311,7 +311,7 @@ fn each_page(
 }
 
 /// The progress of a scan over the keys of one server.
-struct Scan {
+struct KeyScan {
     cursor: Vec<u8>,
     /// An earlier cursor. If it comes again, the scan would not end: see
     /// <https://en.wikipedia.org/wiki/Cycle_detection#Brent's_algorithm>.
@@ -322,7 +322,7 @@ struct Scan {
     began: Instant,
 }
 
-impl Scan {
+impl KeyScan {
     fn new(now: Instant) -> Self {
         Self {
             cursor: b"0".to_vec(),
@@ -482,7 +482,7 @@ mod tests {
     fn a_scan_ends_when_a_cursor_comes_again_or_after_its_longest_time() {
         let at = |seconds| Instant::START.after(Duration::from_secs(seconds));
         let scan_of = |cursors: &[u64]| {
-            let mut scan = Scan::new(at(0));
+            let mut scan = KeyScan::new(at(0));
             let mut checked = cursors.iter().map(|cursor| {
                 scan.pages += 1;
                 scan.cursor = cursor.to_string().into_bytes();
@@ -496,7 +496,7 @@ mod tests {
         let before = [1, 2, 3, 4, 5].into_iter();
         let again: Vec<u64> = before.chain([6, 7, 8].repeat(10)).collect();
         assert!(scan_of(&again).is_some_and(|pages| pages < 12));
-        let mut scan = Scan::new(at(0));
+        let mut scan = KeyScan::new(at(0));
         scan.cursor = b"7".to_vec();
         assert_eq!(scan.check(at(599)), Ok(()));
         let why = scan.check(at(600)).unwrap_err();

@@ -253,7 +253,7 @@ pub(crate) fn pass_on_unclaimed(runtime: &Runtime, handed: &HandedOff) {
 /// Counts the end of a holding, if there was a holder.
 fn count(runtime: &Runtime, in_time: bool, since: Option<Instant>, now: Instant) {
     if let Some(since) = since {
-        runtime.meters.let_go(in_time, since.until(now));
+        runtime.meters.released(in_time, since.until(now));
     }
 }
 
@@ -301,8 +301,8 @@ fn send_until_answered(
             .call_or_undo(call, deadline, Cap::Exempt, Some(&undoable));
         let cause = match answer {
             Ok((answer, _)) => {
-                if let Answer::Ours(heard) = &answer {
-                    *yields_to_fleet &= heard.is_none_or(|heard| heard > ours);
+                if let Answer::Ours(receivers) = &answer {
+                    *yields_to_fleet &= receivers.is_none_or(|receivers| receivers > ours);
                 }
                 return Ok(answered(runtime, hold, &answer, may_have_run));
             }

@@ -253,10 +253,10 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     runtime.callbacks.stop();
     // Stopping a subscriber publishes to its server: a server that does not reply must leave time
     // for the others.
-    let patience = Instant::now().until(until) / 4;
+    let for_subscribers = Instant::now().until(until) / 4;
     let endpoints = runtime.endpoints.all();
     for endpoint in &endpoints {
-        endpoint.stop(Instant::now().after(patience / endpoints.len() as u32));
+        endpoint.stop(Instant::now().after(for_subscribers / endpoints.len() as u32));
     }
     let mut is_joined = runtime.timer.worker.join(until);
     is_joined &= runtime.sentinel_watch.join(until);

@@ -203,7 +203,8 @@ impl WaitingCall<'_> {
         // A subscription that was live before the attempt receives every release after it. One that
         // becomes live later wakes this call to try again.
         let subscription = self.ensure_subscribed()?;
-        let is_subscribed = subscription.is_some_and(|subscription| subscription.hears_since(now));
+        let is_subscribed =
+            subscription.is_some_and(|subscription| subscription.is_subscribed_since(now));
         let is_placed = self.place.as_ref().map(|place| place.ticket.has_place());
         let enters = || {
             self.shares_place

@@ -43,9 +43,9 @@ impl Wanted {
 pub(crate) enum Answer {
     /// Acquired, with a token for each name, or one for all names.
     Granted(OneOrMany<FencingToken>),
-    Refused(Refusal),
+    Refused(RefusedName),
     /// The set waits in the queue of this name, and keeps this number of names below it.
-    Queued(Refusal, usize),
+    Queued(RefusedName, usize),
     /// The proposed fencing token is not above this one.
     TooLow(u64),
     /// Some servers of a quorum granted it and some did not, and no client has a majority.
@@ -80,7 +80,7 @@ pub(crate) enum Answer {
 
 /// Another client holds a name.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Refusal {
+pub(crate) struct RefusedName {
     /// The index of the name, from 0.
     pub(crate) name: usize,
     /// The value of its key.
@@ -140,23 +140,25 @@ impl Answer {
                 let tokens = tokens.iter().map(|token| read_token(token, wanted));
                 Some(Self::Granted(tokens.collect::<Option<_>>()?))
             }
-            [Reply::Int(0), holder, Reply::Int(ttl), which @ ..] => Some(Self::Refused(Refusal {
-                name: match which {
-                    [] if wanted.names == 1 => 0,
-                    [Reply::Int(n)] => {
-                        let name = usize::try_from(n.checked_sub(1)?).ok()?;
-                        Some(name).filter(|name| *name < wanted.names)?
-                    }
-                    _ => return None,
-                },
-                holder: match holder {
-                    Reply::Text(holder) => std::mem::take(holder),
-                    // The key expired while the script ran.
-                    Reply::Nil => Vec::new(),
-                    _ => return None,
-                },
-                remaining: read_pttl(*ttl)?,
-            })),
+            [Reply::Int(0), holder, Reply::Int(ttl), which @ ..] => {
+                Some(Self::Refused(RefusedName {
+                    name: match which {
+                        [] if wanted.names == 1 => 0,
+                        [Reply::Int(n)] => {
+                            let name = usize::try_from(n.checked_sub(1)?).ok()?;
+                            Some(name).filter(|name| *name < wanted.names)?
+                        }
+                        _ => return None,
+                    },
+                    holder: match holder {
+                        Reply::Text(holder) => std::mem::take(holder),
+                        // The key expired while the script ran.
+                        Reply::Nil => Vec::new(),
+                        _ => return None,
+                    },
+                    remaining: read_pttl(*ttl)?,
+                }))
+            }
             [Reply::Int(2), Reply::Int(last)] => {
                 let last = FencingToken::read(*last)?.value();
                 (last >= wanted.proposed?).then_some(Self::TooLow(last))
@@ -192,7 +194,7 @@ impl Answer {
         match reply {
             Reply::Int(1) if !counts => Some(Self::Ours(None)),
             Reply::List(items) if counts => match items.as_slice() {
-                [Reply::Int(1), heard] => Some(Self::Ours(Some(heard.count()?))),
+                [Reply::Int(1), receivers] => Some(Self::Ours(Some(receivers.count()?))),
                 _ => None,
             },
             Reply::Int(0) => Some(Self::Gone),
@@ -338,7 +340,7 @@ mod tests {
     #[test]
     fn grants_refusals_and_holders_are_read() {
         let refused = |name, holder: &[u8], remaining| {
-            Some(Answer::Refused(Refusal {
+            Some(Answer::Refused(RefusedName {
                 name,
                 holder: holder.to_vec(),
                 remaining,
@@ -382,7 +384,7 @@ mod tests {
         assert!(matches!(read(&tokens), Some(Answer::Granted(tokens)) if tokens.len() == 3));
         assert_eq!(Answer::read_set(int(0), 3), Some(Answer::Gone));
         for (name, kept) in [(1, 0), (3, 0), (3, 2)] {
-            let refusal = Refusal {
+            let refusal = RefusedName {
                 name: name - 1,
                 holder: b"v".to_vec(),
                 remaining: None,

@@ -14,8 +14,8 @@ end
 if seen == ARGV[1] then
   redis.call('DEL', KEYS[1])
   -- A user without the PUBLISH permission can still release.
-  local heard = redis.pcall('PUBLISH', ARGV[2], ARGV[1])
-  if ARGV[3] then return {1, tonumber(heard) or 0} end
+  local receivers = redis.pcall('PUBLISH', ARGV[2], ARGV[1])
+  if ARGV[3] then return {1, tonumber(receivers) or 0} end
   return 1
 end
 rewrite(KEYS[1])

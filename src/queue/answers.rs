@@ -72,14 +72,14 @@ impl Span {
 /// What Redis last said about a name to the waiters of this client.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Answers {
-    refused: Option<Refusal>,
+    refused: Option<LastRefusal>,
     unanswered: Option<Unanswered>,
     /// How long the last reply took.
     reply_took: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Refusal {
+struct LastRefusal {
     at: Instant,
     /// When the key expires, by the reply.
     until: Instant,
@@ -123,7 +123,7 @@ impl Answers {
         {
             self.reply_took = asked.since.until(arrived);
         }
-        self.refused = Some(Refusal {
+        self.refused = Some(LastRefusal {
             at: sent,
             until: remaining.map_or(Instant::NEVER, |remaining| sent.after(remaining)),
         });
@@ -141,7 +141,7 @@ impl Answers {
         }
     }
 
-    fn refusal_in(&self, span: Span) -> Option<Refusal> {
+    fn refusal_in(&self, span: Span) -> Option<LastRefusal> {
         self.refused.filter(|refusal| refusal.at >= span.start)
     }
 

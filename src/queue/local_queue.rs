@@ -162,10 +162,12 @@ impl LocalQueue {
         let payload = hasher.finish();
         let bit = 1 << (announcer.server % 64);
         let mut announcements = self.announcements.iter_mut();
-        if let Some(heard) = announcements.find(|heard| heard.payload == payload) {
-            let is_new = heard.by & bit == 0;
-            heard.by |= bit;
-            return is_new && heard.by.count_ones() as usize == announcer.needed;
+        if let Some(announcement) =
+            announcements.find(|announcement| announcement.payload == payload)
+        {
+            let is_new = announcement.by & bit == 0;
+            announcement.by |= bit;
+            return is_new && announcement.by.count_ones() as usize == announcer.needed;
         }
         if self.announcements.len() == MAX_PARTIAL_ANNOUNCEMENTS {
             self.announcements.pop_front();

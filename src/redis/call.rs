@@ -29,7 +29,7 @@ impl Server {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
         if cap_rule == Cap::Counted {
-            self.condition.admit(self.label())?;
+            self.health.admit(self.label())?;
         }
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
         let may_combine = call.replicas.is_none() && !call.asking;

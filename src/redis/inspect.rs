@@ -81,7 +81,8 @@ fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
     thread::scope(|scope| {
         let ask = |server: &Arc<Server>| {
             let server = Arc::clone(server);
-            let asked = thread::Builder::new().spawn_scoped(scope, move || server.health(until));
+            let asked =
+                thread::Builder::new().spawn_scoped(scope, move || server.check_health(until));
             asked.ok()
         };
         // This thread pings the first server.
@@ -99,7 +100,7 @@ fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
                     // An equal share of the time for each.
                     let share = now.until(until) / left;
                     left -= 1;
-                    server.health(now.after(share))
+                    server.check_health(now.after(share))
                 })
             })
             .collect();

@@ -266,7 +266,7 @@ impl Deployment {
             Self::Quorum(quorum) => quorum.silent_since(now, start),
             Self::One(_) | Self::Cluster(_) => {
                 let owner = self.primary_owner_of(key);
-                owner.condition.silent_since(now, start)
+                owner.health.silent_since(now, start)
             }
         }
     }
@@ -287,7 +287,7 @@ impl Deployment {
     /// The sentinels, if there are any.
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match self {
-            Self::One(server) => server.pool.node.sentinels(),
+            Self::One(server) => server.pool.connector.sentinels(),
             Self::Cluster(_) | Self::Quorum(_) => None,
         }
     }
@@ -347,11 +347,11 @@ impl Deployment {
     /// The last failure of a name's owner.
     pub(crate) fn last_failure(&self, key: Key<'_>) -> Option<Cause> {
         match self {
-            Self::Quorum(quorum) => quorum.condition.last_failure(),
-            Self::One(server) => server.condition.last_failure(),
+            Self::Quorum(quorum) => quorum.health.last_failure(),
+            Self::One(server) => server.health.last_failure(),
             Self::Cluster(cluster) => {
                 let owner = cluster.map.owner_of(key.slot());
-                let last = owner.condition.last_failure();
+                let last = owner.health.last_failure();
                 last.map(|cause| cause.at(owner.label()))
             }
         }

@@ -45,7 +45,7 @@ impl Server {
 
     /// Like [`fault`](Self::fault), for a server that may be a node of a cluster.
     pub(super) fn node_fault(&self, call: &Call<'_>, error: &ServerError) -> NodeFault {
-        let redirect = Redirect::read(error).filter(|_| self.pool.node.is_member());
+        let redirect = Redirect::read(error).filter(|_| self.pool.connector.is_member());
         match redirect {
             Some(redirect) => NodeFault::Redirected(redirect, Cause::text(words(error))),
             None => self.fault(call, error).into(),

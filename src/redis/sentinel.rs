@@ -18,7 +18,7 @@ use crate::url::{Address, HostPort, Sentinel};
 pub(crate) struct Sentinels {
     pub(super) sentinel: Sentinel,
     dialers: ThreadGroup,
-    known: Mutex<Known>,
+    known: Mutex<KnownMaster>,
 }
 
 /// The channel on which sentinels announce a new master.
@@ -26,9 +26,9 @@ const MOVES: &[u8] = b"+switch-master";
 
 /// The known address of the master.
 #[derive(Default)]
-struct Known {
+struct KnownMaster {
     /// The last reported address.
-    place: Option<HostPort>,
+    address: Option<HostPort>,
     /// The master may have moved: ask the sentinels before connecting.
     suspected: bool,
     /// The number of announcements: a reply to a question asked before one is out of date.
@@ -37,11 +37,11 @@ struct Known {
     moves: u64,
 }
 
-impl Known {
+impl KnownMaster {
     /// Records the address. Returns true if it differs from the last one.
-    fn learn(&mut self, place: HostPort) -> bool {
-        let has_moved = self.place.as_ref().is_some_and(|known| *known != place);
-        self.place = Some(place);
+    fn learn(&mut self, address: HostPort) -> bool {
+        let has_moved = self.address.as_ref().is_some_and(|known| *known != address);
+        self.address = Some(address);
         self.suspected = false;
         self.moves += u64::from(has_moved);
         has_moved
@@ -54,13 +54,13 @@ impl Known {
         asked: RedisResult<HostPort>,
         announced: u64,
     ) -> RedisResult<(HostPort, bool)> {
-        match (asked, self.place.clone()) {
+        match (asked, self.address.clone()) {
             (Err(error), None) => Err(error),
             (Err(error), Some(_)) if is_final_at_logon(&error) => Err(error),
             // An announcement in the meantime is newer than the reply.
             (Ok(_), Some(known)) if self.announced != announced => Ok((known, false)),
             (Err(_), Some(known)) => Ok((known, false)),
-            (Ok(place), _) => Ok((place.clone(), self.learn(place))),
+            (Ok(address), _) => Ok((address.clone(), self.learn(address))),
         }
     }
 }
@@ -86,7 +86,7 @@ impl Sentinels {
     pub(super) fn master(self: &Arc<Self>, timeout: Duration) -> RedisResult<(Address, bool)> {
         let announced = {
             let known = self.known.lock();
-            match &known.place {
+            match &known.address {
                 Some((host, port)) if !known.suspected => {
                     return Ok((self.sentinel.at(host, *port), false));
                 }
@@ -123,8 +123,8 @@ impl Sentinels {
         let answer = connection
             .trip(until, |buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
-        match read_place(answer) {
-            Some(Some(place)) => Ok(place),
+        match read_address(answer) {
+            Some(Some(address)) => Ok(address),
             None => Err(connection.malformed()),
             Some(None) => Err((
                 ErrorKind::MasterNameNotFoundBySentinel,
@@ -164,13 +164,13 @@ impl Sentinels {
         }
         // The name is followed by the old host and port, then the new ones.
         let (host, port) = (words.nth(2), words.next());
-        let place = host
+        let address = host
             .zip(port)
             .and_then(|(host, port)| read_host_and_port(host, port));
         let mut known = self.known.lock();
         known.announced += 1;
-        match place {
-            Some(place) => known.learn(place),
+        match address {
+            Some(address) => known.learn(address),
             None => {
                 known.suspected = true;
                 true
@@ -190,9 +190,9 @@ impl Sentinels {
         if !is_subscribed(&connection.receive(until)?.extract_error()?) {
             return Err(connection.malformed().into());
         }
-        let known = self.known.lock().place.clone();
+        let known = self.known.lock().address.clone();
         let has_moved =
-            known.is_some_and(|known| self.ask(n, timeout).is_ok_and(|place| place != known));
+            known.is_some_and(|known| self.ask(n, timeout).is_ok_and(|address| address != known));
         if has_moved {
             // This sentinel may be the one that is out of date.
             self.suspect();
@@ -200,13 +200,13 @@ impl Sentinels {
         Ok((connection, has_moved))
     }
 
-    /// Waits at most `patience` for an announcement. Returns true if the master has moved.
+    /// Waits at most `timeout` for an announcement. Returns true if the master has moved.
     pub(crate) fn wait_for_move(
         &self,
         connection: &mut Connection,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<bool, Cause> {
-        match connection.message(Instant::now().after(patience)) {
+        match connection.message(Instant::now().after(timeout)) {
             Ok((_, announcement)) => Ok(self.switched(&announcement)),
             Err(error) if error.is_timeout() => Ok(false),
             Err(error) => Err(error.into()),
@@ -216,7 +216,7 @@ impl Sentinels {
 
 /// Reads the reply to GET-MASTER-ADDR-BY-NAME: `Some(None)` if the name is unknown, `None` if the
 /// reply is malformed.
-pub(crate) fn read_place(answer: Value) -> Option<Option<HostPort>> {
+pub(crate) fn read_address(answer: Value) -> Option<Option<HostPort>> {
     let items = match answer {
         Value::Nil => return Some(None),
         Value::Array(items) => items,
@@ -227,8 +227,8 @@ pub(crate) fn read_place(answer: Value) -> Option<Option<HostPort>> {
         return None;
     };
     let host = String::from_utf8(host).ok()?;
-    let place = read_host_and_port(&host, std::str::from_utf8(&port).ok()?)?;
-    Some(Some(place))
+    let address = read_host_and_port(&host, std::str::from_utf8(&port).ok()?)?;
+    Some(Some(address))
 }
 
 fn read_host_and_port(host: &str, port: &str) -> Option<HostPort> {
@@ -284,18 +284,18 @@ mod tests {
     fn a_reply_counts_if_only_a_malformed_announcement_is_newer() {
         let sentinels = sentinels();
         assert!(sentinels.switched(b"m nonsense"));
-        let place: HostPort = ("h".into(), 1);
+        let address: HostPort = ("h".into(), 1);
         let mut known = sentinels.known.lock();
-        let settled = known.settle(Ok(place.clone()), 0).unwrap();
-        assert_eq!(settled, (place.clone(), false));
+        let settled = known.settle(Ok(address.clone()), 0).unwrap();
+        assert_eq!(settled, (address.clone(), false));
         known.announced += 1;
         let newer = known.settle(Ok(("h".into(), 2)), 1).unwrap();
-        assert_eq!(newer, (place, false));
+        assert_eq!(newer, (address, false));
     }
 
     #[test]
     fn malformed_replies_give_no_address() {
-        let read = |text: &str| read_place(redis::parse_redis_value(text.as_bytes()).unwrap());
+        let read = |text: &str| read_address(redis::parse_redis_value(text.as_bytes()).unwrap());
         let known = read("*2\r\n$2\r\nh1\r\n$4\r\n6379\r\n");
         assert_eq!(known, Some(Some(("h1".into(), 6379))));
         assert_eq!(read("*-1\r\n"), Some(None));

@@ -24,7 +24,7 @@ use crate::violation::Violation;
 /// A server, or the master that sentinels name.
 pub(crate) struct Server {
     pub(super) pool: Arc<Pool>,
-    pub(crate) condition: ServerHealth,
+    pub(crate) health: ServerHealth,
     /// Its state as a member of a quorum.
     pub(crate) member: Option<Member>,
     /// The time from a command to its reply.
@@ -34,11 +34,11 @@ pub(crate) struct Server {
 
 impl Server {
     /// With `member`, it is one of the servers of a quorum.
-    pub(super) fn new(node: Connector, config: &Config, member: Option<Member>) -> Self {
+    pub(super) fn new(connector: Connector, config: &Config, member: Option<Member>) -> Self {
         Self {
-            pool: Arc::new(Pool::new(node, config.max_connections)),
+            pool: Arc::new(Pool::new(connector, config.max_connections)),
             // A quorum marks a failing member down instead of opening a breaker.
-            condition: ServerHealth::new(match &member {
+            health: ServerHealth::new(match &member {
                 Some(_) => 0,
                 None => config.breaker_after,
             }),
@@ -50,11 +50,11 @@ impl Server {
 
     /// The server's address for messages.
     pub(crate) fn label(&self) -> &str {
-        &self.pool.node.label
+        &self.pool.connector.label
     }
 
     pub(crate) fn command_timeout(&self) -> Duration {
-        self.pool.node.command_timeout
+        self.pool.connector.command_timeout
     }
 
     /// Records a reply, and keeps the connection unless the server cannot serve calls: then
@@ -126,7 +126,7 @@ impl Server {
 
     /// Moves on to the master that the sentinels now name.
     pub(super) fn moved(&self) {
-        self.condition.reset();
+        self.health.reset();
         self.pool.move_on();
     }
 
@@ -142,7 +142,7 @@ impl Server {
         let trip = sent.until(now);
         self.latency.record(trip);
         self.pool.combiner.took(trip);
-        if self.condition.answered(now) {
+        if self.health.answered(now) {
             logging::info!(
                 server = self.label();
                 "{} answers again: its circuit breaker is closed", self.label()
@@ -156,7 +156,7 @@ impl Server {
     }
 
     pub(super) fn failed_by(&self, cause: Option<&Cause>, counts: bool) {
-        if self.condition.failed(cause, counts) {
+        if self.health.failed(cause, counts) {
             let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
             logging::warn!(
                 server = self.label();
@@ -164,18 +164,18 @@ impl Server {
                 self.label()
             );
         }
-        self.pool.node.failed();
+        self.pool.connector.failed();
     }
 
     /// Sends a PING and returns the server's state.
-    pub(super) fn health(&self, until: Instant) -> HealthPart {
+    pub(super) fn check_health(&self, until: Instant) -> HealthPart {
         let asked = Instant::now();
         let latency = match self.ping(until, Cap::Exempt) {
             // An error reply is a reply, too: the user may lack the permission to ping.
             Ok(_) | Err(Fault::Rejected(_)) => Some(asked.until(Instant::now())),
             Err(_) => None,
         };
-        self.condition.part(self.label(), latency)
+        self.health.part(self.label(), latency)
     }
 
     /// Retires the server: it owns no slot of its cluster any more.
@@ -189,7 +189,7 @@ impl Server {
 
     /// Returns how many connections to it are open.
     pub(crate) fn connections(&self) -> u64 {
-        self.pool.node.connections()
+        self.pool.connector.connections()
     }
 
     /// Closes the connections; those in use are closed when they are returned.

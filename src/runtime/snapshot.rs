@@ -18,7 +18,7 @@ impl Runtime {
         let (held, waiting) = self.waiters.count();
         let [wait, hold, command] = self.histograms();
         let servers = self.all_servers();
-        let open = servers.iter().filter(|server| server.condition.is_open());
+        let open = servers.iter().filter(|server| server.health.is_open());
         Stats {
             totals: self.meters.counters.totals(),
             held,

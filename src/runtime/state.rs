@@ -418,9 +418,9 @@ impl Runtime {
         holds: &[Arc<HeldLease>],
         until: Instant,
     ) -> Receiver<KeyState> {
-        let (told, found) = unbounded();
+        let (sender, found) = unbounded();
         for hold in holds {
-            let report = ReleaseReport::new(self.size_of(&hold.keys), told.clone());
+            let report = ReleaseReport::new(self.size_of(&hold.keys), sender.clone());
             self.release(Release {
                 report: Some(Arc::new(report)),
                 ..hold.to_release(until)

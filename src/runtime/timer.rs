@@ -123,7 +123,7 @@ impl Timer {
     }
 
     /// Returns true if any lease is in use.
-    pub(crate) fn watches_any(&self) -> bool {
+    pub(crate) fn has_leases(&self) -> bool {
         !self.state.lock().leases.is_empty()
     }
 
@@ -226,7 +226,7 @@ mod tests {
         hold.lease(|lease| lease.suspect(Instant::now()));
         assert!(timer.schedule(&hold, Instant::now()));
         assert_eq!(timer.next_due().unwrap().len(), 1);
-        assert!(timer.watches_any());
+        assert!(timer.has_leases());
         assert_eq!(timer.all().len(), 1);
         timer.forget(&hold);
         assert!(timer.all().is_empty());

@@ -19,11 +19,11 @@ pub(crate) struct Worker {
     name: &'static str,
     /// Lets later calls of `start` return without taking the lock.
     started: AtomicBool,
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<WorkerThread>>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct WorkerThread {
     handle: JoinHandle<()>,
     /// Disconnected when the thread has ended.
     ended: Receiver<Infallible>,
@@ -75,7 +75,7 @@ impl Worker {
                 name,
                 cause: Arc::new(error),
             })?;
-        *running = Some(Running { handle, ended });
+        *running = Some(WorkerThread { handle, ended });
         self.started.store(true, Ordering::Release);
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Worker {
     /// without being joined. A thread that joins itself returns true immediately.
     pub(crate) fn join(&self, until: Instant) -> bool {
         // Only the first caller waits.
-        let Some(Running { handle, ended }) = self.running.lock().take() else {
+        let Some(WorkerThread { handle, ended }) = self.running.lock().take() else {
             return true;
         };
         if handle.thread().id() == thread::current().id() {

@@ -14,7 +14,7 @@ use crate::stats::{Buckets, Stats, Totals};
 pub(crate) struct Facade {
     /// The label that distinguishes this client's gauges from those of others in the process.
     client: SharedString,
-    told: Mutex<Reported>,
+    reported: Mutex<Reported>,
 }
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ impl Default for Facade {
         let number = CLIENTS.fetch_add(1, Ordering::Relaxed);
         Self {
             client: number.to_string().into(),
-            told: Mutex::default(),
+            reported: Mutex::default(),
         }
     }
 }
@@ -46,13 +46,13 @@ impl Facade {
     ///
     /// `is_last` sets the gauges to zero, because the client ends.
     pub(crate) fn tell(&self, stats: &Stats, times: [Buckets; 3], is_last: bool) {
-        let mut told = self.told.lock();
-        let totals = stats.totals.since(&told.totals);
-        told.totals = stats.totals;
-        let before = std::mem::replace(&mut told.times, times.clone());
-        let has_described = std::mem::replace(&mut told.has_described, true);
+        let mut reported = self.reported.lock();
+        let totals = stats.totals.since(&reported.totals);
+        reported.totals = stats.totals;
+        let before = std::mem::replace(&mut reported.times, times.clone());
+        let has_described = std::mem::replace(&mut reported.has_described, true);
         // The recorder is the user's code, which must not run under the lock.
-        drop(told);
+        drop(reported);
         if !has_described {
             describe();
         }

@@ -43,7 +43,7 @@ impl Meters {
     }
 
     /// Counts a lock that its holder released, `after` having it for this time.
-    pub(crate) fn let_go(&self, in_time: bool, after: Duration) {
+    pub(crate) fn released(&self, in_time: bool, after: Duration) {
         if in_time {
             self.counters.released.up();
         } else {
@@ -106,7 +106,7 @@ mod tests {
         let meters = Meters::default();
         meters.acquired(false, Duration::from_millis(1));
         meters.acquired(true, Duration::from_millis(3));
-        meters.let_go(true, Duration::from_millis(5));
+        meters.released(true, Duration::from_millis(5));
         meters.lost(Lost::Taken);
         assert!(meters.woke(Wake::Message));
         assert!(!meters.woke(Wake::Turn));

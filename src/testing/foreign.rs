@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::holder::{HolderId, READERS};
+use crate::live_clients;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::{Acquire, Primitive, Queueing};
 use crate::protocol::script::Call;
 use crate::protocol::semaphore::SemaphoreKeys;
-use crate::running;
 
 use super::reply::Reply;
 use super::resp::read_request;
@@ -133,9 +133,9 @@ pub(super) fn is_locked(shared: &Shared, name: &str) -> bool {
 pub(super) fn lose(shared: &Shared, name: &str) -> bool {
     let ended = shared.change(|state| state.ended_by(|state| release_all(state, name)));
     // A client without waiters does not listen to the channel.
-    for client in running::all() {
+    for client in live_clients::all() {
         for holder in &ended {
-            client.doubt(holder);
+            client.suspect_lease(holder);
         }
     }
     !ended.is_empty()

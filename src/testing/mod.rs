@@ -125,7 +125,7 @@ mod state;
 use std::time::Duration;
 
 use crate::clock;
-use crate::running;
+use crate::live_clients;
 use crate::token::FencingToken;
 
 pub use foreign::Foreign;
@@ -171,7 +171,7 @@ pub fn fencing_token(value: u64) -> FencingToken {
 /// ```
 pub fn suspend(time: Duration) {
     clock::suspend(time);
-    for client in running::all() {
+    for client in live_clients::all() {
         client.clock_jumped();
     }
 }

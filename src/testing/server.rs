@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::api::client::Client;
-use crate::running;
+use crate::live_clients;
 
 use super::foreign::{self, Foreign};
 use super::guards::{Cut, Pause, Refusal};
@@ -153,9 +153,9 @@ impl Server {
             .shared
             .change(|state| state.ended_by(|state| state.advance(time)));
         let address = self.url.trim_start_matches("redis://");
-        for client in running::all() {
+        for client in live_clients::all() {
             for holder in &expired {
-                client.doubt(holder);
+                client.suspect_lease(holder);
             }
             client.wake_waiters_of(address);
         }

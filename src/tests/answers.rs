@@ -113,12 +113,12 @@ fn check_set(reply: &Reply, names: usize) {
 fn check_lease(reply: &Reply, most: usize) {
     let release = |counts| Verb::Release { counts }.read(reply.clone());
     for answer in [Verb::Renew.read(reply.clone()), release(false)] {
-        if let Some(Answer::Ours(heard)) = answer {
-            assert!(heard.is_none() && *reply == Reply::Int(1), "{reply:?}");
+        if let Some(Answer::Ours(receivers)) = answer {
+            assert!(receivers.is_none() && *reply == Reply::Int(1), "{reply:?}");
         }
     }
-    if let Some(Answer::Ours(heard)) = release(true) {
-        let said = heard.map(|heard| heard as i64).unwrap();
+    if let Some(Answer::Ours(receivers)) = release(true) {
+        let said = receivers.map(|receivers| receivers as i64).unwrap();
         assert_eq!(numbers(reply), [1, said]);
     }
     if let Some(Answer::Holder(Some(holder))) = Verb::Inspect.read(reply.clone()) {

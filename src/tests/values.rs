@@ -5,27 +5,27 @@ use redis::{Msg, PushKind, Value};
 use crate::error_reply;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::slot::SLOTS;
-use crate::redis::cluster::slots::Layout;
+use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connector::is_master;
 use crate::redis::conn::handshake::Step;
-use crate::redis::sentinel::{is_subscribed, read_place};
+use crate::redis::sentinel::{is_subscribed, read_address};
 use crate::runtime::subscriber::pubsub::{Received, read as read_received};
 
 use super::answers::check_grant;
 
 pub(super) fn check_value(value: &Value, most: usize) {
     let asked = ("asked".to_owned(), 1);
-    if let Some(layout) = Layout::read(value.clone(), &asked) {
+    if let Some(layout) = SlotLayout::read(value.clone(), &asked) {
         let slots = layout
             .masters
             .iter()
             .map(|(slots, _)| slots.clone().count());
         assert!(slots.sum::<usize>() <= usize::from(SLOTS));
         assert!(layout.masters.len() + layout.replicas.len() <= most);
-        let masters = layout.masters.iter().map(|(_, place)| place);
-        assert!(masters.chain(&layout.replicas).all(|place| place.1 > 0));
+        let masters = layout.masters.iter().map(|(_, address)| address);
+        assert!(masters.chain(&layout.replicas).all(|address| address.1 > 0));
     }
-    if let Some(Some((host, port))) = read_place(value.clone()) {
+    if let Some(Some((host, port))) = read_address(value.clone()) {
         assert!(host.len() <= most && port > 0);
     }
     check_roles(value);
@@ -41,7 +41,10 @@ pub(super) fn check_value(value: &Value, most: usize) {
                     .is_some_and(|slot| slot.parse().is_ok_and(|slot: u16| slot < SLOTS))
             );
             assert!(
-                port > 0 && words.next().is_some_and(|place| place.starts_with(&host)),
+                port > 0
+                    && words
+                        .next()
+                        .is_some_and(|address| address.starts_with(&host)),
                 "{said}"
             );
         }

@@ -180,7 +180,7 @@ fn a_cluster_url_gives_nodes_and_credentials() {
         panic!("rejected")
     };
     assert_eq!(nodes.label(), "cluster h1:6379,h2:7001,[::1]:7002");
-    assert_eq!(nodes.places().nth(2), Some(("::1".into(), 7002)));
+    assert_eq!(nodes.addresses().nth(2), Some(("::1".into(), 7002)));
     let node = nodes.at("10.0.0.7", 7009);
     assert_eq!(node.label, "10.0.0.7:7009");
     assert_eq!(node.info.redis_settings().password(), Some("s3cret"));

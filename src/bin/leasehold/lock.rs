@@ -10,13 +10,13 @@ use crate::guard::Guard;
 
 /// How long a call waits for its lock.
 #[derive(Clone, Copy)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     None,
     For(Duration),
     Unlimited,
 }
 
-impl Patience {
+impl WaitLimit {
     pub(crate) fn of(args: &Run) -> Self {
         match args.wait {
             _ if args.no_wait => Self::None,
@@ -27,7 +27,7 @@ impl Patience {
 }
 
 /// Acquires the lock; returns `None` if it is not granted in time.
-pub(crate) type Take = Box<dyn FnOnce(Patience) -> Result<Option<Box<dyn Guard>>, Error> + Send>;
+pub(crate) type Take = Box<dyn FnOnce(WaitLimit) -> Result<Option<Box<dyn Guard>>, Error> + Send>;
 
 /// Returns the call that acquires `$lock` with the settings of `$args`, by the methods of its kind:
 /// one that waits, one that does not, and one that waits for a limited time.
@@ -40,11 +40,11 @@ macro_rules! take {
         if let Some(longest) = $args.max_hold {
             lock = lock.max_hold(longest);
         }
-        let take: Take = Box::new(move |patience| {
-            let guard = match patience {
-                Patience::None => lock.$try()?,
-                Patience::For(limit) => lock.$try_for(limit)?,
-                Patience::Unlimited => Some(lock.$wait()?),
+        let take: Take = Box::new(move |limit| {
+            let guard = match limit {
+                WaitLimit::None => lock.$try()?,
+                WaitLimit::For(limit) => lock.$try_for(limit)?,
+                WaitLimit::Unlimited => Some(lock.$wait()?),
             };
             Ok(guard.map(|guard| Box::new(guard) as Box<dyn Guard>))
         });

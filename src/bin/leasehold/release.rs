@@ -20,7 +20,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// Releases the lock, or leaves it in Redis for the rest of `min_hold`.
 ///
 /// Returns an error if the lock was lost before.
-pub(crate) fn let_go(
+pub(crate) fn release(
     guard: Box<dyn Guard>,
     granted: Instant,
     min_hold: Duration,

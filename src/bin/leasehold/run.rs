@@ -13,7 +13,7 @@ use crate::foreground::Foreground;
 use crate::group::Group;
 use crate::job::Job;
 use crate::lock::take;
-use crate::release::let_go;
+use crate::release::release;
 use crate::running::Running;
 use crate::signals::signals;
 use crate::wait::wait;
@@ -50,7 +50,7 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
     if let Some(lost) = end.lost {
         return Ok(lost_code(lost));
     }
-    Ok(match let_go(guard, granted, args.min_hold, &signals) {
+    Ok(match release(guard, granted, args.min_hold, &signals) {
         Err(lost) => lost_code(lost),
         Ok(()) if end.needed_terminal => exit::USAGE,
         Ok(()) => exit::code(end.status.unwrap_or_default()),

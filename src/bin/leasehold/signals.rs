@@ -28,8 +28,8 @@ pub(crate) fn signals() -> io::Result<Receiver<i32>> {
     let ignored = ignored();
     let caught = CAUGHT.iter().filter(|&&signal| ignored & bit(signal) == 0);
     let mut signals = Signals::new(caught)?;
-    let (heard, receiver) = unbounded();
-    let listen = move || signals.forever().try_for_each(|signal| heard.send(signal));
+    let (sender, receiver) = unbounded();
+    let listen = move || signals.forever().try_for_each(|signal| sender.send(signal));
     thread::Builder::new()
         .name("leasehold-signals".into())
         .spawn(listen)?;

@@ -34,7 +34,7 @@ fn undone(removed: &[usize], other: Option<&HolderId>) -> Option<Answer> {
 }
 
 /// Returns what is sent from `from` to `to`, and when, if no try finds anything.
-fn sent(releases: &mut Releases, from: Instant, to: Instant) -> Vec<(Instant, Batch)> {
+fn sent(releases: &mut Releases, from: Instant, to: Instant) -> Vec<(Instant, ReleaseBatch)> {
     let mut all = Vec::new();
     let mut now = from;
     while now <= to {
@@ -115,10 +115,10 @@ fn release_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
 fn any_reply_ends_a_release() {
     let mut releases = Releases::default();
     let (sender, answers) = unbounded();
-    let told = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
+    let report = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
     let release = |name| Release::new(keys(name), HolderId::fresh("o"), at(9_000));
     let is_told = |name| Release {
-        report: Some(told()),
+        report: Some(report()),
         ..release(name)
     };
     releases.push(release("a"), at(0));

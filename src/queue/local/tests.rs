@@ -347,7 +347,7 @@ fn a_release_counts_once_a_majority_has_announced_it() {
 #[test]
 fn after_a_run_of_hand_offs_the_first_waiter_yields_until_the_release_message() {
     let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
-    let heard = || waiters.announced(&name, id.as_str().as_bytes(), ALONE);
+    let announce = || waiters.announced(&name, id.as_str().as_bytes(), ALONE);
     let ends = || {
         waiters.granted_one(&name, &id, Weak::new(), false);
         waiters.names.lock().get_mut(&name).unwrap().fleet_yield = FleetYield::Due;
@@ -358,12 +358,12 @@ fn after_a_run_of_hand_offs_the_first_waiter_yields_until_the_release_message() 
     assert!(is_woken(&first));
     assert_eq!(first.position(NOW, false), Position::Yield);
     assert!(!is_woken(&first));
-    heard();
+    announce();
     assert!(is_woken(&first));
     assert_eq!(first.position(NOW, false), Position::Contend);
 
     ends();
-    heard();
+    announce();
     assert!(is_woken(&first));
     assert_eq!(
         first.position(NOW, false),

@@ -82,12 +82,12 @@ impl Cluster {
                     Some(self.map.owner_of(slot))
                 }
                 NodeFault::Redirected(Redirect::Moved(host, port), _) => {
-                    let place = self.map.place(&server, host, *port);
-                    Some(self.map.moved(slot, place))
+                    let address = self.map.address(&server, host, *port);
+                    Some(self.map.moved(slot, address))
                 }
                 NodeFault::Redirected(Redirect::Ask(host, port), _) => {
-                    let place = self.map.place(&server, host, *port);
-                    Some(self.map.at(&place))
+                    let address = self.map.address(&server, host, *port);
+                    Some(self.map.at(&address))
                 }
                 NodeFault::Fault(Fault::NotRun(_) | Fault::Open(_)) => {
                     // The slot map may be out of date.
@@ -128,7 +128,7 @@ impl Cluster {
     /// master is failing.
     pub(in crate::redis) fn masters(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
         let masters = self.map.masters();
-        if !masters.is_empty() && !masters.iter().any(|master| master.condition.is_failing()) {
+        if !masters.is_empty() && !masters.iter().any(|master| master.health.is_failing()) {
             return Ok(masters);
         }
         let failure = self.map.refresh(until);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::protocol::keys::Key;
 use crate::protocol::slot::SLOTS;
-use crate::redis::cluster::slots::Layout;
+use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::server::Server;
 use crate::url::HostPort;
 
@@ -41,7 +41,7 @@ pub(super) struct Owners {
     by_slot: Vec<Option<Arc<Server>>>,
     servers: HashMap<HostPort, Arc<Server>>,
     /// The last layout that a node reported.
-    layout: Layout,
+    layout: SlotLayout,
     /// Recent redirects, by slot.
     redirects: HashMap<u16, (HostPort, Instant)>,
 }
@@ -61,7 +61,7 @@ impl Owners {
         Self {
             by_slot: vec![None; usize::from(SLOTS)],
             servers: HashMap::new(),
-            layout: Layout::default(),
+            layout: SlotLayout::default(),
             redirects: HashMap::new(),
         }
     }
@@ -86,34 +86,39 @@ impl Owners {
         own.map(|((host, _), _)| host.as_str())
     }
 
-    /// Returns the server at `place`; makes it if there is none yet.
-    pub(super) fn at(&mut self, place: &HostPort, make: MakeServer<'_>) -> Arc<Server> {
-        if let Some(server) = self.servers.get(place) {
+    /// Returns the server at `address`; makes it if there is none yet.
+    pub(super) fn at(&mut self, address: &HostPort, make: MakeServer<'_>) -> Arc<Server> {
+        if let Some(server) = self.servers.get(address) {
             return Arc::clone(server);
         }
-        let server = make(place);
-        self.servers.insert(place.clone(), Arc::clone(&server));
+        let server = make(address);
+        self.servers.insert(address.clone(), Arc::clone(&server));
         server
     }
 
-    /// Records a redirect at `now`: `slot` is at `place`. Returns the server there, and what has
+    /// Records a redirect at `now`: `slot` is at `address`. Returns the server there, and what has
     /// moved if that is news.
     pub(super) fn redirected(
         &mut self,
         slot: u16,
-        place: HostPort,
+        address: HostPort,
         now: Instant,
         make: MakeServer<'_>,
     ) -> (Arc<Server>, Option<Moved>) {
-        let server = self.at(&place, make);
-        self.redirects.insert(slot, (place, now));
+        let server = self.at(&address, make);
+        self.redirects.insert(slot, (address, now));
         let mut moved = None;
         self.assign(slot, &server, &mut moved);
         (server, moved)
     }
 
     /// Applies the layout that a node reported when asked at `asked`.
-    pub(super) fn learn(&mut self, layout: Layout, asked: Instant, make: MakeServer<'_>) -> Change {
+    pub(super) fn learn(
+        &mut self,
+        layout: SlotLayout,
+        asked: Instant,
+        make: MakeServer<'_>,
+    ) -> Change {
         let has_forgotten = self.forget_old_redirects(asked);
         let mut change = Change::default();
         // Usually nothing has changed, and many clients may refresh at once.
@@ -121,12 +126,12 @@ impl Owners {
             return change;
         }
         let redirects = self.redirects.clone();
-        for (slots, place) in &layout.masters {
-            let master = self.at(place, make);
+        for (slots, address) in &layout.masters {
+            let master = self.at(address, make);
             // A slot without a reported owner stays: its last owner redirects calls if necessary.
             for slot in slots.clone() {
                 let redirect = redirects.get(&slot);
-                let server = redirect.map(|(place, _)| self.at(place, make));
+                let server = redirect.map(|(address, _)| self.at(address, make));
                 let server = server.as_ref().unwrap_or(&master);
                 // The node does not know of this move yet; other slots may have moved with it.
                 change.is_behind |= !Arc::ptr_eq(server, &master);
@@ -145,10 +150,10 @@ impl Owners {
     /// Returns true if there were any: the layout decides about their slots again.
     fn forget_old_redirects(&mut self, asked: Instant) -> bool {
         let (servers, before) = (&self.servers, self.redirects.len());
-        self.redirects.retain(|_, (place, at)| {
+        self.redirects.retain(|_, (address, at)| {
             let has_failed = servers
-                .get(place)
-                .is_some_and(|server| server.condition.is_failing());
+                .get(address)
+                .is_some_and(|server| server.health.is_failing());
             at.until(asked) < GOSSIP && !has_failed
         });
         self.redirects.len() < before
@@ -193,8 +198,8 @@ mod tests {
         Arc::new(Server::new(connector, &config, None))
     }
 
-    fn layout() -> Layout {
-        Layout {
+    fn layout() -> SlotLayout {
+        SlotLayout {
             masters: vec![(0..=SLOTS - 1, ("127.0.0.1".into(), 1))],
             replicas: Vec::new(),
         }

@@ -9,7 +9,7 @@ use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::error_reply::{is_final_at_logon, library_text};
 use crate::redis::cluster::slot_map::SlotMap;
-use crate::redis::cluster::slots::Layout;
+use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connection::Connection;
 use crate::redis::fault::Fault;
 use crate::redis::first_answer::{NoAnswer, first_answer};
@@ -19,35 +19,35 @@ use crate::violation::NoFirstReply;
 /// Marks a node as being asked until dropped: at most one thread at a time asks a node that hangs.
 struct AskingGuard {
     map: Arc<SlotMap>,
-    place: HostPort,
+    address: HostPort,
 }
 
 impl AskingGuard {
     /// Returns `None` if the node is being asked already.
-    fn new(map: Arc<SlotMap>, place: HostPort) -> Option<Self> {
-        let is_first = map.asking.lock().insert(place.clone());
-        is_first.then(|| Self { map, place })
+    fn new(map: Arc<SlotMap>, address: HostPort) -> Option<Self> {
+        let is_first = map.in_flight.lock().insert(address.clone());
+        is_first.then(|| Self { map, address })
     }
 }
 
 impl Drop for AskingGuard {
     fn drop(&mut self) {
-        self.map.asking.lock().remove(&self.place);
+        self.map.in_flight.lock().remove(&self.address);
     }
 }
 
 impl SlotMap {
     /// Returns the layout from the first of these nodes that knows the slots.
-    pub(super) fn ask_nodes(self: &Arc<Self>, nodes: Vec<HostPort>) -> Result<Layout, Fault> {
+    pub(super) fn ask_nodes(self: &Arc<Self>, nodes: Vec<HostPort>) -> Result<SlotLayout, Fault> {
         let timeout = self.config.connect_timeout;
         let guards: Vec<AskingGuard> = nodes
             .into_iter()
-            .filter_map(|place| AskingGuard::new(Arc::clone(self), place))
+            .filter_map(|address| AskingGuard::new(Arc::clone(self), address))
             .collect();
-        let asked: Vec<HostPort> = guards.iter().map(|guard| guard.place.clone()).collect();
+        let asked: Vec<HostPort> = guards.iter().map(|guard| guard.address.clone()).collect();
         let asks = guards
             .into_iter()
-            .map(|guard| move || guard.map.ask(&guard.place, timeout));
+            .map(|guard| move || guard.map.ask(&guard.address, timeout));
         first_answer(&self.config.dialers, asks, timeout, is_final).map_err(|failure| match failure
         {
             NoAnswer::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
@@ -67,16 +67,16 @@ impl SlotMap {
     }
 
     /// Asks one node for the slots, over a new connection.
-    fn ask(&self, place: &HostPort, timeout: Duration) -> RedisResult<Layout> {
+    fn ask(&self, node: &HostPort, timeout: Duration) -> RedisResult<SlotLayout> {
         let until = Instant::now().after(timeout);
-        let address = self.nodes.at(&place.0, place.1);
+        let address = self.nodes.at(&node.0, node.1);
         let mut connection = Connection::open(&address, None, until, || ())?;
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
         let answer = connection
             .long_trip(until, |buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
-        Layout::read(answer, place)
+        SlotLayout::read(answer, node)
             .ok_or_else(|| (ErrorKind::Client, "the node knows of no slots").into())
     }
 }

@@ -47,18 +47,18 @@ pub(crate) struct SlotMap {
     me: Weak<Self>,
     pub(super) nodes: Nodes,
     pub(super) config: Config,
-    known: Mutex<Known>,
+    known: Mutex<KnownSlots>,
     /// Notified after each refresh, successful or not.
     refreshed: Condvar,
     /// Stands in for the owner of a slot while none is known; nothing is sent to it.
     nobody: Arc<Server>,
     /// The nodes being asked now.
-    pub(super) asking: Mutex<HashSet<HostPort>>,
+    pub(super) in_flight: Mutex<HashSet<HostPort>>,
     follower: OnceLock<Box<Follower>>,
     closed: AtomicBool,
 }
 
-struct Known {
+struct KnownSlots {
     owners: Owners,
     state: State,
     stale: bool,
@@ -92,7 +92,7 @@ impl SlotMap {
             me: Weak::clone(me),
             nodes,
             config: config.clone(),
-            known: Mutex::new(Known {
+            known: Mutex::new(KnownSlots {
                 owners: Owners::none(),
                 state: State::Idle,
                 stale: true,
@@ -105,7 +105,7 @@ impl SlotMap {
             }),
             refreshed: Condvar::new(),
             nobody: Arc::new(nobody),
-            asking: Mutex::default(),
+            in_flight: Mutex::default(),
             follower: OnceLock::new(),
             closed: AtomicBool::new(false),
         })
@@ -132,7 +132,7 @@ impl SlotMap {
     /// failing, refreshes the map first.
     pub(super) fn find_owner(&self, slot: u16, until: Instant) -> Result<Arc<Server>, Fault> {
         let known_owner = || self.known.lock().owners.owner_of(slot).cloned();
-        if let Some(owner) = known_owner().filter(|owner| !owner.condition.is_failing()) {
+        if let Some(owner) = known_owner().filter(|owner| !owner.health.is_failing()) {
             return Ok(owner);
         }
         loop {
@@ -181,11 +181,13 @@ impl SlotMap {
         self.ensure_refresh(&mut known);
     }
 
-    /// Records a redirect: `slot` is now at `place`. Refreshes the map if that is news.
-    pub(super) fn moved(&self, slot: u16, place: HostPort) -> Arc<Server> {
+    /// Records a redirect: `slot` is now at `address`. Refreshes the map if that is news.
+    pub(super) fn moved(&self, slot: u16, address: HostPort) -> Arc<Server> {
         let mut known = self.known.lock();
-        let make = |place: &HostPort| self.make_server(place);
-        let (server, moved) = known.owners.redirected(slot, place, Instant::now(), &make);
+        let make = |address: &HostPort| self.make_server(address);
+        let (server, moved) = known
+            .owners
+            .redirected(slot, address, Instant::now(), &make);
         if let Some(moved) = moved {
             // Other slots will have moved, too.
             known.stale = true;
@@ -197,7 +199,7 @@ impl SlotMap {
     }
 
     /// Returns where a redirect from `server` leads; an empty host means the same host.
-    pub(super) fn place(&self, server: &Arc<Server>, host: &str, port: u16) -> HostPort {
+    pub(super) fn address(&self, server: &Arc<Server>, host: &str, port: u16) -> HostPort {
         let known = self.known.lock();
         let host = match host {
             "" => known.owners.host_of(server).unwrap_or_default(),
@@ -206,10 +208,10 @@ impl SlotMap {
         (host.to_owned(), port)
     }
 
-    /// Returns the server at `place`, created if necessary.
-    pub(super) fn at(&self, place: &HostPort) -> Arc<Server> {
-        let make = |place: &HostPort| self.make_server(place);
-        self.known.lock().owners.at(place, &make)
+    /// Returns the server at `address`, created if necessary.
+    pub(super) fn at(&self, address: &HostPort) -> Arc<Server> {
+        let make = |address: &HostPort| self.make_server(address);
+        self.known.lock().owners.at(address, &make)
     }
 
     fn make_server(&self, (host, port): &HostPort) -> Arc<Server> {
@@ -230,7 +232,7 @@ impl SlotMap {
 
     /// Starts a refresh thread unless one runs. Callers do not refresh: resolving a host name can
     /// take longer than their time limit.
-    fn ensure_refresh(&self, known: &mut Known) {
+    fn ensure_refresh(&self, known: &mut KnownSlots) {
         if known.state != State::Idle || self.is_closed() {
             return;
         }
@@ -267,10 +269,10 @@ impl SlotMap {
             }
             known.stale = false;
             known.state = State::Asking;
-            let nodes = known.nodes_to_ask(self.nodes.places());
+            let nodes = known.nodes_to_ask(self.nodes.addresses());
             let layout = MutexGuard::unlocked(&mut known, || self.ask_nodes(nodes));
             let change = layout.map(|layout| {
-                let make = |place: &HostPort| self.make_server(place);
+                let make = |address: &HostPort| self.make_server(address);
                 known.owners.learn(layout, now, &make)
             });
             let change = known.note(change, Instant::now());
@@ -287,7 +289,7 @@ impl SlotMap {
                 && known
                     .owners
                     .masters()
-                    .any(|server| server.condition.is_failing());
+                    .any(|server| server.health.is_failing());
         }
         known.state = State::Idle;
         self.refreshed.notify_all();
@@ -330,7 +332,7 @@ impl SlotMap {
     }
 }
 
-impl Known {
+impl KnownSlots {
     /// Records the result of a refresh.
     fn note(&mut self, change: Result<Change, Fault>, now: Instant) -> Change {
         let (change, failure) = match change {

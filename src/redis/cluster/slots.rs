@@ -9,13 +9,13 @@ use crate::url::HostPort;
 
 /// The cluster's layout, as one node reports it.
 #[derive(Debug, Default, PartialEq)]
-pub(crate) struct Layout {
+pub(crate) struct SlotLayout {
     pub(crate) masters: Vec<(RangeInclusive<u16>, HostPort)>,
     /// Replicas can be asked for the slots, too.
     pub(crate) replicas: Vec<HostPort>,
 }
 
-impl Layout {
+impl SlotLayout {
     /// Reads the reply to CLUSTER SLOTS from the node at `asked`; `None` if it is malformed or
     /// names no slot.
     pub(crate) fn read(answer: Value, asked: &HostPort) -> Option<Self> {
@@ -36,11 +36,11 @@ impl Layout {
             if last >= SLOTS || slots > u32::from(SLOTS) {
                 return None;
             }
-            let master = place(fields.next()?, asked)?;
+            let master = host_port(fields.next()?, asked)?;
             layout.masters.push((first..=last, master));
             layout
                 .replicas
-                .extend(fields.filter_map(|node| place(node, asked)));
+                .extend(fields.filter_map(|node| host_port(node, asked)));
         }
         layout.replicas.sort();
         layout.replicas.dedup();
@@ -57,7 +57,7 @@ fn number(value: &Value) -> Option<u16> {
 
 /// Reads host and port of a node. A node that does not know its own address sends no host: then it
 /// is the host that was asked.
-fn place(node: Value, asked: &HostPort) -> Option<HostPort> {
+fn host_port(node: Value, asked: &HostPort) -> Option<HostPort> {
     let Value::Array(fields) = node else {
         return None;
     };
@@ -83,8 +83,8 @@ mod tests {
         ("asked".into(), 1)
     }
 
-    fn parsed(text: &str) -> Option<Layout> {
-        Layout::read(redis::parse_redis_value(text.as_bytes()).unwrap(), &asked())
+    fn parsed(text: &str) -> Option<SlotLayout> {
+        SlotLayout::read(redis::parse_redis_value(text.as_bytes()).unwrap(), &asked())
     }
 
     #[test]

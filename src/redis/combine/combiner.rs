@@ -37,7 +37,7 @@ const STUCK: Duration = Duration::from_millis(2);
 
 /// A call that has been queued this long takes any idle connection, even if a batch is in flight.
 /// Longer than [`STUCK`], so that few calls need a timer.
-pub(super) const PATIENCE: Duration = Duration::from_millis(5);
+pub(super) const COMBINE_WAIT: Duration = Duration::from_millis(5);
 
 /// A call in progress.
 pub(crate) struct InFlight<'a> {
@@ -56,7 +56,7 @@ pub(crate) struct Batch<'a> {
     pub(super) now: Instant,
 }
 
-/// The next step of a call that has waited in the queue for [`PATIENCE`].
+/// The next step of a call that has waited in the queue for [`COMBINE_WAIT`].
 pub(super) enum NextStep<'a> {
     /// It keeps waiting: for a connection, or for its reply if it was sent meanwhile.
     Waits,
@@ -103,7 +103,7 @@ impl Pool {
         Some((ticket, batch))
     }
 
-    /// Returns the next step of a call that has been queued for [`PATIENCE`], or until its deadline
+    /// Returns the next step of a call that has been queued for [`COMBINE_WAIT`], or until its deadline
     /// if `is_over`.
     pub(super) fn next_step(&self, ticket: Ticket, cap_rule: Cap, is_over: bool) -> NextStep<'_> {
         let mut state = self.state.lock();
@@ -165,7 +165,7 @@ impl<'a> PooledConnection<'a> {
         }
         if !state.queue.is_empty() {
             let now = Instant::now();
-            let has_waited = |waited| waited >= PATIENCE;
+            let has_waited = |waited| waited >= COMBINE_WAIT;
             let is_due = || state.queue.waited(now).is_some_and(has_waited);
             if (!pool.queues_calls(&state, now) || is_due())
                 && state.is_turn_of_queue()

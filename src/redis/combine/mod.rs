@@ -9,7 +9,7 @@ use redis::RedisError;
 use crate::clock::Instant;
 use crate::error_reply::{Meaning, meaning};
 use crate::protocol::script::Call;
-use crate::redis::combine::combiner::{Batch, NextStep, PATIENCE};
+use crate::redis::combine::combiner::{Batch, COMBINE_WAIT, NextStep};
 use crate::redis::conn::call_queue::Ticket;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
@@ -74,7 +74,7 @@ impl Pool {
         joined: Instant,
         until: Instant,
     ) -> Option<Delivery> {
-        let mut next = joined.after(PATIENCE).min(until);
+        let mut next = joined.after(COMBINE_WAIT).min(until);
         loop {
             if let Some(delivery) = combined.wait(next) {
                 return Some(delivery);
@@ -110,7 +110,7 @@ impl Pool {
             now: sent,
         } = batch;
         // The reader's own command is last: it reads its own reply after all others.
-        let until = sent.after(self.node.command_timeout);
+        let until = sent.after(self.connector.command_timeout);
         let written = pooled.connection().write(until, |buffer| {
             for call in others.iter().chain([&reader]) {
                 buffer.extend_from_slice(&call.command);
@@ -148,7 +148,7 @@ impl Pool {
         } = write;
         let mut pooled = self.pooled(connection, Some(sent));
         // The reader has the latest deadline of the batch.
-        let until = sent.after(self.node.command_timeout).min(until);
+        let until = sent.after(self.connector.command_timeout).min(until);
         let mut unread = others.iter();
         let mut read = Vec::with_capacity(others.len());
         let mut not_now = false;

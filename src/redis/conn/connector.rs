@@ -17,7 +17,7 @@ use crate::violation::NoFirstReply;
 
 /// How to connect to a server.
 pub(crate) struct Connector {
-    origin: Origin,
+    kind: ConnectorKind,
     /// Only for a node of a cluster.
     on_failure: Option<OnFailure>,
     pub(crate) label: String,
@@ -38,7 +38,7 @@ pub(crate) struct Connector {
 pub(super) type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The address of a server, or where to ask for it.
-enum Origin {
+enum ConnectorKind {
     Server(Box<Address>),
     Sentinels(Arc<Sentinels>),
 }
@@ -51,20 +51,25 @@ impl Connector {
         config: &Config,
     ) -> Self {
         let label = address.label.clone();
-        let origin = Origin::Server(Box::new(address));
-        Self::with(label, origin, on_failure, config)
+        let kind = ConnectorKind::Server(Box::new(address));
+        Self::with(label, kind, on_failure, config)
     }
 
     /// Connects to the master that the sentinels name.
     pub(in crate::redis) fn to_master(sentinel: Sentinel, config: &Config) -> Self {
         let label = sentinel.label();
         let sentinels = Arc::new(Sentinels::new(sentinel, &config.dialers));
-        Self::with(label, Origin::Sentinels(sentinels), None, config)
+        Self::with(label, ConnectorKind::Sentinels(sentinels), None, config)
     }
 
-    fn with(label: String, origin: Origin, on_failure: Option<OnFailure>, config: &Config) -> Self {
+    fn with(
+        label: String,
+        kind: ConnectorKind,
+        on_failure: Option<OnFailure>,
+        config: &Config,
+    ) -> Self {
         Self {
-            origin,
+            kind,
             on_failure,
             label,
             connection_name: config.connection_name.clone(),
@@ -89,9 +94,9 @@ impl Connector {
     }
 
     pub(crate) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
-        match &self.origin {
-            Origin::Server(_) => None,
-            Origin::Sentinels(sentinels) => Some(sentinels),
+        match &self.kind {
+            ConnectorKind::Server(_) => None,
+            ConnectorKind::Sentinels(sentinels) => Some(sentinels),
         }
     }
 
@@ -100,12 +105,12 @@ impl Connector {
     ///
     /// Calls `moved` if the sentinels name another master than before.
     pub(super) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Connection> {
-        match &self.origin {
-            Origin::Server(address) => {
+        match &self.kind {
+            ConnectorKind::Server(address) => {
                 let connection = self.log_on(address, self.deadline());
                 connection.inspect_err(|_| self.failed())
             }
-            Origin::Sentinels(sentinels) => {
+            ConnectorKind::Sentinels(sentinels) => {
                 let (master, has_moved) = sentinels.master(self.connect_timeout)?;
                 if has_moved {
                     moved();
@@ -149,9 +154,9 @@ impl Connector {
         if self.has_replied.load(Ordering::Relaxed) {
             return "";
         }
-        match &self.origin {
-            Origin::Server(address) => address.tls_hint(),
-            Origin::Sentinels(sentinels) => sentinels.sentinel.data.tls_hint(),
+        match &self.kind {
+            ConnectorKind::Server(address) => address.tls_hint(),
+            ConnectorKind::Sentinels(sentinels) => sentinels.sentinel.data.tls_hint(),
         }
     }
 

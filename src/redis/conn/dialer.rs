@@ -25,13 +25,13 @@ impl Pool {
         now: Instant,
     ) -> Result<(), Error> {
         // Connecting and logging on may each take the whole timeout.
-        let limit = self.node.connect_timeout * 2 + Duration::from_millis(100);
+        let limit = self.connector.connect_timeout * 2 + Duration::from_millis(100);
         if !state.wants_connection(self.cap) || !state.dialing.needs_dialer(now, limit) {
             return Ok(());
         }
         let number = state.dialing.start(now);
         let pool = Arc::clone(self);
-        let spawned = self.node.dialers.spawn(move || pool.dial(number));
+        let spawned = self.connector.dialers.spawn(move || pool.dial(number));
         spawned.map_err(|error| {
             state.dialing.came_back(number);
             state.dialing.stop();
@@ -101,18 +101,18 @@ impl Pool {
                 self.leave(generation);
                 generation += 1;
             };
-            let made = self.node.connect(moved).map(|mut connection| {
+            let made = self.connector.connect(moved).map(|mut connection| {
                 connection.generation = generation;
                 connection
             });
             made.map_err(|error| {
-                let server = self.node.label.as_str();
+                let server = self.connector.label.as_str();
                 let text = library_text(&error);
                 logging::debug!(server = server; "no connection to {server}: {text}");
                 ConnectError {
                     is_final: is_final_at_logon(&error),
                     is_the_servers: true,
-                    cause: self.node.no_connection(error),
+                    cause: self.connector.no_connection(error),
                 }
             })
         }));

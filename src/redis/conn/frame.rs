@@ -56,7 +56,7 @@ impl Limit {
 
 /// The progress through a reply whose end is still missing.
 #[derive(Debug, Default)]
-pub(super) struct Scan {
+pub(super) struct FrameScan {
     /// The position of the next value.
     at: usize,
     /// The first line of that value does not end before this position.
@@ -78,7 +78,7 @@ enum Body {
     Values(usize),
 }
 
-impl Scan {
+impl FrameScan {
     /// Returns whether nothing of the reply has been examined.
     pub(super) fn is_new(&self) -> bool {
         self.at == 0 && self.sought == 0
@@ -243,7 +243,7 @@ mod tests {
     ];
 
     fn end(bytes: &[u8]) -> Result<Option<usize>, Kind> {
-        Scan::default().end(bytes, Limit::MOST)
+        FrameScan::default().end(bytes, Limit::MOST)
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
         for round in 0..20_000 {
             let reply = WHOLE[random.random_range(0..WHOLE.len())];
             let bytes = [reply, WHOLE[random.random_range(0..WHOLE.len())]].concat();
-            let mut scan = Scan::default();
+            let mut scan = FrameScan::default();
             let mut seen = 0;
             let found = loop {
                 seen = (seen + random.random_range(1..5)).min(bytes.len());
@@ -352,10 +352,10 @@ mod tests {
             "x".repeat(2 * USUAL_BYTES)
         );
         let mut limit = Limit::default();
-        let refused = Scan::default().end(whole.as_bytes(), limit);
+        let refused = FrameScan::default().end(whole.as_bytes(), limit);
         assert_eq!(refused, Err(Kind::TooLarge));
         limit.raise_for(whole.len());
-        let end = Scan::default().end(whole.as_bytes(), limit);
+        let end = FrameScan::default().end(whole.as_bytes(), limit);
         assert_eq!(end, Ok(Some(whole.len())));
         limit.raise_for(usize::MAX);
         assert_eq!(limit.bytes(), MOST_BYTES);

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use redis::{RedisError, Value};
 
-use super::frame::{Limit, Scan};
+use super::frame::{FrameScan, Limit};
 use super::short_reply;
 use crate::violation::{Kind, Violation};
 
@@ -25,7 +25,7 @@ pub(super) struct Input {
     /// The last reply taken out; its bytes stay until more are read.
     last: Range<usize>,
     /// The progress through the reply that begins at `start`.
-    scan: Scan,
+    scan: FrameScan,
     pub(super) limit: Limit,
 }
 
@@ -48,7 +48,7 @@ impl Input {
         let Ok(value) = redis::parse_redis_value(reply) else {
             return Err(Violation::new(Kind::Malformed, reply).into());
         };
-        self.scan = Scan::default();
+        self.scan = FrameScan::default();
         self.take(end);
         Ok(Some(value))
     }

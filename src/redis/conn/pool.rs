@@ -29,7 +29,7 @@ use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool_state::{Combiner, State};
 
 pub(crate) struct Pool {
-    pub(crate) node: Connector,
+    pub(crate) connector: Connector,
     pub(in crate::redis) cap: usize,
     pub(in crate::redis) state: Mutex<State>,
     pub(in crate::redis) combiner: Combiner,
@@ -66,9 +66,9 @@ pub(crate) enum GetError {
 }
 
 impl Pool {
-    pub(crate) fn new(node: Connector, cap: usize) -> Self {
+    pub(crate) fn new(connector: Connector, cap: usize) -> Self {
         Self {
-            node,
+            connector,
             cap,
             state: Mutex::default(),
             combiner: Combiner::default(),
@@ -236,7 +236,7 @@ impl Pool {
                 self.cap
             ))
         } else {
-            self.node.no_connection_yet()
+            self.connector.no_connection_yet()
         };
         ConnectError::of_client(cause)
     }
@@ -267,7 +267,7 @@ impl Pool {
     /// connection may lead to the server that took over.
     pub(crate) fn suspect(&self, generation: u64) {
         if generation == self.generation()
-            && let Some(sentinels) = self.node.sentinels()
+            && let Some(sentinels) = self.connector.sentinels()
         {
             // Before the connections are closed: a dialer may be about to connect there.
             sentinels.suspect();

@@ -44,7 +44,7 @@ impl Members {
 
     /// When the majority stopped replying; see `ServerHealth::silent_since`.
     pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
-        let each = |server: &Arc<Server>| server.condition.silent_since(now, start);
+        let each = |server: &Arc<Server>| server.health.silent_since(now, start);
         let mut since: Vec<Instant> = self.servers.iter().map(each).collect();
         // The servers that replied most recently come first.
         since.sort_unstable_by(|a, b| b.cmp(a));

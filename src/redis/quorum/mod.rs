@@ -39,7 +39,7 @@ pub(crate) struct Quorum {
     pub(super) label: String,
     permits: Permits,
     /// The health of the majority, with one circuit breaker for all servers.
-    pub(super) condition: ServerHealth,
+    pub(super) health: ServerHealth,
     pub(super) command_timeout: Duration,
 }
 
@@ -70,7 +70,7 @@ impl Quorum {
             members,
             label,
             permits: Permits::new(config.max_connections),
-            condition: ServerHealth::new(config.breaker_after),
+            health: ServerHealth::new(config.breaker_after),
             command_timeout: config.command_timeout,
         })
     }
@@ -79,7 +79,7 @@ impl Quorum {
     pub(crate) fn member_is_up(&self) {
         let answering = self.members.each().filter(|(_, member)| !member.is_down());
         if answering.count() >= self.members.size.needed {
-            self.condition.reset();
+            self.health.reset();
         }
     }
 
@@ -101,14 +101,14 @@ impl Quorum {
     ) -> Result<(Answer, Instant), Fault> {
         let asked = Instant::now();
         if cap_rule == Cap::Counted {
-            self.condition.admit(&self.label)?;
+            self.health.admit(&self.label)?;
         }
         let _permit = self.permits.take(cap_rule, until)?;
         let answer = Round::new(&self.members, Some(call), until, undoable).run();
         match &answer {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
                 let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
-                if self.condition.failed(Some(cause), had_time) {
+                if self.health.failed(Some(cause), had_time) {
                     logging::warn!(
                         "a majority of the servers has failed to answer several times in a row; \
                          calls fail at once: {cause}"
@@ -116,7 +116,7 @@ impl Quorum {
                 }
             }
             _ => {
-                self.condition.answered(Instant::now());
+                self.health.answered(Instant::now());
             }
         }
         answer

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::holder::Holder;
-use crate::protocol::answer::{Answer, Refusal};
+use crate::protocol::answer::{Answer, RefusedName};
 use crate::protocol::verb::Verb;
 
 /// The number of servers, and how many of them decide.
@@ -135,15 +135,15 @@ impl Votes {
             Answer::Refused(refusal) => Some(refusal),
             _ => None,
         });
-        let refusals: Vec<&Refusal> = refusals.collect();
+        let refusals: Vec<&RefusedName> = refusals.collect();
         let holders = refusals.iter().map(|refusal| &*refusal.holder);
         let (holder, most) = most(holders).unwrap_or_default();
         if most >= needed
             && let Some(of_holder) = refusals.iter().find(|refusal| refusal.holder == holder)
         {
-            return Verdict::Decided(Answer::Refused(Refusal {
+            return Verdict::Decided(Answer::Refused(RefusedName {
                 remaining: self.free_in(&refusals),
-                ..Refusal::clone(of_holder)
+                ..RefusedName::clone(of_holder)
             }));
         }
         let too_low = self.others.iter().filter_map(|vote| match vote {
@@ -163,7 +163,7 @@ impl Votes {
     }
 
     /// The time until enough of the refusing keys have expired for a majority to be free.
-    fn free_in(&self, refusals: &[&Refusal]) -> Option<Duration> {
+    fn free_in(&self, refusals: &[&RefusedName]) -> Option<Duration> {
         let ends = refusals
             .iter()
             .map(|refusal| refusal.remaining.unwrap_or(Duration::MAX));

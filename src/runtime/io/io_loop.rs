@@ -176,10 +176,9 @@ impl IoLoop {
     /// replies.
     fn probe_breaker(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
-        let is_needed = || {
-            !self.releases.is_empty() || runtime.waiters.anybody() || runtime.timer.watches_any()
-        };
-        if !endpoint.server.condition.is_open() || runtime.is_closed() || !is_needed() {
+        let is_needed =
+            || !self.releases.is_empty() || runtime.waiters.anybody() || runtime.timer.has_leases();
+        if !endpoint.server.health.is_open() || runtime.is_closed() || !is_needed() {
             self.probe_breaker_at = None;
         } else if self.probe_breaker_at.is_none_or(|at| at <= now) {
             self.probe_breaker_at = Some(now.after(PROBE_BREAKER_EVERY));

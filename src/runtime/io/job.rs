@@ -1,6 +1,6 @@
 //! One command of the io thread, of which a write carries several.
 
-use crate::lease::releases::{Batch, Releases};
+use crate::lease::releases::{ReleaseBatch, Releases};
 use crate::protocol::keys::Key;
 use crate::protocol::script::Call;
 use crate::replicas::Replicas;
@@ -11,7 +11,7 @@ use crate::runtime::state::Runtime;
 
 pub(in crate::runtime) enum IoJob {
     Renew(RenewalPart),
-    Release(Batch),
+    Release(ReleaseBatch),
     AddStats(StatsDelta),
 }
 

@@ -46,7 +46,7 @@ pub(crate) struct Io {
     /// A `Probe` was sent, and the thread has not yet found that no caller waits.
     probing: AtomicBool,
     /// The health of this server as renewals find it.
-    pub(crate) condition: ServerHealth,
+    pub(crate) health: ServerHealth,
     pub(in crate::runtime) worker: Worker,
 }
 
@@ -58,7 +58,7 @@ impl Default for Io {
             jobs,
             has_ended: Mutex::new(false),
             probing: AtomicBool::new(false),
-            condition: ServerHealth::new(0),
+            health: ServerHealth::new(0),
             worker: Worker::new("leasehold-io"),
         }
     }

@@ -105,13 +105,13 @@ pub(in crate::runtime) fn settle_renewal(
     answer: Result<Answer, Fault>,
 ) {
     contain(|| {
-        let condition = &endpoint.io.condition;
+        let health = &endpoint.io.health;
         match &answer {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
-                condition.failed(Some(cause), false);
+                health.failed(Some(cause), false);
             }
             _ => {
-                condition.answered(Instant::now());
+                health.answered(Instant::now());
             }
         }
         let round = &part.round;

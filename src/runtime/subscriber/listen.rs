@@ -48,8 +48,7 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
         if endpoint.server.is_retired() {
             return;
         }
-        this.condition
-            .failed(Some(&Cause::text(why.clone())), false);
+        this.health.failed(Some(&Cause::text(why.clone())), false);
         runtime.deployment.suspect();
         // One warning for each outage, however long it lasts.
         logging::record!(
@@ -90,7 +89,7 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
     pubsub.subscribe(&wanted)?;
     *failures = 0;
     let mut tidied = Instant::now();
-    this.condition.answered(Instant::now());
+    this.health.answered(Instant::now());
     logging::debug!(server = endpoint.server.label(); "subscribed to releases");
     loop {
         let now = Instant::now();

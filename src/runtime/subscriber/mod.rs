@@ -32,7 +32,7 @@ pub(crate) struct Subscriber {
     /// Unparked by `stop`, for a thread that pauses between two attempts to connect.
     ending: Parker,
     /// The health of the subscriber connection.
-    pub(crate) condition: ServerHealth,
+    pub(crate) health: ServerHealth,
     pub(in crate::runtime) worker: Worker,
 }
 
@@ -78,7 +78,7 @@ impl Default for Subscriber {
             state: Mutex::default(),
             mute: AtomicBool::new(false),
             ending: Parker::new(),
-            condition: ServerHealth::new(0),
+            health: ServerHealth::new(0),
             worker: Worker::new("leasehold-subscriber"),
         }
     }

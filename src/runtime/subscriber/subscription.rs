@@ -30,9 +30,12 @@ impl<'a> Subscription<'a> {
 
     /// Returns true if a majority of servers has delivered every release since `at`, and still
     /// does.
-    pub(crate) fn hears_since(&self, at: Instant) -> bool {
-        let heard = self.parts.iter().filter(|part| part.hears_since(at));
-        heard.count() >= self.size.needed
+    pub(crate) fn is_subscribed_since(&self, at: Instant) -> bool {
+        let live = self
+            .parts
+            .iter()
+            .filter(|part| part.is_subscribed_since(at));
+        live.count() >= self.size.needed
     }
 
     /// Returns true if, as far as is known, its servers still own the name.
@@ -66,7 +69,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    fn hears_since(&self, at: Instant) -> bool {
+    fn is_subscribed_since(&self, at: Instant) -> bool {
         let is_live = self.live.lock().is_some_and(|since| since <= at);
         is_live && !self.endpoint.subscriber.mute.load(Ordering::SeqCst)
     }

@@ -22,7 +22,7 @@ fn granted() -> Option<Answer> {
 }
 
 fn refused_by(holder: &str, remaining: Option<Duration>) -> Answer {
-    Answer::Refused(Refusal {
+    Answer::Refused(RefusedName {
         name: 0,
         holder: holder.into(),
         remaining,
@@ -196,9 +196,9 @@ fn a_lease_needs_a_majority_of_all() {
         "two of four are too few to keep"
     );
     assert_eq!(counted(5, &[None, None, None]), Verdict::Unknown);
-    let heard = Some(Answer::Ours(Some(2)));
+    let receivers = Some(Answer::Ours(Some(2)));
     assert_eq!(
-        counted(3, &[heard.clone(), heard]),
+        counted(3, &[receivers.clone(), receivers]),
         decided(ours()),
         "the subscribers of one server are not those of all"
     );

@@ -2,17 +2,17 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::running::{self, Running};
+use crate::live_clients::{self, LiveClient};
 use crate::runtime::state::Runtime;
 use crate::stats::Wake;
 
 /// Lets tests find the client, for as long as it lives.
 pub(super) fn follow(runtime: &Arc<Runtime>) {
     let client: Weak<Runtime> = Arc::downgrade(runtime);
-    running::add(client);
+    live_clients::add(client);
 }
 
-impl Running for Runtime {
+impl LiveClient for Runtime {
     fn clock_jumped(&self) {
         self.timer.wake();
         self.waiters.wake_all();
@@ -27,7 +27,7 @@ impl Running for Runtime {
         }
     }
 
-    fn doubt(&self, holder: &[u8]) {
+    fn suspect_lease(&self, holder: &[u8]) {
         for hold in self.timer.all() {
             if hold.id.as_str().as_bytes() == holder {
                 self.suspect(&hold);
