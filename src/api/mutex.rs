@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::api::calls::{ENDLESS, guard, lock_calls, wait_limit};
 use crate::api::guard::MutexGuard;
-use crate::api::query::{has_no_answer, query};
+use crate::api::query::{may_repeat, query};
 use crate::api::settings::lock_settings;
 use crate::clock::Instant;
 use crate::config::Settings;
@@ -296,7 +296,7 @@ impl Mutex {
         self.keys.check()?;
         deployment.check(&self.keys)?;
         let ask = |until| deployment.call(self.keys.inspect(), until, Cap::Counted);
-        Ok(query(&self.core.runtime, has_no_answer, ask)?.holder())
+        Ok(query(&self.core.runtime, may_repeat, ask)?.holder())
     }
 
     /// Returns how many clients are subscribed to the lock's release.
@@ -349,7 +349,7 @@ impl Mutex {
         let runtime = &self.core.runtime;
         self.keys.check()?;
         let ask = |until| runtime.deployment.number(&self.keys, what, until);
-        query(runtime, has_no_answer, ask)
+        query(runtime, may_repeat, ask)
     }
 
     /// Returns how many places the queue of a lock that has one has.

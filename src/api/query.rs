@@ -24,7 +24,7 @@ pub(super) fn query<T>(
     answer.map_err(|fault| runtime.deployment.error(fault))
 }
 
-/// Returns true if a query may be repeated.
-pub(super) fn has_no_answer(fault: &Fault) -> bool {
+/// Returns true if a query with this fault may be repeated: no reply has come.
+pub(super) fn may_repeat(fault: &Fault) -> bool {
     matches!(fault, Fault::NotRun(_) | Fault::Unknown(_))
 }

@@ -7,7 +7,7 @@ use std::time::{self, Duration};
 use crate::api::calls::{ENDLESS, guard, wait_limit};
 use crate::api::guard::MutexGuard;
 use crate::api::mutex::Mutex;
-use crate::api::query::{has_no_answer, query};
+use crate::api::query::{may_repeat, query};
 use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
@@ -36,9 +36,9 @@ use crate::token::FencingToken;
 /// Calls that wait have entries in the same queue in Redis as those of a
 /// [`FairMutex`](crate::FairMutex) of this name, and are granted the lock in the order in which
 /// they entered. Readers that are neighbours in the queue get it together. A reader goes behind a
-/// writer that waits, even while other readers hold the lock. So neither side starves: a writer
-/// waits for those before it, and a steady stream of readers costs it only the sections that were
-/// running when it came.
+/// writer that waits, even while other readers hold the lock. So neither side starves. Readers that
+/// arrive later do not delay a writer: it waits only for calls ahead of it in the queue and for
+/// sections already running.
 ///
 /// The limits described there for processes that die, pauses and lost messages apply here, too. A
 /// reader that crashes keeps writers out until its own lease ends, whatever other readers do.
@@ -72,8 +72,8 @@ use crate::token::FencingToken;
 /// for the first guard. A debug build logs a warning. A read guard cannot become a write guard,
 /// because two readers that tried it would wait for each other. Drop it, call
 /// [`write`](Self::write), and read the data again: another writer may have been in between. The
-/// writer's own token does not tell, so compare a version that is kept with the data. A write guard
-/// can become a read guard: [`RwLockWriteGuard::downgrade`].
+/// new guard's token does not show whether one was: keep a version with the data and compare that.
+/// A write guard can become a read guard: [`RwLockWriteGuard::downgrade`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -92,7 +92,9 @@ use crate::token::FencingToken;
 #[derive(Clone)]
 pub struct RwLock {
     core: Arc<Core>,
+    /// The keys of readers, for the calls that only a read-write lock has.
     keys: Arc<RwLockKeys>,
+    /// The same object as `keys`, for the calls of every kind of lock.
     reader: Arc<dyn Primitive>,
     writer: Arc<dyn Primitive>,
     settings: Settings,
@@ -222,7 +224,7 @@ impl RwLock {
         if cfg!(debug_assertions)
             && !matches!(limit, WaitLimit::None)
             && waiters.is_held_by_us(name)
-            // Under its own write guard the call waits, which is warned of.
+            // Under this thread's write guard the call waits, and the wait itself logs a warning.
             && waiters.excludes(name, true).is_none()
         {
             logging::warn!(
@@ -394,7 +396,7 @@ impl RwLock {
         self.reader.check()?;
         deployment.check(&self.reader)?;
         let ask = |until| deployment.call(self.keys.holders(), until, Cap::Counted);
-        Ok(query(&self.core.runtime, has_no_answer, ask)?.holders())
+        Ok(query(&self.core.runtime, may_repeat, ask)?.holders())
     }
 
     /// Returns how many places the queue has, across all processes.
@@ -468,7 +470,7 @@ impl RwLock {
 
     /// Releases the lock on behalf of its writer or of all its readers; returns true if it did.
     ///
-    /// If readers have it, those that were granted it after this call read the key lose it, too.
+    /// All readers lose the lock, also those that are granted it while this call runs.
     /// The first calls in the queue are granted the lock. Use it only if you know that the holders
     /// are dead: [`Mutex::force_unlock`] says how a live one finds out.
     ///
@@ -535,7 +537,7 @@ impl RwLock {
         Ok(is_released)
     }
 
-    /// The lock of one holder that the name is for operators: its key tells whether it is held.
+    /// Returns a mutex of this name: its calls for operators use the same key, queue and fence.
     fn as_mutex(&self) -> Mutex {
         Mutex::new(Arc::clone(&self.core), Arc::clone(&self.writer))
     }

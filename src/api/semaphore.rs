@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::api::guard::MutexGuard;
 use crate::api::mutex::Mutex;
-use crate::api::query::{has_no_answer, query};
+use crate::api::query::{may_repeat, query};
 use crate::api::sections::section_calls;
 use crate::api::semaphore_permit::SemaphorePermit;
 use crate::api::settings::lock_settings;
@@ -397,7 +397,7 @@ impl Semaphore {
         self.check()?;
         let call = || self.keys.inspect_permits(holders);
         let ask = |until| runtime.deployment.call(call(), until, Cap::Counted);
-        match query(runtime, has_no_answer, ask)? {
+        match query(runtime, may_repeat, ask)? {
             Answer::Permits(found) => Ok(found),
             _ => Ok(PermitsOut::default()),
         }

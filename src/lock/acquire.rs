@@ -153,7 +153,9 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
                 }
                 pause
             }
-            Err(Fault::Rejected(error)) if is_behind && attempt.forgoes_queue(&error) => {
+            Err(Fault::Rejected(error))
+                if is_behind && attempt.stop_using_queue_if_forbidden(&error) =>
+            {
                 Duration::ZERO
             }
             Err(Fault::Open(open)) => {

@@ -65,7 +65,8 @@ impl WaitingCall<'_> {
                 ))
             }
             Err(Fault::Rejected(error))
-                if (has_entered || self.set_place.is_some()) && self.forgoes_queue(&error) =>
+                if (has_entered || self.set_place.is_some())
+                    && self.leave_queue_if_forbidden(&error) =>
             {
                 Ok(Tried::Slept(TimedOut(None)))
             }
@@ -107,7 +108,7 @@ impl WaitingCall<'_> {
                 }
                 self.ensure_subscribed()?;
             }
-            Err(Fault::Rejected(error)) if self.forgoes_queue(&error) => {}
+            Err(Fault::Rejected(error)) if self.leave_queue_if_forbidden(&error) => {}
             Err(fault) => {
                 let pause = self.pause_after(fault);
                 // Another call may have a later deadline.

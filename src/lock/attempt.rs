@@ -151,6 +151,7 @@ impl Attempt<'_> {
         let mut granted: Option<(OneOrMany<FencingToken>, Instant)> = None;
         for (n, part) in parts.iter().enumerate() {
             let answer = match self.check_not_ended() {
+                // Before the first part the callers check this.
                 Err(ended) if n > 0 => Err(Fault::Rejected(ended)),
                 _ => self.try_part(part, request, votes, above),
             };
@@ -207,7 +208,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns whether what refused the lock may be what this client is releasing.
+    /// Returns whether the refusal may come from a lease that this client is releasing.
     fn may_be_own(&self, part: &Arc<dyn Primitive>, refusal: &RefusedName) -> bool {
         let endpoints = &self.runtime.endpoints;
         // A refusal by permits or readers names no holder: any of them may be this client's.
@@ -281,8 +282,7 @@ impl Attempt<'_> {
         let now = Instant::now();
         match LeaseState::granted(sent, now, &self.terms) {
             Some(lease) => {
-                // Every grant has a token.
-                let token = *granted.first().expect("a token of what is held");
+                let token = *granted.first().expect("every grant has a token");
                 let run = HandoffRun::new(token, tokens, now);
                 self.hold(id, granted, lease, votes, run)
             }
@@ -339,7 +339,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Undoes in the background what was or may yet be acquired under `id`.
+    /// Undoes in the background what was or may yet be acquired under `id`. Returns the fault with
+    /// which the caller ends this attempt.
     pub(crate) fn undo(&self, keys: &Arc<dyn Primitive>, id: &HolderId, cause: Cause) -> Fault {
         let until = Instant::now().after(self.terms.ttl);
         self.runtime
@@ -347,15 +348,15 @@ impl Attempt<'_> {
         Fault::Unknown(cause)
     }
 
-    /// Undoes in the background what a command did whose reply is no answer to it.
+    /// Like [`undo`](Self::undo), for a command whose reply is no answer to it.
     pub(crate) fn undo_unread(&self, keys: &Arc<dyn Primitive>, id: &HolderId) -> Fault {
         let cause = Cause::text("unexpected reply to the acquire script");
         self.undo(keys, id, cause)
     }
 
-    /// Gives up queues in Redis if `error` says that this client's user may not use them. Returns
-    /// whether the lock then goes on without them.
-    pub(crate) fn forgoes_queue(&self, error: &Error) -> bool {
+    /// Stops the use of queues in Redis if `error` says that this client's user may not use them.
+    /// Returns whether the lock then goes on without them.
+    pub(crate) fn stop_using_queue_if_forbidden(&self, error: &Error) -> bool {
         if !error.lacks_right() || !self.keys.forgo_queue() {
             return false;
         }
@@ -368,19 +369,21 @@ impl Attempt<'_> {
 
     /// Returns the index of the first name that this client holds now: Redis would refuse it.
     pub(crate) fn held_here(&self) -> Option<usize> {
-        self.held_beside(self.keys.is_shared())
+        self.first_name_held(!self.keys.is_shared())
     }
 
     /// Returns whether this client holds the lock alone: its other calls wait for that to end.
     ///
     /// They do not wait for its readers, which others could join without end.
     pub(crate) fn is_held_alone(&self) -> bool {
-        self.held_beside(true).is_some()
+        self.first_name_held(false).is_some()
     }
 
-    fn held_beside(&self, is_shared: bool) -> Option<usize> {
+    /// Returns the index of the first name that this client holds alone, or, with
+    /// `excludes_readers`, that one of its readers holds.
+    fn first_name_held(&self, excludes_readers: bool) -> Option<usize> {
         self.keys.names.iter().position(|name| {
-            let holder = self.runtime.waiters.excludes(name, is_shared);
+            let holder = self.runtime.waiters.excludes(name, !excludes_readers);
             holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
         })
     }

@@ -160,8 +160,8 @@ impl<'a> WaitingCall<'a> {
 
     /// Gives up the place in Redis if `error` says that this client's user may have none. Returns
     /// whether the call then goes on without it.
-    pub(crate) fn forgoes_queue(&mut self, error: &Error) -> bool {
-        if !self.attempt.forgoes_queue(error) {
+    pub(crate) fn leave_queue_if_forbidden(&mut self, error: &Error) -> bool {
+        if !self.attempt.stop_using_queue_if_forbidden(error) {
             return false;
         }
         self.end_place();

@@ -235,8 +235,8 @@ impl dyn Primitive {
         !self.slots().is_empty()
     }
 
-    /// The groups of names that one script call can take: those of each slot in a cluster, all of
-    /// them elsewhere.
+    /// The parts of the lock. One script call can take the names of one part: those of one slot in
+    /// a cluster, all of them elsewhere.
     pub(crate) fn parts(self: &Arc<Self>) -> &[Arc<Self>] {
         match self.slots() {
             [] => slice::from_ref(self),
