@@ -264,8 +264,8 @@ impl Client {
     ///
     /// It has nothing to do with the locks of that name. A call never gets a permit if more than
     /// `permits` would then be out. Clients may pass different numbers, as during a deployment: see
-    /// [`Semaphore`]. With 0, or more than 2³¹ − 1, the first call fails with [`Error::Config`], as
-    /// over a quorum.
+    /// [`Semaphore`]. With 0, or more than 2³¹ − 1, the first call fails with [`Error::Config`]. So
+    /// it does over a quorum.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -454,15 +454,15 @@ impl Client {
     /// Shuts the client down: releases all held locks, wakes all waiters and joins the threads.
     ///
     /// - New calls, and calls that wait for a lock, fail with [`Error::Closed`].
-    /// - Every holder is told [`Lost::ShutDown`](crate::Lost::ShutDown), and its lock is released
-    ///   at once. The call does not wait for holders to finish: if they should, drain the workers
-    ///   first, as below.
+    /// - Each guard's `lost` channel receives [`Lost::ShutDown`](crate::Lost::ShutDown), and its
+    ///   lock is released at once. The call does not wait for holders to finish: if they should,
+    ///   drain the workers first, as below.
     ///
     /// Returns when all releases are confirmed and the threads have ended, or after `within` plus
     /// at most one command timeout. Leases whose release was not confirmed in that time expire
-    /// after their ttl. Among them are those that a call without a reply may have acquired. The
-    /// call works on any thread. On a callback's thread, that thread is not joined and ends after
-    /// the callback. A second call does nothing.
+    /// after their ttl. This includes leases that an unanswered call may have acquired. The call
+    /// works on any thread. On a callback's thread, that thread is not joined and ends after the
+    /// callback. A second call does nothing.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -493,7 +493,8 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
-    /// A call of a lock with a token starts a thread, even if the lock is free.
+    /// A call of a lock with a [`CancelToken`](crate::CancelToken) starts a thread, even if the lock
+    /// is free.
     ///
     /// # Errors
     ///
@@ -503,6 +504,7 @@ impl Client {
     }
 }
 
+// Here, because `Client` imports the builder: two files do not import each other.
 impl ClientBuilder {
     /// Makes the client. Does no I/O.
     ///
@@ -519,10 +521,10 @@ impl ClientBuilder {
     ///
     /// [`Error::Config`] if a setting is invalid; the message names it and what it expects.
     pub fn build(self) -> Result<Client, Error> {
-        let (mut config, deployment) = self.check()?;
+        let (mut config, target) = self.check()?;
         // Clients made from clones of one builder must not share the threads that connect.
         config.dialers = ThreadGroup::new(DIALER);
-        let deployment = Deployment::new(deployment, &config)?;
+        let deployment = Deployment::new(target, &config)?;
         let runtime = runtime::new(config, deployment);
         Ok(Client {
             core: Arc::new(Core { runtime }),

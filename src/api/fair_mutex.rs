@@ -23,25 +23,25 @@ use crate::token::FencingToken;
 ///
 /// # Fairness
 ///
-/// Every waiting call has its own entry in a queue in Redis, in the order in which Redis received
+/// Every waiting call has its own place in a queue in Redis, in the order in which Redis received
 /// the calls. The release script makes the first call in the queue the holder and notifies its
 /// client. The call then returns with the lock, without another round trip. A new call enters the
 /// queue behind all others. If the lock is free and the queue empty, acquiring takes one round
-/// trip, as with [`Mutex`]. `try_lock` never overtakes.
+/// trip, as with [`Mutex`]. `try_lock` never goes ahead of waiting calls.
 ///
 /// Plain and fair locks with the same name exclude each other and wait in the same queue. The first
 /// attempt of a [`Mutex::lock`] may get the lock before the calls in the queue, but only if it is
-/// free: a release does not leave it free while the queue has an entry of a fair lock.
+/// free: a release does not leave it free while a call for the fair lock waits in the queue.
 ///
 /// # Processes that die, pauses and lost messages
 ///
-/// Each client refreshes the queue entries of all its waiting threads every 0.9 s, or more often if
-/// the ttl is shorter than 4 s, in a single command. An entry that was not refreshed for
+/// Each client refreshes the places of all its waiting threads every 0.9 s, or more often if the
+/// ttl is shorter than 4 s, in a single command. A place that was not refreshed for
 /// 3 s, or for the ttl if that is shorter, is skipped. A call that was paused for longer rejoins at
 /// the back of the queue.
 ///
-/// A granted lock initially has a lease that ends when the queue entry would have. The new holder's
-/// first renewal extends it to the full ttl. It is sent a few milliseconds after the grant, even
+/// A granted lock first has a lease of at most 3 s, the time that the place still had. The new
+/// holder's first renewal extends it to the full ttl. It is sent a few milliseconds after the grant, even
 /// without [`auto_renew`](Self::auto_renew).
 ///
 /// - A process that is killed while it waits delays nobody. Its connections close, so the server
@@ -49,8 +49,7 @@ use crate::token::FencingToken;
 /// - A process that is stopped, or whose machine fails or loses its network, delays the others by
 ///   at most 3 s, counted from its last refresh. In a cluster, so does a process that is killed:
 ///   its client may listen at any node.
-/// - A lost message or a deleted key delays the others by at most a second. An expiry delays
-///   nobody.
+/// - A lost message or a deleted key delays the others by at most 0.9 s. An expiry delays nobody.
 /// - A client whose subscription is broken refreshes four times as often. The calls behind it may
 ///   be granted the lock first, but only until its next refresh; from then on its call is next.
 ///
@@ -72,8 +71,8 @@ use crate::token::FencingToken;
 /// - `renew_every`, `auto_renew`: after a wait, the first renewal is sent a few milliseconds after
 ///   the grant, even without `auto_renew`, and extends the lease to the full ttl. A lock that is
 ///   released before then needs no renewal.
-/// - `wait_policy`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its queue
-///   entry. So it asks Redis every 0.9 s, or more often if the ttl is shorter than 4 s, however
+/// - `wait_policy`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its
+///   place. So it asks Redis every 0.9 s, or more often if the ttl is shorter than 4 s, however
 ///   long its pauses are. Each reply that the call must wait longer counts as one attempt.
 /// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
 ///   because replicas acknowledge only renewals and acquires of a free lock.
@@ -108,7 +107,7 @@ lock_settings!(
 
 /// Acquiring.
 impl FairMutex {
-    /// Acquires the lock, waiting behind all earlier calls.
+    /// Acquires the lock after all earlier calls.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -149,8 +148,7 @@ impl FairMutex {
     /// then.
     ///
     /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives
-    /// up leaves the queue. If the lock is granted to it at that moment, it is released to the next
-    /// call.
+    /// up leaves the queue. A lock granted at that moment passes to the next call.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -302,6 +300,7 @@ impl FairMutex {
     pub fn force_unlock(&self) -> Result<bool, Error> {
         self.0.force_unlock()
     }
+
     /// Releases the lock on behalf of `holder` if it still has it; returns true if it was released.
     ///
     /// Like [`force_unlock`](Self::force_unlock), but never takes the lock from another holder than

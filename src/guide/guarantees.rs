@@ -29,10 +29,10 @@
 //! - **First come, first served.** [`fair_mutex`](crate::Client::fair_mutex) grants the lock in the
 //!   order of the requests, across all processes. A process that is killed while it waits delays
 //!   nobody. One that is stopped or cut off delays the others by at most 3 s, a lost message by at
-//!   most 1 s: see [`FairMutex`].
+//!   most 0.9 s: see [`FairMutex`].
 //! - **Waiting is quiet.** Only one thread of a client asks Redis for a plain lock; the others wait
-//!   behind it. A client refreshes the queue entries of all calls for a name in one command, about
-//!   once a second. A lost message delays a waiter by at most 0.9 s, or by the
+//!   behind it. A client refreshes the places of all calls for a name in one command, every
+//!   0.9 s. A lost message delays a waiter by at most 0.9 s, or by the
 //!   [`backstop`](crate::ClientBuilder::backstop) where there is no queue.
 //!
 //! # Limitations

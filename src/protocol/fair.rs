@@ -18,7 +18,7 @@ use crate::protocol::script::{Arg, Call, Script, script};
 const PROVISIONAL: Duration = Duration::from_secs(3);
 
 /// The longest time between two refreshes of a place.
-const REFRESH: Duration = Duration::from_secs(1);
+const REFRESH: Duration = Duration::from_millis(900);
 
 /// One holder at a time.
 pub(super) static RULES: QueueRules = QueueRules {
@@ -32,9 +32,10 @@ pub(crate) fn provisional(ttl: Duration) -> Duration {
     ttl.min(PROVISIONAL)
 }
 
-/// How long after one refresh the next is sent: a tenth early, for threads that wake late.
+/// How long after one refresh the next is sent: after a quarter of the ttl, less a tenth for
+/// threads that wake late; at most [`REFRESH`].
 pub(crate) fn refresh_every(ttl: Duration) -> Duration {
-    (ttl / 4).min(REFRESH) / 10 * 9
+    (ttl / 40 * 9).min(REFRESH)
 }
 
 /// Returns how long a grant to a place lasts that is refreshed this often: no longer than
