@@ -6,7 +6,7 @@ mod common;
 
 use common::floor::pair::Hand;
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report, Samples, affinity};
+use common::{Report, Runner, Samples, affinity};
 use leasehold::{Client, Mutex, Unlocked};
 use support::{Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, ms};
 
@@ -97,22 +97,21 @@ fn measure(servers: &Deployments, locks: &[(&'static str, Mutex)]) -> Results {
     let mut there = Hand::new(&servers.sentinels.first_master().url(), "hand");
     let mut in_slot = Hand::new(&cluster.node(owner).url(), "hand");
     let mut acknowledged = Hand::new(&servers.replicas.master().url(), "hand");
-    // Loads the scripts and warms up all contenders.
+    // Loads the scripts and warms up all runners.
     acknowledged.pair();
 
-    let mut contenders: Vec<Contender<'_>> =
-        vec![Box::new(|| common::timed(PAIRS, || hand.pair()))];
+    let mut runners: Vec<Runner<'_>> = vec![Box::new(|| common::timed(PAIRS, || hand.pair()))];
     for (_, lock) in locks {
-        contenders.push(Box::new(|| common::timed(PAIRS, || pair(lock))));
+        runners.push(Box::new(|| common::timed(PAIRS, || pair(lock))));
     }
-    contenders.push(Box::new(|| common::timed(PAIRS, || there.pair())));
-    contenders.push(Box::new(|| common::timed(PAIRS, || in_slot.pair())));
-    contenders.push(Box::new(|| {
+    runners.push(Box::new(|| common::timed(PAIRS, || there.pair())));
+    runners.push(Box::new(|| common::timed(PAIRS, || in_slot.pair())));
+    runners.push(Box::new(|| {
         common::timed(PAIRS, || acknowledged.acknowledged_pair())
     }));
     Results {
         locks: locks.iter().map(|(label, _)| *label).collect(),
-        samples: common::take_turns(ROUNDS, &mut contenders),
+        samples: common::take_turns(ROUNDS, &mut runners),
     }
 }
 
@@ -160,7 +159,7 @@ impl Results {
 
     fn figures(&self) -> [(&'static str, String); 8] {
         let [_, _, sentinel, cluster, wait, quorum, hung, ..] = &self.samples[..] else {
-            unreachable!("one result per contender");
+            unreachable!("one result per runner");
         };
         let ratio = |of: &Samples, to: &Samples| format!("{:.3}", of.ratio(to).median);
         let vs_hand = |samples: &Samples| ratio(samples, self.by_hand());

@@ -11,7 +11,7 @@ mod common;
 use std::env;
 use std::time::Duration;
 
-use common::fleet::{Terms, contend, stretch};
+use common::fleet::{Terms, contend, measure};
 use common::picture::{Panel, Picture, Row};
 use common::series::{Series, run_in_turns};
 use common::window::Window;
@@ -41,9 +41,9 @@ const KINDS: [(&str, bool, &str); 3] = [
 ];
 
 /// Label, kind, threads per process, and the length of the section.
-type Contender = (&'static str, &'static str, usize, Duration);
+type Comparison = (&'static str, &'static str, usize, Duration);
 
-const CONTENDERS: [Contender; 7] = [
+const CONTENDERS: [Comparison; 7] = [
     (FAIR, "fair", 1, ms(1)),
     (MUTEX, "mutex", 1, ms(1)),
     (POLLER, "poller", 1, ms(1)),
@@ -54,7 +54,7 @@ const CONTENDERS: [Contender; 7] = [
 ];
 
 /// Added by `FLEET=all`.
-const MORE_CONTENDERS: [Contender; 5] = [
+const MORE_CONTENDERS: [Comparison; 5] = [
     (GRANTED, "granted", 1, ms(1)),
     (DIRECTLY, "granted-directly", 1, ms(1)),
     ("FairMutex, 4 threads each", "fair", 4, ms(1)),
@@ -91,7 +91,7 @@ fn take_turns() {
     if env::var("FLEET").is_ok_and(|which| which == "all") {
         contenders.extend(MORE_CONTENDERS);
     }
-    let series = |(label, _, _, section): &Contender| Series::new(label, *section);
+    let series = |(label, _, _, section): &Comparison| Series::new(label, *section);
     let mut ran: Vec<Series> = contenders.iter().map(series).collect();
     run_in_turns(ROUNDS, &mut ran, |n| {
         let (_, kind, threads, section) = contenders[n];
@@ -102,9 +102,9 @@ fn take_turns() {
             section,
             lasts: if threads > 1 { LASTS * 2 } else { LASTS },
         };
-        let stretch = stretch(&server, terms);
-        stretch.holds_what_it_promises();
-        stretch
+        let window = measure(&server, terms);
+        window.holds_what_it_promises();
+        window
     });
     for (section, title) in [(ms(1), "sections of 1 ms"), (ms(0), "empty sections")] {
         println!("\n{title}");

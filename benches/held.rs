@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::floor::pair::connect;
 use common::picture::{Panel, Picture, Row};
-use common::{Report, Samples, Spread, processor};
+use common::{Report, Samples, Spread, processor_time};
 use leasehold::{Client, MutexGuard};
 use support::Server;
 
@@ -98,9 +98,10 @@ fn watch(server: &Server, guards: &[MutexGuard], before: f64) -> Watched {
     let mut shares = Vec::new();
     let mut remaining = Vec::new();
     for _ in 0..PARTS {
-        let (began, used) = (Instant::now(), processor());
+        let (began, used) = (Instant::now(), processor_time());
         thread::sleep(WATCHED / PARTS);
-        shares.push((processor() - used).as_secs_f64() / began.elapsed().as_secs_f64() * 100.0);
+        shares
+            .push((processor_time() - used).as_secs_f64() / began.elapsed().as_secs_f64() * 100.0);
         highest = highest.max(resident_mib() - before);
         remaining.extend(guards.iter().map(|guard| {
             let remaining = guard.remaining().expect("every lease is held to the end");
@@ -125,7 +126,7 @@ fn print(locking: &Samples, threads: &[String], watched: Watched, by_hand: f64) 
         renewals,
     } = watched;
     let row =
-        |what: &str, value: String, asked: &str| vec![what.to_owned(), value, asked.to_owned()];
+        |what: &str, value: String, bound: &str| vec![what.to_owned(), value, bound.to_owned()];
     let rows = [
         row(
             "lock, p50 µs",
@@ -202,22 +203,22 @@ fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration
             (lock, guard.holder_id())
         })
         .collect();
-    let used = processor();
+    let used = processor_time();
     let mut left = usize::try_from(renewals).unwrap();
-    for some in names.chunks(256).cycle() {
-        let some = &some[..left.min(some.len())];
+    for chunk in names.chunks(256).cycle() {
+        let batch = &chunk[..left.min(chunk.len())];
         let mut pipe = redis::pipe();
-        for (lock, id) in some {
+        for (lock, id) in batch {
             pipe.invoke_script(script.key(lock).arg(id.as_str()).arg(10_000).arg(0));
         }
         let answers: Vec<i64> = pipe.query(&mut connection).unwrap();
         assert!(answers.iter().all(|answer| *answer == 1), "all are held");
-        left -= some.len();
+        left -= batch.len();
         if left == 0 {
             break;
         }
     }
-    processor() - used
+    processor_time() - used
 }
 
 fn resident_mib() -> f64 {

@@ -4,8 +4,8 @@
 
 mod common;
 
-use common::fleet::{Terms, contend, stretch};
-use common::floor::mutex::Woken;
+use common::fleet::{Terms, contend, measure};
+use common::floor::mutex::HandWritten;
 use common::picture::{Panel, Picture, Row};
 use common::ping_pong::{Side, Waiter, wait};
 use common::series::Series;
@@ -18,7 +18,7 @@ const THREADS: usize = 8;
 const HAND_OFFS: usize = 200;
 
 fn sides(url: &str) -> Vec<Box<dyn Side>> {
-    vec![Box::new(Woken::new(url))]
+    vec![Box::new(HandWritten::new(url))]
 }
 
 fn main() {
@@ -37,7 +37,7 @@ fn main() {
         &format!("{THREADS} threads of one process, one name, empty sections, {ROUNDS} rounds"),
     );
     let waiter = Waiter::start(&server.url());
-    let mut side = Woken::new(&server.url());
+    let mut side = HandWritten::new(&server.url());
     waiter.hand_offs(HAND_OFFS, 0, &mut side);
 
     let mut results = Results {
@@ -169,7 +169,7 @@ fn in_one_process(server: &Server, kind: &'static str) -> Window {
         section: ms(0),
         lasts: ms(1_000),
     };
-    let stretch = stretch(server, terms);
-    stretch.holds_what_it_promises();
-    stretch
+    let window = measure(server, terms);
+    window.holds_what_it_promises();
+    window
 }

@@ -8,11 +8,11 @@ mod common;
 use std::time::Duration;
 
 use common::contenders::{WRITE, polling_readers, readers, released};
-use common::fleet::{Lockers, Terms, contend, is_first, stretch};
+use common::fleet::{Lockers, Terms, contend, is_first, measure};
 use common::picture::{Picture, Row};
 use common::series::{Series, panels, run_in_turns};
 use common::window::Window;
-use common::{Contender, Report, Samples};
+use common::{Report, Runner, Samples};
 use leasehold::{Client, Error, Unlocked};
 use support::{Server, ms};
 
@@ -53,7 +53,7 @@ fn main() {
     );
     let pairs = pairs(&server);
     let [mutex, read, fair, write] = &*pairs else {
-        unreachable!("four contenders");
+        unreachable!("four runners");
     };
     let (read, write) = (read.ratio(mutex), write.ratio(fair));
     let ran = contended(&server);
@@ -102,13 +102,13 @@ fn pairs(server: &Server) -> Vec<Samples> {
     let timed = |pair: &dyn Fn() -> Result<Unlocked, Error>| {
         common::timed(PAIRS, || assert_eq!(pair().unwrap(), Unlocked::Released))
     };
-    let mut contenders: Vec<Contender<'_>> = vec![
+    let mut runners: Vec<Runner<'_>> = vec![
         Box::new(|| timed(&|| mutex.lock()?.unlock())),
         Box::new(|| timed(&|| read.read()?.unlock())),
         Box::new(|| timed(&|| fair.lock()?.unlock())),
         Box::new(|| timed(&|| write.write()?.unlock())),
     ];
-    let samples = common::take_turns(PAIR_ROUNDS, &mut contenders);
+    let samples = common::take_turns(PAIR_ROUNDS, &mut runners);
     common::print_pairs(&NAMES, &samples);
     samples
 }
@@ -124,10 +124,10 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
             lasts: LASTS,
         };
         server.run("DEL", &["writer"]);
-        let stretch = stretch(server, terms);
-        stretch.holds_at_most(PROCESSES);
-        stretch.is_held_alone(WRITE);
-        stretch
+        let window = measure(server, terms);
+        window.holds_at_most(PROCESSES);
+        window.is_held_alone(WRITE);
+        window
     });
     let rows = ran.iter().map(|ran| {
         let shown = |of: [f64; 3]| of.map(|point| format!("{point:.0}"));

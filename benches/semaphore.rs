@@ -9,13 +9,13 @@ mod common;
 use std::time::Duration;
 
 use common::contenders::{permits, polled_permits};
-use common::fleet::{Lockers, Terms, contend, is_first, stretch};
+use common::fleet::{Lockers, Terms, contend, is_first, measure};
 use common::floor::permits::{PermitHand, SimpleQueue};
 use common::picture::{Picture, Row};
 use common::ping_pong::Side;
 use common::series::{Series, panels, run_in_turns};
 use common::window::Window;
-use common::{Contender, Report, Samples, Spread};
+use common::{Report, Runner, Samples, Spread};
 use leasehold::{Client, Unlocked};
 use support::{Server, ms};
 
@@ -102,7 +102,7 @@ fn main() {
 }
 
 fn figures(pairs: &[Samples], ran: &[Series; 4]) -> Vec<(&'static str, Spread)> {
-    let fair = pairs.last().expect("the last contender");
+    let fair = pairs.last().expect("the last runner");
     let vs_scripts: Vec<Spread> = pairs.chunks(2).map_while(ratio).collect();
     let [ours, ideal, mixed, poller] = ran;
     vec![
@@ -136,7 +136,7 @@ fn figures(pairs: &[Samples], ran: &[Series; 4]) -> Vec<(&'static str, Spread)> 
     ]
 }
 
-/// The time of the first of two contenders relative to the second; `None` without a second.
+/// The time of the first of two runners relative to the second; `None` without a second.
 fn ratio(both: &[Samples]) -> Option<Spread> {
     match both {
         [ours, by_hand] => Some(ours.ratio(by_hand)),
@@ -149,7 +149,7 @@ fn ratio(both: &[Samples]) -> Option<Spread> {
 fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
     let url = server.url();
     let client = Client::open(&url).unwrap();
-    let (mut names, mut contenders) = (Vec::new(), Vec::<Contender<'_>>::new());
+    let (mut names, mut runners) = (Vec::new(), Vec::<Runner<'_>>::new());
     for others in OTHERS {
         let permits = 2_000;
         let name = format!("pairs-{others}");
@@ -163,24 +163,24 @@ fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
         (0..others).for_each(|_| std::mem::forget(long.acquire().unwrap()));
         let mut hand = PermitHand::new(&url, &name, permits);
         names.push(format!("{OURS}, {others} others out"));
-        contenders.push(Box::new(move || {
+        runners.push(Box::new(move || {
             common::timed(PAIRS, || {
                 let permit = semaphore.acquire().unwrap();
                 assert_eq!(permit.release().unwrap(), Unlocked::Released);
             })
         }));
         names.push(format!("its scripts by hand, {others} others out"));
-        contenders.push(Box::new(move || common::timed(PAIRS, || hand.pair())));
+        runners.push(Box::new(move || common::timed(PAIRS, || hand.pair())));
     }
     let fair = client.fair_mutex("pairs-fair");
     names.push("FairMutex".to_owned());
-    contenders.push(Box::new(move || {
+    runners.push(Box::new(move || {
         common::timed(PAIRS, || {
             let guard = fair.lock().unwrap();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         })
     }));
-    let samples = common::take_turns(PAIR_ROUNDS, &mut contenders);
+    let samples = common::take_turns(PAIR_ROUNDS, &mut runners);
     common::print_pairs(&names, &samples);
     (samples, names)
 }
@@ -196,9 +196,9 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
             lasts: LASTS,
         };
         server.run("DEL", &["large"]);
-        let stretch = stretch(server, terms);
-        stretch.holds_at_most(PERMITS as usize);
-        stretch
+        let window = measure(server, terms);
+        window.holds_at_most(PERMITS as usize);
+        window
     });
     let rows = ran.iter().map(|ran| {
         let [p50, p99, max] = ran.points(Window::waits).map(|point| format!("{point:.0}"));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::floor::batched::Batched;
 use common::floor::pair::Hand;
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report, Samples, Spread, processor, servers_processor};
+use common::{Report, Runner, Samples, Spread, processor_time, server_processor_time};
 use leasehold::{Client, Unlocked};
 use support::Server;
 
@@ -31,7 +31,7 @@ const HEADS: [&str; 9] = [
     "server CPU µs/pair",
 ];
 
-/// How long each contender runs per round.
+/// How long each runner runs per round.
 const ROUND: Duration = Duration::from_millis(100);
 
 fn main() {
@@ -88,7 +88,7 @@ fn main() {
     report.end(&figures, &picture);
 }
 
-/// The results of one contender, by round.
+/// The results of one runner, by round.
 #[derive(Default)]
 struct Run {
     /// The time of a round divided by its pairs.
@@ -134,7 +134,7 @@ fn measure(server: &Server, threads: usize) -> [Run; 3] {
         .collect();
     let (ours, own, shared) = (RefCell::default(), RefCell::default(), RefCell::default());
     let mut batched = Batched::several(&url, threads);
-    let mut contenders: [Contender<'_>; 3] = [
+    let mut runners: [Runner<'_>; 3] = [
         Box::new(|| {
             let pairs = mutexes.iter().map(|mutex| {
                 || {
@@ -153,8 +153,8 @@ fn measure(server: &Server, threads: usize) -> [Run; 3] {
             round(server, &shared, pairs)
         }),
     ];
-    let samples = common::take_turns(ROUNDS, &mut contenders);
-    drop(contenders);
+    let samples = common::take_turns(ROUNDS, &mut runners);
+    drop(runners);
     let mut samples = samples.into_iter();
     [ours, own, shared].map(|run: RefCell<Run>| Run {
         per_pair: samples.next().unwrap_or_default(),
@@ -170,7 +170,7 @@ fn round<P: FnMut() + Send>(
     pairs: impl ExactSizeIterator<Item = P>,
 ) -> Vec<Duration> {
     let start = &Barrier::new(pairs.len() + 1);
-    let used = (processor(), servers_processor(server));
+    let used = (processor_time(), server_processor_time(server));
     let (took, times) = thread::scope(|scope| {
         let threads: Vec<_> = pairs
             .map(|mut pair| {
@@ -193,9 +193,10 @@ fn round<P: FnMut() + Send>(
     });
     let count = times.len() as u32;
     let mut run = run.borrow_mut();
-    run.clients_cpu.push(vec![(processor() - used.0) / count]);
+    run.clients_cpu
+        .push(vec![(processor_time() - used.0) / count]);
     run.servers_cpu
-        .push(vec![(servers_processor(server) - used.1) / count]);
+        .push(vec![(server_processor_time(server) - used.1) / count]);
     run.pairs.push(times);
     vec![took / count]
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::floor::pair::{ACQUIRE, Bare, Hand, RELEASE, RELEASE_WITHOUT_QUEUE};
 use common::picture::{Panel, Picture, Row};
-use common::{Contender, Report, Samples, Spread, processor};
+use common::{Report, Runner, Samples, Spread, processor_time};
 use leasehold::{Client, Mutex, Unlocked};
 use support::Server;
 
@@ -94,15 +94,15 @@ fn pairs(server: &Server) -> Pairs {
     let mut before = Hand::with(&url, "before", ACQUIRE, RELEASE_WITHOUT_QUEUE);
     let used = [(); 5].map(|()| RefCell::default());
     let [ours_cpu, spins_cpu, hand_cpu, bare_cpu, before_cpu] = &used;
-    let mut contenders: [Contender<'_>; 5] = [
+    let mut runners: [Runner<'_>; 5] = [
         Box::new(|| round(ours_cpu, || lock_and_unlock(&ours))),
         Box::new(|| round(spins_cpu, || lock_and_unlock(&spins))),
         Box::new(|| round(hand_cpu, || hand.pair())),
         Box::new(|| round(bare_cpu, || bare.pair())),
         Box::new(|| round(before_cpu, || before.pair())),
     ];
-    let samples = common::take_turns(ROUNDS, &mut contenders);
-    drop(contenders);
+    let samples = common::take_turns(ROUNDS, &mut runners);
+    drop(runners);
     let [ours, spins, scripts, bare, before] = [0, 1, 2, 3, 4].map(|n| &samples[n]);
     let names = [
         "leasehold",
@@ -143,9 +143,9 @@ fn lock_and_unlock(mutex: &Mutex) {
 
 /// Times each pair and records its processor time.
 fn round(used: &RefCell<Samples>, pair: impl FnMut()) -> Vec<Duration> {
-    let before = processor();
+    let before = processor_time();
     let times = common::timed(PAIRS, pair);
-    let used_now = (processor() - before) / PAIRS as u32;
+    let used_now = (processor_time() - before) / PAIRS as u32;
     used.borrow_mut().push(vec![used_now]);
     times
 }
@@ -236,14 +236,14 @@ fn calls(server: &Server) -> Vec<Row> {
         let release = without(RELEASE, variant.release);
         Hand::with(&url, &format!("variant-{n}"), &acquire, &release)
     }));
-    let mut contenders: Vec<Contender<'_>> = hands
+    let mut runners: Vec<Runner<'_>> = hands
         .iter_mut()
         .map(|hand| {
-            let contender: Contender<'_> = Box::new(|| common::timed(PAIRS, || hand.pair()));
-            contender
+            let runner: Runner<'_> = Box::new(|| common::timed(PAIRS, || hand.pair()));
+            runner
         })
         .collect();
-    let samples = common::take_turns(ROUNDS, &mut contenders);
+    let samples = common::take_turns(ROUNDS, &mut runners);
     let Some((whole, rest)) = samples.split_first() else {
         return Vec::new();
     };

@@ -8,14 +8,14 @@ use std::thread;
 use std::time::Duration;
 
 use common::picture::{Panel, Picture, Row};
-use common::{Monitor, Report, Spread, clock, processor};
+use common::{Monitor, Report, Spread, clock, processor_time};
 use leasehold::{Client, Error, MutexGuard};
 use support::{Server, eventually, ms};
 
 const ROUNDS: usize = 5;
 const WAITERS: usize = 1_000;
 
-/// The length of a round: many times the backstop and the refresh, which run every second.
+/// The length of a round: many refreshes, which are sent every 0.9 s.
 const WATCHED: Duration = Duration::from_secs(20);
 
 /// Longer than the bench: the holder does not renew during it.
@@ -85,14 +85,15 @@ fn main() {
     );
 }
 
-struct Watched {
+/// The costs of all waiters together; `kib` is the memory of one.
+struct Costs {
     requests: Spread,
     core: Spread,
     kib: f64,
 }
 
 /// Measures a client whose threads wait for a lock that another client holds.
-fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Watched {
+fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Costs {
     let holder = Client::builder().url(server.url()).ttl(HELD_FOR);
     let held = lock(&holder.build().unwrap()).unwrap();
     let client = Client::open(server.url()).unwrap();
@@ -106,16 +107,16 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Wat
     }
     let all = WAITERS as u64;
     eventually(ms(30_000), || client.stats().waiting == all);
-    // By now the first waiter has subscribed.
     thread::sleep(ms(2_000));
+    // The first waiter has subscribed.
     let kib = (resident_kib() - before) / WAITERS as f64;
 
     let (mut requests, mut cores) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let monitor = Monitor::start(server);
-        let (began, used) = (clock(), processor());
+        let (began, used) = (clock(), processor_time());
         thread::sleep(WATCHED);
-        let (took, used) = (clock() - began, processor() - used);
+        let (took, used) = (clock() - began, processor_time() - used);
         requests.push(monitor.stop() as f64 / took.as_secs_f64());
         cores.push(used.as_secs_f64() / took.as_secs_f64() * 100.0);
     }
@@ -124,7 +125,7 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Wat
     drop(held);
     // They acquire in turn until none is left.
     eventually(ms(60_000), || client.stats().waiting == 0);
-    Watched {
+    Costs {
         requests: Spread::of(requests.into_iter()),
         core: Spread::of(cores.into_iter()),
         kib,

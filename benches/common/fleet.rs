@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::floor::pair::connect;
 use super::monitor::Monitor;
 use super::window::{Account, Hold, Window};
-use super::{clock, processor, servers_processor};
+use super::{clock, processor_time, server_processor_time};
 use support::{self, Child, Server, TempDir};
 
 /// The start of a run that is not counted: connections, scripts, the first subscription.
@@ -92,7 +92,7 @@ pub(crate) fn contend(open: Open) {
         u64::from_ne_bytes(word)
     };
     let (begins, ends) = (word(), word());
-    let used = processor();
+    let used = processor_time();
     let results: Vec<(Vec<Hold>, Vec<String>)> = thread::scope(|scope| {
         let threads: Vec<_> = lockers
             .into_iter()
@@ -115,7 +115,7 @@ pub(crate) fn contend(open: Open) {
         let threads = threads.into_iter().map(|thread| thread.join().unwrap());
         threads.collect()
     });
-    let used = u64::try_from((processor() - used).as_nanos()).unwrap();
+    let used = u64::try_from((processor_time() - used).as_nanos()).unwrap();
 
     let failures: Vec<_> = results.iter().flat_map(|(_, failures)| failures).collect();
     let first = failures.first().map_or("", |failure| failure.as_str());
@@ -171,7 +171,7 @@ fn lock_until(
 
 /// Runs the processes and combines their reports. The bench must have the role `member`, which
 /// calls `contend`.
-pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
+pub(crate) fn measure(server: &Server, terms: Terms) -> Window {
     let plain = Plain::new();
     let (children, mut wires) = start_processes(server, terms, &plain);
 
@@ -186,9 +186,9 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
         }
     }
     sleep_until(counts);
-    let server_used = servers_processor(server);
+    let server_used = server_processor_time(server);
     sleep_until(monitored);
-    let server_used = servers_processor(server) - server_used;
+    let server_used = server_processor_time(server) - server_used;
     let monitor = Monitor::start(server);
     let from = nanos();
     sleep_until(ends.saturating_sub(Duration::from_millis(50)));
@@ -196,7 +196,7 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
     let to = nanos();
 
     let deadline = Instant::now() + PATIENCE;
-    let mut stretch = Window {
+    let mut window = Window {
         processes: terms.processes,
         threads: terms.threads,
         window: [counts, monitored].map(|at| u64::try_from(at.as_nanos()).unwrap()),
@@ -207,14 +207,14 @@ pub(crate) fn stretch(server: &Server, terms: Terms) -> Window {
     for (wire, process) in wires.into_iter().zip(0..) {
         let left = deadline.saturating_duration_since(Instant::now());
         match account(wire, left.max(Duration::from_millis(10))) {
-            Some(account) => stretch.add(process, account),
-            None => stretch.hung += 1,
+            Some(account) => window.add(process, account),
+            None => window.hung += 1,
         }
     }
     // Kills processes that hang.
     drop(children);
-    stretch.sum_up(plain.count());
-    stretch
+    window.sum_up(plain.count());
+    window
 }
 
 /// Starts the processes, and returns them with a connection to each.

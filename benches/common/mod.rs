@@ -27,7 +27,7 @@ use support::Server;
 pub(crate) use monitor::Monitor;
 pub(crate) use report::Report;
 
-/// The times of one contender, by round.
+/// The times of one runner, by round.
 #[derive(Default)]
 pub(crate) struct Samples {
     rounds: Vec<Vec<Duration>>,
@@ -61,15 +61,15 @@ impl Samples {
         Spread::of(self.medians())
     }
 
-    /// The time relative to `floor`. Compares within each round, because the machine's speed
-    /// changes from one moment to the next.
-    pub(crate) fn ratio(&self, floor: &Self) -> Spread {
-        Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a / b))
+    /// The time relative to that of `other`. Compares within each round, because the machine's
+    /// speed changes from one moment to the next.
+    pub(crate) fn ratio(&self, other: &Self) -> Spread {
+        Spread::of(self.medians().zip(other.medians()).map(|(a, b)| a / b))
     }
 
-    /// The difference to `floor` in µs, compared within each round, too.
-    pub(crate) fn surplus(&self, floor: &Self) -> Spread {
-        Spread::of(self.medians().zip(floor.medians()).map(|(a, b)| a - b))
+    /// The difference to `other` in µs, compared within each round, too.
+    pub(crate) fn surplus(&self, other: &Self) -> Spread {
+        Spread::of(self.medians().zip(other.medians()).map(|(a, b)| a - b))
     }
 }
 
@@ -104,23 +104,23 @@ impl Spread {
     }
 }
 
-/// A contender: runs a round and returns how long each operation took.
-pub(crate) type Contender<'a> = Box<dyn FnMut() -> Vec<Duration> + 'a>;
+/// Runs a round and returns how long each operation took.
+pub(crate) type Runner<'a> = Box<dyn FnMut() -> Vec<Duration> + 'a>;
 
-/// Returns the order in which contenders run: the round and the contender, both from 0. Each round
-/// starts with another contender, because the order matters: a contender finds the caches as the
-/// one before it has left them.
-pub(crate) fn turns(rounds: usize, contenders: usize) -> impl Iterator<Item = (usize, usize)> {
-    let turns = move |round| (0..contenders).map(move |turn| (round, (round + turn) % contenders));
-    (0..rounds).flat_map(turns)
+/// Returns the order in which runners run: the round and the runner, both from 0. Each round
+/// starts with another runner, because the order matters: a runner finds the caches as the one
+/// before it has left them.
+pub(crate) fn turns(rounds: usize, runners: usize) -> impl Iterator<Item = (usize, usize)> {
+    let of_round = move |round| (0..runners).map(move |n| (round, (round + n) % runners));
+    (0..rounds).flat_map(of_round)
 }
 
-/// Runs every contender in every round. The first rounds are not counted.
-pub(crate) fn take_turns(rounds: usize, contenders: &mut [Contender<'_>]) -> Vec<Samples> {
+/// Runs every runner in every round. The first rounds are not counted.
+pub(crate) fn take_turns(rounds: usize, runners: &mut [Runner<'_>]) -> Vec<Samples> {
     const WARM_UP: usize = 2;
-    let mut samples: Vec<Samples> = contenders.iter().map(|_| Samples::default()).collect();
-    for (round, n) in turns(WARM_UP + rounds, contenders.len()) {
-        let took = contenders[n]();
+    let mut samples: Vec<Samples> = runners.iter().map(|_| Samples::default()).collect();
+    for (round, n) in turns(WARM_UP + rounds, runners.len()) {
+        let took = runners[n]();
         if round >= WARM_UP {
             samples[n].push(took);
         }
@@ -165,12 +165,12 @@ pub(crate) fn clock() -> Duration {
 }
 
 /// The processor time used by all threads of this process.
-pub(crate) fn processor() -> Duration {
+pub(crate) fn processor_time() -> Duration {
     time_of(ClockId::ProcessCPUTime)
 }
 
 /// The processor time used by a server.
-pub(crate) fn servers_processor(server: &Server) -> Duration {
+pub(crate) fn server_processor_time(server: &Server) -> Duration {
     let seconds = |field| {
         let seconds = server.info("cpu", field);
         seconds.and_then(|seconds| seconds.parse::<f64>().ok())

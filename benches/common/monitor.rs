@@ -1,5 +1,5 @@
-//! Counts the requests of clients with MONITOR, which, unlike INFO, tells them from calls inside
-//! scripts.
+//! Counts the requests of clients. INFO counts calls inside scripts, too; MONITOR shows which are
+//! requests.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,16 +8,16 @@ use std::thread::{self, JoinHandle};
 use support::Server;
 
 pub(crate) struct Monitor {
-    wire: TcpStream,
+    connection: TcpStream,
     counting: JoinHandle<u64>,
 }
 
 impl Monitor {
     /// Starts counting. MONITOR slows the server down.
     pub(crate) fn start(server: &Server) -> Self {
-        let mut wire = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
-        wire.write_all(b"MONITOR\r\n").unwrap();
-        let mut lines = BufReader::new(wire.try_clone().unwrap());
+        let mut connection = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        connection.write_all(b"MONITOR\r\n").unwrap();
+        let mut lines = BufReader::new(connection.try_clone().unwrap());
         let mut line = Vec::new();
         lines.read_until(b'\n', &mut line).unwrap();
         assert_eq!(line, b"+OK\r\n");
@@ -31,11 +31,14 @@ impl Monitor {
                 }
             }
         });
-        Self { wire, counting }
+        Self {
+            connection,
+            counting,
+        }
     }
 
     pub(crate) fn stop(self) -> u64 {
-        let _ = self.wire.shutdown(Shutdown::Both);
+        let _ = self.connection.shutdown(Shutdown::Both);
         self.counting
             .join()
             .expect("the counting thread does not panic")

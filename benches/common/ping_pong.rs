@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use leasehold::{MutexGuard, Unlocked};
 
-use super::{Contender, Samples, clock, take_turns};
+use super::{Runner, Samples, clock, take_turns};
 use support::{self, Child};
 
 /// Enough time for a waiter to fall asleep, on every compared side.
@@ -110,15 +110,15 @@ pub(crate) fn in_turns(
     sides: &mut [Box<dyn Side>],
 ) -> Vec<Samples> {
     let waiter = Waiter::start(url);
-    let mut contenders: Vec<Contender<'_>> = Vec::new();
+    let mut runners: Vec<Runner<'_>> = Vec::new();
     for (n, side) in sides.iter_mut().enumerate() {
         let waiter = &waiter;
-        contenders.push(Box::new(move || {
+        runners.push(Box::new(move || {
             waiter.hand_offs(hand_offs, n, side.as_mut())
         }));
     }
-    let samples = take_turns(rounds, &mut contenders);
-    drop(contenders);
+    let samples = take_turns(rounds, &mut runners);
+    drop(runners);
     waiter.end();
     samples
 }

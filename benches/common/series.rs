@@ -31,17 +31,17 @@ impl Series {
     }
 
     pub(crate) fn points(&self, of: impl Fn(&Window) -> [f64; 3]) -> [f64; 3] {
-        [0, 1, 2].map(|n| self.spread(|stretch| of(stretch)[n]).median)
+        [0, 1, 2].map(|n| self.spread(|window| of(window)[n]).median)
     }
 
     /// Compares within each round, since the machine's speed changes.
-    pub(crate) fn ratio(&self, floor: &Self, of: impl Fn(&Window) -> f64) -> Spread {
-        let pairs = self.rounds.iter().zip(&floor.rounds);
-        Spread::of(pairs.map(|(own, floor)| of(own) / of(floor)))
+    pub(crate) fn ratio(&self, other: &Self, of: impl Fn(&Window) -> f64) -> Spread {
+        let pairs = self.rounds.iter().zip(&other.rounds);
+        Spread::of(pairs.map(|(own, other)| of(own) / of(other)))
     }
 }
 
-/// Runs the contender of each series in every round.
+/// Runs each series in every round.
 pub(crate) fn run_in_turns(
     rounds: usize,
     series: &mut [Series],

@@ -9,7 +9,7 @@ mod shared;
 use std::time::Duration;
 
 use common::Report;
-use common::fleet::{Terms, contend, stretch};
+use common::fleet::{Terms, contend, measure};
 use common::picture::{Panel, Picture, Row};
 use common::series::Series;
 use common::window::Window;
@@ -76,11 +76,11 @@ fn main() {
             redis::cmd("FLUSHALL")
                 .exec(&mut server.connection())
                 .unwrap();
-            let stretch = stretch(&server, terms);
+            let window = measure(&server, terms);
             if is_ours(ran[n].label) {
-                stretch.holds_what_it_promises();
+                window.holds_what_it_promises();
             }
-            ran[n].rounds.push(stretch);
+            ran[n].rounds.push(window);
         }
     }
     for section in SECTIONS {

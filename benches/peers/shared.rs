@@ -14,7 +14,7 @@ use crate::common;
 use crate::common::contenders::{
     READ, WRITE, numbered, permits, polled_permits, polling_readers, readers,
 };
-use crate::common::fleet::{Locker, Lockers, Terms, stretch};
+use crate::common::fleet::{Locker, Lockers, Terms, measure};
 use crate::common::series::{Series, run_in_turns};
 use crate::common::window::Window;
 use crate::kinds::{NAME, TUNED, distributed_lock_provider, runtime};
@@ -140,7 +140,7 @@ fn contended(server: &Server, contenders: &[(&'static str, &'static str)]) -> Ve
             lasts: LASTS,
         };
         server.run("FLUSHALL", &[]);
-        stretch(server, terms)
+        measure(server, terms)
     });
     ran
 }

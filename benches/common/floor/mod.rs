@@ -1,4 +1,5 @@
-//! Hand-written equivalents of the crate's calls: the costs with which benches compare it.
+//! Hand-written equivalents of the crate's calls. Their cost is the floor: what no client that sends
+//! the same commands can go below.
 
 /// Joins files of `src/protocol` to the source of a script.
 macro_rules! source {

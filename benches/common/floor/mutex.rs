@@ -11,18 +11,19 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use super::super::ping_pong::Side;
 use super::pair::{Hand, channel, connect};
 
-/// The waiters by channel.
+/// The waiters by channel. A client has one entry for each name that it waits for; a bench has one
+/// name, and pays for the look-up as a client does.
 type Waiting = Arc<parking_lot::Mutex<HashMap<String, Sender<Vec<u8>>>>>;
 
-pub(crate) struct Woken {
+pub(crate) struct HandWritten {
     hand: Hand,
     url: String,
-    /// Fed by the subscriber thread, which the first wait starts.
+    /// The subscriber thread, which the first wait starts, sends the releases here.
     released: Option<Receiver<Vec<u8>>>,
     id: Option<String>,
 }
 
-impl Woken {
+impl HandWritten {
     const NAME: &str = "woken-by-hand";
 
     pub(crate) fn new(url: &str) -> Self {
@@ -35,7 +36,7 @@ impl Woken {
     }
 }
 
-impl Side for Woken {
+impl Side for HandWritten {
     fn take(&mut self) {
         // Only a release after the attempt counts.
         while self.released.as_ref().is_some_and(|r| r.try_recv().is_ok()) {}
@@ -45,7 +46,7 @@ impl Side for Woken {
                 return;
             }
             match &self.released {
-                // A release is missed only before the subscription.
+                // Only a release before the subscription is missed, so this rarely times out.
                 Some(released) => drop(released.recv_timeout(Duration::from_secs(1))),
                 None => self.released = Some(subscribe(&self.url, channel(Self::NAME))),
             }

@@ -1,4 +1,4 @@
-//! The hand-written floor: the same lock as a careful user of `redis` would write it.
+//! The same lock as a careful user of `redis` would write it by hand.
 
 use std::sync::LazyLock;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use support::Exchange;
 
-use super::placeholders::{rounded, without_ids};
+use super::placeholders::{without_ids, without_times_and_error_texts};
 
 /// The commands that a client sends first on a new connection.
 const LOG_ON: [&str; 4] = ["AUTH", "CLIENT", "HELLO", "SELECT"];
@@ -113,8 +113,8 @@ fn reply(exchange: &Exchange, words: &str) -> String {
         return "<OK, or an error of an older server>".to_owned();
     }
     match (&exchange.reply, exchange.is_lost) {
-        (Some(reply), false) => rounded(reply),
-        (Some(reply), true) => format!("{} (lost)", rounded(reply)),
+        (Some(reply), false) => without_times_and_error_texts(reply),
+        (Some(reply), true) => format!("{} (lost)", without_times_and_error_texts(reply)),
         (None, _) => "(lost)".to_owned(),
     }
 }

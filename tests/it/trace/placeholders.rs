@@ -10,11 +10,11 @@ pub(super) struct Placeholders {
     tokens: Vec<u64>,
 }
 
-/// The ttls of all locks, which differ widely. A remaining time in a reply is written as the ttl
-/// above it.
+/// The ttls of all locks in ms, which differ widely. A remaining time in a reply is written as the
+/// smallest of these that is not smaller.
 const TTLS: [u64; 3] = [60_000, 120_000, 300_000];
 
-/// The most of a ttl that can have passed.
+/// The most of a ttl that can have passed, in ms.
 const PASSED: u64 = 20_000;
 
 /// The most tokens that one acquire reserves.
@@ -25,7 +25,7 @@ impl Placeholders {
         self.named.push((text.to_owned(), placeholder.to_owned()));
     }
 
-    pub(super) fn put(&mut self, text: &str) -> String {
+    pub(super) fn replace_all(&mut self, text: &str) -> String {
         let mut text = text.to_owned();
         for (named, placeholder) in &self.named {
             text = replace_words(&text, named, placeholder);
@@ -37,7 +37,7 @@ impl Placeholders {
             let word = &rest[..rest.find(|c| !is_part(c)).unwrap_or(rest.len())];
             // The end of a longer word is not an id or a token.
             let begins = !out.ends_with(|c: char| c.is_alphanumeric());
-            match begins.then(|| self.of(word)).flatten() {
+            match begins.then(|| self.placeholder_of(word)).flatten() {
                 Some(placeholder) => out.push_str(&placeholder),
                 None => out.push_str(word),
             }
@@ -49,7 +49,7 @@ impl Placeholders {
         out
     }
 
-    fn of(&mut self, word: &str) -> Option<String> {
+    fn placeholder_of(&mut self, word: &str) -> Option<String> {
         let has_dashes = || {
             [8, 13, 18, 23]
                 .iter()
@@ -58,6 +58,7 @@ impl Placeholders {
         match word.len() {
             36 if has_dashes() => Some(format!("<id {}>", number(&mut self.ids, word))),
             40 => Some(format!("<node {}>", number(&mut self.nodes, word))),
+            // A token: µs since 1970.
             16 => word.parse().ok().map(|token| self.token(token)),
             _ => None,
         }
@@ -94,7 +95,7 @@ fn replace_words(text: &str, word: &str, placeholder: &str) -> String {
 /// Returns the text with the same placeholder for all ids.
 pub(super) fn without_ids(text: &str) -> String {
     let mut placeholders = Placeholders::default();
-    let text = placeholders.put(text);
+    let text = placeholders.replace_all(text);
     (1..=placeholders.ids.len()).fold(text, |text, n| text.replace(&format!("<id {n}>"), "<id>"))
 }
 
@@ -107,7 +108,7 @@ fn number(known: &mut Vec<String>, word: &str) -> usize {
 }
 
 /// Returns a reply with each remaining time replaced by its ttl, and an error reduced to its code.
-pub(super) fn rounded(reply: &str) -> String {
+pub(super) fn without_times_and_error_texts(reply: &str) -> String {
     let is_redirect = reply.starts_with("-MOVED") || reply.starts_with("-ASK");
     if reply.starts_with('-') && !is_redirect {
         return reply.split(' ').next().unwrap_or(reply).to_owned();

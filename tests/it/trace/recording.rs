@@ -158,7 +158,7 @@ impl Trace {
             let _ = writeln!(text, "\n## Each new connection\n{}", log_ons.join("\nor\n"));
         }
         text.push_str(&self.text);
-        self.placeholders.put(&text)
+        self.placeholders.replace_all(&text)
     }
 
     /// Returns the different ways in which connections began.
