@@ -122,7 +122,9 @@ impl MutexGuard {
         &self.hold.id
     }
 
-    /// Returns true only if the lock is certainly held at this moment. Local, no I/O.
+    /// Returns true only if the lock is certainly held at this moment.
+    ///
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -143,7 +145,7 @@ impl MutexGuard {
 
     /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
     ///
-    /// Local, no I/O.
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -167,7 +169,9 @@ impl MutexGuard {
         self.hold.status_for(self.token, Instant::now())
     }
 
-    /// Returns an error unless the lock is certainly held. Local, no I/O.
+    /// Returns an error unless the lock is certainly held.
+    ///
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -287,10 +291,11 @@ impl MutexGuard {
     /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The
     ///   lease was valid by this client's clock until now, so what was done under it stands: do not
     ///   repeat it. [`Mutex::with`](crate::Mutex::with) does not report this error. The release is
-    ///   repeated in the background; until it succeeds, the lock stays held for at most its ttl, or
-    ///   a longer ttl that an unanswered [`set_ttl`](Self::set_ttl) requested. If a renewal had no
-    ///   reply either, it may run just before the key expires, and the time is at most twice as
-    ///   long.
+    ///   repeated in the background. Until it succeeds, the lock stays held for at most one of
+    ///   these times:
+    ///   - its ttl;
+    ///   - a longer ttl, if a [`set_ttl`](Self::set_ttl) that requested it got no reply;
+    ///   - twice that time, if a renewal got no reply: it may run just before the key expires.
     /// - [`Error::WrongType`] if another program replaced the key by one of another type. The lock
     ///   was lost.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
@@ -300,10 +305,10 @@ impl MutexGuard {
     /// Ends the guard, but leaves the lock taken until `at_least` after it was acquired.
     ///
     /// For a job that one of several hosts must run once, even if a host's clock lags. The lock is
-    /// not renewed any more: its key expires then, but not within two command timeouts from now,
-    /// whether this process lives on or not. If the time is over already, this releases the lock.
-    /// Waiting calls get no message when a key expires. They ask again at the expiry or within a
-    /// second of it. Returns within the command timeout.
+    /// not renewed any more. Its key expires at that time, or two command timeouts from now if that
+    /// is later, whether this process lives on or not. If the time is over already, this releases
+    /// the lock. Waiting calls get no message when a key expires. They ask again at the expiry or
+    /// within a second of it. Returns within the command timeout.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -323,9 +328,9 @@ impl MutexGuard {
     /// - [`Error::Config`] if no ttl can be that long. The lock is released.
     /// - [`Error::Lost`] if the lock was lost before.
     /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the change. The lock
-    ///   is not renewed any more. It becomes free when the ttl that it had ends, which can be
-    ///   earlier or later than asked for, or at the time asked for if the command still runs. If
-    ///   the time was over, the error is that of [`unlock`](Self::unlock).
+    ///   is not renewed any more. It becomes free at the end of its old ttl, or at the requested
+    ///   time if the command still runs. If the time was over, the error is that of
+    ///   [`unlock`](Self::unlock).
     pub fn keep_for(mut self, at_least: Duration) -> Result<(), Error> {
         let now = Instant::now();
         let end = self.hold.since().unwrap_or(now).after(at_least);

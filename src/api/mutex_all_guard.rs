@@ -79,7 +79,9 @@ impl MutexAllGuard {
         self.0.holder_id()
     }
 
-    /// Returns true only if all names are certainly held at this moment. Local, no I/O.
+    /// Returns true only if all names are certainly held at this moment.
+    ///
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -97,7 +99,7 @@ impl MutexAllGuard {
 
     /// Returns how long all names are certainly held without a renewal; `None` if they are lost.
     ///
-    /// Local, no I/O.
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -113,7 +115,9 @@ impl MutexAllGuard {
         self.0.remaining()
     }
 
-    /// Returns an error unless all names are certainly held. Local, no I/O.
+    /// Returns an error unless all names are certainly held.
+    ///
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

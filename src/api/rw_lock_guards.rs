@@ -187,7 +187,9 @@ macro_rules! guard_calls {
                 self.guard().name()
             }
 
-            /// Returns true only if the lock is certainly held at this moment. Local, no I/O.
+            /// Returns true only if the lock is certainly held at this moment.
+            ///
+            /// Reads a local clock; does no I/O.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();
@@ -208,7 +210,7 @@ macro_rules! guard_calls {
 
             /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
             ///
-            /// Local, no I/O.
+            /// Reads a local clock; does no I/O.
             ///
             /// ```
             /// # use std::time::Duration;
@@ -224,7 +226,9 @@ macro_rules! guard_calls {
                 self.guard().remaining()
             }
 
-            /// Returns an error unless the lock is certainly held. Local, no I/O.
+            /// Returns an error unless the lock is certainly held.
+            ///
+            /// Reads a local clock; does no I/O.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();

@@ -107,7 +107,9 @@ impl SemaphorePermit {
         self.guard.holder_id()
     }
 
-    /// Returns true only if the permits are certainly held at this moment. Local, no I/O.
+    /// Returns true only if the permits are certainly held at this moment.
+    ///
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -128,7 +130,7 @@ impl SemaphorePermit {
 
     /// Returns how long the permits are certainly held without a renewal; `None` if they are lost.
     ///
-    /// Local, no I/O.
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -144,7 +146,9 @@ impl SemaphorePermit {
         self.guard.remaining()
     }
 
-    /// Returns an error unless the permits are certainly held. Local, no I/O.
+    /// Returns an error unless the permits are certainly held.
+    ///
+    /// Reads a local clock; does no I/O.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
