@@ -1,5 +1,5 @@
 //! Permits of a semaphore: acquire and release on one thread, processes that share four permits,
-//! and one process that wants all four beside seven that want one.
+//! and one process that wants all four while seven want one.
 //!
 //! Alternates with the same scripts by hand, with `FairMutex`, with the simplest queue by hand, and
 //! with processes that poll every 1 ms.

@@ -1,4 +1,4 @@
-//! The wait for two names as a set, beside processes that lock each of the two without a pause.
+//! The wait for two names as a set, while other processes lock each of the two without a pause.
 //! The set must not starve: its wait is compared with that of the others.
 
 mod common;
@@ -20,7 +20,7 @@ const SECTION: Duration = ms(1);
 
 const NAMES: [&str; 2] = ["a", "b"];
 
-/// The kinds of locks beside the set, and the figure for each.
+/// The kinds of lock of the other processes, and the figure for each.
 const KINDS: [(&str, &str); 2] = [
     ("Mutex", "set_wait_p99_vs_plain"),
     ("FairMutex", "set_wait_p99_vs_fair"),
@@ -68,14 +68,14 @@ fn main() {
             ratio.show(2),
         ]);
         bars.push(
-            Row::bar(format!("beside {kind}"), ratio)
+            Row::bar(format!("others: {kind}"), ratio)
                 .ours()
                 .mark("≤", 10.0),
         );
         figures.push((*figure, format!("{:.3}", ratio.median)));
     }
     let heads = [
-        "beside",
+        "kind of the others",
         "sets",
         "wait p50 ms",
         "p99",
@@ -86,7 +86,7 @@ fn main() {
     ];
     common::print_table(&heads, &rows);
     let picture = Picture {
-        title: format!("A set of two names beside {PROCESSES} processes that lock each"),
+        title: format!("A set of two names, and {PROCESSES} processes that lock each"),
         panels: vec![Panel::new("wait p99 of the set ÷ of the others", bars)],
     };
     report.end(&figures, &picture);
@@ -113,7 +113,7 @@ fn round(kind: &str) -> Round {
 }
 
 /// Locks and unlocks for a while; returns how long each call waited, in ms. A wait that has not
-/// ended by then counts as far as it went.
+/// ended at the end counts as far as it went.
 fn waits<G>(lock: impl Fn(Duration) -> Option<G>) -> Vec<f64> {
     let begin = Instant::now();
     let mut waits = Vec::new();

@@ -35,7 +35,7 @@ fn catalogue() -> Outcome<RwLock> {
     Ok(Client::from_env()?.rw_lock("catalogue"))
 }
 
-/// Runs in a process that reads through the cache, beside other readers.
+/// Runs in a process that reads through the cache, while others do.
 fn reader() -> Outcome {
     let (catalogue, mut redis) = (catalogue()?, connect()?);
     for _ in 0..READS {
@@ -102,7 +102,7 @@ fn one_day() -> Outcome {
     for child in children {
         assert!(child.wait()?.success());
     }
-    println!("{READERS} processes read {READS} times each beside {UPDATES} updates: no old page.");
+    println!("{READERS} processes read {READS} times each, during {UPDATES} updates: no old page.");
 
     // A reader that was paused for a day comes back with what it had read then.
     let lock = catalogue()?;

@@ -64,7 +64,7 @@ struct State {
     renewal_limit: u8,
     longest: u8,
     /// How long a command may still run for whose reply the client no longer waits.
-    doubt: u8,
+    unsettled: u8,
     request: Option<Request>,
     calls: u8,
 }
@@ -121,7 +121,7 @@ impl State {
         ttl: TTL,
         renewal_limit: u8::MAX,
         longest: TTL,
-        doubt: 0,
+        unsettled: 0,
         request: None,
         calls: 0,
     };
@@ -137,11 +137,11 @@ impl State {
         if matches!(next.phase, Phase::Releasing(_, ago) if ago > next.longest) {
             next.net.retain(|sent| sent.1 == Command::Release);
         }
-        if next.doubt == 1 && matches!(next.phase, Phase::Held(_)) {
+        if next.unsettled == 1 && matches!(next.phase, Phase::Held(_)) {
             let request = next.request.map(|request| request.call);
             next.net.retain(|sent| Some(sent.0) == request);
         }
-        next.doubt = next.doubt.saturating_sub(1);
+        next.unsettled = next.unsettled.saturating_sub(1);
         if let Some(request) = &mut next.request {
             request.validity = request.validity.saturating_sub(1);
         }
@@ -195,7 +195,7 @@ impl State {
         {
             next.renewal_limit = next.renewal_limit.min(ttl);
         }
-        next.doubt = next.doubt.max(next.longest);
+        next.unsettled = next.unsettled.max(next.longest);
         Some(next)
     }
 
@@ -220,7 +220,7 @@ impl State {
             call: next.calls,
             command,
             validity: ttl.min(next.renewal_limit),
-            is_alone: next.doubt == 0,
+            is_alone: next.unsettled == 0,
         });
         next.send(next.calls, command);
         next.calls += 1;

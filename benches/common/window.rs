@@ -135,13 +135,13 @@ impl Window {
         steps.iter().copied().filter(is_over).count()
     }
 
-    /// Asserts that nobody held beside a hold with this mark in place of a token.
+    /// Asserts that no hold overlaps one with this mark in place of a token.
     pub(crate) fn is_held_alone(&self, mark: u64) {
-        assert_eq!(self.begun_beside(mark), 0, "two holders at a time");
+        assert_eq!(self.overlaps_with(mark), 0, "two holders at a time");
     }
 
-    /// Returns how many holds began beside a hold with this mark, or have it and began beside any.
-    pub(crate) fn begun_beside(&self, mark: u64) -> usize {
+    /// Returns how many holds began during one with this mark, or have it and began during any.
+    pub(crate) fn overlaps_with(&self, mark: u64) -> usize {
         let (mut end, mut marked_end, mut count) = (0, 0, 0);
         // Ordered by start.
         for hold in &self.holds {

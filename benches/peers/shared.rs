@@ -122,8 +122,8 @@ pub(crate) fn run(server: &Server) {
     let over = |it: &Window| it.begun_over(PERMITS as usize) as u64;
     table("4 permits, sections of 1 ms", &semaphores, over);
     let rw_locks = contended(server, &RW_LOCKS);
-    let beside = |it: &Window| it.begun_beside(WRITE) as u64;
-    table("95 % of sections read, 1 ms", &rw_locks, beside);
+    let overlapping = |it: &Window| it.overlaps_with(WRITE) as u64;
+    table("95 % of sections read, 1 ms", &rw_locks, overlapping);
 }
 
 fn contended(server: &Server, contenders: &[(&'static str, &'static str)]) -> Vec<Series> {

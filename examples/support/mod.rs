@@ -4,7 +4,7 @@
 //!
 //! - [`run`] starts a private Redis unless `REDIS_URL` is set. Call the story from `main`.
 //! - [`connect`] opens a connection to the Redis in `REDIS_URL`, for the example's data.
-//! - [`key`] gives the example's data names of its own. Use the plain name.
+//! - [`key`] gives the example's data its own names. Use the plain name.
 //! - [`Child`] stands for another process of your system.
 
 // Every example compiles its own copy of this module and uses a part of it.

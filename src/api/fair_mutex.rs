@@ -36,13 +36,13 @@ use crate::token::FencingToken;
 /// # Processes that die, pauses and lost messages
 ///
 /// Each client refreshes the places of all its waiting threads every 0.9 s, or more often if the
-/// ttl is shorter than 4 s, in a single command. A place that was not refreshed for
-/// 3 s, or for the ttl if that is shorter, is skipped. A call that was paused for longer rejoins at
-/// the back of the queue.
+/// ttl is shorter than 4 s, in a single command. A place that was not refreshed for 3 s, or for the
+/// ttl if that is shorter, is skipped. A call that was paused for longer rejoins at the back of the
+/// queue.
 ///
 /// A granted lock first has a lease of at most 3 s, the time that the place still had. The new
-/// holder's first renewal extends it to the full ttl. It is sent a few milliseconds after the grant, even
-/// without [`auto_renew`](Self::auto_renew).
+/// holder's first renewal extends it to the full ttl. It is sent a few milliseconds after the
+/// grant, even without [`auto_renew`](Self::auto_renew).
 ///
 /// - A process that is killed while it waits delays nobody. Its connections close, so the server
 ///   knows that no client listens for the grant, and grants the lock to the next call.
@@ -144,8 +144,8 @@ impl FairMutex {
         self.0.try_lock()
     }
 
-    /// Acquires the lock, waiting for at most `limit`; returns `None` if it was not granted by
-    /// then.
+    /// Acquires the lock, waiting for at most `limit`; returns `None` if it was not granted in
+    /// that time.
     ///
     /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives
     /// up leaves the queue. A lock granted at that moment passes to the next call.

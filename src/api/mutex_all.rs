@@ -53,9 +53,9 @@ use crate::protocol::primitive::Primitive;
 ///   that waits for the name it holds; this way it gets the lower name within 5 s.
 /// - A process that is killed while its set waits keeps the names for at most 3 s.
 ///
-/// If a queue takes longer than 5 s, the set still gets its turn there. But if a lower name is
-/// taken by then, the set passes on what it has and goes through its names again. So its wait has
-/// no bound if holders of its names regularly keep it waiting for 5 s.
+/// If a queue takes longer than 5 s, the set still gets its turn there. But if a lower name was
+/// taken in the meantime, the set passes on what it has and goes through its names again. So its
+/// wait has no bound if holders of its names regularly keep it waiting for 5 s.
 ///
 /// Over a quorum, for names in several slots of a cluster, and for a Redis user without the
 /// permissions for queues, there is no such queue. The call then holds none of the names while it

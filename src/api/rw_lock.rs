@@ -167,7 +167,7 @@ impl RwLock {
 
     /// Acquires the lock for reading, waiting for at most `limit`.
     ///
-    /// Returns `None` if the lock was not granted by then. The rule of [`Mutex::try_lock_for`]
+    /// Returns `None` if the lock was not granted in that time. The rule of [`Mutex::try_lock_for`]
     /// decides between `None` and an error. A call that gives up leaves the queue.
     ///
     /// ```
@@ -280,7 +280,7 @@ impl RwLock {
 
     /// Acquires the lock for writing, waiting for at most `limit`.
     ///
-    /// Returns `None` if the lock was not granted by then. The rule of [`Mutex::try_lock_for`]
+    /// Returns `None` if the lock was not granted in that time. The rule of [`Mutex::try_lock_for`]
     /// decides between `None` and an error. A call that gives up leaves the queue.
     ///
     /// ```

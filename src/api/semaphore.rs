@@ -175,10 +175,9 @@ impl Semaphore {
 
     /// Acquires the permits, waiting for at most `limit`.
     ///
-    /// Returns `None` if they were not granted by then. The rule of [`Mutex::try_lock_for`] decides
-    /// between `None` and an error, except that this client may hold other permits. A call that
-    /// gives up leaves the queue. If the permits are granted to it at that moment, they go to the
-    /// next call.
+    /// Returns `None` if they were not granted in that time. The rule of [`Mutex::try_lock_for`]
+    /// decides between `None` and an error, except that this client may hold other permits. A call
+    /// that gives up leaves the queue. Permits granted at that moment pass to the next call.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -17,7 +17,7 @@
 //!
 //! [`key_prefix`](crate::ClientBuilder::key_prefix) and
 //! [`channel_prefix`](crate::ClientBuilder::channel_prefix) replace `lock:` and `lock_release:`. If
-//! the name has a hash tag, the other keys end in `:lock:…` without braces of their own, so that
+//! the name has a hash tag, the other keys end in `:lock:…` without further braces, so that
 //! all keys of a name are in one slot.
 //!
 //! # Permits

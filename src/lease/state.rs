@@ -36,9 +36,9 @@ pub(crate) struct LeaseState {
     pub(super) longest: Duration,
     /// When no command without a reply can run any more.
     ///
-    /// A command that runs at all runs within the longest ttl that any command had requested by
-    /// then. Undos rely on the same limit.
-    doubt_until: Instant,
+    /// A command that runs at all runs within the longest ttl that was ever requested before it.
+    /// Undos rely on the same limit.
+    settled_at: Instant,
     valid_until: Instant,
     /// The end of `max_hold`.
     ends_at: Instant,
@@ -116,7 +116,7 @@ impl LeaseState {
             renew_every: terms.renew_every,
             at_most: Duration::MAX,
             longest: terms.ttl,
-            doubt_until: Instant::START,
+            settled_at: Instant::START,
             valid_until,
             ends_at,
             renew_at: Instant::NEVER,
@@ -139,7 +139,7 @@ impl LeaseState {
 
     /// Returns the same at `now`; shorter if no renewal or change of ttl may still run.
     pub(crate) fn key_may_last_at(&self, now: Instant) -> Duration {
-        match self.renewing || now < self.doubt_until {
+        match self.renewing || now < self.settled_at {
             true => self.key_may_last(),
             false => self.longest,
         }
@@ -324,7 +324,7 @@ impl LeaseState {
     /// Pass `is_final` if the server that confirmed it has the only copy of the key.
     pub(crate) fn ttl_set(&mut self, sent: Instant, now: Instant, ttl: Duration, is_final: bool) {
         self.ttl = ttl;
-        if is_final && sent >= self.doubt_until {
+        if is_final && sent >= self.settled_at {
             // A change of ttl replaces the key's ttl, and nothing sent before can run after it.
             self.longest = ttl;
         }
@@ -349,7 +349,7 @@ impl LeaseState {
     /// Records that a request got no reply. This is no loss: renewals are retried while the lease
     /// lasts.
     pub(crate) fn unconfirmed(&mut self, now: Instant) {
-        self.doubt_until = self.doubt_until.max(now.after(self.longest));
+        self.settled_at = self.settled_at.max(now.after(self.longest));
         self.failed(now);
     }
 

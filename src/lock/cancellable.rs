@@ -1,4 +1,4 @@
-//! A call that can be cancelled. It runs on a thread of its own, so that its caller can leave it at
+//! A call that can be cancelled. It runs on its own thread, so that its caller can leave it at
 //! any moment.
 //!
 //! Only its own thread can end what a call waits for: a reply, a connection, the address of a host.
@@ -42,7 +42,7 @@ enum Progress {
     Left,
 }
 
-/// Runs `call` on a thread of its own and returns its outcome, or [`Error::Cancelled`] as soon as
+/// Runs `call` on its own thread and returns its outcome, or [`Error::Cancelled`] as soon as
 /// `token` is cancelled.
 pub(super) fn until_cancelled(
     runtime: &Arc<Runtime>,

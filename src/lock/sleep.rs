@@ -74,7 +74,7 @@ impl WaitingCall<'_> {
         }
     }
 
-    /// Sleeps while this call needs no reply of its own; fails if Redis was silent for too long.
+    /// Sleeps while this call itself needs no reply; fails if Redis was silent for too long.
     pub(crate) fn sleep_while_others_ask(
         &self,
         now: Instant,

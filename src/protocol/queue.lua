@@ -13,7 +13,7 @@
 --     p: as l; the place was passed over
 --     r: always: it was passed over, and its next refresh learns of the grant
 --     a: always: its client may listen at another node, where this server cannot see it
---     A refresh makes n, p and r an l if a client listens by then; otherwise it makes p an r.
+--     A refresh makes n, p and r an l if a client listens; otherwise it makes p an r.
 --   inbox: the channel on which the client receives grants, empty for none
 -- Earlier versions of leasehold write "seen provisional inbox". Such a place counts as marked `a`,
 -- and its client gets the message of its version. Their scripts read the rest of a newer place as

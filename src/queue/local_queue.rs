@@ -241,7 +241,7 @@ impl LocalQueue {
         let n = self.waiters.iter().position(|waiter| waiter.id == id)?;
         let left = self.waiters.remove(n)?;
         // The waiter may have been woken and leaves without the name: pass the wake-up on, so that
-        // the next one tries Redis even if this client holds the name by then.
+        // the next one tries Redis even if this client then holds the name.
         let left_without = !self.held.is_full();
         for n in self.active() {
             if !before.contains(&id_at(self, n)) {

@@ -113,7 +113,7 @@ impl ServerHealth {
         self.open.store(false, Ordering::Relaxed);
     }
 
-    /// The last failure, for a caller without an error of its own.
+    /// The last failure, for a caller without its own error.
     pub(super) fn last_failure(&self) -> Option<Cause> {
         self.detail.lock().last_error.clone()
     }

@@ -36,7 +36,7 @@
 //! over a socket to a [`Server`], which runs the same Lua scripts as Redis would, in the same
 //! version of Lua. Only the commands that the scripts call are reimplemented, on data in memory.
 //!
-//! Each server has data, a port and a clock of its own. Tests with different servers can run in
+//! Each server has its own data, port and clock. Tests with different servers can run in
 //! parallel. Three servers make a [quorum](crate::Client::quorum).
 //!
 //! # Situations
@@ -152,8 +152,8 @@ pub fn fencing_token(value: u64) -> FencingToken {
 /// Moves the clock of this process ahead, as if the machine had been suspended for `time`.
 ///
 /// Leases whose validity has ended are lost at once, and deadlines have passed. The clock is that
-/// of all clients of the process, and never goes back. So tests that call this must run alone: in a
-/// binary of their own, with `cargo nextest`, or with `--test-threads 1`.
+/// of all clients of the process, and never goes back. So tests that call this must run alone: in
+/// their own binary, with `cargo nextest`, or with `--test-threads 1`.
 ///
 /// The clocks of servers do not move. While a machine is suspended, its Redis goes on: also call
 /// [`Server::advance`], unless the test is about a Redis that was suspended too.

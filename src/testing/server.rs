@@ -17,7 +17,7 @@ use super::serve::serve;
 use super::shared::Shared;
 use super::state::State;
 
-/// A Redis in this process, with a port, data and a clock of its own.
+/// A Redis in this process, with its own port, data and clock.
 ///
 /// It ends when it is dropped: its thread is joined, and its port is closed. Starting one takes
 /// less than 2 ms, so each test can have its own.

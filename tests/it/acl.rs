@@ -195,7 +195,7 @@ const CLIENT_FAILURES: [(&str, &[&str]); 37] = [
         "+evalsha",
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
     ),
-    // `try_lock` works: another client has loaded the acquire script by then.
+    // `try_lock` works: another client has already loaded the acquire script.
     ("+eval", &["lock", "inspect", "force_unlock", "fair lock"]),
     (
         "+get",

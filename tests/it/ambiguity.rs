@@ -307,7 +307,7 @@ fn every_acquiring_command_has_its_own_holder_id() {
     assert!(unanswered > 0, "no attempt was repeated");
 }
 
-/// The next attempt of a call may find the key of its own unanswered attempt before the undo runs.
+/// The next attempt of a call may find the key of its unanswered attempt before the undo runs.
 /// That key is not another holder's.
 fn unanswered_attempt_of_this_call_is_not_reported_as_another_holder() {
     let server = Server::start();
@@ -423,7 +423,7 @@ fn after_an_unanswered_release<T>(
     proxy.set_nth(1, Traffic::DropBoth);
     expect_unreachable(release(held));
     assert!(!is_released(&server), "the release is lost");
-    // Over a connection of its own, while the io thread waits for a reply.
+    // Over its own connection, while the io thread waits for a reply.
     assert_not_refused(call(&client));
     eventually(PATIENCE, || is_released(&server));
 }

@@ -474,7 +474,7 @@ fn in_backoff(mutex: Mutex) -> Mutex {
 fn waiter_in_backoff_gets_its_turn() {
     let server = Server::start();
     let [patient] = mutexes(&server).map(in_backoff);
-    beside_contenders::<3, _>(&server, |_| {
+    amid_contenders::<3, _>(&server, |_| {
         for _ in 0..5 {
             unlock(lock(&patient));
         }
@@ -513,9 +513,9 @@ fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Makes a call beside `N` clients that hold the lock one after the other. It is passed the count of
-/// their turns.
-fn beside_contenders<const N: usize, T>(server: &Server, call: impl FnOnce(&AtomicU64) -> T) -> T {
+/// Makes a call while `N` clients hold the lock one after the other. It is passed the count of their
+/// turns.
+fn amid_contenders<const N: usize, T>(server: &Server, call: impl FnOnce(&AtomicU64) -> T) -> T {
     let turns = AtomicU64::new(0);
     let contenders = mutexes::<N>(server).map(|mutex| {
         let turns = &turns;
@@ -564,7 +564,7 @@ fn poller_gets_in_between_contending_clients() {
     let seconds = seconds.map(|seconds| Duration::from_secs(seconds.parse().unwrap()));
     let server = Server::start();
     let mut connection = server.connection();
-    beside_contenders::<8, _>(&server, |turns| {
+    amid_contenders::<8, _>(&server, |turns| {
         for (pause, longest) in [(ms(1), ms(1_000)), (ms(100), PATIENCE)] {
             let (began, mut waits) = (Instant::now(), Vec::new());
             while seconds.map_or(waits.len() < 2, |seconds| began.elapsed() < seconds) {
@@ -592,7 +592,7 @@ fn poller_gets_in_while_the_fence_is_ahead_of_the_clock() {
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
     let ahead = ((seconds + 3_600) * 1_000_000).to_string();
     server.run("SET", &["leasehold:fence:{lock:a}", &ahead]);
-    beside_contenders::<8, _>(&server, |turns| {
+    amid_contenders::<8, _>(&server, |turns| {
         for _ in 0..3 {
             // Its release is silent. The others must have noticed.
             let before = turns.load(Ordering::SeqCst);
@@ -609,7 +609,7 @@ fn lock_is_left_open_at_least_every_100_ms_of_turns() {
     let mut listener = listener.as_pubsub();
     listener.subscribe(CHANNEL).unwrap();
     listener.set_read_timeout(Some(PATIENCE)).unwrap();
-    let announced = beside_contenders::<8, _>(&server, |turns| {
+    let announced = amid_contenders::<8, _>(&server, |turns| {
         let (before, mut announced) = (turns.load(Ordering::SeqCst), 0);
         while turns.load(Ordering::SeqCst) - before < TURNS {
             listener.get_message().unwrap();
@@ -637,7 +637,7 @@ fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
     let server = Server::start();
     let mut connection = server.connection();
     let [witness] = mutexes(&server);
-    beside_contenders::<8, _>(&server, |_| {
+    amid_contenders::<8, _>(&server, |_| {
         let mut last = 0;
         for n in 0..5 {
             let id = format!("earlier:{n}");

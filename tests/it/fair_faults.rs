@@ -108,7 +108,7 @@ impl Kind {
         }
     }
 
-    /// Locks with a client of its own.
+    /// Locks with its own client.
     #[track_caller]
     fn lock_anew(self, server: &Server) -> MutexGuard {
         self.lock(&client(&server.url()))

@@ -320,7 +320,7 @@ fn client_with_idle_connections(proxy: &Proxy) -> (Client, MutexGuard, Receiver<
         .unwrap();
     // The io thread takes a connection for its renewals.
     renewals.recv_timeout(SOON).unwrap();
-    // Each of these calls has a connection of its own while it waits for a replica. On a busy
+    // Each of these calls has its own connection while it waits for a replica. On a busy
     // machine the first ones may end before the last ones begin.
     eventually(ms(30_000), || {
         thread::scope(|scope| {
@@ -697,6 +697,6 @@ fn loading_server_is_waited_for() {
     for error in seen() {
         assert!(error.is_unreachable(), "{error:?}");
     }
-    // The breaker of the shared client may be open by then, which `lock` outlasts.
+    // The breaker of the shared client may be open already, which `lock` outlasts.
     assert_eq!(waiting().unlock().unwrap(), Unlocked::Released);
 }

@@ -195,7 +195,7 @@ fn subscriber_closes_a_connection_that_never_confirms() {
 /// Replies a little shorter than the longest of a script, and of a command that lists keys.
 const LONG: [usize; 2] = [32 * 1024 - 64, 1024 * 1024 - 64];
 
-/// How many calls get such a reply at the same time, each on a connection of its own.
+/// How many calls get such a reply at the same time, each on its own connection.
 const CALLS: usize = 32;
 
 /// A child's role: makes many calls at a time, then reports its growth.

@@ -232,7 +232,7 @@ fn waiting_for_a_large_value_ends_at_the_deadline() {
     assert!(several.try_lock_for(ms(1_500)).unwrap().is_none());
 }
 
-/// Inspects lock `a`, lists it beside a lock of this client, and returns its value.
+/// Inspects lock `a`, lists it together with a lock of this client, and returns its value.
 #[track_caller]
 fn inspected_value(client: &Client) -> Vec<u8> {
     let ours = client.mutex("b").lock().unwrap();

@@ -331,7 +331,7 @@ fn reader_and_writer() {
     });
 }
 
-/// Also over downgrades: no writer beside others, and tokens in the order of the phases.
+/// Also over downgrades: no writer overlaps others, and tokens in the order of the phases.
 fn readers_and_writers_of_many_processes_never_overlap() {
     let (server, witness) = (Server::start(), Server::start());
     let parameters = [("URL", &*server.url()), ("WITNESS", &*witness.url())];

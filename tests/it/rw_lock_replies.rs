@@ -157,7 +157,7 @@ impl Session {
         let ended = ended(&guard, waits);
         match guard {
             Ok(Some(guard)) => {
-                assert!(!self.writes(), "beside a writer");
+                assert!(!self.writes(), "a writer holds it");
                 let token = guard.fencing_token();
                 assert!(Some(token) >= self.written && Some(token) >= self.read);
                 self.read = Some(token);
@@ -178,7 +178,7 @@ impl Session {
         let ended = ended(&guard, waits);
         match guard {
             Ok(Some(guard)) => {
-                assert!(self.held.is_empty(), "beside others");
+                assert!(self.held.is_empty(), "others hold it");
                 let token = guard.fencing_token();
                 assert!(Some(token) > self.written && Some(token) > self.read);
                 self.written = Some(token);

@@ -264,7 +264,7 @@ fn assert_contenders_go_on(trouble: MasterFailure) {
     let took = timed.took;
     timed.no_later_than(SLACK);
 
-    // Every process has reconnected by then, and the old master serves none of them.
+    // Every process has reconnected, and the old master serves none of them.
     contention.wait_for_progress(30);
     match trouble {
         MasterFailure::Killed => {}

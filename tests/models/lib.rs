@@ -1,7 +1,7 @@
 //! Models of the protocol, one for each kind of queue or lock, and the search through their states.
 //!
 //! The tests in `tests/{permits,queue,rw,set}_model` say what is searched, and what must hold. The
-//! models are a package of their own: a debug build optimizes this package alone, and the searches
+//! models are a separate package: a debug build optimizes this package alone, and the searches
 //! are several times faster.
 
 /// Implements that the `Rules` of a model have at most one `Flaw`.

@@ -16,7 +16,8 @@ const PROMPT_TRYING: Rules = Rules {
     ..PROMPT
 };
 
-fn beside(version: Version, rules: &Rules) -> State {
+/// Returns the state at the start, with a first client of this version.
+fn started_with(version: Version, rules: &Rules) -> State {
     let mut state = start(rules);
     state.clients[0].version = version;
     state
@@ -52,7 +53,7 @@ fn a_client_of_version_0_1_and_a_queue_exclude_each_other() {
         has_tokens: true,
         ..TRYING
     };
-    let state = beside(Version::Broadcast, &rules);
+    let state = started_with(Version::Broadcast, &rules);
     assert_eq!(holds(&rules, state), Ok(()));
 }
 
@@ -62,7 +63,7 @@ fn clients_of_three_versions_exclude_each_other_and_have_rising_tokens() {
         has_tokens: true,
         ..PROMPT_TRYING
     };
-    let mut state = beside(Version::Broadcast, &rules);
+    let mut state = started_with(Version::Broadcast, &rules);
     state.clients[1].version = Version::Earlier;
     state.clients[2].arriving = 1;
     state.opens = 1;
@@ -106,7 +107,7 @@ fn a_client_with_a_place_must_not_try_to_acquire() {
 }
 
 /// Two clients that enter twice, and a reader.
-const BESIDE_A_READER: Rules = Rules {
+const WITH_A_READER: Rules = Rules {
     clients: 2,
     entries: 2,
     ..PROMPT_TRYING
@@ -114,24 +115,24 @@ const BESIDE_A_READER: Rules = Rules {
 
 #[test]
 fn a_client_whose_release_could_not_pass_the_lock_on_goes_behind_the_reader() {
-    let state = beside(Version::Reader, &BESIDE_A_READER);
-    assert_eq!(longest_stall(&BESIDE_A_READER, state), 0);
-    let rules = BESIDE_A_READER.with(Flaw::TriesBeforeReaders);
+    let state = started_with(Version::Reader, &WITH_A_READER);
+    assert_eq!(longest_stall(&WITH_A_READER, state), 0);
+    let rules = WITH_A_READER.with(Flaw::TriesBeforeReaders);
     assert_found(holds(&rules, state), Broken::TwoTurns);
 }
 
 #[test]
 fn something_lost_beside_a_reader_costs_a_refresh() {
-    let mut state = beside(Version::Reader, &BESIDE_A_READER);
+    let mut state = started_with(Version::Reader, &WITH_A_READER);
     state.losses = 1;
-    assert_eq!(longest_stall(&BESIDE_A_READER, state), 1);
+    assert_eq!(longest_stall(&WITH_A_READER, state), 1);
 }
 
 #[test]
 fn mutexes_and_a_reader_exclude_each_other_although_something_is_lost() {
     let state = State {
         losses: 1,
-        ..beside(Version::Reader, &TRYING)
+        ..started_with(Version::Reader, &TRYING)
     };
     assert_eq!(holds(&TRYING, state), Ok(()));
 }
@@ -149,7 +150,7 @@ fn first_attempts_and_open_releases_cost_nothing() {
 
 #[test]
 fn a_client_of_version_0_1_beside_a_queue_costs_nothing() {
-    let mut state = beside(Version::Broadcast, &PROMPT_TRYING);
+    let mut state = started_with(Version::Broadcast, &PROMPT_TRYING);
     state.opens = 1;
     assert_eq!(longest_stall(&PROMPT_TRYING, state), 0);
 }
@@ -161,7 +162,7 @@ fn something_lost_beside_an_open_release_costs_a_refresh() {
         ..PROMPT_TRYING
     };
     for version in [Version::Current, Version::Broadcast] {
-        let mut state = beside(version, &rules);
+        let mut state = started_with(version, &rules);
         (state.losses, state.opens) = (1, 1);
         assert_eq!(longest_stall(&rules, state), 1, "{version:?}");
     }
@@ -206,7 +207,7 @@ fn clients_of_two_versions_have_rising_tokens_although_something_is_lost_in_a_lo
         ..PROMPT_TRYING
     };
     for version in [Version::Earlier, Version::Broadcast] {
-        let mut state = beside(version, &rules);
+        let mut state = started_with(version, &rules);
         (state.losses, state.opens) = (1, 1);
         state.clients[1].arriving = 1;
         assert_eq!(long_holds(&rules, state), Ok(()), "{version:?}");

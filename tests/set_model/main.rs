@@ -39,7 +39,7 @@ fn two_sets() -> Rules {
     rules([BOTH, BOTH, Wants::Name(0), Wants::Name(1)])
 }
 
-/// A set beside names that are never free: two plain calls for each.
+/// A set whose names are never free: two plain calls for each.
 fn busy_names() -> Rules {
     let [a, b] = [0, 1].map(Wants::Name);
     rules([BOTH, a, b, a, b])
@@ -100,7 +100,7 @@ fn the_cap_ends_a_deadlock_with_a_nested_call() {
     assert_eq!(holds(&capped, State::new(&capped)), Ok(()));
 }
 
-/// Asks, refreshes and reaches of the cap in any order, beside a fault of each kind.
+/// Asks, refreshes and reaches of the cap in any order, and a fault of each kind.
 fn faulty() -> (Rules, State) {
     let rules = Rules {
         refreshes: true,

@@ -1,4 +1,4 @@
-//! Calls in threads of their own.
+//! Calls that run on their own threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

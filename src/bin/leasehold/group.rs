@@ -1,4 +1,4 @@
-//! The command in a process group of its own.
+//! The command in its own process group.
 
 use std::io;
 use std::os::unix::process::CommandExt;

@@ -31,8 +31,8 @@ pub(crate) trait Job {
     fn is_empty(&mut self) -> bool;
 }
 
-/// Sends a signal to the command, which has not been waited for; to all of its group if it leads one
-/// of its own, as `timeout` does.
+/// Sends a signal to the command, which has not been waited for; to all of its group if it leads
+/// one, as `timeout` does.
 pub(crate) fn signal_command(command: Pid, signal: Signal) -> rustix::io::Result<()> {
     match getpgid(Some(command)) {
         Ok(group) if group == command => kill_process_group(group, signal),

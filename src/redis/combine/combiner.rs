@@ -62,7 +62,7 @@ pub(super) enum NextStep<'a> {
     Waits,
     /// It sends this batch, which most likely contains its own command.
     Sends(Box<Batch<'a>>),
-    /// It has left the queue and asks the pool for a connection of its own.
+    /// It has left the queue and asks the pool for its own connection.
     Alone,
 }
 

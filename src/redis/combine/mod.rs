@@ -34,7 +34,7 @@ pub(in crate::redis) struct Combined {
 
 impl Pool {
     /// Sends `call` in a batch and waits for its reply. Returns `None` if the call was not sent and
-    /// needs a connection of its own.
+    /// needs its own connection.
     pub(in crate::redis) fn combine(
         &self,
         call: &Call<'_>,

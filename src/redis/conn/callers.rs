@@ -1,4 +1,4 @@
-//! The queue of calls that wait for a connection of their own, first come, first served. No I/O.
+//! The queue of calls that wait for their own connection, first come, first served. No I/O.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! A call that waits for another thread to send it, or for a connection of its own.
+//! A call that waits for another thread to send it, or for its own connection.
 //!
 //! The states of a call's mailbox:
 //!
@@ -33,7 +33,7 @@ pub(crate) struct CombinedCall {
 
 /// A message from another thread to the thread of a combined call.
 pub(crate) enum Delivery {
-    /// No thread will send the call: it must get a connection of its own.
+    /// No thread will send the call: it must get its own connection.
     Alone,
     /// The batch was sent, and this call's thread must read the replies.
     Read(Box<Write>),

@@ -170,8 +170,8 @@ impl Connection {
         Ok(sent?)
     }
 
-    /// Reads one reply, or a message on a subscription, by `until`. Bytes that have arrived by then
-    /// are read even if this thread runs late.
+    /// Reads one reply, or a message on a subscription, by `until`. Bytes that have arrived in
+    /// time are read even if this thread runs late.
     pub(crate) fn receive(&mut self, until: Instant) -> RedisResult<Value> {
         let mut is_last = false;
         loop {

@@ -192,7 +192,7 @@ impl Pool {
         }
     }
 
-    /// Wakes all waiters, and has each combined call ask for a connection of its own.
+    /// Wakes all waiters, and has each combined call ask for its own connection.
     fn dismiss(&self) {
         let all = self.state.lock().queue.dismiss();
         for call in all {

@@ -70,7 +70,7 @@ impl State {
 
     /// Returns whether the next free connection goes to the queue of combined calls.
     ///
-    /// The queue takes turns with calls that wait for a connection of their own.
+    /// The queue takes turns with calls that wait for their own connection.
     pub(in crate::redis) fn is_turn_of_queue(&mut self) -> bool {
         if !self.queue.is_empty() && !self.callers.is_empty() {
             self.is_turn_of_callers = !self.is_turn_of_callers;
@@ -79,7 +79,7 @@ impl State {
         !self.queue.is_empty()
     }
 
-    /// Removes the first combined call from the queue, so that it asks for a connection of its own.
+    /// Removes the first combined call from the queue, so that it asks for its own connection.
     /// Without this, no connection may come back to the queue.
     pub(super) fn dismiss_one(&mut self) {
         if self.is_turn_of_queue()

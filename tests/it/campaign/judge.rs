@@ -113,7 +113,7 @@ pub(super) fn violations(holds: &[Hold], excused: &[Excused]) -> Vec<String> {
     of_one.collect()
 }
 
-/// Finds holds of a lock beside another, of which at least one does not read.
+/// Finds holds of a lock that overlap, of which at least one does not read.
 fn not_alone(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
     let of = |hold: &&'_ Hold| hold.periods(excused);
     let periods = holds.iter().enumerate();

@@ -122,7 +122,7 @@ fn command_dies_when_the_programs_group_is_killed() {
     wait_until_ended(&pids);
 }
 
-/// `timeout` runs its command in a process group of its own.
+/// `timeout` runs its command in its own process group.
 #[cfg(target_os = "linux")]
 fn command_that_leaves_the_group_is_ended() {
     let server = Server::start();

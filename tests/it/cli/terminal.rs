@@ -21,14 +21,14 @@ support::tests![
 const CTRL_C: &str = "\x03";
 const CTRL_Z: &str = "\x1a";
 
-/// Starts `run a` on a terminal of its own, with these options and a shell script.
+/// Starts `run a` on its own terminal, with these options and a shell script.
 fn run(server: &Server, options: &[&str], script: &str) -> Terminal {
     let limit = ["--max-hold", "120s", "--", "sh", "-c", script];
     let command = [&[PROGRAM, "run", "a"], options, &limit].concat();
     Terminal::start(&command, &[("REDIS_URL", &server.url())])
 }
 
-/// Starts a shell with job control on a terminal of its own; the script finds the program in `$0`.
+/// Starts a shell with job control on its own terminal; the script finds the program in `$0`.
 fn shell(server: &Server, script: &str) -> Terminal {
     let script = format!("set -m\n{script}");
     let command = ["sh", "-c", &script, PROGRAM];
