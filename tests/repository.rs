@@ -45,6 +45,16 @@ fn readme_is_a_page_for_a_person_deciding_in_five_minutes() {
 }
 
 #[test]
+fn glossary_has_at_most_25_terms() {
+    let page = text("docs/design.md");
+    let (_, words) = page.split_once("\n## Words\n").unwrap();
+    let (words, _) = words.split_once("\n## ").unwrap();
+    let terms = words.lines().filter(|line| line.starts_with("| "));
+    let terms = terms.filter(|line| *line != "| word | meaning |").count();
+    assert!((1..=25).contains(&terms), "{terms} terms");
+}
+
+#[test]
 fn links_lead_to_files_of_the_package_or_to_pages_of_the_guide() {
     for page in PAGES {
         let folder = Path::new(page).parent().unwrap();

@@ -29,7 +29,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 /// there, and the last of n waits for n - 1 runs.
 const QUEUED_SHARE: u32 = 4;
 
-/// The successive holders of one lease, from its grant to its release.
+/// A run of hand-offs: the successive holders of one lease, from its grant to its release.
 #[derive(Debug)]
 pub(crate) struct HandoffRun {
     first: FencingToken,

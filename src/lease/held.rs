@@ -39,7 +39,7 @@ pub(crate) struct HeldLease {
     pub(crate) downgraded: OnceLock<Arc<dyn Primitive>>,
 }
 
-/// One holder's share of a lease.
+/// The time of one holder in a lease: from a grant or hand-off to the release or next hand-off.
 pub(crate) struct Holding {
     /// The first of its tokens: identifies this holder among those of the same lease.
     pub(crate) token: FencingToken,

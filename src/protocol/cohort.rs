@@ -1,5 +1,5 @@
-//! The lock of one name on a server with queues: its clients wait in a queue in Redis, and the
-//! calls of each client behind each other.
+//! The lock of one name on a server with queues, a cohort lock (Dice, Marathe, Shavit 2012): its
+//! clients wait in a queue in Redis, and the calls of each client, its cohort, behind each other.
 
 use std::sync::Arc;
 use std::time::Duration;

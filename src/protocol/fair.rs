@@ -13,8 +13,8 @@ use crate::protocol::queue_keys::{
 };
 use crate::protocol::script::{Arg, Call, Script, script};
 
-/// The longest time for which a grant lasts without a renewal, and a place without a refresh. A
-/// waiter that died delays the others for at most this long.
+/// The longest provisional time, for which a grant lasts without a renewal, and a place without a
+/// refresh. A waiter that died delays the others for at most this long.
 const PROVISIONAL: Duration = Duration::from_secs(3);
 
 /// The longest time between two refreshes of a place.
