@@ -28,14 +28,21 @@ pub(crate) enum Tried {
 impl WaitingCall<'_> {
     /// Tries Redis once, and records its reply.
     pub(crate) fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
-        let tokens = self.attempt.tokens(self.about_to_try(now));
-        let (tried, has_entered) = match (&self.place, &self.set_place) {
+        let entering = match &self.place {
             // While this client holds the name alone, an attempt only checks that.
-            (Some(place), _) if !self.shares_place || !self.attempt.is_held_alone() => {
-                (place.enter(tokens), true)
+            Some(place) if !self.shares_place || !self.attempt.is_held_alone() => {
+                let Some(id) = place.begin_entering() else {
+                    return Ok(Tried::Slept(SleepEnd::Woken));
+                };
+                Some((place, id))
             }
+            _ => None,
+        };
+        let tokens = self.attempt.tokens(self.about_to_try(now));
+        let (tried, has_entered) = match (entering, &self.set_place) {
+            (Some((place, id)), _) => (place.enter(id, tokens), true),
             (None, Some(set)) => (set.ask(), false),
-            _ => (self.attempt.try_once(tokens, Queueing::Barge), false),
+            (None, None) => (self.attempt.try_once(tokens, Queueing::Barge), false),
         };
         match tried {
             Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),

@@ -49,12 +49,20 @@ impl<'a> Place<'a> {
         }
     }
 
+    /// Returns the id under which the call must [`enter`](Self::enter) now; `None` if another call
+    /// now has the place that they share.
+    pub(crate) fn begin_entering(&self) -> Option<HolderId> {
+        let Attempt { runtime, keys, .. } = self.attempt;
+        let id = keys.fresh_id(&runtime.config.owner);
+        // Before sending: the lock may be granted before the reply arrives.
+        self.ticket.begin_entering(&id).then_some(id)
+    }
+
     /// Acquires the lock, or a place at the end of the queue if it is refused.
     ///
     /// Wants this number of `tokens`. Also returns when the command was sent.
-    pub(crate) fn enter(&self, tokens: u64) -> Result<(Attempted, Instant), Fault> {
+    pub(crate) fn enter(&self, id: HolderId, tokens: u64) -> Result<(Attempted, Instant), Fault> {
         let Attempt { runtime, keys, .. } = self.attempt;
-        let id = keys.fresh_id(&runtime.config.owner);
         logging::trace!(
             name:% = keys, holder:% = id.as_str();
             "enter the queue of {keys} as {}", id.as_str()
@@ -69,8 +77,6 @@ impl<'a> Place<'a> {
             proposed: None,
             queueing: Queueing::Join(new_place(self.attempt, &inbox)),
         });
-        // Before sending: the lock may be granted before the reply arrives.
-        self.ticket.begin_entering(&id);
         let answer = self.attempt.send(call, keys, &id, None);
         if let Ok((Answer::Refused(refusal), sent)) = answer {
             if refusal.holder == id.as_str().as_bytes()

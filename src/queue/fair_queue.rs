@@ -252,6 +252,12 @@ impl FairQueue {
         all.any(|waiter| waiter.id.is_some())
     }
 
+    /// Returns whether the calls share a place, and one other than this waiter has it.
+    pub(super) fn is_taken_by_other(&self, serial: u64) -> bool {
+        let others = self.waiters.iter().filter(|it| it.serial != serial);
+        self.is_shared && others.chain(&self.left).any(|other| other.id.is_some())
+    }
+
     /// Takes the place that the calls share for the waiter, if no other call can use it sooner.
     ///
     /// A call under `WaitPolicy::Backoff` sleeps through its pauses: it must not delay the others.

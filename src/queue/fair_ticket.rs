@@ -73,11 +73,18 @@ impl FairTicket<'_> {
     }
 
     /// Records that the call is about to enter under `id`. From now on a grant to it counts.
-    pub(crate) fn begin_entering(&self, id: &HolderId) {
+    ///
+    /// Returns false if another call now has the place that they share: this one must not enter.
+    /// Both may have found, before either entered, that there was none.
+    pub(crate) fn begin_entering(&self, id: &HolderId) -> bool {
         self.with_owners(|queue, owners| {
+            if queue.is_taken_by_other(self.serial) {
+                return false;
+            }
             owners.insert(id.clone(), (self.admission, self.name.clone()));
             queue.waiter(self.serial).wait_under(Some(id.clone()));
-        });
+            true
+        })
     }
 
     /// Records the reply to a command that made a place. The lock is held for `remaining` more.

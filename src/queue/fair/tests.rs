@@ -311,6 +311,27 @@ fn call_behind_a_shared_place_is_woken_when_nobody_has_it() {
     assert!(is_woken(&behind) && is_woken(&first));
 }
 
+/// Otherwise nobody would leave the queue with the second place.
+#[test]
+fn of_two_calls_that_enter_at_once_one_takes_the_shared_place() {
+    let fair_queues = FairQueues::default();
+    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"), &Arc::default());
+    let [first, second] =
+        [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+    for ticket in [&first, &second] {
+        assert_eq!(ticket.position(at(0), false), Position::Contend);
+    }
+    let (id, late) = (HolderId::fresh("o"), HolderId::fresh("o"));
+    assert!(first.begin_entering(&id));
+    assert!(!second.begin_entering(&late));
+    first.note_entered(sent_at(1), None);
+    assert_eq!(second.position(at(2), false), Position::Behind);
+    assert_eq!(first.hand_over(true), None);
+    assert!(is_woken(&second) && !second.begin_entering(&late));
+    assert_eq!(second.hand_over(false), Some(id), "its last call leaves");
+    assert!(fair_queues.state.lock().owners.is_empty());
+}
+
 #[test]
 fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
     let (fair_queues, keys) = (FairQueues::default(), keys());
