@@ -14,6 +14,7 @@ type Module = Vec<String>;
 
 /// The modules of a crate, each with its source without comments, strings and tests.
 struct Tree {
+    /// The crate's root imports nothing here: it only re-exports the public names.
     sources: BTreeMap<Module, String>,
     /// The path that a module re-exports under a name.
     re_exports: BTreeMap<(Module, String), Vec<String>>,
@@ -55,9 +56,16 @@ fn layers_match_the_design_page() {
 #[test]
 fn upward_import_and_cycle_are_detected() {
     let tree = Tree::of([
+        ("", "pub use lock::wait::Wait;"),
         ("lock::wait", "use crate::queue::{Queue, local::Place};"),
-        ("queue", "pub(crate) use crate::queue::local::Queue;"),
-        ("queue::local", "fn f() { super::super::lock::wait::g(); }"),
+        ("queue", "pub(crate) use local::Queue;"),
+        (
+            "queue::local",
+            "#[cfg(test)]\nmod tests;\nfn f() { super::super::lock::wait::g(); }",
+        ),
+        ("protocol::all", "use crate::{Name, Wait};"),
+        ("stats", "fn f() { facade::report(); }"),
+        ("stats::facade", "use super::Stats;"),
     ]);
     let edges = tree.edges();
     let path = |path: &str| path.split("::").map(str::to_owned).collect::<Module>();
@@ -65,7 +73,11 @@ fn upward_import_and_cycle_are_detected() {
     assert!(edges.contains(&up), "{edges:?}");
     assert!(edges.contains(&(up.1.clone(), up.0.clone())), "{edges:?}");
     assert!(layer(&up.1) < layer(&up.0));
-    assert_eq!(tree.cycles().len(), 1);
+    let of_public_name = (path("protocol::all"), path("lock::wait"));
+    assert!(edges.contains(&of_public_name), "{edges:?}");
+    let stats = ["stats", "stats::facade"].map(path).to_vec();
+    let waits = ["lock::wait", "queue", "queue::local"].map(path).to_vec();
+    assert_eq!(tree.cycles(), [waits, stats]);
 }
 
 #[test]
@@ -119,8 +131,8 @@ impl Tree {
 
     fn of<const N: usize>(files: [(&str, &str); N]) -> Self {
         let files = files.map(|(module, source)| {
-            let module = module.split("::").map(str::to_owned).collect();
-            (module, source.to_owned())
+            let segments = module.split("::").filter(|segment| !segment.is_empty());
+            (segments.map(str::to_owned).collect(), without_tests(source))
         });
         Self::with(BTreeMap::from(files))
     }
@@ -133,7 +145,7 @@ impl Tree {
         let mut found = BTreeMap::new();
         for (module, source) in &tree.sources {
             for (is_public, path, alias) in uses(source) {
-                if is_public && let Some(path) = absolute(module, &path) {
+                if is_public && let Some(path) = tree.absolute(module, &path) {
                     found.insert((module.clone(), alias), path);
                 }
             }
@@ -145,10 +157,11 @@ impl Tree {
     /// Returns the pairs of importing and imported files.
     fn edges(&self) -> BTreeSet<(Module, Module)> {
         let mut edges = BTreeSet::new();
-        for (module, source) in &self.sources {
+        for (module, source) in self.sources.iter().filter(|(module, _)| !module.is_empty()) {
             let used = uses(source).into_iter().map(|(_, path, _)| path);
-            for path in used.chain(inline_paths(source)) {
-                if let Some(path) = absolute(module, &path)
+            let inline = inline_paths(source, &self.children(module));
+            for path in used.chain(inline) {
+                if let Some(path) = self.absolute(module, &path)
                     && let Some(target) = self.defining_module(&path, 0)
                     && target != *module
                 {
@@ -159,10 +172,44 @@ impl Tree {
         edges
     }
 
+    /// Returns the names of the modules directly below one.
+    fn children(&self, module: &Module) -> Vec<&str> {
+        let paths = self.sources.keys();
+        paths
+            .filter_map(|path| match path.split_last()? {
+                (child, parent) if parent == module => Some(child.as_str()),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Returns a path below the crate's root, or `None` if it belongs to another crate.
+    fn absolute(&self, module: &Module, path: &[String]) -> Option<Vec<String>> {
+        let (first, rest) = path.split_first()?;
+        let mut base: Vec<String> = match first.as_str() {
+            "crate" => Vec::new(),
+            "self" => module.clone(),
+            "super" => module[..module.len().saturating_sub(1)].to_vec(),
+            child => {
+                let child: Vec<String> = module.iter().cloned().chain([child.into()]).collect();
+                let is_known = self.sources.keys().any(|path| path.starts_with(&child));
+                is_known.then_some(child)?
+            }
+        };
+        for segment in rest {
+            if segment == "super" {
+                base.pop();
+            } else {
+                base.push(segment.clone());
+            }
+        }
+        Some(base)
+    }
+
     /// Returns the file that defines the item at `path`, through any number of re-exports.
     fn defining_module(&self, path: &[String], depth: usize) -> Option<Module> {
         assert!(depth < 16, "re-exports of {path:?} form a cycle");
-        for length in (1..=path.len()).rev() {
+        for length in (0..=path.len()).rev() {
             let (module, rest) = path.split_at(length);
             if !self.sources.contains_key(module) {
                 continue;
@@ -172,7 +219,7 @@ impl Tree {
             };
             return match self.re_exports.get(&(module.to_vec(), name.clone())) {
                 Some(origin) => self.defining_module(origin, depth + 1),
-                None => Some(module.to_vec()),
+                None => (length > 0).then(|| module.to_vec()),
             };
         }
         None
@@ -222,10 +269,10 @@ fn read_folder(folder: &Path, module: &mut Module, sources: &mut BTreeMap<Module
                 module.pop();
             }
         } else if path.extension().is_some_and(|extension| extension == "rs")
-            && !["lib", "tests"].contains(&name.as_str())
+            && name != "tests"
         {
             let mut module = module.clone();
-            if name != "mod" {
+            if !["lib", "mod"].contains(&name.as_str()) {
                 module.push(name);
             }
             let source = fs::read_to_string(&path).unwrap();
@@ -270,7 +317,7 @@ fn closing_quote(string: &str) -> Option<usize> {
 
 /// Removes a file's tests, which may import anything.
 fn without_tests(source: &str) -> String {
-    match source.find("#[cfg(test)]\nmod tests") {
+    match source.find("#[cfg(test)]\nmod tests {") {
         Some(at) => source[..at].to_owned(),
         None => source.to_owned(),
     }
@@ -289,11 +336,7 @@ fn uses(source: &str) -> Vec<(bool, Vec<String>, String)> {
             .split_whitespace()
             .collect::<Vec<_>>()
             .join(" ");
-        if is_use
-            && ["crate::", "super::", "self::"]
-                .iter()
-                .any(|root| tree.starts_with(root))
-        {
+        if is_use {
             let is_public = before.ends_with("pub") || before.ends_with(')');
             expand(&tree, &[], &mut |path, alias| {
                 found.push((is_public, path, alias))
@@ -351,11 +394,11 @@ fn expand(tree: &str, prefix: &[String], each: &mut impl FnMut(Vec<String>, Stri
     }
 }
 
-/// Returns every path outside a `use` that begins with `crate::` or `super::`.
-fn inline_paths(source: &str) -> Vec<Vec<String>> {
+/// Returns every path outside a `use` that begins with `crate`, `super` or one of `children`.
+fn inline_paths(source: &str, children: &[&str]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
-    for root in ["crate::", "super::"] {
-        for (at, _) in source.match_indices(root) {
+    for root in ["crate", "super"].iter().chain(children) {
+        for (at, _) in source.match_indices(&format!("{root}::")) {
             let before = &source[..at];
             // `pub(in crate::redis)` is a visibility and imports nothing.
             let is_inside = before.ends_with("(in ")
@@ -375,22 +418,4 @@ fn inline_paths(source: &str) -> Vec<Vec<String>> {
         }
     }
     found
-}
-
-/// Returns a path below the crate's root, or `None` if it belongs to another crate.
-fn absolute(module: &Module, path: &[String]) -> Option<Vec<String>> {
-    let mut base: Vec<String> = match path.first()?.as_str() {
-        "crate" => Vec::new(),
-        "self" => module.clone(),
-        "super" => module[..module.len().saturating_sub(1)].to_vec(),
-        _ => return None,
-    };
-    for segment in &path[1..] {
-        if segment == "super" {
-            base.pop();
-        } else {
-            base.push(segment.clone());
-        }
-    }
-    Some(base)
 }

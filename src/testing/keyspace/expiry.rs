@@ -1,7 +1,8 @@
 //! When keys expire.
 
+use super::super::reply::Reply;
 use super::args::{self, integer, invalid_expire};
-use super::{Keyspace, Outcome, Reply, place};
+use super::data::{Keyspace, Outcome, place};
 
 /// Returns a key's remaining time in ms: -1 without an expiry, -2 if it does not exist.
 pub(super) fn pttl(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {

@@ -1,12 +1,9 @@
 //! Hashes.
 
-use std::collections::BTreeMap;
-
+use super::super::reply::Reply;
 use super::args::{self, integer, parse_integer};
-use super::{Keyspace, Outcome, Reply};
-
-/// In the order of the fields. Redis's order is arbitrary.
-pub(super) type HashValue = BTreeMap<Vec<u8>, Vec<u8>>;
+use super::data::{Keyspace, Outcome};
+use super::value::HashValue;
 
 pub(super) fn hget(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     keyspace.read(&args[1], Reply::NIL, |hash: &HashValue| {

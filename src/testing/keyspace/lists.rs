@@ -1,11 +1,9 @@
 //! Lists.
 
-use std::collections::VecDeque;
-
+use super::super::reply::Reply;
 use super::args::{self, integer};
-use super::{Keyspace, Outcome, Reply};
-
-pub(super) type ListValue = VecDeque<Vec<u8>>;
+use super::data::{Keyspace, Outcome};
+use super::value::ListValue;
 
 pub(super) fn lindex(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     let Some(list) = keyspace.find::<ListValue>(&args[1])? else {

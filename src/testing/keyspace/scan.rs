@@ -1,8 +1,9 @@
 //! Listing keys.
 
+use super::super::reply::Reply;
 use super::args::{self, integer, is};
+use super::data::{Keyspace, Outcome};
 use super::glob;
-use super::{Keyspace, Outcome, Reply};
 
 /// How many keys one SCAN looks at, unless COUNT says otherwise.
 const COUNT: usize = 10;

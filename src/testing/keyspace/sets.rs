@@ -1,11 +1,8 @@
 //! Sets, which only the crate's own tests use.
 
-use std::collections::BTreeSet;
-
-use super::{Keyspace, Outcome, Reply};
-
-/// In the order of the members. Redis's order is arbitrary.
-pub(super) type SetValue = BTreeSet<Vec<u8>>;
+use super::super::reply::Reply;
+use super::data::{Keyspace, Outcome};
+use super::value::SetValue;
 
 pub(super) fn sadd(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     let set: &mut SetValue = keyspace.find_or_create(&args[1])?;

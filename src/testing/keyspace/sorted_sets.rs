@@ -1,12 +1,9 @@
 //! Sorted sets.
 
-use std::collections::BTreeMap;
-
+use super::super::reply::Reply;
 use super::args::{self, integer, is, parse_float, score};
-use super::{Keyspace, Outcome, Reply};
-
-/// The score of each member. Ranges sort by score: no set of a test is large.
-pub(super) type SortedSetValue = BTreeMap<Vec<u8>, f64>;
+use super::data::{Keyspace, Outcome};
+use super::value::SortedSetValue;
 
 /// The options of ZADD that the kit lacks.
 const LACKING: [&str; 5] = ["NX", "GT", "LT", "CH", "INCR"];

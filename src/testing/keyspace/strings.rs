@@ -1,9 +1,9 @@
 //! Strings.
 
+use super::super::reply::Reply;
 use super::args::{self, integer, invalid_expire, is};
-use super::{Keyspace, Outcome, Reply};
-
-pub(super) type StringValue = Vec<u8>;
+use super::data::{Keyspace, Outcome};
+use super::value::StringValue;
 
 /// The options of SET.
 #[derive(Default)]

@@ -1,0 +1,73 @@
+//! The types of values, each with the name that TYPE reports.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub(super) type StringValue = Vec<u8>;
+
+/// In the order of the fields. Redis's order is arbitrary.
+pub(super) type HashValue = BTreeMap<Vec<u8>, Vec<u8>>;
+
+pub(super) type ListValue = VecDeque<Vec<u8>>;
+
+/// In the order of the members. Redis's order is arbitrary.
+pub(super) type SetValue = BTreeSet<Vec<u8>>;
+
+/// The score of each member. Ranges sort by score: no set of a test is large.
+pub(super) type SortedSetValue = BTreeMap<Vec<u8>, f64>;
+
+#[derive(Debug)]
+pub(super) enum Value {
+    String(StringValue),
+    Hash(HashValue),
+    List(ListValue),
+    Set(SetValue),
+    SortedSet(SortedSetValue),
+}
+
+/// A type of values.
+pub(super) trait Kind: Default {
+    fn of(value: &mut Value) -> Option<&mut Self>;
+    fn into_value(self) -> Value;
+    fn is_empty(&self) -> bool;
+}
+
+/// Implements [`Kind`] for the type of a variant of [`Value`].
+macro_rules! kind {
+    ($type:ty, $variant:ident, $is_empty:expr) => {
+        impl Kind for $type {
+            fn of(value: &mut Value) -> Option<&mut Self> {
+                match value {
+                    Value::$variant(it) => Some(it),
+                    _ => None,
+                }
+            }
+
+            fn into_value(self) -> Value {
+                Value::$variant(self)
+            }
+
+            fn is_empty(&self) -> bool {
+                $is_empty(self)
+            }
+        }
+    };
+}
+
+// An empty string is a value; an empty container does not exist.
+kind!(StringValue, String, |_| false);
+kind!(HashValue, Hash, HashValue::is_empty);
+kind!(ListValue, List, ListValue::is_empty);
+kind!(SetValue, Set, SetValue::is_empty);
+kind!(SortedSetValue, SortedSet, SortedSetValue::is_empty);
+
+impl Value {
+    pub(super) fn type_name(&self) -> &'static str {
+        match self {
+            Self::String(_) => "string",
+            Self::Hash(_) => "hash",
+            Self::List(_) => "list",
+            Self::Set(_) => "set",
+            Self::SortedSet(_) => "zset",
+        }
+    }
+}
