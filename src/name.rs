@@ -89,11 +89,6 @@ impl Name {
         }
     }
 
-    /// Returns whether it is the name of a semaphore, in the tables of the client.
-    pub(crate) fn is_of_semaphore(&self) -> bool {
-        self.is_of_semaphore
-    }
-
     /// Returns the name as its caller knows it.
     pub(crate) fn as_given(&self) -> Self {
         Self {

@@ -268,9 +268,7 @@ fn read_folder(folder: &Path, module: &mut Module, sources: &mut BTreeMap<Module
                 read_folder(&path, module, sources);
                 module.pop();
             }
-        } else if path.extension().is_some_and(|extension| extension == "rs")
-            && name != "tests"
-        {
+        } else if path.extension().is_some_and(|extension| extension == "rs") && name != "tests" {
             let mut module = module.clone();
             if !["lib", "mod"].contains(&name.as_str()) {
                 module.push(name);

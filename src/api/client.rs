@@ -17,7 +17,10 @@ use crate::health::{Health, HealthState};
 use crate::lock::list::{Held, HeldPermits, list, list_permits};
 use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
 use crate::name::Name;
+use crate::protocol::all::MutexAllKeys;
+use crate::protocol::cohort::CohortKeys;
 use crate::protocol::fair::FairMutexKeys;
+use crate::protocol::mutex::MutexKeys;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::{Deployment, Fault};
 use crate::runtime::{self, Runtime};
@@ -195,7 +198,12 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
-        let keys = self.runtime().keys_of_mutex(name.into());
+        let runtime = self.runtime();
+        let keys = runtime.keys(name.into());
+        let keys = match runtime.deployment.has_queues() {
+            true => CohortKeys::of(keys, &runtime.queue_rights),
+            false => MutexKeys::of(keys),
+        };
         Mutex::new(Arc::clone(&self.core), keys)
     }
 
@@ -256,7 +264,14 @@ impl Client {
     /// ```
     pub fn mutex_all<N: Into<Name>>(&self, names: impl IntoIterator<Item = N>) -> MutexAll {
         let names = names.into_iter().map(Into::into).collect();
-        let keys = self.runtime().keys_of_all(names);
+        let runtime = self.runtime();
+        let keys = MutexAllKeys::of(
+            names,
+            &runtime.config.key_prefix,
+            &runtime.config.channel_prefix,
+            runtime.deployment.layout(),
+            &runtime.queue_rights,
+        );
         MutexAll::new(Arc::clone(&self.core), keys)
     }
 

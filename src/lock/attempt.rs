@@ -9,7 +9,7 @@ use crate::cancel::CancelToken;
 use crate::clock::Instant;
 use crate::config::{LeaseTerms, Settings};
 use crate::error::{Cause, Error};
-use crate::holder::{HolderId, READERS};
+use crate::holder::HolderId;
 use crate::lease::handoff::HandoffRun;
 use crate::lease::held::{HeldLease, Holding, LeaseCell};
 use crate::lease::release::{Release, ReleaseReport};
@@ -211,10 +211,9 @@ impl Attempt<'_> {
     /// Returns whether the refusal may come from a lease that this client is releasing.
     fn may_be_own(&self, part: &Arc<dyn Primitive>, refusal: &RefusedName) -> bool {
         let endpoints = &self.runtime.endpoints;
-        // A refusal by permits or readers names no holder: any of them may be this client's.
-        let is_unnamed = refusal.holder.is_empty() || refusal.holder == READERS;
+        // Any of several holders may be this client's.
         endpoints.is_releasing(&refusal.holder)
-            || is_unnamed && endpoints.has_unanswered(part.key(0).name)
+            || !refusal.names_holder() && endpoints.has_unanswered(part.key(0).name)
     }
 
     /// Sends `call`, which acquires `part` under `id`; returns its reply and when it was sent.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::holder::{Holder, RwHolders};
+use crate::holder::{Holder, READERS, RwHolders};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::place::Refreshed;
@@ -87,6 +87,13 @@ pub(crate) struct RefusedName {
     pub(crate) holder: Vec<u8>,
     /// The remaining ttl; `None` if the key does not expire.
     pub(crate) remaining: Option<Duration>,
+}
+
+impl RefusedName {
+    /// Returns whether it names the holder. One by permits or readers does not.
+    pub(crate) fn names_holder(&self) -> bool {
+        !self.holder.is_empty() && self.holder != READERS
+    }
 }
 
 /// The state of the lock key that a call found.

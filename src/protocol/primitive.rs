@@ -58,6 +58,11 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         false
     }
 
+    /// The number of leases of one client that can hold a name at a time, unless they share it.
+    fn capacity(&self) -> usize {
+        1
+    }
+
     /// The queue in Redis in which calls wait, if there is one.
     fn queue(&self) -> Option<&dyn RedisQueue> {
         None

@@ -115,6 +115,11 @@ impl Primitive for SemaphoreKeys {
         HolderId::fresh_of_permits(self.many, owner)
     }
 
+    /// Only Redis knows how many permits are left for this client.
+    fn capacity(&self) -> usize {
+        usize::MAX
+    }
+
     fn queue(&self) -> Option<&dyn RedisQueue> {
         Some(&self.queue)
     }

@@ -85,6 +85,15 @@ impl FairQueues {
         has_place
     }
 
+    /// Makes a refresh of the places of all names with this channel due at once.
+    pub(crate) fn refresh_channel(&self, channel: &[u8], why: Wake) {
+        let mut state = self.state.lock();
+        let queues = state.queues.iter_mut().flat_map(HashMap::values_mut);
+        for queue in queues.filter(|queue| queue.keys.key(0).channel == channel) {
+            queue.refresh_now(why);
+        }
+    }
+
     /// Records that a release has left the lock free for a moment. This client asks for it again at
     /// `until`; its place is refreshed at `refresh_at`.
     pub(crate) fn left_open(&self, name: &Name, until: Instant, refresh_at: Instant) {

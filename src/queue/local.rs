@@ -116,9 +116,16 @@ impl Waiters {
     /// Returns the leases that held some of them and had no recorded end. Redis never grants a name
     /// that is held, so those leases are lost.
     pub(crate) fn granted(&self, hold: &Arc<HeldLease>) -> Vec<Weak<HeldLease>> {
-        let names = hold.keys.names.iter();
-        let before = names.flat_map(|name| {
-            self.granted_one(name, &hold.id, Arc::downgrade(hold), hold.is_shared())
+        let keys = &hold.keys;
+        let before = keys.names.iter().flat_map(|name| {
+            let mut names = self.names.lock();
+            let queue = match names.get_mut(name) {
+                Some(queue) => queue,
+                None => names
+                    .entry(name.clone())
+                    .or_insert_with(|| LocalQueue::with_capacity(keys.capacity())),
+            };
+            queue.granted(hold.id.clone(), Arc::downgrade(hold), hold.is_shared())
         });
         before.collect()
     }
@@ -131,23 +138,6 @@ impl Waiters {
                 queue.held.share(&hold.id);
             }
         }
-    }
-
-    fn granted_one(
-        &self,
-        name: &Name,
-        id: &HolderId,
-        hold: Weak<HeldLease>,
-        is_shared: bool,
-    ) -> Vec<Weak<HeldLease>> {
-        let mut names = self.names.lock();
-        let queue = match names.get_mut(name) {
-            Some(queue) => queue,
-            None => names
-                .entry(name.clone())
-                .or_insert_with(|| LocalQueue::of(name)),
-        };
-        queue.granted(id.clone(), hold, is_shared)
     }
 
     /// Makes other clients go first when `hold` ends, after a run of hand-offs.
@@ -260,14 +250,6 @@ impl Waiters {
 
     /// Wakes the contender of the name to try Redis, since its subscription is now live.
     pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
-        if name.is_of_semaphore() {
-            // All semaphores share one subscription.
-            let names = self.fair_queues.names().into_iter();
-            for name in names.filter(Name::is_of_semaphore) {
-                self.fair_queues.refresh_now(&name, why);
-            }
-            return;
-        }
         self.fair_queues.refresh_now(name, why);
         self.sets.ask_now(name, why);
         let has_place = self.cohorts.refresh_now(name, why);

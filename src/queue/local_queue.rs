@@ -32,7 +32,6 @@ use crate::config::LeaseTerms;
 use crate::holder::HolderId;
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::{HeldLease, Holding};
-use crate::name::Name;
 use crate::queue::answers::Answers;
 use crate::queue::held_leases::HeldLeases;
 use crate::queue::parker::Parker;
@@ -130,14 +129,12 @@ impl Waiter {
 }
 
 impl LocalQueue {
-    /// Returns the empty queue of a name.
-    pub(super) fn of(name: &Name) -> Self {
-        let mut queue = Self::default();
-        if name.is_of_semaphore() {
-            // How many permits this client may have is Redis's to say.
-            queue.held = HeldLeases::with_capacity(usize::MAX);
+    /// Returns the empty queue of a name that this many leases can hold at a time.
+    pub(super) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            held: HeldLeases::with_capacity(capacity),
+            ..Self::default()
         }
-        queue
     }
 
     pub(super) fn answers(&self) -> Answers {

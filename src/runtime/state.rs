@@ -16,11 +16,8 @@ use crate::lease::status::RenewalRequest;
 use crate::logging;
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::KeyState;
-use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Key, Keys};
-use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::rights::QueueRights;
 use crate::queue::local::Waiters;
@@ -55,7 +52,7 @@ pub(crate) struct Runtime {
     pub(crate) calls: ThreadGroup,
     /// Recent releases, which a new master may have lost; kept only if the master can change.
     pub(crate) released: Mutex<RecentReleases>,
-    queue_rights: Arc<QueueRights>,
+    pub(crate) queue_rights: Arc<QueueRights>,
     closed: AtomicBool,
     /// The io threads accept releases. Locked while one is queued, so that it comes before `Stop`.
     has_queues: RwLock<bool>,
@@ -116,20 +113,6 @@ impl Runtime {
 
     pub(crate) fn keys(&self, name: Name) -> Keys {
         Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
-    }
-
-    pub(crate) fn keys_of_mutex(&self, name: Name) -> Arc<dyn Primitive> {
-        let keys = self.keys(name);
-        match self.deployment.has_queues() {
-            true => CohortKeys::of(keys, &self.queue_rights),
-            false => MutexKeys::of(keys),
-        }
-    }
-
-    pub(crate) fn keys_of_all(&self, names: Vec<Name>) -> Arc<dyn Primitive> {
-        let (keys, channels) = (&self.config.key_prefix, &self.config.channel_prefix);
-        let layout = self.deployment.layout();
-        MutexAllKeys::of(names, keys, channels, layout, &self.queue_rights)
     }
 
     /// Returns [`Error::Closed`] once the client is shut down.

@@ -28,6 +28,21 @@ fn is_woken(ticket: &QueueTicket<'_>) -> bool {
     ticket.parker().is_unparked()
 }
 
+impl Waiters {
+    /// Records a lease of a name that one lease can hold at a time.
+    fn granted_one(
+        &self,
+        name: &Name,
+        id: &HolderId,
+        hold: Weak<HeldLease>,
+        is_shared: bool,
+    ) -> Vec<Weak<HeldLease>> {
+        let mut names = self.names.lock();
+        let queue = names.entry(name.clone()).or_default();
+        queue.granted(id.clone(), hold, is_shared)
+    }
+}
+
 #[test]
 fn two_leases_of_a_name_with_room_for_two_make_the_third_call_wait() {
     let (waiters, name) = (Waiters::default(), Name::from("a"));
@@ -65,14 +80,17 @@ fn two_leases_of_a_name_with_room_for_two_make_the_third_call_wait() {
 #[test]
 fn permits_of_this_client_keep_none_of_its_calls_from_trying() {
     let (waiters, lock) = (Waiters::default(), Name::from("a"));
-    let semaphore = lock.clone().of_semaphore();
+    let keys = SemaphoreKeys::of(Keys::new(lock.clone(), "lock:", "r:"), 3, 1);
+    let semaphore = &keys.keys().names[0];
+    let queue = LocalQueue::with_capacity(keys.capacity());
+    waiters.names.lock().insert(semaphore.clone(), queue);
     let ids = [(); 4].map(|()| HolderId::fresh("o"));
     for id in &ids[..3] {
-        let evicted = waiters.granted_one(&semaphore, id, Weak::new(), false);
+        let evicted = waiters.granted_one(semaphore, id, Weak::new(), false);
         assert!(evicted.is_empty());
     }
     assert!(
-        !waiters.is_held_by_us(&semaphore),
+        !waiters.is_held_by_us(semaphore),
         "no call waits for itself"
     );
     let evicted = waiters.granted_one(&lock, &ids[3], Weak::new(), false);
@@ -80,7 +98,7 @@ fn permits_of_this_client_keep_none_of_its_calls_from_trying() {
     assert_eq!(waiters.is_held_by_us(&lock), cfg!(debug_assertions));
     assert_eq!(waiters.count(), (4, 0));
     for (n, id) in ids.iter().enumerate() {
-        let name = if n < 3 { &semaphore } else { &lock };
+        let name = if n < 3 { semaphore } else { &lock };
         waiters.ended_one(name, id, None);
     }
     assert!(waiters.is_idle());
@@ -115,7 +133,9 @@ fn restored_subscription_refreshes_the_places_of_all_semaphores() {
         ticket.note_entered(reply, None);
         ticket
     });
-    waiters.wake_to_retry(keys[0].key(0).name, Wake::Reconnect);
+    waiters
+        .fair_queues
+        .refresh_channel(keys[0].key(0).channel, Wake::Reconnect);
     let is_due =
         |ticket: &FairTicket<'_>| matches!(ticket.position(NOW, false), Position::Refresh(..));
     assert_eq!(tickets.each_ref().map(is_due), [true, true, false]);

@@ -62,7 +62,10 @@ pub(crate) struct Inbox {
 
 #[derive(Debug)]
 struct Channel {
+    /// The name that first used it.
     name: Name,
+    /// Other names have used it, too.
+    has_several_names: bool,
     live: Arc<Live>,
     users: usize,
     /// When its last user left; `None` while it has users.
@@ -91,10 +94,12 @@ impl Subscriber {
         if let Some(channel) = state.channels.get_mut(key.channel) {
             channel.users += 1;
             channel.idle = None;
+            channel.has_several_names |= channel.name != *key.name;
             return (Arc::clone(&channel.live), false);
         }
         let channel = Channel {
             name: key.name.clone(),
+            has_several_names: false,
             live: Arc::default(),
             users: 1,
             idle: None,

@@ -206,7 +206,7 @@ impl<'a> PubSub<'a> {
             return;
         };
         *confirmed.live.lock() = Some(Instant::now());
-        let name = confirmed.name.clone();
+        let (name, has_several_names) = (confirmed.name.clone(), confirmed.has_several_names);
         let why = match std::mem::replace(&mut confirmed.was_live, true) {
             true => Wake::Reconnect,
             false => Wake::Turn,
@@ -214,7 +214,11 @@ impl<'a> PubSub<'a> {
         drop(state);
         let needed = self.runtime.deployment.size().needed;
         if needed == 1 || self.runtime.endpoints.subscribed(channel) == needed {
-            self.runtime.waiters.wake_to_retry(&name, why);
+            let waiters = &self.runtime.waiters;
+            waiters.wake_to_retry(&name, why);
+            if has_several_names {
+                waiters.fair_queues.refresh_channel(channel, why);
+            }
         }
     }
 }
