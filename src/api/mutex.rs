@@ -16,7 +16,7 @@ use crate::lock::acquire::WaitLimit;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
-use crate::protocol::primitive::{Primitive, RedisQueue};
+use crate::protocol::primitive::{AtRelease, Primitive, RedisQueue};
 use crate::protocol::script::Call;
 use crate::redis::Cap;
 use crate::redis::inspect::Gauge;
@@ -455,7 +455,7 @@ impl Mutex {
     ///
     /// The errors of [`force_unlock`](Self::force_unlock).
     pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
-        let call = self.keys.release(holder.seen(), false);
+        let call = self.keys.release(holder.seen(), AtRelease::Plain);
         // Not a grant to a client in the queue: the holder must receive the message.
         let call = call.without_queue().unwrap_or(call);
         let is_released = self.release_by(call)?;

@@ -19,7 +19,7 @@ use crate::lock::acquire::WaitLimit;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Cap;
 use crate::token::FencingToken;
@@ -527,7 +527,7 @@ impl RwLock {
         if holder.holder_id().is_none() {
             return Ok(false);
         }
-        let is_released = mutex.release_by(self.reader.release(holder.seen(), false))?;
+        let is_released = mutex.release_by(self.reader.release(holder.seen(), AtRelease::Plain))?;
         if is_released {
             logging::warn!(
                 name:% = self.reader;

@@ -19,7 +19,7 @@ use crate::logging;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::permits_out::PermitsOut;
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::redis::Cap;
 
@@ -375,7 +375,9 @@ impl Semaphore {
     pub fn force_release(&self, holder: &HolderId) -> Result<bool, Error> {
         self.check()?;
         self.lock.core.runtime.check_open()?;
-        let call = self.keys.release(holder.as_str().as_bytes(), false);
+        let call = self
+            .keys
+            .release(holder.as_str().as_bytes(), AtRelease::Plain);
         let is_released = self.lock.release_by(call)?;
         if is_released {
             logging::warn!(

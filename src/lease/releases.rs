@@ -21,7 +21,7 @@ use crate::clock::Instant;
 use crate::holder::HolderId;
 use crate::lease::release::Release;
 use crate::protocol::answer::{Answer, KeyState};
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
 
@@ -100,7 +100,7 @@ struct SameLock(Arc<dyn Primitive>);
 
 impl PartialEq for SameLock {
     fn eq(&self, other: &Self) -> bool {
-        self.0.release(&[], false).keys == other.0.release(&[], false).keys
+        self.0.release(&[], AtRelease::Plain).keys == other.0.release(&[], AtRelease::Plain).keys
     }
 }
 
@@ -127,7 +127,7 @@ impl ReleaseBatch {
         match &*self.releases {
             [(_, id)] => Call {
                 verb: Verb::Undo(1),
-                ..self.keys.release(id.as_str().as_bytes(), false)
+                ..self.keys.release(id.as_str().as_bytes(), AtRelease::Plain)
             },
             _ => self.keys.undo(&self.arguments),
         }

@@ -389,8 +389,7 @@ impl Attempt<'_> {
 
     /// Returns what this client knows about the lock, if its calls share a place in Redis.
     pub(crate) fn shared(&self) -> Option<SharedPlace> {
-        let is_shared = self.keys.has_local_queue() && self.keys.queue().is_some();
-        is_shared.then(|| {
+        self.keys.calls_share_a_place().then(|| {
             let cohorts = &self.runtime.waiters.cohorts;
             cohorts.shared(self.keys.key(0).name)
         })

@@ -17,7 +17,7 @@ use crate::lock::renew::{renew, set_ttl};
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::queue::local_queue::HandedOff;
 use crate::redis::{Cap, Fault, Undoable};
 use crate::runtime::Runtime;
@@ -99,7 +99,7 @@ pub(crate) fn release(
         return Ok(ended);
     }
     // Other clients have waited for the whole run of hand-offs: they go first now.
-    let mut yields_to_fleet = hold.keys.queue().is_none() && hold.run.was_handed(token);
+    let mut yields_to_fleet = !hold.keys.calls_share_a_place() && hold.run.was_handed(token);
     let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
     let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
     count(runtime, in_time, since, now);
@@ -292,9 +292,12 @@ fn send_until_answered(
     // A release without a reply may be what removed the key.
     let mut may_have_run = false;
     loop {
-        let may_leave_open = hold.keys.queue().is_some() && hold.run.is_by_release();
-        let option = *yields_to_fleet || may_leave_open;
-        let call = (hold.keys).release(hold.id.as_str().as_bytes(), option);
+        let at_release = match *yields_to_fleet {
+            true => AtRelease::CountListeners,
+            false if hold.run.is_by_release() => AtRelease::MayLeaveOpen,
+            false => AtRelease::Plain,
+        };
+        let call = (hold.keys).release(hold.id.as_str().as_bytes(), at_release);
         let undoable = undoable(hold, &hold.keys);
         let answer = runtime
             .deployment
@@ -421,7 +424,7 @@ pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: 
     }
     for part in hold.keys.parts() {
         let answer = runtime.deployment.call_or_undo(
-            part.release(hold.id.as_str().as_bytes(), false),
+            part.release(hold.id.as_str().as_bytes(), AtRelease::Plain),
             until,
             Cap::Exempt,
             Some(&undoable(hold, part)),

@@ -76,7 +76,7 @@ impl<'a> WaitingCall<'a> {
             call.join_local_queue(attempt.terms.handoffs > 0);
         }
         match has_local_queue {
-            true => call.set_shares_place(attempt.keys.queue().is_some()),
+            true => call.set_shares_place(attempt.keys.calls_share_a_place()),
             false => call.join_queue(),
         }
         call

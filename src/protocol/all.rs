@@ -9,7 +9,7 @@ use crate::name::Name;
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
-use crate::protocol::primitive::{Acquire, AcquireSet, NewPlace, Primitive, SetQueues};
+use crate::protocol::primitive::{Acquire, AcquireSet, AtRelease, NewPlace, Primitive, SetQueues};
 use crate::protocol::queue_keys::queue_script;
 use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
@@ -154,7 +154,7 @@ impl Primitive for MutexAllKeys {
         mutex::acquire(&self.keys, &request, [&ACQUIRE_ALL, &PROPOSE_ALL])
     }
 
-    fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
+    fn release<'a>(&'a self, value: &'a [u8], _: AtRelease) -> Call<'a> {
         let verb = Verb::Release { counts: false };
         let call = self.leave(verb, [Arg::Bytes(value)], &RELEASE_ALL);
         call.followed_by(&self.keys.channels)
@@ -245,7 +245,10 @@ mod tests {
     fn one_name_is_locked_like_a_mutex() {
         for is_cluster in [false, true] {
             let keys = all(&["a", "a"], is_cluster);
-            assert_eq!(keys.release(b"v", false).script.name, "cohort_release");
+            assert_eq!(
+                keys.release(b"v", AtRelease::Plain).script.name,
+                "cohort_release"
+            );
             assert!(!keys.outlives_its_loss());
         }
     }

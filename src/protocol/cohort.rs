@@ -8,7 +8,7 @@ use crate::holder::HolderId;
 use crate::protocol::fair::lock_queue;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};
-use crate::protocol::primitive::{Acquire, Primitive, Queueing, RedisQueue};
+use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing, RedisQueue};
 use crate::protocol::queue_keys::{QueueKeys, queue_script};
 use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
@@ -85,13 +85,11 @@ impl Primitive for CohortKeys {
         self.queue.enter(&request, Arg::Block(tokens), tokens)
     }
 
-    /// Also passes the lock to the next client.
-    ///
-    /// With `counts`, the release may leave the lock free for a moment instead.
-    fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a> {
-        let may_leave_open = match counts {
-            true => Arg::Number(1),
-            false => Arg::Absent,
+    /// Also passes the lock to the next client, unless it leaves it free for a moment.
+    fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a> {
+        let may_leave_open = match at {
+            AtRelease::MayLeaveOpen => Arg::Number(1),
+            AtRelease::Plain | AtRelease::CountListeners => Arg::Absent,
         };
         let channel = Arg::Bytes(&self.keys().channels[0]);
         let args = [Arg::Bytes(value), channel, may_leave_open];

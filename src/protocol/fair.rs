@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::holder::HolderId;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
-use crate::protocol::primitive::{Acquire, Admission, Primitive, RedisQueue};
+use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
 use crate::protocol::queue_keys::{
     QueueKeys, QueueRules, QueueScripts, keys_of_lock, queue_script, queue_scripts,
 };
@@ -70,7 +70,7 @@ impl Primitive for FairMutexKeys {
         self.0.enter(&request, Arg::Number(tokens), tokens)
     }
 
-    fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
+    fn release<'a>(&'a self, value: &'a [u8], _: AtRelease) -> Call<'a> {
         self.0.release(value)
     }
 
@@ -123,7 +123,7 @@ mod tests {
     fn all_keys_of_a_fair_lock_are_in_one_slot() {
         for name in ["a", "{u1}:a", "a{b"] {
             let keys = FairMutexKeys::of(Keys::new(name.into(), "lock:", "lock_release:"));
-            let [locks, queue] = keys.release(b"", false).keys;
+            let [locks, queue] = keys.release(b"", AtRelease::Plain).keys;
             let mut slots = locks.iter().chain(queue).map(|key| slot(key));
             assert!(slots.all(|slot| slot == keys.key(0).slot()), "{name}");
         }

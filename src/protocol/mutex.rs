@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::holder::HolderId;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
-use crate::protocol::primitive::{Acquire, Primitive};
+use crate::protocol::primitive::{Acquire, AtRelease, Primitive};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -36,7 +36,8 @@ impl Primitive for MutexKeys {
         acquire(&self.0, &request, [&ACQUIRE, &PROPOSE])
     }
 
-    fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a> {
+    fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a> {
+        let counts = at == AtRelease::CountListeners;
         let counted = match counts {
             true => Arg::Number(1),
             false => Arg::Absent,

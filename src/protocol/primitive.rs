@@ -22,11 +22,7 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a>;
 
     /// Releases the lock if its key contains `value`, or removes its place from the queue in Redis.
-    ///
-    /// With `counts`, the reply includes the number of subscribers that received the wake-up, if
-    /// the lock can be handed off and has no queue in Redis. If it has one, the release may leave
-    /// the lock free for a moment although clients wait.
-    fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a>;
+    fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a>;
 
     /// Releases the lock, or removes the place, of each of several holder ids.
     ///
@@ -80,6 +76,11 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         self.queue().is_none() && self.set_queues().is_none()
     }
 
+    /// Returns true if the calls of each client share one place in the queue in Redis.
+    fn calls_share_a_place(&self) -> bool {
+        self.has_local_queue() && self.queue().is_some()
+    }
+
     /// The parts of the lock, if its keys lie in several slots of a cluster; empty otherwise.
     fn slots(&self) -> &[Arc<dyn Primitive>] {
         &[]
@@ -100,6 +101,16 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     fn outlives_its_loss(&self) -> bool {
         false
     }
+}
+
+/// What a release does apart from ending the lease. Kinds of lock that cannot do it do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtRelease {
+    Plain,
+    /// The reply includes the number of subscribers that received the wake-up.
+    CountListeners,
+    /// Leaves the lock free for a moment although clients wait in its queue.
+    MayLeaveOpen,
 }
 
 /// The parameters of a call that acquires a lock.

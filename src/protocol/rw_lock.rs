@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::holder::HolderId;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex;
-use crate::protocol::primitive::{Acquire, Admission, Primitive, RedisQueue};
+use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
 use crate::protocol::queue_keys::{
     QueueKeys, QueueRules, QueueScripts, keys_of_lock, queue_script, queue_scripts,
 };
@@ -87,7 +87,7 @@ impl Primitive for RwLockKeys {
 
     /// Releases the lease of a reader or of a writer, whichever this side is: after a downgrade
     /// without a reply, only Redis knows.
-    fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
+    fn release<'a>(&'a self, value: &'a [u8], _: AtRelease) -> Call<'a> {
         self.queue.release(value)
     }
 
@@ -148,7 +148,7 @@ mod tests {
             let id = HolderId::fresh("o");
             let ttl = Duration::from_secs(1);
             for call in [
-                reader.release(b"", false),
+                reader.release(b"", AtRelease::Plain),
                 reader.renew(&id, ttl, false),
                 reader.holders(),
             ] {
@@ -166,8 +166,8 @@ mod tests {
     fn both_sides_share_the_queue_and_the_fence_of_the_fair_lock() {
         let [reader, writer] = sides("a");
         assert_eq!(reader.queue.key(), b"leasehold:queue:{lock:a}");
-        let keys = reader.release(b"", false).keys;
-        assert_eq!(keys, writer.release(b"", false).keys);
+        let keys = reader.release(b"", AtRelease::Plain).keys;
+        assert_eq!(keys, writer.release(b"", AtRelease::Plain).keys);
         assert_eq!(keys[1][0], b"leasehold:fence:{lock:a}");
         assert_eq!(keys[1][3], b"leasehold:readers:{lock:a}");
     }

@@ -8,7 +8,7 @@ use crate::name::Name;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex;
 use crate::protocol::one_or_many::OneOrMany;
-use crate::protocol::primitive::{Acquire, Admission, Primitive, RedisQueue};
+use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
 use crate::protocol::queue_keys::{
     QueueKeys, QueueRules, QueueScripts, queue_script, queue_scripts,
 };
@@ -98,7 +98,7 @@ impl Primitive for SemaphoreKeys {
         self.queue.enter(&request, want, 1)
     }
 
-    fn release<'a>(&'a self, value: &'a [u8], _: bool) -> Call<'a> {
+    fn release<'a>(&'a self, value: &'a [u8], _: AtRelease) -> Call<'a> {
         self.queue.release(value)
     }
 
@@ -190,7 +190,7 @@ mod tests {
     fn all_keys_of_a_semaphore_are_in_one_slot() {
         for name in ["a", "{u1}:a", "a{b"] {
             let keys = of(name, 3, 1);
-            let [permits, queue] = keys.release(b"", false).keys;
+            let [permits, queue] = keys.release(b"", AtRelease::Plain).keys;
             let mut slots = permits.iter().chain(queue).map(|key| slot(key));
             let of_lock = slot(format!("lock:{name}").as_bytes());
             assert!(slots.all(|slot| slot == of_lock), "{name}");

@@ -44,7 +44,7 @@ pub(super) struct FairQueue {
     pub(super) keys: Arc<dyn Primitive>,
     pub(super) waiters: Vec<FairWaiter>,
     /// The calls share one place.
-    is_shared: bool,
+    one_place: bool,
     /// The place that a call has left to the others.
     pub(super) left: Option<FairWaiter>,
     /// The serial of the waiter that is refreshing the places of all.
@@ -224,7 +224,8 @@ impl FairQueue {
         Self {
             keys: Arc::clone(keys),
             waiters: Vec::new(),
-            is_shared: keys.has_local_queue(),
+            // They have a queue in Redis, too: this one.
+            one_place: keys.has_local_queue(),
             left: None,
             refreshing: None,
             no_refresh_before: Instant::START,
@@ -255,7 +256,7 @@ impl FairQueue {
     /// Returns whether the calls share a place, and one other than this waiter has it.
     pub(super) fn is_taken_by_other(&self, serial: u64) -> bool {
         let others = self.waiters.iter().filter(|it| it.serial != serial);
-        self.is_shared && others.chain(&self.left).any(|other| other.id.is_some())
+        self.one_place && others.chain(&self.left).any(|other| other.id.is_some())
     }
 
     /// Takes the place that the calls share for the waiter, if no other call can use it sooner.
@@ -279,7 +280,7 @@ impl FairQueue {
     /// id: the caller must leave the queue.
     pub(super) fn hand_over(&mut self, serial: u64, others_wait: bool) -> Option<HolderId> {
         let has_place = self.waiter(serial).seen_waiting.is_some();
-        if !self.is_shared || !others_wait || !has_place {
+        if !self.one_place || !others_wait || !has_place {
             let left = self.left.take_if(|_| !others_wait);
             let own = self.waiter(serial).wait_under(None);
             return own.or_else(|| left?.id);
@@ -293,7 +294,7 @@ impl FairQueue {
     /// Wakes the calls, except the one with this serial, that wait for a place: they can take it
     /// over, or enter if there is none.
     pub(super) fn wake_without_place(&self, serial: u64) {
-        if self.is_shared {
+        if self.one_place {
             let waiters = self.waiters.iter();
             let without = waiters.filter(|it| it.id.is_none() && it.serial != serial);
             without.for_each(|waiter| waiter.parker.unpark());
@@ -332,7 +333,7 @@ impl FairQueue {
 
     /// Returns what the waiter must do at `now`.
     pub(super) fn position(&mut self, serial: u64, now: Instant) -> Position {
-        if self.is_shared && self.waiter(serial).id.is_none() {
+        if self.one_place && self.waiter(serial).id.is_none() {
             self.take_shared(serial);
             if self.waiter(serial).id.is_none() && self.has_place() {
                 return Position::Behind;
@@ -369,7 +370,7 @@ impl FairQueue {
             return Position::Placed(now.after(MAX_REFRESH_WAIT.min(every)));
         }
         self.refreshing = Some(serial);
-        let due_for = match self.is_shared {
+        let due_for = match self.one_place {
             true => self.waiter(serial).due_for,
             false => Wake::Backstop,
         };
@@ -381,7 +382,7 @@ impl FairQueue {
 
     /// Makes a refresh due at once.
     pub(super) fn refresh_now(&mut self, why: Wake) {
-        if self.is_shared && !self.has_place() {
+        if self.one_place && !self.has_place() {
             // Its calls ask for the lock itself first.
             return;
         }

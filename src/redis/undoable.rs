@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder::HolderId;
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::script::Call;
 
 /// A lease that an unanswered call may leave behind on a server.
@@ -21,7 +21,8 @@ pub(crate) struct Undoable<'a> {
 
 impl Undoable<'_> {
     pub(super) fn release(&self) -> Call<'_> {
-        self.keys.release(self.id.as_str().as_bytes(), false)
+        self.keys
+            .release(self.id.as_str().as_bytes(), AtRelease::Plain)
     }
 
     /// The known state of the acquiring command at a server.

@@ -18,7 +18,7 @@ use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::answer::KeyState;
 use crate::protocol::keys::{Key, Keys};
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::rights::QueueRights;
 use crate::queue::local::Waiters;
 use crate::redis::cluster::owners::Moved;
@@ -362,7 +362,7 @@ impl Runtime {
                 votes: release.votes.as_ref(),
             };
             let answer = self.deployment.call_or_undo(
-                keys.release(release.id.as_str().as_bytes(), false),
+                keys.release(release.id.as_str().as_bytes(), AtRelease::Plain),
                 now.after(self.deployment.command_timeout()),
                 Cap::Exempt,
                 Some(&undoable),

@@ -8,7 +8,7 @@ use crate::live_clients;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::MutexKeys;
-use crate::protocol::primitive::{Acquire, Primitive, Queueing};
+use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing};
 use crate::protocol::script::Call;
 use crate::protocol::semaphore::SemaphoreKeys;
 
@@ -102,7 +102,7 @@ impl Drop for Foreign {
         let id = self.id.as_str().as_bytes();
         // This release also grants the lock to the first in its queue.
         let keys = FairMutexKeys::of(keys(&self.name));
-        let release = keys.release(id, false);
+        let release = keys.release(id, AtRelease::Plain);
         self.shared.change_if_running(|state| {
             state.foreign.retain(|(_, other)| other != id);
             if !self.is_forgotten {
@@ -145,7 +145,7 @@ fn release_all(state: &mut State, name: &str) {
     if let Reply::Bulk(Some(holder)) = state.run_on_data(&[b"GET", &lock_key(name)]) {
         // This release also grants the lock to the first in its queue.
         let lock = FairMutexKeys::of(keys(name));
-        run(state, &lock.release(&holder, false));
+        run(state, &lock.release(&holder, AtRelease::Plain));
         if holder == READERS {
             state.run_on_data(&[b"DEL", &sibling_key(&lock_key(name), "readers")]);
         }
@@ -153,7 +153,7 @@ fn release_all(state: &mut State, name: &str) {
     // The number of permits that are out is a member with a negative score.
     let semaphore = SemaphoreKeys::of(keys(name), 1, 1);
     for holder in state.members_from(0, &sibling_key(&lock_key(name), "permits"), b"0") {
-        run(state, &semaphore.release(&holder, false));
+        run(state, &semaphore.release(&holder, AtRelease::Plain));
     }
 }
 

@@ -14,7 +14,7 @@ use crate::lock::release::release;
 use crate::lock::shutdown::Core;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
-use crate::protocol::primitive::{Acquire, Primitive, RedisQueue};
+use crate::protocol::primitive::{Acquire, AtRelease, Primitive, RedisQueue};
 use crate::protocol::script::Call;
 use crate::runtime::tests::runtime_of;
 
@@ -33,8 +33,8 @@ impl Primitive for InBothQueues {
         self.0.acquire(request)
     }
 
-    fn release<'a>(&'a self, value: &'a [u8], counts: bool) -> Call<'a> {
-        self.0.release(value, counts)
+    fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a> {
+        self.0.release(value, at)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {

@@ -8,6 +8,7 @@ use redis::RedisError;
 
 use crate::clock::Instant;
 use crate::error_reply::{Meaning, meaning};
+use crate::protocol::primitive::AtRelease;
 use crate::protocol::script::Call;
 use crate::redis::combine::combiner::{Batch, COMBINE_WAIT, NextStep};
 use crate::redis::conn::call_queue::Ticket;
@@ -207,7 +208,7 @@ where
 {
     let undos = unread.clone().filter_map(|combined| {
         let (keys, id) = combined.undoable.as_ref()?;
-        Some(keys.release(id.as_str().as_bytes(), false))
+        Some(keys.release(id.as_str().as_bytes(), AtRelease::Plain))
     });
     pooled.keep().undo_behind(undos);
     deliver_all(sent, unread.map(|combined| (combined, Err(error.clone()))));
