@@ -91,6 +91,22 @@ fn names_of_scripts() -> HashMap<String, &'static str> {
         (passing_on.concat().concat(), "release"),
         (refreshing.concat().concat(), "queue_refresh"),
     ];
+    let (now, later_end) = (source!("now"), source!("later_end"));
+    let of_permits = [
+        token,
+        now,
+        later_end,
+        source!("admit_permits"),
+        source!("queue"),
+    ];
+    let keeping = [now, later_end, source!("readers"), source!("keep_reader")];
+    let admitting = [
+        source!("lock_key"),
+        source!("admit_shared"),
+        source!("queue"),
+    ];
+    let of_readers = [&[token][..], &keeping[..3], &admitting].concat();
+    let downgrading = [&[token][..], &keeping, &admitting].concat();
     let all = [
         of_mutexes,
         scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
@@ -98,6 +114,12 @@ fn names_of_scripts() -> HashMap<String, &'static str> {
         scripts!("inspect", "fence", "tally" after [""; 0]),
         scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
         scripts!("queue_enter_all", "queue_release_all" after of_sets),
+        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after of_permits),
+        scripts!("permits_renew" after [now, later_end]),
+        scripts!("permits_inspect", "inspect_shared" after [now]),
+        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after of_readers),
+        scripts!("renew_shared" after keeping),
+        scripts!("downgrade" after downgrading),
     ];
     let all = all.into_iter().flatten();
     all.map(|(source, name)| (sha(&source), name)).collect()

@@ -5,6 +5,7 @@ mod one_server;
 mod placeholders;
 mod recording;
 mod several_servers;
+mod shared;
 
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ support::tests![
     one_server::mutex_calls_are_as_recorded,
     one_server::mutex_all_calls_are_as_recorded,
     one_server::fair_mutex_calls_are_as_recorded,
+    shared::semaphore_calls_are_as_recorded,
+    shared::rw_lock_calls_are_as_recorded,
     one_server::undos_are_as_recorded,
     one_server::shared_stats_are_as_recorded,
     one_server::min_replicas_calls_are_as_recorded,

@@ -1,0 +1,123 @@
+//! The traffic of the locks that several holders share, with one server.
+
+use std::thread;
+
+use leasehold::{Error, Unlocked};
+use support::{Server, ms};
+
+use super::recording::compare;
+use super::{LONGER, client, recorded};
+
+pub(super) fn semaphore_calls_are_as_recorded() {
+    let server = Server::start();
+    let mut trace = recorded(&server);
+    let (one, two) = (client(&trace), client(&trace));
+    let [semaphore, other] = [&one, &two].map(|client| client.semaphore("a", 3));
+    trace.step("available, all", |_| semaphore.available().unwrap());
+    let permit = trace.step("try_acquire", |_| semaphore.try_acquire().unwrap().unwrap());
+    trace.step("renew", |_| permit.renew().unwrap());
+    trace.step("set_ttl", |_| permit.set_ttl(LONGER).unwrap());
+    let two_permits = semaphore.clone().many(2);
+    let pair = trace.step("try_acquire, two permits", |_| {
+        two_permits.try_acquire().unwrap().unwrap()
+    });
+    trace.step("try_acquire, none is free", |_| {
+        assert!(other.try_acquire().unwrap().is_none())
+    });
+    trace.step("holders", |_| {
+        assert_eq!(other.holders().unwrap().len(), 2);
+    });
+    trace.step("list_permits", |_| one.list_permits("").unwrap());
+    let waiter = trace.step("another client waits", |passed| {
+        let other = other.clone();
+        let waiter = thread::spawn(move || other.acquire().unwrap());
+        passed.wait_for("queue_enter", 1);
+        passed.wait_for("queue_refresh", 1);
+        waiter
+    });
+    trace.step("waiting", |_| assert_eq!(semaphore.waiting().unwrap(), 1));
+    let permit = trace.step("release grants it a permit", |passed| {
+        released(permit.release());
+        let permit = waiter.join().unwrap();
+        passed.wait_for("permits_renew", 1);
+        permit
+    });
+    trace.meanwhile(&["queue_refresh"]);
+    trace.step("a waiter gives up", |passed| {
+        assert!(semaphore.try_acquire_for(ms(500)).unwrap().is_none());
+        passed.wait_for("queue_release", 1);
+    });
+    trace.step("its release", |_| released(permit.release()));
+    trace.step("force_release", |_| {
+        assert!(other.force_release(pair.holder_id()).unwrap());
+    });
+    trace.step("renew, too late", |_| {
+        assert!(matches!(pair.renew(), Err(Error::Lost(_))));
+    });
+    drop(pair);
+    compare("semaphore.txt", &[trace.end("Semaphore on one server")]);
+}
+
+pub(super) fn rw_lock_calls_are_as_recorded() {
+    let server = Server::start();
+    let mut trace = recorded(&server);
+    let (one, two) = (client(&trace), client(&trace));
+    let [lock, other] = [&one, &two].map(|client| client.rw_lock("a"));
+    trace.step("inspect, free", |_| lock.inspect().unwrap());
+    let reading = trace.step("try_read", |_| lock.try_read().unwrap().unwrap());
+    trace.step("renew by a reader", |_| reading.renew().unwrap());
+    trace.step("set_ttl by a reader", |_| reading.set_ttl(LONGER).unwrap());
+    trace.step("try_write, a reader has it", |_| {
+        assert!(other.try_write().unwrap().is_none())
+    });
+    let also = trace.step("try_read by another client", |_| {
+        other.try_read().unwrap().unwrap()
+    });
+    trace.step("inspect, readers", |_| other.inspect().unwrap());
+    trace.step("unlock by a reader", |_| released(also.unlock()));
+    let writer = trace.step("a writer waits", |passed| {
+        let other = other.clone();
+        let writer = thread::spawn(move || other.write().unwrap());
+        passed.wait_for("queue_enter", 1);
+        passed.wait_for("queue_refresh", 1);
+        writer
+    });
+    trace.step("waiting", |_| assert_eq!(lock.waiting().unwrap(), 1));
+    let writing = trace.step("unlock by the last reader grants it the lock", |passed| {
+        released(reading.unlock());
+        let writing = writer.join().unwrap();
+        passed.wait_for("renew", 1);
+        writing
+    });
+    trace.meanwhile(&["queue_refresh"]);
+    trace.step("inspect, a writer", |_| lock.inspect().unwrap());
+    trace.step("try_read, a writer has it", |_| {
+        assert!(lock.try_read().unwrap().is_none())
+    });
+    let reader = trace.step("a reader waits", |passed| {
+        let lock = lock.clone();
+        let reader = thread::spawn(move || lock.read().unwrap());
+        passed.wait_for("queue_enter", 1);
+        passed.wait_for("queue_refresh", 1);
+        reader
+    });
+    let (first, second) = trace.step("downgrade lets it read, too", |passed| {
+        let first = writing.downgrade();
+        let second = reader.join().unwrap();
+        passed.wait_for("renew_shared", 1);
+        (first, second)
+    });
+    trace.step("renew after a downgrade", |_| first.renew().unwrap());
+    trace.step("unlock after a downgrade", |_| released(first.unlock()));
+    trace.step("force_unlock", |passed| {
+        assert!(other.force_unlock().unwrap());
+        passed.wait_for("message", 2);
+    });
+    drop(second);
+    compare("rw_lock.txt", &[trace.end("RwLock on one server")]);
+}
+
+#[track_caller]
+fn released(outcome: Result<Unlocked, Error>) {
+    assert_eq!(outcome.unwrap(), Unlocked::Released);
+}
