@@ -110,7 +110,9 @@ fn calls() -> String {
 
 fn waiting() -> String {
     let server = Server::start();
-    let mut trace = recorded(&server);
+    // The client enters the queue while it subscribes: its mark says whether it listens yet.
+    let trace = recorded(&server).naming("+1 n", "+1 <n or l>");
+    let mut trace = trace.naming("+1 l", "+1 <n or l>");
     let (one, two) = (client(&trace), client(&trace));
     let [mutex, other] = [&one, &two].map(|client| client.mutex("a"));
     let guard = trace.step("lock", |_| mutex.lock().unwrap());
