@@ -25,12 +25,12 @@ pub(crate) struct Violation {
 pub(crate) enum Kind {
     /// The first byte starts no RESP value: the peer speaks another protocol.
     NotResp,
-    /// The first byte starts no TLS record, and the connection was to be one of TLS.
+    /// The first byte starts no TLS record, although the connection uses TLS.
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "no TLS"))]
     NotTls,
     /// The reply starts as RESP, but is malformed.
     Malformed,
-    /// The reply is longer, larger or deeper nested than any Redis reply to our commands.
+    /// The reply is longer, larger or more deeply nested than any Redis reply to our commands.
     TooLarge,
     /// A message on a subscription was not complete in time.
     Endless,

@@ -14,7 +14,8 @@ use support::{self, Child};
 /// Enough time for a waiter to fall asleep, on every compared side.
 const FALLS_ASLEEP: Duration = Duration::from_millis(2);
 
-const NOTHING: u8 = u8::MAX;
+/// The number that ends the waiting process: no side has it.
+const END: u8 = u8::MAX;
 
 /// One of the ways to lock that are compared.
 pub(crate) trait Side {
@@ -51,7 +52,7 @@ impl<L: Fn() -> MutexGuard> Side for Ours<L> {
 /// The waiting process. The bench must have the role `waiter`, which calls `wait`.
 pub(crate) struct Waiter {
     child: Child,
-    wire: TcpStream,
+    connection: TcpStream,
 }
 
 impl Waiter {
@@ -59,9 +60,9 @@ impl Waiter {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
         let child = Child::spawn("waiter", &[("URL", url), ("PORT", &port)]);
-        let (wire, _) = listener.accept().unwrap();
-        wire.set_nodelay(true).unwrap();
-        Self { child, wire }
+        let (connection, _) = listener.accept().unwrap();
+        connection.set_nodelay(true).unwrap();
+        Self { child, connection }
     }
 
     /// Lets the process wait for the n-th `side`, held by this process; releases it and returns
@@ -78,25 +79,25 @@ impl Waiter {
         n: usize,
         side: &mut dyn Side,
     ) -> Vec<Duration> {
-        let mut wire = &self.wire;
+        let mut connection = &self.connection;
         (0..times)
             .map(|_| {
                 side.take();
-                wire.write_all(&[u8::try_from(n).unwrap()]).unwrap();
+                connection.write_all(&[u8::try_from(n).unwrap()]).unwrap();
                 thread::sleep(falls_asleep);
                 let began = clock();
                 side.release();
                 let mut taken = [0; 8];
-                wire.read_exact(&mut taken).unwrap();
+                connection.read_exact(&mut taken).unwrap();
                 // It sends another message after its release.
-                wire.read_exact(&mut [0]).unwrap();
+                connection.read_exact(&mut [0]).unwrap();
                 Duration::from_nanos(u64::from_ne_bytes(taken)).saturating_sub(began)
             })
             .collect()
     }
 
     pub(crate) fn end(mut self) {
-        self.wire.write_all(&[NOTHING]).unwrap();
+        self.connection.write_all(&[END]).unwrap();
         self.child.wait().succeeded();
     }
 }

@@ -23,8 +23,8 @@ const ACCEPT_AGAIN_AFTER: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 
-/// A socket that the thread waits for. It shares the socket, so that the number of a closed one is
-/// not given to another socket meanwhile.
+/// A socket that the thread waits for. It keeps the socket open meanwhile: the descriptor number of
+/// a closed one could be given to another.
 enum Watched {
     Listener(Arc<Listener>),
     Connection {
@@ -54,7 +54,8 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
     let mut watched = Vec::new();
     let mut can_accept = true;
     loop {
-        // Before the round counts: a listener is closed only if nobody holds it.
+        // Cleared before the round is announced: a listener closes when its last `Arc` is dropped,
+        // and a change waits for the round.
         watched.clear();
         let mut state = shared.state.lock();
         state.rounds += 1;
@@ -74,7 +75,7 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
 
         let mut polled = vec![PollFd::new(&woken, PollFlags::IN)];
         polled.extend(watched.iter().map(Watched::poll_fd));
-        // An error is a signal: nothing is ready then.
+        // Fails if a signal arrived: then nothing is ready.
         let _ = poll(&mut polled, timeout);
         let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(polled);

@@ -1,7 +1,7 @@
 //! Promise: processes killed or paused at random delay the others by a bounded time.
 //!
-//! Only a killed or paused holder is overtaken. It learns of the loss, or the protected resource
-//! rejects it.
+//! Only a killed or paused holder loses the lock to another. It learns of the loss, or the
+//! protected resource rejects its writes.
 
 use support::{Chaos, Server, ms};
 

@@ -85,7 +85,7 @@ fn settings_are_compared_when_all_of_them_are_known() {
 }
 
 #[test]
-fn servers_set_after_the_environment_replace_those_of_it() {
+fn servers_set_after_the_environment_replace_its_servers() {
     let urls = ["redis://one:1", "redis://two:2", "redis://three:3"];
     for vars in [&[][..], &[("REDIS_URL", "redis://here:1")]] {
         let builder = read(vars).unwrap().quorum(urls);

@@ -18,20 +18,20 @@ pub(in crate::runtime) fn run(
 ) {
     let mut writer = Writer::default();
     while let Ok(Some(first)) = parts.recv() {
-        let mut items = vec![IoJob::Renew(first)];
+        let mut jobs = vec![IoJob::Renew(first)];
         let mut is_over = false;
         for part in parts.try_iter() {
             match part {
-                Some(part) => items.push(IoJob::Renew(part)),
+                Some(part) => jobs.push(IoJob::Renew(part)),
                 None => is_over = true,
             }
         }
         contain(|| {
             // This thread has no releases to pass on.
-            send_on(runtime, endpoint, &mut Releases::default(), &mut items);
-            for next in writes(items) {
-                writer.write(runtime, endpoint, next, |item, sent, answer| {
-                    if let IoJob::Renew(part) = item {
+            send_on(runtime, endpoint, &mut Releases::default(), &mut jobs);
+            for next in writes(jobs) {
+                writer.write(runtime, endpoint, next, |job, sent, answer| {
+                    if let IoJob::Renew(part) = job {
                         settle_renewal(runtime, endpoint, part, sent, answer);
                     }
                 });

@@ -67,11 +67,11 @@ impl IoLoop {
         let mut stopping = false;
         self.stats_at = runtime.shared_stats.first();
         while !stopping {
-            let mut items = Vec::new();
-            let mut job = self.wait(runtime, endpoint);
-            while let Some(next) = job {
-                stopping |= self.accept(endpoint, next, &mut items);
-                job = endpoint.io.jobs.try_recv().ok();
+            let mut jobs = Vec::new();
+            let mut request = self.wait(runtime, endpoint);
+            while let Some(next) = request {
+                stopping |= self.accept(endpoint, next, &mut jobs);
+                request = endpoint.io.requests.try_recv().ok();
             }
             if let Some(member) = &endpoint.server.member {
                 let left = member.tasks.try_iter();
@@ -80,16 +80,16 @@ impl IoLoop {
                 releases.for_each(|release| self.releases.push(release, Instant::now()));
             }
             let is_retiring = self.end_at.is_some();
-            self.take_due_releases(runtime, &mut items, stopping || is_retiring);
+            self.take_due_releases(runtime, &mut jobs, stopping || is_retiring);
             stopping |= self.end_at.is_some_and(|at| at <= Instant::now()) && endpoint.io.end();
-            send_on(runtime, endpoint, &mut self.releases, &mut items);
+            send_on(runtime, endpoint, &mut self.releases, &mut jobs);
             let deltas = runtime.stats_due(endpoint, &mut self.stats_at, stopping);
-            items.extend(deltas.into_iter().map(IoJob::AddStats));
-            for next in writes(items) {
+            jobs.extend(deltas.into_iter().map(IoJob::AddStats));
+            for next in writes(jobs) {
                 let releases = &mut self.releases;
                 self.writer
-                    .write(runtime, endpoint, next, |item, sent, answer| {
-                        settle(releases, runtime, endpoint, item, sent, answer);
+                    .write(runtime, endpoint, next, |job, sent, answer| {
+                        settle(releases, runtime, endpoint, job, sent, answer);
                     });
             }
             contain(|| self.probe(runtime, endpoint));
@@ -107,10 +107,10 @@ impl IoLoop {
         }
     }
 
-    /// Begins the work on a request, or adds it to `items`. Returns true if the thread must end.
-    fn accept(&mut self, endpoint: &Endpoint, request: IoRequest, items: &mut Vec<IoJob>) -> bool {
+    /// Begins the work on a request, or adds it to `jobs`. Returns true if the thread must end.
+    fn accept(&mut self, endpoint: &Endpoint, request: IoRequest, jobs: &mut Vec<IoJob>) -> bool {
         match request {
-            IoRequest::Renew(parts) => items.extend(parts.into_iter().map(IoJob::Renew)),
+            IoRequest::Renew(parts) => jobs.extend(parts.into_iter().map(IoJob::Renew)),
             IoRequest::Release(release) => self.releases.push(release, Instant::now()),
             IoRequest::WakeSubscriber => {
                 let until = Instant::now().after(endpoint.server.command_timeout());
@@ -131,7 +131,7 @@ impl IoLoop {
 
     /// Waits for a request; returns `None` when something else is due.
     fn wait(&mut self, runtime: &Runtime, endpoint: &Endpoint) -> Option<IoRequest> {
-        let jobs = &endpoint.io.jobs;
+        let requests = &endpoint.io.requests;
         let releases = self.releases.next();
         let next = releases
             .into_iter()
@@ -144,13 +144,13 @@ impl IoLoop {
         let pause = next.map(|at| nap(Instant::now(), at));
         let Some(member) = &endpoint.server.member else {
             return match pause {
-                None => jobs.recv().ok(),
-                Some(pause) => jobs.recv_timeout(pause).ok(),
+                None => requests.recv().ok(),
+                Some(pause) => requests.recv_timeout(pause).ok(),
             };
         };
         let pause_over = pause.map_or_else(never, after);
         select! {
-            recv(jobs) -> job => job.ok(),
+            recv(requests) -> request => request.ok(),
             recv(member.tasks) -> task => {
                 if let Ok(task) = task
                     && let Some(release) = self.recovery.take(runtime, endpoint, member, task)
@@ -163,13 +163,13 @@ impl IoLoop {
         }
     }
 
-    fn take_due_releases(&mut self, runtime: &Runtime, items: &mut Vec<IoJob>, all: bool) {
+    fn take_due_releases(&mut self, runtime: &Runtime, jobs: &mut Vec<IoJob>, all: bool) {
         let now = Instant::now();
         let over = self.releases.take_over(now);
         over.into_iter()
             .for_each(|release| runtime.endpoints.forget_release(release));
         let due = self.releases.take_due(now, all);
-        items.extend(due.into_iter().map(IoJob::Release));
+        jobs.extend(due.into_iter().map(IoJob::Release));
     }
 
     /// Probes a server with an open circuit breaker, so that waiters continue as soon as it
@@ -224,11 +224,11 @@ fn settle(
     releases: &mut Releases,
     runtime: &Runtime,
     endpoint: &Endpoint,
-    item: IoJob,
+    job: IoJob,
     sent: Instant,
     answer: Result<Answer, Fault>,
 ) {
-    match item {
+    match job {
         IoJob::Renew(part) => settle_renewal(runtime, endpoint, part, sent, answer),
         IoJob::AddStats(delta) => runtime.shared_stats.settle(delta, answer),
         IoJob::Release(batch) => {

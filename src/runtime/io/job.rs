@@ -1,4 +1,4 @@
-//! One command of the io thread, of which a write carries several.
+//! The commands of the io thread. One write carries several.
 
 use crate::lease::releases::{ReleaseBatch, Releases};
 use crate::protocol::keys::Key;
@@ -58,16 +58,16 @@ pub(in crate::runtime) fn send_on(
     runtime: &Runtime,
     endpoint: &Endpoint,
     releases: &mut Releases,
-    items: &mut Vec<IoJob>,
+    jobs: &mut Vec<IoJob>,
 ) {
     let is_elsewhere = |key: Key<'_>| !runtime.deployment.owns(&endpoint.server, key);
-    for item in items.extract_if(.., |item| item.key().is_some_and(is_elsewhere)) {
-        let owners = item.key().map(|key| runtime.endpoints_of(key).0);
+    for job in jobs.extract_if(.., |job| job.key().is_some_and(is_elsewhere)) {
+        let owners = job.key().map(|key| runtime.endpoints_of(key).0);
         // Names move only in a cluster, where each has one owner.
         let Some(owner) = owners.and_then(|owners| owners.into_iter().next()) else {
             continue;
         };
-        match item {
+        match job {
             IoJob::Renew(part) => runtime.renew_at(&owner, vec![part]),
             IoJob::Release(batch) => {
                 let releases = releases.give_away(&batch);

@@ -1,4 +1,4 @@
-//! Jobs for a server's io thread, and the queue on which it takes them.
+//! Requests to a server's io thread, and the queue that carries them.
 
 pub(crate) mod acknowledged;
 pub(crate) mod acknowledged_loop;
@@ -29,9 +29,9 @@ pub(in crate::runtime) enum IoRequest {
     Probe,
     /// A caller waits for the circuit breaker to close: probe the server while it is open.
     ProbeBreaker,
-    /// The server was replaced: end after a delay, since a caller may be about to send a job.
+    /// The server was replaced: end after a delay, since a caller may be about to send a request.
     Retire,
-    /// Wake the subscriber thread, in the place of a caller that does not wait for this server.
+    /// Wake the subscriber thread, instead of a caller that does not wait for this server.
     WakeSubscriber,
     Stop,
 }
@@ -39,9 +39,9 @@ pub(in crate::runtime) enum IoRequest {
 /// The handle of a server's io thread.
 pub(crate) struct Io {
     queue: Sender<IoRequest>,
-    jobs: Receiver<IoRequest>,
-    /// The thread has ended because its server was replaced. Locked while a request is sent: none
-    /// may come behind the last that the thread takes.
+    requests: Receiver<IoRequest>,
+    /// The thread has ended because its server was replaced. Locked while a request is sent, so
+    /// that none follows the last one that the thread takes.
     has_ended: Mutex<bool>,
     /// A `Probe` was sent, and the thread has not yet found that no caller waits.
     probing: AtomicBool,
@@ -52,10 +52,10 @@ pub(crate) struct Io {
 
 impl Default for Io {
     fn default() -> Self {
-        let (queue, jobs) = unbounded();
+        let (queue, requests) = unbounded();
         Self {
             queue,
-            jobs,
+            requests,
             has_ended: Mutex::new(false),
             probing: AtomicBool::new(false),
             health: ServerHealth::new(0),
@@ -77,10 +77,10 @@ impl Io {
         Ok(())
     }
 
-    /// Accepts no more requests, unless the thread has not taken all; returns whether it must end.
+    /// Stops accepting requests if the thread has taken all of them; returns whether it has.
     pub(in crate::runtime) fn end(&self) -> bool {
         let mut has_ended = self.has_ended.lock();
-        *has_ended |= self.jobs.is_empty();
+        *has_ended |= self.requests.is_empty();
         *has_ended
     }
 

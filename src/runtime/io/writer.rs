@@ -22,12 +22,12 @@ pub(in crate::runtime) struct Writer {
 }
 
 impl Writer {
-    /// Sends `items` in one write, and passes each reply to `settle`, with the instant of sending.
+    /// Sends `jobs` in one write, and passes each reply to `settle`, with the instant of sending.
     pub(in crate::runtime) fn write(
         &mut self,
         runtime: &Runtime,
         endpoint: &Endpoint,
-        mut items: Vec<IoJob>,
+        mut jobs: Vec<IoJob>,
         mut settle: impl FnMut(IoJob, Instant, Result<Answer, Fault>),
     ) {
         let asked = Instant::now();
@@ -38,8 +38,8 @@ impl Writer {
             match server.connection(asked.after(server.command_timeout())) {
                 Ok(connection) => self.connection = Some(connection),
                 Err(fault) => {
-                    for item in items {
-                        settle(item, asked, Err(fault.clone()));
+                    for job in jobs {
+                        settle(job, asked, Err(fault.clone()));
                     }
                     return;
                 }
@@ -50,8 +50,8 @@ impl Writer {
         };
         let sent = Instant::now();
         // A lease that was lost or released while queued here must not be extended by another ttl.
-        let over: Vec<IoJob> = items
-            .extract_if(.., |item| match item {
+        let over: Vec<IoJob> = jobs
+            .extract_if(.., |job| match job {
                 IoJob::Renew(part) => !matches!(part.round.hold.status(sent), LeaseStatus::Held(_)),
                 IoJob::Release(_) | IoJob::AddStats(_) => false,
             })
@@ -63,7 +63,7 @@ impl Writer {
             let deployment = &runtime.deployment;
             deployment.call_or_undo(call, until, Cap::Exempt, None)
         };
-        if !server.batch(connection, items, IoJob::call, follow, settle) {
+        if !server.batch(connection, jobs, IoJob::call, follow, settle) {
             self.connection = None;
         }
     }
@@ -71,18 +71,18 @@ impl Writer {
 
 /// Divides jobs into writes. All jobs of a write wait for the same replicas; those that wait for
 /// none come first.
-pub(in crate::runtime) fn writes(mut items: Vec<IoJob>) -> impl Iterator<Item = Vec<IoJob>> {
-    items.sort_by_key(|item| item.replicas().map(|wanted| (wanted.within, wanted.wanted)));
-    let mut items = items.into_iter().peekable();
+pub(in crate::runtime) fn writes(mut jobs: Vec<IoJob>) -> impl Iterator<Item = Vec<IoJob>> {
+    jobs.sort_by_key(|job| job.replicas().map(|wanted| (wanted.within, wanted.wanted)));
+    let mut jobs = jobs.into_iter().peekable();
     iter::from_fn(move || {
-        let first = items.next()?;
+        let first = jobs.next()?;
         let (replicas, mut weight) = (first.replicas(), first.weight());
         let mut write = vec![first];
-        while let Some(item) = items.next_if(|item| {
-            weight += item.weight();
-            item.replicas() == replicas && weight <= MAX_BATCH
+        while let Some(job) = jobs.next_if(|job| {
+            weight += job.weight();
+            job.replicas() == replicas && weight <= MAX_BATCH
         }) {
-            write.push(item);
+            write.push(job);
         }
         Some(write)
     })

@@ -210,7 +210,7 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
     trace.step("renew", |_| guard.renew().unwrap());
     trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
     // A set refreshes its place by the same script.
-    trace.set_apart(&["queue_enter_all"]);
+    trace.leave_out(&["queue_enter_all"]);
     let waiter = trace.step("another client waits", |passed| {
         let waiter = thread::spawn(move || other.lock().unwrap());
         passed.wait_for_retry("queue_enter_all");
@@ -291,7 +291,7 @@ pub(super) fn undos_are_as_recorded() {
             let _ = try_lock(ms(500));
             passed.wait_for(release, 1);
         });
-        trace.set_apart(&[acquire, release, undo]);
+        trace.leave_out(&[acquire, release, undo]);
         trace.step("two requests are lost, each with its release", |passed| {
             for _ in 0..2 {
                 passed.lose(acquire);

@@ -13,7 +13,7 @@ use super::line::{has_no_script, is_confirmation, is_log_on, is_subscribing, lin
 use super::placeholders::Placeholders;
 
 /// Exchanges that depend on time or on a race between threads.
-const APART: [&str; 5] = [
+const LEFT_OUT: [&str; 5] = [
     "PUBLISH probe",
     "message probe",
     "PUBLISH subscribe",
@@ -29,7 +29,7 @@ pub(super) struct Trace {
     written: Vec<usize>,
     placeholders: Placeholders,
     /// The commands, scripts and messages that steps leave out.
-    apart: Vec<&'static str>,
+    left_out: Vec<&'static str>,
     /// If true, the log-on of each connection is written where it happens, not once for all.
     has_log_on: bool,
 }
@@ -41,7 +41,7 @@ impl Trace {
             placeholders: Placeholders::default(),
             servers,
             text: String::new(),
-            apart: APART.to_vec(),
+            left_out: LEFT_OUT.to_vec(),
             has_log_on: false,
         }
     }
@@ -52,8 +52,8 @@ impl Trace {
     }
 
     /// Makes later steps leave out these commands, scripts and messages too.
-    pub(super) fn set_apart(&mut self, names: &[&'static str]) {
-        self.apart.extend(names);
+    pub(super) fn leave_out(&mut self, names: &[&'static str]) {
+        self.left_out.extend(names);
     }
 
     /// Writes the placeholder in place of this text.
@@ -124,7 +124,7 @@ impl Trace {
 
     fn write(&mut self, title: &str) {
         let is_shown =
-            |one: &_| (self.has_log_on || !is_log_on(one)) && !self.apart.contains(&&*name(one));
+            |one: &_| (self.has_log_on || !is_log_on(one)) && !self.left_out.contains(&&*name(one));
         let new = self.servers.iter().zip(&mut self.written);
         let lines: Vec<Vec<String>> = new
             .map(|((_, recorder), written)| {

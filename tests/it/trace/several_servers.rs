@@ -45,7 +45,7 @@ fn votes() -> String {
     for server in &servers {
         server.run("SET", &["leasehold:fence:{lock:d}", "4000000000000000"]);
     }
-    trace.set_apart(&["release"]);
+    trace.leave_out(&["release"]);
     trace.step("lock, the fences are ahead", |_| {
         drop(one.mutex("d").lock().unwrap())
     });
@@ -60,7 +60,7 @@ fn waiting() -> String {
     let [mutex, other] = [&one, &two].map(|client| client.mutex("a"));
     let guard = mutex.lock().unwrap();
     trace.skip();
-    trace.set_apart(&["propose"]);
+    trace.leave_out(&["propose"]);
     let waiter = trace.step("another client waits", |passed| {
         let waiter = thread::spawn(move || other.lock().unwrap());
         passed.wait_for_retry("propose");
@@ -121,7 +121,7 @@ impl RecordedCluster {
             (label, recorder)
         });
         let mut trace = Trace::of(nodes.collect());
-        trace.set_apart(&["CLUSTER", "PING", "undo"]);
+        trace.leave_out(&["CLUSTER", "PING", "undo"]);
         let ports = trace.ports();
         for (n, port) in ports.iter().enumerate() {
             trace = trace.naming(port, &format!("<port {}>", n + 1));
@@ -208,7 +208,7 @@ impl RecordedCluster {
             let () = cluster.ask(n, &assign).unwrap();
         }
         // The client repeats its recent releases on the slot's new owner.
-        trace.set_apart(&["release", "release_all", "queue_release", "queue_undo"]);
+        trace.leave_out(&["release", "release_all", "queue_release", "queue_undo"]);
         trace.step("lock, the slot has moved", |_| drop(mutex.lock().unwrap()));
     }
 }
@@ -242,7 +242,7 @@ pub(super) fn sentinel_calls_are_as_recorded() {
         ("master", master),
     ];
     let mut trace = Trace::of(servers).naming(&port, "<port>");
-    trace.set_apart(&["SENTINEL"]);
+    trace.leave_out(&["SENTINEL"]);
     let asked = trace.urls().swap_remove(0);
     let client = builder().sentinel([asked], "mymaster").build().unwrap();
     let guard = trace.step("lock", |passed| {
