@@ -122,6 +122,14 @@ impl<'a> WaitingCall<'a> {
         }
     }
 
+    /// Shares no place any more if another call of this client has learnt that its user may have
+    /// none.
+    pub(crate) fn note_queue_rights(&mut self) {
+        if self.shares_place && self.attempt.keys.queue().is_none() {
+            self.set_shares_place(false);
+        }
+    }
+
     /// Returns what this client knows about the name, if its calls share a place in Redis.
     pub(crate) fn shared(&self) -> Option<SharedPlace> {
         let cohorts = &self.attempt.runtime.waiters.cohorts;

@@ -44,7 +44,8 @@ support::tests![
     poller_with_any_period_around_100_ms_gets_in,
     lock_is_left_open_at_least_every_100_ms_of_turns,
     silent_foreign_release_costs_at_most_one_refresh,
-    user_without_rights_for_the_queue_is_woken_by_releases
+    user_without_rights_for_the_queue_is_woken_by_releases,
+    calls_that_began_before_rights_for_the_queue_were_missed_ask_rarely
 ];
 
 /// Long enough that only a message wakes a waiter.
@@ -859,14 +860,19 @@ fn silent_foreign_release_costs_at_most_one_refresh() {
     });
 }
 
-fn user_without_rights_for_the_queue_is_woken_by_releases() {
-    let server = Server::start();
+/// Adds a user who may use locks, but no queues; returns the URL with it.
+fn url_without_rights_for_the_queue(server: &Server) -> String {
     let acl = "SETUSER earlier reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
                +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe +ping \
                +client";
     let rules: Vec<&str> = acl.split(' ').collect();
     server.run("ACL", &rules);
-    let url = format!("redis://earlier:password@127.0.0.1:{}", server.port());
+    format!("redis://earlier:password@127.0.0.1:{}", server.port())
+}
+
+fn user_without_rights_for_the_queue_is_woken_by_releases() {
+    let server = Server::start();
+    let url = url_without_rights_for_the_queue(&server);
     let [one, other] = [(); 2].map(|()| client(&url));
     for _ in 0..3 {
         let guard = lock(&one.mutex("a"));
@@ -883,5 +889,32 @@ fn user_without_rights_for_the_queue_is_woken_by_releases() {
     }
     assert_eq!(one.stats().totals.failed + other.stats().totals.failed, 0);
     assert!(other.stats().totals.wakes_message > 0);
+    wait_until_only_fences_remain(&server);
+}
+
+/// The call that learns of the missing rights gives up. The other is next to ask.
+fn calls_that_began_before_rights_for_the_queue_were_missed_ask_rarely() {
+    let server = Server::start();
+    let [holder] = mutexes(&server);
+    let client = client(&url_without_rights_for_the_queue(&server));
+    let mutex = client.mutex("a");
+    client.ping().unwrap();
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        // Both calls begin before the first has an answer.
+        server.pause();
+        let first = scope.spawn(|| mutex.try_lock_for(ms(2_000)));
+        eventually(PATIENCE, || client.stats().totals.attempts > 0);
+        let second = scope.spawn(|| lock(&mutex));
+        wait_until_asleep(&client, 1);
+        server.resume();
+        assert!(!matches!(first.join().unwrap(), Ok(Some(_))));
+        let before = scripts(&server);
+        let_pass(ms(1_000));
+        let sent = scripts(&server) - before;
+        assert!(sent < 50, "{sent} commands in a second");
+        unlock(guard);
+        unlock(second.join().unwrap());
+    });
     wait_until_only_fences_remain(&server);
 }
