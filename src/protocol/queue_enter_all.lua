@@ -1,5 +1,5 @@
--- Acquires all of several locks for a set, or joins the queue of the first that is held; goes on
--- with a set that has joined a queue, and refreshes its place.
+-- Acquires all of several locks for a set, or joins the queue of the first that is held, or that was
+-- freed for a reader; goes on with a set that has joined a queue, and refreshes its place.
 -- KEYS as in each_name.lua
 -- ARGV[1] holder id, ARGV[2] ttl in ms
 -- ARGV[3] index of the lock in whose queue the set waits, or that it was granted there; 0 at first
@@ -85,6 +85,16 @@ local function join()
   redis.call('PEXPIRE', KEYS[4], '6000')
 end
 
+-- Returns whether the first living place is a reader's. Other scripts cannot grant to it, so a
+-- release frees the lock: a set in a loop could acquire it again and again before the reader does.
+local function is_reader_next()
+  local first = redis.pcall('LINDEX', KEYS[3], '0')
+  local place = type(first) == 'string' and redis.pcall('HGET', KEYS[4], first)
+  if type(place) ~= 'string' then return false end
+  local seen, lasts, want = string.match(place, '^(%d+) (%d+) (%S+)')
+  return want == 'r' and seen + lasts > now
+end
+
 read_clock()
 for n = 1, kept do
   if read(n) ~= id then return give_up(0) end
@@ -111,7 +121,7 @@ local refused
 for n = 1, count do
   local value, bad = read(n)
   if bad then return give_up(bad) end
-  if value and value ~= id then
+  if value and value ~= id or not value and at == 0 and is_reader_next() then
     refused = n
     break
   end

@@ -1,5 +1,6 @@
 //! Promise: a read-write lock has one writer or several readers, in the order in which they came.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use support::fair::{
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
-    Child, Cluster, ClusterSetup, Counters, Sentinels, Server, Setup, assert_gives_up,
+    Child, Cluster, ClusterSetup, Counters, Proxy, Sentinels, Server, Setup, assert_gives_up,
     counter_with, eventually, let_pass, ms, parameter, result_of, spawn_call, while_others_repeat,
 };
 
@@ -28,6 +29,7 @@ support::tests![
     stream_of_writers_does_not_starve_a_reader,
     plain_lock_gets_in_between_overlapping_readers_of_its_client,
     looping_plain_locks_do_not_starve_a_reader,
+    looping_set_does_not_starve_a_reader,
     writers_of_many_processes_count_exactly,
     read_write_fair_and_plain_locks_count_exactly_together,
     readers_and_writers_of_many_processes_never_overlap,
@@ -236,6 +238,32 @@ fn looping_plain_locks_do_not_starve_a_reader() {
     while_others_repeat(others, || {
         let lock = rw(&server);
         (0..10).for_each(|_| end_read(read_in_turn(&lock)));
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// The reader is told that the name is free, and asks, after the set has asked again.
+fn looping_set_does_not_starve_a_reader() {
+    const READS: u64 = 5;
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    proxy.delay(ms(2), ms(2));
+    let set = client(&server.url()).mutex_all(["a", "b"]);
+    let turns = AtomicU64::new(0);
+    let others = [|| {
+        let guard = set.try_lock_for(PATIENCE).unwrap();
+        let guard = guard.expect("the set gets its turn");
+        turns.fetch_add(1, Ordering::SeqCst);
+        let_pass(ms(10));
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    }];
+    while_others_repeat(others, || {
+        let lock = client(&proxy.url()).rw_lock("a");
+        end_read(read_in_turn(&lock));
+        let before = turns.load(Ordering::SeqCst);
+        (0..READS).for_each(|_| end_read(read_in_turn(&lock)));
+        let turns = turns.load(Ordering::SeqCst) - before;
+        assert!(turns <= 20 * READS, "{turns} turns in {READS} reads");
     });
     wait_until_only_fences_remain(&server);
 }

@@ -3,7 +3,7 @@
 use crate::search::{Found, explore};
 
 use super::rules::{Broken, CLIENTS, Rules};
-use super::state::{Phase, Reply, State, owner};
+use super::state::{Phase, Reply, State};
 use super::steps::{Step, client_of};
 
 /// All states, and the steps between them.
@@ -28,7 +28,10 @@ impl Graph {
 fn acquires(step: Step) -> bool {
     matches!(
         step,
-        Step::Reads(_, Reply::Granted) | Step::ReadsGrant(_) | Step::Enters(_, true)
+        Step::Reads(_, Reply::Granted)
+            | Step::ReadsGrant(_)
+            | Step::TakesItsTurn(_)
+            | Step::Enters(_, true)
     )
 }
 
@@ -39,16 +42,18 @@ pub fn never_goes_round(rules: &Rules, start: State) -> Result<(), (Broken, Vec<
     result(&graph, found, Broken::GoesRound)
 }
 
-/// Searches for steps that go round for ever while the first client wants its set.
+/// Searches for steps that go round for ever while the first client wants its set, or its turn as a
+/// reader.
 pub fn first_never_starves(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
     let graph = Graph::of(rules, start)?;
     let is_first = |step: Step| client_of(step) == Some(0);
-    let goes_on = |step: Step| !matches!(step, Step::Reads(id, Reply::Granted) if owner(id) == 0);
+    let goes_on = |step: Step| !(is_first(step) && acquires(step));
     let found = cycle(&graph, |_| true, goes_on, is_first);
-    // It can do nothing, and others go on.
-    let waits = |at: usize| {
-        let is_waiting = matches!(graph.found.states[at].phases[0], Phase::Waiting(..));
-        is_waiting && !graph.steps[at].iter().any(|(step, _)| is_first(*step))
+    // It can do nothing, or a reader only at moments that it misses, and others go on.
+    let waits = |at: usize| match graph.found.states[at].phases[0] {
+        Phase::Waiting(..) => !graph.steps[at].iter().any(|(step, _)| is_first(*step)),
+        Phase::WaitingToRead(_) => true,
+        _ => false,
     };
     let found = found.or_else(|| cycle(&graph, waits, goes_on, |_| true));
     result(&graph, found, Broken::Starves)
