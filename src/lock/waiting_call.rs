@@ -103,12 +103,12 @@ impl<'a> WaitingCall<'a> {
     }
 
     /// Leaves the queue in Redis with the place of an earlier call of this client, if no other call
-    /// waits that could take it over.
+    /// waits that could take it over. One for a set in several slots could not.
     fn leave_last_place(&self, name_index: usize) {
         let Attempt { runtime, keys, .. } = self.attempt;
         let name = keys.key(name_index).name;
         if keys.has_local_queue()
-            && !runtime.waiters.anybody_for(name)
+            && !runtime.waiters.anybody_shares_place(name)
             && let Some((keys, id)) = runtime.waiters.cohorts.take_left(name)
         {
             leave(self.attempt, &keys, id);
@@ -183,7 +183,7 @@ impl<'a> WaitingCall<'a> {
     /// Leaves the place in Redis to another call of this client, or leaves the queue there.
     fn end_place(&mut self) {
         if let Some(place) = self.place.take() {
-            place.end((self.local.as_ref()).is_some_and(QueueTicket::others_wait));
+            place.end((self.local.as_ref()).is_some_and(QueueTicket::others_share_place));
         }
     }
 

@@ -34,6 +34,9 @@ const GRANTED_WITHIN: Duration = Duration::from_millis(20);
 /// * the contender: the first waiter that a release wakes, or the first in the queue if there is
 ///   none.
 ///
+/// If some of the waiters share a place in Redis and others do not, the same two of those that
+/// share it also send commands.
+///
 /// A waiter under [`WaitPolicy::Backoff`](crate::WaitPolicy) sleeps through its pauses, and must
 /// not delay those behind it. All others sleep until they become one of the two.
 ///
@@ -86,13 +89,18 @@ impl Waiters {
 
     /// Returns whether any call waits for the name.
     pub(crate) fn anybody_for(&self, name: &Name) -> bool {
-        self.count_for(name) > 0
+        let names = self.names.lock();
+        names
+            .get(name)
+            .is_some_and(|queue| !queue.waiters.is_empty())
     }
 
-    /// Returns how many calls wait for the name in the local queue.
-    pub(crate) fn count_for(&self, name: &Name) -> usize {
+    /// Returns whether any call waits for the name that shares a place in Redis with others.
+    pub(crate) fn anybody_shares_place(&self, name: &Name) -> bool {
         let names = self.names.lock();
-        names.get(name).map_or(0, |queue| queue.waiters.len())
+        names
+            .get(name)
+            .is_some_and(|queue| queue.sharing_place().next().is_some())
     }
 
     /// Returns a lease of this client that makes Redis refuse the name to another lease,

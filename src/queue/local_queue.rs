@@ -182,6 +182,25 @@ impl LocalQueue {
             .unwrap_or(0)
     }
 
+    /// The indices of the first waiter and of the contender among those that share a place in
+    /// Redis: a call for a set in several slots waits here, but in no queue in Redis.
+    fn active_for_place(&self) -> [usize; 2] {
+        let first = self.sharing_place().next().map_or(0, |(n, _)| n);
+        let contender = (self.sharing_place()).find(|(_, waiter)| waiter.wakes_on_release);
+        [first, contender.map_or(first, |(n, _)| n)]
+    }
+
+    /// The waiters that share a place in Redis, with their indices.
+    pub(super) fn sharing_place(&self) -> impl Iterator<Item = (usize, &Waiter)> {
+        let waiters = self.waiters.iter().enumerate();
+        waiters.filter(|(_, waiter)| waiter.shares_place)
+    }
+
+    /// Returns whether a waiter other than this one shares a place in Redis.
+    pub(super) fn others_share_place(&self, id: u64) -> bool {
+        self.sharing_place().any(|(_, waiter)| waiter.id != id)
+    }
+
     /// Returns whether the contender shares a place in Redis with other calls of this client.
     pub(super) fn contender_shares_place(&self) -> bool {
         let contender = self.waiters.get(self.contender());
@@ -189,8 +208,9 @@ impl LocalQueue {
     }
 
     /// The indices of the waiters that send commands to Redis.
-    fn active(&self) -> [usize; 2] {
-        [0, self.contender()]
+    fn active(&self) -> [usize; 4] {
+        let [first, contender] = self.active_for_place();
+        [0, self.contender(), first, contender]
     }
 
     fn wake(&mut self, n: usize, must_try: bool, why: Wake) {

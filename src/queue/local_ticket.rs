@@ -82,9 +82,11 @@ impl QueueTicket<'_> {
         taken
     }
 
-    /// Returns whether other calls of this client wait for the name.
-    pub(crate) fn others_wait(&self) -> bool {
-        self.waiters.count_for(self.name) > usize::from(!self.has_left.get())
+    /// Returns whether other calls of this client wait for the name that share a place in Redis.
+    pub(crate) fn others_share_place(&self) -> bool {
+        let names = self.waiters.names.lock();
+        let queue = names.get(self.name);
+        queue.is_some_and(|queue| queue.others_share_place(self.id))
     }
 
     /// Leaves the queue.

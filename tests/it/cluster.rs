@@ -7,6 +7,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, unbounded};
 use leasehold::{Client, Error, Lost, MutexGuard, Unlocked};
 use redis::RedisResult;
+use support::fair::places_in;
 use support::{
     BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, MasterFailure, Outcome,
     PROCESSES, RESUME_WITHIN, SLACK, Server, WAKE_UPS, builder, client, contend_and_then,
@@ -19,6 +20,7 @@ support::tests![
     leases_are_renewed_on_every_master,
     name_whose_keys_would_have_different_slots_is_an_error,
     moved_slot_costs_one_redirect,
+    place_is_not_left_to_a_set_in_several_slots,
     unanswered_acquire_is_undone,
     password_is_sent_to_every_node
 ];
@@ -637,4 +639,30 @@ fn contenders_resume_after_the_master_is_paused() {
 
 fn contenders_resume_after_a_manual_failover() {
     assert_contenders_resume(MasterFailure::SwitchedByCommand);
+}
+
+/// The set waits for the release message: it could not use the place.
+fn place_is_not_left_to_a_set_in_several_slots() {
+    let cluster = shared();
+    let [one, two] = [(); 2].map(|()| client(&cluster.url()));
+    let [first, other] = [0, 1].map(|node| cluster.name_owned_by("left-place", node));
+    let queue = format!("leasehold:queue:{{{}}}", lock(&first));
+    let places = || places_in(cluster.node(0), &queue);
+    let guard = lock_within_30_s(&one, &first);
+    thread::scope(|scope| {
+        let alone = two.mutex(&*first);
+        let alone = scope.spawn(move || alone.try_lock_for(ms(2_000)).unwrap());
+        eventually(ms(30_000), || places() == 1 || alone.is_finished());
+        let set = two.mutex_all([&*first, &*other]);
+        let set = scope.spawn(move || set.try_lock_for(ms(60_000)).unwrap());
+        eventually(ms(30_000), || {
+            two.stats().waiting == 2 || alone.is_finished()
+        });
+        assert!(alone.join().unwrap().is_none());
+        // Sooner than the queue would expire.
+        eventually(ms(4_000), || places() == 0);
+        release(guard);
+        let set = set.join().unwrap().expect("the names are free");
+        assert_eq!(set.unlock().unwrap(), Unlocked::Released);
+    });
 }

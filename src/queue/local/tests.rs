@@ -173,7 +173,10 @@ fn call_that_took_a_hand_off_sees_the_others_that_wait() {
     let hold = held_for_an_hour(now);
     waiters.granted(&hold);
     let [first, second] = [(); 2].map(|()| waiters.join(&name, Some(TERMS), true));
-    assert!(first.others_wait() && second.others_wait());
+    for call in [&first, &second] {
+        call.set_shares_place(true);
+    }
+    assert!(first.others_share_place() && second.others_share_place());
     let handed = waiters.hand_off(&hold, hold.token(), false, now);
     assert!(handed.is_ok());
     let holding = |token| Holding {
@@ -188,9 +191,44 @@ fn call_that_took_a_hand_off_sees_the_others_that_wait() {
         first.take(now, TERMS.max_hold, holding),
         Some(Ok(_))
     ));
-    assert!(first.others_wait(), "it has left the queue itself");
+    assert!(first.others_share_place(), "it has left the queue itself");
     drop(second);
-    assert!(!first.others_wait());
+    assert!(!first.others_share_place());
+}
+
+/// As a call for a set in several slots of a cluster does.
+#[test]
+fn call_that_shares_no_place_takes_none_over() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let plain = waiters.join(&name, None, true);
+    plain.set_shares_place(true);
+    let set = waiters.join(&name, None, true);
+    assert!(!plain.others_share_place());
+    assert!(set.others_share_place() && waiters.anybody_shares_place(&name));
+    drop(plain);
+    assert!(!waiters.anybody_shares_place(&name) && waiters.anybody_for(&name));
+}
+
+#[test]
+fn calls_that_share_a_place_do_not_wait_behind_one_that_does_not() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let set = waiters.join(&name, None, true);
+    let plain = [(); 3].map(|()| waiters.join(&name, None, true));
+    for call in &plain {
+        call.set_shares_place(true);
+    }
+    let [first, second, third] = plain;
+    for active in [&set, &first] {
+        assert_eq!(active.position(NOW, false), Position::Contend);
+    }
+    for behind in [&second, &third] {
+        assert_eq!(behind.position(NOW, false), Position::Behind);
+        behind.parker();
+    }
+    drop(first);
+    assert!(is_woken(&second) && !is_woken(&third));
+    assert_eq!(second.position(NOW, false), Position::Contend);
+    assert_eq!(third.position(NOW, false), Position::Behind);
 }
 
 #[test]
