@@ -185,9 +185,14 @@ impl Mutex {
 
     /// Acquires the lock if it is free; returns `None` if another holder has it.
     ///
-    /// Returns within the command timeout, 1 s unless set. If this client itself holds the name,
-    /// or if one of its calls waits for it in the queue in Redis, the call returns `None` without
-    /// asking Redis. Otherwise it may overtake waiting clients.
+    /// Returns within the command timeout, 1 s unless set. In two cases the call returns `None`
+    /// without asking Redis:
+    ///
+    /// - This client itself holds the name.
+    /// - Another call of this client waits for the name in the queue in Redis, and no command of
+    ///   this client has failed since the last answer.
+    ///
+    /// Otherwise it may overtake waiting clients.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

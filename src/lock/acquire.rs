@@ -133,7 +133,9 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let remaining = loop {
         attempt.check_not_ended()?;
         let shared = attempt.shared();
-        if attempt.held_here().is_some() || shared.is_some_and(|shared| shared.is_taken) {
+        // Without an answer since, the place may be gone and the lock free.
+        let is_taken = || shared.is_some_and(|it| it.is_taken) && !attempt.silence.is_failing();
+        if attempt.held_here().is_some() || is_taken() {
             break None;
         }
         let is_behind = shared.is_some_and(|shared| shared.is_behind_others(Instant::now()));

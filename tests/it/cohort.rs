@@ -7,7 +7,9 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use leasehold::{Backoff, CancelToken, Client, Error, Mutex, MutexGuard, WaitPolicy};
+use leasehold::{
+    Backoff, CancelToken, Client, Error, HealthPart, HealthState, Mutex, MutexGuard, WaitPolicy,
+};
 use redis::{Connection, RedisResult};
 use support::fair::{
     PATIENCE, PLACES, QUEUE, queue_length, refresh_count, spawn_in_queue, unlock,
@@ -28,6 +30,7 @@ support::tests![
     full_server_does_not_end_the_use_of_queues,
     place_on_a_full_server_wants_tokens_for_the_next_call,
     try_lock_asks_nothing_while_a_call_of_its_client_has_a_place,
+    try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place,
     lost_place_is_replaced_over_a_new_connection,
     enter_without_a_reply_is_undone,
     shutdown_leaves_the_queue,
@@ -377,6 +380,36 @@ fn try_lock_asks_nothing_while_a_call_of_its_client_has_a_place() {
         unlock(waiting.join().unwrap());
     });
     drop(guard);
+}
+
+fn try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let here = Client::builder().url(proxy.url()).ttl(TTL);
+    let here = here.unreachable_for(PATIENCE).build().unwrap();
+    let [holder] = mutexes(&server);
+    let guard = lock(&holder);
+    let mutex = here.mutex("a");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| lock(&mutex));
+        wait_for_queue_length(&server, 1);
+        assert!(mutex.try_lock().unwrap().is_none());
+        proxy.set_all(Traffic::Stall);
+        // Its refresh gets no reply.
+        let is_failing = |part: &HealthPart| part.state == HealthState::Fails;
+        eventually(PATIENCE, || here.health().servers.iter().any(is_failing));
+        let failed = mutex.try_lock().unwrap_err();
+        proxy.set_all(Traffic::Pass);
+        assert!(
+            matches!(
+                failed,
+                Error::Unreachable { .. } | Error::CircuitOpen { .. }
+            ),
+            "{failed}"
+        );
+        unlock(guard);
+        unlock(waiting.join().unwrap());
+    });
 }
 
 fn lost_place_is_replaced_over_a_new_connection() {
