@@ -162,15 +162,18 @@ fn over_the_limit(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
 
 /// Finds holds whose token is not newer than that of a hold before: a resource that remembers the
 /// newest would reject them. A reader may share the token of a writer before it.
+///
+/// A hold is before another whose call returned later with a lease that certainly lasted until
+/// then. The server holds one of the two leases at a time, so it granted the later one later,
+/// whichever call began first.
 fn older_tokens(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
-    let (mut by_got, mut by_asked) = (holds.to_vec(), holds.to_vec());
+    let mut by_got = holds.to_vec();
     by_got.sort_by_key(|hold| hold.got);
-    by_asked.sort_by_key(|hold| hold.asked);
-    let mut earlier = by_got.into_iter().peekable();
+    let mut earlier = by_got.clone().into_iter().peekable();
     let (mut newest, mut newest_written) = (None::<&Hold>, None::<&Hold>);
     let mut found = Vec::new();
-    for hold in by_asked {
-        while let Some(before) = earlier.next_if(|before| before.got < hold.asked) {
+    for hold in by_got {
+        while let Some(before) = earlier.next_if(|before| before.got < hold.got) {
             newest = newest.into_iter().chain([before]).max_by_key(|it| it.token);
             // A server that loses data may lose the last writer's token with it.
             if !before.reads() && !is_in(before.got, excused) {
@@ -247,9 +250,12 @@ fn older_token_is_found() {
         let second = hold("write", token, [20, 30, 40]);
         assert_found(&[first.clone(), second], &[], count, "older token");
     }
-    // A call that began before the other had returned may have got its token first.
+    // The first lease had ended before the second was granted, whenever its call began.
     let second = hold("write", 6, [9, 30, 40]);
-    assert_found(&[first, second], &[], 0, "");
+    assert_found(&[first.clone(), second], &[], 1, "older token");
+    // A lease that has ended by the time when its call returns may be older than the other.
+    let ended = hold("write", 6, [9, 30, 30]);
+    assert_found(&[first, ended], &[], 0, "");
 }
 
 fn reader_with_a_token_before_the_last_writer_is_found() {
