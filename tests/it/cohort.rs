@@ -593,15 +593,16 @@ fn acquire_by_polling(connection: &mut Connection, pause: Duration) -> Duration 
 
 /// With `CHAOS=60`, polls for a minute every 1 ms and for a minute every 100 ms, and asserts how
 /// long that takes: `CHAOS=60 cargo test --all-features --test it -- cohort::poller_gets_in`.
+/// Otherwise asserts that for the best of a few rounds: the machine may be slow for some of them.
 fn poller_gets_in_between_contending_clients() {
     let seconds = std::env::var("CHAOS").ok();
     let seconds = seconds.map(|seconds| Duration::from_secs(seconds.parse().unwrap()));
     let server = Server::start();
     let mut connection = server.connection();
     amid_contenders::<8, _>(&server, |turns| {
-        for (pause, longest) in [(ms(1), ms(1_000)), (ms(100), PATIENCE)] {
+        for (pause, longest, rounds) in [(ms(1), ms(1_000), 5), (ms(100), PATIENCE, 2)] {
             let (began, mut waits) = (Instant::now(), Vec::new());
-            while seconds.map_or(waits.len() < 2, |seconds| began.elapsed() < seconds) {
+            while seconds.map_or(waits.len() < rounds, |seconds| began.elapsed() < seconds) {
                 // Its release is silent. The others must have noticed.
                 let before = turns.load(Ordering::SeqCst);
                 eventually(PATIENCE, || turns.load(Ordering::SeqCst) > before + 20);
@@ -609,12 +610,13 @@ fn poller_gets_in_between_contending_clients() {
             }
             waits.sort_unstable();
             let p99 = waits[(waits.len() - 1) * 99 / 100];
-            let most = waits[waits.len() - 1];
+            let (least, most) = (waits[0], waits[waits.len() - 1]);
             println!(
-                "every {pause:?}: {} times, p99 {p99:?}, max {most:?}",
+                "every {pause:?}: {} times, min {least:?}, p99 {p99:?}, max {most:?}",
                 waits.len()
             );
-            assert!(seconds.is_none() || p99 <= longest, "{waits:?}");
+            let judged = seconds.map_or(least, |_| p99);
+            assert!(judged <= longest, "{waits:?}");
         }
     });
 }
