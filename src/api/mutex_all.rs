@@ -50,7 +50,8 @@ use crate::protocol::primitive::Primitive;
 ///   no guard exists. [`Client::list`](crate::Client::list) shows it like any other lease.
 /// - A set keeps names for at most 5 s. Then it passes them on, and stays in the queue in which it
 ///   waits. A thread that holds a name and then locks a lower one could wait for ever for a set
-///   that waits for the name it holds; this way it gets the lower name within 5 s.
+///   that waits for the name it holds; this way it gets the lower name within 5 s for each waiting
+///   set ahead of it.
 /// - A process that is killed while its set waits keeps the names for at most 3 s.
 ///
 /// If a queue takes longer than 5 s, the set still gets its turn there. But if a lower name was

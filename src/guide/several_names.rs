@@ -17,7 +17,8 @@
 //!
 //! - **Name every lock in one call.** A thread that holds one name and then locks another can
 //!   deadlock with a thread that does it the other way round; two leases, unlike one, also end at
-//!   different times. A thread that waits for a name that a waiting set keeps gets it within 5 s.
+//!   different times. A thread that waits for a name that waiting sets keep gets it within 5 s for
+//!   each set ahead of it.
 //! - **In a cluster, give the names one hash tag**: `{order:7}:stock` and `{order:7}:bill`. Then
 //!   one script acquires them. Names of several slots take a round trip for each slot.
 //! - **Keep sets small.** A set of a thousand names keeps the server busy for milliseconds, during

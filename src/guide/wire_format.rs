@@ -57,11 +57,14 @@
 //!   [local hand-offs](crate::Mutex::local_handoffs) has no such release: it lasts at most 1 s and
 //!   one critical section. If each client waits with one thread, a program that sleeps until a
 //!   message is woken after at most 100 ms and one critical section. It gets the lock if its `SET`
-//!   arrives within those 2 ms. While a fair lock, a read-write lock or a set of that name waits,
-//!   there is no such moment.
-//! - For programs that poll, these are the times if each client waits with one thread. A program
-//!   that asks every 100 ms gets the lock within 30 s in 99 of 100 cases. One that asks every
-//!   millisecond gets it within a second.
+//!   arrives within those 2 ms.
+//! - Only releases of plain locks leave the lock free in this way, and none does while a fair lock
+//!   or a read-write lock is among the first 100 places of the queue. The release of a set, a fair
+//!   lock or a writer grants the lock to the next client at once. So the wait has no bound beside
+//!   sets, fair locks or writers that hold the lock in turn.
+//! - For programs that poll, these are the times beside plain locks, if each client waits with one
+//!   thread. A program that asks every 100 ms gets the lock within 30 s in 99 of 100 cases. One that
+//!   asks every millisecond gets it within a second.
 //! - Without the `PUBLISH`, or if a program or a person deletes the key, clients in the queue notice
 //!   that the lock is free at their next refresh, within 0.9 s. Until then, a program that asks
 //!   again at once gets it again.

@@ -895,7 +895,7 @@ fn silent_foreign_release_costs_at_most_one_refresh() {
     });
 }
 
-/// Adds a user who may use locks, but no queues; returns the URL with it.
+/// Adds a user with the permissions for locks without queues; returns the URL with it.
 fn url_without_rights_for_the_queue(server: &Server) -> String {
     let acl = "SETUSER earlier reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
                +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe +ping \

@@ -242,7 +242,7 @@ fn looping_plain_locks_do_not_starve_a_reader() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The reader is told that the name is free, and asks, after the set has asked again.
+/// The announcement of a release reaches the reader after the set has asked again.
 fn looping_set_does_not_starve_a_reader() {
     const READS: u64 = 5;
     let server = Server::start();
