@@ -15,6 +15,7 @@ use support::{Server, ms};
 
 const ROUNDS: usize = 7;
 const THREADS: usize = 8;
+/// How many hand-offs through Redis a round measures.
 const HAND_OFFS: usize = 200;
 
 fn sides(url: &str) -> Vec<Box<dyn Side>> {
@@ -94,17 +95,17 @@ impl Results {
 
     fn print(&self) {
         let points = |points: [f64; 3]| points.map(|point| format!("{point:.1}"));
-        let row = |ran: &Series| {
-            let [p50, p99, most] = points(ran.points(Window::gaps));
+        let row = |series: &Series| {
+            let [p50, p99, most] = points(series.points(Window::gaps));
             vec![
-                ran.label.to_owned(),
+                series.label.to_owned(),
                 p50,
                 p99,
                 most,
-                ran.spread(Window::acquisitions_per_s).show(0),
-                ran.spread(Window::jain_threads).show(3),
-                ran.spread(Window::requests_per_acquisition).show(3),
-                ran.spread(Window::client_cpu_per_acquisition).show(1),
+                series.spread(Window::acquisitions_per_s).show(0),
+                series.spread(Window::jain_threads).show(3),
+                series.spread(Window::requests_per_acquisition).show(3),
+                series.spread(Window::client_cpu_per_acquisition).show(1),
             ]
         };
         let mut over_redis = vec!["through Redis by hand, two processes".to_owned()];
@@ -127,8 +128,8 @@ impl Results {
 
     fn picture(&self) -> Picture {
         let (ours, pollers) = (&self.ours, &self.pollers);
-        let per_s = |ran: &Series| ran.spread(Window::acquisitions_per_s);
-        let requests = |ran: &Series| ran.spread(Window::requests_per_acquisition);
+        let per_s = |series: &Series| series.spread(Window::acquisitions_per_s);
+        let requests = |series: &Series| series.spread(Window::requests_per_acquisition);
         let gaps = vec![
             Row::range("Mutex, same process", ours.points(Window::gaps)).ours(),
             Row::range("pollers, same process", pollers.points(Window::gaps)),

@@ -28,11 +28,11 @@ use crate::url::Target;
 #[derive(Clone, Default)]
 #[must_use = "no client is made before `build` is called"]
 pub struct ClientBuilder {
-    place: Option<UrlSource>,
+    source: Option<UrlSource>,
     /// Whether two different kinds of deployment were set: one of them is a mistake.
-    has_two_places: bool,
+    has_two_sources: bool,
     /// Whether the servers are those of the environment, which setters override.
-    is_place_from_env: bool,
+    is_source_from_env: bool,
     /// The environment variables whose values other settings can contradict.
     variables: Vec<&'static str>,
     config: Config,
@@ -73,26 +73,26 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn url(self, url: impl Into<String>) -> Self {
-        self.at(UrlSource::Url(url.into()))
+        self.with_source(UrlSource::Url(url.into()))
     }
 
-    fn at(mut self, place: UrlSource) -> Self {
+    fn with_source(mut self, source: UrlSource) -> Self {
         let is_another =
-            |before: &UrlSource| mem::discriminant(before) != mem::discriminant(&place);
-        let is_override = mem::take(&mut self.is_place_from_env);
-        self.has_two_places |= !is_override && self.place.as_ref().is_some_and(is_another);
-        self.place = Some(place);
+            |before: &UrlSource| mem::discriminant(before) != mem::discriminant(&source);
+        let is_override = mem::take(&mut self.is_source_from_env);
+        self.has_two_sources |= !is_override && self.source.as_ref().is_some_and(is_another);
+        self.source = Some(source);
         self
     }
 
     /// Returns whether the servers have been set.
-    pub(super) fn has_place(&self) -> bool {
-        self.place.is_some()
+    pub(super) fn has_source(&self) -> bool {
+        self.source.is_some()
     }
 
     /// Notes that the environment has set the servers.
-    pub(super) fn place_is_from_env(mut self) -> Self {
-        self.is_place_from_env = true;
+    pub(super) fn source_is_from_env(mut self) -> Self {
+        self.is_source_from_env = true;
         self
     }
 
@@ -105,7 +105,7 @@ impl ClientBuilder {
     /// Returns whether the servers have been set by URLs with TLS.
     #[cfg(feature = "tls")]
     pub(super) fn has_tls(&self) -> bool {
-        let target = self.place.as_ref().map(UrlSource::target);
+        let target = self.source.as_ref().map(UrlSource::target);
         target.is_some_and(|target| target.is_ok_and(|mut target| target.has_tls()))
     }
 
@@ -121,7 +121,7 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn cluster(self, nodes: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        self.at(UrlSource::Cluster(strings(nodes)))
+        self.with_source(UrlSource::Cluster(strings(nodes)))
     }
 
     /// Sets the sentinels and the name of the master that they monitor.
@@ -142,7 +142,7 @@ impl ClientBuilder {
         sentinels: impl IntoIterator<Item = impl Into<String>>,
         master: impl Into<String>,
     ) -> Self {
-        self.at(UrlSource::Sentinel(strings(sentinels), master.into()))
+        self.with_source(UrlSource::Sentinel(strings(sentinels), master.into()))
     }
 
     /// Sets the certificate authorities to trust, as one or more concatenated PEM certificates.
@@ -203,7 +203,7 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn quorum<U: Into<String>>(self, urls: impl IntoIterator<Item = U>) -> Self {
-        self.at(UrlSource::Quorum(strings(urls)))
+        self.with_source(UrlSource::Quorum(strings(urls)))
     }
 
     /// Sets how long a lease lasts unless it is renewed, for locks without their own ttl.
@@ -519,18 +519,18 @@ impl ClientBuilder {
 
     /// Returns the settings if they are valid.
     pub(crate) fn check(self) -> Result<(Config, Target), Error> {
-        let Some(place) = self.place else {
+        let Some(source) = self.source else {
             return Err(Error::Config(
                 "no server is set: call ClientBuilder::url, cluster, sentinel or quorum".into(),
             ));
         };
-        if self.has_two_places {
+        if self.has_two_sources {
             return Err(Error::Config(
                 "set only one of url, cluster, sentinel and quorum".into(),
             ));
         }
         self.config.check_values()?;
-        let target = place.target()?;
+        let target = source.target()?;
         let rules = self.config.check_rules();
         rules.map_err(|error| with_variables(error, &self.variables, "LOCK_"))?;
         #[cfg(feature = "tls")]
@@ -566,7 +566,7 @@ fn strings(items: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
 impl fmt::Debug for ClientBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The URL may hold a password.
-        let target = self.place.as_ref().and_then(|place| place.target().ok());
+        let target = self.source.as_ref().and_then(|source| source.target().ok());
         let mut shown = f.debug_struct("ClientBuilder");
         shown.field("server", &target.map(|target| target.label()));
         #[cfg(feature = "tls")]

@@ -389,7 +389,7 @@ impl Client {
     pub fn health(&self) -> Health {
         let runtime = self.runtime();
         let until = Instant::now().after(runtime.deployment.command_timeout());
-        let (servers, needed) = runtime.deployment.health(until);
+        let (servers, needed) = runtime.deployment.check_health(until);
         let endpoints = runtime.endpoints.all();
         let subscribers = endpoints.iter().map(|endpoint| {
             let health = &endpoint.subscriber.health;

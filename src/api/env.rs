@@ -20,8 +20,8 @@ impl ClientBuilder {
     /// Adds the settings that environment variables contain.
     ///
     /// [`Client::from_env`](crate::Client::from_env) lists the variables. If a URL was set before,
-    /// the variables that say where Redis is are not read, and `REDIS_TLS_CA`, `REDIS_TLS_CERT` and
-    /// `REDIS_TLS_KEY` only if that URL is one with TLS. Setters called later override the
+    /// the variables for the server are not read. `REDIS_TLS_CA`, `REDIS_TLS_CERT` and
+    /// `REDIS_TLS_KEY` are then read only if that URL uses TLS. Setters called later override the
     /// environment.
     ///
     /// ```
@@ -53,9 +53,9 @@ fn builder(
             None => Ok(None),
         }
     };
-    let is_url_of_program = builder.has_place();
+    let is_url_of_program = builder.has_source();
     if !is_url_of_program {
-        builder = servers(builder, &text)?.place_is_from_env();
+        builder = servers(builder, &text)?.source_is_from_env();
     }
     builder = tls(builder, &text, is_url_of_program)?;
     for (name, set) in DURATIONS {

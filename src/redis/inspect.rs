@@ -1,4 +1,4 @@
-//! Reads what an operator can see: the keys on a server, and the numbers that belong to a lock.
+//! Reads for operators: the keys on a server, and the numbers that belong to a lock.
 
 use std::sync::Arc;
 use std::thread;
@@ -27,7 +27,7 @@ impl Deployment {
     }
 
     /// Pings all servers at once, until `until`. Also returns how many of them must work.
-    pub(crate) fn health(&self, until: Instant) -> (Vec<HealthPart>, usize) {
+    pub(crate) fn check_health(&self, until: Instant) -> (Vec<HealthPart>, usize) {
         let now = Instant::now();
         // The second half of the time is for the pings.
         let servers = self.all(now.after(now.until(until) / 2));
@@ -36,7 +36,7 @@ impl Deployment {
             Self::One(_) | Self::Cluster(_) => servers.len().max(1),
             Self::Quorum(quorum) => quorum.members.size.needed,
         };
-        (health_of_all(&servers, until), needed)
+        (check_health_of_all(&servers, until), needed)
     }
 
     /// Reads a number that belongs to a lock, or `None` if there is none. Over a quorum, the highest
@@ -77,7 +77,7 @@ impl Deployment {
 }
 
 /// Pings each server on its own thread; on this thread those for which no thread can be started.
-fn health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
+fn check_health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
     thread::scope(|scope| {
         let ask = |server: &Arc<Server>| {
             let server = Arc::clone(server);
@@ -165,7 +165,7 @@ impl Server {
                     Err(fault) => return Err(fault.into()),
                 };
                 match fence.as_deref() {
-                    // A counter of 0 is valid but no token: the scripts count on from it.
+                    // A counter of 0 is valid but no token: the scripts continue from it.
                     None | Some(b"0") => Ok(None),
                     Some(digits) => match FencingToken::parse(digits) {
                         Some(token) => Ok(Some(token.value())),

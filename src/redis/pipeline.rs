@@ -12,7 +12,7 @@ impl Server {
     /// Sends the calls of all `jobs` in one write over the caller's connection. Passes each reply
     /// to `settle`, in order, with the instant before the call was sent.
     ///
-    /// `follow` sends a call again that this server redirects to another node. A call without a
+    /// `follow` resends a call that this server redirects to another node. A call without a
     /// reply may have run. All calls must require the same number of replicas. Returns false if the
     /// connection must not be used again.
     pub(crate) fn batch<J>(
@@ -74,7 +74,7 @@ impl Server {
         if answers.iter().any(Result::is_ok) {
             self.answered(sent);
         }
-        // A server that answers "not now" may have been replaced: connect again.
+        // A server that did not run a call may have been replaced: connect again.
         let usable = alive
             && !answers
                 .iter()

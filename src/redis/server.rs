@@ -83,12 +83,12 @@ impl Server {
         until: Instant,
         counts: bool,
     ) -> Fault {
-        // A server whose reply is too large is not away.
-        let is_the_servers = match error.is_timeout() {
+        // A server whose reply is too large can be reached.
+        let is_servers_fault = match error.is_timeout() {
             true => self.had_time(sent, until),
             false => !Violation::is_too_large(&error),
         };
-        let counts = counts && is_the_servers;
+        let counts = counts && is_servers_fault;
         let cause = Cause::lost_reply(error, sent.until(Instant::now()));
         self.failed_by(Some(&cause), counts);
         if counts {
@@ -112,7 +112,7 @@ impl Server {
             .acquire_connection(until, cap_rule)
             .map_err(|refusal| match refusal {
                 GetError::NotYet(connect_error) => {
-                    let counts = connect_error.is_the_servers || self.had_time(asked, until);
+                    let counts = connect_error.is_servers_fault || self.had_time(asked, until);
                     self.connect_error(connect_error, counts)
                 }
                 GetError::Never(error) => Fault::Rejected(error),
@@ -150,7 +150,7 @@ impl Server {
         }
     }
 
-    /// Records that a command got no reply that counts.
+    /// Records a failure that does not count towards the circuit breaker.
     pub(crate) fn failed(&self) {
         self.failed_by(None, false);
     }

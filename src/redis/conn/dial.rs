@@ -30,7 +30,7 @@ pub(crate) struct ConnectError {
     /// The failure lasts until a setting is changed, as after a wrong password.
     pub(crate) is_final: bool,
     /// The server or the network is the reason, not the short time of the caller.
-    pub(crate) is_the_servers: bool,
+    pub(crate) is_servers_fault: bool,
 }
 
 impl ConnectError {
@@ -39,7 +39,7 @@ impl ConnectError {
         Self {
             cause,
             is_final: false,
-            is_the_servers: false,
+            is_servers_fault: false,
         }
     }
 
@@ -191,7 +191,7 @@ mod tests {
             ConnectError {
                 cause: Cause::text("refused"),
                 is_final: false,
-                is_the_servers: true,
+                is_servers_fault: true,
             },
         );
         dialing.abandon_current();
@@ -208,7 +208,7 @@ mod tests {
         let connect_error = ConnectError {
             cause: Cause::text("refused"),
             is_final: false,
-            is_the_servers: true,
+            is_servers_fault: true,
         };
         dialing.failed(at(0), connect_error.clone());
         let first = dialing.pause(at(0));

@@ -111,7 +111,7 @@ impl Pool {
                 logging::debug!(server = server; "no connection to {server}: {text}");
                 ConnectError {
                     is_final: is_final_at_logon(&error),
-                    is_the_servers: true,
+                    is_servers_fault: true,
                     cause: self.connector.no_connection(error),
                 }
             })
@@ -120,7 +120,7 @@ impl Pool {
             Err(ConnectError {
                 cause: Cause::text("connecting panicked"),
                 is_final: false,
-                is_the_servers: true,
+                is_servers_fault: true,
             })
         })
     }

@@ -55,7 +55,7 @@ pub(crate) struct ConnectRequest<'a> {
     /// How often dialing had failed when the request was made.
     failed_before: u64,
     /// Whether a dialer was already at work when the request was made.
-    pub(crate) is_late: bool,
+    pub(crate) dialer_was_at_work: bool,
 }
 
 /// Why a caller got no connection.
@@ -144,7 +144,7 @@ impl Pool {
     pub(crate) fn request(self: &Arc<Self>) -> Result<ConnectRequest<'_>, Error> {
         let mut state = self.state.lock();
         let failed_before = state.dialing.failed_times;
-        let is_late = state.dialing.is_at_work();
+        let dialer_was_at_work = state.dialing.is_at_work();
         let number = state.callers.join(Cap::Exempt, thread::current());
         let started = self.ensure_dialer(&mut state, Instant::now());
         drop(state);
@@ -152,7 +152,7 @@ impl Pool {
             pool: self,
             number,
             failed_before,
-            is_late,
+            dialer_was_at_work,
         };
         started.map(|()| request)
     }

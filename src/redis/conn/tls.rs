@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_with_the_end_of_the_handshake_is_read() {
+    fn reply_sent_with_the_last_message_of_the_handshake_is_read() {
         install_provider();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();

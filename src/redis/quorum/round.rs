@@ -78,7 +78,7 @@ pub(super) struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    /// A round that sends `call`, or PING if there is none.
+    /// Returns a round that sends `call`, or PING if there is none.
     pub(in crate::redis) fn new(
         members: &'a Members,
         call: Option<Call<'a>>,
@@ -128,7 +128,7 @@ impl<'a> Round<'a> {
     }
 
     /// Counts `server` as failed because of `fault`.
-    fn fault_of(&mut self, server: &'a Server, fault: Fault) {
+    fn note_fault(&mut self, server: &'a Server, fault: Fault) {
         self.faults.push((server, fault));
         self.votes.count(None);
     }
@@ -146,13 +146,13 @@ impl<'a> Round<'a> {
                 self.votes.count(Some(Answer::Gone));
             } else if is_enough && member.is_down() {
                 let cause = Cause::text("down; skipped until it replies again");
-                self.fault_of(server, Fault::NotRun(cause));
+                self.note_fault(server, Fault::NotRun(cause));
             } else {
                 self.slots.push(Slot {
                     server,
                     member,
                     connection: None,
-                    // Earlier reads may have buffered more than one reply.
+                    // The first replies may be buffered already: they are read without the socket.
                     is_ready: false,
                     sent_source: false,
                 });
@@ -269,7 +269,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reads the reply of the n-th server if it is there, after unread replies of earlier calls.
+    /// Reads the reply of the n-th server if it has arrived, after unread replies of earlier calls.
     fn read_one(&mut self, n: usize, began: Instant) -> Option<Answer> {
         loop {
             let slot = self.slots.get_mut(n)?;
@@ -308,8 +308,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Records how a server did that has replied to the call; returns its answer unless it is an
-    /// error.
+    /// Records a server's reply to the call; returns its answer unless it is an error.
     fn answered(
         &mut self,
         server: &'a Server,
@@ -334,7 +333,7 @@ impl<'a> Round<'a> {
             server.failed();
             member.mark_down();
         }
-        self.fault_of(server, fault);
+        self.note_fault(server, fault);
         None
     }
 
@@ -363,6 +362,6 @@ impl<'a> Round<'a> {
         }
         let now = Instant::now();
         let cause = Cause::lost_reply(error, self.sent.unwrap_or(now).until(now));
-        self.fault_of(server, Fault::Unknown(cause));
+        self.note_fault(server, Fault::Unknown(cause));
     }
 }

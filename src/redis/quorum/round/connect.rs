@@ -1,4 +1,4 @@
-//! The connections of a round: idle ones, and new ones while they come about as soon.
+//! The connections of a round: idle ones, and new ones that are ready soon enough.
 
 use std::thread;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_millis(10);
 type Requested<'a> = (usize, ConnectRequest<'a>);
 
 impl<'a> Round<'a> {
-    /// Gets connections: as many as a majority needs, and others that are ready about as soon.
+    /// Gets connections: as many as a majority needs, and others that are ready soon after: [`GRACE`].
     pub(super) fn connect(&mut self) -> Result<(), Fault> {
         let mut requested = Vec::new();
         for (n, slot) in self.slots.iter_mut().enumerate() {
@@ -54,14 +54,14 @@ impl<'a> Round<'a> {
                 by = by.min(now.after(GRACE.max(start.until(now))));
             }
             if had_enough {
-                // The call that requested them first waits for these.
-                requested.retain(|(_, request)| !request.is_late);
+                // The other connections were requested by an earlier call, which waits for them.
+                requested.retain(|(_, request)| !request.dialer_was_at_work);
             }
             let is_hopeless = connected + requested.len() < enough;
             if requested.is_empty() || is_hopeless || now >= by {
                 break;
             }
-            // Each pool unparks this thread; one that comes before is not missed.
+            // Each pool unparks this thread. If one did before, this returns at once.
             thread::park_timeout(nap(now, by));
         }
     }
@@ -84,7 +84,7 @@ impl<'a> Round<'a> {
             },
         );
         for (server, fault) in failed {
-            self.fault_of(server, fault);
+            self.note_fault(server, fault);
         }
     }
 
@@ -99,7 +99,7 @@ impl<'a> Round<'a> {
             if !self.faults.iter().any(has_failed) {
                 server.failed();
                 let cause = server.pool.last_failure();
-                self.fault_of(server, Fault::NotRun(cause));
+                self.note_fault(server, Fault::NotRun(cause));
             }
         }
     }
