@@ -115,6 +115,8 @@ pub enum Error {
     ///   [`is_held`](crate::MutexGuard::is_held) returns true. This renewal does not count.
     #[non_exhaustive]
     NotReplicated {
+        /// The master, without its password.
+        server: String,
         /// How many replicas acknowledged.
         acknowledged: usize,
         /// How many replicas had to acknowledge.
@@ -127,6 +129,8 @@ pub enum Error {
     /// [`key_prefix`](crate::ClientBuilder::key_prefix), or delete the key.
     #[non_exhaustive]
     WrongType {
+        /// The server, without its password.
+        server: String,
         /// The key in Redis.
         key: String,
     },
@@ -137,6 +141,8 @@ pub enum Error {
     /// in use.
     #[non_exhaustive]
     BadFence {
+        /// The server, without its password.
+        server: String,
         /// The key in Redis.
         key: String,
     },
@@ -243,8 +249,23 @@ impl Error {
         match self {
             Self::Unreachable { server, .. }
             | Self::CircuitOpen { server, .. }
-            | Self::Refused { server, .. } => Some(server),
+            | Self::Refused { server, .. }
+            | Self::NotReplicated { server, .. }
+            | Self::WrongType { server, .. }
+            | Self::BadFence { server, .. } => Some(server),
             _ => None,
+        }
+    }
+
+    /// Returns the message of an error reply, for a text that names the server itself.
+    pub(crate) fn without_server(&self) -> String {
+        match self {
+            Self::Refused {
+                command, answer, ..
+            } => format!("{command} refused: {answer}"),
+            Self::WrongType { key, .. } => wrong_type(key, ""),
+            Self::BadFence { key, .. } => bad_fence(key, ""),
+            error => error.to_string(),
         }
     }
 
@@ -321,23 +342,21 @@ impl fmt::Display for Error {
                 answer,
             } => write_refusal(f, server, command, answer),
             Self::NotReplicated {
+                server,
                 acknowledged: done,
                 wanted,
             } => write!(
                 f,
-                "only {done} of the {wanted} replicas required by min_replicas acknowledged in \
-                 time: check that they are up and not lagging, or ask for fewer or for more time"
+                "only {done} of the {wanted} replicas required by min_replicas acknowledged to \
+                 {server} in time: check that they are up and not lagging, or ask for fewer or \
+                 for more time"
             ),
-            Self::WrongType { key } => write!(
-                f,
-                "the key {key} exists but is not a string: another program uses it; \
-                 rename the lock, set another key_prefix, or delete the key"
-            ),
-            Self::BadFence { key } => write!(
-                f,
-                "the key {key} does not contain a fencing token (an integer below 2^53): another \
-                 program wrote it; delete it once no token drawn from it can be in use"
-            ),
+            Self::WrongType { server, key } => {
+                f.write_str(&wrong_type(key, &format!(" at {server}")))
+            }
+            Self::BadFence { server, key } => {
+                f.write_str(&bad_fence(key, &format!(" at {server}")))
+            }
             Self::AttemptsUsedUp { attempts } => {
                 write!(
                     f,
@@ -352,6 +371,20 @@ impl fmt::Display for Error {
             }
         }
     }
+}
+
+fn wrong_type(key: &str, at: &str) -> String {
+    format!(
+        "the key {key}{at} exists but is not a string: another program uses it; \
+         rename the lock, set another key_prefix, or delete the key"
+    )
+}
+
+fn bad_fence(key: &str, at: &str) -> String {
+    format!(
+        "the key {key}{at} does not contain a fencing token (an integer below 2^53): another \
+         program wrote it; delete it once no token drawn from it can be in use"
+    )
 }
 
 fn write_refusal(
@@ -435,9 +468,61 @@ mod tests {
         assert!(!refused.is_retryable());
         assert_eq!(refused.server(), Some("h:1"));
         assert!(Error::AttemptsUsedUp { attempts: 3 }.is_retryable());
+        for error in [
+            Error::NotReplicated {
+                server: server(),
+                acknowledged: 0,
+                wanted: 1,
+            },
+            Error::WrongType {
+                server: server(),
+                key: "lock:a".into(),
+            },
+            Error::BadFence {
+                server: server(),
+                key: "leasehold:fence:{lock:a}".into(),
+            },
+        ] {
+            let text = error.to_string();
+            assert!(text.contains(" h:1 "), "{text}");
+            assert_eq!(error.server(), Some("h:1"), "{text}");
+        }
         let lost = Error::from(Lost::Taken);
         assert_eq!((lost.lost(), lost.server()), (Some(Lost::Taken), None));
         assert!(!lost.is_retryable() && !Error::Closed.is_retryable());
+    }
+
+    #[test]
+    fn a_text_that_names_the_server_itself_gets_the_error_without_it() {
+        let server = || "h:1".to_owned();
+        let key = || "lock:a".to_owned();
+        for (error, words) in [
+            (
+                Error::Refused {
+                    server: server(),
+                    command: "acquire",
+                    answer: "OOM".into(),
+                },
+                "acquire refused: OOM",
+            ),
+            (
+                Error::WrongType {
+                    server: server(),
+                    key: key(),
+                },
+                "the key lock:a exists but is not a string",
+            ),
+            (
+                Error::BadFence {
+                    server: server(),
+                    key: key(),
+                },
+                "the key lock:a does not contain a fencing token",
+            ),
+        ] {
+            let text = error.without_server();
+            assert!(text.starts_with(words) && !text.contains("h:1"), "{text}");
+        }
     }
 
     /// An error with a cause that it does not repeat.

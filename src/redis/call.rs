@@ -161,6 +161,7 @@ impl Server {
         };
         if acknowledged < replicas.wanted {
             return Err(Fault::NotReplicated(Error::NotReplicated {
+                server: self.label().to_owned(),
                 acknowledged,
                 wanted: replicas.wanted,
             }));

@@ -116,9 +116,7 @@ impl Fault {
     /// Returns the text of the fault for a message that names the server itself.
     pub(super) fn without_server(&self) -> String {
         match self {
-            Self::Rejected(Error::Refused {
-                command, answer, ..
-            }) => format!("{command} refused: {answer}"),
+            Self::Rejected(error) => error.without_server(),
             fault => fault.to_string(),
         }
     }

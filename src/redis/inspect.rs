@@ -153,6 +153,7 @@ impl Server {
             Gauge::Token => {
                 let bad = || {
                     Fault::Rejected(Error::BadFence {
+                        server: self.label().to_owned(),
                         key: shown(keys.fence()),
                     })
                 };

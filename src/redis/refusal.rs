@@ -36,9 +36,16 @@ impl Server {
             let key = call.keys.get(kind).and_then(|keys| keys.get(which));
             shown(key.map_or(&[][..], Vec::as_slice))
         };
+        let server = || self.label().to_owned();
         match meaning(error) {
-            Meaning::WrongType => Fault::Rejected(Error::WrongType { key: key(0) }),
-            Meaning::BadFence => Fault::Rejected(Error::BadFence { key: key(1) }),
+            Meaning::WrongType => Fault::Rejected(Error::WrongType {
+                server: server(),
+                key: key(0),
+            }),
+            Meaning::BadFence => Fault::Rejected(Error::BadFence {
+                server: server(),
+                key: key(1),
+            }),
             _ => self.refusal(call.script.name, error, || call.rights()),
         }
     }

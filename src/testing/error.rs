@@ -98,10 +98,11 @@ pub fn refused(
 /// ```
 /// use leasehold::testing::error;
 ///
-/// assert!(error::not_replicated(1, 2).may_be_held());
+/// assert!(error::not_replicated("redis-1:6379", 1, 2).may_be_held());
 /// ```
-pub fn not_replicated(acknowledged: usize, wanted: usize) -> Error {
+pub fn not_replicated(server: impl Into<String>, acknowledged: usize, wanted: usize) -> Error {
     Error::NotReplicated {
+        server: server.into(),
         acknowledged,
         wanted,
     }
@@ -112,10 +113,14 @@ pub fn not_replicated(acknowledged: usize, wanted: usize) -> Error {
 /// ```
 /// use leasehold::testing::error;
 ///
-/// assert!(error::wrong_type("lock:report").to_string().contains("lock:report"));
+/// let error = error::wrong_type("redis-1:6379", "lock:report");
+/// assert!(error.to_string().contains("lock:report at redis-1:6379"));
 /// ```
-pub fn wrong_type(key: impl Into<String>) -> Error {
-    Error::WrongType { key: key.into() }
+pub fn wrong_type(server: impl Into<String>, key: impl Into<String>) -> Error {
+    Error::WrongType {
+        server: server.into(),
+        key: key.into(),
+    }
 }
 
 /// Makes an [`Error::BadFence`] about a key.
@@ -123,11 +128,14 @@ pub fn wrong_type(key: impl Into<String>) -> Error {
 /// ```
 /// use leasehold::testing::error;
 ///
-/// let error = error::bad_fence("leasehold:fence:{lock:report}");
+/// let error = error::bad_fence("redis-1:6379", "leasehold:fence:{lock:report}");
 /// assert!(!error.is_retryable());
 /// ```
-pub fn bad_fence(key: impl Into<String>) -> Error {
-    Error::BadFence { key: key.into() }
+pub fn bad_fence(server: impl Into<String>, key: impl Into<String>) -> Error {
+    Error::BadFence {
+        server: server.into(),
+        key: key.into(),
+    }
 }
 
 /// Makes an [`Error::AttemptsUsedUp`].
@@ -223,12 +231,16 @@ mod tests {
                 "after 5 failures at h:1 (last: no reply)",
             ),
             (refused("h:1", "acquire", "OOM full"), "refused", "OOM full"),
-            (not_replicated(1, 2), "not_replicated", "1 of the 2"),
-            (wrong_type("lock:a"), "wrong_type", "lock:a"),
             (
-                bad_fence("leasehold:fence:{lock:a}"),
+                not_replicated("h:1", 1, 2),
+                "not_replicated",
+                "acknowledged to h:1",
+            ),
+            (wrong_type("h:1", "lock:a"), "wrong_type", "lock:a at h:1"),
+            (
+                bad_fence("h:1", "leasehold:fence:{lock:a}"),
                 "bad_fence",
-                "{lock:a}",
+                "{lock:a} at h:1",
             ),
             (attempts_used_up(3), "attempts_used_up", "3 attempts"),
             (lost(Lost::Expired), "lost", "expired"),

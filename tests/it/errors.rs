@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder, Error};
-use support::{BlackHole, Proxy, Server, Traffic, free_port, ms, refusing_url};
+use support::{
+    BlackHole, Cluster, ClusterSetup, Proxy, Server, Traffic, free_port, ms, refusing_url,
+};
 
 support::tests![
     unreachable_server_is_named_with_its_last_error,
@@ -18,6 +20,7 @@ support::tests![
     full_client_table_is_quoted,
     errors_of_a_replica_and_a_full_server_say_what_to_do,
     failing_server_of_several_is_named,
+    server_of_a_bad_key_or_of_missing_replicas_is_named,
     errors_without_an_outage_repeat_nothing,
     #[cfg(feature = "tls")]
     tls::tls_on_a_plain_port_suggests_redis_url,
@@ -277,6 +280,43 @@ fn failing_server_of_several_is_named() {
         let text = without_repetition(&try_lock(&client));
         assert!(text.contains(&format!("127.0.0.1:{one}")), "{text}");
         assert!(text.contains("Connection refused"), "{text}");
+    }
+}
+
+#[track_caller]
+fn assert_named(error: &Error, port: u16) {
+    let address = format!("127.0.0.1:{port}");
+    assert_eq!(error.server(), Some(&*address), "{error:?}");
+    let text = without_repetition(error);
+    assert!(text.contains(&address), "{text}");
+}
+
+fn server_of_a_bad_key_or_of_missing_replicas_is_named() {
+    let one = Server::start();
+    one.run("RPUSH", &["lock:list", "x"]);
+    one.run("SET", &["leasehold:fence:{lock:a}", "x"]);
+    let client = patient_client(one.url());
+    let replicated = client.mutex("b").min_replicas(1, ms(10));
+    for error in [
+        client.mutex("list").try_lock().unwrap_err(),
+        client.mutex("list").inspect().unwrap_err(),
+        client.mutex("a").lock().unwrap_err(),
+        client.mutex("a").last_fencing_token().unwrap_err(),
+        client.mutex_all(["b", "list"]).lock().unwrap_err(),
+        replicated.lock().unwrap_err(),
+    ] {
+        assert_named(&error, one.port());
+    }
+
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let client = patient_client(cluster.url());
+    for n in 0..3 {
+        let node = cluster.node(n);
+        let name = cluster.name_owned_by("a", n);
+        node.run("SET", &[&format!("leasehold:fence:{{lock:{name}}}"), "x"]);
+        let error = client.mutex(&name).lock().unwrap_err();
+        assert!(matches!(error, Error::BadFence { .. }), "{error:?}");
+        assert_named(&error, node.port());
     }
 }
 
