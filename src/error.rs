@@ -165,7 +165,7 @@ pub enum Error {
     /// The client was shut down. Make another client.
     ///
     /// You do not hold the lock. An attempt that was in progress may have acquired it, for up to
-    /// its ttl.
+    /// its ttl. A call that began after the shutdown has acquired nothing.
     Closed,
 
     /// The call was cancelled by its [`CancelToken`](crate::CancelToken).
@@ -191,8 +191,9 @@ impl Error {
     ///
     /// That is possible if a command got no reply, or if too few replicas acknowledged it. The
     /// command is undone in the background, and the lock expires after its ttl at the latest.
-    /// Also true for [`Cancelled`](Self::Cancelled), which does not tell whether the call had sent
-    /// a command.
+    /// Also true for [`Cancelled`](Self::Cancelled) and [`Closed`](Self::Closed), which do not tell
+    /// whether the call had sent a command: a call that began after the token was cancelled or the
+    /// client was shut down sent none.
     ///
     /// ```
     /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
@@ -204,7 +205,7 @@ impl Error {
     pub fn may_be_held(&self) -> bool {
         matches!(
             self,
-            Self::Unreachable { .. } | Self::NotReplicated { .. } | Self::Cancelled
+            Self::Unreachable { .. } | Self::NotReplicated { .. } | Self::Cancelled | Self::Closed
         )
     }
 
@@ -592,5 +593,19 @@ mod tests {
         };
         assert!(error.to_string().contains("replica"), "{error}");
         assert!(error.may_be_held());
+    }
+
+    #[test]
+    fn an_error_says_whether_the_lock_may_be_held() {
+        for error in [Error::Cancelled, Error::Closed] {
+            assert!(error.may_be_held(), "the call may have sent a command");
+        }
+        for error in [
+            Error::from(Lost::Taken),
+            Error::Config("no name".into()),
+            Error::AttemptsUsedUp { attempts: 3 },
+        ] {
+            assert!(!error.may_be_held(), "{error}");
+        }
     }
 }
