@@ -19,7 +19,7 @@ use crate::lock::acquire::WaitLimit;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
-use crate::protocol::primitive::{AtRelease, Primitive};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Cap;
 use crate::token::FencingToken;
@@ -40,8 +40,9 @@ use crate::token::FencingToken;
 /// arrive later do not delay a writer: it waits only for calls ahead of it in the queue and for
 /// sections already running.
 ///
-/// The limits described there for processes that die, pauses and lost messages apply here, too. A
-/// reader that crashes keeps writers out until its own lease ends, whatever other readers do.
+/// The limits described there for processes that die, pauses and lost messages apply here, too; for
+/// `try_read` and `try_write`, those of `try_lock`. A reader that crashes keeps writers out until
+/// its own lease ends, whatever other readers do.
 ///
 /// # Other locks of this name
 ///
@@ -520,21 +521,8 @@ impl RwLock {
     ///
     /// The errors of [`Mutex::force_unlock`].
     pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
-        let mutex = self.as_mutex();
-        if mutex.force_unlock_from(holder)? {
-            return Ok(true);
-        }
-        if holder.holder_id().is_none() {
-            return Ok(false);
-        }
-        let is_released = mutex.release_by(self.reader.release(holder.seen(), AtRelease::Plain))?;
-        if is_released {
-            logging::warn!(
-                name:% = self.reader;
-                "forced the release of a reader of {}, {holder:?}", self.reader
-            );
-        }
-        Ok(is_released)
+        // The script of a release takes out a writer as well as a reader.
+        self.as_mutex().force_unlock_from(holder)
     }
 
     /// Returns a mutex of this name: its calls for operators use the same key, queue and fence.

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use leasehold::{
-    Backoff, CancelToken, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, RwLockReadGuard,
-    Unlocked, WaitPolicy,
+    Backoff, CancelToken, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, RwHolders,
+    RwLockReadGuard, Unlocked, WaitPolicy,
 };
 use log::Level;
 use support::{
@@ -341,9 +341,16 @@ fn a_forced_release_is_logged_with_its_holder_in_short_form() {
     assert!(mutex.force_unlock().unwrap());
     let semaphore = one.semaphore("log-forced-permit", 2);
     assert!(semaphore.force_release(permit.holder_id()).unwrap());
+    let rw_lock = one.rw_lock("log-forced-reader");
+    let reading = rw_lock.read().unwrap();
+    let Some(RwHolders::Readers(readers)) = rw_lock.inspect().unwrap() else {
+        panic!("a reader holds it");
+    };
+    assert!(rw_lock.force_unlock_from(&readers[0]).unwrap());
     for (name, id) in [
         ("log-forced-lock", guard.holder_id()),
         ("log-forced-permit", permit.holder_id()),
+        ("log-forced-reader", reading.holder_id()),
     ] {
         let mut records = log_records_about(name);
         records.retain(|line| line.message.starts_with("forced the release of "));
