@@ -180,6 +180,7 @@ const ROUGHLY_TIMED: &[Listed] = &[
 
 const TIMED: &[Listed] = &[
     batching::TIMED,
+    cancel::TIMED,
     fair::TIMED,
     local_handoff::TIMED,
     lock::TIMED,
