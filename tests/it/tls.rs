@@ -307,6 +307,7 @@ fn a_peer_that_speaks_no_tls_is_named_at_once() {
                 ("rediss", ""),
                 ("rediss+cluster", ""),
                 ("rediss+sentinel", "/m"),
+                ("rediss+quorum", ""),
             ] {
                 let url = format!("{scheme}://localhost:{}{path}", peer.port());
                 let client = trusting(1)
