@@ -20,10 +20,12 @@ pub(crate) use crate::args::run::Run;
 
 /// Runs commands under distributed locks kept in Redis or Valkey, and shows who holds them.
 ///
-/// The server is read from --url, else from REDIS_URL, else from REDIS_HOST, REDIS_PORT,
-/// REDIS_USERNAME, REDIS_PASSWORD and REDIS_DB. The default is 127.0.0.1:6379. LOCK_TTL_MS,
-/// LOCK_RENEW_INTERVAL_MS, LOCK_KEY_PREFIX and LOCK_CONNECTION_NAME are read too. Results go to
-/// standard output, messages to standard error.
+/// The server is read from --url, else from REDIS_URL or, for a quorum, REDIS_URLS, else from
+/// REDIS_HOST, REDIS_PORT, REDIS_USERNAME, REDIS_PASSWORD and REDIS_DB. The default is
+/// 127.0.0.1:6379. REDIS_TLS_CA, REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. These
+/// variables set what no option sets: LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_CONNECT_TIMEOUT_MS,
+/// LOCK_COMMAND_TIMEOUT_MS, LOCK_UNREACHABLE_FOR_MS, LOCK_KEY_PREFIX and LOCK_CONNECTION_NAME.
+/// Results go to standard output, messages to standard error.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_long_help = TABLE)]
 pub(crate) struct Cli {
@@ -189,6 +191,23 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_names_every_variable_that_a_client_reads() {
+        let table = include_str!("../../api/client.rs").lines();
+        let rows = table.filter_map(|line| line.trim().strip_prefix("/// | `")?.split('|').next());
+        let variables = rows
+            .flat_map(|names| names.split(['`', ',', ' ']))
+            .filter(|name| name.starts_with("REDIS_") || name.starts_with("LOCK_"));
+        let variables: Vec<&str> = variables.collect();
+        assert!(variables.len() >= 17, "{variables:?}");
+        let help = Cli::command().render_long_help().to_string();
+        let is_end = |c: char| !c.is_ascii_uppercase() && c != '_';
+        for variable in variables {
+            let is_named = help.split(is_end).any(|word| word == variable);
+            assert!(is_named, "{variable} is not in:\n{help}");
+        }
     }
 
     #[track_caller]

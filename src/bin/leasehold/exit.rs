@@ -46,7 +46,8 @@ Exit codes:
   124  the command was ended by --max-hold
   126  the command cannot be run
   127  the command was not found
-  128 + n  the command, or the wait for the lock, was ended by signal n";
+  128 + n  the command, the wait for the lock, or `top` was ended by signal n
+  141  the reader of standard output has ended";
 
 /// The end of the program: its exit code and message.
 #[derive(Debug)]

@@ -1,6 +1,7 @@
 //! Promise: `leasehold run` exits with the code of its command, or one that says why it did not run.
 
 use std::ffi::OsStr;
+use std::fs;
 use std::io::BufReader;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Stdio;
@@ -15,6 +16,7 @@ support::tests![
     usage_outage_and_refusal_have_their_exit_codes,
     lock_that_another_program_replaced_counts_as_lost,
     wait_that_ends_with_an_open_breaker_exits_69,
+    output_that_cannot_be_written_has_its_exit_codes,
     command_gets_token_and_name_in_its_environment
 ];
 
@@ -120,6 +122,25 @@ fn wait_that_ends_with_an_open_breaker_exits_69() {
     server.pause();
     let args = ["run", "a", "--wait", "5500ms", "--", "true"];
     assert_eq!(code(&server.url(), &args), 69);
+}
+
+fn output_that_cannot_be_written_has_its_exit_codes() {
+    let server = Server::start();
+    let _held = hold(&server);
+    for args in [&["list"][..], &["status", "a"], &["top", "--count", "1"]] {
+        let written_to = |output: Stdio| {
+            let mut command = program(&server.url());
+            let command = command.args(args).stdout(output).stderr(Stdio::null());
+            command.status().unwrap().code()
+        };
+        // Only Linux has this device.
+        if let Ok(full) = fs::OpenOptions::new().write(true).open("/dev/full") {
+            assert_eq!(written_to(full.into()), Some(74), "{args:?}");
+        }
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        assert_eq!(written_to(writer.into()), Some(141), "{args:?}");
+    }
 }
 
 fn command_gets_token_and_name_in_its_environment() {
