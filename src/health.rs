@@ -16,11 +16,13 @@ use std::time::{Duration, SystemTime};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// The servers, all of which were just checked: one, the known masters of a cluster, or all of
-    /// a quorum.
+    /// The servers, all of which were just checked.
+    ///
+    /// One, the known masters of a cluster, or all of a quorum.
     pub servers: Vec<HealthPart>,
-    /// The subscriber threads, one for each server in use. While one fails, waiters retry after
-    /// pauses instead of being woken.
+    /// The subscriber threads, one for each server in use.
+    ///
+    /// While one fails, waiters retry after pauses instead of being woken.
     pub subscribers: Vec<HealthPart>,
     /// The io threads, which renew held leases, one for each server in use.
     pub renewers: Vec<HealthPart>,

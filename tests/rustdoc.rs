@@ -9,10 +9,11 @@ const NOT_RUN: [&str; 2] = ["tls_root", "tls_client_cert"];
 /// The longest first line, in characters as a reader sees them.
 const LONGEST: usize = 99;
 
-/// A public type or function.
+/// A public type, function or field.
 struct Item {
     place: String,
     name: String,
+    is_field: bool,
     /// The lines before it that belong to it: documentation and attributes.
     lines: Vec<String>,
 }
@@ -57,20 +58,42 @@ fn missing_examples_and_long_first_lines_are_detected() {
         )]
         pub struct Lock;
 
+        pub struct Part {
+            /// The servers, all of which were just checked: one, the known masters of a cluster, or
+            /// all of a quorum.
+            pub servers: Vec<String>,
+            hidden: u64,
+        }
+
+        totals! {
+            /// Attempts.
+            attempts,
+        }
+
         /// Only the crate sees it.
         pub(crate) fn hidden() {}";
     let items = items_of("lib.rs", source);
     let names: Vec<&str> = items.iter().map(|item| item.name.as_str()).collect();
-    assert_eq!(names, ["name", "owner", "Lock"]);
+    assert_eq!(
+        names,
+        ["name", "owner", "Lock", "Part", "servers", "attempts"]
+    );
     let faulty = |fault: fn(&Item) -> Option<String>| {
         let has_fault: Vec<bool> = items.iter().map(|item| fault(item).is_some()).collect();
         has_fault
     };
-    assert_eq!(faulty(Item::example_fault), [true, true, false]);
-    assert_eq!(faulty(Item::summary_fault), [false, false, true]);
+    assert_eq!(
+        faulty(Item::example_fault),
+        [true, true, false, true, false, false]
+    );
+    assert_eq!(
+        faulty(Item::summary_fault),
+        [false, false, true, false, true, false]
+    );
 }
 
-/// Returns the public items of the library. The lint `unreachable_pub` rejects any other `pub`.
+/// Returns the public items of the library, and their public fields. The lint `unreachable_pub`
+/// rejects any other `pub`.
 fn public_items() -> Vec<Item> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut items = Vec::new();
@@ -98,18 +121,22 @@ fn items_of(file: &str, source: &str) -> Vec<Item> {
     let lines: Vec<&str> = source.lines().map(str::trim).collect();
     let mut items = Vec::new();
     for (n, line) in lines.iter().enumerate() {
-        let Some(name) = public_name(line) else {
+        let before = lines[..n].last().unwrap_or(&"");
+        let item = public_name(line).map(|name| (name, false));
+        let field = || Some((field_name(line, before)?, true));
+        let Some((name, is_field)) = item.or_else(field) else {
             continue;
         };
-        let own = lines[..n]
-            .iter()
-            .rev()
-            .take_while(|line| belongs_to_next(line));
+        let own = lines[..n].iter().rev().take_while(|line| match is_field {
+            true => line.starts_with(['/', '#']),
+            false => belongs_to_next(line),
+        });
         let mut own: Vec<String> = own.map(ToString::to_string).collect();
         own.reverse();
         items.push(Item {
             place: format!("src/{file}:{}", n + 1),
             name,
+            is_field,
             lines: own,
         });
     }
@@ -124,6 +151,18 @@ fn public_name(line: &str) -> Option<String> {
     let rest = kinds.iter().find_map(|kind| declared.strip_prefix(kind))?;
     let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_' && c != '$');
     Some(rest[..end.unwrap_or(rest.len())].to_owned())
+}
+
+/// Returns the name of the field that a line declares as public. In the list of the macro
+/// `totals!`, only documentation before a name tells a field.
+fn field_name(line: &str, before: &str) -> Option<String> {
+    let name = match line.strip_prefix("pub ") {
+        Some(declared) => declared.split_once(": ")?.0,
+        None if before.starts_with("///") => line.strip_suffix(',')?,
+        None => return None,
+    };
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    name.chars().all(is_name).then(|| name.to_owned())
 }
 
 /// Returns whether a line may be documentation or an attribute of the item after it.
@@ -147,7 +186,7 @@ impl Item {
         let is_run = examples.any(|fence| ["```", "```standalone_crate"].contains(&fence));
         let is_exempt = NOT_RUN.contains(&self.name.as_str());
         let fault = || format!("{}: {} has no example that runs", self.place, self.name);
-        (!is_run && !is_exempt).then(fault)
+        (!is_run && !is_exempt && !self.is_field).then(fault)
     }
 
     fn summary_fault(&self) -> Option<String> {

@@ -88,11 +88,13 @@ totals! {
     attempts,
     /// Calls that acquired the lock without waiting for another holder.
     acquired_at_once,
-    /// Calls that acquired the lock after waiting for another holder, or behind earlier waiters of
-    /// this client.
+    /// Calls that acquired the lock after waiting.
+    ///
+    /// For another holder, or behind earlier waiters of this client.
     acquired_after_waiting,
-    /// Calls that ended without the lock because it was held, and that had no deadline left to wait
-    /// for: `try_lock`, and calls that used up the attempts of their [`Backoff`](crate::Backoff).
+    /// Calls that ended without the lock because it was held, though not at a deadline.
+    ///
+    /// `try_lock`, and calls that used up the attempts of their [`Backoff`](crate::Backoff).
     refused,
     /// Calls that ended without the lock because it was still held at their deadline.
     timed_out,
@@ -101,8 +103,9 @@ totals! {
     /// Calls that ended in another error, except
     /// [`AttemptsUsedUp`](crate::Error::AttemptsUsedUp), which counts as `refused`.
     failed,
-    /// Locks that were released while they were held, including those whose release was not
-    /// confirmed and is repeated in the background.
+    /// Locks that were released while they were held.
+    ///
+    /// Also those whose release was not confirmed and is repeated in the background.
     released,
     /// Locks that were already lost when their holder released them:
     /// [`AlreadyLost`](crate::Unlocked::AlreadyLost).
@@ -119,8 +122,10 @@ totals! {
     lost_shut_down,
     /// Renewals that Redis confirmed, both in the background and by `renew` and `set_ttl`.
     renewals_ok,
-    /// Renewals that Redis did not answer, or refused. They are retried while the lease lasts. A
-    /// renewal that finds the lock gone counts as a loss instead.
+    /// Renewals that Redis did not answer, or refused.
+    ///
+    /// They are retried while the lease lasts. A renewal that finds the lock gone counts as a loss
+    /// instead.
     renewals_failed,
     /// Waiters woken by a message: a release or a grant.
     wakes_message,
@@ -131,8 +136,10 @@ totals! {
     wakes_hand_off,
     /// Waiters that retried because the holder's ttl was about to end.
     wakes_ttl,
-    /// Waiters that retried without having been woken: at a refresh of their place in the queue,
-    /// after the [`backstop`](crate::ClientBuilder::backstop), after a pause of their
+    /// Waiters that retried without having been woken.
+    ///
+    /// At a refresh of their place in the queue, after the
+    /// [`backstop`](crate::ClientBuilder::backstop), after a pause of their
     /// [`Backoff`](crate::Backoff), or after a pause because messages cannot be received.
     wakes_backstop,
     /// Waiters woken because the subscriber reconnected and messages are received again.
