@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::thread;
 
-use leasehold::{Client, ClientBuilder, Error, RwLock, Unlocked};
+use leasehold::{Client, ClientBuilder, Error, RwHolders, RwLock, Unlocked};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, eventually, exercise_every_call, ms,
 };
@@ -18,6 +18,7 @@ support::tests![
     error_names_the_missing_permission_of_a_semaphore,
     error_names_the_missing_permission_of_a_read_write_lock,
     operator_can_inspect_locks_but_not_acquire_them,
+    operator_needs_more_permissions_to_force_a_lock_from_its_readers,
     shared_statistics_need_the_additional_rule,
     set_needs_the_same_permissions_as_one_name,
     only_the_first_database_works_without_select,
@@ -450,6 +451,35 @@ fn operator_can_inspect_locks_but_not_acquire_them() {
     let failed = operator_failures(&server, "leasehold");
     let steps: Vec<&str> = failed.iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, ["list", "queued", "permits"], "{failed:?}");
+}
+
+fn operator_needs_more_permissions_to_force_a_lock_from_its_readers() {
+    let page = include_str!("../../docs/operations.md");
+    assert!(page.contains("`RwLock::force_unlock` also needs `+zremrangebyscore` and `+exists`"));
+    assert!(page.contains("`RwLock::force_unlock_from` one of them these and `+zrem`"));
+    let server = Server::start();
+    let lock = client(&server.url()).rw_lock("a");
+    let operator = || client(&url(&server).replace("leasehold", "operator")).rw_lock("a");
+    let mut rules = documented("operator");
+    let _reading = lock.read().unwrap();
+    for right in ["+zremrangebyscore", "+exists"] {
+        set_user(&server, &rules);
+        assert_refused(operator().force_unlock(), &[right]);
+        rules.push(right.into());
+    }
+    set_user(&server, &rules);
+    assert!(operator().force_unlock().unwrap());
+    assert!(lock.inspect().unwrap().is_none());
+
+    let _reading = lock.read().unwrap();
+    let Some(RwHolders::Readers(readers)) = operator().inspect().unwrap() else {
+        panic!("a reader has the lock");
+    };
+    assert_refused(operator().force_unlock_from(&readers[0]), &["+zrem"]);
+    rules.push("+zrem".into());
+    set_user(&server, &rules);
+    assert!(operator().force_unlock_from(&readers[0]).unwrap());
+    assert!(lock.inspect().unwrap().is_none());
 }
 
 fn shared_statistics_need_the_additional_rule() {
