@@ -54,6 +54,11 @@
 // Shows on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+/// Compiles the examples of the front page, which is no part of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod advice;
 mod api;
 mod cancel;

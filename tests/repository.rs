@@ -20,7 +20,7 @@ fn text(path: &str) -> String {
     fs::read_to_string(in_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -29,6 +29,7 @@ const PAGES: [&str; 9] = [
     "docs/cli.md",
     "docs/design.md",
     "docs/operations.md",
+    "examples/README.md",
     "src/guide/other_libraries.md",
 ];
 
@@ -150,6 +151,108 @@ fn every_alert_has_an_entry_in_the_runbook() {
         .collect();
     assert_eq!(alerts, entries);
     assert!(alerts.len() >= 4, "{alerts:?}");
+}
+
+#[test]
+fn every_picture_and_every_bench_is_on_a_page() {
+    let benchmarks = text("docs/benchmarks.md");
+    let guide = files("src/guide").into_iter().map(|file| text(&file));
+    let pages = PAGES.iter().map(|page| text(page)).chain(guide);
+    let pages: String = pages.collect();
+    for file in files("docs").iter().filter(|file| file.ends_with(".svg")) {
+        let picture = file.strip_prefix("docs/").unwrap();
+        let is_shown =
+            pages.contains(&format!("]({picture})")) || pages.contains(&format!("/{picture}"));
+        assert!(is_shown, "{file} is on no page");
+    }
+    let benches = files("benches");
+    for file in benches.iter().filter(|file| file.ends_with(".rs")) {
+        let bench = file.strip_prefix("benches/").unwrap();
+        let command = format!("--bench {} ", bench.strip_suffix(".rs").unwrap());
+        assert!(
+            benchmarks.contains(&command),
+            "{file} is not in docs/benchmarks.md"
+        );
+    }
+}
+
+/// Returns the paths of the files in a folder of the repository.
+fn files(folder: &str) -> Vec<String> {
+    let entries = fs::read_dir(in_repository(folder)).unwrap();
+    let files = entries
+        .map(Result::unwrap)
+        .filter(|entry| entry.path().is_file());
+    files
+        .map(|entry| format!("{folder}/{}", entry.file_name().to_str().unwrap()))
+        .collect()
+}
+
+#[test]
+fn observability_lists_the_key_values_of_all_log_records() {
+    let mut keys = BTreeSet::new();
+    key_values_in(&in_repository("src"), &mut keys);
+    let guide = text("src/guide/observability.rs");
+    let rows = guide
+        .lines()
+        .skip_while(|line| *line != "//! | key | value |");
+    let rows = rows.skip(2).map_while(|line| line.strip_prefix("//! | `"));
+    let listed: BTreeSet<String> = rows
+        .flat_map(|row| row.split(" | ").next().unwrap().split([',', ' ', '`']))
+        .filter(|key| !key.is_empty())
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(keys, listed);
+    assert!(keys.len() >= 5, "{keys:?}");
+}
+
+/// Collects the keys of all log records in the Rust files below `folder`.
+fn key_values_in(folder: &Path, keys: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            key_values_in(&path, keys);
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            let source = fs::read_to_string(&path).unwrap();
+            for record in source.split("logging::").skip(1) {
+                let record = record.split_once("!(").filter(|(level, _)| is_key(level));
+                keys.extend(record.into_iter().flat_map(|(_, rest)| key_values(rest)));
+            }
+        }
+    }
+}
+
+fn is_key(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+}
+
+/// Returns the keys before the message of a log record, of which `rest` begins with the arguments.
+fn key_values(rest: &str) -> Vec<String> {
+    let (mut depth, mut is_quoted) = (0, false);
+    let end = rest.find(|c| {
+        match c {
+            '"' => is_quoted = !is_quoted,
+            '(' | '{' if !is_quoted => depth += 1,
+            ')' | '}' if !is_quoted => depth -= 1,
+            _ => {}
+        }
+        depth < 0 || depth == 0 && !is_quoted && c == ';'
+    });
+    let Some(arguments) = end
+        .map(|end| &rest[..=end])
+        .and_then(|it| it.strip_suffix(';'))
+    else {
+        return Vec::new();
+    };
+    let keys = arguments.split(" = ").map(|before| {
+        let key = before.rsplit([',', ' ', '\n']).next().unwrap_or(before);
+        key.split(':').next().unwrap_or(key)
+    });
+    // Behind the last one is a value.
+    let count = arguments.matches(" = ").count();
+    keys.take(count)
+        .map(str::to_owned)
+        .filter(|key| is_key(key))
+        .collect()
 }
 
 #[test]

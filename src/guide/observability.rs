@@ -2,12 +2,13 @@
 //!
 //! # Log levels
 //!
-//! The crate logs through [`log`](https://docs.rs/log), with the key-values `name`, `holder`
-//! (shortened), `ttl_ms`, `outcome` and `trace_id`:
+//! The crate logs through [`log`](https://docs.rs/log). The levels:
 //!
 //! - ERROR: a callback panicked; the background threads could not be started.
 //! - WARN:
 //!   - a lease was lost, or had ended before its release;
+//!   - a release was not confirmed and is repeated, or a `keep_for` was not confirmed;
+//!   - a call could not be undone after a shutdown;
 //!   - a lock was forced;
 //!   - a circuit breaker opened; the master has moved;
 //!   - releases cannot be published or received; shared statistics are refused;
@@ -20,7 +21,18 @@
 //! - DEBUG: every acquire, wait, renewal and release; connections that failed.
 //! - TRACE: whole holder ids. Anyone who knows a holder id can release that lock.
 //!
-//! No level logs a password.
+//! No level logs a password. A record has those of these key-values that it knows:
+//!
+//! | key | value |
+//! |---|---|
+//! | `name` | the name of the lock, or the first of several |
+//! | `holder` | the holder id, shortened except at the level `TRACE` |
+//! | `token` | the fencing token |
+//! | `outcome` | what happened to the lock, in a few words |
+//! | `ttl_ms`, `remaining_ms` | the ttl, and the time until the lease of the holder ends, in ms |
+//! | `waited_us` | how long a call took to acquire the lock, in µs |
+//! | `trace_id` | the identifier that [`trace_id`](crate::Mutex::trace_id) sets |
+//! | `server` | the server, of a record about one |
 //!
 //! # Statistics
 //!
