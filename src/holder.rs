@@ -283,7 +283,8 @@ const LONGEST_VALUE: usize = 1088;
 
 /// The holder of a lock, as [`Mutex::inspect`](crate::Mutex::inspect) found it.
 ///
-/// If the holder is not a leasehold client, its owner and id are unknown.
+/// If the holder is not a leasehold client, or if readers share the lock, there is no one owner and
+/// no one id.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -322,7 +323,10 @@ impl Holder {
         }
     }
 
-    /// Returns the owner of the lease; `None` if the holder is not a leasehold client.
+    /// Returns the owner of the lease, unless there is none.
+    ///
+    /// `None` if the holder is not a leasehold client, or if readers [share](Self::is_shared) the
+    /// lock.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -330,7 +334,7 @@ impl Holder {
     /// let nightly = client.mutex("nightly");
     /// # let guard = nightly.lock()?;
     /// if let Some(holder) = nightly.inspect()? {
-    ///     println!("held by {}", holder.owner().unwrap_or("another program"));
+    ///     println!("held by {}", holder.owner().unwrap_or("readers, or another program"));
     /// }
     /// # assert!(nightly.inspect()?.unwrap().owner().is_some());
     /// # Ok::<(), leasehold::Error>(())
@@ -339,7 +343,10 @@ impl Holder {
         self.id.as_ref().map(HolderId::owner)
     }
 
-    /// Returns the id of the lease; `None` if the holder is not a leasehold client.
+    /// Returns the id of the lease, unless there is none.
+    ///
+    /// `None` if the holder is not a leasehold client, or if readers [share](Self::is_shared) the
+    /// lock.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -363,7 +370,10 @@ impl Holder {
     /// # let client = server.client();
     /// let nightly = client.mutex("nightly");
     /// # let guard = nightly.lock()?;
-    /// if let Some(holder) = nightly.inspect()? && holder.holder_id().is_none() {
+    /// if let Some(holder) = nightly.inspect()?
+    ///     && holder.holder_id().is_none()
+    ///     && !holder.is_shared()
+    /// {
     ///     println!("another program set the key to {}", holder.value().escape_ascii());
     /// }
     /// # assert_eq!(nightly.inspect()?.unwrap().value(), guard.holder_id().as_str().as_bytes());
@@ -424,7 +434,8 @@ impl Holder {
     ///
     /// - If tokens are reserved for [local hand-offs](crate::Mutex::local_handoffs), it is the last
     ///   of them.
-    /// - If the holder is not a leasehold client, it is the token of an earlier holder.
+    /// - If the holder is not a leasehold client, it is the token of an earlier holder; readers
+    ///   share that of the last writer.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -20,14 +20,19 @@ use crate::random;
 pub enum WaitPolicy {
     /// The release wakes the waiter, through Redis pub/sub. The default.
     ///
-    /// If Redis forbids pub/sub (the user may not subscribe, or the service has no pub/sub),
-    /// waiters retry after growing pauses instead.
+    /// A waiter with a place in a [queue](crate::guide::waiting) also refreshes it every 0.9 s, or
+    /// more often if the ttl is shorter than 4 s. If Redis forbids pub/sub (the user may not
+    /// subscribe, or the service has no pub/sub), waiters ask after pauses instead.
     #[default]
     Wake,
     /// The waiter retries after growing pauses, without pub/sub.
     ///
     /// A release within the same client still wakes it at once. Waiters of the same client with
     /// [`Wake`](Self::Wake) do not wait for the end of such a pause and can overtake it.
+    ///
+    /// In a [queue](crate::guide::waiting) no pause is longer than the time between two refreshes
+    /// of a place, at most 0.9 s. A longer `max` has no effect there, and the
+    /// [attempts](Backoff::attempts) are used up sooner.
     Backoff(Backoff),
 }
 

@@ -38,7 +38,8 @@ use crate::thread_group::{DIALER, ThreadGroup};
 ///
 /// Threads start when first needed. Locks and guards keep the client's connections and threads
 /// alive. Dropping the last client, lock or guard, on any thread, ends and joins the threads; this
-/// takes at most one command timeout. [`shutdown`](Self::shutdown) does so at once.
+/// takes at most one command timeout, or three if a cancelled call still waits for a reply.
+/// [`shutdown`](Self::shutdown) ends them at once. [Threads](crate::guide::threads) lists them.
 ///
 /// ```
 /// use leasehold::Client;

@@ -17,9 +17,9 @@ use crate::token::FencingToken;
 /// A lock that is granted to the call that has waited longest, across all processes.
 ///
 /// [`Client::fair_mutex`](crate::Client::fair_mutex) makes it. It has the settings and calls of
-/// [`Mutex`], and behaves like it except as described below. Available for one server, Sentinel and
-/// Cluster. Over a quorum of independent servers, the first call that locks fails with
-/// [`Error::Config`].
+/// [`Mutex`], except for local hand-offs, and behaves like it except as described below. Available
+/// for one server, Sentinel and Cluster. Over a quorum of independent servers, the first call that
+/// locks fails with [`Error::Config`].
 ///
 /// # Fairness
 ///
@@ -44,12 +44,16 @@ use crate::token::FencingToken;
 /// holder's first renewal extends it to the full ttl. It is sent a few milliseconds after the
 /// grant, even without [`auto_renew`](Self::auto_renew).
 ///
-/// - A process that is killed while it waits delays nobody. Its connections close, so the server
-///   knows that no client listens for the grant, and grants the lock to the next call.
+/// - A process that is killed while it waits delays no other waiting call. Its connections close,
+///   so the server knows that no client listens for the grant, and grants the lock to the next
+///   call.
 /// - A process that is stopped, or whose machine fails or loses its network, delays the others by
-///   at most 3 s, counted from its last refresh. In a cluster, so does a process that is killed:
-///   its client may listen at any node.
-/// - A lost message or a deleted key delays the others by at most 0.9 s. An expiry delays nobody.
+///   at most 3 s, counted from its last refresh. So does a process that is killed, in a cluster and
+///   if the user lacks `+pubsub|numsub`: then the server cannot tell whether its client listens.
+/// - [`try_lock`](Self::try_lock) is refused while such a place lasts, even if the lock is free:
+///   for at most 3 s after the last refresh of a process that was killed or stopped.
+/// - A lost message or a deleted key delays the others by at most 0.9 s, until the next refresh. An
+///   expiry delays nobody.
 /// - A client whose subscription is broken refreshes four times as often. The calls behind it may
 ///   be granted the lock first, but only until its next refresh; from then on its call is next.
 ///

@@ -50,14 +50,11 @@ use crate::token::FencingToken;
 ///
 /// - after a holder's lease has expired,
 /// - after another program has deleted the key,
-/// - in the free moments described below.
+/// - in the free moments mentioned below.
 ///
-/// A lock that passes from client to client would never be free for other programs, which poll the
-/// key or wait for the message of a release. Therefore the first release in Redis after each of a
-/// sequence of moments, at most 100 ms apart, leaves the lock free for 2 ms and publishes that. No
-/// release does so while a [`FairMutex`](crate::FairMutex), an [`RwLock`](crate::RwLock) or a set
-/// of the name waits. If another program deletes the key without a message, waiters notice it at
-/// their next refresh, after at most 0.9 s.
+/// A lock that passes from client to client would never be free for other programs, so some of its
+/// releases leave it free for a moment: see
+/// [sharing a lock](crate::guide::wire_format#sharing-a-lock-with-other-programs).
 ///
 /// Over a quorum there is no queue: the first to ask after a release gets the lock. The same is
 /// true if the client's user lacks the permissions that queues need.

@@ -15,7 +15,7 @@ use crate::protocol::primitive::Primitive;
 /// A lock of several names, which acquires all of them or none.
 ///
 /// [`Client::mutex_all`](crate::Client::mutex_all) makes it. It has the settings and calls of
-/// [`Mutex`], except the calls for operators: use those of
+/// [`Mutex`], except for local hand-offs and the calls for operators: use those of
 /// [`Client::mutex`](crate::Client::mutex) for each name.
 ///
 /// A name is the same lock alone and in a set. While one client holds it alone, a call that wants

@@ -50,9 +50,10 @@ use crate::redis::Cap;
 /// A call that wants [many](Self::many) permits is not overtaken either. While it is the first in
 /// the queue, free permits that are too few for it stay unused.
 ///
-/// If a process is killed while it waits, it delays the others only in a cluster, or if Redis
-/// refuses `PUBSUB NUMSUB` to its user. Then, or if a process is stopped or cut off, it delays them
-/// by at most 3 s from its last refresh, or by the ttl if that is shorter.
+/// If a process is killed while it waits, it delays other waiting calls only in a cluster, or if
+/// Redis refuses `PUBSUB NUMSUB` to its user. Then, or if a process is stopped or cut off, it
+/// delays them by at most 3 s from its last refresh, or by the ttl if that is shorter. In all these
+/// cases `try_acquire` is refused for as long, even if permits are free.
 ///
 /// # Different numbers
 ///

@@ -29,8 +29,9 @@ macro_rules! lock_settings {
 
             /// Sets how often a held lease is renewed.
             ///
-            /// At most nine tenths of the validity, which is a little shorter than the ttl: 8.9 s with a ttl
-            /// of 10 s. Defaults to a third of it.
+            /// Defaults to a third of the [`ttl`](Self::ttl) that the lock sets, or to the client's
+            /// [`renew_every`](crate::ClientBuilder::renew_every) if it sets none. The limits are
+            /// stated there.
             ///
             /// ```
             /// # use std::time::Duration;
@@ -211,11 +212,10 @@ macro_rules! lock_settings {
             /// acknowledgement costs no round trip: `WAIT` is sent behind the script in the same
             /// write.
             ///
-            /// A granted lease is known to the master and to `count` replicas. If that is all
-            /// replicas, any of them knows the lease when it is promoted. If it is fewer, a
-            /// failover may promote one that does not know the lease, and two holders have the
-            /// lock until the first one learns of it. A master that is cut off from its replicas
-            /// grants nothing, because nobody acknowledges. The fencing token rises in every case.
+            /// A granted lease is known to the master and to `count` replicas, which limits [what a
+            /// failover can cost](crate::guide::sentinel#what-a-failover-can-cost). A master that
+            /// is cut off from its replicas grants nothing, because nobody acknowledges. The
+            /// fencing token rises in every case.
             ///
             /// Available for one server, Sentinel and Cluster. Over a quorum of independent
             /// servers the first call that locks fails with

@@ -2,8 +2,10 @@
 //!
 //! # Guarantees
 //!
-//! - **One holder.** If Redis keeps its data (see the limitations), at most one guard of a name
-//!   returns true from [`is_held`](crate::MutexGuard::is_held) at a time, across all processes.
+//! - **One holder.** If Redis keeps its data (see the limitations), at most one guard of a mutex,
+//!   of a set or of a writer of a name returns true from [`is_held`](crate::MutexGuard::is_held) at
+//!   a time, across all processes, and meanwhile no reader's guard of that name does. Of a
+//!   semaphore, no more permits are held than the largest number that a client gives it.
 //! - **A loss is noticed.** `is_held` returns false from the moment at which another client could
 //!   get the lock, unless the key is deleted or replaced by force (see the limitations). It reads a
 //!   local clock, so no blocked thread or socket can delay it.
@@ -27,9 +29,10 @@
 //!   busy its names are: see [`MutexAll`](crate::MutexAll#waiting). In a cluster there is one step
 //!   for [each slot](crate::MutexAll#all-or-none).
 //! - **First come, first served.** [`fair_mutex`](crate::Client::fair_mutex) grants the lock in the
-//!   order of the requests, across all processes. A process that is killed while it waits delays
-//!   nobody. One that is stopped or cut off delays the others by at most 3 s, a lost message by at
-//!   most 0.9 s: see [`FairMutex`].
+//!   order of the requests, across all processes. A process that is killed while it waits delays no
+//!   other waiting call, except in a cluster or if the user lacks `+pubsub|numsub`. There, or if it
+//!   is stopped or cut off, it delays them by at most 3 s. `try_lock` is refused for as long in all
+//!   these cases. A lost message delays the others by at most 0.9 s: see [`FairMutex`].
 //! - **Waiting is quiet.** Only one thread of a client asks Redis for a plain lock; the others wait
 //!   behind it. A client refreshes the places of all calls for a name in one command, every
 //!   0.9 s. A lost message delays a waiter by at most 0.9 s, or by the
@@ -44,8 +47,7 @@
 //!   promoted, a second holder can acquire it. The second holder's fencing token is still higher if
 //!   the servers' clocks differ by less than the failover takes. With
 //!   [`min_replicas`](crate::Mutex::min_replicas) a lease counts only once that many replicas have
-//!   acknowledged it. If all replicas must acknowledge, any promoted replica has the lock. With
-//!   fewer, a failover can still lead to two holders.
+//!   acknowledged it, which [limits this](crate::guide::sentinel#what-a-failover-can-cost).
 //! - **Replicated expiry is an absolute time.** If the clocks of a master and its replica differ,
 //!   leases become shorter or longer after a failover.
 //! - **A server's clock that steps forward** ends leases early, because Redis measures expiry by

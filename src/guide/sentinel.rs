@@ -20,7 +20,8 @@
 //! Redis replicates after it has replied. If a master dies before a lock has reached the replica
 //! that is promoted, two holders are possible until the first one's next renewal.
 //! [`min_replicas`](crate::Mutex::min_replicas) makes a lease count only once that many replicas
-//! have it. If *all* replicas must acknowledge, any promoted replica has the lock.
+//! have it. If *all* replicas must acknowledge, any promoted replica has the lock. With fewer, a
+//! failover may promote one that does not have it.
 //!
 //! `FAILOVERS=8 cargo bench --bench failovers` counts how often two holders coincide: contending
 //! processes, one master, two replicas and three sentinels, and a master that is killed, paused and

@@ -1,7 +1,7 @@
 //! The threads and connections of a client.
 //!
-//! A client starts no thread until it acquires its first lock. In a cluster it runs one io and one
-//! subscriber thread for each master in use; over a quorum, one of each for each server.
+//! A client starts no lasting thread until it acquires its first lock. In a cluster it runs one io
+//! and one subscriber thread for each master in use; over a quorum, one of each for each server.
 //!
 //! | thread | started by | purpose |
 //! |---|---|---|

@@ -42,7 +42,8 @@
 //!
 //! # Local hand-offs
 //!
-//! If another thread of the same client waits, a release hands it the lease without asking Redis.
+//! If another call of the same client waits for a plain lock, a release hands it the lease without
+//! asking Redis. Other kinds of lock have no hand-offs.
 //! The new holder has its own guard, its own `lost()` channel and a higher fencing token. After a
 //! bounded run of hand-offs the lock is released in Redis, and the next client in the queue gets
 //! it. [`Mutex::local_handoffs`](crate::Mutex::local_handoffs) sets the bound, and 0 turns
