@@ -1,8 +1,8 @@
 //! Permits of a semaphore: acquire and release on one thread, processes that share four permits,
 //! and one process that wants all four while seven want one.
 //!
-//! Alternates with the same scripts by hand, with `FairMutex`, with the simplest queue by hand, and
-//! with processes that poll every 1 ms.
+//! Alternates with the same scripts by hand, with Redisson's by hand, with `FairMutex`, with the
+//! simplest queue by hand, and with processes that poll every 1 ms.
 
 mod common;
 
@@ -11,6 +11,7 @@ use std::time::Duration;
 use common::contenders::{permits, polled_permits};
 use common::fleet::{Lockers, Terms, contend, is_first, measure};
 use common::floor::permits::{PermitHand, SimpleQueue};
+use common::floor::redisson::RedissonPermits;
 use common::picture::{Picture, Row};
 use common::ping_pong::Side;
 use common::series::{Series, panels, run_in_turns};
@@ -48,9 +49,10 @@ const LARGE: u64 = 1;
 const SMALL: u64 = 0;
 
 /// The figures in the picture: key, label, and the most that is allowed.
-const BARS: [(&str, &str, Option<f64>); 7] = [
+const BARS: [(&str, &str, Option<f64>); 8] = [
     ("pair_vs_scripts", "pair vs its scripts by hand", Some(1.05)),
     ("pair_vs_fair", "pair vs FairMutex", Some(1.3)),
+    ("pair_vs_redisson", "pair vs Redisson's by hand", None),
     (
         "wait_p99_vs_ideal",
         "wait p99 vs the queue by hand",
@@ -102,14 +104,18 @@ fn main() {
 }
 
 fn figures(pairs: &[Samples], ran: &[Series; 4]) -> Vec<(&'static str, Spread)> {
-    let fair = pairs.last().expect("the last runner");
-    let vs_scripts: Vec<Spread> = pairs.chunks(2).map_while(ratio).collect();
+    let [permits @ .., redisson, fair] = pairs else {
+        unreachable!("more than two runners");
+    };
+    let vs_scripts = permits.chunks(2).map(|both| both[0].ratio(&both[1]));
+    let vs_scripts: Vec<Spread> = vs_scripts.collect();
     let [ours, ideal, mixed, poller] = ran;
     vec![
         ("pair_vs_scripts", vs_scripts[0]),
         ("pair_vs_scripts_10_out", vs_scripts[1]),
         ("pair_vs_scripts_1000_out", vs_scripts[2]),
         ("pair_vs_fair", pairs[0].ratio(fair)),
+        ("pair_vs_redisson", pairs[0].ratio(redisson)),
         ("wait_p99_vs_ideal", ours.ratio(ideal, |it| it.waits()[1])),
         ("wait_p99_vs_poller", ours.ratio(poller, |it| it.waits()[1])),
         (
@@ -136,16 +142,8 @@ fn figures(pairs: &[Samples], ran: &[Series; 4]) -> Vec<(&'static str, Spread)> 
     ]
 }
 
-/// The time of the first of two runners relative to the second; `None` without a second.
-fn ratio(both: &[Samples]) -> Option<Spread> {
-    match both {
-        [ours, by_hand] => Some(ours.ratio(by_hand)),
-        _ => None,
-    }
-}
-
 /// Measures the pair of the client and of its scripts by hand for each number of permits out, and
-/// last that of `FairMutex`.
+/// last those of Redisson's scripts by hand and of `FairMutex`.
 fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
     let url = server.url();
     let client = Client::open(&url).unwrap();
@@ -172,6 +170,11 @@ fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
         names.push(format!("its scripts by hand, {others} others out"));
         runners.push(Box::new(move || common::timed(PAIRS, || hand.pair())));
     }
+    let mut redisson = RedissonPermits::new(&url, "pairs-redisson", 2_000, 1);
+    names.push("Redisson's scripts by hand".to_owned());
+    runners.push(Box::new(move || {
+        common::timed(PAIRS, || redisson.run(|| ()))
+    }));
     let fair = client.fair_mutex("pairs-fair");
     names.push("FairMutex".to_owned());
     runners.push(Box::new(move || {

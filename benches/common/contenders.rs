@@ -1,4 +1,5 @@
-//! The contenders: the locks of this crate, hand-written pollers, and a hand-written queue.
+//! The contenders: the locks of this crate, hand-written pollers, a hand-written queue, and
+//! Redisson's scripts by hand.
 
 use std::process;
 use std::thread;
@@ -9,6 +10,7 @@ use super::fleet::{Lockers, Section};
 use super::floor::fair::Granted;
 use super::floor::pair::Bare;
 use super::floor::polling::{POLLS_EVERY, Poller};
+use super::floor::redisson::{RedissonPermits, RedissonReaders};
 use super::ping_pong::Side;
 
 /// The name that all of them lock.
@@ -96,6 +98,19 @@ pub(crate) fn polled_permits(url: &str, permits: u32) -> Lockers {
     })
 }
 
+/// Holds `wanted` of this many permits of Redisson's semaphore by hand; `mark` stands in place of a
+/// token.
+pub(crate) fn redisson_permits(url: &str, permits: u32, wanted: u32, mark: u64) -> Lockers {
+    let url = url.to_owned();
+    Box::new(move || {
+        let mut redisson = RedissonPermits::new(&url, NAME, permits, wanted);
+        Box::new(move |section: &Section| {
+            redisson.run(|| section.run(mark));
+            Ok(())
+        })
+    })
+}
+
 /// The number of the next section of a thread, from which it decides whether to write.
 pub(crate) fn numbered() -> impl FnMut() -> u64 {
     let mut n = u64::from(process::id()) * 7;
@@ -131,6 +146,20 @@ pub(crate) fn polling_readers(url: &str, writes: fn(u64) -> bool) -> Lockers {
             let writes = writes(number());
             let mark = if writes { WRITE } else { READ };
             poller.run(writes, || section.run(mark));
+            Ok(())
+        })
+    })
+}
+
+/// The same with Redisson's read-write lock by hand.
+pub(crate) fn redisson_readers(url: &str, writes: fn(u64) -> bool) -> Lockers {
+    let url = url.to_owned();
+    Box::new(move || {
+        let (mut redisson, mut number) = (RedissonReaders::new(&url, NAME), numbered());
+        Box::new(move |section: &Section| {
+            let writes = writes(number());
+            let mark = if writes { WRITE } else { READ };
+            redisson.run(writes, || section.run(mark));
             Ok(())
         })
     })

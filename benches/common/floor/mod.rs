@@ -14,3 +14,4 @@ pub(crate) mod mutex;
 pub(crate) mod pair;
 pub(crate) mod permits;
 pub(crate) mod polling;
+pub(crate) mod redisson;

@@ -1,0 +1,40 @@
+//! Waits for the messages that a release publishes.
+
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use super::super::mutex::subscribe;
+
+/// The messages of a channel, from the first wait on.
+pub(super) struct Channel {
+    url: String,
+    name: String,
+    messages: Option<Receiver<Vec<u8>>>,
+}
+
+impl Channel {
+    pub(super) fn new(url: &str, name: String) -> Self {
+        Self {
+            url: url.to_owned(),
+            name,
+            messages: None,
+        }
+    }
+
+    /// Only a release after the attempt counts.
+    pub(super) fn forget(&self) {
+        let messages = self.messages.iter();
+        messages.for_each(|messages| while messages.try_recv().is_ok() {});
+    }
+
+    /// Waits for a release. The first wait returns at once: a release may have been missed before
+    /// the subscription.
+    pub(super) fn wait(&mut self, longest: Option<Duration>) {
+        match (&self.messages, longest) {
+            (None, _) => self.messages = Some(subscribe(&self.url, self.name.clone())),
+            (Some(messages), Some(longest)) => drop(messages.recv_timeout(longest)),
+            (Some(messages), None) => drop(messages.recv()),
+        }
+    }
+}
