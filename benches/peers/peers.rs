@@ -1,5 +1,5 @@
 //! Eight processes contending for one name: through leasehold, through other crates, and through
-//! hand-written pollers, in turn. First each holds alone, then they share.
+//! hand-written equivalents, in turn. First each holds alone, then they share.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -87,8 +87,12 @@ fn main() {
         println!("\n{}", sections(section));
         table(&ran, section);
     }
-    shared::run(&server);
-    report.end(&figures(&ran), &picture(&ran));
+    let (of_shared, panels) = shared::run(&server);
+    let mut figures = figures(&ran);
+    figures.extend(of_shared);
+    let mut picture = picture(&ran);
+    picture.panels.extend(panels);
+    report.end(&figures, &picture);
 }
 
 /// Violations and failures, for the last column.
@@ -202,20 +206,22 @@ fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
     ]
 }
 
+/// Returns the row of a contender, or what is drawn in its place, with its problems in short.
+fn drawn(ran: &Series, row: Option<Row>, problems: &str) -> Row {
+    let row = row.unwrap_or_else(|| Row::nothing(ran.label, "never held it"));
+    let row = match problems.split([':', '(']).next() {
+        Some(short) if !short.is_empty() => row.note(short),
+        _ => row,
+    };
+    if is_ours(ran.label) { row.ours() } else { row }
+}
+
 fn picture(ran: &[Series]) -> Picture {
     let rows = |section: Duration, row: &dyn Fn(&Series) -> Row| {
         let ran = ran.iter().filter(|ran| ran.section == section);
         ran.map(|ran| {
-            let row = match ran.rounds.iter().any(|it| it.acquisitions() > 0) {
-                true => row(ran),
-                false => Row::nothing(ran.label, "never held it"),
-            };
-            let verdict = verdict(ran);
-            let row = match verdict.split([':', '(']).next() {
-                Some(short) if !short.is_empty() => row.note(short),
-                _ => row,
-            };
-            if is_ours(ran.label) { row.ours() } else { row }
+            let held = ran.rounds.iter().any(|it| it.acquisitions() > 0);
+            drawn(ran, held.then(|| row(ran)), &verdict(ran))
         })
         .collect()
     };

@@ -1,5 +1,5 @@
-//! Eight processes that share four permits, and eight that mostly read: through leasehold, through
-//! the crate among the others that has semaphores and read-write locks, and by hand.
+//! Eight processes that share four permits, and eight that read and write: through leasehold,
+//! through the crate among the others that has semaphores and read-write locks, and by hand.
 
 use std::thread;
 
@@ -12,61 +12,138 @@ use support::{Server, ms};
 
 use crate::common;
 use crate::common::contenders::{
-    READ, WRITE, numbered, permits, polled_permits, polling_readers, readers,
+    READ, WRITE, numbered, permits, polled_permits, polling_readers, readers, redisson_permits,
+    redisson_readers,
 };
-use crate::common::fleet::{Locker, Lockers, Terms, measure};
+use crate::common::fleet::{Locker, Lockers, Terms, is_first, measure};
+use crate::common::picture::{Panel, Row};
 use crate::common::series::{Series, run_in_turns};
 use crate::common::window::Window;
 use crate::kinds::{NAME, TUNED, distributed_lock_provider, runtime};
-use crate::{LASTS, PROCESSES, ROUNDS, is_ours, problems};
+use crate::{LASTS, PROCESSES, ROUNDS, drawn, is_ours, problems};
 
 const PERMITS: u32 = 4;
 
 /// One section in this many is a write.
 const WRITES: u64 = 20;
 
-const SEMAPHORES: [(&str, &str); 4] = [
-    ("leasehold Semaphore", "permits"),
-    ("by hand, every 1 ms", "permits-polled"),
-    ("distributed-lock-redis", "permits-distributed-lock"),
-    (
-        "distributed-lock-redis, tuned",
-        "permits-distributed-lock-tuned",
-    ),
-];
+/// In place of a token, marks the holds of the process that wants all permits.
+const LARGE: u64 = 1;
+const SMALL: u64 = 0;
 
-const RW_LOCKS: [(&str, &str); 4] = [
-    ("leasehold RwLock", "readers"),
-    ("by hand, every 1 ms", "readers-polling"),
-    ("distributed-lock-redis", "readers-distributed-lock"),
-    (
-        "distributed-lock-redis, tuned",
-        "readers-distributed-lock-tuned",
-    ),
-];
+type Statistic = fn(&Window) -> f64;
 
-/// Opens a contender; `None` if the kind is none of these.
+/// The work of the processes, and the contenders that do it.
+struct Situation {
+    title: &'static str,
+    /// Label and kind. The one of this crate comes first.
+    contenders: &'static [(&'static str, &'static str)],
+    /// The holds whose waits are shown apart: what they are, and their mark in place of a token.
+    marked: Option<(&'static str, u64)>,
+    /// How many holds began although others excluded them.
+    excess: fn(&Window) -> u64,
+    /// The figures that compare with Redisson: each key, and its statistic.
+    vs_redisson: &'static [(&'static str, Statistic)],
+}
+
+const REDISSON: &str = "Redisson's scripts by hand";
+
+const PERMITS_SHARED: Situation = Situation {
+    title: "4 permits, sections of 1 ms",
+    contenders: &[
+        ("leasehold Semaphore", "permits/leasehold"),
+        ("by hand, every 1 ms", "permits/poller"),
+        (REDISSON, "permits/redisson"),
+        ("distributed-lock-redis", "permits/peer"),
+        ("distributed-lock-redis, tuned", "permits/peer-tuned"),
+    ],
+    marked: None,
+    excess: |it| it.begun_over(PERMITS as usize) as u64,
+    vs_redisson: &[
+        ("semaphore_acq_vs_redisson", Window::acquisitions_per_s),
+        ("semaphore_wait_p99_vs_redisson", |it| it.waits()[1]),
+    ],
+};
+
+/// No other contender can take several permits at once.
+const ONE_WANTS_ALL: Situation = Situation {
+    title: "4 permits, one wants all, 7 want 1, 1 ms",
+    contenders: &[
+        ("leasehold Semaphore", "one wants all/leasehold"),
+        (REDISSON, "one wants all/redisson"),
+    ],
+    marked: Some(("wait for all", LARGE)),
+    excess: |it| it.begun_over(PERMITS as usize).max(it.overlaps_with(LARGE)) as u64,
+    vs_redisson: &[("large_wait_most_vs_redisson", |it| it.waits_of(LARGE)[2])],
+};
+
+const MOSTLY_READ: Situation = Situation {
+    title: "95 % of sections read, 1 ms",
+    contenders: &[
+        ("leasehold RwLock", "mostly read/leasehold"),
+        ("by hand, every 1 ms", "mostly read/poller"),
+        (REDISSON, "mostly read/redisson"),
+        ("distributed-lock-redis", "mostly read/peer"),
+        ("distributed-lock-redis, tuned", "mostly read/peer-tuned"),
+    ],
+    marked: Some(("wait to write", WRITE)),
+    excess: |it| it.overlaps_with(WRITE) as u64,
+    vs_redisson: &[("rw_acq_vs_redisson", Window::acquisitions_per_s)],
+};
+
+const ONE_WRITES: Situation = Situation {
+    title: "one writes, 7 read without a pause, 1 ms",
+    contenders: &[
+        ("leasehold RwLock", "one writes/leasehold"),
+        ("by hand, every 1 ms", "one writes/poller"),
+        (REDISSON, "one writes/redisson"),
+        ("distributed-lock-redis", "one writes/peer"),
+        ("distributed-lock-redis, tuned", "one writes/peer-tuned"),
+    ],
+    vs_redisson: &[("writer_wait_p99_vs_redisson", |it| it.waits_of(WRITE)[1])],
+    ..MOSTLY_READ
+};
+
+/// Opens a contender of a situation; `None` if the kind names none.
 pub(crate) fn open(kind: &str, url: &str) -> Option<Lockers> {
-    let client = || Client::open(url).unwrap();
-    let is_tuned = kind.ends_with("-tuned");
-    let here = url.to_owned();
-    Some(match kind {
-        "permits" => permits(client().semaphore(NAME, PERMITS), READ),
-        "permits-polled" => polled_permits(url, PERMITS),
-        "permits-distributed-lock" | "permits-distributed-lock-tuned" => {
-            Box::new(move || distributed_semaphore(&here, is_tuned))
-        }
-        "readers" => readers(client().rw_lock(NAME), writes),
-        "readers-polling" => polling_readers(url, writes),
-        "readers-distributed-lock" | "readers-distributed-lock-tuned" => {
-            Box::new(move || distributed_rw_lock(&here, is_tuned))
-        }
-        _ => return None,
+    let (situation, contender) = kind.split_once('/')?;
+    Some(match situation {
+        "permits" => semaphore(contender, url, 1),
+        "one wants all" if is_first(url, "large") => semaphore(contender, url, PERMITS),
+        "one wants all" => semaphore(contender, url, 1),
+        "mostly read" => rw_lock(contender, url, |number| number.is_multiple_of(WRITES)),
+        "one writes" if is_first(url, "writer") => rw_lock(contender, url, |_| true),
+        "one writes" => rw_lock(contender, url, |_| false),
+        _ => unreachable!("unknown situation {situation}"),
     })
 }
 
-fn writes(number: u64) -> bool {
-    number.is_multiple_of(WRITES)
+fn semaphore(contender: &str, url: &str, wanted: u32) -> Lockers {
+    let mark = if wanted == PERMITS { LARGE } else { SMALL };
+    let here = url.to_owned();
+    match contender {
+        "leasehold" => {
+            let semaphore = Client::open(url).unwrap().semaphore(NAME, PERMITS);
+            permits(semaphore.many(wanted), mark)
+        }
+        "poller" => polled_permits(url, PERMITS),
+        "redisson" => redisson_permits(url, PERMITS, wanted, mark),
+        "peer" => Box::new(move || distributed_semaphore(&here, false)),
+        "peer-tuned" => Box::new(move || distributed_semaphore(&here, true)),
+        _ => unreachable!("unknown contender {contender}"),
+    }
+}
+
+fn rw_lock(contender: &str, url: &str, writes: fn(u64) -> bool) -> Lockers {
+    let here = url.to_owned();
+    match contender {
+        "leasehold" => readers(Client::open(url).unwrap().rw_lock(NAME), writes),
+        "poller" => polling_readers(url, writes),
+        "redisson" => redisson_readers(url, writes),
+        "peer" => Box::new(move || distributed_rw_lock(&here, false, writes)),
+        "peer-tuned" => Box::new(move || distributed_rw_lock(&here, true, writes)),
+        _ => unreachable!("unknown contender {contender}"),
+    }
 }
 
 /// Repeats an attempt every 1 ms, as tuned contenders do, or waits as the crate does.
@@ -91,13 +168,13 @@ fn distributed_semaphore(url: &str, is_tuned: bool) -> Locker {
         let semaphore = provider.create_semaphore(NAME, PERMITS);
         runtime.block_on(async {
             let permit = acquire!(is_tuned, semaphore.try_acquire(), semaphore.acquire(None));
-            section.run(READ);
+            section.run(SMALL);
             permit.release().await.map_err(|error| error.to_string())
         })
     })
 }
 
-fn distributed_rw_lock(url: &str, is_tuned: bool) -> Locker {
+fn distributed_rw_lock(url: &str, is_tuned: bool, writes: fn(u64) -> bool) -> Locker {
     let (runtime, mut number) = (runtime(), numbered());
     let provider = distributed_lock_provider(&runtime, url, is_tuned);
     Box::new(move |section| {
@@ -116,17 +193,26 @@ fn distributed_rw_lock(url: &str, is_tuned: bool) -> Locker {
     })
 }
 
-/// Runs all of these contenders, and prints two tables.
-pub(crate) fn run(server: &Server) {
-    let semaphores = contended(server, &SEMAPHORES);
-    let over = |it: &Window| it.begun_over(PERMITS as usize) as u64;
-    table("4 permits, sections of 1 ms", &semaphores, over);
-    let rw_locks = contended(server, &RW_LOCKS);
-    let overlapping = |it: &Window| it.overlaps_with(WRITE) as u64;
-    table("95 % of sections read, 1 ms", &rw_locks, overlapping);
+/// Runs all contenders of each situation, prints a table of it, and returns the figures and the
+/// panels.
+pub(crate) fn run(server: &Server) -> (Vec<(&'static str, String)>, Vec<Panel>) {
+    let situations = [PERMITS_SHARED, ONE_WANTS_ALL, MOSTLY_READ, ONE_WRITES];
+    let (mut figures, mut panels) = (Vec::new(), Vec::new());
+    for situation in &situations {
+        let ran = contended(server, situation);
+        situation.print(&ran);
+        panels.push(situation.panel(&ran));
+        let redisson = ran.iter().find(|ran| ran.label == REDISSON);
+        let redisson = redisson.expect("Redisson is in every situation");
+        for (key, of) in situation.vs_redisson {
+            figures.push((*key, ran[0].ratio(redisson, of).figure()));
+        }
+    }
+    (figures, panels)
 }
 
-fn contended(server: &Server, contenders: &[(&'static str, &'static str)]) -> Vec<Series> {
+fn contended(server: &Server, situation: &Situation) -> Vec<Series> {
+    let contenders = situation.contenders;
     let series = contenders
         .iter()
         .map(|(label, _)| Series::new(label, ms(1)));
@@ -145,32 +231,45 @@ fn contended(server: &Server, contenders: &[(&'static str, &'static str)]) -> Ve
     ran
 }
 
-/// Prints what the contenders did, and how many of their holds began although `excess` of others
-/// did not permit it.
-fn table(title: &str, ran: &[Series], excess: fn(&Window) -> u64) {
-    let rows = ran.iter().map(|ran| {
-        let [p50, p99, most] = ran.points(Window::waits);
-        let [write_p50, write_p99, write_most] = ran.points(|it| it.waits_of(WRITE));
-        let mut row = vec![ran.label.to_owned()];
-        let rate = ran.spread(Window::acquisitions_per_s).median;
-        let numbers = [rate, p50, p99, most, write_p50, write_p99, write_most];
-        row.extend(numbers.map(|number| format!("{number:.0}")));
-        let problems = problems(ran, excess);
-        assert!(!is_ours(ran.label) || problems.is_empty(), "{problems}");
-        row.push(problems);
-        row
-    });
-    let heads = [
-        "lock",
-        "sections/s",
-        "wait p50 µs",
-        "p99",
-        "max",
-        "to write p50",
-        "p99",
-        "max",
-        "problems",
-    ];
-    println!("\n{title}");
-    common::print_table(&heads, &rows.collect::<Vec<_>>());
+impl Situation {
+    fn print(&self, ran: &[Series]) {
+        let rows = ran.iter().map(|ran| {
+            let mut numbers = vec![ran.spread(Window::acquisitions_per_s).median];
+            numbers.extend(ran.points(Window::waits));
+            if let Some((_, mark)) = self.marked {
+                numbers.extend(ran.points(|it| it.waits_of(mark)));
+            }
+            let mut row = vec![ran.label.to_owned()];
+            row.extend(numbers.into_iter().map(|number| format!("{number:.0}")));
+            let problems = problems(ran, self.excess);
+            assert!(!is_ours(ran.label) || problems.is_empty(), "{problems}");
+            row.push(problems);
+            row
+        });
+        let mut heads = vec!["lock", "sections/s", "wait p50 µs", "p99", "max"];
+        let p50 = self.marked.map(|(what, _)| format!("{what} p50"));
+        heads.extend(p50.iter().flat_map(|p50| [p50.as_str(), "p99", "max"]));
+        heads.push("problems");
+        println!("\n{}", self.title);
+        common::print_table(&heads, &rows.collect::<Vec<_>>());
+    }
+
+    /// The waits of the marked holds, or else of all. Those of a contender that let too many in are
+    /// left out, since they are no price of exclusion.
+    fn panel(&self, ran: &[Series]) -> Panel {
+        let rows = ran.iter().map(|ran| {
+            if ran.rounds.iter().any(|it| (self.excess)(it) > 0) {
+                return Row::nothing(ran.label, "too many holders at once");
+            }
+            let points = match self.marked {
+                Some((_, mark)) => ran.points(|it| it.waits_of(mark)),
+                None => ran.points(Window::waits),
+            };
+            let row = (!points[0].is_nan()).then(|| Row::range(ran.label, points));
+            drawn(ran, row, &problems(ran, self.excess))
+        });
+        let whose = self.marked.map_or("wait", |(what, _)| what);
+        let title = format!("{}: {whose}, µs: p50 · p99 · max", self.title);
+        Panel::new(title, rows.collect())
+    }
 }

@@ -1,5 +1,5 @@
 //! `RedissonReadLock` and `RedissonWriteLock`: a hash of holders, and a key for each hold of a
-//! reader. A reader always gets in beside others, also while a writer waits.
+//! reader. A reader always gets in while others read, also if a writer waits.
 
 use std::time::Duration;
 
