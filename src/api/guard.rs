@@ -53,6 +53,8 @@ pub struct MutexGuard {
     hold: Arc<HeldLease>,
     /// Identifies this holder: local hand-offs give a lease several holders, one after another.
     token: FencingToken,
+    /// The lock was released, or its key is left to expire: dropping the guard releases nothing.
+    has_ended: bool,
     /// The deadline of the release, and of ending the client if this guard is its last handle.
     release_by: Option<Instant>,
 }
@@ -63,6 +65,7 @@ impl MutexGuard {
             core,
             token: hold.token(),
             hold,
+            has_ended: false,
             release_by: None,
         }
     }
@@ -341,7 +344,7 @@ impl MutexGuard {
         let runtime = &self.core.runtime;
         let kept = keep_until(runtime, &self.hold, self.token, end);
         if self.status() == LeaseStatus::Released {
-            // Dropping the guard releases nothing.
+            self.has_ended = true;
             self.release_by = Some(now.after(runtime.deployment.command_timeout()));
         }
         kept
@@ -368,15 +371,16 @@ impl MutexGuard {
     fn release(&mut self) -> Result<Unlocked, Error> {
         let now = Instant::now();
         let timeout = self.core.runtime.deployment.command_timeout();
-        let deadline = *self.release_by.get_or_insert_with(|| now.after(timeout));
+        let deadline = now.after(timeout);
+        self.has_ended = true;
+        self.release_by = Some(deadline);
         release(&self.core.runtime, &self.hold, self.token, now, deadline)
     }
 }
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        // `unlock` has set the deadline and released the lock.
-        if self.release_by.is_none() {
+        if !self.has_ended {
             // A failure is logged where it happens.
             let _ = self.release();
         }
