@@ -19,10 +19,10 @@
 //!  WHERE id = 123 AND last_token <= $1;
 //! ```
 //!
-//! If no row was changed, a later holder has written: stop, and do not retry with this guard. Or
-//! the row does not exist: a new row must be inserted before it can be fenced. The
-//! comparison is `<=`, so that one holder can write several times. Tokens are integers from 1 to
-//! 2^53 - 1, and fit into a `bigint` and a double.
+//! If no row was changed, a later holder has written: stop, and do not retry with this guard. The
+//! same happens if the row does not exist: insert it before the first fenced write. The comparison
+//! is `<=`, so that one holder can write several times. Tokens are integers from 1 to 2^53 - 1, and
+//! fit into a `bigint` and a double.
 //!
 //! The statement is for Postgres and SQLite. In MySQL the placeholder is `?`, once for each use.
 //! Set `CLIENT_FOUND_ROWS` on the connection: otherwise a write that changes nothing counts no row.
@@ -66,7 +66,7 @@
 //!
 //! - *An object store.* Keep the token in the object's metadata, and write with a condition on the
 //!   version that you read (`If-Match`). A holder that reads a higher token stops.
-//! - *A service of your own.* Send the token with the request. The service remembers the highest
+//! - *Your own service.* Send the token with the request. The service remembers the highest
 //!   token of each name, and rejects lower ones.
 //! - *A service that cannot compare*, such as a payment provider. Send an idempotency key made of
 //!   the operation, not of the token: the token differs between two holders that repeat it.

@@ -148,9 +148,9 @@ impl HeldLease {
 
     /// Records that no call takes the lease: no callback runs at its end, which is not counted.
     ///
-    /// Returns the callbacks. The caller must drop them outside any lock: what they own is the
-    /// user's.
-    pub(crate) fn has_no_holder(&self) -> (Option<Arc<OnLost>>, Option<Arc<OnRenew>>) {
+    /// Returns the callbacks. The caller must drop them outside any lock: they may own a user's
+    /// closure.
+    pub(crate) fn remove_holder(&self) -> (Option<Arc<OnLost>>, Option<Arc<OnRenew>>) {
         let holding = &mut self.cell.state.lock().holding;
         holding.since = None;
         (holding.on_lost.take(), holding.on_renew.take())
@@ -166,24 +166,24 @@ impl HeldLease {
 
     /// Returns the status at `now`. A lease found to have ended stays lost for all callers.
     pub(crate) fn status(&self, now: Instant) -> LeaseStatus {
-        self.latching_state(|state| state.lease.status(now))
+        self.with_state(|state| state.lease.status(now))
     }
 
     /// Returns the status at `now` for the holder of `token`; an earlier holder has released it.
     pub(crate) fn status_for(&self, token: FencingToken, now: Instant) -> LeaseStatus {
-        self.latching_state(|state| state.status_for(token, now))
+        self.with_state(|state| state.status_for(token, now))
     }
 
     /// Ends the lease as lost, unless it has ended or is being released.
     pub(crate) fn lose(&self, lost: Lost, now: Instant) {
-        self.latching_state(|state| state.lease.lose(lost, now));
+        self.with_state(|state| state.lease.lose(lost, now));
     }
 
     /// Begins the release by the holder of `token`, and returns the status before it.
     ///
     /// `None` if this holder has released the lease before.
     pub(crate) fn release(&self, token: FencingToken, now: Instant) -> Option<LeaseStatus> {
-        self.latching_state(|state| {
+        self.with_state(|state| {
             if state.holding.token != token
                 || std::mem::replace(&mut state.released_by_holder, true)
             {
@@ -201,8 +201,8 @@ impl HeldLease {
     /// Hands the lease off at `now`, from the holder of `token` to a waiter that wants it on
     /// `terms`.
     ///
-    /// Returns the token of the next holder, and the share of the previous one. The caller must
-    /// drop that outside any lock: it may own a user's closure.
+    /// Returns the token of the next holder, and the [`Holding`] of the previous one. The caller
+    /// must drop that outside any lock: it may own a user's closure.
     pub(crate) fn hand_off(
         &self,
         token: FencingToken,
@@ -210,7 +210,7 @@ impl HeldLease {
         has_renewed: bool,
         now: Instant,
     ) -> Result<(FencingToken, Holding), NoHandoff> {
-        self.latching_state(|state| {
+        self.with_state(|state| {
             let State { lease, holding, .. } = state;
             // As in `release`: a holder may call twice.
             if holding.token != token
@@ -240,7 +240,7 @@ impl HeldLease {
 
     /// Takes the lease that was handed off under the token of `holding`; false if it is lost.
     pub(crate) fn take(&self, holding: Holding, now: Instant, max_hold: Duration) -> bool {
-        self.latching_state(|state| {
+        self.with_state(|state| {
             if !matches!(state.status_for(holding.token, now), LeaseStatus::Held(_)) {
                 return false;
             }
@@ -253,7 +253,7 @@ impl HeldLease {
     /// Returns a channel that receives one message on loss, and is disconnected on loss or release.
     pub(crate) fn listen(&self, token: FencingToken, now: Instant) -> Receiver<Lost> {
         let (sender, receiver) = bounded(1);
-        self.latching_state(|state| match state.status_for(token, now) {
+        self.with_state(|state| match state.status_for(token, now) {
             LeaseStatus::Released => {}
             LeaseStatus::Held(_) | LeaseStatus::Lost(_) => state.listeners.push(sender),
         });
@@ -275,8 +275,8 @@ impl HeldLease {
         Some((lost, state.holding.on_lost.clone()))
     }
 
-    /// Runs `act` on the state, then sends a loss to the listeners, whichever thread noticed it.
-    fn latching_state<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+    /// Runs `act` on the state. If it finds the lease lost, sends that to the listeners.
+    fn with_state<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.cell.state.lock();
         let result = act(&mut state);
         if let Some(lost) = state.lease.lost() {

@@ -326,7 +326,7 @@ impl Attempt<'_> {
         Ok(hold)
     }
 
-    /// Returns the share of the lease that belongs to this call.
+    /// Returns what this call holds of a lease, from `since` on and under `token`.
     pub(crate) fn holding(&self, token: FencingToken, since: Instant) -> Holding {
         Holding {
             token,

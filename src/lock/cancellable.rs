@@ -103,7 +103,7 @@ fn give_back(runtime: &Runtime, (outcome, _): Outcome) {
         "releasing {}, which was granted after its call was cancelled (holder {})",
         hold.keys, hold.id.short()
     );
-    let callbacks = hold.has_no_holder();
+    let callbacks = hold.remove_holder();
     let now = Instant::now();
     let deadline = now.after(runtime.deployment.command_timeout());
     // A release that fails is logged and repeated.

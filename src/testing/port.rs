@@ -79,7 +79,7 @@ impl Port {
         self.tcp.iter().chain(&self.unix)
     }
 
-    /// Refuses connections from now on, as soon as nothing else holds the listener.
+    /// Refuses connections, as soon as the last clone of the listener is dropped.
     pub(super) fn close(&mut self) -> io::Result<()> {
         if let Some(tcp) = &self.tcp {
             set_socket_reuseport(tcp, true)?;

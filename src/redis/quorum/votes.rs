@@ -27,7 +27,7 @@ impl Majority {
         Self { all, needed: all }
     }
 
-    /// How many may vote against a decision that is still possible.
+    /// How many servers may disagree or fail without preventing a decision.
     const fn spare(self) -> usize {
         self.all - self.needed
     }

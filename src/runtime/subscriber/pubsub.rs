@@ -136,18 +136,18 @@ impl<'a> PubSub<'a> {
     fn exchange(&mut self, verb: &'static str, channels: &[Vec<u8>]) -> Result<bool, String> {
         let failed = |error| library_text(&error);
         let mut confirmed = 0;
-        for some in channels.chunks(MAX_BATCH) {
+        for chunk in channels.chunks(MAX_BATCH) {
             let pack = |buffer: &mut Vec<u8>| {
-                for channel in some {
+                for channel in chunk {
                     redis::cmd(verb).arg(channel).write_packed_command(buffer);
                 }
             };
             let timeout = self.endpoint.server.command_timeout();
             let until = Instant::now().after(timeout);
             self.connection.write(until, pack).map_err(failed)?;
-            let mut open = some.iter();
+            let mut unconfirmed = chunk.iter();
             let mut is_late = false;
-            while let Some(channel) = open.as_slice().first() {
+            while let Some(channel) = unconfirmed.as_slice().first() {
                 if self.endpoint.subscriber.is_stopping() {
                     return Ok(false);
                 }
@@ -167,14 +167,14 @@ impl<'a> PubSub<'a> {
                         is_late = Instant::now() >= until;
                     }
                     Received::Done => {
-                        open.next();
+                        unconfirmed.next();
                         confirmed += 1;
                         if verb == "SUBSCRIBE" {
                             self.confirmed(channel);
                         }
                     }
                     Received::Refused(why) => {
-                        open.next();
+                        unconfirmed.next();
                         self.refused(verb, &why);
                     }
                     Received::Other => is_late = Instant::now() >= until,
