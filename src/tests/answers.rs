@@ -1,49 +1,97 @@
 //! Checks of the answers that are read from a reply to a script or a command.
 
+use crate::holder::{Holder, RwHolders};
 use crate::protocol::answer::{Answer, Wanted};
 use crate::protocol::place::{Refreshed, read_grant};
 use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::inspect::{read_count, read_listeners, read_page};
 use crate::runtime::io::shared_stats;
+use crate::token::FencingToken;
 
 use super::arbitrary::NO_TOKEN;
 
+/// One name, whose lock can be handed off.
+const ONE: Wanted = Wanted {
+    names: 1,
+    reserved: 63,
+    proposed: None,
+};
+
+const THREE: Wanted = Wanted {
+    names: 3,
+    reserved: 0,
+    proposed: None,
+};
+
+const PROPOSED: Option<u64> = Some(1_764_000_000_000_000);
+
 /// Checks the answers of every verb to `reply`, none of which may be larger than `most`.
 pub(super) fn check_answers(reply: &Reply, most: usize) {
-    let one = Wanted {
-        names: 1,
-        reserved: 63,
-        proposed: None,
+    let proposed = |wanted| Wanted {
+        proposed: PROPOSED,
+        ..wanted
     };
-    let proposed = Some(1_764_000_000_000_000);
-    check_acquired(reply, one);
-    check_acquired(reply, Wanted { proposed, ..one });
-    let (names, reserved) = (3, 0);
-    check_acquired(
-        reply,
-        Wanted {
-            names,
-            reserved,
-            ..one
-        },
-    );
-    check_acquired(
-        reply,
-        Wanted {
-            names,
-            proposed,
-            ..one
-        },
-    );
-    check_set(reply, names);
-    check_lease(reply, most);
-    check_refreshed(reply, 1);
-    check_refreshed(reply, 3);
+    let refresh = |places| Verb::Refresh {
+        places,
+        is_shared: true,
+    };
+    let verbs = [
+        Verb::Acquire(ONE),
+        Verb::Acquire(proposed(ONE)),
+        Verb::Acquire(THREE),
+        Verb::Acquire(proposed(THREE)),
+        Verb::AcquireSet(3),
+        Verb::Release { counts: false },
+        Verb::Release { counts: true },
+        Verb::PassOn,
+        Verb::Undo(1),
+        Verb::Undo(3),
+        Verb::Renew,
+        Verb::Inspect,
+        Verb::ReadFence,
+        Verb::InspectPermits,
+        Verb::InspectShared,
+        refresh(1),
+        refresh(3),
+        Verb::AddStats,
+        Verb::Count,
+        Verb::Asking,
+        Verb::Ping,
+    ];
+    for verb in verbs {
+        check_answer(verb, reply, most);
+    }
     check_command(reply, most);
     if let Reply::Text(payload) = reply {
         check_grant(payload);
     }
+}
+
+/// Has no arm for all others: whoever adds a verb must add its check, here and to the list above.
+fn check_answer(verb: Verb, reply: &Reply, most: usize) {
+    match verb {
+        Verb::Acquire(wanted) => check_acquired(reply, wanted),
+        Verb::AcquireSet(names) => check_set(reply, names),
+        Verb::Release { .. } | Verb::PassOn | Verb::Renew => check_ended(verb, reply),
+        Verb::Undo(ids) => check_undone(reply, ids),
+        Verb::Inspect | Verb::ReadFence | Verb::InspectPermits | Verb::InspectShared => {
+            check_inspected(verb, reply, most);
+        }
+        Verb::Refresh { places, .. } => check_refreshed(reply, places),
+        Verb::AddStats => check_said(verb, reply, matches!(reply, Reply::Int(0 | 1))),
+        Verb::Count => check_said(verb, reply, matches!(reply, Reply::Int(0..))),
+        Verb::Asking => check_said(verb, reply, is_status(reply, "OK")),
+        Verb::Ping => check_said(verb, reply, is_status(reply, "PONG")),
+    }
+}
+
+fn check_said(verb: Verb, reply: &Reply, is_said: bool) {
+    assert_eq!(verb.read(reply.clone()).is_some(), is_said, "{reply:?}");
+}
+
+fn is_status(reply: &Reply, text: &str) -> bool {
+    matches!(reply, Reply::Status(said) if said == text)
 }
 
 const fn is_token(number: u64) -> bool {
@@ -110,25 +158,56 @@ fn check_set(reply: &Reply, names: usize) {
     }
 }
 
-fn check_lease(reply: &Reply, most: usize) {
-    let release = |counts| Verb::Release { counts }.read(reply.clone());
-    for answer in [Verb::Renew.read(reply.clone()), release(false)] {
-        if let Some(Answer::Ours(receivers)) = answer {
-            assert!(receivers.is_none() && *reply == Reply::Int(1), "{reply:?}");
+/// Checks the answers about a lease that was renewed or released.
+fn check_ended(verb: Verb, reply: &Reply) {
+    match verb.read(reply.clone()) {
+        Some(Answer::Ours(Some(heard))) => {
+            assert_eq!(verb, Verb::Release { counts: true });
+            assert_eq!(numbers(reply), [1, heard as i64]);
         }
+        Some(Answer::Ours(None)) => {
+            assert_ne!(verb, Verb::Release { counts: true });
+            assert_eq!(*reply, Reply::Int(1));
+        }
+        Some(Answer::LeftOpen) => assert_eq!((verb, reply), (Verb::PassOn, &Reply::Int(2))),
+        Some(Answer::NotPassedOn) => assert_eq!((verb, reply), (Verb::PassOn, &Reply::Int(3))),
+        Some(Answer::Gone) => assert_eq!(*reply, Reply::Int(0)),
+        Some(Answer::Foreign(value)) => assert_eq!(*reply, Reply::Text(value)),
+        None => {}
+        other => panic!("{other:?} of {reply:?}"),
     }
-    if let Some(Answer::Ours(receivers)) = release(true) {
-        let said = receivers.map(|receivers| receivers as i64).unwrap();
-        assert_eq!(numbers(reply), [1, said]);
-    }
-    if let Some(Answer::Holder(Some(holder))) = Verb::Inspect.read(reply.clone()) {
-        assert!(holder.value().len() <= most);
-        assert!(
-            holder
-                .fencing_token()
-                .is_none_or(|token| is_token(token.value()))
-        );
-    }
+}
+
+/// Checks the answers about holders and their tokens.
+fn check_inspected(verb: Verb, reply: &Reply, most: usize) {
+    let (size, tokens) = match verb.read(reply.clone()) {
+        Some(Answer::Fence(text)) => (text.map_or(0, |text| text.len()), Vec::new()),
+        Some(Answer::Holder(holder)) => said_of(holder.as_slice()),
+        Some(Answer::Holders(Some(RwHolders::Writer(writer)))) => said_of(&[writer]),
+        Some(Answer::Holders(Some(RwHolders::Readers(readers)))) => {
+            assert!(!readers.is_empty());
+            said_of(&readers)
+        }
+        Some(Answer::Permits(permits)) => {
+            assert_eq!(numbers(reply).first(), Some(&(permits.out as i64)));
+            let ids = permits.holders.iter().map(|holder| holder.holder_id());
+            let size = ids.map(|id| id.as_str().len()).sum();
+            (size, permits.last_token.into_iter().collect())
+        }
+        Some(Answer::Holders(None)) | None => return,
+        other => panic!("{other:?} of {reply:?}"),
+    };
+    assert!(size <= most, "{reply:?}");
+    assert!(tokens.iter().all(|token| is_token(token.value())));
+}
+
+/// Returns the number of bytes that holders have together, and their tokens.
+fn said_of(holders: &[Holder]) -> (usize, Vec<FencingToken>) {
+    let size = holders.iter().map(|holder| holder.value().len()).sum();
+    (
+        size,
+        holders.iter().filter_map(Holder::fencing_token).collect(),
+    )
 }
 
 fn check_refreshed(reply: &Reply, places: usize) {
@@ -164,10 +243,18 @@ pub(super) fn check_grant(payload: &[u8]) {
         let said = format!(" {id}", id = id.as_str()).into_bytes();
         let numbers = payload.strip_suffix(&*said).unwrap();
         let numbers = numbers.strip_prefix(b"grant ").unwrap();
-        let [first, count] = &numbers.split(|byte| *byte == b' ').collect::<Vec<_>>()[..] else {
+        let [first, want] = numbers.split(|byte| *byte == b' ').collect::<Vec<_>>()[..] else {
             panic!("{payload:?}")
         };
-        assert!(first.iter().chain(*count).all(u8::is_ascii_digit));
+        assert!(first.iter().all(u8::is_ascii_digit));
+        let block = want.strip_prefix(b"+").unwrap_or(want);
+        if want == b"r" || want.contains(&b'/') {
+            assert_eq!(tokens.count, 1, "{payload:?}");
+        } else {
+            let count = str::from_utf8(block).unwrap().parse();
+            assert_eq!(Ok(tokens.count), count, "{payload:?}");
+            assert!(block.iter().all(u8::is_ascii_digit));
+        }
         assert!(is_token(tokens.first.value()) && tokens.count > 0);
         assert!(is_token(tokens.first.value() + tokens.count - 1));
     }
@@ -178,9 +265,6 @@ fn check_command(reply: &Reply, most: usize) {
         assert!(cursor.len() <= 20 && cursor.iter().all(u8::is_ascii_digit));
         assert!(cursor.len() + keys.iter().map(Vec::len).sum::<usize>() <= most);
     }
-    if let Some(Answer::Fence(Some(text))) = Verb::ReadFence.read(reply.clone()) {
-        assert!(text.len() <= most);
-    }
     assert_eq!(
         read_count(reply).is_some(),
         matches!(reply, Reply::Int(0..))
@@ -190,17 +274,6 @@ fn check_command(reply: &Reply, most: usize) {
     }
     let is_list = matches!(reply, Reply::List(_));
     assert!(is_list || shared_stats::read(reply).is_none(), "{reply:?}");
-    for verb in [Verb::AddStats, Verb::Asking, Verb::Count, Verb::Ping] {
-        let is_said = match verb {
-            Verb::AddStats => matches!(reply, Reply::Int(0 | 1)),
-            Verb::Count => matches!(reply, Reply::Int(0..)),
-            Verb::Ping => matches!(reply, Reply::Status(said) if said == "PONG"),
-            _ => matches!(reply, Reply::Status(said) if said == "OK"),
-        };
-        assert_eq!(verb.read(reply.clone()).is_some(), is_said, "{reply:?}");
-    }
-    check_undone(reply, 1);
-    check_undone(reply, 3);
 }
 
 fn check_undone(reply: &Reply, ids: usize) {

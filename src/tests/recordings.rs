@@ -13,7 +13,7 @@ const RECORDINGS: [&str; 2] = [
 ];
 
 /// Further replies of Redis 7, of rarer forms.
-const RARE: [&str; 36] = [
+const RARE: [&str; 40] = [
     // acquire, propose, queue_enter, and the scripts for several names
     "*2\r\n:1\r\n:1764000000000000\r\n",
     "*3\r\n:0\r\n$42\r\nweb:7:123e4567-e89b-12d3-a456-426614174000\r\n:9876\r\n",
@@ -54,6 +54,14 @@ const RARE: [&str; 36] = [
     ">3\r\n$9\r\nsubscribe\r\n$14\r\n+switch-master\r\n:1\r\n",
     "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$67\r\n\
      grant 1764000000000000 1 web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
+    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$69\r\n\
+     grant 1764000000000000 +33 web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
+    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$67\r\n\
+     grant 1764000000000000 r web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
+    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$72\r\n\
+     grant 1764000000000000 3/10 3 web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
+    "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$50\r\n\
+     refresh web:7:123e4567-e89b-12d3-a456-426614174000\r\n",
     ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$5\r\nprobe\r\n",
     // errors
     "-NOSCRIPT No matching script. Please use EVAL.\r\n",

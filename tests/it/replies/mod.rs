@@ -2,6 +2,8 @@
 //!
 //! `LEASEHOLD_RECORD=1 cargo test --all-features --test it replies::` records them again.
 
+mod shared;
+
 use std::env;
 use std::fs;
 use std::io::{Read, Write};
@@ -128,6 +130,9 @@ fn one_server_replies_as_recorded() {
     waiting_set(&mut Raw::to(server.port()), &mut replies);
     quorum(&mut Raw::to(server.port()), &mut replies);
     fair(&mut Raw::to(server.port()), &mut replies);
+    shared::cohort(&mut Raw::to(server.port()), &mut replies);
+    shared::semaphore(&mut Raw::to(server.port()), &mut replies);
+    shared::rw_lock(&mut Raw::to(server.port()), &mut replies);
     commands(server.port(), &mut replies);
     compare("one_server.txt", &replies);
 }

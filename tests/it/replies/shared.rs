@@ -1,0 +1,206 @@
+//! The replies to the scripts of semaphores and read-write locks, and of a mutex before a reader.
+
+use super::{IDS, Raw, Replies, TTL};
+
+/// The source of a script on the queue of a semaphore.
+macro_rules! of_permits {
+    ($name:literal) => {
+        source!(
+            "last_token",
+            "now",
+            "later_end",
+            "admit_permits",
+            "queue",
+            $name
+        )
+    };
+}
+
+/// The source of a script on the queue of a read-write lock.
+macro_rules! of_readers {
+    ($($more:literal,)? => $name:literal) => {
+        source!(
+            "last_token",
+            "now",
+            "later_end",
+            "readers",
+            $($more,)?
+            "lock_key",
+            "admit_shared",
+            "queue",
+            $name
+        )
+    };
+}
+
+pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
+    let [mine, other] = [format!("2 {}", IDS[0]), format!("2 {}", IDS[1])];
+    let (mine, other) = (&*mine, &*other);
+    let keys = &["permits", "fence:p", "queue:p", "places:p"];
+    let mut note = |what, reply| replies.note(what, reply);
+    let inspect = source!("now", "permits_inspect");
+    let looked_at = &["permits", "fence:p"];
+    note(
+        "permits_inspect, none",
+        raw.script(inspect, looked_at, &["9"]),
+    );
+    let enter = of_permits!("queue_enter");
+    note(
+        "queue_enter of permits, free",
+        raw.script(enter, keys, &[mine, TTL, "2/3", "0"]),
+    );
+    note(
+        "queue_enter of permits, too many",
+        raw.script(enter, keys, &[other, TTL, "2/3", "a", "i"]),
+    );
+    note("permits_inspect", raw.script(inspect, looked_at, &["9"]));
+    let renew = source!("now", "later_end", "permits_renew");
+    for (what, id) in [
+        ("permits_renew, held", mine),
+        ("permits_renew, another's", other),
+    ] {
+        note(what, raw.script(renew, &["permits"], &[id, TTL, "0"]));
+    }
+    let refresh = of_permits!("queue_refresh");
+    note(
+        "queue_refresh of permits, waits",
+        raw.script(refresh, keys, &["i", other]),
+    );
+    let release = of_permits!("queue_release");
+    for what in ["queue_release of permits", "queue_release of permits, none"] {
+        note(what, raw.script(release, keys, &[mine, "c"]));
+    }
+    note(
+        "queue_refresh of permits, granted",
+        raw.script(refresh, keys, &["i", other]),
+    );
+    let undo = of_permits!("queue_undo");
+    note(
+        "queue_undo of permits",
+        raw.script(undo, keys, &["c", mine, other]),
+    );
+}
+
+pub(super) fn rw_lock(raw: &mut Raw, replies: &mut Replies) {
+    let [first, second, third] = IDS;
+    let keys = &["lock:r", "fence:r", "queue:r", "places:r", "readers:r"];
+    let looked_at = &["lock:r", "fence:r", "readers:r"];
+    let mut note = |what, reply| replies.note(what, reply);
+    let inspect = source!("now", "inspect_shared");
+    note("inspect_shared, free", raw.script(inspect, looked_at, &[]));
+    let enter = of_readers!(=> "queue_enter");
+    let downgrade = of_readers!("keep_reader", => "downgrade");
+    note(
+        "downgrade, free",
+        raw.script(downgrade, keys, &[first, TTL]),
+    );
+    note(
+        "queue_enter by a writer, free",
+        raw.script(enter, keys, &[first, TTL, "1", "0"]),
+    );
+    note(
+        "inspect_shared, a writer",
+        raw.script(inspect, looked_at, &[]),
+    );
+    note(
+        "queue_enter by a reader, a writer has it",
+        raw.script(enter, keys, &[second, TTL, "r", "a", "i"]),
+    );
+    note(
+        "downgrade, another's",
+        raw.script(downgrade, keys, &[third, TTL]),
+    );
+    note("downgrade", raw.script(downgrade, keys, &[first, TTL]));
+    note(
+        "inspect_shared, readers",
+        raw.script(inspect, looked_at, &[]),
+    );
+    note(
+        "queue_enter by a reader, free",
+        raw.script(enter, keys, &[third, TTL, "r", "0"]),
+    );
+    let renew = source!("now", "later_end", "readers", "keep_reader", "renew_shared");
+    for (what, id) in [
+        ("renew_shared, held", first),
+        ("renew_shared, another's", "nobody"),
+    ] {
+        let renewed = &["lock:r", "readers:r"];
+        note(what, raw.script(renew, renewed, &[id, TTL, "0"]));
+    }
+    let refresh = of_readers!(=> "queue_refresh");
+    note(
+        "queue_refresh by a reader, granted",
+        raw.script(refresh, keys, &["i", second]),
+    );
+    let release = of_readers!(=> "queue_release");
+    note(
+        "queue_release by a reader",
+        raw.script(release, keys, &[first, "c"]),
+    );
+    let undo = of_readers!(=> "queue_undo");
+    note(
+        "queue_undo of readers",
+        raw.script(undo, keys, &["c", second, third]),
+    );
+}
+
+/// The releases of a mutex while others wait: it is left open, or a reader is next.
+pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
+    let [mine, other, _] = IDS;
+    let keys = &["lock:c", "fence:c", "queue:c", "places:c"];
+    let mut note = |what, reply| replies.note(what, reply);
+    let release = source!(
+        "rewrite",
+        "open_queue",
+        "last_token",
+        "now",
+        "admit_lock",
+        "lock_key",
+        "queue",
+        "pass_on",
+        "cohort_release"
+    );
+    let enter = source!(
+        "last_token",
+        "now",
+        "admit_lock",
+        "lock_key",
+        "queue",
+        "queue_enter"
+    );
+    let acquire = source!("last_token", "acquire");
+    raw.script(acquire, &keys[..2], &[mine, TTL]);
+    note(
+        "queue_enter by a mutex, held",
+        raw.script(enter, keys, &[other, TTL, "+33", "a", "i"]),
+    );
+    note(
+        "cohort_release, another's",
+        raw.script(release, keys, &[IDS[2], "c"]),
+    );
+    // As of a holder that was granted the lock long before the last moment for others.
+    raw.send(&["SET", "fence:c", "1700000000000000"]);
+    note(
+        "cohort_release, left open",
+        raw.script(release, keys, &[mine, "c", "1"]),
+    );
+    raw.script(acquire, &keys[..2], &[mine, TTL]);
+    note(
+        "cohort_release, passed on",
+        raw.script(release, keys, &[mine, "c"]),
+    );
+    let keys_of_readers = &[&keys[..], &["readers:c"]].concat();
+    raw.script(
+        of_readers!(=> "queue_enter"),
+        keys_of_readers,
+        &[mine, TTL, "r", "a", "i"],
+    );
+    note(
+        "cohort_release, a reader is next",
+        raw.script(release, keys, &[other, "c"]),
+    );
+    note(
+        "cohort_release, free",
+        raw.script(release, keys, &[other, "c"]),
+    );
+}
