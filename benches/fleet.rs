@@ -3,8 +3,8 @@
 //!
 //! Shows the cost of first come, first served, and the cost of the subscriber thread that serves
 //! all waiters of a client. `FLEET=all cargo bench --bench fleet` runs more contenders, among them
-//! the hand-written queue. `CHAOS=60 cargo bench --bench fleet` kills and pauses processes at random
-//! for a minute instead.
+//! the hand-written queue. `CHAOS=60 cargo bench --bench fleet` kills and pauses processes at
+//! random for a minute instead.
 
 mod common;
 
@@ -33,7 +33,8 @@ const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";
 const POLLER_4: &str = "poller, 4 threads each";
 
-/// The kinds of lock in the chaos run, whether processes are paused too, and the figure for the longest time without a holder.
+/// The kinds of lock in the chaos run, whether processes are paused too, and the figure for the
+/// longest time without a holder.
 const KINDS: [(&str, bool, &str); 3] = [
     ("mutex", true, "mutex_stall_s"),
     ("fair", true, "fair_stall_s"),

@@ -48,9 +48,9 @@ pub enum Error {
     /// - From a call that locks: you do not hold the lock. A command without a reply may still have
     ///   acquired it. It is undone in the background, and expires after its ttl at the latest.
     /// - From [`unlock`](crate::MutexGuard::unlock): the lock was held until then, so what was done
-    ///   under it stands: do not repeat it. The lock may stay taken for up to its ttl, or for longer
-    ///   after a renewal or [`set_ttl`](crate::MutexGuard::set_ttl) without a reply: `unlock` states
-    ///   the limit. The release is repeated in the background.
+    ///   under it stands: do not repeat it. The lock may stay taken for up to its ttl, or for
+    ///   longer after a renewal or [`set_ttl`](crate::MutexGuard::set_ttl) without a reply:
+    ///   `unlock` states the limit. The release is repeated in the background.
     /// - From `renew` and `set_ttl`: you hold the lock as long as
     ///   [`is_held`](crate::MutexGuard::is_held) returns true.
     #[non_exhaustive]

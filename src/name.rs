@@ -15,8 +15,8 @@ const LONGEST_NAME: usize = 64 * 1024;
 /// The name of a lock: 1 byte to 64 KiB of any bytes, not necessarily text.
 ///
 /// Converts from text (`&str`, `String`, `Box<str>`, `Arc<str>`, `Cow<str>`), from bytes (`&[u8]`,
-/// `&[u8; N]`, `Vec<u8>`), and from a number (`u64`, `i64`, `u32`, `i32`), which becomes its decimal
-/// digits. Cloning is cheap. The first call that locks reports a name of invalid length.
+/// `&[u8; N]`, `Vec<u8>`), and from a number (`u64`, `i64`, `u32`, `i32`), which becomes its
+/// decimal digits. Cloning is cheap. The first call that locks reports a name of invalid length.
 ///
 /// A number alone names the same lock in every part of the program. `format!("order:{id}")` keeps
 /// the names of different tables apart.

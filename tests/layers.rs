@@ -1,4 +1,5 @@
-//! Promise: modules import only from lower layers, and no files import each other in a cycle.
+//! Promise: modules import only from lower layers, no files import each other in a cycle, and files
+//! keep to the width of a page and to what belongs in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -97,6 +98,65 @@ fn only_the_clock_reads_the_time_and_sleeps() {
     let readers: Vec<String> = tree.sources.iter().filter_map(reads).collect();
     assert!(readers.is_empty(), "not by crate::clock: {readers:?}");
     assert!(is_foreign(&tree.sources[&vec!["clock".to_owned()]]));
+}
+
+/// Except tables, links and string literals.
+#[test]
+fn lines_have_at_most_100_columns() {
+    let is_exempt = |line: &str| {
+        let is_table = line.trim_start_matches(['/', '!', ' ']).starts_with('|');
+        is_table || line.contains('"') || ["](", "://"].iter().any(|link| line.contains(link))
+    };
+    let mut long = Vec::new();
+    for_each_file(&mut |path, text| {
+        let lines = text.lines().zip(1..);
+        let mut lines = lines.filter(|(line, _)| line.chars().count() > 100 && !is_exempt(line));
+        long.extend(lines.next().map(|(_, n)| format!("{}:{n}", path.display())));
+    });
+    assert!(long.is_empty(), "wrap these lines:\n{}", long.join("\n"));
+}
+
+#[test]
+fn tests_longer_than_their_code_are_in_a_file_of_their_own() {
+    let count = |text: &str| {
+        let lines = text.lines().map(str::trim);
+        let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
+        code.count()
+    };
+    let mut found = Vec::new();
+    for_each_file(&mut |path, text| {
+        // An example stands alone.
+        let is_example = path.starts_with(in_repository("examples"));
+        if let Some((code, tests)) = text.split_once("#[cfg(test)]\nmod tests {\n")
+            && count(tests) > count(code) + 1
+            && !is_example
+        {
+            found.push(path.display().to_string());
+        }
+    });
+    assert!(
+        found.is_empty(),
+        "move to <file>/tests.rs:\n{}",
+        found.join("\n")
+    );
+}
+
+/// Calls `act` with the path and the text of every file of Rust and Lua.
+fn for_each_file(act: &mut impl FnMut(&Path, &str)) {
+    let folders = ["src", "tests", "benches", "examples"];
+    let mut open: Vec<PathBuf> = folders.map(in_repository).to_vec();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            let entries = fs::read_dir(&path).unwrap();
+            let inside = entries.map(|entry| entry.unwrap().path());
+            open.extend(inside.filter(|path| !path.ends_with("target")));
+        } else if path
+            .extension()
+            .is_some_and(|kind| kind == "rs" || kind == "lua")
+        {
+            act(&path, &fs::read_to_string(&path).unwrap());
+        }
+    }
 }
 
 fn in_repository(path: &str) -> PathBuf {

@@ -1,8 +1,8 @@
 //! A model of a lease with unanswered commands, searched exhaustively for broken promises.
 //!
 //! One lease on one server. From every state, the search takes every possible step: the client
-//! renews, sets a ttl, stops waiting for a reply, hands the lease on or releases it; the server runs
-//! any command that was sent; a command or reply is lost; time passes. No step is forced, so a
+//! renews, sets a ttl, stops waiting for a reply, hands the lease on or releases it; the server
+//! runs any command that was sent; a command or reply is lost; time passes. No step is forced, so a
 //! command may run at any time or never, and a reply may arrive at any time.
 //!
 //! Time is counted in ticks of one clock. A key's expiry starts when the server runs a command,
@@ -80,7 +80,8 @@ enum Flaw {
     RepeatedForTheLongest,
     /// The lease is handed on although its key may outlast the ttl.
     HandedOnAnyway,
-    /// An answered change of ttl lowers the longest expiry although an earlier one may run after it.
+    /// An answered change of ttl lowers the longest expiry although an earlier one may run after
+    /// it.
     LongestFallsAtOnce,
 }
 

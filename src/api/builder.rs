@@ -228,8 +228,8 @@ impl ClientBuilder {
 
     /// Sets how often a held lease is renewed.
     ///
-    /// At most nine tenths of the validity, which is a little shorter than the ttl: 8.9 s with a ttl
-    /// of 10 s. Defaults to a third of the ttl, which leaves time for two
+    /// At most nine tenths of the validity, which is a little shorter than the ttl: 8.9 s with a
+    /// ttl of 10 s. Defaults to a third of the ttl, which leaves time for two
     /// retries. A lock with its own ttl is renewed every third of that, unless the lock sets
     /// an interval too.
     ///

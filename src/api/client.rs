@@ -70,8 +70,8 @@ impl Client {
     /// | Cluster | `redis+cluster://[user:password@]host[:port],host[:port]` |
     /// | quorum | `redis+quorum://[user:password@]host[:port],host[:port],host[:port][/db]` |
     ///
-    /// In the user and password, write `/` as `%2F`, `?` as `%3F`, `#` as `%23`, `@` as `%40`, `:` as
-    /// `%3A` and `%` as `%25`: the password `p@ss` is `p%40ss`.
+    /// In the user and password, write `/` as `%2F`, `?` as `%3F`, `#` as `%23`, `@` as `%40`, `:`
+    /// as `%3A` and `%` as `%25`: the password `p@ss` is `p%40ss`.
     ///
     /// `rediss` in place of `redis` encrypts with TLS (feature `tls`). `valkey` and `valkeys` mean
     /// the same as `redis` and `rediss`. `?protocol=resp3` selects that protocol.
@@ -509,8 +509,8 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
-    /// A call of a lock with a [`CancelToken`](crate::CancelToken) starts a thread, even if the lock
-    /// is free.
+    /// A call of a lock with a [`CancelToken`](crate::CancelToken) starts a thread, even if the
+    /// lock is free.
     ///
     /// # Errors
     ///

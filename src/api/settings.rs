@@ -180,10 +180,10 @@ macro_rules! lock_settings {
             /// background. A guard is not affected.
             ///
             /// Each of these calls runs on another thread, so that its caller can leave the call at
-            /// any moment. That costs the start of a thread for each call, even if the lock is free,
-            /// and twice as many threads while calls wait. The log records of the call come from
-            /// that thread: no span of the caller contains them, but [`trace_id`](Self::trace_id)
-            /// does mark them.
+            /// any moment. That costs the start of a thread for each call, even if the lock is
+            /// free, and twice as many threads while calls wait. The log records of the call come
+            /// from that thread: no span of the caller contains them, but
+            /// [`trace_id`](Self::trace_id) does mark them.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();

@@ -63,11 +63,11 @@
 //!   lock or a writer grants the lock to the next client at once. So the wait has no bound beside
 //!   sets, fair locks or writers that hold the lock in turn.
 //! - For programs that poll, these are the times beside plain locks, if each client waits with one
-//!   thread. A program that asks every 100 ms gets the lock within 30 s in 99 of 100 cases. One that
-//!   asks every millisecond gets it within a second.
-//! - Without the `PUBLISH`, or if a program or a person deletes the key, clients in the queue notice
-//!   that the lock is free at their next refresh, within 0.9 s. Until then, a program that asks
-//!   again at once gets it again.
+//!   thread. A program that asks every 100 ms gets the lock within 30 s in 99 of 100 cases. One
+//!   that asks every millisecond gets it within a second.
+//! - Without the `PUBLISH`, or if a program or a person deletes the key, clients in the queue
+//!   notice that the lock is free at their next refresh, within 0.9 s. Until then, a program that
+//!   asks again at once gets it again.
 //! - Such a program draws no fencing token, and does not enter the queue.
 //! - Holders of both kinds are listed by [`Client::list`](crate::Client::list) and `leasehold
 //!   status`.

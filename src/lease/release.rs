@@ -32,8 +32,8 @@ pub(crate) struct Release {
     /// How each server of a quorum answered the acquire: one that has not answered yet may run it
     /// after the release.
     pub(crate) votes: Option<Arc<ServerVotes>>,
-    /// Of an undo, or a release that got no reply: dropped at its first answer. Until then Redis may
-    /// refuse the lock to this client because of this lease.
+    /// Of an undo, or a release that got no reply: dropped at its first answer. Until then Redis
+    /// may refuse the lock to this client because of this lease.
     pub(crate) unanswered: Option<Arc<()>>,
     /// Counts the first answers of the servers, for a caller that waits for them.
     pub(crate) report: Option<Arc<ReleaseReport>>,

@@ -11,8 +11,8 @@ local function settle()
   holder = redis.call('GET', KEYS[1])
 end
 
--- Returns whether a waiter with this want fits; without one, whether any waiter can. A reader, whose
--- want is no number, is admitted by the scripts of its own kind only: the lock is freed and
+-- Returns whether a waiter with this want fits; without one, whether any waiter can. A reader,
+-- whose want is no number, is admitted by the scripts of its own kind only: the lock is freed and
 -- announced, and its client refreshes at once.
 local function fits(want)
   return not holder and (not want or tonumber(want) ~= nil)

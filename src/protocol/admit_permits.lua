@@ -19,7 +19,8 @@ local function settle()
   used = 0
   local found
   repeat
-    found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. now, 'WITHSCORES', 'LIMIT', '0', '1001')
+    found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. now, 'WITHSCORES', 'LIMIT', '0',
+      '1001')
     used = found[1] == 'out' and -found[2] or 0
     local ended, sum = {}, 0
     for n = 3, #found, 2 do

@@ -18,7 +18,8 @@ repeat
 until #found < 2002
 -- A token has at most 16 digits: with a seventeenth it is none.
 local fence = redis.pcall('GET', KEYS[2])
-local reply = {math.min(math.max(used, 0), 2 ^ 53), type(fence) == 'string' and string.sub(fence, 1, 17)}
+fence = type(fence) == 'string' and string.sub(fence, 1, 17)
+local reply = {math.min(math.max(used, 0), 2 ^ 53), fence}
 found = redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf', 'WITHSCORES', 'LIMIT', '0', ARGV[1])
 for i = 1, #found, 2 do
   -- A foreign member can be megabytes long; no holder id of leasehold is longer than 1088 bytes.

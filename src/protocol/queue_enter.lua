@@ -4,8 +4,9 @@
 -- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] what it wants, ARGV[4] the mark of its place, or 0
 -- not to join the queue, ARGV[5] inbox
 -- Granted: {1, first token}. Refused, and queued unless ARGV[4] is 0: {0, value of the holder, ms
--- until it ends, -1 without an expiry, or -2 if nobody holds}. If the network has run the call twice
--- and the first run was granted, the value is the caller's own id, and the call is not queued.
+-- until it ends, -1 without an expiry, or -2 if nobody holds}. If the network has run the call
+-- twice and the first run was granted, the value is the caller's own id, and the call is not
+-- queued.
 -- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the caller holds
 -- nothing. It can have a place, if a grant to another waiter has failed; grants before that stand.
 read_clock()

@@ -1,5 +1,5 @@
--- Acquires all of several locks for a set, or joins the queue of the first that is held, or that was
--- freed for a reader; goes on with a set that has joined a queue, and refreshes its place.
+-- Acquires all of several locks for a set, or joins the queue of the first that is held, or that
+-- was freed for a reader; goes on with a set that has joined a queue, and refreshes its place.
 -- KEYS as in each_name.lua
 -- ARGV[1] holder id, ARGV[2] ttl in ms
 -- ARGV[3] index of the lock in whose queue the set waits, or that it was granted there; 0 at first

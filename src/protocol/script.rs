@@ -64,8 +64,8 @@ pub(crate) struct Call<'a> {
     pub(crate) without_queue: Option<WithoutQueue<'a>>,
 }
 
-/// The script that does without a queue what another does with one, by the same arguments. It serves
-/// users who lack the rights for queues, and clusters that are migrating the slot.
+/// The script that does without a queue what another does with one, by the same arguments. It
+/// serves users who lack the rights for queues, and clusters that are migrating the slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WithoutQueue<'a> {
     pub(crate) script: &'static Script,

@@ -20,24 +20,4 @@ pub(super) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_are_those_of_cluster_keyslot() {
-        assert_eq!(slot(b"123456789"), 0x31C3);
-        assert_eq!(slot(b"lock:x"), 5259);
-        assert_eq!(slot(b"lock_release:x"), 15969);
-        assert_eq!(slot(b"{x}1"), slot(b"2{x}}"));
-        assert_eq!(slot(b"{}x"), slot(b"{}x"));
-    }
-
-    #[test]
-    fn hash_tags() {
-        assert_eq!(hash_tag(b"a{b}c{d}"), Some(&b"b"[..]));
-        assert_eq!(hash_tag(b"a{{b}}"), Some(&b"{b"[..]));
-        for none in ["", "a", "{", "}", "{}", "a{}{b}", "}a{", "a}b"] {
-            assert_eq!(hash_tag(none.as_bytes()), None, "{none}");
-        }
-    }
-}
+mod tests;

@@ -39,8 +39,8 @@ impl Deployment {
         (check_health_of_all(&servers, until), needed)
     }
 
-    /// Reads a number that belongs to a lock, or `None` if there is none. Over a quorum, the highest
-    /// counts.
+    /// Reads a number that belongs to a lock, or `None` if there is none. Over a quorum, the
+    /// highest counts.
     pub(crate) fn number(
         &self,
         keys: &Keys,

@@ -101,8 +101,8 @@
 //!
 //! # Values
 //!
-//! [`error`], [`lost`](mod@lost) and [`fencing_token`] make the values that a double of the program's own traits
-//! returns, without any server.
+//! [`error`], [`lost`](mod@lost) and [`fencing_token`] make the values that a double of the
+//! program's own traits returns, without any server.
 
 mod commands;
 mod connection;

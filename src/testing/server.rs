@@ -198,9 +198,9 @@ impl Server {
     /// its next renewal.
     ///
     /// The name is that of a lock or semaphore of a client with the default prefixes, in database
-    /// 0. If a lock and a semaphore share it, the holders of both lose. When this returns, they have
-    /// lost their keys. A holder that is a client of this process then checks the lock with one
-    /// round trip: wait for [`lost`](crate::MutexGuard::lost).
+    /// 0. If a lock and a semaphore share it, the holders of both lose. When this returns, they
+    /// have lost their keys. A holder that is a client of this process then checks the lock with
+    /// one round trip: wait for [`lost`](crate::MutexGuard::lost).
     ///
     /// ```
     /// # use leasehold::testing::Server;

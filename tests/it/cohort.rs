@@ -547,8 +547,8 @@ fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Makes a call while `N` clients hold the lock one after the other. It is passed the count of their
-/// turns.
+/// Makes a call while `N` clients hold the lock one after the other. It is passed the count of
+/// their turns.
 fn amid_contenders<const N: usize, T>(server: &Server, call: impl FnOnce(&AtomicU64) -> T) -> T {
     let turns = AtomicU64::new(0);
     let contenders = mutexes::<N>(server).map(|mutex| {

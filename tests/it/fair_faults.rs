@@ -1,5 +1,5 @@
-//! Promise: a dead, paused or disconnected process delays the waiters in a lock's queue by a bounded
-//! time, and no turn is given to two waiters.
+//! Promise: a dead, paused or disconnected process delays the waiters in a lock's queue by a
+//! bounded time, and no turn is given to two waiters.
 //!
 //! The tests that kill or stop whole processes run for plain locks, too.
 

@@ -1,5 +1,5 @@
-//! Promise: after any sequence of calls, and of lost replies, Redis and the guards agree with a model
-//! of the read-write lock in memory.
+//! Promise: after any sequence of calls, and of lost replies, Redis and the guards agree with a
+//! model of the read-write lock in memory.
 
 use leasehold::{
     Error, FencingToken, HolderId, RwLock, RwLockReadGuard, RwLockWriteGuard, Unlocked,

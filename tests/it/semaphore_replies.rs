@@ -1,5 +1,5 @@
-//! Promise: after any sequence of calls, and of lost replies, Redis and the permits agree with a model
-//! of the semaphore in memory.
+//! Promise: after any sequence of calls, and of lost replies, Redis and the permits agree with a
+//! model of the semaphore in memory.
 
 use leasehold::{Client, FencingToken, Lost, Semaphore, SemaphorePermit, Unlocked};
 use rand::RngExt;

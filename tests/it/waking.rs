@@ -1,5 +1,5 @@
-//! Promise: a waiter sleeps until the release wakes it; a lost wake-up costs at most a refresh of its
-//! place in the queue, or the backstop where it has none.
+//! Promise: a waiter sleeps until the release wakes it; a lost wake-up costs at most a refresh of
+//! its place in the queue, or the backstop where it has none.
 
 use std::fs;
 use std::path::Path;
@@ -302,8 +302,8 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
             let _ = guard.unlock().unwrap();
             entries.recv_timeout(WAIT_LIMIT).unwrap();
             let_pass(ms(200));
-            // The release and the first renewal after its grant, each of them twice: the server does
-            // not know their scripts yet.
+            // The release and the first renewal after its grant, each of them twice: the server
+            // does not know their scripts yet.
             let sent = scripts(&server) - before;
             assert!(sent <= 4, "{sent} calls");
             leaving.wait();

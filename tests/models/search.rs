@@ -68,7 +68,8 @@ impl<M: Model> Found<M> {
         self.states.len() - 1
     }
 
-    /// Returns the slot with this tag of the state that is found, or the empty one where it belongs.
+    /// Returns the slot with this tag of the state that is found, or the empty one where it
+    /// belongs.
     fn slot(&self, tag: u32, is_found: impl Fn(usize) -> bool) -> usize {
         let last = self.slots.len() - 1;
         let mut slot = tag as usize & last;

@@ -17,7 +17,8 @@
 //!   how long a permit is unused.
 //!
 //! Grants that pass over places are searched in `tests/queue_model`. Not in the model: tokens, the
-//! deletion of keys, a server that loses data. Change the protocol here before changing the scripts.
+//! deletion of keys, a server that loses data. Change the protocol here before changing the
+//! scripts.
 
 use models::assert_found;
 use models::permits::{Broken, Client, Flaw, Rules, State, holds, long_holds};
@@ -233,8 +234,8 @@ fn the_second_run_of_an_enter_must_grant_to_all_who_fit() {
     assert_found(holds(&rules, repeated(3)), Broken::FittingWaiterLeft);
 }
 
-/// A semaphore of one permit, and a read-write lock with a reader and a writer. The writer wants all
-/// permits.
+/// A semaphore of one permit, and a read-write lock with a reader and a writer. The writer wants
+/// all permits.
 const SMALL: [Rules; 2] = [
     Rules {
         permits: [1; 3],

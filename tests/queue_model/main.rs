@@ -12,12 +12,12 @@
 //!   are stopped: the server does not know. Subscriptions are lost and come back, or stay at a
 //!   server that has become a replica: there a client receives what is published, but the server
 //!   that grants does not count it.
-//! * First attempts: in some searches, a client without a place first tries to acquire the lock, and
-//!   takes it if it is free, even if others are queued.
+//! * First attempts: in some searches, a client without a place first tries to acquire the lock,
+//!   and takes it if it is free, even if others are queued.
 //! * Open releases leave the lock free although clients are queued. The next command of the same
 //!   client grants it.
-//! * Fencing tokens: in some searches, a grant reserves a block of them for the threads of a client,
-//!   which hand the lock to each other.
+//! * Fencing tokens: in some searches, a grant reserves a block of them for the threads of a
+//!   client, which hand the lock to each other.
 //! * Readers are granted the lock by the scripts of their own kind only. Each holds alone here:
 //!   `tests/rw_model` searches what they share.
 //! * Versions: the scripts of an earlier version pass nobody over. Version 0.1 has no queue: its

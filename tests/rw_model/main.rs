@@ -1,9 +1,10 @@
-//! The two keys of a read-write lock: a search for a writer that holds it together with others, for a
-//! guard that says it holds what it does not, and for a token that is too low.
+//! The two keys of a read-write lock: a search for a writer that holds it together with others, for
+//! a guard that says it holds what it does not, and for a token that is too low.
 //!
-//! The model has one lock on one server: the lock key, which contains a writer's id, the mark of the
-//! readers, or another program's value, and the set of readers. Two or three clients read or write,
-//! renew, downgrade, give up and release. In every state the search tries every possible next step.
+//! The model has one lock on one server: the lock key, which contains a writer's id, the mark of
+//! the readers, or another program's value, and the set of readers. Two or three clients read or
+//! write, renew, downgrade, give up and release. In every state the search tries every possible
+//! next step.
 //!
 //! * Commands, replies and releases are delayed, lost, or run twice (each a given number of times).
 //!   An undo is behind its acquire on the same connection.

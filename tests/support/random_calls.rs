@@ -33,8 +33,8 @@ pub trait Model {
     /// Returns the model of a name that nobody uses yet.
     fn start(server: &Server, proxy: &Proxy, name: String) -> Self;
 
-    /// Makes a call and compares its outcome. The reply of the call may be lost if it `loses`: apart
-    /// from that, returns how the call ended.
+    /// Makes a call and compares its outcome. The reply of the call may be lost if it `loses`:
+    /// apart from that, returns how the call ended.
     fn call(&mut self, rng: &mut SmallRng, loses: bool) -> Ended;
 
     /// Returns what Redis has of the name if it is not what the model expects.

@@ -116,8 +116,8 @@ impl Terminal {
         self.session.id()
     }
 
-    /// Waits until the session's first process has ended, and no other has the terminal open; returns
-    /// its exit status and all that the terminal has shown.
+    /// Waits until the session's first process has ended, and no other has the terminal open;
+    /// returns its exit status and all that the terminal has shown.
     pub fn wait(mut self) -> (ExitStatus, String) {
         let status = self.session.wait().expect("it was not waited for");
         loop {
@@ -168,8 +168,8 @@ pub(crate) fn session() {
     for name in [ROLE, TERMINAL, COMMAND] {
         command.env_remove(name);
     }
-    // A job in the background of a shell ignores them, and so would the command. A signal that has a
-    // handler here has its default action again in the command.
+    // A job in the background of a shell ignores them, and so would the command. A signal that has
+    // a handler here has its default action again in the command.
     for signal in [SIGHUP, SIGINT, SIGQUIT] {
         flag::register(signal, Arc::default()).expect("the signal can be caught");
     }

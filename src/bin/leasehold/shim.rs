@@ -22,8 +22,8 @@ pub(crate) const WATCH: u8 = b'w';
 
 /// Waits until the first process closes its pipe, and then kills the command's process group.
 ///
-/// If the first process is killed, the kernel closes the pipe. The shim answers every request with a
-/// byte.
+/// If the first process is killed, the kernel closes the pipe. The shim answers every request with
+/// a byte.
 ///
 /// The shim leads the group. So the group exists before the command starts, and the command never
 /// runs without supervision. While the shim lives, the kernel cannot reuse the group's id.

@@ -103,8 +103,8 @@ impl Pool {
         Some((ticket, batch))
     }
 
-    /// Returns the next step of a call that has been queued for [`COMBINE_WAIT`], or until its deadline
-    /// if `is_over`.
+    /// Returns the next step of a call that has been queued for [`COMBINE_WAIT`], or until its
+    /// deadline if `is_over`.
     pub(super) fn next_step(&self, ticket: Ticket, cap_rule: Cap, is_over: bool) -> NextStep<'_> {
         let mut state = self.state.lock();
         if !state.queue.contains(ticket) {

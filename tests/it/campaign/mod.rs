@@ -1,5 +1,5 @@
-//! Promise: whatever fails, no lock has two holders, no semaphore gives out more permits than it has,
-//! and no later holder has an older token.
+//! Promise: whatever fails, no lock has two holders, no semaphore gives out more permits than it
+//! has, and no later holder has an older token.
 //!
 //! Processes use locks of every kind under the same names while processes are killed and paused,
 //! connections are closed, and servers restart, lose their data or fail over, all at random. The

@@ -1,4 +1,5 @@
-//! Promise: `leasehold run` exits with the code of its command, or one that says why it did not run.
+//! Promise: `leasehold run` exits with the code of its command, or one that says why it did not
+//! run.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -119,8 +119,8 @@ fn tick(state: &State, rules: &Rules) -> State {
     next
 }
 
-/// Returns whether the permits suffice for the first living waiter, for those that really hold some,
-/// and for the leases of the dead.
+/// Returns whether the permits suffice for the first living waiter, for those that really hold
+/// some, and for the leases of the dead.
 fn is_stalled(state: &State, rules: &Rules) -> bool {
     let call = |id: Id| state.clients[id.client].call;
     let holds = |id: Id| matches!(call(id), Call::Holding(own, ..) if own == id);

@@ -94,8 +94,8 @@ pub enum Broken {
     PlaceLost,
     /// A client was granted the lock twice in a row although a place of another was reached.
     TwoTurns,
-    /// A token was used that is not above all tokens used before; after a deletion, one that was used
-    /// before.
+    /// A token was used that is not above all tokens used before; after a deletion, one that was
+    /// used before.
     Token,
     /// The lock was free for too long.
     Stalled,

@@ -29,8 +29,8 @@ pub struct State {
     pub queue: [Option<Place>; CLIENTS * IDS],
     pub on_their_way: [OnItsWay; CLIENTS * IDS],
     pub clients: [Client; CLIENTS],
-    /// How often the network may lose something or run a command twice, and how often each fault may
-    /// happen to a client.
+    /// How often the network may lose something or run a command twice, and how often each fault
+    /// may happen to a client.
     pub losses: u8,
     pub repeats: u8,
     pub kills: u8,

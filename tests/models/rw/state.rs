@@ -118,8 +118,8 @@ pub struct State {
     pub connections: Vec<Vec<Command>>,
     pub replies: Vec<Reply>,
     pub clients: Vec<Client>,
-    /// How many events of each kind may still happen: losses, commands that run twice, and locks and
-    /// deletions by other programs.
+    /// How many events of each kind may still happen: losses, commands that run twice, and locks
+    /// and deletions by other programs.
     pub losses: u8,
     pub repeats: u8,
     pub foreign_locks: u8,

@@ -31,15 +31,21 @@ pub(crate) struct Connection {
     channel_prefix: Option<String>,
 
     /// The longest time to open one connection [default: 1s]
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis")]
+    #[arg(
+        long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis"
+    )]
     connect_timeout: Option<Duration>,
 
     /// The longest time to wait for the reply to one command [default: 1s]
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis")]
+    #[arg(
+        long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis"
+    )]
     command_timeout: Option<Duration>,
 
     /// How long Redis may be unreachable before a wait for a lock fails [default: 10s]
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis")]
+    #[arg(
+        long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis"
+    )]
     unreachable_for: Option<Duration>,
 
     /// The PEM file of the certificate authorities to trust in place of the system's. Needs a URL

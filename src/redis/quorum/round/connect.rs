@@ -18,7 +18,8 @@ const GRACE: Duration = Duration::from_millis(10);
 type Requested<'a> = (usize, ConnectRequest<'a>);
 
 impl<'a> Round<'a> {
-    /// Gets connections: as many as a majority needs, and others that are ready soon after: [`GRACE`].
+    /// Gets connections: as many as a majority needs, and others that are ready soon after:
+    /// [`GRACE`].
     pub(super) fn connect(&mut self) -> Result<(), Fault> {
         let mut requested = Vec::new();
         for (n, slot) in self.slots.iter_mut().enumerate() {
