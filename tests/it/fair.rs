@@ -1,7 +1,7 @@
 //! Promise: a fair lock goes to the longest waiter of all processes, and has one holder at a time.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{TryRecvError, bounded};
 use leasehold::{Backoff, Client, Error, FairMutex, Lost, WaitPolicy};
@@ -31,6 +31,7 @@ support::tests![
     plain_and_fair_locks_exclude_each_other,
     plain_release_wakes_the_first_in_the_queue,
     free_lock_is_reserved_for_the_first_in_the_queue,
+    place_of_a_dead_client_refuses_try_lock_and_delays_no_lock,
     waiter_that_gives_up_at_its_turn_passes_the_grant_on,
     shutdown_removes_waiters_from_the_queue,
     processes_and_threads_count_exactly,
@@ -355,6 +356,21 @@ fn free_lock_is_reserved_for_the_first_in_the_queue() {
         });
     }
     wait_until_only_fences_remain(&server);
+}
+
+/// Nobody listens to the inbox of the place, as after the death of its process. It lasts longer
+/// than the test.
+fn place_of_a_dead_client_refuses_try_lock_and_delays_no_lock() {
+    let server = Server::start();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let now = now.as_millis();
+    let place = format!("{now} 3600000 1 {now} l leasehold:nobody");
+    server.run("RPUSH", &[QUEUE, "dead"]);
+    server.run("HSET", &[PLACES, "dead", &place]);
+    assert!(fair(&server).try_lock().unwrap().is_none());
+    assert_eq!(holder(&server), None);
+    unlock(lock_in_turn(&fair(&server)));
+    assert_eq!(queue_length(&server), 1, "its place is still there");
 }
 
 fn waiter_that_gives_up_leaves_the_queue() {
