@@ -208,6 +208,12 @@ fn readers_share_a_lock_and_a_writer_has_it_alone() {
     assert_eq!(code(&url, &["run", "a", "--no-wait", "true"]), 75);
     let status = text(&url, &["status", "a"]);
     assert!(status.contains("(readers)"), "{status}");
+    let status = text(&url, &["status", "a", "--json"]);
+    let shared = r#""owner":null,"holder":null,"#;
+    assert!(
+        status.contains(shared) && status.contains(r#""shared":true"#),
+        "{status}"
+    );
     for reader in &mut readers {
         reader.send(rustix::process::Signal::TERM);
         assert_eq!(reader.code(), Some(143));
