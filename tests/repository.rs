@@ -42,7 +42,17 @@ const INCLUDED: [&str; 3] = [
 
 #[test]
 fn readme_is_a_page_for_a_person_deciding_in_five_minutes() {
-    assert!(text("README.md").lines().count() <= 180);
+    let page = text("README.md");
+    assert!(page.lines().count() <= 180);
+    let lines_of = |title: &str| {
+        let (_, section) = page.split_once(&format!("\n## {title}\n\n")).unwrap();
+        let lines = section.lines().take_while(|line| !line.is_empty());
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let bullets = lines_of("What you get");
+    assert_eq!(bullets.len(), 8);
+    assert!(bullets.iter().all(|line| line.starts_with("- ")));
+    assert_eq!(lines_of("Is it safe?").len(), 6);
 }
 
 #[test]
