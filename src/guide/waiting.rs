@@ -30,8 +30,8 @@
 //!   refreshes all of them in one command.)
 //! - Each client refreshes its places every 0.9 s, or more often if the ttl is shorter than 4 s. A
 //!   lost message delays it by that time at most.
-//! - If Redis forbids pub/sub, waiters receive no grants: they ask about every 0.2 s, or, where
-//!   there is no queue, after growing pauses of at most a second. With
+//! - If Redis forbids pub/sub, waiters receive no grants: each client asks about every 0.2 s, or,
+//!   where there is no queue, each waiter asks after growing pauses of at most a second. With
 //!   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) they ask after the pauses that it sets, or
 //!   at their next refresh if that is sooner.
 //!
@@ -43,11 +43,10 @@
 //! # Local hand-offs
 //!
 //! If another call of the same client waits for a plain lock, a release hands it the lease without
-//! asking Redis. Other kinds of lock have no hand-offs.
-//! The new holder has its own guard, its own `lost()` channel and a higher fencing token. After a
-//! bounded run of hand-offs the lock is released in Redis, and the next client in the queue gets
-//! it. [`Mutex::local_handoffs`](crate::Mutex::local_handoffs) sets the bound, and 0 turns
-//! hand-offs off.
+//! asking Redis. The new holder has its own guard, its own `lost()` channel and a higher fencing
+//! token. After a bounded run of hand-offs the lock is released in Redis, and the next client in
+//! the queue gets it. [`Mutex::local_handoffs`](crate::Mutex::local_handoffs) sets the bound, and 0
+//! turns hand-offs off. Other kinds of lock have none.
 //!
 //! # Deadlines
 //!
