@@ -345,7 +345,8 @@ impl LocalQueue {
         Some(Ok(handed.hold))
     }
 
-    /// Records that this client now holds the name; returns the leases that are lost by that.
+    /// Records that this client now holds the name; returns the leases that it evicts: they are
+    /// lost, or their release has no recorded outcome yet.
     pub(super) fn granted(
         &mut self,
         id: HolderId,
@@ -354,7 +355,13 @@ impl LocalQueue {
     ) -> Vec<Weak<HeldLease>> {
         self.fleet_yield = FleetYield::None;
         self.answers = None;
-        self.held.insert(id, hold, is_shared)
+        let evicted = self.held.insert(id, hold, is_shared);
+        if is_shared && !evicted.is_empty() {
+            // The end of the evicted writer wakes nobody. Calls that waited for it without a place
+            // can have one now.
+            self.wake_active(Wake::Turn);
+        }
+        evicted
     }
 
     /// Records that a lease has ended, and wakes waiters to try Redis.

@@ -458,6 +458,32 @@ fn the_end_of_an_older_lease_changes_nothing() {
     );
 }
 
+/// Returns a call that waits for a writer of this client, and would share a place.
+fn behind_a_writer<'a>(waiters: &'a Waiters, name: &'a Name, writer: &HolderId) -> QueueTicket<'a> {
+    waiters.granted_one(name, writer, Weak::new(), false);
+    let ticket = waiters.join(name, None, true);
+    ticket.set_shares_place(true);
+    assert_eq!(ticket.position(NOW, false), Position::HeldLocally);
+    assert!(!is_woken(&ticket));
+    ticket
+}
+
+/// The grant that a release gives to a reader can arrive before the reply to that release.
+#[test]
+fn call_behind_a_writer_is_woken_when_a_reader_of_this_client_follows_it() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let [writer, reader] = [(); 2].map(|()| HolderId::fresh("o"));
+    let mutex = behind_a_writer(&waiters, &name, &writer);
+    let evicted = waiters.granted_one(&name, &reader, Weak::new(), true);
+    assert_eq!(evicted.len(), 1);
+    waiters.ended_one(&name, &writer, Some(NOW));
+    assert!(is_woken(&mutex));
+    assert_eq!(mutex.position(NOW, false), Position::Contend);
+    // A second reader changes nothing for it.
+    waiters.granted_one(&name, &HolderId::fresh("o"), Weak::new(), true);
+    assert!(!is_woken(&mutex));
+}
+
 #[test]
 fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
     let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
