@@ -143,7 +143,7 @@ impl Waiters {
         let mut names = self.names.lock();
         for name in hold.keys.names.iter() {
             if let Some(queue) = names.get_mut(name) {
-                queue.held.share(&hold.id);
+                queue.share(&hold.id);
             }
         }
     }

@@ -364,6 +364,13 @@ impl LocalQueue {
         evicted
     }
 
+    /// Records that the lease with this holder id shares the name from now on.
+    pub(super) fn share(&mut self, id: &HolderId) {
+        self.held.share(id);
+        // Calls that waited for its end without a place can have one now.
+        self.wake_active(Wake::Turn);
+    }
+
     /// Records that a lease has ended, and wakes waiters to try Redis.
     pub(super) fn ended(&mut self, id: &HolderId, released: Option<Instant>) {
         if !self.held.remove(id) {

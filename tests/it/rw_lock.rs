@@ -9,8 +9,8 @@ use leasehold::{
     RwLockWriteGuard, Unlocked,
 };
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, refresh_count, spawn_in_queue, unlock,
-    wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
+    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, queue_length, refresh_count, spawn_in_queue,
+    unlock, wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Proxy, Sentinels, Server, Setup, assert_gives_up,
@@ -43,6 +43,7 @@ support::tests![
     tokens_tell_what_a_reader_has_seen,
     reader_without_a_fence_draws_a_token_and_keeps_it,
     downgrade_lets_readers_in_and_keeps_writers_out,
+    call_of_the_same_client_enters_the_queue_after_a_downgrade,
     downgraded_lease_is_renewed_and_released_as_a_readers,
     inspection_shows_the_writer_or_every_reader,
     forced_release_ends_the_leases_of_all_readers,
@@ -590,6 +591,28 @@ fn downgrade_lets_readers_in_and_keeps_writers_out() {
         assert!(reading.is_held());
         end_read(reading);
         end_write(next.join().unwrap());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// While its client writes, the call waits without a place. Readers could then join without end.
+fn call_of_the_same_client_enters_the_queue_after_a_downgrade() {
+    let server = Server::start();
+    // A call that has a place before these times was woken.
+    let long = ms(300_000);
+    let client = Client::builder().url(server.url()).backstop(long).ttl(long);
+    let client = client.build().unwrap();
+    let writing = client.rw_lock("a").write().unwrap();
+    thread::scope(|scope| {
+        let plain = scope.spawn(|| client.mutex("a").lock().unwrap());
+        server.wait_until_waiter_sleeps("lock_release:a");
+        eventually(PATIENCE, || client.stats().waiting == 1);
+        assert_eq!(queue_length(&server), 0);
+        let reading = writing.downgrade();
+        wait_for_queue_length(&server, 1);
+        assert!(client.rw_lock("a").try_read().unwrap().is_none());
+        end_read(reading);
+        unlock(plain.join().unwrap());
     });
     wait_until_only_fences_remain(&server);
 }

@@ -485,6 +485,16 @@ fn call_behind_a_writer_is_woken_when_a_reader_of_this_client_follows_it() {
 }
 
 #[test]
+fn call_behind_a_writer_is_woken_when_the_writer_becomes_a_reader() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let hold = held_for_an_hour(NOW);
+    let mutex = behind_a_writer(&waiters, &name, &hold.id);
+    waiters.share(&hold);
+    assert!(is_woken(&mutex));
+    assert_eq!(mutex.position(NOW, false), Position::Contend);
+}
+
+#[test]
 fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
     let (waiters, name, id) = (Waiters::default(), Name::from("a"), HolderId::fresh("o"));
     let first = waiters.join(&name, None, true);
