@@ -332,6 +332,29 @@ macro_rules! guard_calls {
             pub fn unlock(self) -> Result<Unlocked, Error> {
                 self.into_guard().unlock()
             }
+
+            /// Ends the guard, but leaves the lock taken until `at_least` after it was acquired.
+            ///
+            /// Works as described for [`MutexGuard::keep_for`]. A reader keeps writers out until
+            /// that time, although the lock's key can last longer: until the end of other readers,
+            /// or of the ttl that this one had. A plain lock of the name waits for the key.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let server = leasehold::testing::Server::start();
+            /// # let client = server.client();
+            #[doc = $guard_example]
+            /// guard.keep_for(Duration::from_secs(60))?;
+            /// assert!(client.rw_lock("catalogue").try_write()?.is_none());
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            ///
+            /// # Errors
+            ///
+            /// The errors of [`MutexGuard::keep_for`].
+            pub fn keep_for(self, at_least: Duration) -> Result<(), Error> {
+                self.into_guard().keep_for(at_least)
+            }
         }
 
         impl fmt::Debug for $guard {

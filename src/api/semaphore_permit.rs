@@ -253,4 +253,27 @@ impl SemaphorePermit {
     pub fn release(self) -> Result<Unlocked, Error> {
         self.guard.unlock()
     }
+
+    /// Ends the guard, but leaves the permits taken until `at_least` after they were acquired.
+    ///
+    /// Works as described for [`MutexGuard::keep_for`]. The permits are free at that time, although
+    /// their key can last longer: it contains the permits of all holders.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// // Each of the 10 permits serves one call a minute.
+    /// let rate = client.semaphore("api.example.com", 10);
+    /// rate.acquire()?.keep_for(Duration::from_secs(60))?;
+    /// assert_eq!(rate.available()?, 9);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`MutexGuard::keep_for`].
+    pub fn keep_for(self, at_least: Duration) -> Result<(), Error> {
+        self.guard.keep_for(at_least)
+    }
 }

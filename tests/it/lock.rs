@@ -487,15 +487,25 @@ fn a_kept_lock_is_free_once_its_time_is_over() {
     let began = Instant::now();
     let (guard, of_fair) = (mutex.lock().unwrap(), fair.lock().unwrap());
     let set = one.mutex_all(["c", "d"]).lock().unwrap();
+    let semaphore = one.semaphore("e", 1).ttl(MINUTE).renew_every(ms(100));
+    let rw = |name: &str| one.rw_lock(name).ttl(MINUTE).renew_every(ms(100));
+    let permit = semaphore.acquire().unwrap();
+    let (reading, writing) = (rw("f").read().unwrap(), rw("g").write().unwrap());
+    let downgraded = rw("h").write().unwrap().downgrade();
     let lost = guard.lost();
     guard.keep_for(at_least).unwrap();
     assert!(lost.recv().is_err(), "a kept lock is not lost");
     of_fair.keep_for(at_least).unwrap();
     set.keep_for(at_least).unwrap();
-    for name in ["a", "b", "c", "d"] {
+    permit.keep_for(at_least).unwrap();
+    reading.keep_for(at_least).unwrap();
+    writing.keep_for(at_least).unwrap();
+    downgraded.keep_for(at_least).unwrap();
+    for name in ["a", "b", "c", "d", "f", "g", "h"] {
         // Nearly always taken, unless the machine stood still.
         assert!(!is_free(&server, name) || began.elapsed() >= at_least);
     }
+    assert!(semaphore.available().unwrap() == 0 || began.elapsed() >= at_least);
     let waiter = {
         let mutex = mutex.clone();
         thread::spawn(move || mutex.lock().map(drop))
@@ -505,6 +515,10 @@ fn a_kept_lock_is_free_once_its_time_is_over() {
     waiter.join().unwrap().unwrap();
     for name in ["b", "c", "d"] {
         drop(two.mutex(name).lock().unwrap());
+    }
+    drop(two.semaphore("e", 1).acquire().unwrap());
+    for name in ["f", "g", "h"] {
+        drop(two.rw_lock(name).write().unwrap());
     }
     assert!(began.elapsed() < MINUTE, "{:?}", began.elapsed());
     assert_eq!(one.stats().held, 0);

@@ -27,7 +27,8 @@ support::tests![
     invalid_numbers_are_errors_and_send_nothing,
     semaphore_over_a_quorum_is_an_error,
     operators_see_the_holders_and_release_one,
-    closures_run_with_a_permit
+    closures_run_with_a_permit,
+    kept_permits_come_back_one_by_one
 ];
 
 fn client(server: &Server) -> Client {
@@ -379,4 +380,27 @@ fn closures_run_with_a_permit() {
         .query(&mut server.connection())
         .unwrap();
     assert_eq!(queue, None);
+}
+
+fn kept_permits_come_back_one_by_one() {
+    let server = Server::start();
+    let (kept, others) = (semaphore(&server, 3), semaphore(&server, 3));
+    // Without its end by `keep_for`, a permit would outlast the calls that wait for it.
+    let kept = kept.ttl(ms(300_000));
+    let times = [ms(2_000), ms(3_000), ms(300_000)];
+    let began = Instant::now();
+    for at_least in times {
+        kept.acquire().unwrap().keep_for(at_least).unwrap();
+    }
+    let is_out = |at_least| began.elapsed() < at_least;
+    assert!(permits_out(&server) == 3 || !is_out(times[0]));
+    let first = acquire_in_turn(&others);
+    assert!(!is_out(times[0]));
+    assert!(others.available().unwrap() == 0 || !is_out(times[1]));
+    let second = acquire_in_turn(&others);
+    assert!(!is_out(times[1]));
+    assert_eq!(others.available().unwrap(), 0, "the last one is kept");
+    give_back(first);
+    give_back(second);
+    assert_eq!(permits_out(&server), 1);
 }
