@@ -24,6 +24,7 @@ support::tests![
     deletion_of_the_readers_alone_ends_every_reader,
     displaced_reader_does_not_hold_again_under_a_new_mark,
     enter_that_the_network_runs_twice_reports_its_own_lease,
+    enter_of_a_reader_that_the_network_runs_twice_grants_one_lease,
     killed_reader_ends_alone_while_others_renew,
     expired_reader_and_expired_writer_let_the_next_in,
     reader_that_is_stopped_for_long_finds_its_lease_lost,
@@ -203,42 +204,48 @@ fn displaced_reader_does_not_hold_again_under_a_new_mark() {
     wait_until_only_fences_remain(&server);
 }
 
-fn enter_that_the_network_runs_twice_reports_its_own_lease() {
+/// Enters the queue of `a` as a client does; returns the first two fields of the reply.
+fn enter(server: &Server, id: &str, want: &str) -> (u8, redis::Value) {
     const ENTER: &str = source!(
         "last_token",
         "now",
+        "later_end",
         "readers",
         "lock_key",
         "admit_shared",
         "queue",
         "queue_enter"
     );
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(ENTER).arg(5);
+    eval.arg(&["lock:a", FENCE, QUEUE, PLACES, READERS]);
+    eval.arg(&[id, "60000", want, "l", "inbox"]);
+    let reply: Vec<redis::Value> = eval.query(&mut server.connection()).unwrap();
+    (
+        redis::from_redis_value(reply[0].clone()).unwrap(),
+        reply[1].clone(),
+    )
+}
+
+fn enter_that_the_network_runs_twice_reports_its_own_lease() {
     for (want, waits) in [("r", 1), ("1", 0), ("1", 1)] {
         let server = Server::start();
-        let enter = |id: &str, want: &str| -> (u8, redis::Value) {
-            let mut eval = redis::cmd("EVAL");
-            eval.arg(ENTER)
-                .arg(5)
-                .arg("lock:a")
-                .arg(FENCE)
-                .arg(QUEUE)
-                .arg(PLACES)
-                .arg(READERS);
-            eval.arg(&[id, "60000", want, "l", "inbox"]);
-            let reply: Vec<redis::Value> = eval.query(&mut server.connection()).unwrap();
-            (
-                redis::from_redis_value(reply[0].clone()).unwrap(),
-                reply[1].clone(),
-            )
-        };
-        assert_eq!(enter("o:1", want).0, 1);
+        assert_eq!(enter(&server, "o:1", want).0, 1);
         for _ in 0..waits {
-            assert_eq!(enter("o:2", "1").0, 0, "a writer waits");
+            assert_eq!(enter(&server, "o:2", "1").0, 0, "a writer waits");
         }
         let itself = redis::Value::BulkString(b"o:1".into());
-        assert_eq!(enter("o:1", want), (0, itself));
+        assert_eq!(enter(&server, "o:1", want), (0, itself));
         assert_eq!(queue_length(&server), waits);
     }
+}
+
+fn enter_of_a_reader_that_the_network_runs_twice_grants_one_lease() {
+    let server = Server::start();
+    let (granted, token) = enter(&server, "o:1", "r");
+    assert_eq!(granted, 1);
+    assert_eq!(enter(&server, "o:1", "r"), (1, token));
+    assert_eq!((readers(&server), queue_length(&server)), (1, 0));
 }
 
 fn killed_reader_ends_alone_while_others_renew() {
