@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use leasehold::{Client, Error, Lost, Semaphore, SemaphorePermit, Unlocked};
@@ -16,16 +16,17 @@ use support::permits::{
 };
 use support::{
     COMMAND_TIMEOUT, Child, Cluster, Proxy, Sentinels, Server, Setup, Traffic, builder, client,
-    eventually, let_pass, ms, parameter, tell_parent,
+    eventually, ms, parameter, tell_parent,
 };
 
-support::roles![holder, waiter, user];
+support::roles![holder, user];
 
 support::tests![
     random_calls_with_lost_replies_keep_the_count,
     permits_are_granted_in_a_cluster_and_survive_a_migration,
     permits_of_a_killed_process_come_back,
-    killed_waiter_in_front_delays_nobody_for_long,
+    permits_of_a_stopped_process_are_lost_and_counted_once,
+    silent_waiter_in_front_is_passed_over,
     permits_end_without_renewals,
     deleted_permits_are_lost_and_the_count_starts_from_zero,
     deleted_queue_is_entered_again,
@@ -54,20 +55,13 @@ fn of_this_child(permits: u32) -> Semaphore {
     client.semaphore("a", permits)
 }
 
-/// A child's role: holds two permits until it is killed.
+/// A child's role: holds two permits until it is killed, or told of their loss.
 fn holder() {
     let semaphore = of_this_child(2).many(2).ttl(ms(1_500));
     let permit = semaphore.acquire().unwrap();
     tell_parent("holding");
-    let_pass(ms(60_000));
-    drop(permit);
-}
-
-/// A child's role: waits for two permits.
-fn waiter() {
-    let permit = acquire_in_turn(&of_this_child(2).many(2));
-    tell_parent("acquired");
-    give_back(permit);
+    let _ = permit.lost().recv();
+    assert!(matches!(permit.release(), Ok(Unlocked::AlreadyLost(_))));
 }
 
 fn permits_of_a_killed_process_come_back() {
@@ -85,19 +79,42 @@ fn permits_of_a_killed_process_come_back() {
     wait_until_only_permit_fences_remain(&server);
 }
 
-fn killed_waiter_in_front_delays_nobody_for_long() {
+fn permits_of_a_stopped_process_are_lost_and_counted_once() {
+    let server = Server::start();
+    let child = Child::spawn("semaphore_faults::holder", &[("URL", &server.url())]);
+    assert_eq!(child.next_line(), "holding");
+    child.pause();
+    let permit = acquire_in_turn(&semaphore(&server, 2));
+    child.resume();
+    child.wait().succeeded();
+    assert_eq!(permits_out(&server), 1, "the late release counts nothing");
+    assert!(permit.is_held());
+    give_back(permit);
+    wait_until_only_permit_fences_remain(&server);
+}
+
+/// The waiter in front wants more than is free, and its client is gone.
+fn silent_waiter_in_front_is_passed_over() {
     let server = Server::start();
     let held = semaphore(&server, 2).acquire().unwrap();
-    let mut child = Child::spawn("semaphore_faults::waiter", &[("URL", &server.url())]);
-    wait_for_permits_queue(&server, 1);
-    thread::scope(|scope| {
-        // One permit is free, but the child in front wants two.
-        let waiting = spawn_acquiring(scope, &server, semaphore(&server, 2));
-        child.kill();
-        give_back(waiting.join().unwrap());
-    });
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
+    let now = seconds * 1_000;
+    // It outlasts the call: only a queue without other waiters ends before it.
+    let place = format!("{now} 300000 2/2 {now} l nobody");
+    server.run("RPUSH", &[PERMITS_QUEUE, "2 o:silent"]);
+    server.run("HSET", &[PERMITS_PLACES, "2 o:silent", &place]);
+    for key in [PERMITS_QUEUE, PERMITS_PLACES] {
+        server.run("PEXPIRE", &[key, "300000"]);
+    }
+    let began = Instant::now();
+    let permit = acquire_in_turn(&semaphore(&server, 2));
+    let mut get = redis::cmd("HGET");
+    let get = get.arg(&[PERMITS_PLACES, "2 o:silent"]);
+    let passed_over: Option<String> = get.query(&mut server.connection()).unwrap();
+    let queue_ends_after = ms(6_000);
+    assert!(passed_over.is_some() || began.elapsed() > queue_ends_after);
+    give_back(permit);
     give_back(held);
-    wait_until_only_permit_fences_remain(&server);
 }
 
 fn permits_end_without_renewals() {
