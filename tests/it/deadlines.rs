@@ -189,6 +189,36 @@ fn assert_in_time<T>(timed: &[Timed<T>]) {
     );
 }
 
+/// The kinds of lock of the attempts, which take turns.
+const KINDS: usize = 3;
+
+/// Waits for a lock of the `n`-th kind.
+fn try_kind_for(client: &Client, n: usize, limit: Duration) -> Result<(), Error> {
+    match n % KINDS {
+        0 => client.mutex("a").try_lock_for(limit).map(drop),
+        1 => client.semaphore("a", 1).try_acquire_for(limit).map(drop),
+        _ => client.rw_lock("a").try_read_for(limit).map(drop),
+    }
+}
+
+/// Tries to acquire a lock of the `n`-th kind.
+fn try_kind(client: &Client, n: usize) -> Result<(), Error> {
+    match n % KINDS {
+        0 => client.mutex("a").try_lock().map(drop),
+        1 => client.semaphore("a", 1).try_acquire().map(drop),
+        _ => client.rw_lock("a").try_read().map(drop),
+    }
+}
+
+/// Acquires a lock of the `n`-th kind.
+fn acquire_kind(client: &Client, n: usize) -> Result<(), Error> {
+    match n % KINDS {
+        0 => client.mutex("a").lock().map(drop),
+        1 => client.semaphore("a", 1).acquire().map(drop),
+        _ => client.rw_lock("a").read().map(drop),
+    }
+}
+
 /// Makes calls with clients that were connected before the failure, and with new clients.
 fn assert_attempts_return_in_time(failure: ServerFailure) {
     let mut redis = Redis::start();
@@ -202,20 +232,19 @@ fn assert_attempts_return_in_time(failure: ServerFailure) {
     redis.fail(failure);
     thread::scope(|scope| {
         scope.spawn(|| {
-            for answer in run_in_time(ms(200), |n| {
-                let mutex = waiting[n].mutex("a");
-                mutex.try_lock_for(ms(200)).map(drop)
-            }) {
+            let limit = ms(200);
+            for answer in run_in_time(limit, |n| try_kind_for(&waiting[n], n, limit)) {
                 expect_unreachable(answer);
             }
-            for answer in run_in_time(COMMAND_TIMEOUT, |n| {
-                at_once[n].mutex("a").try_lock().map(drop)
-            }) {
+            for answer in run_in_time(COMMAND_TIMEOUT, |n| try_kind(&at_once[n], n)) {
                 expect_unreachable(answer);
             }
         });
         scope.spawn(|| assert_fresh_clients_return_in_time(&redis.url(failure)));
-        scope.spawn(|| assert_lock_gives_up_in_time(&patient));
+        for n in 0..KINDS {
+            let patient = &patient;
+            scope.spawn(move || assert_lock_gives_up_in_time(patient, n));
+        }
     });
     drop_together(waiting.into_iter().chain(at_once));
 }
@@ -229,9 +258,9 @@ fn drop_together(clients: impl IntoIterator<Item = Client>) {
     });
 }
 
-fn assert_lock_gives_up_in_time(client: &Client) {
+fn assert_lock_gives_up_in_time(client: &Client, kind: usize) {
     let began = Instant::now();
-    expect_unreachable(client.mutex("a").lock().map(drop));
+    expect_unreachable(acquire_kind(client, kind));
     let took = began.elapsed();
     assert!(took >= UNREACHABLE_FOR, "too early, after {took:?}");
     assert!(
