@@ -6,7 +6,8 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, Totals, Unlocked, WaitPolicy};
-use support::fair::spawn_in_queue;
+use support::fair::{QUEUE, spawn_in_queue};
+use support::permits::PERMITS_QUEUE;
 use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
 
 use crate::cluster;
@@ -15,6 +16,7 @@ support::tests![
     calls_are_counted_by_outcome,
     calls_to_a_dead_server_count_as_failed,
     remote_and_local_releases_count_as_different_wakes,
+    permits_readers_and_writers_are_counted_as_locks,
     a_message_without_a_release_is_a_spurious_wake,
     an_expired_ttl_counts_as_a_ttl_wake,
     refreshes_count_as_backstop_wakes,
@@ -232,6 +234,69 @@ fn remote_and_local_releases_count_as_different_wakes() {
     expected.wakes_hand_off += 1;
     assert_eq!(now, expected);
     assert_eq!(now.contention_rate(), 0.75);
+}
+
+/// Releases what a call has acquired, which must still be held.
+type Release = Box<dyn FnOnce()>;
+
+fn permits(client: &Client) -> Release {
+    let semaphore = client.semaphore("a", 3).many(3);
+    let permits = semaphore.try_acquire_for(ms(30_000)).unwrap();
+    let permits = permits.expect("the permits are released");
+    Box::new(|| assert_eq!(permits.release().unwrap(), Unlocked::Released))
+}
+
+fn reader(client: &Client) -> Release {
+    let guard = client.rw_lock("a").try_read_for(ms(30_000)).unwrap();
+    let guard = guard.expect("the lock is released");
+    Box::new(|| assert_eq!(guard.unlock().unwrap(), Unlocked::Released))
+}
+
+fn writer(client: &Client) -> Release {
+    let guard = client.rw_lock("a").try_write_for(ms(30_000)).unwrap();
+    let guard = guard.expect("the lock is released");
+    Box::new(|| assert_eq!(guard.unlock().unwrap(), Unlocked::Released))
+}
+
+fn permits_readers_and_writers_are_counted_as_locks() {
+    type Acquire = fn(&Client) -> Release;
+    let kinds: [(_, _, Acquire, Acquire); 3] = [
+        (PERMITS_QUEUE, "leasehold:grants", permits, permits),
+        (QUEUE, "lock_release:a", writer, reader),
+        (QUEUE, "lock_release:a", writer, writer),
+    ];
+    for (queue, channel, acquire_before, acquire) in kinds {
+        let server = Server::start();
+        let (client, other) = (client(&server.url()), client(&server.url()));
+        let release = acquire(&client);
+        assert_eq!(client.stats().held, 1, "several permits count as one lock");
+        release();
+        let stats = client.stats();
+        let at_once = totals(|totals| {
+            totals.attempts = 1;
+            totals.acquired_at_once = 1;
+            totals.released = 1;
+        });
+        assert_eq!((stats.totals, stats.held), (at_once, 0));
+        assert_eq!((stats.wait.count, stats.hold.count), (1, 1));
+
+        let release = acquire_before(&other);
+        let before = thread::scope(|scope| {
+            let call = spawn_in_queue(scope, &server, queue, || acquire(&client)());
+            server.wait_until_waiter_sleeps(channel);
+            let before = client.stats();
+            release();
+            call.join().unwrap();
+            before
+        });
+        assert!(before.totals.attempts > at_once.attempts);
+        let stats = client.stats();
+        let mut expected = after_one_wait(before.totals);
+        expected.wakes_message += 1;
+        expected = with_refreshes(expected, before.totals, stats.totals);
+        assert_eq!(stats.totals, expected);
+        assert_eq!((stats.wait.count, stats.hold.count), (2, 2));
+    }
 }
 
 fn a_message_without_a_release_is_a_spurious_wake() {
