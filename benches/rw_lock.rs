@@ -1,7 +1,8 @@
 //! A read-write lock: acquire and release on one thread, processes that mostly read, and a writer
 //! among readers that never pause.
 //!
-//! Alternates with `Mutex`, `FairMutex`, and a read-write lock by hand that polls every 1 ms.
+//! Alternates with the scripts of a reader by hand, with `Mutex`, with `FairMutex`, and with a
+//! read-write lock by hand that polls every 1 ms.
 
 mod common;
 
@@ -9,10 +10,11 @@ use std::time::Duration;
 
 use common::contenders::{WRITE, polling_readers, readers, released};
 use common::fleet::{Lockers, Terms, contend, is_first, measure};
+use common::floor::readers::ReaderHand;
 use common::picture::{Picture, Row};
 use common::series::{Series, panels, run_in_turns};
 use common::window::Window;
-use common::{Report, Runner, Samples};
+use common::{Report, Runner, Samples, Spread};
 use leasehold::{Client, Error, Unlocked};
 use support::{Server, ms};
 
@@ -27,7 +29,13 @@ const LASTS: Duration = ms(3_000);
 /// One section in this many is a write.
 const WRITES: u64 = 20;
 
-const NAMES: [&str; 4] = ["Mutex", "RwLock, read", "FairMutex", "RwLock, write"];
+const NAMES: [&str; 5] = [
+    "Mutex",
+    "RwLock, read",
+    "its scripts by hand",
+    "FairMutex",
+    "RwLock, write",
+];
 
 const CONTENDERS: [(&str, &str); 5] = [
     ("RwLock, 95 % read", "mixed"),
@@ -52,10 +60,7 @@ fn main() {
         ),
     );
     let pairs = pairs(&server);
-    let [mutex, read, fair, write] = &*pairs else {
-        unreachable!("four runners");
-    };
-    let (read, write) = (read.ratio(mutex), write.ratio(fair));
+    let [read_vs_scripts, read, write] = pair_ratios(&pairs);
     let ran = contended(&server);
     let [mixed, mutex, one_writer, poller, polling_writer] = &ran;
     let sections = mixed.ratio(mutex, Window::acquisitions_per_s);
@@ -63,6 +68,9 @@ fn main() {
     let polled_wait = one_writer.ratio(polling_writer, |it| it.waits()[1]);
     let wait = one_writer.spread(|it| it.waits_of(WRITE)[1] / SECTION.as_micros() as f64);
     let ratios = vec![
+        Row::bar("read + release vs its scripts by hand", read_vs_scripts)
+            .ours()
+            .mark("≤", 1.05),
         Row::bar("read + release vs Mutex", read)
             .ours()
             .mark("≤", 1.3),
@@ -84,6 +92,7 @@ fn main() {
     };
     report.end(
         &[
+            ("read_pair_vs_scripts", read_vs_scripts.figure()),
             ("read_pair_vs_mutex", read.figure()),
             ("write_pair_vs_fair", write.figure()),
             ("sections_vs_mutex", sections.figure()),
@@ -95,16 +104,26 @@ fn main() {
     );
 }
 
+/// The times to read against those by hand and of `Mutex`, and to write against `FairMutex`.
+fn pair_ratios(pairs: &[Samples]) -> [Spread; 3] {
+    let [mutex, read, by_hand, fair, write] = pairs else {
+        unreachable!("five runners");
+    };
+    [read.ratio(by_hand), read.ratio(mutex), write.ratio(fair)]
+}
+
 fn pairs(server: &Server) -> Vec<Samples> {
     let client = Client::open(server.url()).unwrap();
     let (mutex, fair) = (client.mutex("plain"), client.fair_mutex("fair"));
     let (read, write) = (client.rw_lock("read"), client.rw_lock("written"));
+    let mut by_hand = ReaderHand::new(&server.url(), "read-by-hand");
     let timed = |pair: &dyn Fn() -> Result<Unlocked, Error>| {
         common::timed(PAIRS, || assert_eq!(pair().unwrap(), Unlocked::Released))
     };
     let mut runners: Vec<Runner<'_>> = vec![
         Box::new(|| timed(&|| mutex.lock()?.unlock())),
         Box::new(|| timed(&|| read.read()?.unlock())),
+        Box::new(|| common::timed(PAIRS, || by_hand.pair())),
         Box::new(|| timed(&|| fair.lock()?.unlock())),
         Box::new(|| timed(&|| write.write()?.unlock())),
     ];

@@ -14,4 +14,5 @@ pub(crate) mod mutex;
 pub(crate) mod pair;
 pub(crate) mod permits;
 pub(crate) mod polling;
+pub(crate) mod readers;
 pub(crate) mod redisson;
