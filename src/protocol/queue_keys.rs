@@ -24,7 +24,7 @@ pub(super) use queue_script;
 
 /// Makes the scripts of a queue from these further commands and Lua functions, which admit waiters.
 macro_rules! queue_scripts {
-    ($commands:literal $(, $functions:literal)+) => {
+    ($commands:expr $(, $functions:literal)+) => {
         QueueScripts {
             enter: queue_script!(
                 "queue_enter",

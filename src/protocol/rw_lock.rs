@@ -15,10 +15,17 @@ use crate::protocol::queue_keys::{
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
+/// The commands of the functions that admit readers. A macro, because `concat!` takes no constant.
+macro_rules! admission_commands {
+    () => {
+        " exists pexpireat zadd zrem zscore zremrangebyscore"
+    };
+}
+
 /// One writer, or any number of readers.
 pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!(
-        " exists pexpireat zadd zrem zscore zremrangebyscore",
+        admission_commands!(),
         "later_end",
         "readers",
         "lock_key",
@@ -29,7 +36,7 @@ pub(super) static RULES: QueueRules = QueueRules {
 };
 pub(super) static DOWNGRADE: Script = queue_script!(
     "downgrade",
-    " exists pexpireat zadd zrem zscore zremrangebyscore",
+    admission_commands!(),
     "later_end",
     "readers",
     "keep_reader",
