@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::advice::advice;
 use crate::cause::{HANDSHAKE, LOG_ON, Rounded};
-use crate::error_reply::is_told_in_script;
+use crate::error_reply::is_permission_error_in_script;
 use crate::lost::Lost;
 
 pub use crate::cause::Cause;
@@ -289,7 +289,8 @@ impl Error {
                 command, answer, ..
             } => {
                 // Without the right to log on, nothing is known about scripts.
-                *command != LOG_ON && (answer.starts_with("NOPERM") || is_told_in_script(answer))
+                *command != LOG_ON
+                    && (answer.starts_with("NOPERM") || is_permission_error_in_script(answer))
             }
             _ => false,
         }

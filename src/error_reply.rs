@@ -12,7 +12,7 @@ pub(crate) enum Meaning {
     /// The server does not have the script: send its source.
     NoScript,
     /// The server cannot run commands now: connect again and retry.
-    NotNow,
+    NotServing,
     /// A key exists but is not a string.
     WrongType,
     /// A script found no token in the fencing key.
@@ -20,14 +20,14 @@ pub(crate) enum Meaning {
     /// The user lacks a permission.
     NoRight,
     /// A retry would not help.
-    Never,
+    Rejected,
 }
 
 /// Classifies an error reply.
 ///
 /// Redis 6.2 wraps an error inside a script in an `ERR` text, so this searches that text too.
 pub(crate) fn meaning(answer: &ServerError) -> Meaning {
-    const NOT_NOW: [&str; 8] = [
+    const NOT_SERVING: [&str; 8] = [
         "READONLY",
         "LOADING",
         "MASTERDOWN",
@@ -54,10 +54,10 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
         Meaning::WrongType
     } else if is_about_rights(answer) {
         Meaning::NoRight
-    } else if NOT_NOW.iter().any(|word| is(word)) {
-        Meaning::NotNow
+    } else if NOT_SERVING.iter().any(|word| is(word)) {
+        Meaning::NotServing
     } else {
-        Meaning::Never
+        Meaning::Rejected
     }
 }
 
@@ -66,11 +66,11 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
 /// Inside a script this is an `ERR` with one of these texts; the first is that of Redis 7.2 and
 /// Valkey.
 fn is_about_rights(answer: &ServerError) -> bool {
-    answer.code() == "NOPERM" || answer.details().is_some_and(is_told_in_script)
+    answer.code() == "NOPERM" || answer.details().is_some_and(is_permission_error_in_script)
 }
 
 /// Returns whether the text of an error in a script says that the user lacks a permission.
-pub(crate) fn is_told_in_script(text: &str) -> bool {
+pub(crate) fn is_permission_error_in_script(text: &str) -> bool {
     const IN_SCRIPT: [&str; 4] = [
         "ACL failure in script",
         "can't run this command",
@@ -169,14 +169,20 @@ mod tests {
             "NOREPLICAS Not enough good replicas to write.",
             "ERR Error running script (call to f_6b): @user_script:3: @user_script: 3: -READONLY You can't write",
         ] {
-            assert!(matches!(meaning(&answer(line)), Meaning::NotNow), "{line}");
+            assert!(
+                matches!(meaning(&answer(line)), Meaning::NotServing),
+                "{line}"
+            );
         }
         for line in [
             "OOM command not allowed",
             "NOAUTH Authentication required.",
             "ERR unknown command",
         ] {
-            assert!(matches!(meaning(&answer(line)), Meaning::Never), "{line}");
+            assert!(
+                matches!(meaning(&answer(line)), Meaning::Rejected),
+                "{line}"
+            );
         }
     }
 

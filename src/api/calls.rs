@@ -14,7 +14,7 @@ use crate::protocol::primitive::Primitive;
 /// Why a call without a deadline has a guard unless it fails.
 pub(super) const ENDLESS: &str = "without a deadline, only an error ends the wait without the lock";
 
-/// Returns how a call waits that waits for at most `limit`.
+/// Returns the wait limit of a call that waits for at most `limit`.
 pub(super) fn wait_limit(limit: Duration) -> WaitLimit {
     match limit.is_zero() {
         true => WaitLimit::None,

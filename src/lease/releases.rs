@@ -48,7 +48,7 @@ fn pause(age: Duration) -> Duration {
     age.clamp(SHORTEST, YOUNG).max(age * 2 / 17)
 }
 
-fn goes_along_after(pause: Duration) -> Duration {
+fn joins_after(pause: Duration) -> Duration {
     pause * 15 / 16
 }
 
@@ -204,7 +204,7 @@ impl Releases {
     }
 
     /// Removes and returns the releases that have expired at `now`.
-    pub(crate) fn take_over(&mut self, now: Instant) -> Vec<Release> {
+    pub(crate) fn take_expired(&mut self, now: Instant) -> Vec<Release> {
         let mut over = Vec::new();
         while let Some((until, serial)) = self.ends.first().copied()
             && until <= now
@@ -246,10 +246,10 @@ impl Releases {
     /// Returns the releases of a due group that are due, or close enough to be sent with them.
     fn due_together(&self, group: u64, now: Instant) -> Vec<u64> {
         let order = self.groups.get(&group).map(|group| &group.order);
-        let goes_along = |due: Instant, serial: &u64| {
+        let joins = |due: Instant, serial: &u64| {
             self.pending.get(serial).is_some_and(|pending| {
                 let pause = pause(pending.began.until(now));
-                due <= now.after(goes_along_after(pause))
+                due <= now.after(joins_after(pause))
             })
         };
         let has_begun = |due: Instant, serial: &u64| {
@@ -258,7 +258,7 @@ impl Releases {
         let serials = order
             .into_iter()
             .flatten()
-            .take_while(|(due, serial)| goes_along(*due, serial))
+            .take_while(|(due, serial)| joins(*due, serial))
             .filter(|(due, serial)| has_begun(*due, serial));
         serials.map(|(_, serial)| *serial).take(MOST_IDS).collect()
     }
@@ -313,7 +313,7 @@ impl Releases {
             return;
         };
         let not_before = group.last.map_or(Instant::START, |last| {
-            let pause = goes_along_after(pause(group.newest.until(last)));
+            let pause = joins_after(pause(group.newest.until(last)));
             last.after(pause.min(UNANSWERED))
         });
         group.next = not_before.max(*first);
@@ -351,7 +351,7 @@ impl Releases {
             // A reply that contradicts itself must not send the same ids over and over.
             && batch.releases.iter().all(|(_, sent)| *sent != id)
         {
-            self.hurry(batch.group, &id);
+            self.send_next(batch.group, &id);
         }
         self.plan(batch.group);
         over
@@ -379,7 +379,7 @@ impl Releases {
     }
 
     /// Sends the release of `id` next, if there is one: `id` was found to hold the lock.
-    fn hurry(&mut self, group: u64, id: &HolderId) {
+    fn send_next(&mut self, group: u64, id: &HolderId) {
         let Some(of_lock) = self.groups.get_mut(&group) else {
             return;
         };
@@ -390,7 +390,7 @@ impl Releases {
     }
 
     /// Removes and returns the releases of a batch, to be sent to another server.
-    pub(crate) fn give_away(&mut self, batch: &ReleaseBatch) -> Vec<Release> {
+    pub(crate) fn remove_batch(&mut self, batch: &ReleaseBatch) -> Vec<Release> {
         let releases = batch.releases.iter();
         releases
             .filter_map(|(serial, _)| self.remove(*serial))

@@ -87,7 +87,7 @@ impl LeaseState {
         Some(lease)
     }
 
-    /// Returns a lease that a fair queue granted for `lasting`, at some time after `proof`.
+    /// Returns a lease that a queue in Redis granted for `lasting`, at some time after `proof`.
     ///
     /// Its first renewal is due soon. `None` if less than half of the time is left.
     pub(crate) fn passed(

@@ -68,7 +68,7 @@ impl Server {
         rights: impl FnOnce() -> String,
     ) -> Fault {
         match meaning(error) {
-            Meaning::NotNow | Meaning::NoScript => Fault::NotRun(Cause::text(words(error))),
+            Meaning::NotServing | Meaning::NoScript => Fault::NotRun(Cause::text(words(error))),
             _ => Fault::Rejected(self.refused(command, error, rights)),
         }
     }

@@ -119,7 +119,7 @@ impl Runtime {
         contain(|| {
             self.shared_stats
                 .facade
-                .tell(&self.stats(), self.histograms(), stopping);
+                .export(&self.stats(), self.histograms(), stopping);
         });
         if !self.shared_stats.is_shared {
             return Vec::new();

@@ -45,7 +45,7 @@ impl Facade {
     /// Exports the counts since the last export, and the current gauges.
     ///
     /// `is_last` sets the gauges to zero, because the client ends.
-    pub(crate) fn tell(&self, stats: &Stats, times: [Buckets; 3], is_last: bool) {
+    pub(crate) fn export(&self, stats: &Stats, times: [Buckets; 3], is_last: bool) {
         let mut reported = self.reported.lock();
         let totals = stats.totals.since(&reported.totals);
         reported.totals = stats.totals;

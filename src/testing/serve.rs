@@ -25,7 +25,7 @@ const ACCEPT_AGAIN_AFTER: Timespec = Timespec {
 
 /// A socket that the thread waits for. It keeps the socket open meanwhile: the descriptor number of
 /// a closed one could be given to another.
-enum Watched {
+enum PolledSocket {
     Listener(Arc<Listener>),
     Connection {
         id: u64,
@@ -34,7 +34,7 @@ enum Watched {
     },
 }
 
-impl Watched {
+impl PolledSocket {
     fn poll_fd(&self) -> PollFd<'_> {
         let (fd, flags): (BorrowedFd<'_>, _) = match self {
             Self::Listener(listener) => (listener.as_fd(), PollFlags::IN),
@@ -51,12 +51,12 @@ impl Watched {
 
 /// Serves until the server stops. Then its sockets are closed.
 pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
-    let mut watched = Vec::new();
+    let mut sockets = Vec::new();
     let mut can_accept = true;
     loop {
         // Cleared before the round is announced: a listener closes when its last `Arc` is dropped,
         // and a change waits for the round.
-        watched.clear();
+        sockets.clear();
         let mut state = shared.state.lock();
         state.rounds += 1;
         shared.round.notify_all();
@@ -66,7 +66,7 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
             return;
         }
         state.renew_foreign(FOREIGN_TTL);
-        watch(&state, can_accept, &mut watched);
+        list_sockets(&state, can_accept, &mut sockets);
         let timeout = match can_accept {
             true => (!state.foreign.is_empty()).then_some(&RENEW_EVERY),
             false => Some(&ACCEPT_AGAIN_AFTER),
@@ -74,7 +74,7 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
         drop(state);
 
         let mut polled = vec![PollFd::new(&woken, PollFlags::IN)];
-        polled.extend(watched.iter().map(Watched::poll_fd));
+        polled.extend(sockets.iter().map(PolledSocket::poll_fd));
         // Fails if a signal arrived: then nothing is ready.
         let _ = poll(&mut polled, timeout);
         let ready: Vec<bool> = polled.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -87,21 +87,21 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
         if is_woken {
             let _ = woken.read(&mut [0; 64]);
         }
-        can_accept = handle(&mut shared.state.lock(), &watched, ready);
+        can_accept = handle(&mut shared.state.lock(), &sockets, ready);
     }
 }
 
 /// Lists the sockets to wait for: none while the server is paused.
-fn watch(state: &State, can_accept: bool, watched: &mut Vec<Watched>) {
+fn list_sockets(state: &State, can_accept: bool, sockets: &mut Vec<PolledSocket>) {
     if state.faults.pauses > 0 {
         return;
     }
     if can_accept {
         let listeners = state.port.listeners().map(Arc::clone);
-        watched.extend(listeners.map(Watched::Listener));
+        sockets.extend(listeners.map(PolledSocket::Listener));
     }
     for (id, connection) in &state.connections {
-        watched.push(Watched::Connection {
+        sockets.push(PolledSocket::Connection {
             id: *id,
             socket: Arc::clone(&connection.socket),
             has_output: !connection.output.is_empty(),
@@ -110,19 +110,19 @@ fn watch(state: &State, can_accept: bool, watched: &mut Vec<Watched>) {
 }
 
 /// Serves the sockets that are ready; returns false if connections could not be accepted.
-fn handle(state: &mut State, watched: &[Watched], ready: &[bool]) -> bool {
+fn handle(state: &mut State, sockets: &[PolledSocket], ready: &[bool]) -> bool {
     let mut can_accept = true;
     // A test may have begun a fault since the sockets were ready.
     if state.faults.pauses > 0 {
         return can_accept;
     }
-    for (socket, _) in watched.iter().zip(ready).filter(|(_, ready)| **ready) {
+    for (socket, _) in sockets.iter().zip(ready).filter(|(_, ready)| **ready) {
         match socket {
-            Watched::Listener(listener) if state.faults.cuts == 0 => {
+            PolledSocket::Listener(listener) if state.faults.cuts == 0 => {
                 can_accept &= state.accept(listener);
             }
-            Watched::Listener(_) => {}
-            Watched::Connection { id, .. } => state.receive(*id),
+            PolledSocket::Listener(_) => {}
+            PolledSocket::Connection { id, .. } => state.receive(*id),
         }
     }
     can_accept

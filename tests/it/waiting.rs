@@ -8,7 +8,7 @@ use leasehold::{Backoff, Client, WaitPolicy};
 use support::{FakeServer, Request, default_reply, eventually, let_pass, ms};
 
 support::tests![
-    time_to_connect_is_no_time_of_a_reply,
+    time_to_connect_does_not_count_as_time_of_a_reply,
     fair_call_on_a_slow_server_finds_the_lock_taken,
     split_vote_is_tried_again_behind_other_calls
 ];
@@ -21,7 +21,7 @@ fn every(pause: Duration) -> WaitPolicy {
     WaitPolicy::Backoff(Backoff::new(pause, pause).jitter(0.0))
 }
 
-/// Returns a reply that an acquiring script refuses: the name with this index from 1 is held.
+/// Returns the reply of an acquiring script that refuses: the name with this index from 1 is held.
 fn refused(holder: &str, remaining: Duration, name: Option<usize>) -> Vec<u8> {
     let (count, length, left) = (3 + name.iter().count(), holder.len(), remaining.as_millis());
     let name = name.map_or_else(String::new, |name| format!(":{name}\r\n"));
@@ -43,7 +43,7 @@ fn other_reply(request: &Request) -> Option<Vec<u8>> {
 }
 
 /// The first command takes long to connect. The second is still sent before the deadline.
-fn time_to_connect_is_no_time_of_a_reply() {
+fn time_to_connect_does_not_count_as_time_of_a_reply() {
     let acquires = AtomicUsize::new(0);
     let server = FakeServer::start(move |request| match request.name().as_str() {
         "CLIENT" if request.words[1].eq_ignore_ascii_case(b"setname") => {

@@ -91,7 +91,7 @@ impl Failure {
     }
 
     /// Prints the message, and returns the exit code.
-    pub(crate) fn tell(self) -> u8 {
+    pub(crate) fn print(self) -> u8 {
         match self.text.as_str() {
             "" => {}
             text if self.is_outcome => note(text),

@@ -54,9 +54,8 @@ fn main() {
     let code = match Cli::read(env::args_os()) {
         Ok(cli) => act(cli),
         // The help and the version are such errors.
-        Err(error) if !error.use_stderr() => {
-            write!(io::stdout(), "{error}").map_or_else(|error| Failure::from(error).tell(), |()| 0)
-        }
+        Err(error) if !error.use_stderr() => write!(io::stdout(), "{error}")
+            .map_or_else(|error| Failure::from(error).print(), |()| 0),
         Err(error) => {
             // The error quotes unexpected arguments, such as a URL with a password.
             let _ = write!(io::stderr(), "{}", exit::without_logons(&error.to_string()));
@@ -80,7 +79,7 @@ fn act(cli: Cli) -> u8 {
         Action::Man { command } => generated::man(command.as_deref()),
     };
     outcome.unwrap_or_else(|failure| match connection.is_default() {
-        true => failure.of_default_server().tell(),
-        false => failure.tell(),
+        true => failure.of_default_server().print(),
+        false => failure.print(),
     })
 }

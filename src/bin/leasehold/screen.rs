@@ -77,7 +77,7 @@ impl Screen {
     }
 
     /// Shows that the locks cannot be read at present.
-    pub(crate) fn complain(&mut self, error: &Error) -> io::Result<()> {
+    pub(crate) fn show_error(&mut self, error: &Error) -> io::Result<()> {
         match self {
             Self::Terminal { is_entered, .. } => {
                 let mut out = io::BufWriter::new(io::stdout().lock());

@@ -45,7 +45,7 @@ pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
         match watched.refresh(began) {
             Ok(rows) => screen.show(&rows)?,
             // Redis may be reachable at the next refresh. At the first one, this is a failure.
-            Err(error) if error.is_unreachable() && refreshes > 0 => screen.complain(&error)?,
+            Err(error) if error.is_unreachable() && refreshes > 0 => screen.show_error(&error)?,
             Err(error) => return Err(error.into()),
         }
         refreshes += 1;

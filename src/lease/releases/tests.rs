@@ -38,7 +38,7 @@ fn sent(releases: &mut Releases, from: Instant, to: Instant) -> Vec<(Instant, Re
     let mut all = Vec::new();
     let mut now = from;
     while now <= to {
-        releases.take_over(now);
+        releases.take_expired(now);
         for batch in releases.take_due(now, false) {
             assert!(releases.settle(&batch, undone(&[], None)).is_empty());
             all.push((now, batch));
@@ -104,7 +104,7 @@ fn release_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
     assert_eq!(over, [batch.releases[1].1.clone()]);
     assert_eq!(releases.pending.len(), 2);
     assert_eq!(
-        releases.take_over(at(0).after(TTL)).len(),
+        releases.take_expired(at(0).after(TTL)).len(),
         2,
         "their ttl has expired"
     );

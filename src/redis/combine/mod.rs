@@ -152,7 +152,7 @@ impl Pool {
         let until = sent.after(self.connector.command_timeout).min(until);
         let mut unread = others.iter();
         let mut read = Vec::with_capacity(others.len());
-        let mut not_now = false;
+        let mut not_serving = false;
         let answer = loop {
             let at_hand = pooled.connection().answer_at_hand(false).transpose();
             let value = at_hand.unwrap_or_else(|| {
@@ -163,8 +163,8 @@ impl Pool {
             let next = unread.as_slice().first().unwrap_or(own);
             match value.and_then(|value| pooled.connection().meaning_of(value, next.verb)) {
                 Ok(answer) => {
-                    let is_not_now = |error| matches!(meaning(error), Meaning::NotNow);
-                    not_now |= answer.as_ref().is_err_and(is_not_now);
+                    let is_not_serving = |error| matches!(meaning(error), Meaning::NotServing);
+                    not_serving |= answer.as_ref().is_err_and(is_not_serving);
                     match unread.next() {
                         Some(other) => read.push((other, Ok(answer))),
                         None => break Ok(answer),
@@ -176,7 +176,7 @@ impl Pool {
         deliver_all(sent, read);
         if let Err(error) = &answer {
             fail(pooled, unread.chain([own]), sent, error);
-        } else if not_now {
+        } else if not_serving {
             pooled.reject();
         } else {
             self.pass_on(pooled);

@@ -11,7 +11,7 @@ use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{CallResult, Connection};
 use crate::redis::undoable::{PendingRelease, ServerVotes};
 
-/// The origin of an unread reply, for the thread that reads it.
+/// The request that an unread reply answers, for the thread that reads it.
 #[derive(Debug)]
 pub(crate) enum PendingReply {
     /// A reply without consequences.
@@ -99,7 +99,7 @@ impl PipelinedConnection {
         (pending, self.connection.answer_to(until, verb))
     }
 
-    /// Like [`receive`](Self::receive), but returns `None` unless the reply is already there. Pass
+    /// Like [`receive`](Self::receive), but returns `None` unless the reply has arrived. Pass
     /// `is_ready` if the socket may have something to read.
     pub(super) fn receive_at_hand(&mut self, is_ready: bool) -> Option<(PendingReply, CallResult)> {
         let value = self.connection.answer_at_hand(is_ready).transpose()?;

@@ -165,7 +165,7 @@ impl IoLoop {
 
     fn take_due_releases(&mut self, runtime: &Runtime, jobs: &mut Vec<IoJob>, all: bool) {
         let now = Instant::now();
-        let over = self.releases.take_over(now);
+        let over = self.releases.take_expired(now);
         over.into_iter()
             .for_each(|release| runtime.endpoints.forget_release(release));
         let due = self.releases.take_due(now, all);

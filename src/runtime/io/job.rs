@@ -70,7 +70,7 @@ pub(in crate::runtime) fn send_on(
         match job {
             IoJob::Renew(part) => runtime.renew_at(&owner, vec![part]),
             IoJob::Release(batch) => {
-                let releases = releases.give_away(&batch);
+                let releases = releases.remove_batch(&batch);
                 releases
                     .into_iter()
                     .for_each(|release| runtime.release_at(&owner, release));
