@@ -16,6 +16,16 @@
 //! ```
 //!
 //! A grant message can arrive while entering: it counts once the reply has confirmed the place.
+//! A place that the calls share passes from one to the next, with what was granted to it:
+//!
+//! ```text
+//! waiting under Backoff --- a call under Wake joins: take_over --------------+
+//!                                                                            v
+//! waiting, granted --- hand_over, others wait --> left --- take_over --> waiting, granted
+//!                                                  |
+//!                                                  +--- nobody waits: leaves the queue
+//! ```
+//!
 //! One refresh at a time covers all waiters of a name.
 
 use std::collections::HashMap;

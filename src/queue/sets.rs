@@ -1,5 +1,17 @@
 //! The calls of this client that wait for sets of names, each by a place in the queue of one name
 //! at a time. No I/O, no clock.
+//!
+//! The states of a set, which the replies to its calls decide:
+//!
+//! ```text
+//!            first refusal                 granted, but a higher name refuses
+//! no place ----------------> queued, -------------------------------------> queued, keeps
+//!    ^                       keeps nothing <---------- after 5 s ----------- all lower names
+//!    |                         |       |                                      |         |
+//!    +--- the place, or a name that it keeps, is gone: another holder id -----+         |
+//!                                      |                                                |
+//!                                      +--- granted, and all others free ---> held <----+
+//! ```
 
 use std::cell::Cell;
 use std::collections::HashMap;

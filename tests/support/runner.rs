@@ -12,7 +12,7 @@ use super::{chaos, child, contention, counter, terminal};
 /// Threads for tests that mostly sleep: more than there are processors.
 const THREADS: usize = 12;
 
-/// Threads for tests that measure time, with bounds of 250 ms and more.
+/// Threads for tests that measure time, with wide bounds.
 const ROUGHLY_TIMED_THREADS: usize = 7;
 
 /// Threads for tests with narrower bounds: more would disturb the measurements.
@@ -51,8 +51,8 @@ macro_rules! tests {
     };
 }
 
-/// Lists the tests of a module that assert upper bounds of 250 ms and more, compared with a plain
-/// wait.
+/// Lists the tests of a module that assert an upper bound of a second, or of 250 ms or more compared
+/// with a plain wait.
 #[macro_export]
 macro_rules! roughly_timed {
     ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
