@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use common::floor::pair::connect;
 use common::picture::{Panel, Picture, Row};
 use common::{Report, Samples, Spread, processor_time};
 use leasehold::{Client, MutexGuard};
-use support::Server;
+use support::{Server, own_threads, resident_kib};
 
 const LEASES: usize = 10_000;
 const TTL: Duration = Duration::from_secs(10);
@@ -222,21 +221,5 @@ fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration
 }
 
 fn resident_mib() -> f64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let kib = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
-    kib.unwrap().parse::<f64>().unwrap() / 1024.0
-}
-
-/// The client's threads, as the kernel names them: at most 15 bytes.
-fn own_threads() -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir("/proc/self/task")
-        .unwrap()
-        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .map(|name| name.trim_end().to_owned())
-        .filter(|name| name.starts_with("leasehold-"))
-        .collect();
-    names.sort();
-    names
+    resident_kib() / 1024.0
 }

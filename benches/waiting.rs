@@ -3,14 +3,13 @@
 
 mod common;
 
-use std::fs;
 use std::thread;
 use std::time::Duration;
 
 use common::picture::{Panel, Picture, Row};
 use common::{Monitor, Report, Spread, clock, processor_time};
 use leasehold::{Client, Error, MutexGuard};
-use support::{Server, eventually, ms};
+use support::{Server, eventually, ms, resident_kib};
 
 const ROUNDS: usize = 5;
 const WAITERS: usize = 1_000;
@@ -130,12 +129,4 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Cos
         core: Spread::of(cores.into_iter()),
         kib,
     }
-}
-
-fn resident_kib() -> f64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let kib = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
-    kib.unwrap().parse().unwrap()
 }

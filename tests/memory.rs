@@ -8,7 +8,7 @@ use std::thread;
 
 use crossbeam_channel::bounded;
 use leasehold::{Client, Unlocked};
-use support::{Child, Server, eventually, ms, parameter, tell_parent};
+use support::{Child, Server, eventually, ms, own_threads, parameter, tell_parent};
 
 fn main() -> ExitCode {
     support::run(&[TESTS], &[], &[], &[ROLES])
@@ -90,20 +90,6 @@ fn resident() -> u64 {
         .find_map(|line| line.strip_prefix("Anonymous:"));
     let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
     kib.unwrap().parse().unwrap()
-}
-
-/// Returns the names of the client's threads, of which the kernel keeps 15 bytes.
-///
-/// Dialer threads, which end after each connection, are left out.
-fn own_threads() -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir("/proc/self/task")
-        .unwrap()
-        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .map(|name| name.trim_end().to_owned())
-        .filter(|name| name.starts_with("leasehold-") && name != "leasehold-dial")
-        .collect();
-    names.sort();
-    names
 }
 
 /// In a child: waits until the parent has checked the server.

@@ -194,4 +194,4 @@ impl FairQueues {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -286,27 +286,11 @@ impl Drop for SetTicket<'_> {
 mod tests {
     use super::*;
     use crate::protocol::all::{Layout, MutexAllKeys};
-
-    const PACE: RefreshPace = RefreshPace {
-        every: Duration::from_millis(900),
-        backoff: None,
-    };
-
-    fn at(n: u64) -> Instant {
-        Instant::START.after(Duration::from_millis(n))
-    }
+    use crate::queue::fair::tests::{PACE, at, sent_at};
 
     fn keys() -> Arc<dyn Primitive> {
         let names = ["a", "b"].map(Name::from).to_vec();
         MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer, &Arc::default())
-    }
-
-    fn sent_at(sent: u64) -> WaitingReply {
-        WaitingReply {
-            sent: at(sent),
-            arrived: at(sent + 1),
-            is_listening: true,
-        }
     }
 
     /// Asks at `now` and is queued; returns the id and whether the set kept the lower names.

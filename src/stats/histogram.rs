@@ -92,7 +92,7 @@ impl Buckets {
     }
 
     /// Returns what was counted since `before`: the upper end of each bucket, and its count.
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+    #[cfg(any(feature = "metrics", test))]
     pub(crate) fn since(&self, before: &Self) -> impl Iterator<Item = (Duration, u64)> {
         let pairs = self.counts.iter().zip(&before.counts).enumerate();
         pairs

@@ -33,10 +33,7 @@ support::tests![
 const COMMAND_TIMEOUT: Duration = ms(250);
 
 fn builder(url: impl Into<String>) -> ClientBuilder {
-    Client::builder()
-        .url(url)
-        .connect_timeout(COMMAND_TIMEOUT)
-        .command_timeout(COMMAND_TIMEOUT)
+    support::builder_within(url, COMMAND_TIMEOUT)
 }
 
 fn client(url: impl Into<String>) -> Client {

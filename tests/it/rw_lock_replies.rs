@@ -8,7 +8,7 @@ use rand::RngExt;
 use rand::rngs::SmallRng;
 use redis::Connection;
 use support::fair::PATIENCE;
-use support::random_calls::{Ended, Model, compare_random_calls, ended, patient};
+use support::random_calls::{Ended, Model, compare_random_calls, ended, patient, take_any};
 use support::{Proxy, Server, eventually, ms};
 
 support::tests![random_calls_keep_to_the_model];
@@ -98,14 +98,14 @@ impl Model for Session {
             }
             6 => self.downgrade(),
             7 => {
-                if let Some(guard) = self.any_guard(rng) {
+                if let Some(guard) = take_any(&mut self.held, rng) {
                     let renewed = guard.renew();
                     assert!(renewed.is_ok() || loses, "{renewed:?}");
                     self.held.push(guard);
                 }
             }
             _ => {
-                if let Some(guard) = self.any_guard(rng) {
+                if let Some(guard) = take_any(&mut self.held, rng) {
                     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
                 }
             }
@@ -141,11 +141,6 @@ impl Session {
         self.held
             .iter()
             .any(|guard| matches!(guard, Guard::Writer(_)))
-    }
-
-    fn any_guard(&mut self, rng: &mut SmallRng) -> Option<Guard> {
-        let count = self.held.len();
-        (count > 0).then(|| self.held.swap_remove(rng.random_range(0..count)))
     }
 
     fn read(&mut self, of: usize, waits: bool, loses: bool) -> Ended {

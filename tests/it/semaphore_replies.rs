@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use redis::Connection;
 use support::fair::PATIENCE;
 use support::permits::Set;
-use support::random_calls::{Ended, Model, compare_random_calls, ended, patient};
+use support::random_calls::{Ended, Model, compare_random_calls, ended, patient, take_any};
 use support::{Proxy, Server, eventually, ms};
 
 support::tests![
@@ -64,14 +64,14 @@ impl<const N: u32> Model for Session<N> {
                 }
             }
             6 => {
-                if let Some(permit) = self.any_permit(rng) {
+                if let Some(permit) = take_any(&mut self.held, rng) {
                     let renewed = permit.renew();
                     assert!(renewed.is_ok() || loses, "{renewed:?}");
                     self.held.push(permit);
                 }
             }
             7 if !loses => {
-                if let Some(permit) = self.any_permit(rng) {
+                if let Some(permit) = take_any(&mut self.held, rng) {
                     let semaphore = client.semaphore(&*self.name, N);
                     assert!(semaphore.force_release(permit.holder_id()).unwrap());
                     let lost = Unlocked::AlreadyLost(Lost::Deleted);
@@ -79,7 +79,7 @@ impl<const N: u32> Model for Session<N> {
                 }
             }
             _ => {
-                if let Some(permit) = self.any_permit(rng) {
+                if let Some(permit) = take_any(&mut self.held, rng) {
                     assert_eq!(permit.release().unwrap(), Unlocked::Released);
                 }
             }
@@ -114,11 +114,6 @@ impl<const N: u32> Session<N> {
 
     fn key(&self, what: &str) -> String {
         format!("leasehold:{what}:{{lock:{}}}", self.name)
-    }
-
-    fn any_permit(&mut self, rng: &mut SmallRng) -> Option<SemaphorePermit> {
-        let count = self.held.len();
-        (count > 0).then(|| self.held.swap_remove(rng.random_range(0..count)))
     }
 
     fn acquire(&mut self, semaphore: &Semaphore, fits: bool, waits: bool, loses: bool) -> Ended {

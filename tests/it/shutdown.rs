@@ -1,7 +1,6 @@
 //! Promise: a client ends on `shutdown` or when its last owner drops it, in bounded time: waits
 //! end, held locks are released and reported lost, and no thread is left.
 
-use std::fs;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +9,8 @@ use crossbeam_channel::{Receiver, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, ShutdownReport, Unlocked};
 use support::fair::PATIENCE;
 use support::{
-    BlackHole, Child, Proxy, Server, Traffic, assert_gives_up, eventually, ms, parameter,
+    BlackHole, Child, Proxy, Server, Traffic, assert_gives_up, eventually, ms, own_threads,
+    parameter,
 };
 
 support::roles![shut_down_in_child, last_drop_in_child];
@@ -46,10 +46,7 @@ const WITHIN: Duration = ms(10_000);
 const COMMAND_TIMEOUT: Duration = ms(400);
 
 fn builder(url: &str) -> ClientBuilder {
-    Client::builder()
-        .url(url)
-        .connect_timeout(COMMAND_TIMEOUT)
-        .command_timeout(COMMAND_TIMEOUT)
+    support::builder_within(url, COMMAND_TIMEOUT)
 }
 
 fn client(url: &str) -> Client {
@@ -433,16 +430,6 @@ fn shutdown_with_a_hanging_callback_ends_within_its_timeout() {
     assert_eq!(counts(&report), [1, 0, 0, 0]);
     assert!(!report.is_clean(), "a thread is left");
     drop((release, guard, held));
-}
-
-/// Returns the names of this process's leasehold threads, without dialers, which `shutdown` does
-/// not join.
-fn own_threads() -> Vec<String> {
-    fs::read_dir("/proc/self/task")
-        .unwrap()
-        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .filter(|name| name.starts_with("leasehold-") && name != "leasehold-dial\n")
-        .collect()
 }
 
 /// Waits until no thread is left; the kernel still lists a thread for a moment after its join.

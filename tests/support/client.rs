@@ -9,10 +9,13 @@ use super::time::ms;
 pub const COMMAND_TIMEOUT: Duration = ms(500);
 
 pub fn builder(url: &str) -> ClientBuilder {
-    Client::builder()
-        .url(url)
-        .connect_timeout(COMMAND_TIMEOUT)
-        .command_timeout(COMMAND_TIMEOUT)
+    builder_within(url, COMMAND_TIMEOUT)
+}
+
+/// Returns a builder whose connections and commands take at most `timeout`.
+pub fn builder_within(url: impl Into<String>, timeout: Duration) -> ClientBuilder {
+    let builder = Client::builder().url(url);
+    builder.connect_timeout(timeout).command_timeout(timeout)
 }
 
 pub fn client(url: &str) -> Client {

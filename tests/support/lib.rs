@@ -18,6 +18,7 @@ mod fake_server;
 mod features;
 mod fenced;
 mod link;
+mod own_process;
 mod permit;
 pub mod permits;
 mod port;
@@ -43,7 +44,7 @@ pub use capture::{LogRecord, at_next_record_about, log_records, log_records_abou
 pub use certificates::{certificate_path, read_pem, tls_server};
 pub use chaos::{Chaos, ChaosReport, survivor};
 pub use child::{Child, Finished, parameter, run_role, tell_parent, thread_count};
-pub use client::{COMMAND_TIMEOUT, builder, client};
+pub use client::{COMMAND_TIMEOUT, builder, builder_within, client};
 pub use cluster::{Cluster, ClusterSetup};
 pub use contention::{
     Contention, MasterFailure, Outcome, PROCESSES, RESUME_WITHIN, contend_and_then, contender,
@@ -53,6 +54,7 @@ pub use counter::{Counters, counter, counter_with};
 pub use fake_server::{FakeServer, Request, default_reply};
 pub use features::exercise_every_call;
 pub use fenced::{Fenced, Stale};
+pub use own_process::{own_threads, resident_kib};
 pub use permit::start_shared;
 pub use port::free as free_port;
 pub use proxy::{Proxy, Traffic};

@@ -95,6 +95,12 @@ pub fn ended<T>(outcome: &Result<Option<T>, Error>, has_waited: bool) -> Ended {
     }
 }
 
+/// Removes and returns any of what is held, if anything is.
+pub fn take_any<T>(held: &mut Vec<T>, rng: &mut SmallRng) -> Option<T> {
+    let count = held.len();
+    (count > 0).then(|| held.swap_remove(rng.random_range(0..count)))
+}
+
 /// Returns a builder whose calls do not fail because this machine is slow.
 pub fn patient(proxy: &Proxy) -> ClientBuilder {
     let builder = leasehold::Client::builder().command_timeout(ms(10_000));

@@ -51,8 +51,8 @@ macro_rules! tests {
     };
 }
 
-/// Lists the tests of a module that assert an upper bound of a second, or of 250 ms or more compared
-/// with a plain wait.
+/// Lists the tests of a module that assert an upper bound of a second, or of 250 ms or more
+/// compared with a plain wait.
 #[macro_export]
 macro_rules! roughly_timed {
     ($($(#[$cfg:meta])* $test:path),* $(,)?) => {

@@ -13,14 +13,14 @@ use crate::queue::fair_ticket::FairTicket;
 use crate::queue::position::{Grant, Position, Queue};
 use crate::token::FencingToken;
 
-const PACE: RefreshPace = RefreshPace {
+pub(in crate::queue) const PACE: RefreshPace = RefreshPace {
     every: Duration::from_millis(900),
     backoff: None,
 };
 
 const WAITING: Refreshed = Refreshed::Waiting(None);
 
-fn at(n: u64) -> Instant {
+pub(in crate::queue) fn at(n: u64) -> Instant {
     Instant::START.after(Duration::from_millis(n))
 }
 
@@ -36,7 +36,7 @@ fn tokens(n: u64) -> TokenBlock {
     TokenBlock::one(token(n))
 }
 
-fn sent_at(sent: u64) -> WaitingReply {
+pub(in crate::queue) fn sent_at(sent: u64) -> WaitingReply {
     WaitingReply {
         sent: at(sent),
         arrived: at(sent + 1),
