@@ -10,7 +10,7 @@
 //!                                                           v
 //!    HeldLocally <--- this client acquires the name --- Contend --- granted ---> leaves, holds it
 //!       |   |                                             ^  ^
-//!       |   +--- the lease ends, or a retry is due -------+  |
+//!       |   +--- ends, is shared, or a retry is due ------+  |
 //!       |                                                 |  |
 //!       +--- ends after a run of hand-offs ---> Yield ----+  |
 //!       |                    (1 ms, or the release message)  |
