@@ -246,7 +246,7 @@ fn hand_off(
 pub(crate) fn pass_on_unclaimed(runtime: &Runtime, handed: &HandedOff) {
     let now = Instant::now();
     let deadline = now.after(runtime.deployment.command_timeout());
-    // `release` logs a failure itself, and no holder is there to be told.
+    // `release` logs a failure itself, and there is no holder to report it to.
     let _ = release(runtime, &handed.hold, handed.token, now, deadline);
 }
 

@@ -55,8 +55,8 @@ impl<'a> SetPlace<'a> {
                 let hold = self.attempt.hold_granted(id, tokens, sent, None, 1)?;
                 Ok((Attempted::Acquired(hold), sent))
             }
-            // It was too late for its place, or somebody deleted a name that it kept: it has
-            // nothing, and begins again.
+            // The set's place has expired, or a name that it kept was deleted. It has nothing, and
+            // starts over with a new id.
             (Ok((Answer::Gone, _)), Some(_)) => {
                 self.ticket.forget_id();
                 self.ask()

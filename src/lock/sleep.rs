@@ -106,7 +106,7 @@ impl WaitingCall<'_> {
 
     /// Sleeps until `until`, or until woken or the deadline, but no longer than the clock allows.
     fn sleep(&self, until: Instant) -> SleepEnd {
-        // Not from the start of the turn, which may be long ago: the sleep would end too late.
+        // Not from when the position was read, which may be long ago: the sleep would end too late.
         let pause = nap(Instant::now(), until.min(self.attempt.deadline));
         let parker = self.queue().parker();
         let is_woken = match &self.attempt.settings.cancel {

@@ -59,7 +59,7 @@ const FLEET_YIELD: Duration = Duration::from_millis(1);
 impl WaitingCall<'_> {
     /// Waits for the lock; returns `None` at the deadline or when the attempts are used up.
     pub(crate) fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
-        let Err(Over(outcome)) = self.turns();
+        let Err(Over(outcome)) = self.run_until_over();
         if matches!(outcome, Ok(Some(_))) || self.attempt.is_ended() {
             return outcome;
         }
@@ -75,13 +75,13 @@ impl WaitingCall<'_> {
         hold.map_or(outcome, |hold| Ok(Some(hold)))
     }
 
-    fn turns(&mut self) -> Result<Infallible, Over> {
+    fn run_until_over(&mut self) -> Result<Infallible, Over> {
         // The start of the call saves reading the clock.
         let mut now = self.attempt.start;
         let mut must_try = false;
         loop {
             self.attempt.check_not_ended()?;
-            let end = self.turn(now, must_try)?;
+            let end = self.act_on_position(now, must_try)?;
             must_try = matches!(end, TimedOut(_));
             now = Instant::now();
             let is_at_deadline = now >= self.attempt.deadline;
@@ -92,8 +92,8 @@ impl WaitingCall<'_> {
         }
     }
 
-    /// Does what the position of the call asks for.
-    fn turn(&mut self, now: Instant, must_try: bool) -> Result<SleepEnd, Over> {
+    /// Takes the action of the call's position; returns how its sleep ended.
+    fn act_on_position(&mut self, now: Instant, must_try: bool) -> Result<SleepEnd, Over> {
         Ok(match self.position(now, must_try) {
             Position::Behind => self.behind(now)?,
             Position::HeldLocally => {
@@ -134,8 +134,8 @@ impl WaitingCall<'_> {
         if now < last_attempt {
             return self.sleep_while_others_ask(now, until.min(last_attempt));
         }
-        if !self.has_hurried && self.needs_own_reply() {
-            self.has_hurried = true;
+        if !self.has_refreshed_early && self.needs_own_reply() {
+            self.has_refreshed_early = true;
             let cohorts = &self.attempt.runtime.waiters.cohorts;
             cohorts.refresh_now(self.name(), Wake::Turn);
             return Ok(TimedOut(None));
@@ -190,8 +190,8 @@ impl WaitingCall<'_> {
             if now < shared.left_open_until {
                 return Ok(self.park_until(shared.left_open_until));
             }
-            if self.joins_queue(shared, now) {
-                return self.turn(now, true);
+            if self.join_queue_if_due(shared, now) {
+                return self.act_on_position(now, true);
             }
         }
         let (has_moved, remaining) = match self.try_once(now)? {

@@ -44,7 +44,7 @@ pub(crate) struct WaitingCall<'a> {
     /// How long the last reply took.
     pub(crate) last_reply_took: Duration,
     /// The call has made a refresh of the shared place due early, for its deadline.
-    pub(crate) has_hurried: bool,
+    pub(crate) has_refreshed_early: bool,
     /// The call has waited for another holder; this was logged, or need not be.
     pub(crate) has_waited: bool,
     /// A counted wake-up led to the current attempt; a refusal makes it a spurious one.
@@ -65,7 +65,7 @@ impl<'a> WaitingCall<'a> {
             moves: 0,
             splits: 0,
             last_reply_took: Duration::ZERO,
-            has_hurried: false,
+            has_refreshed_early: false,
             has_waited: false,
             was_woken: false,
         };
@@ -137,12 +137,12 @@ impl<'a> WaitingCall<'a> {
     }
 
     /// Joins the calls of this client that share a place in Redis, if it is time for that. Returns
-    /// true if it did.
+    /// whether it did.
     ///
     /// The first attempt of a call takes a free lock only. A call that is refused joins, and one
     /// whose client has a place, or was refused a moment before `now` and is still subscribed, or
     /// has just freed the lock without a grant to the queue.
-    pub(crate) fn joins_queue(&mut self, shared: SharedPlace, now: Instant) -> bool {
+    pub(crate) fn join_queue_if_due(&mut self, shared: SharedPlace, now: Instant) -> bool {
         let endpoints = &self.attempt.runtime.endpoints;
         let was_refused = || {
             shared.was_refused(now)
@@ -206,7 +206,7 @@ impl<'a> WaitingCall<'a> {
         if let (Some(local), Some(place)) = (&self.local, &self.place)
             && place.ticket.has_place()
         {
-            // The place counts even if other calls of this client are ahead by now, or hold a lease
+            // The place counts even if other calls of this client are now ahead, or hold a lease
             // that was lost.
             return match local.position(now, must_try) {
                 Position::HandedOff => Position::HandedOff,

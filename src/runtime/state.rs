@@ -208,7 +208,7 @@ impl Runtime {
             if let Some(me) = &me
                 && let Err(error) = me.start_io(&endpoint)
             {
-                // A lease that is not renewed expires by its own clock, and its holder is told.
+                // A lease that is not renewed expires by its own clock, which its holder notices.
                 logging::error!("cannot renew or undo leases: {error}");
             }
             endpoint

@@ -155,7 +155,7 @@ impl<'a> PooledConnection<'a> {
         let connection = self.connection.take()?;
         let pool = self.pool;
         let mut state = pool.state.lock();
-        pool.is_answered(&mut state, self.sent);
+        pool.note_answered(&mut state, self.sent);
         if !pool.has_room_for(&state, &connection) {
             pool.vacated(&mut state);
             // Closing takes a system call: not under the lock.

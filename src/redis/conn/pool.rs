@@ -185,7 +185,7 @@ impl Pool {
     }
 
     /// Records that the replies to the batch sent at `sent` are read or lost.
-    pub(in crate::redis) fn is_answered(&self, state: &mut State, sent: Option<Instant>) {
+    pub(in crate::redis) fn note_answered(&self, state: &mut State, sent: Option<Instant>) {
         if sent.is_some() && state.batch_sent == sent {
             state.batch_sent = None;
             self.combiner.is_on.store(false, Ordering::Relaxed);
@@ -203,9 +203,9 @@ impl Pool {
     }
 
     /// Records that a connection was closed or taken out of the pool.
-    fn is_gone(&self, sent: Option<Instant>) {
+    fn note_gone(&self, sent: Option<Instant>) {
         let mut state = self.state.lock();
-        self.is_answered(&mut state, sent);
+        self.note_answered(&mut state, sent);
         self.vacated(&mut state);
     }
 
@@ -339,7 +339,7 @@ impl PooledConnection<'_> {
     }
 
     /// Returns the connection for another thread to use; it still counts as in use.
-    pub(crate) fn hand(mut self) -> Connection {
+    pub(crate) fn hand_over(mut self) -> Connection {
         self.take()
     }
 
@@ -358,7 +358,7 @@ impl PooledConnection<'_> {
     /// Takes the connection out of the pool permanently, for a thread that keeps it.
     pub(crate) fn keep(mut self) -> Connection {
         let connection = self.take();
-        self.pool.is_gone(self.sent);
+        self.pool.note_gone(self.sent);
         connection
     }
 }
@@ -366,7 +366,7 @@ impl PooledConnection<'_> {
 impl Drop for PooledConnection<'_> {
     fn drop(&mut self) {
         if self.connection.take().is_some() {
-            self.pool.is_gone(self.sent);
+            self.pool.note_gone(self.sent);
         }
     }
 }
