@@ -6,8 +6,9 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
+use common::monitor::Monitor;
 use common::picture::{Panel, Picture, Row};
-use common::{Monitor, Report, Spread, clock, processor_time};
+use common::{Report, Spread, clock, processor_time};
 use leasehold::{Client, Error, MutexGuard};
 use support::{Server, eventually, ms, resident_kib};
 

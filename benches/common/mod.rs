@@ -8,7 +8,7 @@ pub(crate) mod contenders;
 pub(crate) mod fleet;
 pub(crate) mod floor;
 mod legend;
-mod monitor;
+pub(crate) mod monitor;
 mod pen;
 pub(crate) mod picture;
 pub(crate) mod ping_pong;
@@ -22,9 +22,6 @@ use rustix::time::{ClockId, clock_gettime};
 
 use support::Server;
 
-// Not every bench counts requests.
-#[allow(unused_imports)]
-pub(crate) use monitor::Monitor;
 pub(crate) use report::Report;
 
 /// The times of one runner, by round.

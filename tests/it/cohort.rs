@@ -12,7 +12,7 @@ use leasehold::{
 };
 use redis::{Connection, RedisResult};
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, queue_length, refresh_count, spawn_in_queue, unlock,
+    PATIENCE, PLACES, QUEUE, granted, queue_length, refresh_count, spawn_in_queue, unlock,
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
@@ -66,8 +66,7 @@ fn mutexes<const N: usize>(server: &Server) -> [Mutex; N] {
 
 #[track_caller]
 fn lock(mutex: &Mutex) -> MutexGuard {
-    let guard = mutex.try_lock_for(PATIENCE).unwrap();
-    guard.expect("the waiter gets its turn")
+    granted(mutex.try_lock_for(PATIENCE))
 }
 
 /// Starts a thread that waits for the lock, and returns once its client is subscribed and has a

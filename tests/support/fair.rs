@@ -3,7 +3,7 @@
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
-use leasehold::{Client, FairMutex, MutexGuard, Unlocked};
+use leasehold::{Client, Error, FairMutex, MutexGuard, Unlocked};
 
 use super::proxy::Proxy;
 use super::server::Server;
@@ -65,11 +65,16 @@ pub fn warmed_up(client: Client) -> Client {
     client
 }
 
+/// Returns what a call was granted that waited for at most [`PATIENCE`].
+#[track_caller]
+pub fn granted<T>(outcome: Result<Option<T>, Error>) -> T {
+    outcome.unwrap().expect("the waiter gets its turn")
+}
+
 /// Waits for the lock for at most [`PATIENCE`].
 #[track_caller]
 pub fn lock_in_turn(mutex: &FairMutex) -> MutexGuard {
-    let guard = mutex.try_lock_for(PATIENCE).unwrap();
-    guard.expect("the waiter gets its turn")
+    granted(mutex.try_lock_for(PATIENCE))
 }
 
 /// Starts a thread that waits, and returns once it has a place in the queue with this key.

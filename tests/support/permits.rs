@@ -4,7 +4,7 @@ use std::thread::{Scope, ScopedJoinHandle};
 
 use leasehold::{Semaphore, SemaphorePermit, Unlocked};
 
-use super::fair::{PATIENCE, only_keys_remain, places_in, spawn_in_queue};
+use super::fair::{PATIENCE, granted, only_keys_remain, places_in, spawn_in_queue};
 use super::server::Server;
 use super::time::eventually;
 
@@ -75,8 +75,7 @@ pub fn give_back(permit: SemaphorePermit) {
 /// Waits for permits for at most [`PATIENCE`].
 #[track_caller]
 pub fn acquire_in_turn(semaphore: &Semaphore) -> SemaphorePermit {
-    let permit = semaphore.try_acquire_for(PATIENCE).unwrap();
-    permit.expect("the waiter gets its turn")
+    granted(semaphore.try_acquire_for(PATIENCE))
 }
 
 /// Starts a thread that waits for permits, and returns once it is in the queue and its client

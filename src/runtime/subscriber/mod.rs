@@ -202,3 +202,28 @@ impl Subscriber {
 
 /// When the subscription to a channel was confirmed; `None` while it is not.
 type Live = Mutex<Option<Instant>>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::primitive::Primitive;
+    use crate::protocol::semaphore::SemaphoreKeys;
+
+    /// All semaphores share one: once it is confirmed, the waiters of all of them are woken.
+    #[test]
+    fn a_channel_has_several_names_once_a_second_one_uses_it() {
+        let subscriber = Subscriber::default();
+        let keys = ["a", "b"].map(|name| {
+            let lock = Keys::new(name.into(), "lock:", "r:");
+            SemaphoreKeys::of(lock, 2, 1)
+        });
+        let use_channel = |n: usize| {
+            subscriber.add_user(keys[n].keys().key(0));
+            let state = subscriber.state.lock();
+            let mut channels = state.channels.values();
+            channels.any(|channel| channel.has_several_names)
+        };
+        assert_eq!([0, 0, 1, 0].map(use_channel), [false, false, true, true]);
+    }
+}
