@@ -363,8 +363,8 @@ impl ClientBuilder {
     /// # use leasehold::Client;
     /// # let url = "redis://redis.internal:6379";
     /// // A batch job that waits through a restart of Redis.
-    /// let patience = Duration::from_secs(300);
-    /// let client = Client::builder().url(url).unreachable_for(patience).build()?;
+    /// let outage = Duration::from_secs(300);
+    /// let client = Client::builder().url(url).unreachable_for(outage).build()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn unreachable_for(mut self, silence: Duration) -> Self {

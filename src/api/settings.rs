@@ -112,8 +112,8 @@ macro_rules! lock_settings {
             ///
             /// All callbacks of a client run one after another on one thread. A slow callback
             /// delays the next ones, and a panic ends only that callback; neither affects a lease.
-            /// The receiver that the guard's `lost` returns gets its message sooner. `callback` is
-            /// told only why the lease was lost: capture the lock's name in the closure.
+            /// The receiver that the guard's `lost` returns gets its message sooner. `callback`
+            /// receives only the reason: capture the lock's name in the closure.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();

@@ -201,7 +201,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     // The timer thread renews nothing that is released below. It does no I/O, so it ends at once.
     runtime.timer.stop();
     let timer_is_joined = runtime.timer.worker.join(last);
-    // Holders are told before the release, so that none continues under a lock that is already
+    // Holders are notified before the release, so that none continues under a lock that is already
     // free.
     let held = runtime.timer.drain().into_iter().filter(|hold| {
         hold.lose(Lost::ShutDown, Instant::now());

@@ -80,9 +80,9 @@ impl Sentinels {
 
     /// Returns the address of the master, and whether it has just been found to have moved.
     ///
-    /// Uses the last known address unless it is in doubt; else asks all sentinels at once, so that
-    /// a dead one costs no time, and takes the first answer. If no sentinel answers, an address in
-    /// doubt is better than none.
+    /// Uses the last known address unless it is suspected; else asks all sentinels at once, so that
+    /// a dead one costs no time, and takes the first answer. If no sentinel answers, a suspected
+    /// address is better than none.
     pub(super) fn master(self: &Arc<Self>, timeout: Duration) -> RedisResult<(Address, bool)> {
         let announced = {
             let known = self.known.lock();
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_in_doubt_is_used_if_no_sentinel_answers() {
+    fn a_suspected_address_is_used_if_no_sentinel_answers() {
         let sentinels = Arc::new(sentinels());
         assert!(sentinels.master(Duration::from_millis(1)).is_err());
         sentinels.switched(b"m h 1 10.0.0.7 2");

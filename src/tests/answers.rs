@@ -161,9 +161,9 @@ fn check_set(reply: &Reply, names: usize) {
 /// Checks the answers about a lease that was renewed or released.
 fn check_ended(verb: Verb, reply: &Reply) {
     match verb.read(reply.clone()) {
-        Some(Answer::Ours(Some(heard))) => {
+        Some(Answer::Ours(Some(receivers))) => {
             assert_eq!(verb, Verb::Release { counts: true });
-            assert_eq!(numbers(reply), [1, heard as i64]);
+            assert_eq!(numbers(reply), [1, receivers as i64]);
         }
         Some(Answer::Ours(None)) => {
             assert_ne!(verb, Verb::Release { counts: true });

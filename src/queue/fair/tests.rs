@@ -241,7 +241,7 @@ fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
     ));
 }
 
-/// It has slept since before the last reply, which told that the lock expires soon.
+/// It has slept since before the last reply, which said that the lock expires soon.
 #[test]
 fn waiter_that_would_oversleep_a_refresh_is_woken_if_another_leaves() {
     let (fair_queues, keys) = (FairQueues::default(), keys());
