@@ -50,7 +50,7 @@ impl TokenBlock {
 }
 
 /// Reads a message published to an inbox, `grant <token> <want> <id>`; `None` if it is no grant.
-/// What a [`Mutex`](crate::Mutex) wants has a plus sign.
+/// The want of a [`Mutex`](crate::Mutex) has a plus sign.
 pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
     let rest = payload.strip_prefix(b"grant ")?;
     let mut words = rest.splitn(3, |byte| *byte == b' ');

@@ -103,7 +103,7 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     }
 }
 
-/// What a release does apart from ending the lease, if the kind of lock can do it.
+/// A further effect of a release, if the kind of lock can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtRelease {
     Plain,
