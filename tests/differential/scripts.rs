@@ -289,6 +289,8 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
         }
     }
     for given in statements(&sources, ": queue_scripts!") {
+        // A macro of commands, without arguments, does not end the call.
+        let given = given.replace("!()", "");
         let (given, _) = given.split_once(')').expect("the call ends");
         for name in named_in(body_of("queue_scripts")) {
             add(&name, around(&named_in(given)));
