@@ -8,7 +8,7 @@ use leasehold::{Client, Mutex, Unlocked};
 use support::{Replicas, Server, eventually, ms};
 
 use super::recording::{Trace, compare};
-use super::{LONGER, NEVER, TTL, builder, client, recorded};
+use super::{LONGER, NEVER, SHORT, TTL, builder, client, recorded};
 
 pub(super) fn log_on_is_as_recorded() {
     let server = Server::start();
@@ -105,6 +105,9 @@ fn calls() -> String {
     trace.step("with other prefixes and a hash tag", |_| {
         drop(mutex.lock().unwrap())
     });
+    let guard = two.mutex("b").lock().unwrap();
+    trace.skip();
+    trace.step("keep_for", |_| guard.keep_for(SHORT).unwrap());
     trace.end("Mutex: calls")
 }
 

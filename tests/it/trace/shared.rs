@@ -6,7 +6,7 @@ use leasehold::{Error, Unlocked};
 use support::{Server, ms};
 
 use super::recording::compare;
-use super::{LONGER, client, recorded};
+use super::{LONGER, SHORT, client, recorded};
 
 pub(super) fn semaphore_calls_are_as_recorded() {
     let server = Server::start();
@@ -55,6 +55,9 @@ pub(super) fn semaphore_calls_are_as_recorded() {
         assert!(matches!(pair.renew(), Err(Error::Lost(_))));
     });
     drop(pair);
+    let permit = semaphore.try_acquire().unwrap().unwrap();
+    trace.skip();
+    trace.step("keep_for", |_| permit.keep_for(SHORT).unwrap());
     compare("semaphore.txt", &[trace.end("Semaphore on one server")]);
 }
 
@@ -114,6 +117,9 @@ pub(super) fn rw_lock_calls_are_as_recorded() {
         passed.wait_for("message", 2);
     });
     drop(second);
+    let reading = other.try_read().unwrap().unwrap();
+    trace.skip();
+    trace.step("keep_for by a reader", |_| reading.keep_for(SHORT).unwrap());
     compare("rw_lock.txt", &[trace.end("RwLock on one server")]);
 }
 
