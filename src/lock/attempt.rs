@@ -22,7 +22,7 @@ use crate::protocol::answer::{Answer, RefusedName};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::{Acquire, Primitive, Queueing};
 use crate::protocol::script::Call;
-use crate::queue::fair::SharedPlace;
+use crate::queue::places::SharedPlace;
 use crate::redis::{Cap, Fault, Majority, ServerVotes, Undoable};
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
@@ -390,8 +390,8 @@ impl Attempt<'_> {
     /// Returns what this client knows about the lock, if its calls share a place in Redis.
     pub(crate) fn shared(&self) -> Option<SharedPlace> {
         self.keys.calls_share_a_place().then(|| {
-            let cohorts = &self.runtime.waiters.cohorts;
-            cohorts.shared(self.keys.key(0).name)
+            let shared_places = &self.runtime.waiters.shared_places;
+            shared_places.shared(self.keys.key(0).name)
         })
     }
 

@@ -13,9 +13,9 @@ use crate::protocol::answer::Answer;
 use crate::protocol::fair::{provisional, provisional_of, refresh_every};
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::{Acquire, NewPlace, Primitive, Queueing, Reached, RedisQueue};
-use crate::queue::fair_queue::{RefreshPace, WaitingReply};
-use crate::queue::fair_ticket::FairTicket;
+use crate::queue::name_places::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
+use crate::queue::place_ticket::PlaceTicket;
 use crate::queue::position::Grant;
 use crate::redis::{Cap, Fault};
 use crate::runtime::subscriber::Inbox;
@@ -27,7 +27,7 @@ use crate::wait_policy::WaitPolicy;
 pub(crate) struct Place<'a> {
     attempt: &'a Attempt<'a>,
     queue_keys: &'a dyn RedisQueue,
-    pub(crate) ticket: FairTicket<'a>,
+    pub(crate) ticket: PlaceTicket<'a>,
 }
 
 impl<'a> Place<'a> {
@@ -36,11 +36,11 @@ impl<'a> Place<'a> {
         queue_keys: &'a dyn RedisQueue,
         parker: Parker,
     ) -> Self {
-        let queues = attempt.runtime.waiters.queues_of(attempt.keys);
+        let places = attempt.runtime.waiters.places_of(attempt.keys);
         Self {
             attempt,
             queue_keys,
-            ticket: queues.join(
+            ticket: places.join(
                 queue_keys.admission(),
                 attempt.keys,
                 refresh_pace(attempt),

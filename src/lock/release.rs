@@ -337,8 +337,8 @@ fn answered(runtime: &Runtime, hold: &HeldLease, answer: &Answer, may_have_run: 
     match answer {
         Answer::LeftOpen => leave_open(runtime, hold),
         Answer::NotPassedOn => {
-            let cohorts = &runtime.waiters.cohorts;
-            cohorts.note_not_passed_on(hold.keys.key(0).name, Instant::now());
+            let shared_places = &runtime.waiters.shared_places;
+            shared_places.note_not_passed_on(hold.keys.key(0).name, Instant::now());
         }
         Answer::Ours(_) => {}
         _ if may_have_run => {}

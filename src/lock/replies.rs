@@ -86,8 +86,8 @@ impl WaitingCall<'_> {
         self.update_answers(|answers| answers.refused(sent, arrived, remaining));
         self.note_reply(sent, arrived);
         if self.shares_place {
-            let cohorts = &self.attempt.runtime.waiters.cohorts;
-            cohorts.note_refused(self.name(), arrived);
+            let shared_places = &self.attempt.runtime.waiters.shared_places;
+            shared_places.note_refused(self.name(), arrived);
         }
     }
 

@@ -10,7 +10,7 @@ use crate::lease::status::LeaseStatus;
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::KeyState;
-use crate::queue::fair::FairQueues;
+use crate::queue::places::Places;
 use crate::runtime::Runtime;
 
 /// The result of [`Client::shutdown`](crate::Client::shutdown).
@@ -192,8 +192,8 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     // Even with a short `within`, the steps that wait for no reply have time to complete.
     let last = deadline.max(Instant::now().after(runtime.deployment.command_timeout()));
     let waiters = &runtime.waiters;
-    let places = [&waiters.fair_queues, &waiters.cohorts];
-    let places = places.into_iter().flat_map(FairQueues::leave_all);
+    let places = [&waiters.own_places, &waiters.shared_places];
+    let places = places.into_iter().flat_map(Places::leave_all);
     for (keys, id) in places.chain(waiters.sets.leave_all()) {
         runtime.release(Release::of_place(keys, id, last));
     }

@@ -136,8 +136,8 @@ impl WaitingCall<'_> {
         }
         if !self.has_refreshed_early && self.needs_own_reply() {
             self.has_refreshed_early = true;
-            let cohorts = &self.attempt.runtime.waiters.cohorts;
-            cohorts.refresh_now(self.name(), Wake::Turn);
+            let shared_places = &self.attempt.runtime.waiters.shared_places;
+            shared_places.refresh_now(self.name(), Wake::Turn);
             return Ok(TimedOut(None));
         }
         self.sleep_while_others_ask(now, until)

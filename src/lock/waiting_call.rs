@@ -12,9 +12,9 @@ use crate::logging;
 use crate::name::Name;
 use crate::protocol::keys::Key;
 use crate::queue::answers::Answers;
-use crate::queue::fair::SharedPlace;
 use crate::queue::local_ticket::QueueTicket;
 use crate::queue::parker::Parker;
+use crate::queue::places::SharedPlace;
 use crate::queue::position::{Position, Queue};
 use crate::runtime::subscriber::subscription::Subscription;
 use crate::wait_policy::WaitPolicy;
@@ -109,7 +109,7 @@ impl<'a> WaitingCall<'a> {
         let name = keys.key(name_index).name;
         if keys.has_local_queue()
             && !runtime.waiters.anybody_shares_place(name)
-            && let Some((keys, id)) = runtime.waiters.cohorts.take_left(name)
+            && let Some((keys, id)) = runtime.waiters.shared_places.take_left(name)
         {
             leave(self.attempt, &keys, id);
         }
@@ -132,8 +132,8 @@ impl<'a> WaitingCall<'a> {
 
     /// Returns what this client knows about the name, if its calls share a place in Redis.
     pub(crate) fn shared(&self) -> Option<SharedPlace> {
-        let cohorts = &self.attempt.runtime.waiters.cohorts;
-        (self.shares_place).then(|| cohorts.shared(self.name()))
+        let shared_places = &self.attempt.runtime.waiters.shared_places;
+        (self.shares_place).then(|| shared_places.shared(self.name()))
     }
 
     /// Joins the calls of this client that share a place in Redis, if it is time for that. Returns

@@ -12,8 +12,8 @@ use crate::lease::held::{HeldLease, Holding};
 use crate::name::{Name, NameTable};
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
-use crate::queue::fair::FairQueues;
 use crate::queue::local_queue::{Announcer, FleetYield, LocalQueue};
+use crate::queue::places::Places;
 use crate::queue::sets::SetQueue;
 use crate::random;
 use crate::stats::Wake;
@@ -45,12 +45,12 @@ const GRANTED_WITHIN: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     pub(super) names: Mutex<NameTable<LocalQueue>>,
-    /// The waiters for fair locks; each has its own place in the queue in Redis.
-    pub(crate) fair_queues: FairQueues,
+    /// The places of calls that have one each.
+    pub(crate) own_places: Places,
     /// The waiters for sets of names; each has a place in one queue in Redis at a time.
     pub(crate) sets: SetQueue,
-    /// The places of locks with a local queue: at most one for each name.
-    pub(crate) cohorts: FairQueues,
+    /// The places that the calls of a local queue share: at most one for each name.
+    pub(crate) shared_places: Places,
 }
 
 impl Waiters {
@@ -187,9 +187,9 @@ impl Waiters {
     ) -> Option<Weak<HeldLease>> {
         // The release of a fair lock is announced only if no call was granted it, so the lock is
         // free.
-        self.fair_queues.refresh_now(name, Wake::Message);
+        self.own_places.refresh_now(name, Wake::Message);
         self.sets.ask_now(name, Wake::Message);
-        let has_place = self.cohorts.refresh_now(name, Wake::Message);
+        let has_place = self.shared_places.refresh_now(name, Wake::Message);
         self.note_message(name, payload, announcer, has_place)
     }
 
@@ -213,17 +213,17 @@ impl Waiters {
     }
 
     /// Returns the places for a kind of lock.
-    pub(crate) fn queues_of(&self, keys: &Arc<dyn Primitive>) -> &FairQueues {
+    pub(crate) fn places_of(&self, keys: &Arc<dyn Primitive>) -> &Places {
         match keys.has_local_queue() {
-            true => &self.cohorts,
-            false => &self.fair_queues,
+            true => &self.shared_places,
+            false => &self.own_places,
         }
     }
 
     /// Records that Redis has granted the lock to `id`; ignored if no call waits under it.
     pub(crate) fn granted_by_message(&self, id: &HolderId, tokens: TokenBlock) {
-        self.fair_queues.granted(id, tokens);
-        self.cohorts.granted(id, tokens);
+        self.own_places.granted(id, tokens);
+        self.shared_places.granted(id, tokens);
         self.sets.granted(id);
     }
 
@@ -231,7 +231,7 @@ impl Waiters {
     /// client asks for it again.
     pub(crate) fn leave_open(&self, name: &Name, now: Instant) -> Instant {
         let until = now.after(OPEN_FOR);
-        self.cohorts.left_open(name, until, Instant::NEVER);
+        self.shared_places.left_open(name, until, Instant::NEVER);
         until
     }
 
@@ -247,10 +247,10 @@ impl Waiters {
         now: Instant,
     ) -> Option<Weak<HeldLease>> {
         let granted_by = now.after(GRANTED_WITHIN.mul_f64(1.0 + random::chance()));
-        self.cohorts
+        self.shared_places
             .left_open(name, now.after(OPEN_FOR), granted_by);
         self.sets.left_open(name, granted_by);
-        let has_place = self.cohorts.shared(name).is_taken;
+        let has_place = self.shared_places.shared(name).is_taken;
         // Wakes a contender without a place, to which nobody grants. If its client shares places,
         // it leaves the moment to others and enters the queue afterwards.
         self.note_message(name, id, announcer, has_place)
@@ -258,9 +258,9 @@ impl Waiters {
 
     /// Wakes the contender of the name to try Redis, since its subscription is now live.
     pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
-        self.fair_queues.refresh_now(name, why);
+        self.own_places.refresh_now(name, why);
         self.sets.ask_now(name, why);
-        let has_place = self.cohorts.refresh_now(name, why);
+        let has_place = self.shared_places.refresh_now(name, why);
         if let Some(queue) = self.names.lock().get_mut(name)
             && !(has_place && queue.contender_shares_place())
         {
@@ -270,7 +270,7 @@ impl Waiters {
 
     /// Returns the names that any call waits for.
     pub(crate) fn waiting(&self) -> Vec<Name> {
-        let mut waiting = self.fair_queues.names();
+        let mut waiting = self.own_places.names();
         waiting.extend(self.sets.names());
         let names = self.names.lock();
         let plain = names.iter().filter(|(_, queue)| !queue.waiters.is_empty());
@@ -282,7 +282,7 @@ impl Waiters {
     pub(crate) fn anybody(&self) -> bool {
         let names = self.names.lock();
         names.values().any(|queue| !queue.waiters.is_empty())
-            || self.fair_queues.anybody()
+            || self.own_places.anybody()
             || self.sets.anybody()
     }
 
@@ -294,9 +294,9 @@ impl Waiters {
 
     /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
-        let placed = self.fair_queues.wake_all() + self.sets.wake_all();
+        let placed = self.own_places.wake_all() + self.sets.wake_all();
         // Their calls wait in the local queues, too.
-        self.cohorts.wake_all();
+        self.shared_places.wake_all();
         let mut names = self.names.lock();
         let waiters = names.values_mut().flat_map(|queue| &mut queue.waiters);
         waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + placed
@@ -308,7 +308,7 @@ impl Waiters {
         let held: usize = names.values().map(|queue| queue.held.len()).sum();
         let waiters = names.values().flat_map(|queue| &queue.waiters);
         let asleep = waiters.filter(|waiter| waiter.parker.is_some());
-        let asleep = asleep.count() + self.fair_queues.count() + self.sets.count();
+        let asleep = asleep.count() + self.own_places.count() + self.sets.count();
         (held as u64, asleep as u64)
     }
 }

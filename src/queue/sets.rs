@@ -25,7 +25,7 @@ use crate::holder::HolderId;
 use crate::name::Name;
 use crate::protocol::primitive::{PartOfSet, Primitive};
 use crate::queue::answers::Answers;
-use crate::queue::fair_queue::{RefreshPace, WaitingReply};
+use crate::queue::name_places::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::stats::Wake;
@@ -286,7 +286,7 @@ impl Drop for SetTicket<'_> {
 mod tests {
     use super::*;
     use crate::protocol::all::{Layout, MutexAllKeys};
-    use crate::queue::fair::tests::{PACE, at, sent_at};
+    use crate::queue::places::tests::{PACE, at, sent_at};
 
     fn keys() -> Arc<dyn Primitive> {
         let names = ["a", "b"].map(Name::from).to_vec();

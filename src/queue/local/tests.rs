@@ -9,12 +9,12 @@ use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Admission;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::queue::answers::Span;
-use crate::queue::fair_queue::{RefreshPace, WaitingReply};
-use crate::queue::fair_ticket::FairTicket;
 use crate::queue::held_leases::HeldLeases;
 use crate::queue::local_queue::MAX_PARTIAL_ANNOUNCEMENTS;
 use crate::queue::local_ticket::QueueTicket;
+use crate::queue::name_places::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
+use crate::queue::place_ticket::PlaceTicket;
 use crate::queue::position::{Position, Queue};
 
 const NOW: Instant = Instant::START;
@@ -127,17 +127,17 @@ fn restored_subscription_refreshes_the_places_of_all_semaphores() {
     };
     let tickets = keys.each_ref().map(|keys| {
         let ticket = waiters
-            .fair_queues
+            .own_places
             .join(Admission::Exclusive, keys, pace, Parker::new());
         ticket.begin_entering(&HolderId::fresh("o"));
         ticket.note_entered(reply, None);
         ticket
     });
     waiters
-        .fair_queues
+        .own_places
         .refresh_channel(keys[0].key(0).channel, Wake::Reconnect);
     let is_due =
-        |ticket: &FairTicket<'_>| matches!(ticket.position(NOW, false), Position::Refresh(..));
+        |ticket: &PlaceTicket<'_>| matches!(ticket.position(NOW, false), Position::Refresh(..));
     assert_eq!(tickets.each_ref().map(is_due), [true, true, false]);
 }
 
@@ -151,12 +151,12 @@ fn grant_wakes_a_call_that_also_waits_in_the_local_queue() {
         backoff: None,
     };
     let place = waiters
-        .fair_queues
+        .own_places
         .join(Admission::Exclusive, &fair, pace, local.parker().clone());
     let id = HolderId::fresh("o");
     place.begin_entering(&id);
     let tokens = TokenBlock::one(FencingToken::new(7));
-    waiters.fair_queues.granted(&id, tokens);
+    waiters.own_places.granted(&id, tokens);
     assert!(is_woken(&local));
 }
 
@@ -243,8 +243,8 @@ fn waiter_without_a_place_is_woken_when_the_lock_is_left_open() {
         every: Duration::from_secs(1),
         backoff: None,
     };
-    let (cohorts, parker) = (&waiters.cohorts, Parker::new());
-    let place = cohorts.join(Admission::Exclusive, &keys, pace, parker);
+    let (shared_places, parker) = (&waiters.shared_places, Parker::new());
+    let place = shared_places.join(Admission::Exclusive, &keys, pace, parker);
     place.begin_entering(&HolderId::fresh("o"));
     assert!(is_open() && is_woken(&all));
     waiters.announced(&name, b"foreign", ALONE);

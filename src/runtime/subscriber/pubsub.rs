@@ -95,7 +95,7 @@ impl<'a> PubSub<'a> {
             } else if let Some(id) = read_refresh(payload) {
                 drop(state);
                 // Only locks that several hold at a time have more grants than one script makes.
-                self.runtime.waiters.fair_queues.refresh_place_now(&id);
+                self.runtime.waiters.own_places.refresh_place_now(&id);
             }
             return;
         }
@@ -217,7 +217,7 @@ impl<'a> PubSub<'a> {
             let waiters = &self.runtime.waiters;
             waiters.wake_to_retry(&name, why);
             if has_several_names {
-                waiters.fair_queues.refresh_channel(channel, why);
+                waiters.own_places.refresh_channel(channel, why);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The calls of this client that wait in the queue of one lock in Redis. No I/O, no clock.
 //!
-//! Each call for a fair lock has its own place. The calls for a lock with a local queue share one:
-//! if a call leaves without the lock, its place waits for the next call, which takes it over.
+//! The calls of a local queue share one place; each other call has its own. If a call that shares
+//! one leaves without the lock, the place waits for the next call, which takes it over.
 //!
 //! The states of a waiter:
 //!
@@ -50,13 +50,13 @@ const MAX_REFRESH_WAIT: Duration = Duration::from_secs(1);
 
 /// The calls that wait for one name, in order of arrival.
 #[derive(Debug)]
-pub(super) struct FairQueue {
+pub(super) struct NamePlaces {
     pub(super) keys: Arc<dyn Primitive>,
-    pub(super) waiters: Vec<FairWaiter>,
+    pub(super) waiters: Vec<PlaceWaiter>,
     /// The calls share one place.
     one_place: bool,
     /// The place that a call has left to the others.
-    pub(super) left: Option<FairWaiter>,
+    pub(super) left: Option<PlaceWaiter>,
     /// The serial of the waiter that is refreshing the places of all.
     refreshing: Option<u64>,
     /// No refresh before this instant: the last one got no reply.
@@ -67,7 +67,7 @@ pub(super) struct FairQueue {
 }
 
 #[derive(Debug)]
-pub(super) struct FairWaiter {
+pub(super) struct PlaceWaiter {
     /// Identifies the call, which may use several holder ids in succession.
     pub(super) serial: u64,
     pub(super) id: Option<HolderId>,
@@ -142,7 +142,7 @@ impl RefreshPace {
     }
 }
 
-impl FairWaiter {
+impl PlaceWaiter {
     /// Records a reply that the call waits.
     pub(super) fn refused(&mut self, reply: WaitingReply, remaining: Option<Duration>) {
         self.seen_waiting = self.seen_waiting.max(Some(reply.sent));
@@ -229,7 +229,7 @@ impl FairWaiter {
     }
 }
 
-impl FairQueue {
+impl NamePlaces {
     pub(super) fn new(keys: &Arc<dyn Primitive>) -> Self {
         Self {
             keys: Arc::clone(keys),
@@ -244,7 +244,7 @@ impl FairQueue {
         }
     }
 
-    pub(super) fn waiter(&mut self, serial: u64) -> &mut FairWaiter {
+    pub(super) fn waiter(&mut self, serial: u64) -> &mut PlaceWaiter {
         let mut waiters = self.waiters.iter_mut();
         waiters
             .find(|waiter| waiter.serial == serial)
@@ -252,7 +252,7 @@ impl FairQueue {
     }
 
     /// Returns the waiter with this id, or the place with it that was left to the others.
-    pub(super) fn with_id(&mut self, id: &HolderId) -> Option<&mut FairWaiter> {
+    pub(super) fn with_id(&mut self, id: &HolderId) -> Option<&mut PlaceWaiter> {
         let mut all = self.waiters.iter_mut().chain(&mut self.left);
         all.find(|waiter| waiter.id.as_ref() == Some(id))
     }
@@ -274,12 +274,12 @@ impl FairQueue {
     /// A call under `WaitPolicy::Backoff` sleeps through its pauses: it must not delay the others.
     fn take_shared(&mut self, serial: u64) {
         let mut from = self.left.take();
-        let takes_turns = |waiter: &&mut FairWaiter| {
+        let takes_turns = |waiter: &&mut PlaceWaiter| {
             waiter.serial != serial && waiter.waits() && waiter.pace.backoff.is_some()
         };
         if from.is_none() && self.waiter(serial).pace.backoff.is_none() {
             let before = self.waiters.iter_mut().find(takes_turns);
-            from = before.map(FairWaiter::give_up_place);
+            from = before.map(PlaceWaiter::give_up_place);
         }
         if let Some(mut from) = from {
             self.waiter(serial).take_over(&mut from);

@@ -10,7 +10,7 @@ use crate::holder::HolderId;
 use crate::name::{Name, NameTable};
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};
-use crate::queue::fair_queue::FairQueue;
+use crate::queue::name_places::NamePlaces;
 use crate::queue::parker::Parker;
 use crate::queue::recent::RecentRefusals;
 pub(crate) use crate::queue::recent::SharedPlace;
@@ -21,14 +21,14 @@ use crate::stats::Wake;
 /// A holder id is granted at most once. A grant counts only while its call waits under that id: a
 /// call whose place is gone enters again under another.
 #[derive(Debug, Default)]
-pub(crate) struct FairQueues {
+pub(crate) struct Places {
     pub(super) state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// The queues of each admission, whose scripts alone can refresh them.
-    pub(super) queues: [NameTable<FairQueue>; Admission::ALL.len()],
+    pub(super) queues: [NameTable<NamePlaces>; Admission::ALL.len()],
     /// The lock that each holder id waits for: a grant message names none.
     pub(super) owners: HashMap<HolderId, (Admission, Name)>,
     pub(super) next_serial: u64,
@@ -37,12 +37,12 @@ pub(super) struct State {
 
 impl State {
     /// The queues of locks that have one holder at a time.
-    fn exclusive(&mut self) -> &mut NameTable<FairQueue> {
+    fn exclusive(&mut self) -> &mut NameTable<NamePlaces> {
         &mut self.queues[Admission::Exclusive as usize]
     }
 }
 
-impl FairQueues {
+impl Places {
     /// Records that Redis has granted the lock to `id`; ignored if no call waits under it.
     pub(crate) fn granted(&self, id: &HolderId, tokens: TokenBlock) {
         // Outside the lock: the waiter needs no reply from Redis and continues at once.
@@ -118,7 +118,7 @@ impl FairQueues {
     pub(crate) fn shared(&self, name: &Name) -> SharedPlace {
         let mut state = self.state.lock();
         let queue = state.exclusive().get(name);
-        let is_taken = queue.is_some_and(FairQueue::has_place);
+        let is_taken = queue.is_some_and(NamePlaces::has_place);
         SharedPlace {
             is_taken,
             ..state.recent.of(name)

@@ -10,41 +10,41 @@ use crate::name::Name;
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::{Admission, Primitive};
 use crate::queue::answers::Answers;
-use crate::queue::fair::{FairQueues, State};
-use crate::queue::fair_queue::{FairQueue, FairWaiter, RefreshPace, WaitingReply};
+use crate::queue::name_places::{NamePlaces, PlaceWaiter, RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
+use crate::queue::places::{Places, State};
 use crate::queue::position::{Grant, Position, Queue};
 use crate::stats::Wake;
 
 /// A call's waiter; dropping it removes it here, not in Redis.
 #[derive(Debug)]
-pub(crate) struct FairTicket<'a> {
-    fair_queues: &'a FairQueues,
+pub(crate) struct PlaceTicket<'a> {
+    places: &'a Places,
     admission: Admission,
     name: &'a Name,
     serial: u64,
     parker: Parker,
 }
 
-impl FairQueues {
-    /// Adds a waiter for the fair lock of `keys`, which sleeps on `parker`.
+impl Places {
+    /// Adds a waiter for the lock of `keys`, which sleeps on `parker`.
     pub(crate) fn join<'a>(
         &'a self,
         admission: Admission,
         keys: &'a Arc<dyn Primitive>,
         pace: RefreshPace,
         parker: Parker,
-    ) -> FairTicket<'a> {
+    ) -> PlaceTicket<'a> {
         let name = keys.key(0).name;
         let mut state = self.state.lock();
         let serial = state.next_serial;
         state.next_serial += 1;
         let queue = state.queues[admission as usize].entry(name.clone());
-        let queue = queue.or_insert_with(|| FairQueue::new(keys));
-        let waiter = FairWaiter::new(serial, parker.clone(), pace);
+        let queue = queue.or_insert_with(|| NamePlaces::new(keys));
+        let waiter = PlaceWaiter::new(serial, parker.clone(), pace);
         queue.waiters.push(waiter);
-        FairTicket {
-            fair_queues: self,
+        PlaceTicket {
+            places: self,
             admission,
             name,
             serial,
@@ -53,20 +53,20 @@ impl FairQueues {
     }
 }
 
-impl FairTicket<'_> {
-    fn with_queue<T>(&self, act: impl FnOnce(&mut FairQueue) -> T) -> T {
+impl PlaceTicket<'_> {
+    fn with_queue<T>(&self, act: impl FnOnce(&mut NamePlaces) -> T) -> T {
         self.with_owners(|queue, _| act(queue))
     }
 
-    fn with_waiter<T>(&self, act: impl FnOnce(&mut FairWaiter) -> T) -> T {
+    fn with_waiter<T>(&self, act: impl FnOnce(&mut PlaceWaiter) -> T) -> T {
         self.with_queue(|queue| act(queue.waiter(self.serial)))
     }
 
     fn with_owners<T>(
         &self,
-        act: impl FnOnce(&mut FairQueue, &mut HashMap<HolderId, (Admission, Name)>) -> T,
+        act: impl FnOnce(&mut NamePlaces, &mut HashMap<HolderId, (Admission, Name)>) -> T,
     ) -> T {
-        let State { queues, owners, .. } = &mut *self.fair_queues.state.lock();
+        let State { queues, owners, .. } = &mut *self.places.state.lock();
         // The waiter keeps the queue in the table until the ticket is dropped.
         let queue = queues[self.admission as usize].get_mut(self.name);
         act(queue.expect("a queue with a waiter in it"), owners)
@@ -133,7 +133,7 @@ impl FairTicket<'_> {
 
     /// Returns whether any call of this client for the name can receive a grant message.
     pub(crate) fn any_subscribed(&self) -> bool {
-        let is_subscribed = |waiter: &FairWaiter| waiter.pace.backoff.is_none();
+        let is_subscribed = |waiter: &PlaceWaiter| waiter.pace.backoff.is_none();
         self.with_queue(|queue| queue.waiters.iter().any(is_subscribed))
     }
 
@@ -175,7 +175,7 @@ impl FairTicket<'_> {
     }
 }
 
-impl Queue for FairTicket<'_> {
+impl Queue for PlaceTicket<'_> {
     /// The caller must report the outcome of a refresh with
     /// [`note_refreshed`](Self::note_refreshed) or
     /// [`note_not_refreshed`](Self::note_not_refreshed), or pass it on.
@@ -198,7 +198,7 @@ impl Queue for FairTicket<'_> {
 
     fn about_to_try(&self, now: Instant) -> bool {
         self.with_queue(|queue| queue.answers.asked(now));
-        // No lease of a fair lock is handed off: its queue is in Redis.
+        // A hand-off is taken from the local queue.
         false
     }
 
@@ -211,10 +211,10 @@ impl Queue for FairTicket<'_> {
     }
 }
 
-impl Drop for FairTicket<'_> {
+impl Drop for PlaceTicket<'_> {
     fn drop(&mut self) {
         self.forget_id();
-        let mut state = self.fair_queues.state.lock();
+        let mut state = self.places.state.lock();
         let queues = &mut state.queues[self.admission as usize];
         let Some(queue) = queues.get_mut(self.name) else {
             return;

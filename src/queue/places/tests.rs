@@ -8,8 +8,8 @@ use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::place::Refreshed;
 use crate::queue::answers::Span;
-use crate::queue::fair_queue::{RefreshPace, WaitingReply};
-use crate::queue::fair_ticket::FairTicket;
+use crate::queue::name_places::{RefreshPace, WaitingReply};
+use crate::queue::place_ticket::PlaceTicket;
 use crate::queue::position::{Grant, Position, Queue};
 use crate::token::FencingToken;
 
@@ -44,12 +44,12 @@ pub(in crate::queue) fn sent_at(sent: u64) -> WaitingReply {
     }
 }
 
-fn is_woken(ticket: &FairTicket<'_>) -> bool {
+fn is_woken(ticket: &PlaceTicket<'_>) -> bool {
     ticket.parker().is_unparked()
 }
 
 /// Enters with a command sent at `sent`, and gets a place.
-fn enter(ticket: &FairTicket<'_>, sent: u64) -> HolderId {
+fn enter(ticket: &PlaceTicket<'_>, sent: u64) -> HolderId {
     let id = HolderId::fresh("o");
     ticket.begin_entering(&id);
     ticket.note_entered(sent_at(sent), None);
@@ -68,11 +68,11 @@ fn grant(id: &HolderId, n: u64, seen_waiting: u64) -> Position {
 
 #[test]
 fn a_waiter_enters_refreshes_and_takes_its_grant() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
-    let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
+    let (places, keys) = (Places::default(), keys());
+    let ticket = places.join(Admission::Exclusive, &keys, PACE, Parker::new());
     assert_eq!(ticket.position(at(0), false), Position::Contend);
     let id = enter(&ticket, 10);
-    assert_eq!((fair_queues.count(), ticket.refusals()), (1, 1));
+    assert_eq!((places.count(), ticket.refusals()), (1, 1));
     assert_eq!(ticket.position(at(11), false), Position::Placed(at(910)));
     assert_eq!(
         ticket.position(at(910), false),
@@ -80,7 +80,7 @@ fn a_waiter_enters_refreshes_and_takes_its_grant() {
     );
     ticket.note_refreshed(std::slice::from_ref(&id), &[WAITING], sent_at(911));
     assert_eq!(ticket.position(at(912), false), Position::Placed(at(1811)));
-    fair_queues.granted(&id, tokens(7));
+    places.granted(&id, tokens(7));
     assert!(is_woken(&ticket));
     assert_eq!(
         ticket.position(at(913), false),
@@ -89,17 +89,17 @@ fn a_waiter_enters_refreshes_and_takes_its_grant() {
     );
     assert_eq!(ticket.forget_id(), None, "the call has taken the grant");
     drop(ticket);
-    let state = fair_queues.state.lock();
+    let state = places.state.lock();
     assert!(state.queues.iter().all(HashMap::is_empty) && state.owners.is_empty());
 }
 
 #[test]
 fn a_grant_can_arrive_before_the_reply_to_entering() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
-    let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
+    let (places, keys) = (Places::default(), keys());
+    let ticket = places.join(Admission::Exclusive, &keys, PACE, Parker::new());
     let id = HolderId::fresh("o");
     ticket.begin_entering(&id);
-    fair_queues.granted(&id, tokens(7));
+    places.granted(&id, tokens(7));
     assert_eq!(
         ticket.position(at(20), false),
         Position::Contend,
@@ -111,23 +111,23 @@ fn a_grant_can_arrive_before_the_reply_to_entering() {
 
 #[test]
 fn a_grant_to_any_other_id_is_ignored() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
-    let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
+    let (places, keys) = (Places::default(), keys());
+    let ticket = places.join(Admission::Exclusive, &keys, PACE, Parker::new());
     let before = enter(&ticket, 10);
     assert_eq!(ticket.forget_id(), Some(before.clone()));
     let id = enter(&ticket, 20);
-    fair_queues.granted(&before, tokens(7));
-    fair_queues.granted(&HolderId::fresh("o"), tokens(8));
+    places.granted(&before, tokens(7));
+    places.granted(&HolderId::fresh("o"), tokens(8));
     assert!(!is_woken(&ticket));
     assert_eq!(ticket.position(at(21), false), Position::Placed(at(920)));
-    fair_queues.granted(&id, tokens(9));
-    fair_queues.granted(&id, tokens(10));
+    places.granted(&id, tokens(9));
+    places.granted(&id, tokens(10));
     assert_eq!(
         ticket.position(at(22), false),
         grant(&id, 9, 20),
         "the first grant counts"
     );
-    fair_queues.granted(&id, tokens(11));
+    places.granted(&id, tokens(11));
     assert_eq!(
         ticket.position(at(23), false),
         Position::Contend,
@@ -137,9 +137,9 @@ fn a_grant_to_any_other_id_is_ignored() {
 
 #[test]
 fn one_waiter_refreshes_for_all_and_a_reply_counts_for_its_id_only() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let (places, keys) = (Places::default(), keys());
     let tickets: Vec<_> = (0..4)
-        .map(|_| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()))
+        .map(|_| places.join(Admission::Exclusive, &keys, PACE, Parker::new()))
         .collect();
     let ids: Vec<_> = tickets.iter().map(|ticket| enter(ticket, 0)).collect();
     let Position::Refresh(asked, _) = tickets[2].position(at(900), false) else {
@@ -151,7 +151,7 @@ fn one_waiter_refreshes_for_all_and_a_reply_counts_for_its_id_only() {
         Position::Placed(at(1801)),
         "one at a time"
     );
-    fair_queues.granted(&ids[1], tokens(7));
+    places.granted(&ids[1], tokens(7));
     let late = enter(&tickets[3], 902);
     use Refreshed::{Gone, Granted};
     tickets[2].note_refreshed(
@@ -174,14 +174,14 @@ fn one_waiter_refreshes_for_all_and_a_reply_counts_for_its_id_only() {
         Position::Placed(at(1802)),
         "it waits under another id by now"
     );
-    fair_queues.granted(&late, tokens(9));
+    places.granted(&late, tokens(9));
     assert_eq!(tickets[3].position(at(904), false), grant(&late, 9, 902));
 }
 
 #[test]
 fn a_refresh_is_due_when_the_lock_expires_and_sooner_without_a_subscription() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
-    let ticket = fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new());
+    let (places, keys) = (Places::default(), keys());
+    let ticket = places.join(Admission::Exclusive, &keys, PACE, Parker::new());
     let id = HolderId::fresh("o");
     let next = |is_listening, remaining: Option<u64>| {
         ticket.begin_entering(&id);
@@ -208,21 +208,21 @@ fn a_refresh_is_due_when_the_lock_expires_and_sooner_without_a_subscription() {
 
 #[test]
 fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let (places, keys) = (Places::default(), keys());
     let (first, second) = (
-        fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
-        fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+        places.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+        places.join(Admission::Exclusive, &keys, PACE, Parker::new()),
     );
     let name = keys.key(0).name;
     let id = enter(&first, 0);
-    fair_queues.refresh_now(name, Wake::Message);
+    places.refresh_now(name, Wake::Message);
     assert!(is_woken(&first));
     assert_eq!(
         first.position(at(1), false),
         Position::Refresh(vec![id.clone()], Wake::Message)
     );
     enter(&second, 2);
-    fair_queues.refresh_now(name, Wake::Message);
+    places.refresh_now(name, Wake::Message);
     assert!(!is_woken(&second), "a refresh is in flight");
     first.note_refreshed(&[id], &[Refreshed::Granted(token(7))], sent_at(1));
     assert!(is_woken(&second), "that refresh may have been too early");
@@ -244,9 +244,9 @@ fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
 /// It has slept since before the last reply, which said that the lock expires soon.
 #[test]
 fn waiter_that_would_oversleep_a_refresh_is_woken_if_another_leaves() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let (places, keys) = (Places::default(), keys());
     let [first, second] =
-        [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+        [(); 2].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
     let ids = [enter(&first, 0), enter(&second, 0)].to_vec();
     assert!(matches!(
         first.position(at(900), false),
@@ -268,9 +268,9 @@ fn waiter_that_would_oversleep_a_refresh_is_woken_if_another_leaves() {
 
 #[test]
 fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let (places, keys) = (Places::default(), keys());
     let [first, second, third] =
-        [(); 3].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+        [(); 3].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
     let ids = [&first, &second, &third]
         .map(|ticket| enter(ticket, 0))
         .to_vec();
@@ -285,20 +285,20 @@ fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
     assert_eq!(first.position(at(902), false), endless);
     assert_eq!(third.position(at(902), false), refresh(Wake::Backstop));
     third.note_refreshed(&ids, &[WAITING; 3], sent_at(902));
-    fair_queues.refresh_now(keys.key(0).name, Wake::Message);
+    places.refresh_now(keys.key(0).name, Wake::Message);
     assert!(is_woken(&third) && !is_woken(&first));
-    fair_queues.granted(&ids[0], tokens(7));
+    places.granted(&ids[0], tokens(7));
     assert!(is_woken(&first));
     assert_eq!(first.position(at(903), false), grant(&ids[0], 7, 902));
 }
 
 #[test]
 fn call_behind_a_shared_place_is_woken_when_nobody_has_it() {
-    let fair_queues = FairQueues::default();
+    let places = Places::default();
     let keys = Keys::new("a".into(), "lock:", "r:");
     let keys = CohortKeys::of(keys, &Arc::default());
     let [first, behind] =
-        [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+        [(); 2].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
     first.begin_entering(&HolderId::fresh("o"));
     assert_eq!(behind.position(at(0), false), Position::Behind);
     first.note_not_entered();
@@ -314,10 +314,10 @@ fn call_behind_a_shared_place_is_woken_when_nobody_has_it() {
 /// Otherwise nobody would leave the queue with the second place.
 #[test]
 fn of_two_calls_that_enter_at_once_one_takes_the_shared_place() {
-    let fair_queues = FairQueues::default();
+    let places = Places::default();
     let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"), &Arc::default());
     let [first, second] =
-        [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+        [(); 2].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
     for ticket in [&first, &second] {
         assert_eq!(ticket.position(at(0), false), Position::Contend);
     }
@@ -329,14 +329,14 @@ fn of_two_calls_that_enter_at_once_one_takes_the_shared_place() {
     assert_eq!(first.hand_over(true), None);
     assert!(is_woken(&second) && !second.begin_entering(&late));
     assert_eq!(second.hand_over(false), Some(id), "its last call leaves");
-    assert!(fair_queues.state.lock().owners.is_empty());
+    assert!(places.state.lock().owners.is_empty());
 }
 
 #[test]
 fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let (places, keys) = (Places::default(), keys());
     let [asks, waits] =
-        [(); 2].map(|()| fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+        [(); 2].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
     let since = |start| Span {
         start: at(start),
         deadline: at(5_000),
@@ -348,20 +348,16 @@ fn refusal_counts_for_every_waiter_that_had_joined_before_it() {
 
 #[test]
 fn at_shutdown_every_waiter_leaves_once() {
-    let (fair_queues, keys) = (FairQueues::default(), keys());
+    let (places, keys) = (Places::default(), keys());
     let (waits, enters) = (
-        fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
-        fair_queues.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+        places.join(Admission::Exclusive, &keys, PACE, Parker::new()),
+        places.join(Admission::Exclusive, &keys, PACE, Parker::new()),
     );
     let id = enter(&waits, 0);
     let asking = HolderId::fresh("o");
     enters.begin_entering(&asking);
-    fair_queues.granted(&id, tokens(7));
-    let left: Vec<_> = fair_queues
-        .leave_all()
-        .into_iter()
-        .map(|(_, id)| id)
-        .collect();
+    places.granted(&id, tokens(7));
+    let left: Vec<_> = places.leave_all().into_iter().map(|(_, id)| id).collect();
     assert_eq!(left, [id], "a grant that no call has taken is passed on");
     assert_eq!(waits.forget_id(), None);
     assert_eq!(
