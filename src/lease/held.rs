@@ -109,10 +109,7 @@ impl HeldLease {
 
     /// Returns its release, to be repeated until the key has expired.
     pub(crate) fn to_repeated_release(&self, now: Instant) -> Release {
-        Release {
-            was_sent: true,
-            ..self.to_release(now.after(self.lease(|lease| lease.key_may_last())))
-        }
+        self.to_release(now.after(self.lease(|lease| lease.key_may_last())))
     }
 
     /// Returns the keys under which it is renewed.

@@ -194,6 +194,7 @@ fn note_outcome(
         }
         Err(error) => {
             let mut repeated = hold.to_repeated_release(Instant::now());
+            repeated.was_sent = true;
             // Before the lease ends: an attempt that the lease refuses sees one of the two.
             runtime.endpoints.note_unanswered(&mut repeated);
             // The repeated release publishes the message for the end that this call did not see.

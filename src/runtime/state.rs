@@ -322,7 +322,8 @@ impl Runtime {
 
     /// Sends a release to all servers of its keys, and repeats it until its effect is certain.
     ///
-    /// Once the io threads end, sends it once on the calling thread, unless it was sent before.
+    /// Once the io threads end, sends it now and only once, on the calling thread, unless it was
+    /// sent before.
     pub(crate) fn release(&self, mut release: Release) {
         // Recursive: a look-up of the owners below can find that slots have moved, and then repeats
         // releases.
@@ -354,6 +355,7 @@ impl Runtime {
     /// Sends a release once, and waits for its reply for at most the command timeout.
     fn release_once(&self, release: &Release) {
         let now = Instant::now();
+        let until = now.after(self.deployment.command_timeout());
         for keys in release.keys.parts() {
             let undoable = Undoable {
                 keys,
@@ -363,20 +365,27 @@ impl Runtime {
             };
             let answer = self.deployment.call_or_undo(
                 keys.release(release.id.as_str().as_bytes(), AtRelease::Plain),
-                now.after(self.deployment.command_timeout()),
+                until,
                 Cap::Exempt,
                 Some(&undoable),
             );
-            // A place expires.
-            if let Err(fault) = answer
-                && release.may_end_lease
-            {
-                self.note_unconfirmed(release.id.clone(), self.deployment.size().all);
-                logging::warn!(
-                    name:% = keys, holder:% = release.id.short();
-                    "cannot release {keys} after the shutdown: {fault}; the key may stay for {:?}",
-                    undoable.ttl
-                );
+            match answer {
+                Ok((answer, _)) => {
+                    if let (Some(report), Some(found)) = (&release.report, answer.key_state()) {
+                        report.found(found);
+                    }
+                }
+                // A place expires.
+                Err(_) if !release.may_end_lease => {}
+                Err(fault) => {
+                    self.note_unconfirmed(release.id.clone(), self.deployment.size().all);
+                    logging::warn!(
+                        name:% = keys, holder:% = release.id.short();
+                        "cannot release {keys} after the shutdown: {fault}; the key may stay for \
+                         {:?}",
+                        undoable.ttl
+                    );
+                }
             }
         }
     }

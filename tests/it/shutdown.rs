@@ -20,6 +20,7 @@ support::tests![
     holders_that_unlock_on_shutdown_count_as_released,
     shutdown_without_time_for_replies_still_releases_everything,
     locks_lost_before_the_shutdown_are_left_alone_and_counted,
+    a_lock_lost_before_the_shutdown_is_released_with_its_guard,
     calls_after_the_shutdown_are_refused,
     a_second_shutdown_does_nothing,
     renewals_in_flight_neither_delay_the_shutdown_nor_revive_a_lock,
@@ -191,6 +192,17 @@ fn locks_lost_before_the_shutdown_are_left_alone_and_counted() {
         Unlocked::AlreadyLost(Lost::Expired)
     );
     drop(guards);
+}
+
+fn a_lock_lost_before_the_shutdown_is_released_with_its_guard() {
+    let server = Server::start();
+    let client = builder(&server.url()).ttl(PATIENCE * 2).build().unwrap();
+    let guard = client.mutex("a").max_hold(ms(300)).lock().unwrap();
+    eventually(PATIENCE, || !guard.is_held());
+    assert!(client.shutdown(WITHIN).unwrap().is_clean());
+    assert_eq!(lock_keys(&server), 1, "nobody has released it");
+    drop(guard);
+    assert_eq!(lock_keys(&server), 0);
 }
 
 fn calls_after_the_shutdown_are_refused() {
