@@ -63,11 +63,13 @@ pub enum Error {
 
     /// The server's circuit breaker is open, because the server failed several times in a row.
     ///
-    /// Calls fail at once instead of waiting for the server each time; see
-    /// [`breaker`](crate::ClientBuilder::breaker). This call sent nothing, and nothing is held. A
-    /// call that sent something before the breaker opened fails with
-    /// [`Unreachable`](Self::Unreachable). Renewals and releases are still sent. Retry after
-    /// `retry_in`, or sooner. `lock` waits until the breaker closes.
+    /// Calls that do not wait, such as `try_lock`, fail at once; see
+    /// [`breaker`](crate::ClientBuilder::breaker). `try_lock_for` waits for the breaker to close
+    /// and fails at its deadline. `lock` keeps waiting, and fails with
+    /// [`Unreachable`](Self::Unreachable) after
+    /// [`unreachable_for`](crate::ClientBuilder::unreachable_for). This call sent nothing, and
+    /// nothing is held. A call that sent something before the breaker opened fails with
+    /// `Unreachable`. Renewals and releases are still sent. Retry after `retry_in`, or sooner.
     #[non_exhaustive]
     CircuitOpen {
         /// The server, without its password.
@@ -193,7 +195,8 @@ impl Error {
     /// command is undone in the background, and the lock expires after its ttl at the latest.
     /// Also true for [`Cancelled`](Self::Cancelled) and [`Closed`](Self::Closed), which do not tell
     /// whether the call had sent a command: a call that began after the token was cancelled or the
-    /// client was shut down sent none.
+    /// client was shut down sent none. Every [`Unreachable`](Self::Unreachable) counts, even if no
+    /// connection was ever made: the error does not tell whether a command was sent.
     ///
     /// ```
     /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");

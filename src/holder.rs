@@ -185,7 +185,7 @@ impl AsRef<str> for HolderId {
 /// let api = client.semaphore("api.example.com", 10);
 /// let permit = api.acquire()?;
 /// for holder in api.holders()? {
-///     println!("{holder}"); // web-1/4711:ef052da9, 1 permit, for 9.9 s
+///     println!("{holder}"); // web-1/4711:ef052da9, 1 permit, for another 9.9 s
 /// }
 /// # assert_eq!(api.holders()?.len(), 1);
 /// # Ok::<(), leasehold::Error>(())
@@ -292,7 +292,7 @@ const LONGEST_VALUE: usize = 1088;
 /// let nightly = client.mutex("nightly");
 /// # let guard = nightly.lock()?;
 /// if let Some(holder) = nightly.inspect()? {
-///     println!("held by {holder}"); // held by cron-1/4711:1b9d6bcd, for 8.2 s
+///     println!("held by {holder}"); // held by cron-1/4711:1b9d6bcd, for another 8.2 s
 /// }
 /// # assert!(nightly.inspect()?.is_some());
 /// # Ok::<(), leasehold::Error>(())
@@ -467,7 +467,7 @@ impl Holder {
 ///     None => println!("free"),
 /// }
 /// if let Some(holders) = catalogue.inspect()? {
-///     println!("{holders}"); // readers web-1/12:1b9d6bcd, for 8.2 s; web-2/7:ef052da9, for 9.9 s
+///     println!("{holders}"); // readers web-1/12:1b9d6bcd, for another 8.2 s; web-2/7:ef052da9, for another 9.9 s
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -496,7 +496,7 @@ impl fmt::Display for Holder {
             None => write!(f, "another program ({}…)", self.start())?,
         }
         match self.remaining {
-            Some(remaining) => write!(f, ", for {}", Rounded(remaining)),
+            Some(remaining) => write!(f, ", for another {}", Rounded(remaining)),
             None => f.write_str(", without an end"),
         }
     }
@@ -513,7 +513,11 @@ impl fmt::Display for PermitHolder {
         } = self;
         let plural = if *permits == 1 { "" } else { "s" };
         let left = Rounded(*remaining);
-        write!(f, "{}, {permits} permit{plural}, for {left}", id.short())
+        write!(
+            f,
+            "{}, {permits} permit{plural}, for another {left}",
+            id.short()
+        )
     }
 }
 
@@ -576,7 +580,7 @@ mod tests {
         let second = Some(Duration::from_millis(1_500));
         let holder = Holder::new(id.as_str().into(), second, None).to_string();
         assert!(
-            holder.starts_with("a:") && holder.ends_with(", for 1.5 s"),
+            holder.starts_with("a:") && holder.ends_with(", for another 1.5 s"),
             "{holder}"
         );
         assert!(!holder.contains(id.as_str()));
@@ -607,7 +611,7 @@ mod tests {
         for (permits, number) in [(1, "1 permit"), (2, "2 permits")] {
             let id = HolderId::fresh_of_permits(permits, "web-1/4711");
             let holder = PermitHolder::new(id.as_str().as_bytes(), left).unwrap();
-            let expected = format!("{}, {number}, for 9.9 s", id.short());
+            let expected = format!("{}, {number}, for another 9.9 s", id.short());
             assert_eq!(holder.to_string(), expected);
             assert!(expected.starts_with("web-1/4711:"), "{expected}");
         }
@@ -618,7 +622,7 @@ mod tests {
         let id = HolderId::fresh("a");
         let left = Some(Duration::from_millis(1_500));
         let holder = Holder::new(id.as_str().into(), left, None);
-        let shown = format!("{}, for 1.5 s", id.short());
+        let shown = format!("{}, for another 1.5 s", id.short());
         for (holders, expected) in [
             (RwHolders::Writer(holder.clone()), format!("writer {shown}")),
             (

@@ -458,7 +458,8 @@ impl ClientBuilder {
 
     /// Sets how many failures in a row open a server's circuit breaker. Defaults to 5.
     ///
-    /// While the breaker is open, calls to the server fail at once with [`Error::CircuitOpen`]. It
+    /// While the breaker is open, calls that do not wait, such as `try_lock`, fail at once with
+    /// [`Error::CircuitOpen`], `try_lock_for` fails with it at its deadline, and `lock` waits. It
     /// stays open for 1 s, and twice as long each time that the next call fails too, up to 30 s. A
     /// call that hit its own, shorter deadline does not count as a failure. 0 disables the breaker.
     ///

@@ -199,7 +199,7 @@ impl FairMutex {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// if let Some(holder) = client.fair_mutex("printer").inspect()? {
-    ///     println!("used by {holder}"); // web-3/812:1b9d6bcd, for 8.2 s
+    ///     println!("used by {holder}"); // web-3/812:1b9d6bcd, for another 8.2 s
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```

@@ -231,7 +231,8 @@ impl Mutex {
     ///
     /// If that reply is older than a second, the call asks once more before the deadline. If none
     /// of the three is true, the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the
-    /// lock may be free, but Redis could not be asked.
+    /// lock may be free, but Redis could not be asked. An open circuit breaker does not end the
+    /// wait before the deadline, since it may close.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -283,7 +284,7 @@ impl Mutex {
     /// # let client = server.client();
     /// let nightly = client.mutex("nightly");
     /// match nightly.inspect()? {
-    ///     Some(holder) => println!("held by {holder}"), // cron-1/4711:1b9d6bcd, for 8.2 s
+    ///     Some(holder) => println!("held by {holder}"), // cron-1/4711:1b9d6bcd, for another 8.2 s
     ///     None => println!("free"),
     /// }
     /// # Ok::<(), leasehold::Error>(())

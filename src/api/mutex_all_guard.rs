@@ -81,7 +81,8 @@ impl MutexAllGuard {
 
     /// Returns true only if all names are certainly held at this moment.
     ///
-    /// Reads a local clock; does no I/O.
+    /// Reads a local clock and does no I/O: a name whose key was deleted or forced since the last
+    /// renewal counts as held until the next one.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -99,7 +100,8 @@ impl MutexAllGuard {
 
     /// Returns how long all names are certainly held without a renewal; `None` if they are lost.
     ///
-    /// Reads a local clock; does no I/O.
+    /// Reads a local clock and does no I/O: a name whose key was deleted or forced since the last
+    /// renewal counts as held until the next one.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -117,7 +119,8 @@ impl MutexAllGuard {
 
     /// Returns an error unless all names are certainly held.
     ///
-    /// Reads a local clock; does no I/O.
+    /// Reads a local clock and does no I/O: a name whose key was deleted or forced since the last
+    /// renewal counts as held until the next one.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

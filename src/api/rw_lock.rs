@@ -61,8 +61,9 @@ use crate::token::FencingToken;
 ///   its stamp. The cache rejects a stamp that is lower than its own.
 ///
 /// Such a page is current if every writer draws a token, and none writes after it has lost the
-/// lock. A fenced resource accepts such a late write until the next writer, because readers draw no
-/// token, and a program that locks with `SET NX` draws none either. Limit the age of pages, too.
+/// lock. Example: a writer that lost its lock still writes. Readers draw no token, so the resource
+/// accepts that write until the next writer, and pages already cached are then old. A program that
+/// locks with `SET NX` draws no token either. So limit the age of pages, too.
 ///
 /// Before the first writer, and once no token was drawn for a day, the first reader draws a token
 /// that the others share. `examples/catalogue.rs` is such a cache.

@@ -109,7 +109,8 @@ impl SemaphorePermit {
 
     /// Returns true only if the permits are certainly held at this moment.
     ///
-    /// Reads a local clock; does no I/O.
+    /// Reads a local clock and does no I/O: permits that were removed since the last renewal count
+    /// as held until the next one.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -130,7 +131,8 @@ impl SemaphorePermit {
 
     /// Returns how long the permits are certainly held without a renewal; `None` if they are lost.
     ///
-    /// Reads a local clock; does no I/O.
+    /// Reads a local clock and does no I/O: permits that were removed since the last renewal count
+    /// as held until the next one.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -148,7 +150,8 @@ impl SemaphorePermit {
 
     /// Returns an error unless the permits are certainly held.
     ///
-    /// Reads a local clock; does no I/O.
+    /// Reads a local clock and does no I/O: permits that were removed since the last renewal count
+    /// as held until the next one.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -2,19 +2,26 @@
 //!
 //! # The circuit breaker
 //!
-//! After five failures in a row, a circuit breaker opens for that server: calls fail at once with
-//! [`Error::CircuitOpen`], instead of each waiting for its timeout. The error names the server, its
-//! last failure and when to retry. [`ClientBuilder::breaker`] sets the number, and describes how
-//! long the breaker stays open and what closes it. `examples/fail_fast.rs` answers HTTP requests
-//! with 503 and `Retry-After` on that error.
+//! After five failures in a row, a circuit breaker opens for that server. What a call does while it
+//! is open:
+//!
+//! - **`try_lock`** and other calls that do not wait fail at once with [`Error::CircuitOpen`],
+//!   instead of waiting for their timeout.
+//! - **`try_lock_for` and `try_lock_until`** wait, since the breaker may close. If it is still open
+//!   at the deadline, they fail with `CircuitOpen`.
+//! - **`lock`** keeps waiting. It fails with [`Error::Unreachable`] once the server has been
+//!   unreachable for [`ClientBuilder::unreachable_for`]; so do the calls with a later deadline.
+//! - **Renewals and releases** bypass the breaker.
+//!
+//! `CircuitOpen` names the server, its last failure and when to retry. [`ClientBuilder::breaker`]
+//! sets the number of failures, and describes how long the breaker stays open and what closes it.
+//! `examples/fail_fast.rs` answers HTTP requests with 503 and `Retry-After` on that error.
 //!
 //! - A refused connection is tried again until the call's deadline, like any other failure, because
 //!   a server that restarts refuses connections for a moment. So `try_lock`, `ping` and `health`
 //!   take the whole [`command_timeout`] against a port at which nothing listens.
 //! - A call that sent a command before the breaker opened fails with [`Error::Unreachable`]: its
 //!   lock may be held.
-//! - Renewals and releases bypass the breaker.
-//! - `lock` keeps waiting, for as long as [`ClientBuilder::unreachable_for`] allows.
 //! - Over a quorum, the breaker applies to the majority; a single failing server is merely skipped.
 //!
 //! # What holders and waiters see

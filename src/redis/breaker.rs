@@ -35,7 +35,7 @@ pub(super) struct Breaker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Closed,
-    /// Calls fail at once until this time.
+    /// No call is admitted until this time.
     Open(Instant),
     /// One call may probe the server; its outcome is expected by this time.
     Probing(Instant),
@@ -95,7 +95,7 @@ impl Breaker {
         self.state != State::Closed
     }
 
-    /// The remaining time in which calls fail at once; `None` if closed.
+    /// The remaining time in which no call is admitted; `None` if closed.
     pub(super) fn retry_in(&self, now: Instant) -> Option<Duration> {
         match self.state {
             State::Closed => None,

@@ -160,7 +160,8 @@ impl Server {
             let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
             logging::warn!(
                 server = self.label();
-                "circuit breaker open for {}: calls fail immediately until it answers{cause}",
+                "circuit breaker open for {}: calls that do not \
+                 wait fail at once until it answers{cause}",
                 self.label()
             );
         }

@@ -100,7 +100,7 @@ pub struct Stats {
     ///
     /// Connections to sentinels do not count.
     pub connections: u64,
-    /// How many servers have an open circuit breaker now: calls to them fail at once.
+    /// How many servers have an open circuit breaker now: calls that do not wait fail.
     ///
     /// [`Client::health`](crate::Client::health) says which, and why.
     pub open_breakers: u64,

@@ -1,4 +1,4 @@
-//! Promise: calls to a repeatedly failing server fail at once, and its recovery is noticed soon.
+//! Promise: `try_lock` at a repeatedly failing server fails at once. A recovery is noticed soon.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ support::roughly_timed![
     calls_fail_at_once_until_the_first_reply,
     waiter_behind_an_open_breaker_gets_the_lock,
     waiter_gives_up_after_unreachable_for,
+    try_lock_for_behind_an_open_breaker_fails_at_its_deadline,
     new_master_closes_the_breaker,
     health_returns_in_time_and_hides_the_password
 ];
@@ -195,6 +196,21 @@ fn waiter_gives_up_after_unreachable_for() {
 
 /// Held locks are renewed and released behind an open breaker; none is granted because of an
 /// outage.
+fn try_lock_for_behind_an_open_breaker_fails_at_its_deadline() {
+    let server = Server::start();
+    let client = builder(&server).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    open_breaker(&client);
+    let start = Instant::now();
+    match client.mutex("a").try_lock_for(ms(400)) {
+        // Unreachable if this call probed the server, which is less likely.
+        Err(Error::CircuitOpen { .. } | Error::Unreachable { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(start.elapsed() >= ms(350), "{:?}", start.elapsed());
+}
+
 fn renewals_and_releases_bypass_the_breaker() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();

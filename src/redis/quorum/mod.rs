@@ -111,7 +111,7 @@ impl Quorum {
                 if self.health.failed(Some(cause), had_time) {
                     logging::warn!(
                         "a majority of the servers has failed to answer several times in a row; \
-                         calls fail at once: {cause}"
+                         calls that do not wait fail at once: {cause}"
                     );
                 }
             }
