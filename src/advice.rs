@@ -30,11 +30,13 @@ const ADVICE: [(&str, &str); 22] = [
     ),
     (
         "NOAUTH",
-        "; the server wants a password: put it into the URL",
+        "; the server wants a password: put it into the URL or, if the settings come from the \
+         environment, into REDIS_PASSWORD",
     ),
     (
         "Authentication required",
-        "; the server wants a password: put it into the URL",
+        "; the server wants a password: put it into the URL or, if the settings come from the \
+         environment, into REDIS_PASSWORD",
     ),
     (
         "not valid for name",
@@ -67,10 +69,13 @@ const ADVICE: [(&str, &str); 22] = [
         "; the server rejects the client certificate: an authority that the server trusts must \
          issue it",
     ),
-    ("WRONGPASS", "; check user and password in the URL"),
+    (
+        "WRONGPASS",
+        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD",
+    ),
     (
         "authentication failed",
-        "; check user and password in the URL",
+        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD",
     ),
     (
         "no permissions",

@@ -5,6 +5,7 @@ mod check;
 #[cfg(test)]
 mod tests;
 
+use std::slice;
 #[cfg(feature = "tls")]
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::url::check::{
     UNESCAPED, check_fragment, check_port, check_query, invalid, is_logon_cut_off,
 };
 
-pub(crate) use crate::url::address::Address;
+pub(crate) use crate::url::address::{Address, Logon};
 
 /// The query parameters of a URL of sentinels.
 const SENTINEL_PARAMETERS: [&str; 3] = ["sentinel_user", "sentinel_pass", "protocol"];
@@ -96,6 +97,20 @@ impl Target {
             }
             Self::Quorum(addresses) => addresses.iter_mut().collect(),
         }
+    }
+
+    /// Fills in the credentials of servers without a password. Sentinels have their own.
+    pub(crate) fn fill_in_logon(mut self, logon: &Logon) -> Self {
+        let servers = match &mut self {
+            Self::Server(data)
+            | Self::Sentinel(Sentinel { data, .. })
+            | Self::Cluster(Nodes { data, .. }) => slice::from_mut(data),
+            Self::Quorum(addresses) => addresses,
+        };
+        for address in servers {
+            address.fill_in_logon(logon);
+        }
+        self
     }
 
     /// Returns whether the connections are encrypted.

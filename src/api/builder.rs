@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::replicas::Replicas;
 #[cfg(feature = "tls")]
 use crate::tls::{ClientCert, Tls};
-use crate::url::Target;
+use crate::url::{Logon, Target};
 
 /// Makes a [`Client`](crate::Client) with settings of your choice.
 ///
@@ -33,6 +33,8 @@ pub struct ClientBuilder {
     has_two_sources: bool,
     /// Whether the servers are those of the environment, which setters override.
     is_source_from_env: bool,
+    /// The credentials of the environment, for servers whose URL has no password.
+    logon: Logon,
     /// The environment variables whose values other settings can contradict.
     variables: Vec<&'static str>,
     config: Config,
@@ -82,6 +84,7 @@ impl ClientBuilder {
         let is_override = mem::take(&mut self.is_source_from_env);
         self.has_two_sources |= !is_override && self.source.as_ref().is_some_and(is_another);
         self.source = Some(source);
+        self.logon = Logon::default();
         self
     }
 
@@ -93,6 +96,12 @@ impl ClientBuilder {
     /// Notes that the environment has set the servers.
     pub(super) fn source_is_from_env(mut self) -> Self {
         self.is_source_from_env = true;
+        self
+    }
+
+    /// Sets the credentials of the servers set so far whose URL has no password.
+    pub(super) fn fill_in_logon(mut self, logon: Logon) -> Self {
+        self.logon = logon;
         self
     }
 
@@ -531,7 +540,7 @@ impl ClientBuilder {
             ));
         }
         self.config.check_values()?;
-        let target = source.target()?;
+        let target = source.target()?.fill_in_logon(&self.logon);
         let rules = self.config.check_rules();
         rules.map_err(|error| with_variables(error, &self.variables, "LOCK_"))?;
         #[cfg(feature = "tls")]

@@ -135,7 +135,7 @@ impl Client {
     /// | `REDIS_URL` | the URL, in one of the forms of [`open`](Self::open) | |
     /// | `REDIS_URLS` | the URLs of a [`quorum`](Self::quorum), separated by commas or spaces | |
     /// | `REDIS_HOST`, `REDIS_PORT` | the server's host and port | `127.0.0.1`, `6379` |
-    /// | `REDIS_USERNAME`, `REDIS_PASSWORD` | the credentials | none |
+    /// | `REDIS_USERNAME`, `REDIS_PASSWORD` | the credentials, for a URL without a password | none |
     /// | `REDIS_DB` | the database number | `0` |
     /// | `REDIS_TLS_CA` | the PEM file for [`tls_root`](ClientBuilder::tls_root) | the system's authorities |
     /// | `REDIS_TLS_CERT`, `REDIS_TLS_KEY` | the PEM files for [`tls_client_cert`](ClientBuilder::tls_client_cert) | none |
@@ -147,8 +147,10 @@ impl Client {
     /// | `LOCK_KEY_PREFIX` | [`key_prefix`](ClientBuilder::key_prefix) | `lock:` |
     /// | `LOCK_CONNECTION_NAME` | [`connection_name`](ClientBuilder::connection_name) | `leasehold:<host>/<pid>` |
     ///
-    /// An empty variable counts as unset. `REDIS_HOST` and the variables in the two rows below it
-    /// are read only if neither `REDIS_URL` nor `REDIS_URLS` is set. If none of `REDIS_URL`,
+    /// An empty variable counts as unset. `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB` are ignored if
+    /// `REDIS_URL` or `REDIS_URLS` is set. `REDIS_USERNAME` and `REDIS_PASSWORD` then fill in each
+    /// URL that has no password, of whatever scheme, and are ignored for the others; with Sentinel,
+    /// they are those of the master. A user in the URL stays. If none of `REDIS_URL`,
     /// `REDIS_URLS` and `REDIS_HOST` is set, a log record at level `INFO` says so and names the
     /// server that the client uses. The files for TLS need a URL with TLS (`rediss://`) and the
     /// feature `tls`.

@@ -14,15 +14,16 @@ use crate::escape::Escaped;
 use crate::logging;
 #[cfg(feature = "tls")]
 use crate::tls::{ClientCert, Tls};
-use crate::url::Target;
+use crate::url::{Logon, Target};
 
 impl ClientBuilder {
     /// Adds the settings that environment variables contain.
     ///
     /// [`Client::from_env`](crate::Client::from_env) lists the variables. If a URL was set before,
-    /// the variables for the server are not read. `REDIS_TLS_CA`, `REDIS_TLS_CERT` and
+    /// the variables for the server are not read, except the credentials: `REDIS_USERNAME` and
+    /// `REDIS_PASSWORD` fill in a URL without a password. `REDIS_TLS_CA`, `REDIS_TLS_CERT` and
     /// `REDIS_TLS_KEY` are then read only if that URL uses TLS. Setters called later override the
-    /// environment.
+    /// environment: a URL set later gets no credentials from it.
     ///
     /// ```
     /// use leasehold::Client;
@@ -57,6 +58,10 @@ fn builder(
     if !is_url_of_program {
         builder = servers(builder, &text)?.source_is_from_env();
     }
+    builder = builder.fill_in_logon(Logon {
+        user: text("REDIS_USERNAME")?,
+        password: text("REDIS_PASSWORD")?,
+    });
     builder = tls(builder, &text, is_url_of_program)?;
     for (name, set) in DURATIONS {
         if let Some(value) = text(name)? {
@@ -230,28 +235,7 @@ fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Str
         true => format!("[{host}]"),
         false => host,
     };
-    let user = text("REDIS_USERNAME")?.map_or_else(String::new, |user| encode(&user));
-    let password = text("REDIS_PASSWORD")?
-        .map_or_else(String::new, |password| format!(":{}", encode(&password)));
-    let at = match user.is_empty() && password.is_empty() {
-        true => "",
-        false => "@",
-    };
-    Ok(format!("redis://{user}{password}{at}{host}:{port}/{db}"))
-}
-
-/// Percent-encodes everything except characters that are plain in every part of a URL.
-fn encode(text: &str) -> String {
-    use std::fmt::Write as _;
-    text.bytes().fold(String::new(), |mut encoded, byte| {
-        if byte.is_ascii_alphanumeric() {
-            encoded.push(byte.into());
-        } else {
-            // Writing to a string cannot fail.
-            let _ = write!(encoded, "%{byte:02X}");
-        }
-        encoded
-    })
+    Ok(format!("redis://{host}:{port}/{db}"))
 }
 
 fn millis(name: &str, value: &str) -> Result<Duration, Error> {

@@ -32,6 +32,13 @@ pub(crate) struct Address {
     pub(crate) tls: Arc<Tls>,
 }
 
+/// A user and a password from outside the URL.
+#[derive(Clone, Default)]
+pub(crate) struct Logon {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+}
+
 impl Address {
     /// Parses `redis://`, `rediss://`, `redis+unix://` and their `valkey` forms. No error contains
     /// any part of the URL: any part of a mistyped one may be the password.
@@ -117,6 +124,21 @@ impl Address {
             #[cfg(feature = "tls")]
             tls: Arc::clone(&self.tls),
         }
+    }
+
+    /// Sets the password, and the user if there is none, unless there is a password.
+    pub(super) fn fill_in_logon(&mut self, logon: &Logon) {
+        let mut redis = self.info.redis_settings().clone();
+        if redis.password().is_some() {
+            return;
+        }
+        if let (None, Some(user)) = (redis.username(), &logon.user) {
+            redis = redis.set_username(user);
+        }
+        if let Some(password) = &logon.password {
+            redis = redis.set_password(password);
+        }
+        self.info = self.info.clone().set_redis_settings(redis);
     }
 
     #[cfg(feature = "tls")]

@@ -36,6 +36,7 @@ fn program(url: &str) -> Command {
     let mut command = Command::new(PROGRAM);
     for name in [
         "REDIS_HOST",
+        "REDIS_USERNAME",
         "REDIS_PASSWORD",
         "LOCK_TTL_MS",
         "LOCK_KEY_PREFIX",

@@ -553,7 +553,7 @@ fn the_environment_sets_up_a_client() {
         ("REDIS_PASSWORD", "s3c:r/e@t"),
         ("REDIS_DB", "3"),
     ];
-    // With a URL the other five variables are not read.
+    // With a complete URL the other five variables have no effect.
     let by_url = [
         ("REDIS_URL", url.as_str()),
         ("REDIS_HOST", "a b"),
@@ -568,7 +568,14 @@ fn the_environment_sets_up_a_client() {
         ("LOCK_KEY_PREFIX", "app:"),
         ("LOCK_CONNECTION_NAME", "booking-api"),
     ];
-    for server_part in [&by_parts[..], &by_url] {
+    let plain = format!("redis://127.0.0.1:{port}/3");
+    let filled_in = [
+        ("REDIS_URL", plain.as_str()),
+        ("REDIS_USERNAME", "ann"),
+        ("REDIS_PASSWORD", "s3c:r/e@t"),
+        ("REDIS_DB", "none"),
+    ];
+    for server_part in [&by_parts[..], &by_url, &filled_in] {
         let mut child = with_environment(
             "input::hold_with_client_from_env",
             &[server_part, &lock].concat(),

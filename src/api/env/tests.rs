@@ -182,10 +182,8 @@ fn tls_files_belong_to_a_url_with_tls() {
 #[test]
 fn password_of_any_bytes_is_kept_and_never_shown() {
     let password = "p@ss:w/rd?#%ü";
-    let url = assemble(&|name: &str| Ok((name == "REDIS_PASSWORD").then(|| password.to_owned())))
-        .unwrap();
-    let address = crate::url::Address::parse(&url).unwrap();
-    assert_eq!(address.info.redis_settings().password(), Some(password));
+    let expected = (None, Some(password.to_owned()));
+    assert_eq!(logon(read(&[("REDIS_PASSWORD", password)])), expected);
     let shown = format!(
         "{:?}",
         read(&[("REDIS_PASSWORD", "s3cret"), ("REDIS_USERNAME", "zoe")]).unwrap()
@@ -194,6 +192,49 @@ fn password_of_any_bytes_is_kept_and_never_shown() {
         !shown.contains("s3cret") && !shown.contains("zoe"),
         "{shown}"
     );
+}
+
+/// Returns the user and the password for the servers themselves.
+fn logon(built: Result<ClientBuilder, Error>) -> (Option<String>, Option<String>) {
+    let (_, target) = built.unwrap().check().unwrap();
+    let address = match target {
+        Target::Server(address) => address,
+        Target::Sentinel(sentinel) => sentinel.data,
+        Target::Cluster(nodes) => nodes.data,
+        Target::Quorum(mut addresses) => addresses.pop().unwrap(),
+    };
+    let redis = address.info.redis_settings();
+    let owned = |text: Option<&str>| text.map(str::to_owned);
+    (owned(redis.username()), owned(redis.password()))
+}
+
+#[test]
+fn credentials_fill_in_a_url_without_a_password() {
+    let [user, password] = [("REDIS_USERNAME", "zoe"), ("REDIS_PASSWORD", "s3c:r/e@t")];
+    let some = |text: &str| Some(text.to_owned());
+    for url in [
+        "redis://here",
+        "redis://zoe@here",
+        "redis+unix:///run/redis.sock",
+        "redis+sentinel://here,there/main",
+        "redis+cluster://here,there",
+        "redis+quorum://here,there,where",
+    ] {
+        let expected = (some("zoe"), some(password.1));
+        let from_env = [("REDIS_URL", url), user, password];
+        assert_eq!(logon(read(&from_env)), expected, "{url}");
+        let set_before = ClientBuilder::default().url(url);
+        let filled = read_into(set_before, &[user, password]);
+        assert_eq!(logon(filled), expected, "{url}");
+        // A URL set later belongs to the program alone.
+        let set_later = Ok(read(&from_env).unwrap().url("redis://other"));
+        assert_eq!(logon(set_later), (None, None), "{url}");
+    }
+    let urls = ("REDIS_URLS", "redis://here redis://:own@there");
+    assert_eq!(logon(read(&[urls, user, password])), (None, some("own")));
+    let complete = ("REDIS_URL", "redis://ann:own@here");
+    let expected = (some("ann"), some("own"));
+    assert_eq!(logon(read(&[complete, user, password])), expected);
 }
 
 #[test]

@@ -21,8 +21,9 @@ pub(crate) use crate::args::run::Run;
 /// Runs commands under distributed locks kept in Redis or Valkey, and shows who holds them.
 ///
 /// The server is read from --url, else from REDIS_URL or, for a quorum, REDIS_URLS, else from
-/// REDIS_HOST, REDIS_PORT, REDIS_USERNAME, REDIS_PASSWORD and REDIS_DB. The default is
-/// 127.0.0.1:6379. REDIS_TLS_CA, REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. These
+/// REDIS_HOST, REDIS_PORT and REDIS_DB, which are ignored beside a URL. The default is
+/// 127.0.0.1:6379. REDIS_USERNAME and REDIS_PASSWORD fill in any URL without a password, even that
+/// of --url. REDIS_TLS_CA, REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. These
 /// variables set what no option sets: LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_CONNECT_TIMEOUT_MS,
 /// LOCK_COMMAND_TIMEOUT_MS, LOCK_UNREACHABLE_FOR_MS, LOCK_KEY_PREFIX and LOCK_CONNECTION_NAME.
 /// Results go to standard output, messages to standard error.

@@ -17,8 +17,9 @@ pub(crate) const SERVER_VARIABLES: [&str; 3] = ["REDIS_URL", "REDIS_URLS", "REDI
 pub(crate) struct Connection {
     /// The server, such as `redis://host:6379/0`, in place of the environment's; several servers as
     /// `redis+cluster://host,host`, `redis+sentinel://host,host/name` or
-    /// `redis+quorum://host,host,host`. Other users of the machine can read command lines: put a
-    /// password into REDIS_URL or REDIS_PASSWORD
+    /// `redis+quorum://host,host,host`. Other users of the machine can read command lines: put
+    /// the password into REDIS_PASSWORD, and a user into REDIS_USERNAME. They fill in a URL without
+    /// a password
     #[arg(long, global = true, help_heading = "Redis")]
     url: Option<String>,
 
