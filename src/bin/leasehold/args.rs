@@ -137,10 +137,11 @@ pub(crate) struct List {
 /// Shows names, holders, the time left, waiting clients, changes of holder per second and fencing
 /// tokens, the busiest locks first. LONGEST is how long the first call or client in the queue of
 /// the name or of the semaphore has waited. If standard output is not a terminal, each refresh
-/// prints one line for each name. A change of holder is a change of the fencing token between two
-/// refreshes, counted over the last ten: several changes between two refreshes count as one. A name
-/// is shown for ten refreshes after its last release. Semaphores are shown while permits are out,
-/// with the number of permits and holders.
+/// prints one line for each name, without a header, tab-separated: Unix time in seconds, NAME,
+/// HOLDER, LEFT, WAITING, LONGEST, CHANGES/s, TOKEN. A change of holder is a change of the fencing
+/// token between two refreshes, counted over the last ten: several changes between two refreshes
+/// count as one. A name is shown for ten refreshes after its last release. Semaphores are shown
+/// while permits are out, with the number of permits and holders.
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Only names that begin with this
@@ -168,6 +169,9 @@ pub(crate) struct Form {
 }
 
 /// Releases a lock on behalf of its holder
+///
+/// It takes away no permits of a semaphore: they return on release, or after their ttl if the
+/// holder is dead. The library's `Semaphore::force_release` takes them away.
 #[derive(Args, Debug)]
 pub(crate) struct Unlock {
     /// The lock's name

@@ -1,5 +1,7 @@
 //! `leasehold unlock`: releases a lock on behalf of its holder.
 
+use leasehold::PermitHolder;
+
 use crate::args::{Connection, Unlock, name};
 use crate::exit::{Failure, NOT_HELD, USAGE};
 use crate::message::note;
@@ -17,7 +19,8 @@ pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failu
             ),
         ));
     }
-    let mutex = connection.client()?.mutex(&name);
+    let client = connection.client()?;
+    let mutex = client.mutex(&name);
     while let Some(holder) = mutex.inspect()? {
         // Fails if the lock has changed hands meanwhile: then there is another holder to remove.
         if mutex.force_unlock_from(&holder)? {
@@ -28,6 +31,19 @@ pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failu
             return Ok(0);
         }
     }
-    note(&format!("{name} is not held"));
+    // The name itself is valid: `inspect` has checked it. The query does not depend on the number
+    // of permits. A user that may not read them learns about the lock alone.
+    let holders = client.semaphore(&name, 1).holders().unwrap_or_default();
+    let permits: u32 = holders.iter().map(PermitHolder::permits).sum();
+    note(&match permits {
+        0 => format!("{name} is not held"),
+        _ => format!(
+            "the lock {name} is not held; {permits} permit{} of the semaphore {name} {} out: they \
+             return on release, or after their ttl if the holder is dead; \
+             Semaphore::force_release takes them away",
+            if permits == 1 { "" } else { "s" },
+            if permits == 1 { "is" } else { "are" },
+        ),
+    });
     Ok(NOT_HELD)
 }

@@ -24,7 +24,10 @@ support::tests![
     certificates_are_options,
     quorum_is_one_url,
     status_exit_code_tells_whether_a_lock_is_held,
-    unlock_shows_the_holder_that_it_removed
+    unlock_shows_the_holder_that_it_removed,
+    unlock_tells_that_permits_of_a_semaphore_are_out,
+    credentials_of_the_environment_fill_in_a_url_without_a_password,
+    top_in_a_pipe_prints_the_columns_that_its_help_lists
 ];
 
 support::roughly_timed![wait_is_over_in_time_while_redis_is_silent];
@@ -331,6 +334,73 @@ fn unlock_shows_the_holder_that_it_removed() {
     );
     let said = errors(&url, &["unlock", "a", "--force"]);
     assert_eq!(said, "leasehold: a is not held\n");
+}
+
+fn unlock_tells_that_permits_of_a_semaphore_are_out() {
+    let server = Server::start();
+    let url = server.url();
+    let client = client(&server);
+    let permit = client.semaphore("a", 3).acquire().unwrap();
+    let args = ["unlock", "a", "--force"];
+    assert_eq!(code(&url, &args), 1);
+    let expected = "leasehold: the lock a is not held; 1 permit of the semaphore a is out: they \
+                    return on release, or after their ttl if the holder is dead; \
+                    Semaphore::force_release takes them away\n";
+    assert_eq!(errors(&url, &args), expected);
+    drop(permit);
+    assert_eq!(errors(&url, &args), "leasehold: a is not held\n");
+}
+
+fn credentials_of_the_environment_fill_in_a_url_without_a_password() {
+    let server = Server::start();
+    let user = ["SETUSER", "ann", "on", ">s3c:r/e@t", "~*", "&*", "+@all"];
+    server.run("ACL", &user);
+    server.run("CONFIG", &["SET", "requirepass", "s3c:r/e@t"]);
+    let plain = server.url();
+    let address = plain.strip_prefix("redis://").unwrap();
+    let named = format!("redis://ann@{address}");
+    let wrong = format!("redis://ann:wrong@{address}");
+    let [user, password] = [("REDIS_USERNAME", "ann"), ("REDIS_PASSWORD", "s3c:r/e@t")];
+    for (url, variables, expected) in [
+        (&plain, &[password][..], 0),
+        (&plain, &[user, password], 0),
+        (&named, &[password], 0),
+        (&wrong, &[user, password], 77),
+        (&plain, &[], 77),
+    ] {
+        for (env_url, args) in [
+            (url.as_str(), &["status", "a"][..]),
+            ("", &["status", "a", "--url", url]),
+        ] {
+            let mut command = program(env_url);
+            let output = command.args(args).envs(variables.iter().copied()).output();
+            let output = output.unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(expected), "{args:?}: {said}");
+            let has_advice = said.contains("REDIS_PASSWORD");
+            assert_eq!(has_advice, expected != 0, "{args:?}: {said}");
+            assert!(!said.contains(password.1), "{said}");
+        }
+    }
+}
+
+fn top_in_a_pipe_prints_the_columns_that_its_help_lists() {
+    let server = Server::start();
+    let url = server.url();
+    let guard = hold(&server);
+    let help = text(&url, &["top", "--help"]);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let columns = "Unix time in seconds, NAME, HOLDER, LEFT, WAITING, LONGEST, CHANGES/s, TOKEN.";
+    assert!(help.contains(columns), "{help}");
+    let line = text(&url, &["top", "--count", "1"]);
+    let cells: Vec<_> = line.trim_end().split('\t').collect();
+    assert_eq!(cells.len(), columns.split(", ").count(), "{line}");
+    assert!(cells[0].parse::<u64>().is_ok(), "{line}");
+    let holder = guard.holder_id().short().to_string();
+    assert_eq!(cells[1..3], ["a", &holder], "{line}");
+    assert!(cells[3].ends_with('s'), "{line}");
+    assert_eq!(cells[4..7], ["0", "-", "0.0"], "{line}");
+    assert_eq!(cells[7], guard.fencing_token().to_string(), "{line}");
 }
 
 /// The last attempt of a wait of 2.5 s has no reply before 3 s.
