@@ -127,14 +127,15 @@ fn take_or_fail(
 ///
 /// Retries until Redis replies.
 fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
-    let name = attempt.keys.key(0).name;
-    let tokens = attempt.tokens(attempt.runtime.waiters.anybody_for(name));
+    let key = attempt.keys.key(0);
+    let tokens = attempt.tokens(attempt.runtime.waiters.anybody_for(key.name));
     let mut splits = 0;
     let remaining = loop {
         attempt.check_not_ended()?;
         let shared = attempt.shared();
-        // Without an answer since, the place may be gone and the lock free.
-        let is_taken = || shared.is_some_and(|it| it.is_taken) && !attempt.silence.is_failing();
+        // Without an answer since a failure, the place may be gone and the lock free.
+        let is_failing = || attempt.runtime.deployment.is_failing(key);
+        let is_taken = || shared.is_some_and(|it| it.is_taken) && !is_failing();
         if attempt.held_here().is_some() || is_taken() {
             break None;
         }

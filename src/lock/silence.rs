@@ -196,13 +196,6 @@ impl<'a> Silence<'a> {
         }
     }
 
-    /// Returns whether a command of this client has failed since the last answer.
-    pub(crate) fn is_failing(&self) -> bool {
-        let (deployment, now) = (&self.runtime.deployment, Instant::now());
-        let mut parts = self.keys.parts().iter();
-        parts.any(|part| deployment.silent_since(part.key(0), now, Instant::START) < now)
-    }
-
     /// Returns when this call gives up if Redis stays silent.
     pub(crate) fn gives_up_at(&self, now: Instant) -> Instant {
         self.since(now).after(self.runtime.config.unreachable_for)

@@ -118,6 +118,7 @@ impl ServerHealth {
         self.detail.lock().last_error.clone()
     }
 
+    /// Returns whether nothing has been answered since the last failure.
     pub(super) fn is_failing(&self) -> bool {
         self.failing.load(Ordering::Relaxed)
     }

@@ -271,6 +271,14 @@ impl Deployment {
         }
     }
 
+    /// Returns whether the owner of a name, or the majority, has not answered since a failure.
+    pub(crate) fn is_failing(&self, key: Key<'_>) -> bool {
+        match self {
+            Self::Quorum(quorum) => quorum.is_failing(),
+            Self::One(_) | Self::Cluster(_) => self.primary_owner_of(key).health.is_failing(),
+        }
+    }
+
     /// Returns true if a replica may take over that lacks some of the master's data.
     pub(crate) fn may_fail_over(&self) -> bool {
         self.sentinels().is_some() || self.slot_map().is_some()

@@ -51,6 +51,12 @@ impl Members {
         since.get(self.size.needed - 1).copied().unwrap_or(now)
     }
 
+    /// Returns whether too few servers for a majority have answered since their last failure.
+    pub(super) fn is_failing(&self) -> bool {
+        let answering = self.servers.iter().filter(|it| !it.health.is_failing());
+        answering.count() < self.size.needed
+    }
+
     /// Records an attempt of this client that is being undone.
     pub(super) fn note_abandoned(&self, id: &HolderId) {
         let mut abandoned = self.abandoned.lock();

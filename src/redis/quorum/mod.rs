@@ -88,6 +88,11 @@ impl Quorum {
         self.members.silent_since(now, start)
     }
 
+    /// Returns whether too few servers for a majority have answered since their last failure.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.members.is_failing()
+    }
+
     /// Sends `call` to all servers and waits at most until `until` for enough replies to decide it.
     ///
     /// If an acquiring call fails, this round or the servers' io threads release what it may have
