@@ -92,9 +92,9 @@ fn take_turns() {
     if env::var("FLEET").is_ok_and(|which| which == "all") {
         contenders.extend(MORE_CONTENDERS);
     }
-    let series = |(label, _, _, section): &Comparison| Series::new(label, *section);
-    let mut ran: Vec<Series> = contenders.iter().map(series).collect();
-    run_in_turns(ROUNDS, &mut ran, |n| {
+    let empty = |(label, _, _, section): &Comparison| Series::new(label, *section);
+    let mut series: Vec<Series> = contenders.iter().map(empty).collect();
+    run_in_turns(ROUNDS, &mut series, |n| {
         let (_, kind, threads, section) = contenders[n];
         let terms = Terms {
             kind,
@@ -109,9 +109,9 @@ fn take_turns() {
     });
     for (section, title) in [(ms(1), "sections of 1 ms"), (ms(0), "empty sections")] {
         println!("\n{title}");
-        table(&ran, section);
+        table(&series, section);
     }
-    report.end(&figures(&ran), &picture(&ran));
+    report.end(&figures(&series), &picture(&series));
 }
 
 fn survive_and_end() {
@@ -210,8 +210,8 @@ const EMPTY_VS_POLLER: [&str; 3] = [
     "mutex1_empty_gap_vs_poller",
 ];
 
-fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
-    let find = |label, section| ran.iter().find(|ran| ran.is(label, section));
+fn figures(series: &[Series]) -> Vec<(&'static str, String)> {
+    let find = |label, section| series.iter().find(|series| series.is(label, section));
     let mut figures = Vec::new();
     for (ours, poller, section, [wait, acq, gap]) in [
         (FAIR, POLLER, ms(1), FAIR_VS_POLLER),
@@ -246,27 +246,27 @@ fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
     figures
 }
 
-fn table(ran: &[Series], section: Duration) {
-    let ran = ran.iter().filter(|ran| ran.section == section);
-    let rows: Vec<_> = ran
-        .map(|ran| {
+fn table(series: &[Series], section: Duration) {
+    let series = series.iter().filter(|series| series.section == section);
+    let rows: Vec<_> = series
+        .map(|series| {
             let show = |value: Spread, decimals: usize| format!("{:.decimals$}", value.median);
             let points = |points: [f64; 3]| points.map(|point| format!("{point:.0}"));
-            let [gap_p50, gap_p99, gap_max] = points(ran.points(Window::gaps));
-            let [wait_p50, wait_p99, _] = points(ran.points(Window::waits));
+            let [gap_p50, gap_p99, gap_max] = points(series.points(Window::gaps));
+            let [wait_p50, wait_p99, _] = points(series.points(Window::waits));
             vec![
-                ran.label.to_owned(),
-                show(ran.spread(Window::acquisitions_per_s), 0),
+                series.label.to_owned(),
+                show(series.spread(Window::acquisitions_per_s), 0),
                 gap_p50,
                 gap_p99,
                 gap_max,
                 wait_p50,
                 wait_p99,
-                show(ran.spread(Window::jain_threads), 3),
-                show(ran.spread(Window::jain_processes), 3),
-                show(ran.spread(Window::requests_per_acquisition), 2),
-                show(ran.spread(Window::client_cpu_per_acquisition), 0),
-                show(ran.spread(Window::server_cpu_per_acquisition), 0),
+                show(series.spread(Window::jain_threads), 3),
+                show(series.spread(Window::jain_processes), 3),
+                show(series.spread(Window::requests_per_acquisition), 2),
+                show(series.spread(Window::client_cpu_per_acquisition), 0),
+                show(series.spread(Window::server_cpu_per_acquisition), 0),
             ]
         })
         .collect();
@@ -289,21 +289,24 @@ fn table(ran: &[Series], section: Duration) {
     );
 }
 
-fn picture(ran: &[Series]) -> Picture {
+fn picture(series: &[Series]) -> Picture {
     let rows = |row: &dyn Fn(&Series) -> Row| {
-        let ran = ran.iter().filter(|ran| ran.section == ms(1));
-        ran.map(|ran| match ran.label.contains("Mutex") {
-            true => row(ran).ours(),
-            false => row(ran),
-        })
-        .collect()
+        let series = series.iter().filter(|series| series.section == ms(1));
+        series
+            .map(|series| match series.label.contains("Mutex") {
+                true => row(series).ours(),
+                false => row(series),
+            })
+            .collect()
     };
-    let range =
-        |of: fn(&Window) -> [f64; 3]| rows(&|ran: &Series| Row::range(ran.label, ran.points(of)));
-    let bar = |of: fn(&Window) -> f64| rows(&|ran: &Series| Row::bar(ran.label, ran.spread(of)));
-    let jain = rows(&|ran: &Series| {
-        let row = Row::bar(ran.label, ran.spread(Window::jain_processes));
-        match ran.label {
+    let range = |of: fn(&Window) -> [f64; 3]| {
+        rows(&|series: &Series| Row::range(series.label, series.points(of)))
+    };
+    let bar =
+        |of: fn(&Window) -> f64| rows(&|series: &Series| Row::bar(series.label, series.spread(of)));
+    let jain = rows(&|series: &Series| {
+        let row = Row::bar(series.label, series.spread(Window::jain_processes));
+        match series.label {
             FAIR => row.mark("≥", 0.99),
             MUTEX => row.mark("≥", 0.99),
             MUTEX_4 => row.mark("≥", 0.97),

@@ -61,8 +61,8 @@ fn main() {
     );
     let pairs = pairs(&server);
     let [read_vs_scripts, read, write] = pair_ratios(&pairs);
-    let ran = contended(&server);
-    let [mixed, mutex, one_writer, poller, polling_writer] = &ran;
+    let series = contended(&server);
+    let [mixed, mutex, one_writer, poller, polling_writer] = &series;
     let sections = mixed.ratio(mutex, Window::acquisitions_per_s);
     let polled = mixed.ratio(poller, Window::acquisitions_per_s);
     let polled_wait = one_writer.ratio(polling_writer, |it| it.waits()[1]);
@@ -88,7 +88,7 @@ fn main() {
     ];
     let picture = Picture {
         title: format!("{PROCESSES} processes that read and write, sections of 1 ms"),
-        panels: panels(ratios, &ran, &NAMES, &pairs),
+        panels: panels(ratios, &series, &NAMES, &pairs),
     };
     report.end(
         &[
@@ -133,8 +133,8 @@ fn pairs(server: &Server) -> Vec<Samples> {
 }
 
 fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
-    let mut ran = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
-    run_in_turns(ROUNDS, &mut ran, |n| {
+    let mut series = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
+    run_in_turns(ROUNDS, &mut series, |n| {
         let terms = Terms {
             kind: CONTENDERS[n].1,
             processes: PROCESSES,
@@ -148,14 +148,14 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
         window.is_held_alone(WRITE);
         window
     });
-    let rows = ran.iter().map(|ran| {
+    let rows = series.iter().map(|series| {
         let shown = |of: [f64; 3]| of.map(|point| format!("{point:.0}"));
-        let [p50, p99, max] = shown(ran.points(Window::waits));
-        let [write_p50, write_p99, write_max] = shown(ran.points(|it| it.waits_of(WRITE)));
-        let rate = ran.spread(Window::acquisitions_per_s).median;
-        let requests = ran.spread(Window::requests_per_acquisition).median;
+        let [p50, p99, max] = shown(series.points(Window::waits));
+        let [write_p50, write_p99, write_max] = shown(series.points(|it| it.waits_of(WRITE)));
+        let rate = series.spread(Window::acquisitions_per_s).median;
+        let requests = series.spread(Window::requests_per_acquisition).median;
         vec![
-            ran.label.to_owned(),
+            series.label.to_owned(),
             format!("{rate:.0}"),
             p50,
             p99,
@@ -178,7 +178,7 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
         "requests",
     ];
     common::print_table(&heads, &rows.collect::<Vec<_>>());
-    ran
+    series
 }
 
 /// Opens a contender of a member process.

@@ -83,8 +83,8 @@ fn main() {
         ),
     );
     let (pairs, names) = pairs(&server);
-    let ran = contended(&server);
-    let figures = figures(&pairs, &ran);
+    let series = contended(&server);
+    let figures = figures(&pairs, &series);
     let bars = BARS.iter().map(|(key, label, most)| {
         let (_, spread) = figures.iter().find(|(of, _)| of == key).expect(key);
         let bar = Row::bar(*label, *spread).ours();
@@ -95,7 +95,7 @@ fn main() {
     });
     let picture = Picture {
         title: format!("{PROCESSES} processes, {PERMITS} permits, sections of 1 ms"),
-        panels: panels(bars.collect(), &ran, &names, &pairs),
+        panels: panels(bars.collect(), &series, &names, &pairs),
     };
     let figures: Vec<_> = (figures.iter())
         .map(|(key, spread)| (*key, spread.figure()))
@@ -103,13 +103,13 @@ fn main() {
     report.end(&figures, &picture);
 }
 
-fn figures(pairs: &[Samples], ran: &[Series; 4]) -> Vec<(&'static str, Spread)> {
+fn figures(pairs: &[Samples], series: &[Series; 4]) -> Vec<(&'static str, Spread)> {
     let [permits @ .., redisson, fair] = pairs else {
         unreachable!("more than two runners");
     };
     let vs_scripts = permits.chunks(2).map(|both| both[0].ratio(&both[1]));
     let vs_scripts: Vec<Spread> = vs_scripts.collect();
-    let [ours, ideal, mixed, poller] = ran;
+    let [ours, ideal, mixed, poller] = series;
     vec![
         ("pair_vs_scripts", vs_scripts[0]),
         ("pair_vs_scripts_10_out", vs_scripts[1]),
@@ -189,8 +189,8 @@ fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
 }
 
 fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
-    let mut ran = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
-    run_in_turns(ROUNDS, &mut ran, |n| {
+    let mut series = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
+    run_in_turns(ROUNDS, &mut series, |n| {
         let terms = Terms {
             kind: CONTENDERS[n].1,
             processes: PROCESSES,
@@ -203,11 +203,13 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
         window.holds_at_most(PERMITS as usize);
         window
     });
-    let rows = ran.iter().map(|ran| {
-        let [p50, p99, max] = ran.points(Window::waits).map(|point| format!("{point:.0}"));
-        let show = |of: fn(&Window) -> f64| format!("{:.3}", ran.spread(of).median);
+    let rows = series.iter().map(|series| {
+        let [p50, p99, max] = series
+            .points(Window::waits)
+            .map(|point| format!("{point:.0}"));
+        let show = |of: fn(&Window) -> f64| format!("{:.3}", series.spread(of).median);
         vec![
-            ran.label.to_owned(),
+            series.label.to_owned(),
             show(Window::acquisitions_per_s),
             p50,
             p99,
@@ -226,7 +228,7 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
         "requests",
     ];
     common::print_table(&heads, &rows.collect::<Vec<_>>());
-    ran
+    series
 }
 
 /// Opens a contender of a member process.

@@ -58,18 +58,18 @@ fn main() {
         ROUNDS,
         &format!("{PROCESSES} processes and one name, {ROUNDS} rounds of {LASTS:?} each"),
     );
-    let mut ran: Vec<Series> = SECTIONS
+    let mut series: Vec<Series> = SECTIONS
         .into_iter()
         .flat_map(|section| CONTENDERS.map(|(label, _)| Series::new(label, section)))
         .collect();
     for round in 0..ROUNDS {
-        for turn in 0..ran.len() {
-            let n = (round + turn) % ran.len();
+        for turn in 0..series.len() {
+            let n = (round + turn) % series.len();
             let terms = Terms {
                 kind: CONTENDERS[n % CONTENDERS.len()].1,
                 processes: PROCESSES,
                 threads: 1,
-                section: ran[n].section,
+                section: series[n].section,
                 lasts: LASTS,
             };
             // Keys left behind by one contender must not affect the next.
@@ -77,32 +77,32 @@ fn main() {
                 .exec(&mut server.connection())
                 .unwrap();
             let window = measure(&server, terms);
-            if is_ours(ran[n].label) {
+            if is_ours(series[n].label) {
                 window.holds_what_it_promises();
             }
-            ran[n].rounds.push(window);
+            series[n].rounds.push(window);
         }
     }
     for section in SECTIONS {
         println!("\n{}", sections(section));
-        table(&ran, section);
+        table(&series, section);
     }
     let (of_shared, panels) = shared::run(&server);
-    let mut figures = figures(&ran);
+    let mut figures = figures(&series);
     figures.extend(of_shared);
-    let mut picture = picture(&ran);
+    let mut picture = picture(&series);
     picture.panels.extend(panels);
     report.end(&figures, &picture);
 }
 
 /// Violations and failures, for the last column.
-fn verdict(ran: &Series) -> String {
-    problems(ran, |it| it.miscounted.max(it.overlaps as u64))
+fn verdict(series: &Series) -> String {
+    problems(series, |it| it.miscounted.max(it.overlaps as u64))
 }
 
 /// Holds that began although others excluded them, which `excess` counts, and failures.
-fn problems(ran: &Series, excess: fn(&Window) -> u64) -> String {
-    let sum = |of: fn(&Window) -> u64| ran.rounds.iter().map(of).sum::<u64>();
+fn problems(series: &Series, excess: fn(&Window) -> u64) -> String {
+    let sum = |of: fn(&Window) -> u64| series.rounds.iter().map(of).sum::<u64>();
     let held = sum(|it| it.acquisitions() as u64);
     let overlaps = sum(excess);
     let failures = sum(|it| it.failures);
@@ -111,7 +111,7 @@ fn problems(ran: &Series, excess: fn(&Window) -> u64) -> String {
         said.push(format!("too many holders at once: {overlaps} of {held}"));
     }
     if failures > 0 {
-        let first = ran.rounds.iter().find(|it| it.failures > 0);
+        let first = series.rounds.iter().find(|it| it.failures > 0);
         let first = first.map_or("", |it| it.first_failure.as_str());
         let tried = held + failures;
         said.push(format!("failed: {failures} of {tried} ({first})"));
@@ -123,27 +123,27 @@ fn problems(ran: &Series, excess: fn(&Window) -> u64) -> String {
     said.join("; ")
 }
 
-fn table(ran: &[Series], section: Duration) {
-    let ran = ran.iter().filter(|ran| ran.section == section);
-    let rows: Vec<_> = ran
-        .map(|ran| {
-            let [gap_p50, gap_p99, _] = ran.points(Window::gaps);
-            let [wait_p50, wait_p99, wait_most] = ran.points(Window::waits);
+fn table(series: &[Series], section: Duration) {
+    let series = series.iter().filter(|series| series.section == section);
+    let rows: Vec<_> = series
+        .map(|series| {
+            let [gap_p50, gap_p99, _] = series.points(Window::gaps);
+            let [wait_p50, wait_p99, wait_most] = series.points(Window::waits);
             let numbers = [
-                ran.spread(Window::acquisitions_per_s).median,
+                series.spread(Window::acquisitions_per_s).median,
                 gap_p50,
                 gap_p99,
                 wait_p50,
                 wait_p99,
                 wait_most,
             ];
-            let mut row = vec![ran.label.to_owned()];
+            let mut row = vec![series.label.to_owned()];
             row.extend(numbers.map(|number| format!("{number:.0}")));
-            let median = |of: fn(&Window) -> f64| ran.spread(of).median;
+            let median = |of: fn(&Window) -> f64| series.spread(of).median;
             row.push(format!("{:.3}", median(Window::jain_processes)));
             row.push(format!("{:.2}", median(Window::requests_per_acquisition)));
             row.push(format!("{:.0}", median(Window::client_cpu_per_acquisition)));
-            row.push(verdict(ran));
+            row.push(verdict(series));
             row
         })
         .collect();
@@ -165,13 +165,13 @@ fn table(ran: &[Series], section: Duration) {
     );
 }
 
-fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
-    let of_1_ms = || ran.iter().filter(|ran| ran.section == ms(1));
-    let find = |label: &str| of_1_ms().find(|ran| ran.label == label);
+fn figures(series: &[Series]) -> Vec<(&'static str, String)> {
+    let of_1_ms = || series.iter().filter(|series| series.section == ms(1));
+    let find = |label: &str| of_1_ms().find(|series| series.label == label);
     let find = |label| find(label).expect("every kind has a result");
     let all_peers = || of_1_ms().skip(3);
     // The best crate without violations or failures.
-    let peers = || all_peers().filter(|ran| verdict(ran).is_empty());
+    let peers = || all_peers().filter(|series| verdict(series).is_empty());
     let ratios = |label, of: fn(&Window) -> f64| {
         let ours = find(label);
         peers().map(move |peer| ours.ratio(peer, of).median)
@@ -207,21 +207,21 @@ fn figures(ran: &[Series]) -> Vec<(&'static str, String)> {
 }
 
 /// Returns the row of a contender, or what is drawn in its place, with its problems in short.
-fn drawn(ran: &Series, row: Option<Row>, problems: &str) -> Row {
-    let row = row.unwrap_or_else(|| Row::nothing(ran.label, "never held it"));
+fn drawn(series: &Series, row: Option<Row>, problems: &str) -> Row {
+    let row = row.unwrap_or_else(|| Row::nothing(series.label, "never held it"));
     let row = match problems.split([':', '(']).next() {
         Some(short) if !short.is_empty() => row.note(short),
         _ => row,
     };
-    if is_ours(ran.label) { row.ours() } else { row }
+    if is_ours(series.label) { row.ours() } else { row }
 }
 
-fn picture(ran: &[Series]) -> Picture {
+fn picture(series: &[Series]) -> Picture {
     let rows = |section: Duration, row: &dyn Fn(&Series) -> Row| {
-        let ran = ran.iter().filter(|ran| ran.section == section);
-        ran.map(|ran| {
-            let held = ran.rounds.iter().any(|it| it.acquisitions() > 0);
-            drawn(ran, held.then(|| row(ran)), &verdict(ran))
+        let series = series.iter().filter(|series| series.section == section);
+        series.map(|series| {
+            let held = series.rounds.iter().any(|it| it.acquisitions() > 0);
+            drawn(series, held.then(|| row(series)), &verdict(series))
         })
         .collect()
     };
@@ -229,14 +229,14 @@ fn picture(ran: &[Series]) -> Picture {
     for section in SECTIONS {
         panels.push(Panel::new(
             format!("{}: wait, µs: p50 · p99 · max", sections(section)),
-            rows(section, &|ran| {
-                Row::range(ran.label, ran.points(Window::waits))
+            rows(section, &|series| {
+                Row::range(series.label, series.points(Window::waits))
             }),
         ));
         panels.push(Panel::new(
             format!("{}: acquisitions per second", sections(section)),
-            rows(section, &|ran| {
-                Row::bar(ran.label, ran.spread(Window::acquisitions_per_s))
+            rows(section, &|series| {
+                Row::bar(series.label, series.spread(Window::acquisitions_per_s))
             }),
         ));
     }

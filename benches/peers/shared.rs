@@ -199,13 +199,13 @@ pub(crate) fn run(server: &Server) -> (Vec<(&'static str, String)>, Vec<Panel>) 
     let situations = [PERMITS_SHARED, ONE_WANTS_ALL, MOSTLY_READ, ONE_WRITES];
     let (mut figures, mut panels) = (Vec::new(), Vec::new());
     for situation in &situations {
-        let ran = contended(server, situation);
-        situation.print(&ran);
-        panels.push(situation.panel(&ran));
-        let redisson = ran.iter().find(|ran| ran.label == REDISSON);
+        let series = contended(server, situation);
+        situation.print(&series);
+        panels.push(situation.panel(&series));
+        let redisson = series.iter().find(|series| series.label == REDISSON);
         let redisson = redisson.expect("Redisson is in every situation");
         for (key, of) in situation.vs_redisson {
-            figures.push((*key, ran[0].ratio(redisson, of).figure()));
+            figures.push((*key, series[0].ratio(redisson, of).figure()));
         }
     }
     (figures, panels)
@@ -216,8 +216,8 @@ fn contended(server: &Server, situation: &Situation) -> Vec<Series> {
     let series = contenders
         .iter()
         .map(|(label, _)| Series::new(label, ms(1)));
-    let mut ran: Vec<Series> = series.collect();
-    run_in_turns(ROUNDS, &mut ran, |n| {
+    let mut series: Vec<Series> = series.collect();
+    run_in_turns(ROUNDS, &mut series, |n| {
         let terms = Terms {
             kind: contenders[n].1,
             processes: PROCESSES,
@@ -228,21 +228,21 @@ fn contended(server: &Server, situation: &Situation) -> Vec<Series> {
         server.run("FLUSHALL", &[]);
         measure(server, terms)
     });
-    ran
+    series
 }
 
 impl Situation {
-    fn print(&self, ran: &[Series]) {
-        let rows = ran.iter().map(|ran| {
-            let mut numbers = vec![ran.spread(Window::acquisitions_per_s).median];
-            numbers.extend(ran.points(Window::waits));
+    fn print(&self, series: &[Series]) {
+        let rows = series.iter().map(|series| {
+            let mut numbers = vec![series.spread(Window::acquisitions_per_s).median];
+            numbers.extend(series.points(Window::waits));
             if let Some((_, mark)) = self.marked {
-                numbers.extend(ran.points(|it| it.waits_of(mark)));
+                numbers.extend(series.points(|it| it.waits_of(mark)));
             }
-            let mut row = vec![ran.label.to_owned()];
+            let mut row = vec![series.label.to_owned()];
             row.extend(numbers.into_iter().map(|number| format!("{number:.0}")));
-            let problems = problems(ran, self.excess);
-            assert!(!is_ours(ran.label) || problems.is_empty(), "{problems}");
+            let problems = problems(series, self.excess);
+            assert!(!is_ours(series.label) || problems.is_empty(), "{problems}");
             row.push(problems);
             row
         });
@@ -256,17 +256,17 @@ impl Situation {
 
     /// The waits of the marked holds, or else of all. Those of a contender that let too many in are
     /// left out, since they are no price of exclusion.
-    fn panel(&self, ran: &[Series]) -> Panel {
-        let rows = ran.iter().map(|ran| {
-            if ran.rounds.iter().any(|it| (self.excess)(it) > 0) {
-                return Row::nothing(ran.label, "too many holders at once");
+    fn panel(&self, series: &[Series]) -> Panel {
+        let rows = series.iter().map(|series| {
+            if series.rounds.iter().any(|it| (self.excess)(it) > 0) {
+                return Row::nothing(series.label, "too many holders at once");
             }
             let points = match self.marked {
-                Some((_, mark)) => ran.points(|it| it.waits_of(mark)),
-                None => ran.points(Window::waits),
+                Some((_, mark)) => series.points(|it| it.waits_of(mark)),
+                None => series.points(Window::waits),
             };
-            let row = (!points[0].is_nan()).then(|| Row::range(ran.label, points));
-            drawn(ran, row, &problems(ran, self.excess))
+            let row = (!points[0].is_nan()).then(|| Row::range(series.label, points));
+            drawn(series, row, &problems(series, self.excess))
         });
         let whose = self.marked.map_or("wait", |(what, _)| what);
         let title = format!("{}: {whose}, µs: p50 · p99 · max", self.title);
