@@ -1,6 +1,6 @@
 //! Shared by the examples: a Redis server to run against, and child processes.
 //!
-//! In a program of your own nothing of this is needed:
+//! Your program needs nothing of this:
 //!
 //! - [`run`] starts a private Redis unless `REDIS_URL` is set. Call the story from `main`.
 //! - [`connect`] opens a connection to the Redis in `REDIS_URL`, for the example's data.

@@ -499,7 +499,7 @@ impl RwLock {
     /// Releases the lock on behalf of `holder` if it still has it; returns true if it was released.
     ///
     /// `holder` is the writer or one of the readers that [`inspect`](Self::inspect) has shown. The
-    /// other readers keep the lock. Returns within twice the command timeout.
+    /// other readers keep the lock. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -8,7 +8,7 @@
 //! - WARN:
 //!   - a lease was lost, or had ended before its release;
 //!   - a release was not confirmed and is repeated, or a `keep_for` was not confirmed;
-//!   - a call could not be undone after a shutdown;
+//!   - a lock could not be released after a shutdown;
 //!   - a lock was forced;
 //!   - a circuit breaker opened; the master has moved;
 //!   - releases cannot be published or received; shared statistics are refused;

@@ -37,7 +37,7 @@
 //! The last reader to release deletes the key. The key expires at the latest end that a reader's
 //! lease had since the key was set, also if that reader has released since. If the other readers
 //! crash, other programs, plain and fair locks wait until then: for the longest ttl of a reader.
-//! Read-write locks of that name do not: any call of theirs deletes the key once the last lease has
+//! Read-write locks of that name do not: any of their calls deletes the key once the last lease has
 //! ended.
 //!
 //! # Sharing a lock with other programs
@@ -60,9 +60,9 @@
 //!   arrives within those 2 ms.
 //! - Only releases of plain locks leave the lock free in this way, and none does while a fair lock
 //!   or a read-write lock is among the first 100 places of the queue. The release of a set, a fair
-//!   lock or a writer grants the lock to the next client at once. So the wait has no bound beside
-//!   sets, fair locks or writers that hold the lock in turn.
-//! - For programs that poll, these are the times beside plain locks, if each client waits with one
+//!   lock or a writer grants the lock to the next client at once. So the wait has no bound
+//!   while sets, fair locks or writers hold the lock in turn.
+//! - For programs that poll, these are the times among plain locks, if each client waits with one
 //!   thread. A program that asks every 100 ms gets the lock within 30 s in 99 of 100 cases. One
 //!   that asks every millisecond gets it within a second.
 //! - Without the `PUBLISH`, or if a program or a person deletes the key, clients in the queue

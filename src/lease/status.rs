@@ -8,7 +8,7 @@ use crate::lost::Lost;
 /// Renewals due within this time of each other are sent together.
 pub(crate) const RENEWAL_WINDOW: Duration = Duration::from_millis(100);
 
-/// The delay of the first renewal of a lease that a fair queue passed on.
+/// The delay of the first renewal of a lease that a queue in Redis granted.
 ///
 /// An earlier renewal would compete with the new holder for the CPU and the server. Most such
 /// leases are released before the renewal is due.

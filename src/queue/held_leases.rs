@@ -89,9 +89,11 @@ impl HeldLeases {
         Some(&found.hold)
     }
 
-    /// Adds a lease; removes and returns those that Redis never grants it together with.
+    /// Adds a lease that Redis has granted; removes and returns those that it evicts.
     ///
-    /// They must have been lost: all of them, or those that are not shared if the new one is.
+    /// Redis never grants them together: each evicted lease is lost, or its release has no recorded
+    /// outcome yet. A shared lease evicts one that is not shared. One that is not shared evicts
+    /// the oldest until there is room for it.
     pub(super) fn insert(
         &mut self,
         id: HolderId,

@@ -64,8 +64,8 @@ impl Waiters {
             .is_some_and(|queue| queue.held.is_held_by_us())
     }
 
-    /// Hands a lease off at `now` to the first waiter for its name; returns the share of the
-    /// previous holder.
+    /// Hands a lease off at `now` to the first waiter for its name; returns the [`Holding`]
+    /// of the previous holder.
     ///
     /// Only the holder with `token` can do so.
     pub(crate) fn hand_off(
@@ -121,8 +121,7 @@ impl Waiters {
 
     /// Records that this client now holds the names of `hold`.
     ///
-    /// Returns the leases that held some of them and had no recorded end. Redis never grants a name
-    /// that is held, so those leases are lost.
+    /// Returns the leases that this evicts; see `HeldLeases::insert`.
     pub(crate) fn granted(&self, hold: &Arc<HeldLease>) -> Vec<Weak<HeldLease>> {
         let keys = &hold.keys;
         let before = keys.names.iter().flat_map(|name| {

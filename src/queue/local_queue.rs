@@ -300,7 +300,7 @@ impl LocalQueue {
 
     /// Hands `hold` off at `now` to the first waiter.
     ///
-    /// Returns the share of the previous holder, and the parker to wake the waiter with.
+    /// Returns the [`Holding`] of the previous holder, and the parker to wake the waiter with.
     /// Only the holder with `token` can do so.
     pub(super) fn hand_off(
         &mut self,
@@ -345,8 +345,8 @@ impl LocalQueue {
         Some(Ok(handed.hold))
     }
 
-    /// Records that this client now holds the name; returns the leases that it evicts: they are
-    /// lost, or their release has no recorded outcome yet.
+    /// Records that this client now holds the name; returns the leases that this evicts;
+    /// see `HeldLeases::insert`.
     pub(super) fn granted(
         &mut self,
         id: HolderId,

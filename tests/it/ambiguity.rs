@@ -332,7 +332,7 @@ fn unanswered_reader_of_this_client_is_not_reported_as_another_holder() {
     let has_read = Cell::new(false);
     let call = |client: &Client| {
         let lock = client.rw_lock("a");
-        // Beside the reader without a reply, which does not exclude this one.
+        // Together with the reader without a reply, which does not exclude this one.
         drop(lock.try_read()?.expect("readers share"));
         has_read.set(true);
         let guard = lock.try_write()?;

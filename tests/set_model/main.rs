@@ -88,7 +88,7 @@ fn a_set_that_keeps_nothing_starves() {
     assert_found(found, Broken::Starves);
 }
 
-/// A reader beside a set in a loop, and plain calls for the other name.
+/// A reader and a set in a loop, and plain calls for the other name.
 fn reader_beside_a_set() -> Rules {
     rules([Wants::Reader(0), BOTH, Wants::Name(1), Wants::Name(1)])
 }

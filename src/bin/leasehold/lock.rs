@@ -10,13 +10,13 @@ use crate::guard::Guard;
 
 /// How long a call waits for its lock.
 #[derive(Clone, Copy)]
-pub(crate) enum WaitLimit {
+pub(crate) enum LockWait {
     None,
     For(Duration),
     Unlimited,
 }
 
-impl WaitLimit {
+impl LockWait {
     pub(crate) fn of(args: &Run) -> Self {
         match args.wait {
             _ if args.no_wait => Self::None,
@@ -27,7 +27,7 @@ impl WaitLimit {
 }
 
 /// Acquires the lock; returns `None` if it is not granted in time.
-pub(crate) type Take = Box<dyn FnOnce(WaitLimit) -> Result<Option<Box<dyn Guard>>, Error> + Send>;
+pub(crate) type Take = Box<dyn FnOnce(LockWait) -> Result<Option<Box<dyn Guard>>, Error> + Send>;
 
 /// Returns the call that acquires `$lock` with the settings of `$args`, by the methods of its kind:
 /// one that waits, one that does not, and one that waits for a limited time.
@@ -42,9 +42,9 @@ macro_rules! take {
         }
         let take: Take = Box::new(move |limit| {
             let guard = match limit {
-                WaitLimit::None => lock.$try()?,
-                WaitLimit::For(limit) => lock.$try_for(limit)?,
-                WaitLimit::Unlimited => Some(lock.$wait()?),
+                LockWait::None => lock.$try()?,
+                LockWait::For(limit) => lock.$try_for(limit)?,
+                LockWait::Unlimited => Some(lock.$wait()?),
             };
             Ok(guard.map(|guard| Box::new(guard) as Box<dyn Guard>))
         });

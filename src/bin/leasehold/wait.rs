@@ -10,7 +10,7 @@ use signal_hook::consts::SIGTSTP;
 use crate::args::Run;
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
-use crate::lock::{Take, WaitLimit};
+use crate::lock::{LockWait, Take};
 use crate::refusal::not_acquired;
 use crate::signals::{ends, suspend};
 
@@ -25,7 +25,7 @@ pub(crate) fn wait(
     signals: &Receiver<i32>,
 ) -> Result<Box<dyn Guard>, Failure> {
     let (answer, answered) = bounded(1);
-    let limit = WaitLimit::of(args);
+    let limit = LockWait::of(args);
     let waiting = move || {
         let taken = take(limit);
         // After a signal the receiver is gone: dropping a guard that arrives then releases the

@@ -121,7 +121,7 @@ impl Pool {
             self.forget_idle();
             return fail(pooled, others.iter().chain([&reader]), sent, &error);
         }
-        let connection = pooled.hand_over();
+        let connection = pooled.into_connection();
         let write = Box::new(Write {
             connection,
             sent,

@@ -67,7 +67,7 @@ fn replies_are_delivered_before_the_next_batch_is_written() {
     let (other, next) = (call(Vec::new()), call(vec![b'x'; MORE_THAN_A_SOCKET_TAKES]));
     thread::scope(|scope| {
         let server = scope.spawn(|| accept(&listener));
-        let connection = connection(&pool).hand_over();
+        let connection = connection(&pool).into_connection();
         let mut stream = server.join().unwrap();
         enqueue(&pool, &next);
         stream.write_all(b":1\r\n:1\r\n").unwrap();

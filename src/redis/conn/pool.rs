@@ -339,7 +339,7 @@ impl PooledConnection<'_> {
     }
 
     /// Returns the connection for another thread to use; it still counts as in use.
-    pub(crate) fn hand_over(mut self) -> Connection {
+    pub(crate) fn into_connection(mut self) -> Connection {
         self.take()
     }
 

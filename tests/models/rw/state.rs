@@ -124,7 +124,7 @@ pub struct State {
     pub repeats: u8,
     pub foreign_locks: u8,
     pub deletions: u8,
-    /// Somebody deleted a key of ours.
+    /// Somebody deleted one of our keys.
     pub was_deleted: bool,
     /// Another program has locked.
     pub was_foreign: bool,
