@@ -44,6 +44,11 @@ use crate::protocol::primitive::Primitive;
 /// the next. So it waits at most for the queues of its names, one after the other, however busy
 /// they are.
 ///
+/// A set that begins to wait also joins the queue of a free name if the next in that queue is a
+/// reader of an [`RwLock`](crate::RwLock) with the same name. So
+/// [`try_lock_for`](Self::try_lock_for) can return `None` although all names are free, if that
+/// reader does not ask for the name in time.
+///
 /// The cost for other calls:
 ///
 /// - A name that a waiting set keeps is held: other calls find it taken and wait for it, although

@@ -78,7 +78,7 @@ pub(crate) enum Answer {
     Done,
 }
 
-/// Another client holds a name.
+/// A name that another client holds, or that was freed for a reader.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RefusedName {
     /// The index of the name, from 0.
@@ -159,7 +159,7 @@ impl Answer {
                     },
                     holder: match holder {
                         Reply::Text(holder) => std::mem::take(holder),
-                        // The key expired while the script ran.
+                        // The key expired while the script ran, or the name was freed for a reader.
                         Reply::Nil => Vec::new(),
                         _ => return None,
                     },

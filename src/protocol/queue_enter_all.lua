@@ -8,7 +8,7 @@
 -- place, ARGV[7] inbox, ARGV[8..] wake channels in the order of the locks
 -- Granted: {1, token of each lock}.
 -- Queued: {0, value of the holder, ms until it ends or -1, index of the lock, number of locks kept
--- below it}.
+-- below it}. At a lock that was freed for a reader: no value, and -2 ms.
 -- If the set has lost a lock or its place since its last call: 0. It then has no lock and no place.
 -- Errors: BADFENCE n if the n-th fence holds no integer below 2^53, WRONGTYPE n if the n-th lock is
 -- no string. After any error the set has no lock and no place.
@@ -85,14 +85,15 @@ local function join()
   redis.call('PEXPIRE', KEYS[4], '6000')
 end
 
--- Returns whether the first living place is a reader's. Other scripts cannot grant to it, so a
--- release frees the lock: a set in a loop could acquire it again and again before the reader does.
+-- Returns whether the first place is a reader's that lives and that a grant reaches. Other scripts
+-- cannot grant to it, so a release frees the lock: a set in a loop could acquire it again and again
+-- before the reader does. They pass over a reader that a grant does not reach, and mark it so.
 local function is_reader_next()
   local first = redis.pcall('LINDEX', KEYS[3], '0')
   local place = type(first) == 'string' and redis.pcall('HGET', KEYS[4], first)
   if type(place) ~= 'string' then return false end
-  local seen, lasts, want = string.match(place, '^(%d+) (%d+) (%S+)')
-  return want == 'r' and seen + lasts > now
+  local seen, lasts, want, mark = string.match(place, '^(%d+) (%d+) (%S+) %d+ (%a)')
+  return want == 'r' and mark ~= 'p' and seen + lasts > now
 end
 
 read_clock()

@@ -23,6 +23,7 @@ support::tests![
     user_without_rights_for_queues_is_woken_by_releases,
     sets_fair_and_plain_locks_count_exactly_together,
     set_goes_behind_a_reader_for_whom_a_release_freed_a_name,
+    set_takes_free_names_beside_a_reader_that_no_grant_reaches,
     set_that_waits_for_its_first_refusal_keeps_nothing,
     release_of_a_set_grants_each_name_to_its_queue,
     set_is_released_although_a_queue_is_damaged,
@@ -245,25 +246,44 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
     wait_until_only_fences_remain(&server);
 }
 
+/// Puts a reader into the queue of `b`, with this mark and inbox. Returns the keys of the queue.
+fn enqueue_reader_for_b(server: &Server, mark_and_inbox: &str) -> [String; 2] {
+    let mut connection = server.connection();
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
+    let now = seconds * 1_000;
+    let [queue, places] = ["queue", "places"].map(|kind| format!("leasehold:{kind}:{{lock:b}}"));
+    server.run("RPUSH", &[&queue, "reader"]);
+    let place = format!("{now} 60000 r {now} {mark_and_inbox}");
+    server.run("HSET", &[&places, "reader", &place]);
+    [queue, places]
+}
+
 /// A release cannot grant to a reader: it frees the name, and the reader asks.
 fn set_goes_behind_a_reader_for_whom_a_release_freed_a_name() {
     let server = Server::start();
     let set = set(&server);
     let guard = lock_set(&set);
-    let mut connection = server.connection();
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
-    let now = seconds * 1_000;
-    let [queue, places] = ["queue", "places"].map(|kind| format!("leasehold:{kind}:{{lock:b}}"));
     // It has not asked yet.
-    server.run("RPUSH", &[&queue, "reader"]);
-    let place = format!("{now} 60000 r {now} a ");
-    server.run("HSET", &[&places, "reader", &place]);
+    let [queue, places] = enqueue_reader_for_b(&server, "a ");
     release(guard);
     assert!(set.try_lock_for(ms(300)).unwrap().is_none());
     assert_eq!([holder(&server, "a"), holder(&server, "b")], [None, None]);
     wait_for_queue(&server, "b", 1);
     server.run("DEL", &[&queue, &places]);
     release(lock_set(&set));
+    wait_until_only_fences_remain(&server);
+}
+
+/// Its client was killed. The release passes over it, so a set can, too.
+fn set_takes_free_names_beside_a_reader_that_no_grant_reaches() {
+    let server = Server::start();
+    let once = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)).attempts(1));
+    let set = set(&server).wait_policy(once);
+    let guard = lock_set(&set);
+    let [queue, places] = enqueue_reader_for_b(&server, "l nobody-listens");
+    release(guard);
+    release(lock_set(&set));
+    server.run("DEL", &[&queue, &places]);
     wait_until_only_fences_remain(&server);
 }
 
