@@ -28,6 +28,7 @@ pub(crate) enum Tried {
 impl WaitingCall<'_> {
     /// Tries Redis once, and records its reply.
     pub(crate) fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
+        self.note_queue_rights();
         let entering = match &self.place {
             // While this client holds the name alone, an attempt only checks that.
             Some(place) if !self.shares_place || !self.attempt.is_held_alone() => {

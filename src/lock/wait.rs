@@ -185,7 +185,6 @@ impl WaitingCall<'_> {
         if self.is_too_late(now) {
             return Ok(self.park_until(self.attempt.deadline));
         }
-        self.note_queue_rights();
         if let Some(shared) = self.shared() {
             if now < shared.left_open_until {
                 return Ok(self.park_until(shared.left_open_until));

@@ -75,9 +75,13 @@ impl<'a> WaitingCall<'a> {
             call.name_index = attempt.held_here().unwrap_or(0);
             call.join_local_queue(attempt.terms.handoffs > 0);
         }
-        match has_local_queue {
-            true => call.set_shares_place(attempt.keys.calls_share_a_place()),
-            false => call.join_queue(),
+        match &call.local {
+            Some(local) if attempt.keys.calls_share_a_place() => {
+                local.share_place();
+                call.shares_place = true;
+            }
+            Some(_) => {}
+            None => call.join_queue(),
         }
         call
     }
@@ -115,18 +119,21 @@ impl<'a> WaitingCall<'a> {
         }
     }
 
-    fn set_shares_place(&mut self, shares_place: bool) {
-        self.shares_place = shares_place;
-        if let Some(local) = &self.local {
-            local.set_shares_place(shares_place);
-        }
-    }
-
     /// Shares no place any more if another call of this client has learnt that its user may have
     /// none.
     pub(crate) fn note_queue_rights(&mut self) {
         if self.shares_place && self.attempt.keys.queue().is_none() {
-            self.set_shares_place(false);
+            self.stop_sharing_place();
+        }
+    }
+
+    /// Gives up the place, and what other calls of this client for the name share of it.
+    fn stop_sharing_place(&mut self) {
+        // First: a call that wakes then finds that no other has the place.
+        self.end_place(false);
+        self.shares_place = false;
+        if let Some(local) = &self.local {
+            local.stop_sharing_place();
         }
     }
 
@@ -172,18 +179,18 @@ impl<'a> WaitingCall<'a> {
         if !self.attempt.stop_using_queue_if_forbidden(error) {
             return false;
         }
-        self.end_place();
-        self.set_shares_place(false);
+        self.stop_sharing_place();
         if self.set_place.take().is_some() {
             self.join_local_queue(false);
         }
         true
     }
 
-    /// Leaves the place in Redis to another call of this client, or leaves the queue there.
-    fn end_place(&mut self) {
+    /// Leaves the place in Redis to another call of this client, if `others_share` it. Otherwise
+    /// leaves the queue there.
+    fn end_place(&mut self, others_share: bool) {
         if let Some(place) = self.place.take() {
-            place.end((self.local.as_ref()).is_some_and(QueueTicket::others_share_place));
+            place.end(others_share);
         }
     }
 
@@ -285,7 +292,7 @@ impl<'a> WaitingCall<'a> {
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
         // First: the call that comes next in the local queue takes over the place.
-        self.end_place();
+        self.end_place((self.local.as_ref()).is_some_and(QueueTicket::others_share_place));
         if let Some(handed) = self.local.as_ref().and_then(QueueTicket::leave) {
             pass_on_unclaimed(self.attempt.runtime, &handed);
         }

@@ -100,7 +100,7 @@ impl Waiters {
         let names = self.names.lock();
         names
             .get(name)
-            .is_some_and(|queue| queue.sharing_place().next().is_some())
+            .is_some_and(LocalQueue::anybody_shares_place)
     }
 
     /// Returns a lease of this client that makes Redis refuse the name to another lease,

@@ -49,6 +49,8 @@ pub(super) struct LocalQueue {
     /// Release messages that fewer than the needed number of servers have sent, or just enough.
     pub(super) announcements: VecDeque<PartialAnnouncement>,
     pub(super) waiters: VecDeque<Waiter>,
+    /// The number of waiters that share a place in Redis.
+    sharing_count: usize,
     next: u64,
     /// `None` until the first note: most held names have no waiters, and there may be many names.
     answers: Option<Box<Answers>>,
@@ -98,7 +100,7 @@ pub(super) struct Waiter {
     /// The waiter uses `WaitPolicy::Wake`.
     wakes_on_release: bool,
     /// The waiter shares a place in Redis with other calls of this client.
-    pub(super) shares_place: bool,
+    shares_place: bool,
     /// The terms under which a lease may be handed to it; `None` if it takes no hand-off.
     handoff_terms: Option<LeaseTerms>,
     /// The lease that was handed to it, until the waiter takes it.
@@ -184,21 +186,60 @@ impl LocalQueue {
 
     /// The indices of the first waiter and of the contender among those that share a place in
     /// Redis: a call for a set in several slots waits here, but in no queue in Redis.
-    fn active_for_place(&self) -> [usize; 2] {
-        let first = self.sharing_place().next().map_or(0, |(n, _)| n);
-        let contender = (self.sharing_place()).find(|(_, waiter)| waiter.wakes_on_release);
-        [first, contender.map_or(first, |(n, _)| n)]
+    fn active_for_place(&self) -> Option<[usize; 2]> {
+        // Without a search: in a quorum nobody shares a place, and the queue may be long.
+        if !self.anybody_shares_place() {
+            return None;
+        }
+        let sharing = || {
+            self.waiters
+                .iter()
+                .enumerate()
+                .filter(|(_, it)| it.shares_place)
+        };
+        let (first, _) = sharing().next()?;
+        let contender = sharing().find(|(_, waiter)| waiter.wakes_on_release);
+        Some([first, contender.map_or(first, |(n, _)| n)])
     }
 
-    /// The waiters that share a place in Redis, with their indices.
-    pub(super) fn sharing_place(&self) -> impl Iterator<Item = (usize, &Waiter)> {
-        let waiters = self.waiters.iter().enumerate();
-        waiters.filter(|(_, waiter)| waiter.shares_place)
+    /// Records that a waiter shares a place in Redis with other calls of this client.
+    pub(super) fn share_place(&mut self, id: u64) {
+        if let Some(waiter) = self.waiter(id)
+            && !std::mem::replace(&mut waiter.shares_place, true)
+        {
+            self.sharing_count += 1;
+        }
+    }
+
+    /// Records that no waiter shares a place in Redis any more: the user of this client may have
+    /// none.
+    ///
+    /// For all at once: if some still shared one, a waiter could become the first of them unnoticed
+    /// and sleep on.
+    pub(super) fn stop_sharing_place(&mut self) {
+        if !self.anybody_shares_place() {
+            return;
+        }
+        self.sharing_count = 0;
+        for waiter in &mut self.waiters {
+            waiter.shares_place = false;
+        }
+        // One of them may sleep because another call had the place.
+        self.wake_active(Wake::Turn);
+    }
+
+    /// Returns whether any waiter shares a place in Redis.
+    pub(super) fn anybody_shares_place(&self) -> bool {
+        self.sharing_count > 0
     }
 
     /// Returns whether a waiter other than this one shares a place in Redis.
     pub(super) fn others_share_place(&self, id: u64) -> bool {
-        self.sharing_place().any(|(_, waiter)| waiter.id != id)
+        let shares_itself = || {
+            let mut waiters = self.waiters.iter();
+            waiters.any(|waiter| waiter.id == id && waiter.shares_place)
+        };
+        self.sharing_count > 1 || self.sharing_count == 1 && !shares_itself()
     }
 
     /// Returns whether the contender shares a place in Redis with other calls of this client.
@@ -209,8 +250,9 @@ impl LocalQueue {
 
     /// The indices of the waiters that send commands to Redis.
     fn active(&self) -> [usize; 4] {
-        let [first, contender] = self.active_for_place();
-        [0, self.contender(), first, contender]
+        let contender = self.contender();
+        let [first_sharing, contender_sharing] = self.active_for_place().unwrap_or([0, contender]);
+        [0, contender, first_sharing, contender_sharing]
     }
 
     fn wake(&mut self, n: usize, must_try: bool, why: Wake) {
@@ -249,6 +291,12 @@ impl LocalQueue {
         self.waiters.iter_mut().find(|waiter| waiter.id == id)
     }
 
+    fn remove(&mut self, n: usize) -> Option<Waiter> {
+        let left = self.waiters.remove(n)?;
+        self.sharing_count -= usize::from(left.shares_place);
+        Some(left)
+    }
+
     /// Removes a waiter, and wakes those that must send commands to Redis from now on.
     ///
     /// Returns a lease that was handed to the waiter.
@@ -256,7 +304,7 @@ impl LocalQueue {
         let id_at = |queue: &Self, n: usize| Some(queue.waiters.get(n)?.id);
         let before = self.active().map(|n| id_at(self, n));
         let n = self.waiters.iter().position(|waiter| waiter.id == id)?;
-        let left = self.waiters.remove(n)?;
+        let left = self.remove(n)?;
         // The waiter may have been woken and leaves without the name: pass the wake-up on, so that
         // the next one tries Redis even if this client then holds the name.
         let left_without = !self.held.is_full();
@@ -341,7 +389,7 @@ impl LocalQueue {
         self.held.note_thread(&handed.hold.id);
         // The next waiter sleeps on: it can do nothing while this client holds the name, and the
         // end of that wakes it.
-        self.waiters.pop_front();
+        self.remove(0);
         Some(Ok(handed.hold))
     }
 

@@ -59,13 +59,15 @@ impl QueueTicket<'_> {
             .expect("a queue with a waiter in it"))
     }
 
-    /// Records whether the waiter shares a place in Redis with other calls of this client.
-    pub(crate) fn set_shares_place(&self, shares_place: bool) {
-        self.with_queue(|queue| {
-            if let Some(waiter) = queue.waiter(self.id) {
-                waiter.shares_place = shares_place;
-            }
-        });
+    /// Records that the waiter shares a place in Redis with other calls of this client.
+    pub(crate) fn share_place(&self) {
+        self.with_queue(|queue| queue.share_place(self.id));
+    }
+
+    /// Records that no waiter of the name shares a place in Redis any more: the user of this client
+    /// may have none.
+    pub(crate) fn stop_sharing_place(&self) {
+        self.with_queue(LocalQueue::stop_sharing_place);
     }
 
     /// Takes the lease that was handed to the waiter, if one was, and leaves the queue with it.

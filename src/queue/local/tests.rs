@@ -174,7 +174,7 @@ fn call_that_took_a_hand_off_sees_the_others_that_wait() {
     waiters.granted(&hold);
     let [first, second] = [(); 2].map(|()| waiters.join(&name, Some(TERMS), true));
     for call in [&first, &second] {
-        call.set_shares_place(true);
+        call.share_place();
     }
     assert!(first.others_share_place() && second.others_share_place());
     let handed = waiters.hand_off(&hold, hold.token(), false, now);
@@ -201,7 +201,7 @@ fn call_that_took_a_hand_off_sees_the_others_that_wait() {
 fn call_that_shares_no_place_takes_none_over() {
     let (waiters, name) = (Waiters::default(), Name::from("a"));
     let plain = waiters.join(&name, None, true);
-    plain.set_shares_place(true);
+    plain.share_place();
     let set = waiters.join(&name, None, true);
     assert!(!plain.others_share_place());
     assert!(set.others_share_place() && waiters.anybody_shares_place(&name));
@@ -215,7 +215,7 @@ fn calls_that_share_a_place_do_not_wait_behind_one_that_does_not() {
     let set = waiters.join(&name, None, true);
     let plain = [(); 3].map(|()| waiters.join(&name, None, true));
     for call in &plain {
-        call.set_shares_place(true);
+        call.share_place();
     }
     let [first, second, third] = plain;
     for active in [&set, &first] {
@@ -229,6 +229,34 @@ fn calls_that_share_a_place_do_not_wait_behind_one_that_does_not() {
     assert!(is_woken(&second) && !is_woken(&third));
     assert_eq!(second.position(NOW, false), Position::Contend);
     assert_eq!(third.position(NOW, false), Position::Behind);
+}
+
+/// As if the first of them learnt that the user of its client has no right to a place.
+#[test]
+fn the_next_waiter_is_woken_after_the_first_stopped_sharing_a_place_and_left() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let calls = [(); 3].map(|()| waiters.join(&name, None, true));
+    for call in &calls {
+        call.share_place();
+    }
+    let [first, second, third] = calls;
+    assert_eq!(second.position(NOW, false), Position::Behind);
+    first.stop_sharing_place();
+    assert!(!waiters.anybody_shares_place(&name) && !is_woken(&second));
+    drop(first);
+    assert!(is_woken(&second) && !is_woken(&third));
+    assert_eq!(second.position(NOW, false), Position::Contend);
+}
+
+/// It slept because another call had the place.
+#[test]
+fn the_first_waiter_is_woken_when_another_stops_sharing_a_place() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let [first, contender] = queue(&waiters, &name, [false, true]);
+    first.share_place();
+    contender.share_place();
+    contender.stop_sharing_place();
+    assert!(is_woken(&first));
 }
 
 #[test]
@@ -251,7 +279,7 @@ fn waiter_without_a_place_is_woken_when_the_lock_is_left_open() {
     assert!(is_woken(&all));
     waiters.wake_to_retry(&name, Wake::Reconnect);
     assert!(is_woken(&all));
-    all.set_shares_place(true);
+    all.share_place();
     is_open();
     waiters.announced(&name, b"foreign", ALONE);
     waiters.wake_to_retry(&name, Wake::Reconnect);
@@ -462,7 +490,7 @@ fn the_end_of_an_older_lease_changes_nothing() {
 fn behind_a_writer<'a>(waiters: &'a Waiters, name: &'a Name, writer: &HolderId) -> QueueTicket<'a> {
     waiters.granted_one(name, writer, Weak::new(), false);
     let ticket = waiters.join(name, None, true);
-    ticket.set_shares_place(true);
+    ticket.share_place();
     assert_eq!(ticket.position(NOW, false), Position::HeldLocally);
     assert!(!is_woken(&ticket));
     ticket
