@@ -14,26 +14,28 @@ use crate::protocol::primitive::Queueing;
 use crate::redis::Fault;
 use crate::stats::Wake;
 
-/// The outcome of an attempt after which the call keeps waiting.
+/// The outcome of [`WaitingCall::try_once`] after which the call keeps waiting.
 pub(crate) enum Tried {
     /// A refusal. The call was in the queue of another name before if it `has_moved`.
     Refused {
         has_moved: bool,
         remaining: Option<Duration>,
     },
-    /// A sleep: there was no reply, or a split vote.
-    Slept(SleepEnd),
+    /// No refusal: the call has slept after a split vote or without a reply, or goes on at once
+    /// since another call of this client has the place, or since its user may have none.
+    NotRefused(SleepEnd),
 }
 
 impl WaitingCall<'_> {
-    /// Tries Redis once, and records its reply.
+    /// Tries Redis once, and records its reply. Sends nothing if another call of this client has
+    /// taken the place that they share.
     pub(crate) fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
         self.note_queue_rights();
         let entering = match &self.place {
             // While this client holds the name alone, an attempt only checks that.
             Some(place) if !self.shares_place || !self.attempt.is_held_alone() => {
                 let Some(id) = place.begin_entering() else {
-                    return Ok(Tried::Slept(SleepEnd::Woken));
+                    return Ok(Tried::NotRefused(SleepEnd::Woken));
                 };
                 Some((place, id))
             }
@@ -68,7 +70,7 @@ impl WaitingCall<'_> {
                 self.note_refusal(sent, Some(Duration::ZERO));
                 self.log_waiting_once(None);
                 self.splits = self.splits.saturating_add(1);
-                Ok(Tried::Slept(
+                Ok(Tried::NotRefused(
                     self.park(SPLIT_VOTE_BACKOFF.pause(self.splits - 1)),
                 ))
             }
@@ -76,13 +78,13 @@ impl WaitingCall<'_> {
                 if (has_entered || self.set_place.is_some())
                     && self.leave_queue_if_forbidden(&error) =>
             {
-                Ok(Tried::Slept(TimedOut(None)))
+                Ok(Tried::NotRefused(TimedOut(None)))
             }
             Err(fault) => {
                 let pause = self.pause_after(fault)?;
                 self.park(pause);
                 // The name may be free: try again even if this client holds it.
-                Ok(Tried::Slept(TimedOut(None)))
+                Ok(Tried::NotRefused(TimedOut(None)))
             }
         }
     }

@@ -23,6 +23,7 @@
 //!    +-- Contend ------- the lock was left open: sleep for its 2 ms -------------+
 //!                        the calls share a place, or must now: the position by   |
 //!                        that place decides                                      |
+//!                        another call has just taken the shared place -----------+
 //!                        else try Redis: granted --> Acquired                    |
 //!                        refused, with a place now, or able to take one ---------+
 //!                        refused, without: join that name's queue, sleep until a |
@@ -176,7 +177,7 @@ impl WaitingCall<'_> {
         }
         Ok(match self.try_once(now)? {
             Tried::Refused { .. } => TimedOut(None),
-            Tried::Slept(end) => end,
+            Tried::NotRefused(end) => end,
         })
     }
 
@@ -198,7 +199,7 @@ impl WaitingCall<'_> {
                 has_moved,
                 remaining,
             } => (has_moved, remaining),
-            Tried::Slept(end) => return Ok(end),
+            Tried::NotRefused(end) => return Ok(end),
         };
         // A subscription that was live before the attempt receives every release after it. One that
         // becomes live later wakes this call to try again.

@@ -16,6 +16,8 @@
 //! ```
 //!
 //! A grant message can arrive while entering: it counts once the reply has confirmed the place.
+//! `begin_entering` fails if another call has taken the shared place: the call stays without one.
+//!
 //! A place that the calls share passes from one to the next, with what was granted to it:
 //!
 //! ```text

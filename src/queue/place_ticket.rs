@@ -39,10 +39,10 @@ impl Places {
         let mut state = self.state.lock();
         let serial = state.next_serial;
         state.next_serial += 1;
-        let queue = state.queues[admission as usize].entry(name.clone());
-        let queue = queue.or_insert_with(|| NamePlaces::new(keys));
+        let places = state.names[admission as usize].entry(name.clone());
+        let places = places.or_insert_with(|| NamePlaces::new(keys));
         let waiter = PlaceWaiter::new(serial, parker.clone(), pace);
-        queue.waiters.push(waiter);
+        places.waiters.push(waiter);
         PlaceTicket {
             places: self,
             admission,
@@ -54,22 +54,22 @@ impl Places {
 }
 
 impl PlaceTicket<'_> {
-    fn with_queue<T>(&self, act: impl FnOnce(&mut NamePlaces) -> T) -> T {
-        self.with_owners(|queue, _| act(queue))
+    fn with_places<T>(&self, act: impl FnOnce(&mut NamePlaces) -> T) -> T {
+        self.with_owners(|places, _| act(places))
     }
 
     fn with_waiter<T>(&self, act: impl FnOnce(&mut PlaceWaiter) -> T) -> T {
-        self.with_queue(|queue| act(queue.waiter(self.serial)))
+        self.with_places(|places| act(places.waiter(self.serial)))
     }
 
     fn with_owners<T>(
         &self,
         act: impl FnOnce(&mut NamePlaces, &mut HashMap<HolderId, (Admission, Name)>) -> T,
     ) -> T {
-        let State { queues, owners, .. } = &mut *self.places.state.lock();
-        // The waiter keeps the queue in the table until the ticket is dropped.
-        let queue = queues[self.admission as usize].get_mut(self.name);
-        act(queue.expect("a queue with a waiter in it"), owners)
+        let State { names, owners, .. } = &mut *self.places.state.lock();
+        // The waiter keeps the entry in the table until the ticket is dropped.
+        let places = names[self.admission as usize].get_mut(self.name);
+        act(places.expect("an entry with a waiter in it"), owners)
     }
 
     /// Records that the call is about to enter under `id`. From now on a grant to it counts.
@@ -77,23 +77,23 @@ impl PlaceTicket<'_> {
     /// Returns false if another call now has the place that they share: this one must not enter.
     /// Both may have found, before either entered, that there was none.
     pub(crate) fn begin_entering(&self, id: &HolderId) -> bool {
-        self.with_owners(|queue, owners| {
-            if queue.is_taken_by_other(self.serial) {
+        self.with_owners(|places, owners| {
+            if places.is_taken_by_other(self.serial) {
                 return false;
             }
             owners.insert(id.clone(), (self.admission, self.name.clone()));
-            queue.waiter(self.serial).wait_under(Some(id.clone()));
+            places.waiter(self.serial).wait_under(Some(id.clone()));
             true
         })
     }
 
     /// Records the reply to a command that made a place. The lock is held for `remaining` more.
     pub(crate) fn note_entered(&self, reply: WaitingReply, remaining: Option<Duration>) {
-        self.with_queue(|queue| {
-            let waiter = queue.waiter(self.serial);
+        self.with_places(|places| {
+            let waiter = places.waiter(self.serial);
             waiter.refused(reply, remaining);
             if waiter.pace.backoff.is_some() {
-                queue.wake_without_place(self.serial);
+                places.wake_without_place(self.serial);
             }
         });
     }
@@ -107,8 +107,8 @@ impl PlaceTicket<'_> {
     ///
     /// Returns an id that must leave the queue because no call shares its place.
     pub(crate) fn hand_over(&self, others_wait: bool) -> Option<HolderId> {
-        self.with_owners(|queue, owners| {
-            let id = queue.hand_over(self.serial, others_wait)?;
+        self.with_owners(|places, owners| {
+            let id = places.hand_over(self.serial, others_wait)?;
             owners.remove(&id);
             Some(id)
         })
@@ -118,8 +118,8 @@ impl PlaceTicket<'_> {
     ///
     /// Returns the id, unless the call has none.
     pub(crate) fn forget_id(&self) -> Option<HolderId> {
-        self.with_owners(|queue, owners| {
-            let id = queue.waiter(self.serial).wait_under(None)?;
+        self.with_owners(|places, owners| {
+            let id = places.waiter(self.serial).wait_under(None)?;
             owners.remove(&id);
             Some(id)
         })
@@ -128,13 +128,13 @@ impl PlaceTicket<'_> {
     /// Records that the call has failed to enter. Another that shares its place may enter now.
     pub(crate) fn note_not_entered(&self) {
         self.forget_id();
-        self.with_queue(|queue| queue.wake_without_place(self.serial));
+        self.with_places(|places| places.wake_without_place(self.serial));
     }
 
     /// Returns whether any call of this client for the name can receive a grant message.
     pub(crate) fn any_subscribed(&self) -> bool {
         let is_subscribed = |waiter: &PlaceWaiter| waiter.pace.backoff.is_none();
-        self.with_queue(|queue| queue.waiters.iter().any(is_subscribed))
+        self.with_places(|places| places.waiters.iter().any(is_subscribed))
     }
 
     /// How many replies said that the call waits.
@@ -156,8 +156,8 @@ impl PlaceTicket<'_> {
         answers: &[Refreshed],
         reply: WaitingReply,
     ) {
-        self.with_owners(|queue, owners| {
-            for id in queue.note_refreshed(ids, answers, reply) {
+        self.with_owners(|places, owners| {
+            for id in places.note_refreshed(ids, answers, reply) {
                 owners.remove(&id);
             }
         });
@@ -166,12 +166,12 @@ impl PlaceTicket<'_> {
     /// Leaves a refresh that is due to the other waiters: no reply could arrive before this one's
     /// deadline.
     pub(crate) fn pass_refresh_on(&self, why: Wake) {
-        self.with_queue(|queue| queue.pass_refresh_on(self.serial, why));
+        self.with_places(|places| places.pass_refresh_on(self.serial, why));
     }
 
     /// Records that a refresh failed; none is due again before `no_refresh_before`.
     pub(crate) fn note_not_refreshed(&self, why: Wake, no_refresh_before: Instant) {
-        self.with_queue(|queue| queue.note_not_refreshed(why, no_refresh_before));
+        self.with_places(|places| places.note_not_refreshed(why, no_refresh_before));
     }
 }
 
@@ -180,7 +180,7 @@ impl Queue for PlaceTicket<'_> {
     /// [`note_refreshed`](Self::note_refreshed) or
     /// [`note_not_refreshed`](Self::note_not_refreshed), or pass it on.
     fn position(&self, now: Instant, _must_try: bool) -> Position {
-        let position = self.with_queue(|queue| queue.position(self.serial, now));
+        let position = self.with_places(|places| places.position(self.serial, now));
         if let Position::Granted(_) = position {
             self.forget_id();
         }
@@ -197,17 +197,17 @@ impl Queue for PlaceTicket<'_> {
     }
 
     fn about_to_try(&self, now: Instant) -> bool {
-        self.with_queue(|queue| queue.answers.asked(now));
+        self.with_places(|places| places.answers.asked(now));
         // A hand-off is taken from the local queue.
         false
     }
 
     fn answers(&self) -> Answers {
-        self.with_queue(|queue| queue.answers)
+        self.with_places(|places| places.answers)
     }
 
     fn update_answers(&self, act: &mut dyn FnMut(&mut Answers)) {
-        self.with_queue(|queue| act(&mut queue.answers));
+        self.with_places(|places| act(&mut places.answers));
     }
 }
 
@@ -215,13 +215,13 @@ impl Drop for PlaceTicket<'_> {
     fn drop(&mut self) {
         self.forget_id();
         let mut state = self.places.state.lock();
-        let queues = &mut state.queues[self.admission as usize];
-        let Some(queue) = queues.get_mut(self.name) else {
+        let names = &mut state.names[self.admission as usize];
+        let Some(places) = names.get_mut(self.name) else {
             return;
         };
-        queue.remove(self.serial);
-        if queue.waiters.is_empty() && queue.left.is_none() {
-            queues.remove(self.name);
+        places.remove(self.serial);
+        if places.waiters.is_empty() && places.left.is_none() {
+            names.remove(self.name);
         }
     }
 }

@@ -27,8 +27,8 @@ pub(crate) struct Places {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// The queues of each admission, whose scripts alone can refresh them.
-    pub(super) queues: [NameTable<NamePlaces>; Admission::ALL.len()],
+    /// The names of each admission, whose scripts alone can refresh their places.
+    pub(super) names: [NameTable<NamePlaces>; Admission::ALL.len()],
     /// The lock that each holder id waits for: a grant message names none.
     pub(super) owners: HashMap<HolderId, (Admission, Name)>,
     pub(super) next_serial: u64,
@@ -38,7 +38,7 @@ pub(super) struct State {
 impl State {
     /// The queues of locks that have one holder at a time.
     fn exclusive(&mut self) -> &mut NameTable<NamePlaces> {
-        &mut self.queues[Admission::Exclusive as usize]
+        &mut self.names[Admission::Exclusive as usize]
     }
 }
 
@@ -56,8 +56,8 @@ impl Places {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let (admission, name) = state.owners.get(id)?;
-        let queue = state.queues[*admission as usize].get_mut(name)?;
-        let waiter = queue.with_id(id)?;
+        let places = state.names[*admission as usize].get_mut(name)?;
+        let waiter = places.with_id(id)?;
         let is_first = waiter.note_grant(tokens, true);
         is_first.then(|| waiter.parker.clone())
     }
@@ -67,19 +67,19 @@ impl Places {
     pub(crate) fn refresh_place_now(&self, id: &HolderId) {
         let state = &mut *self.state.lock();
         if let Some((admission, name)) = state.owners.get(id)
-            && let Some(queue) = state.queues[*admission as usize].get_mut(name)
+            && let Some(places) = state.names[*admission as usize].get_mut(name)
         {
-            queue.refresh_now(Wake::Message);
+            places.refresh_now(Wake::Message);
         }
     }
 
     /// Makes a refresh of the places of `name` due at once. Returns whether there is one.
     pub(crate) fn refresh_now(&self, name: &Name, why: Wake) -> bool {
         let mut has_place = false;
-        for queues in &mut self.state.lock().queues {
-            if let Some(queue) = queues.get_mut(name) {
-                queue.refresh_now(why);
-                has_place |= queue.has_place();
+        for names in &mut self.state.lock().names {
+            if let Some(places) = names.get_mut(name) {
+                places.refresh_now(why);
+                has_place |= places.has_place();
             }
         }
         has_place
@@ -88,9 +88,9 @@ impl Places {
     /// Makes a refresh of the places of all names with this channel due at once.
     pub(crate) fn refresh_channel(&self, channel: &[u8], why: Wake) {
         let mut state = self.state.lock();
-        let queues = state.queues.iter_mut().flat_map(HashMap::values_mut);
-        for queue in queues.filter(|queue| queue.keys.key(0).channel == channel) {
-            queue.refresh_now(why);
+        let names = state.names.iter_mut().flat_map(HashMap::values_mut);
+        for places in names.filter(|places| places.keys.key(0).channel == channel) {
+            places.refresh_now(why);
         }
     }
 
@@ -99,8 +99,8 @@ impl Places {
     pub(crate) fn left_open(&self, name: &Name, until: Instant, refresh_at: Instant) {
         let mut state = self.state.lock();
         state.recent.left_open(name, until);
-        if let Some(queue) = state.exclusive().get_mut(name) {
-            queue.refresh_at(refresh_at);
+        if let Some(places) = state.exclusive().get_mut(name) {
+            places.refresh_at(refresh_at);
         }
     }
 
@@ -117,8 +117,8 @@ impl Places {
     /// Returns what this client knows about a name whose calls share a place.
     pub(crate) fn shared(&self, name: &Name) -> SharedPlace {
         let mut state = self.state.lock();
-        let queue = state.exclusive().get(name);
-        let is_taken = queue.is_some_and(NamePlaces::has_place);
+        let places = state.exclusive().get(name);
+        let is_taken = places.is_some_and(NamePlaces::has_place);
         SharedPlace {
             is_taken,
             ..state.recent.of(name)
@@ -129,12 +129,12 @@ impl Places {
     /// the queue in Redis with the keys of that call.
     pub(crate) fn take_left(&self, name: &Name) -> Option<(Arc<dyn Primitive>, HolderId)> {
         let mut state = self.state.lock();
-        let queues = state.exclusive();
-        let queue = queues.get_mut(name)?;
-        let id = queue.left.take()?.id?;
-        let keys = Arc::clone(&queue.keys);
-        if queue.waiters.is_empty() {
-            queues.remove(name);
+        let names = state.exclusive();
+        let places = names.get_mut(name)?;
+        let id = places.left.take()?.id?;
+        let keys = Arc::clone(&places.keys);
+        if places.waiters.is_empty() {
+            names.remove(name);
         }
         state.owners.remove(&id);
         Some((keys, id))
@@ -143,7 +143,7 @@ impl Places {
     pub(crate) fn names(&self) -> Vec<Name> {
         let state = self.state.lock();
         state
-            .queues
+            .names
             .iter()
             .flat_map(HashMap::keys)
             .cloned()
@@ -153,23 +153,23 @@ impl Places {
     /// Returns how many calls have a place in Redis.
     pub(crate) fn count(&self) -> usize {
         let state = self.state.lock();
-        let queues = state.queues.iter().flat_map(HashMap::values);
-        let waiters = queues.flat_map(|queue| &queue.waiters);
+        let names = state.names.iter().flat_map(HashMap::values);
+        let waiters = names.flat_map(|places| &places.waiters);
         let have_place = waiters.filter(|waiter| waiter.seen_waiting.is_some());
         have_place.count()
     }
 
     pub(crate) fn anybody(&self) -> bool {
-        !self.state.lock().queues.iter().all(HashMap::is_empty)
+        !self.state.lock().names.iter().all(HashMap::is_empty)
     }
 
     /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
         let mut state = self.state.lock();
         let mut count = 0;
-        for queue in state.queues.iter_mut().flat_map(HashMap::values_mut) {
-            queue.no_refresh_before = Instant::START;
-            let waiters = queue.waiters.iter();
+        for places in state.names.iter_mut().flat_map(HashMap::values_mut) {
+            places.no_refresh_before = Instant::START;
+            let waiters = places.waiters.iter();
             count += waiters.map(|waiter| waiter.parker.unpark()).count();
         }
         count
@@ -182,12 +182,12 @@ impl Places {
         let mut state = self.state.lock();
         state.owners.clear();
         let mut left = Vec::new();
-        for queue in state.queues.iter_mut().flat_map(HashMap::values_mut) {
+        for places in state.names.iter_mut().flat_map(HashMap::values_mut) {
             // A call whose first reply is outstanding leaves by itself.
-            let waiters = queue.waiters.iter_mut().chain(&mut queue.left);
+            let waiters = places.waiters.iter_mut().chain(&mut places.left);
             let there = waiters.filter(|waiter| waiter.seen_waiting.is_some());
             let ids = there.filter_map(|waiter| waiter.id.take());
-            left.extend(ids.map(|id| (Arc::clone(&queue.keys), id)));
+            left.extend(ids.map(|id| (Arc::clone(&places.keys), id)));
         }
         left
     }

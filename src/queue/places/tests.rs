@@ -90,7 +90,7 @@ fn a_waiter_enters_refreshes_and_takes_its_grant() {
     assert_eq!(ticket.forget_id(), None, "the call has taken the grant");
     drop(ticket);
     let state = places.state.lock();
-    assert!(state.queues.iter().all(HashMap::is_empty) && state.owners.is_empty());
+    assert!(state.names.iter().all(HashMap::is_empty) && state.owners.is_empty());
 }
 
 #[test]
