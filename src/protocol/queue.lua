@@ -31,7 +31,7 @@ local function grant()
   -- The inboxes to which nobody listens, and how many they are.
   local silent, silent_count = nil, 0
   -- At most 100 grants: the server does nothing else meanwhile. Then the client of the next place
-  -- is told to refresh it, which goes on. A refresh must find its own places.
+  -- gets a message and refreshes it, which goes on. A refresh must find its own places.
   while fits() and count < 100 and (n < 1000 or asking) do
     local id = redis.call('LINDEX', KEYS[3], n == 0 and '0' or n)
     if not id then return nil end

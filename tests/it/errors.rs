@@ -97,7 +97,7 @@ fn address(url: &str) -> &str {
 
 fn unreachable_server_is_named_with_its_last_error() {
     let url = refusing_url();
-    let text = without_repetition(&try_lock(&client(&url)));
+    let text = without_repetition(&try_lock(&patient_client(&url)));
     let start = format!("could not connect to {} for ", address(&url));
     assert!(text.starts_with(&start), "{text}");
     assert!(text.contains("(last: Connection refused"), "{text}");
@@ -268,13 +268,13 @@ fn failing_server_of_several_is_named() {
     let at = |port: u16| format!("redis://127.0.0.1:{port}");
     let quorum = Client::builder()
         .quorum([at(one), at(two), server.url()])
-        .connect_timeout(COMMAND_TIMEOUT)
-        .command_timeout(COMMAND_TIMEOUT)
+        .connect_timeout(ms(1_000))
+        .command_timeout(ms(1_000))
         .build()
         .unwrap();
     let sentinel = format!("redis+sentinel://127.0.0.1:{one}/m");
     let cluster = format!("redis+cluster://127.0.0.1:{one}");
-    for client in [quorum, client(sentinel), client(cluster)] {
+    for client in [quorum, patient_client(sentinel), patient_client(cluster)] {
         let text = without_repetition(&try_lock(&client));
         assert!(text.contains(&format!("127.0.0.1:{one}")), "{text}");
         assert!(text.contains("Connection refused"), "{text}");
@@ -321,7 +321,7 @@ fn server_of_a_bad_key_or_of_missing_replicas_is_named() {
 fn errors_without_an_outage_repeat_nothing() {
     let server = Server::start();
     server.run("RPUSH", &["lock:list", "x"]);
-    let client = client(server.url());
+    let client = patient_client(server.url());
     let held = client.mutex("a").lock().unwrap();
     let lost = client.mutex("b").lock().unwrap();
     server.run("DEL", &["lock:b"]);
@@ -372,7 +372,9 @@ mod tls {
         }
         let port = free_port();
         let _server = support::tls_server(port, "server");
-        let text = without_repetition(&try_lock(&client(format!("redis://localhost:{port}"))));
+        let text = without_repetition(&try_lock(&patient_client(format!(
+            "redis://localhost:{port}"
+        ))));
         assert!(text.contains("use rediss://"), "{text}");
     }
 
@@ -383,7 +385,9 @@ mod tls {
         }
         let port = free_port();
         let _server = support::tls_server(port, "server");
-        let text = without_repetition(&try_lock(&client(format!("rediss://localhost:{port}"))));
+        let text = without_repetition(&try_lock(&patient_client(format!(
+            "rediss://localhost:{port}"
+        ))));
         assert!(
             text.contains(&format!("no TLS connection to localhost:{port}: ")),
             "{text}"

@@ -580,11 +580,7 @@ fn the_environment_sets_up_a_client() {
             "input::hold_with_client_from_env",
             &[server_part, &lock].concat(),
         );
-        let holder = child.next_line();
-        let value: String = redis::cmd("GET").arg("app:x").query(&mut redis).unwrap();
-        assert_eq!(value, holder);
-        let left: u64 = redis::cmd("PTTL").arg("app:x").query(&mut redis).unwrap();
-        assert!(left > 600_000 && left <= 3_600_000, "{left} ms");
+        assert_held_in(&mut redis, &child.next_line());
         child.wait_for_line("renewed");
         let names: Vec<_> = server
             .client_list()
@@ -596,6 +592,14 @@ fn the_environment_sets_up_a_client() {
         child.kill();
         redis::cmd("FLUSHALL").exec(&mut redis).unwrap();
     }
+}
+
+#[track_caller]
+fn assert_held_in(redis: &mut redis::Connection, holder: &str) {
+    let value: String = redis::cmd("GET").arg("app:x").query(redis).unwrap();
+    assert_eq!(value, holder);
+    let left: u64 = redis::cmd("PTTL").arg("app:x").query(redis).unwrap();
+    assert!(left > 600_000 && left <= 3_600_000, "{left} ms");
 }
 
 fn an_empty_environment_means_the_defaults() {

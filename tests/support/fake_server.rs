@@ -45,37 +45,45 @@ fn script(sha: &str) -> String {
         .map_or_else(|| sha.to_owned(), |name| (*name).to_owned())
 }
 
+macro_rules! source {
+    ($name:literal) => {
+        include_str!(concat!("../../src/protocol/", $name, ".lua"))
+    };
+}
+
+macro_rules! scripts {
+    ($($name:literal),+ after $parts:expr) => {
+        vec![$(($parts.concat() + source!($name), $name)),+]
+    };
+}
+
 /// Returns the name of each script of the crate by the digest of its source.
 fn names_of_scripts() -> HashMap<String, &'static str> {
-    macro_rules! source {
-        ($name:literal) => {
-            include_str!(concat!("../../src/protocol/", $name, ".lua"))
-        };
-    }
-    macro_rules! scripts {
-        ($($name:literal),+ after $parts:expr) => {
-            vec![$(($parts.concat() + source!($name), $name)),+]
-        };
-    }
-    let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
     let (token, rewrite) = (source!("last_token"), source!("rewrite"));
-    let queue = [
-        token,
-        source!("now"),
-        source!("admit_lock"),
-        source!("lock_key"),
-        source!("queue"),
+    let single = [
+        scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
+        scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
+        scripts!("inspect", "fence", "tally" after [""; 0]),
     ];
-    let of_sets = [
-        token,
-        source!("now"),
-        source!("each_name"),
-        source!("admit_lock"),
-        source!("lock_key"),
-        source!("queue"),
-    ];
+    let all = (single.into_iter())
+        .chain(scripts_of_locks())
+        .chain(scripts_of_permits())
+        .chain(scripts_of_readers());
+    let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
+    all.flatten()
+        .map(|(source, name)| (sha(&source), name))
+        .collect()
+}
+
+type Scripts = Vec<(String, &'static str)>;
+
+fn scripts_of_locks() -> [Scripts; 3] {
+    let [token, now] = [source!("last_token"), source!("now")];
+    let locks = [source!("admit_lock"), source!("lock_key"), source!("queue")];
+    let queue = [&[token, now][..], &locks].concat();
+    let of_sets = [&[token, now, source!("each_name")][..], &locks].concat();
     let passing_on = [
-        &[rewrite, source!("open_queue")][..],
+        &[source!("rewrite"), source!("open_queue")][..],
         &queue,
         &[source!("pass_on"), source!("cohort_release")],
     ];
@@ -91,38 +99,50 @@ fn names_of_scripts() -> HashMap<String, &'static str> {
         (passing_on.concat().concat(), "release"),
         (refreshing.concat().concat(), "queue_refresh"),
     ];
-    let (now, later_end) = (source!("now"), source!("later_end"));
-    let of_permits = [
+    [
+        of_mutexes,
+        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
+        scripts!("queue_enter_all", "queue_release_all" after of_sets),
+    ]
+}
+
+fn scripts_of_permits() -> [Scripts; 3] {
+    let [token, now] = [source!("last_token"), source!("now")];
+    let later_end = source!("later_end");
+    let queue = [
         token,
         now,
         later_end,
         source!("admit_permits"),
         source!("queue"),
     ];
-    let keeping = [now, later_end, source!("readers"), source!("keep_reader")];
+    [
+        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
+        scripts!("permits_renew" after [now, later_end]),
+        scripts!("permits_inspect", "inspect_shared" after [now]),
+    ]
+}
+
+fn scripts_of_readers() -> [Scripts; 3] {
+    let token = source!("last_token");
+    let keeping = [
+        source!("now"),
+        source!("later_end"),
+        source!("readers"),
+        source!("keep_reader"),
+    ];
     let admitting = [
         source!("lock_key"),
         source!("admit_shared"),
         source!("queue"),
     ];
-    let of_readers = [&[token][..], &keeping[..3], &admitting].concat();
+    let queue = [&[token][..], &keeping[..3], &admitting].concat();
     let downgrading = [&[token][..], &keeping, &admitting].concat();
-    let all = [
-        of_mutexes,
-        scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
-        scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
-        scripts!("inspect", "fence", "tally" after [""; 0]),
+    [
         scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
-        scripts!("queue_enter_all", "queue_release_all" after of_sets),
-        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after of_permits),
-        scripts!("permits_renew" after [now, later_end]),
-        scripts!("permits_inspect", "inspect_shared" after [now]),
-        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after of_readers),
         scripts!("renew_shared" after keeping),
         scripts!("downgrade" after downgrading),
-    ];
-    let all = all.into_iter().flatten();
-    all.map(|(source, name)| (sha(&source), name)).collect()
+    ]
 }
 
 type Reply = dyn Fn(&Request, &mut TcpStream) -> io::Result<()> + Send + Sync;

@@ -119,6 +119,13 @@ pub(super) fn rw_lock(raw: &mut Raw, replies: &mut Replies) {
         "queue_enter by a reader, free",
         raw.script(enter, keys, &[third, TTL, "r", "0"]),
     );
+    end_of_readers(raw, replies, keys);
+}
+
+/// The renewal and the release of the readers, who hold under `IDS`.
+fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
+    let [first, second, third] = IDS;
+    let mut note = |what, reply| replies.note(what, reply);
     let renew = source!("now", "later_end", "readers", "keep_reader", "renew_shared");
     for (what, id) in [
         ("renew_shared, held", first),

@@ -1,11 +1,11 @@
 //! The traffic of the locks that several holders share, with one server.
 
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use leasehold::{Error, Unlocked};
 use support::{Server, ms};
 
-use super::recording::compare;
+use super::recording::{Progress, compare};
 use super::{LONGER, SHORT, client, recorded};
 
 pub(super) fn semaphore_calls_are_as_recorded() {
@@ -30,10 +30,7 @@ pub(super) fn semaphore_calls_are_as_recorded() {
     trace.step("list_permits", |_| one.list_permits("").unwrap());
     let waiter = trace.step("another client waits", |passed| {
         let other = other.clone();
-        let waiter = thread::spawn(move || other.acquire().unwrap());
-        passed.wait_for("queue_enter", 1);
-        passed.wait_for("queue_refresh", 1);
-        waiter
+        spawn_in_queue(passed, move || other.acquire().unwrap())
     });
     trace.step("waiting", |_| assert_eq!(semaphore.waiting().unwrap(), 1));
     let permit = trace.step("release grants it a permit", |passed| {
@@ -84,10 +81,7 @@ pub(super) fn rw_lock_calls_are_as_recorded() {
     trace.step("unlock by a reader", |_| released(also.unlock()));
     let writer = trace.step("a writer waits", |passed| {
         let other = other.clone();
-        let writer = thread::spawn(move || other.write().unwrap());
-        passed.wait_for("queue_enter", 1);
-        passed.wait_for("queue_refresh", 1);
-        writer
+        spawn_in_queue(passed, move || other.write().unwrap())
     });
     trace.step("waiting", |_| assert_eq!(lock.waiting().unwrap(), 1));
     let writing = trace.step("unlock by the last reader grants it the lock", |passed| {
@@ -103,10 +97,7 @@ pub(super) fn rw_lock_calls_are_as_recorded() {
     });
     let reader = trace.step("a reader waits", |passed| {
         let lock = lock.clone();
-        let reader = thread::spawn(move || lock.read().unwrap());
-        passed.wait_for("queue_enter", 1);
-        passed.wait_for("queue_refresh", 1);
-        reader
+        spawn_in_queue(passed, move || lock.read().unwrap())
     });
     let (first, second) = trace.step("downgrade lets it read, too", |passed| {
         let first = writing.downgrade();
@@ -125,6 +116,17 @@ pub(super) fn rw_lock_calls_are_as_recorded() {
     trace.skip();
     trace.step("keep_for by a reader", |_| reading.keep_for(SHORT).unwrap());
     compare("rw_lock.txt", &[trace.end("RwLock on one server")]);
+}
+
+/// Starts a call that waits in the queue.
+fn spawn_in_queue<T: Send + 'static>(
+    passed: &Progress<'_>,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> JoinHandle<T> {
+    let waiter = thread::spawn(call);
+    passed.wait_for("queue_enter", 1);
+    passed.wait_for("queue_refresh", 1);
+    waiter
 }
 
 #[track_caller]

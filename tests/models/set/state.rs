@@ -179,25 +179,10 @@ impl State {
         };
         let names = || (0..NAMES).filter(|name| wanted[*name]);
         let Ask { has, keeps } = ask;
-        if let Some(at) = has.at {
-            let is_lost = |name: usize| self.holders[name] != Some(id);
-            let lower_is_lost = has.lower && names().take_while(|name| *name < at).any(is_lost);
-            let waits = self.is_queued(id, at);
-            let is_gone = lower_is_lost || is_lost(at) && !waits;
-            if is_gone && !rules.has(Flaw::TrustsTheSet) {
-                self.run_release(id, rules, false);
-                return Reply::Gone;
-            }
-            if waits {
-                if !keeps {
-                    self.pass_on_all(id, |name| name < at);
-                }
-                let lower = has.lower && keeps;
-                return Reply::Queued(Has {
-                    at: Some(at),
-                    lower,
-                });
-            }
+        if let Some(at) = has.at
+            && let Some(reply) = self.check_kept(id, ask, at, rules)
+        {
+            return reply;
         }
         let goes_behind_readers = has.at.is_none() && !rules.has(Flaw::OvertakesReaders);
         let is_available = |name: usize| match self.holders[name] {
@@ -234,6 +219,31 @@ impl State {
             at: Some(refused),
             lower: keeps,
         })
+    }
+
+    /// Checks what a set has that is queued at `at`; returns the reply unless it asks for more.
+    fn check_kept(&mut self, id: Id, ask: Ask, at: usize, rules: &Rules) -> Option<Reply> {
+        let Wants::Set(wanted) = rules.wants[owner(id)] else {
+            unreachable!("only sets ask")
+        };
+        let is_lost = |name: usize| self.holders[name] != Some(id);
+        let lower_is_lost = ask.has.lower && (0..at).any(|name| wanted[name] && is_lost(name));
+        let waits = self.is_queued(id, at);
+        let is_gone = lower_is_lost || is_lost(at) && !waits;
+        if is_gone && !rules.has(Flaw::TrustsTheSet) {
+            self.run_release(id, rules, false);
+            return Some(Reply::Gone);
+        }
+        if !waits {
+            return None;
+        }
+        if !ask.keeps {
+            self.pass_on_all(id, |name| name < at);
+        }
+        Some(Reply::Queued(Has {
+            at: Some(at),
+            lower: ask.has.lower && ask.keeps,
+        }))
     }
 
     fn pass_on_all(&mut self, id: Id, which: impl Fn(usize) -> bool) {
