@@ -31,12 +31,12 @@ const ADVICE: [(&str, &str); 22] = [
     (
         "NOAUTH",
         "; the server wants a password: put it into the URL or, if the settings come from the \
-         environment, into REDIS_PASSWORD",
+         environment, into REDIS_PASSWORD; for sentinels, as sentinel_pass into the URL",
     ),
     (
         "Authentication required",
         "; the server wants a password: put it into the URL or, if the settings come from the \
-         environment, into REDIS_PASSWORD",
+         environment, into REDIS_PASSWORD; for sentinels, as sentinel_pass into the URL",
     ),
     (
         "not valid for name",
@@ -71,11 +71,13 @@ const ADVICE: [(&str, &str); 22] = [
     ),
     (
         "WRONGPASS",
-        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD",
+        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD; for sentinels, \
+         sentinel_user and sentinel_pass in the URL",
     ),
     (
         "authentication failed",
-        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD",
+        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD; for sentinels, \
+         sentinel_user and sentinel_pass in the URL",
     ),
     (
         "no permissions",

@@ -150,10 +150,10 @@ impl Client {
     /// An empty variable counts as unset. `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB` are ignored if
     /// `REDIS_URL` or `REDIS_URLS` is set. `REDIS_USERNAME` and `REDIS_PASSWORD` then fill in each
     /// URL that has no password, of whatever scheme, and are ignored for the others; with Sentinel,
-    /// they are those of the master. A user in the URL stays. If none of `REDIS_URL`,
-    /// `REDIS_URLS` and `REDIS_HOST` is set, a log record at level `INFO` says so and names the
-    /// server that the client uses. The files for TLS need a URL with TLS (`rediss://`) and the
-    /// feature `tls`.
+    /// they are those of the master. A user in the URL stays. Both must be UTF-8. If none of
+    /// `REDIS_URL`, `REDIS_URLS` and `REDIS_HOST` is set, a log record at level `INFO` says so and
+    /// names the server that the client uses. The files for TLS need a URL with TLS (`rediss://`)
+    /// and the feature `tls`.
     ///
     /// ```
     /// use leasehold::Client;

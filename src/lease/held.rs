@@ -108,8 +108,16 @@ impl HeldLease {
     }
 
     /// Returns its release, to be repeated until the key has expired.
-    pub(crate) fn to_repeated_release(&self, now: Instant) -> Release {
+    pub(crate) fn to_lasting_release(&self, now: Instant) -> Release {
         self.to_release(now.after(self.lease(|lease| lease.key_may_last())))
+    }
+
+    /// Returns the repetition of its release, until the key has expired.
+    pub(crate) fn to_repeated_release(&self, now: Instant) -> Release {
+        Release {
+            was_sent: true,
+            ..self.to_lasting_release(now)
+        }
     }
 
     /// Returns the keys under which it is renewed.

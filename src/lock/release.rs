@@ -173,7 +173,7 @@ fn note_outcome(
             hold.lease(|lease| lease.was_lost(*lost));
             if hold.keys.is_split() {
                 // Another part may have had no reply.
-                repeat_in_background(runtime, hold);
+                runtime.release(hold.to_repeated_release(Instant::now()));
             }
             runtime.announce_loss(hold);
         }
@@ -194,7 +194,6 @@ fn note_outcome(
         }
         Err(error) => {
             let mut repeated = hold.to_repeated_release(Instant::now());
-            repeated.was_sent = true;
             // Before the lease ends: an attempt that the lease refuses sees one of the two.
             runtime.endpoints.note_unanswered(&mut repeated);
             // The repeated release publishes the message for the end that this call did not see.
@@ -375,11 +374,6 @@ fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
     }
 }
 
-/// Repeats the release in the background, until it is certain or the key has expired.
-fn repeat_in_background(runtime: &Runtime, hold: &HeldLease) {
-    runtime.release(hold.to_repeated_release(Instant::now()));
-}
-
 /// Handles the release of a lease that was already lost.
 ///
 /// The key can still exist, so it is released in any case:
@@ -392,7 +386,7 @@ fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
     runtime.announce_loss(hold);
     if lost != Lost::ShutDown {
         // A shutdown releases the leases it ends, and counts the outcomes.
-        repeat_in_background(runtime, hold);
+        runtime.release(hold.to_lasting_release(Instant::now()));
     }
     logging::warn!(
         name:% = hold.keys, holder:% = hold.id.short(), outcome:% = lost,

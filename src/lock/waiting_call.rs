@@ -135,6 +135,8 @@ impl<'a> WaitingCall<'a> {
         if let Some(local) = &self.local {
             local.stop_sharing_place();
         }
+        // Nobody can take over what an earlier call has left.
+        self.leave_last_place(self.name_index);
     }
 
     /// Returns what this client knows about the name, if its calls share a place in Redis.

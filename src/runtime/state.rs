@@ -432,7 +432,7 @@ impl Runtime {
         self.waiters.ended(hold, None);
         if hold.keys.outlives_its_loss() && matches!(lost, Lost::Deleted | Lost::Taken) {
             // The remaining names protect nothing alone: release them.
-            self.release(hold.to_repeated_release(Instant::now()));
+            self.release(hold.to_lasting_release(Instant::now()));
         }
         if let Some(on_lost) = on_lost {
             self.callbacks.run(Box::new(move || on_lost(&lost)));

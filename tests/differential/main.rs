@@ -14,7 +14,7 @@ mod words;
 
 use std::env;
 
-use kit::Kit;
+use kit::{Kit, Reply};
 use rand::RngExt;
 use scripts::Script;
 use session::Session;
@@ -130,6 +130,21 @@ fn command_that_the_kit_lacks_is_found() {
     let mut kit = Kit::new();
     calls.retain(|command| !kit.knows(command));
     assert_eq!(calls, ["GETDEL"]);
+}
+
+#[test]
+fn holders_that_end_together_may_be_listed_in_either_order() {
+    let holder = |id: &str, ttl: i64| [Reply::bulk(id), Reply::Int(ttl)];
+    let listed = |holders: [[Reply; 2]; 2]| {
+        let head = [Reply::Int(2), Reply::bulk("7")];
+        Reply::Array(Some([&head[..], &holders.concat()].concat()))
+    };
+    let real = listed([holder("b", 3000), holder("a", 3000)]);
+    let now = 1_800_000_000_000_000;
+    let are_equal = |kit: Reply| compare::are_equal(b"EVALSHA", &real, &kit, now);
+    assert!(are_equal(listed([holder("a", 2999), holder("b", 3000)])));
+    assert!(!are_equal(listed([holder("a", 2000), holder("b", 3000)])));
+    assert!(!are_equal(listed([holder("c", 3000), holder("b", 3000)])));
 }
 
 #[test]

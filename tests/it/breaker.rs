@@ -194,8 +194,6 @@ fn waiter_gives_up_after_unreachable_for() {
     assert!(start.elapsed() < ms(3_000), "{:?}", start.elapsed());
 }
 
-/// Held locks are renewed and released behind an open breaker; none is granted because of an
-/// outage.
 fn try_lock_for_behind_an_open_breaker_fails_at_its_deadline() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();
@@ -211,6 +209,8 @@ fn try_lock_for_behind_an_open_breaker_fails_at_its_deadline() {
     assert!(start.elapsed() >= ms(350), "{:?}", start.elapsed());
 }
 
+/// Held locks are renewed and released behind an open breaker; none is granted because of an
+/// outage.
 fn renewals_and_releases_bypass_the_breaker() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();

@@ -196,7 +196,8 @@ fn locks_lost_before_the_shutdown_are_left_alone_and_counted() {
 
 fn a_lock_lost_before_the_shutdown_is_released_with_its_guard() {
     let server = Server::start();
-    let client = builder(&server.url()).ttl(PATIENCE * 2).build().unwrap();
+    let client = builder(&server.url()).ttl(PATIENCE * 2);
+    let client = client.command_timeout(WITHIN).build().unwrap();
     let guard = client.mutex("a").max_hold(ms(300)).lock().unwrap();
     eventually(PATIENCE, || !guard.is_held());
     assert!(client.shutdown(WITHIN).unwrap().is_clean());
