@@ -88,7 +88,7 @@ const SCRIPTS: &[(&str, &str)] = &[
         "4 permits# fence# queue# places# wake# $member+",
     ),
     ("permits_renew", "1 permits# $member $ttl $one?"),
-    ("permits_inspect", "2 permits# fence# $tokens"),
+    ("permits_inspect", "2 permits# fence# $most"),
     (
         "shared queue_enter",
         "5 lock# fence# queue# places# readers# $id $ttl $read $mark $inbox",
@@ -211,6 +211,8 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
         "flag" => words.one_of(&["0", "1"]),
         "at" => words.one_of(&["0", "1", "2"]),
         "tokens" => words.one_of(&["1", "2", "5", "30"]),
+        // None or all: of two that end together, either can be the first on one of the servers.
+        "most" => words.one_of(&["0", "30"]),
         "block" => words.one_of(&["+1", "+33"]),
         "token" => words.fresh_token(),
         "fence" if words.rng.random() => words.fresh_token(),
