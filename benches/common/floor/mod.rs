@@ -11,6 +11,7 @@ macro_rules! source {
 pub(crate) mod batched;
 pub(crate) mod fair;
 pub(crate) mod mutex;
+pub(crate) mod own_queue;
 pub(crate) mod pair;
 pub(crate) mod permits;
 pub(crate) mod polling;

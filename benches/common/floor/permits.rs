@@ -2,23 +2,19 @@
 //! grants first come, first served and detects no dead holder or waiter.
 
 use crossbeam_channel::Receiver;
-use redis::{Connection, Script, Value};
+use redis::{Connection, Script};
 use uuid::Uuid;
 
 use super::super::ping_pong::Side;
 use super::mutex::subscribe;
-use super::pair::{TTL_MS, connect, fresh_id};
+use super::own_queue::OwnQueue;
+use super::pair::{connect, fresh_id};
 
-const QUEUE: &str = source!("last_token", "now", "later_end", "admit_permits", "queue");
-const QUEUE_ENTER: &str = source!("queue_enter");
-const QUEUE_RELEASE: &str = source!("queue_release");
+const FUNCTIONS: &str = source!("last_token", "now", "later_end", "admit_permits", "queue");
 
 /// A semaphore, acquired and released by the client's own scripts over one connection.
 pub(crate) struct PermitHand {
-    connection: Connection,
-    enter: Script,
-    leave: Script,
-    keys: Vec<String>,
+    queue: OwnQueue,
     want: String,
 }
 
@@ -30,33 +26,22 @@ impl PermitHand {
             "permits-queue",
             "permits-places",
         ];
+        let keys = keys.map(|what| format!("leasehold:{what}:{{lock:{name}}}"));
         Self {
-            connection: connect(url),
-            enter: Script::new(&format!("{QUEUE}{QUEUE_ENTER}")),
-            leave: Script::new(&format!("{QUEUE}{QUEUE_RELEASE}")),
-            keys: keys
-                .map(|what| format!("leasehold:{what}:{{lock:{name}}}"))
-                .to_vec(),
+            queue: OwnQueue::new(url, FUNCTIONS, keys.to_vec()),
             want: format!("1/{permits}"),
         }
     }
 
     pub(crate) fn acquire(&mut self) -> String {
         let id = format!("1 {}", fresh_id());
-        let mut call = self.enter.prepare_invoke();
-        let arguments = [&*self.want, "l", "inbox"];
-        call.key(&self.keys).arg(&id).arg(TTL_MS).arg(&arguments);
-        let answer: Vec<Value> = call.invoke(&mut self.connection).unwrap();
-        assert_eq!(answer.first(), Some(&Value::Int(1)), "a free permit");
+        self.queue.acquire(&id, &self.want);
         id
     }
 
     pub(crate) fn pair(&mut self) {
         let id = self.acquire();
-        let mut call = self.leave.prepare_invoke();
-        call.key(&self.keys).arg(&id).arg("leasehold:grants");
-        let left: i64 = call.invoke(&mut self.connection).unwrap();
-        assert_eq!(left, 1, "the permit was held");
+        self.queue.release(&id, "leasehold:grants");
     }
 }
 

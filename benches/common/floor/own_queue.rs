@@ -1,0 +1,43 @@
+//! The queue of a lock by hand: the scripts that the client under test sends.
+
+use redis::{Connection, Script, Value};
+
+use super::pair::{TTL_MS, connect};
+
+const ENTER: &str = source!("queue_enter");
+const RELEASE: &str = source!("queue_release");
+
+/// Acquires and releases a lock with a queue by the client's own scripts over one connection.
+pub(crate) struct OwnQueue {
+    connection: Connection,
+    enter: Script,
+    release: Script,
+    keys: Vec<String>,
+}
+
+impl OwnQueue {
+    /// `functions` are the Lua functions before the body of each script.
+    pub(crate) fn new(url: &str, functions: &str, keys: Vec<String>) -> Self {
+        Self {
+            connection: connect(url),
+            enter: Script::new(&format!("{functions}{ENTER}")),
+            release: Script::new(&format!("{functions}{RELEASE}")),
+            keys,
+        }
+    }
+
+    pub(crate) fn acquire(&mut self, id: &str, want: &str) {
+        let mut call = self.enter.prepare_invoke();
+        call.key(&self.keys).arg(id).arg(TTL_MS);
+        call.arg(&[want, "l", "inbox"]);
+        let answer: Vec<Value> = call.invoke(&mut self.connection).unwrap();
+        assert_eq!(answer.first(), Some(&Value::Int(1)), "free");
+    }
+
+    pub(crate) fn release(&mut self, id: &str, channel: &str) {
+        let mut call = self.release.prepare_invoke();
+        call.key(&self.keys).arg(id).arg(channel);
+        let left: i64 = call.invoke(&mut self.connection).unwrap();
+        assert_eq!(left, 1, "held");
+    }
+}
