@@ -1,0 +1,174 @@
+//! Tests of calls of a local queue that have, share or miss a place in Redis.
+
+use super::*;
+use crate::queue::places::tests::PACE;
+
+#[test]
+fn restored_subscription_refreshes_the_places_of_all_semaphores() {
+    let waiters = Waiters::default();
+    let semaphore = |name: &str| -> Arc<dyn Primitive> {
+        let lock = Keys::new(name.into(), "lock:", "r:");
+        Arc::new(SemaphoreKeys::of(lock, 2, 1))
+    };
+    let keys = [
+        semaphore("a"),
+        semaphore("b"),
+        FairMutexKeys::of(Keys::new("c".into(), "lock:", "r:")),
+    ];
+    let reply = WaitingReply {
+        sent: NOW,
+        arrived: NOW,
+        is_listening: true,
+    };
+    let tickets = keys.each_ref().map(|keys| {
+        let ticket = waiters
+            .own_places
+            .join(Admission::Exclusive, keys, PACE, Parker::new());
+        ticket.begin_entering(&HolderId::fresh("o"));
+        ticket.note_entered(reply, None);
+        ticket
+    });
+    waiters
+        .own_places
+        .refresh_channel(keys[0].key(0).channel, Wake::Reconnect);
+    let is_due =
+        |ticket: &PlaceTicket<'_>| matches!(ticket.position(NOW, false), Position::Refresh(..));
+    assert_eq!(tickets.each_ref().map(is_due), [true, true, false]);
+}
+
+#[test]
+fn grant_wakes_a_call_that_also_waits_in_the_local_queue() {
+    let (waiters, keys) = (Waiters::default(), Keys::new("a".into(), "lock:", "r:"));
+    let fair = FairMutexKeys::of(keys);
+    let local = waiters.join(fair.key(0).name, None, true);
+    let place = waiters
+        .own_places
+        .join(Admission::Exclusive, &fair, PACE, local.parker().clone());
+    let id = HolderId::fresh("o");
+    place.begin_entering(&id);
+    let tokens = TokenBlock::one(FencingToken::new(7));
+    waiters.own_places.granted(&id, tokens);
+    assert!(is_woken(&local));
+}
+
+#[test]
+fn call_that_took_a_hand_off_sees_the_others_that_wait() {
+    const TERMS: LeaseTerms = LeaseTerms {
+        ttl: Duration::from_secs(3_600),
+        renew_every: Some(Duration::from_secs(60)),
+        max_hold: Duration::MAX,
+        replicas: None,
+        handoffs: 32,
+    };
+    let (waiters, name, now) = (Waiters::default(), Name::from("a"), NOW.after(TERMS.ttl));
+    let hold = held_for_an_hour(now);
+    waiters.granted(&hold);
+    let [first, second] = [(); 2].map(|()| waiters.join(&name, Some(TERMS), true));
+    for call in [&first, &second] {
+        call.share_place();
+    }
+    assert!(first.others_share_place() && second.others_share_place());
+    let handed = waiters.hand_off(&hold, hold.token(), false, now);
+    assert!(handed.is_ok());
+    let holding = |token| Holding {
+        token,
+        since: Some(now),
+        handoffs: TERMS.handoffs,
+        trace_id: None,
+        on_lost: None,
+        on_renew: None,
+    };
+    assert!(matches!(
+        first.take(now, TERMS.max_hold, holding),
+        Some(Ok(_))
+    ));
+    assert!(first.others_share_place(), "it has left the queue itself");
+    drop(second);
+    assert!(!first.others_share_place());
+}
+
+/// As a call for a set in several slots of a cluster does.
+#[test]
+fn call_that_shares_no_place_takes_none_over() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let plain = waiters.join(&name, None, true);
+    plain.share_place();
+    let set = waiters.join(&name, None, true);
+    assert!(!plain.others_share_place());
+    assert!(set.others_share_place() && waiters.anybody_shares_place(&name));
+    drop(plain);
+    assert!(!waiters.anybody_shares_place(&name) && waiters.anybody_for(&name));
+}
+
+#[test]
+fn calls_that_share_a_place_do_not_wait_behind_one_that_does_not() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let set = waiters.join(&name, None, true);
+    let plain = [(); 3].map(|()| waiters.join(&name, None, true));
+    for call in &plain {
+        call.share_place();
+    }
+    let [first, second, third] = plain;
+    for active in [&set, &first] {
+        assert_eq!(active.position(NOW, false), Position::Contend);
+    }
+    for behind in [&second, &third] {
+        assert_eq!(behind.position(NOW, false), Position::Behind);
+        behind.parker();
+    }
+    drop(first);
+    assert!(is_woken(&second) && !is_woken(&third));
+    assert_eq!(second.position(NOW, false), Position::Contend);
+    assert_eq!(third.position(NOW, false), Position::Behind);
+}
+
+/// As if the first of them learnt that the user of its client has no right to a place.
+#[test]
+fn the_next_waiter_is_woken_after_the_first_stopped_sharing_a_place_and_left() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let calls = [(); 3].map(|()| waiters.join(&name, None, true));
+    for call in &calls {
+        call.share_place();
+    }
+    let [first, second, third] = calls;
+    assert_eq!(second.position(NOW, false), Position::Behind);
+    first.stop_sharing_place();
+    assert!(!waiters.anybody_shares_place(&name) && !is_woken(&second));
+    drop(first);
+    assert!(is_woken(&second) && !is_woken(&third));
+    assert_eq!(second.position(NOW, false), Position::Contend);
+}
+
+/// It slept because another call had the place.
+#[test]
+fn the_first_waiter_is_woken_when_another_stops_sharing_a_place() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let [first, contender] = queue(&waiters, &name, [false, true]);
+    first.share_place();
+    contender.share_place();
+    contender.stop_sharing_place();
+    assert!(is_woken(&first));
+}
+
+#[test]
+fn waiter_without_a_place_is_woken_when_the_lock_is_left_open() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let all = waiters.join(&name, None, true);
+    let is_open = || waiters.left_open(&name, b"foreign", ALONE, NOW).is_none();
+    assert!(is_open() && is_woken(&all));
+    // The same while another call of this client has a place.
+    let keys = FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"));
+    let (shared_places, parker) = (&waiters.shared_places, Parker::new());
+    let place = shared_places.join(Admission::Exclusive, &keys, PACE, parker);
+    place.begin_entering(&HolderId::fresh("o"));
+    assert!(is_open() && is_woken(&all));
+    waiters.announced(&name, b"foreign", ALONE);
+    assert!(is_woken(&all));
+    waiters.wake_to_retry(&name, Wake::Reconnect);
+    assert!(is_woken(&all));
+    all.share_place();
+    is_open();
+    waiters.announced(&name, b"foreign", ALONE);
+    waiters.wake_to_retry(&name, Wake::Reconnect);
+    assert!(!is_woken(&all), "the call with the place asks");
+}
