@@ -368,21 +368,21 @@ impl Attempt<'_> {
 
     /// Returns the index of the first name that this client holds now: Redis would refuse it.
     pub(crate) fn held_here(&self) -> Option<usize> {
-        self.first_name_held(!self.keys.is_shared())
+        self.first_name_held(self.keys.is_shared())
     }
 
     /// Returns whether this client holds the lock alone: its other calls wait for that to end.
     ///
     /// They do not wait for its readers, which others could join without end.
     pub(crate) fn is_held_alone(&self) -> bool {
-        self.first_name_held(false).is_some()
+        self.first_name_held(true).is_some()
     }
 
-    /// Returns the index of the first name that this client holds alone, or, with
-    /// `excludes_readers`, that one of its readers holds.
-    fn first_name_held(&self, excludes_readers: bool) -> Option<usize> {
+    /// Returns the index of the first name that a lease of this client keeps from others: also a
+    /// reader's, unless the lock is wanted by a reader (`is_shared`).
+    fn first_name_held(&self, is_shared: bool) -> Option<usize> {
         self.keys.names.iter().position(|name| {
-            let holder = self.runtime.waiters.excludes(name, !excludes_readers);
+            let holder = self.runtime.waiters.excludes(name, is_shared);
             holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
         })
     }
