@@ -708,7 +708,8 @@ fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
     });
 }
 
-const RELEASE: &str = source!(
+/// The release script of a mutex.
+pub(crate) const RELEASE: &str = source!(
     "rewrite",
     "open_queue",
     "last_token",

@@ -2,8 +2,6 @@
 //!
 //! `LEASEHOLD_RECORD=1 cargo test --all-features --test it replies::` records them again.
 
-mod shared;
-
 use std::env;
 use std::fs;
 use std::io::{Read, Write};
@@ -17,6 +15,37 @@ support::tests![
     one_server_replies_as_recorded,
     several_servers_reply_as_recorded
 ];
+
+/// The source of a script on the queue of a lock.
+macro_rules! of_queue {
+    ($name:literal) => {
+        source!(
+            "last_token",
+            "now",
+            "admit_lock",
+            "lock_key",
+            "queue",
+            $name
+        )
+    };
+}
+
+/// The source of a script on the queues of several locks.
+macro_rules! of_queues {
+    ($name:literal) => {
+        source!(
+            "last_token",
+            "now",
+            "each_name",
+            "admit_lock",
+            "lock_key",
+            "queue",
+            $name
+        )
+    };
+}
+
+mod shared;
 
 /// A connection that keeps the bytes of its replies.
 struct Raw(TcpStream);
@@ -246,35 +275,6 @@ fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
         "renew_all, free",
         raw.script(renew, locks, &[mine, TTL, "0"]),
     );
-}
-
-/// The source of a script on the queue of a lock.
-macro_rules! of_queue {
-    ($name:literal) => {
-        source!(
-            "last_token",
-            "now",
-            "admit_lock",
-            "lock_key",
-            "queue",
-            $name
-        )
-    };
-}
-
-/// The source of a script on the queues of several locks.
-macro_rules! of_queues {
-    ($name:literal) => {
-        source!(
-            "last_token",
-            "now",
-            "each_name",
-            "admit_lock",
-            "lock_key",
-            "queue",
-            $name
-        )
-    };
 }
 
 /// A set that waits for the first name, then for the second, and loses its place there.

@@ -122,7 +122,7 @@ pub(super) fn rw_lock(raw: &mut Raw, replies: &mut Replies) {
     end_of_readers(raw, replies, keys);
 }
 
-/// The renewal and the release of the readers, who hold under `IDS`.
+/// Renews and releases the leases of readers whose holder ids are `IDS`.
 fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
     let [first, second, third] = IDS;
     let mut note = |what, reply| replies.note(what, reply);
@@ -156,25 +156,8 @@ pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, _] = IDS;
     let keys = &["lock:c", "fence:c", "queue:c", "places:c"];
     let mut note = |what, reply| replies.note(what, reply);
-    let release = source!(
-        "rewrite",
-        "open_queue",
-        "last_token",
-        "now",
-        "admit_lock",
-        "lock_key",
-        "queue",
-        "pass_on",
-        "cohort_release"
-    );
-    let enter = source!(
-        "last_token",
-        "now",
-        "admit_lock",
-        "lock_key",
-        "queue",
-        "queue_enter"
-    );
+    let release = crate::cohort::RELEASE;
+    let enter = of_queue!("queue_enter");
     let acquire = source!("last_token", "acquire");
     raw.script(acquire, &keys[..2], &[mine, TTL]);
     note(
