@@ -46,10 +46,11 @@ impl Link {
         !self.ends.is_empty()
     }
 
+    /// Compares the letters' case, too: a client also publishes the word `subscribe`, to wake its
+    /// subscriber.
     pub(crate) fn has_sent(&self, text: &str) -> bool {
-        self.first_requests
-            .windows(text.len())
-            .any(|window| window.eq_ignore_ascii_case(text.as_bytes()))
+        let mut windows = self.first_requests.windows(text.len());
+        windows.any(|window| window == text.as_bytes())
     }
 
     fn end(&mut self) {
