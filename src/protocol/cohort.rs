@@ -42,7 +42,7 @@ pub(super) static REFRESH: Script = queue_script!(
 #[derive(Debug)]
 pub(crate) struct CohortKeys {
     /// Both kinds of lock share the queue of a name.
-    queue: QueueKeys<3>,
+    queue: QueueKeys,
     rights: Arc<QueueRights>,
 }
 

@@ -9,7 +9,7 @@ use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
 use crate::protocol::queue_keys::{
-    QueueKeys, QueueRules, QueueScripts, keys_of_lock, queue_script, queue_scripts,
+    QueueKeys, QueueRules, QueueScripts, queue_script, queue_scripts,
 };
 use crate::protocol::script::{Arg, Call, Script, script};
 
@@ -46,7 +46,7 @@ pub(crate) fn provisional_of(refresh_every: Duration) -> Duration {
 
 /// The keys and calls of a [`FairMutex`](crate::FairMutex).
 #[derive(Debug)]
-pub(crate) struct FairMutexKeys(QueueKeys<3>);
+pub(crate) struct FairMutexKeys(QueueKeys);
 
 impl FairMutexKeys {
     pub(crate) fn of(keys: Keys) -> Arc<dyn Primitive> {
@@ -55,9 +55,8 @@ impl FairMutexKeys {
 }
 
 /// Returns the keys of a lock with the queue of its name.
-pub(super) fn lock_queue(keys: Keys) -> QueueKeys<3> {
-    let others = keys_of_lock(&keys);
-    QueueKeys::new(keys, others, &RULES)
+pub(super) fn lock_queue(keys: Keys) -> QueueKeys {
+    QueueKeys::of_lock(keys, &RULES)
 }
 
 impl Primitive for FairMutexKeys {

@@ -1,6 +1,8 @@
 //! The keys of a name with a queue in Redis, and the calls that do not differ between the kinds of
 //! locks with a queue.
 
+use std::sync::OnceLock;
+
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::primitive::{Acquire, Admission, RedisQueue};
@@ -63,23 +65,45 @@ pub(super) struct QueueRules {
 
 /// The keys of a name with a queue.
 #[derive(Debug)]
-pub(crate) struct QueueKeys<const N: usize> {
+pub(crate) struct QueueKeys {
     pub(super) keys: Keys,
     /// The fence, the queue, and the places: the holder id of each waiter with its refresh time.
     /// Then the further keys of the admission.
-    others: [Vec<u8>; N],
+    ///
+    /// Those of a lock are made when a call first needs them. A lock that is only held does not:
+    /// they would be an eighth of its memory.
+    others: OnceLock<Box<[Vec<u8>]>>,
     rules: &'static QueueRules,
 }
 
-impl<const N: usize> QueueKeys<N> {
+impl QueueKeys {
     /// `others` are the fence, the queue, the places and the further keys.
-    pub(super) fn new(keys: Keys, others: [Vec<u8>; N], rules: &'static QueueRules) -> Self {
+    pub(super) fn new<const N: usize>(
+        keys: Keys,
+        others: [Vec<u8>; N],
+        rules: &'static QueueRules,
+    ) -> Self {
         const { assert!(N >= 3) };
+        let others = OnceLock::from(Box::from(others));
         Self {
             keys,
             others,
             rules,
         }
+    }
+
+    /// The further keys are those of a lock.
+    pub(super) fn of_lock(keys: Keys, rules: &'static QueueRules) -> Self {
+        Self {
+            keys,
+            others: OnceLock::new(),
+            rules,
+        }
+    }
+
+    fn others(&self) -> &[Vec<u8>] {
+        let of_lock = || Box::from(keys_of_lock(&self.keys));
+        self.others.get_or_init(of_lock)
     }
 
     pub(super) fn call<'a, const ARGS: usize>(
@@ -88,7 +112,7 @@ impl<const N: usize> QueueKeys<N> {
         script: &'static Script,
         args: [Arg<'a>; ARGS],
     ) -> Call<'a> {
-        Call::new(verb, script, [&self.keys.locks, &self.others], args)
+        Call::new(verb, script, [&self.keys.locks, self.others()], args)
     }
 
     /// Acquires what the call wants, or joins the queue. A grant reserves this number of tokens.
@@ -135,13 +159,13 @@ impl<const N: usize> QueueKeys<N> {
     }
 }
 
-impl<const N: usize> RedisQueue for QueueKeys<N> {
+impl RedisQueue for QueueKeys {
     fn key(&self) -> &[u8] {
-        &self.others[1]
+        &self.others()[1]
     }
 
     fn places(&self) -> &[u8] {
-        &self.others[2]
+        &self.others()[2]
     }
 
     fn admission(&self) -> Admission {

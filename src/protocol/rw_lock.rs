@@ -57,7 +57,7 @@ pub(super) static INSPECT: Script = script!("inspect_shared", "time get pttl zra
 #[derive(Debug)]
 pub(crate) struct RwLockKeys {
     /// The further key is that of the readers.
-    queue: QueueKeys<4>,
+    queue: QueueKeys,
     /// The fence and the readers.
     inspected: [Vec<u8>; 2],
     reads: bool,

@@ -50,7 +50,7 @@ pub(super) static INSPECT: Script = script!("permits_inspect", "get time zrangeb
 pub(crate) struct SemaphoreKeys {
     /// The lock of the same name, whose keys those of the semaphore are derived from.
     lock: Keys,
-    queue: QueueKeys<3>,
+    queue: QueueKeys,
     permits: u32,
     many: u32,
     /// `<many>/<permits>`, as the scripts read it.
