@@ -5,7 +5,9 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::lost::Lost;
 
-/// Renewals due within this time of each other are sent together.
+/// A renewal that is due within this time is sent early, with one that is due now.
+///
+/// With a short ttl the time is shorter: a twentieth of the ttl.
 pub(crate) const RENEWAL_WINDOW: Duration = Duration::from_millis(100);
 
 /// The delay of the first renewal of a lease that a queue in Redis granted.
@@ -17,7 +19,7 @@ pub(crate) const FIRST_RENEWAL_AFTER: Duration = Duration::from_millis(3);
 /// The status of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseStatus {
-    /// Certainly held for this long.
+    /// Certainly held for this long from now.
     Held(Duration),
     Lost(Lost),
     /// Released, or being released, by its holder.
@@ -29,13 +31,14 @@ pub(crate) enum LeaseStatus {
 pub(crate) enum Due {
     /// Send a renewal.
     Renewal,
-    /// Nothing before `best`; `latest` is early enough for a late timer.
+    /// Nothing before `best`. If another thread has promised to wake the timer thread at `best` or
+    /// earlier, the timer thread may itself sleep until `latest`.
     At { best: Instant, latest: Instant },
-    /// Nothing: the lease has ended.
+    /// Nothing: the lease is lost, released or being released.
     Nothing,
 }
 
-/// The request of a renewal to Redis.
+/// A request to Redis to renew a lease, or only to check it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RenewalRequest {
     pub(crate) ttl: Duration,
