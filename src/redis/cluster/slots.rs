@@ -11,7 +11,7 @@ use crate::url::HostPort;
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct SlotLayout {
     pub(crate) masters: Vec<(RangeInclusive<u16>, HostPort)>,
-    /// Replicas can be asked for the slots, too.
+    /// Kept because a replica, too, can report the layout.
     pub(crate) replicas: Vec<HostPort>,
 }
 
@@ -32,7 +32,7 @@ impl SlotLayout {
             let first = number(&fields.next()?)?;
             let last = number(&fields.next()?)?;
             slots += u32::from(last.checked_sub(first)?) + 1;
-            // Each slot has one master.
+            // Each slot has one master, so the sizes of all ranges add up to at most `SLOTS`.
             if last >= SLOTS || slots > u32::from(SLOTS) {
                 return None;
             }
@@ -55,8 +55,9 @@ fn number(value: &Value) -> Option<u16> {
     }
 }
 
-/// Reads host and port of a node. A node that does not know its own address sends no host: then it
-/// is the host that was asked.
+/// Reads the host and port of a node; `None` if they are malformed.
+///
+/// A node that does not know its own address sends no host. The host that was asked is then used.
 fn host_port(node: Value, asked: &HostPort) -> Option<HostPort> {
     let Value::Array(fields) = node else {
         return None;
@@ -90,16 +91,15 @@ mod tests {
     #[test]
     fn masters_and_replicas_are_read_from_cluster_slots() {
         let node = |host: &str, port: u16| format!("*3\r\n{host}:{port}\r\n$1\r\ni\r\n");
-        let named = "$1\r\nh\r\n";
         let range = |first: u16, last: u16, nodes: &[String]| {
             let (n, nodes) = (nodes.len() + 2, nodes.concat());
             format!("*{n}\r\n:{first}\r\n:{last}\r\n{nodes}")
         };
-        let (one, two) = (node(named, 7), node("$0\r\n\r\n", 8));
+        let (named, empty) = (node("$1\r\nh\r\n", 7), node("$0\r\n\r\n", 8));
         let (nil, unknown) = (node("$-1\r\n", 9), node("$1\r\n?\r\n", 10));
         let text = format!(
             "*2\r\n{}{}",
-            range(0, 10, &[one, two]),
+            range(0, 10, &[named, empty]),
             range(12, 16383, &[nil, unknown])
         );
         let layout = parsed(&text).unwrap();
@@ -112,15 +112,24 @@ mod tests {
     }
 
     #[test]
-    fn malformed_replies_are_no_layout() {
+    fn replies_that_are_malformed_or_name_no_slot_are_rejected() {
         for text in [
+            // No range.
             "*0\r\n",
+            // Not an array.
             ":1\r\n",
+            // A range that is not an array.
             "*1\r\n:1\r\n",
+            // A range without a master.
             "*1\r\n*2\r\n:0\r\n:5\r\n",
+            // The last slot of a range is before its first.
             "*1\r\n*3\r\n:5\r\n:0\r\n*2\r\n$1\r\nh\r\n:7\r\n",
-            "*2\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$1\r\nh\r\n:7\r\n*3\r\n:0\r\n:0\r\n*2\r\n$1\r\ni\r\n:7\r\n",
+            // Slot 0 is in two ranges, and one of them contains all slots.
+            "*2\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$1\r\nh\r\n:7\r\n\
+             *3\r\n:0\r\n:0\r\n*2\r\n$1\r\ni\r\n:7\r\n",
+            // A cluster has no slot 16384.
             "*1\r\n*3\r\n:0\r\n:16384\r\n*2\r\n$1\r\nh\r\n:7\r\n",
+            // There is no port 70000.
             "*1\r\n*3\r\n:0\r\n:5\r\n*2\r\n$1\r\nh\r\n:70000\r\n",
         ] {
             assert_eq!(parsed(text), None, "{text}");
