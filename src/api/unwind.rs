@@ -13,8 +13,8 @@ use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::semaphore::Semaphore;
 use crate::api::semaphore_permit::SemaphorePermit;
 
-/// A panic cannot leave these half-changed. The code of the crate does not panic while it changes
-/// shared state, and it calls the code of its users only where nothing is locked.
+/// A panic cannot leave these half-changed: the crate does not panic while it changes shared state,
+/// and it never calls users' code, such as a callback or a logger, in the middle of such a change.
 macro_rules! unwind_safe {
     ($($type:ty)+) => {$(
         impl UnwindSafe for $type {}
