@@ -1,4 +1,4 @@
-//! Sets, which only the crate's own tests use.
+//! Sets: the data type of Redis, not sets of locks. Only the crate's own tests use them.
 
 use super::super::reply::Reply;
 use super::data::{Keyspace, Outcome};
