@@ -1,4 +1,5 @@
-//! Twelve threads in three processes move coins between four accounts, locking both in any order.
+//! Twelve threads in three processes move coins between four accounts. Each transfer locks two of
+//! them, in any order.
 
 use std::process::ExitCode;
 use std::thread;
@@ -45,8 +46,8 @@ fn clerk(client: &Client) -> Outcome {
         let to = (from + rng.random_range(1..ACCOUNTS.len())) % ACCOUNTS.len();
         let (from, to) = (ACCOUNTS[from], ACCOUNTS[to]);
         let amount = rng.random_range(1..=20);
-        // One clerk moves coins from Ada to Ben, another from Ben to Ada. They cannot deadlock,
-        // because a clerk that waits holds neither account.
+        // One clerk moves coins from Ada to Ben, another from Ben to Ada. They cannot deadlock:
+        // whatever the order here, `mutex_all` waits for names in ascending order.
         client
             .mutex_all([from, to])
             .with_result(|guard| transfer(&mut connection, guard, from, to, amount))?;
@@ -64,17 +65,22 @@ fn transfer(
     to: &str,
     amount: i64,
 ) -> RedisResult<()> {
-    let (left, right) = (
+    let (from_balance, to_balance) = (
         connection.get::<_, i64>(key(from))?,
         connection.get::<_, i64>(key(to))?,
     );
-    let amount = amount.min(left);
-    for (account, balance) in [(from, left - amount), (to, right + amount)] {
+    let amount = amount.min(from_balance);
+    for (account, balance) in [(from, from_balance - amount), (to, to_balance + amount)] {
         let () = connection.set(key(account), balance)?;
         let token = guard.fencing_token_of(account).map(u64::from);
-        let () = connection.rpush(key(&format!("{account} was changed under")), token)?;
+        let () = connection.rpush(tokens_key(account), token)?;
     }
     Ok(())
+}
+
+/// The key of a list: the fencing token of each change of the account, in the order of the changes.
+fn tokens_key(account: &str) -> String {
+    key(&format!("{account}:tokens"))
 }
 
 fn bank() -> Outcome {
@@ -91,15 +97,14 @@ fn bank() -> Outcome {
         .map(|_| Child::spawn("clerks"))
         .collect::<Outcome<Vec<_>>>()?;
     for process in processes {
-        assert!(process.wait()?.success());
+        assert!(process.wait()?.success(), "a process of clerks failed");
     }
     let took = began.elapsed();
 
     let mut sum = 0;
     for account in ACCOUNTS {
         let balance: i64 = connection.get(key(account))?;
-        let tokens: Vec<u64> =
-            connection.lrange(key(&format!("{account} was changed under")), 0, -1)?;
+        let tokens: Vec<u64> = connection.lrange(tokens_key(account), 0, -1)?;
         println!(
             "  {account} has {balance} coins after {} transfers.",
             tokens.len()
@@ -107,7 +112,7 @@ fn bank() -> Outcome {
         assert!(balance >= 0, "an account was overdrawn");
         assert!(
             tokens.is_sorted_by(|earlier, later| earlier < later),
-            "a later holder had a lower token"
+            "a later holder did not have a higher token"
         );
         sum += balance;
     }
