@@ -5,7 +5,7 @@ compile_error!("the feature `cli` needs Unix process groups and signals");
 
 mod args;
 mod command;
-#[expect(dead_code, reason = "the library, too, is made of this file")]
+#[expect(dead_code, reason = "the library compiles this file, too")]
 #[path = "../../escape.rs"]
 mod escape;
 mod exit;
@@ -43,7 +43,7 @@ use args::{Action, Cli};
 use exit::Failure;
 
 fn main() {
-    // Checked before the arguments are parsed, so that help and completions do not mention it.
+    // The parser does not know the supervisor's argument, so help and completions do not show it.
     if env::args_os()
         .nth(1)
         .is_some_and(|first| first == shim::SHIM)
@@ -53,7 +53,7 @@ fn main() {
     }
     let code = match Cli::read(env::args_os()) {
         Ok(cli) => act(cli),
-        // The help and the version are such errors.
+        // The parser reports `--help` and `--version` as errors whose text is for stdout.
         Err(error) if !error.use_stderr() => write!(io::stdout(), "{error}")
             .map_or_else(|error| Failure::from(error).print(), |()| 0),
         Err(error) => {

@@ -1,4 +1,4 @@
-//! The supervisor process, as the process that starts it sees it.
+//! The handle of the supervisor process, which runs `shim.rs`: starts it, and sends it requests.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -13,22 +13,25 @@ use crate::shim::{LEAVE, SHIM, WATCH};
 /// process ends, however it ends.
 pub(crate) struct Supervisor {
     process: Child,
-    /// The pipe to the supervisor. It closes when this process ends.
-    lifeline: Option<ChildStdin>,
+    /// The pipe to the supervisor, which kills its group when the pipe closes. The kernel closes it
+    /// at the latest when this process ends.
+    requests: Option<ChildStdin>,
+    /// One byte when the supervisor is ready, and one for each request.
     answers: ChildStdout,
 }
 
 impl Supervisor {
     /// Starts the supervisor and returns when it is ready.
     pub(crate) fn start() -> io::Result<Self> {
-        let mut command = Command::new(ourselves()?);
-        // The supervisor must not keep our environment, working directory or terminal in use.
+        let mut command = Command::new(path_of_this_program()?);
+        // The supervisor must not keep our working directory or terminal in use, nor a copy of our
+        // environment.
         command.arg(SHIM).env_clear().current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.stderr(Stdio::null()).process_group(0).spawn()?;
         let missing = || io::Error::other("the supervisor has no pipe");
         let mut supervisor = Self {
-            lifeline: Some(process.stdin.take().ok_or_else(missing)?),
+            requests: Some(process.stdin.take().ok_or_else(missing)?),
             answers: process.stdout.take().ok_or_else(missing)?,
             process,
         };
@@ -41,12 +44,14 @@ impl Supervisor {
         Pid::from_child(&self.process)
     }
 
-    /// Moves the supervisor out of its group and into ours. It still reserves its group's id.
+    /// Moves the supervisor out of its group and into ours. The id of its group stays reserved,
+    /// because it is also the supervisor's process id.
     pub(crate) fn leave_group(&mut self) {
         self.ask(&[LEAVE]);
     }
 
-    /// Sets the process that the supervisor kills, too, when this process ends.
+    /// Sets the process that the supervisor kills in addition to its group when this process ends;
+    /// `None` for no process.
     pub(crate) fn watch(&mut self, process: Option<Pid>) {
         let id = process.map_or(0, Pid::as_raw_pid);
         let [a, b, c, d] = id.to_ne_bytes();
@@ -54,11 +59,12 @@ impl Supervisor {
     }
 
     fn ask(&mut self, request: &[u8]) {
-        // The whole group may have been stopped, and the supervisor with it.
+        // The supervisor may have been stopped with its group, and could not answer.
         let _ = kill_process(self.id(), Signal::CONT);
-        // A write fails if the supervisor was killed: then it neither leads nor watches anything.
-        if let Some(lifeline) = &mut self.lifeline
-            && lifeline.write_all(request).is_ok()
+        // A write fails if the supervisor was killed. It then leads no group and watches no
+        // process.
+        if let Some(requests) = &mut self.requests
+            && requests.write_all(request).is_ok()
         {
             let _ = self.answers.read_exact(&mut [0]);
         }
@@ -67,20 +73,20 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        self.lifeline = None;
-        // Fails if the supervisor was killed inside the group and `Group::is_empty` has waited for
-        // it.
+        // Closes the pipe: the supervisor kills what is left of its group, and ends.
+        self.requests = None;
+        // Fails if the supervisor was killed inside the group and `Group::is_empty` has reaped it.
         let _ = self.process.wait();
     }
 }
 
 /// Returns the path of this program, which stays valid if the file is replaced.
 #[cfg(target_os = "linux")]
-fn ourselves() -> io::Result<&'static OsStr> {
+fn path_of_this_program() -> io::Result<&'static OsStr> {
     Ok(OsStr::new("/proc/self/exe"))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ourselves() -> io::Result<std::path::PathBuf> {
+fn path_of_this_program() -> io::Result<std::path::PathBuf> {
     std::env::current_exe()
 }
