@@ -1,5 +1,5 @@
-//! A server that stands still in the middle of a script brings no end nearer that a holder counts
-//! on.
+//! A server that stalls in the middle of a script does not make a key expire earlier than a holder
+//! relies on.
 
 use crate::compare::micros;
 use crate::kit::Reply;
@@ -7,19 +7,21 @@ use crate::real::Real;
 use crate::scripts::Script;
 use crate::words::Command;
 
-/// A function that stands still behind `TIME`, for about 0.2 s: scripts have no clock but `TIME`,
-/// which some servers do not move on while a script runs.
+/// A Lua function that returns the reply to `TIME` about 0.2 s late.
+///
+/// It counts because it cannot measure the time: the only clock of a script is `TIME`, and some
+/// servers stop it while a script runs. On such a server a stall cannot harm.
 const STALLED: &str = "local function stalled(time)
   for _ = 1, 5e7 do end
   return time
 end
 ";
 
-/// By how much an end that has not changed may seem to differ: `PTTL` rounds.
+/// By how much earlier an unchanged end may be measured, in ms: `PTTL` rounds.
 const TOLERANCE_MS: u64 = 5;
 
 #[test]
-fn second_reader_brings_the_end_of_the_mark_no_nearer() {
+fn second_reader_does_not_make_the_lock_key_expire_earlier() {
     check(
         &["lock", "readers"],
         &["shared queue_enter/5 lock fence queue places readers id0 10000 r 0"],
@@ -28,7 +30,7 @@ fn second_reader_brings_the_end_of_the_mark_no_nearer() {
 }
 
 #[test]
-fn writer_that_becomes_a_reader_ends_no_sooner() {
+fn writer_that_becomes_a_reader_does_not_expire_earlier() {
     check(
         &["lock"],
         &["shared queue_enter/5 lock fence queue places readers id0 10000 1 0"],
@@ -37,7 +39,7 @@ fn writer_that_becomes_a_reader_ends_no_sooner() {
 }
 
 #[test]
-fn second_permit_brings_the_end_of_the_permits_no_nearer() {
+fn second_permit_does_not_make_the_permits_expire_earlier() {
     check(
         &["permits"],
         &["permits queue_enter/4 permits fence queue places 1_id0 10000 1/3 0"],
@@ -46,7 +48,7 @@ fn second_permit_brings_the_end_of_the_permits_no_nearer() {
 }
 
 #[test]
-fn renewal_brings_the_end_of_the_permits_no_nearer() {
+fn renewal_of_one_permit_does_not_make_the_permits_expire_earlier() {
     check(
         &["permits"],
         &[
@@ -57,10 +59,10 @@ fn renewal_brings_the_end_of_the_permits_no_nearer() {
     );
 }
 
-/// Checks that a call on which the server stands still brings the end of none of these keys nearer.
+/// Checks that a call during which the server stalls makes none of these keys expire earlier.
 ///
-/// A call is the name of a script, a slash, the number of keys, the keys and the arguments. `_`
-/// stands for a space.
+/// A call is the name of a script, a slash, the number of keys, the keys and the arguments. In a
+/// key or an argument, `_` stands for a space.
 fn check(keys: &[&str], before: &[&str], stalled: &str) {
     let mut real = Real::start();
     let scripts = Script::all(|source| real.load(source));
@@ -71,18 +73,18 @@ fn check(keys: &[&str], before: &[&str], stalled: &str) {
     for before in before {
         call(&mut real, &scripts, before);
     }
-    let mut real_stalled = |source: &str| {
+    let load_stalled = |source: &str| {
         let source = source.replace("redis.call('TIME')", "stalled(redis.call('TIME'))");
         real.load(&format!("{STALLED}{source}"))
     };
-    let slow = Script::all(&mut real_stalled);
+    let stalled_scripts = Script::all(load_stalled);
     let ends: Vec<u64> = keys.iter().map(|key| end(&mut real, key)).collect();
-    call(&mut real, &slow, stalled);
+    call(&mut real, &stalled_scripts, stalled);
     for (key, before) in keys.iter().zip(ends) {
         let after = end(&mut real, key);
         assert!(
             after + TOLERANCE_MS >= before,
-            "{key} ends {} ms sooner",
+            "{key} expires {} ms earlier",
             before - after
         );
     }
@@ -102,7 +104,8 @@ fn command(scripts: &[Script], call: &str) -> Command {
 
 /// Returns when a key expires, in ms since 1970.
 ///
-/// A server that pauses between `TIME` and `PTTL` makes the end seem nearer, never farther.
+/// If the server pauses between `TIME` and `PTTL`, the result is too early, never too late. So the
+/// latest of five results counts.
 fn end(real: &mut Real, key: &str) -> u64 {
     let words = |words: &[&str]| words.iter().map(|word| word.as_bytes().to_vec()).collect();
     let sample = |_| {
