@@ -37,7 +37,7 @@ fn sides(url: &str) -> Vec<Box<dyn Side>> {
         Box::new(Ours::new(move || fair.lock().unwrap())),
         Box::new(Ours::new(move || plain.lock().unwrap())),
         Box::new(Granted::new(url)),
-        Box::new(Granted::with_its_scripts(url)),
+        Box::new(Granted::with_client_scripts(url)),
     ]
 }
 

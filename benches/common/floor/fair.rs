@@ -1,9 +1,9 @@
-//! A hand-written queue and grant: a process that finds the lock held joins a list, and the release
-//! makes the first entry the owner and tells it, either through a subscriber thread and a channel,
-//! or directly.
+//! A hand-written queue and grant. A process that finds the lock held joins a list. The release
+//! makes the first entry the owner and publishes the grant to its inbox. The waiter receives it
+//! from a subscriber thread, over a channel, or reads the subscription itself.
 //!
-//! Runs with minimal scripts that do not detect dead waiters, or with the scripts of the client
-//! under test, which do.
+//! The scripts are minimal ones, which do not detect dead waiters, or those of the client under
+//! test, which do.
 
 use redis::{Connection, Script, Value, cmd};
 use uuid::Uuid;
@@ -49,12 +49,13 @@ const QUEUE: &str = source!("last_token", "now", "admit_lock", "lock_key", "queu
 const QUEUE_ENTER: &str = source!("queue_enter");
 const QUEUE_RELEASE: &str = source!("queue_release");
 
+/// One name, locked by scripts that grant the lock to the first waiter of a queue.
 pub(crate) struct Granted {
     connection: Connection,
     enter: Script,
     leave: Script,
     keys: Vec<String>,
-    /// Arguments after the id and ttl when it enters, and after the id when it leaves.
+    /// The arguments of `enter` after the id and the ttl, and those of `leave` after the id.
     arguments: [Vec<String>; 2],
     receive: Receive,
     id: Option<String>,
@@ -68,8 +69,8 @@ fn over_subscriber_thread(url: &str, inbox: &str) -> Receive {
     Box::new(move || messages.recv().expect("the subscriber runs until the end"))
 }
 
-/// The waiter reads the subscription itself, so a grant wakes the fewest threads. It receives only
-/// its own grants.
+/// The waiter reads the subscription itself, so that a grant wakes no other thread. No other waiter
+/// uses this inbox, so each message is a grant to this one.
 fn on_waiting_thread(url: &str, inbox: &str) -> Receive {
     let mut connection = connect(url);
     connection.set_read_timeout(None).unwrap();
@@ -109,8 +110,8 @@ impl Granted {
     }
 
     /// Uses the scripts that the client under test sends.
-    pub(crate) fn with_its_scripts(url: &str) -> Self {
-        let lock = "lock:granted-by-its-scripts";
+    pub(crate) fn with_client_scripts(url: &str) -> Self {
+        let lock = "lock:granted-by-client-scripts";
         let [fence, queue, places] =
             ["fence", "queue", "places"].map(|what| format!("leasehold:{what}:{{{lock}}}"));
         let inbox = format!("bench:{}", Uuid::new_v4());
@@ -120,6 +121,7 @@ impl Granted {
             leave: Script::new(&format!("{QUEUE}{QUEUE_RELEASE}")),
             keys: vec![lock.into(), fence, queue, places],
             receive: over_subscriber_thread(url, &inbox),
+            // Wants one token. The mark `l`: a grant reaches it while its client listens.
             arguments: [vec!["1".into(), "l".into(), inbox], vec![channel(lock)]],
             id: None,
         }
@@ -138,7 +140,7 @@ impl Side for Granted {
         };
         if is_queued {
             let grant = String::from_utf8((self.receive)()).expect("ids are text");
-            assert!(grant.contains(&id), "a grant for this waiter");
+            assert!(grant.contains(&id), "a grant to another waiter: {grant}");
         }
         self.id = Some(id);
     }
@@ -149,6 +151,6 @@ impl Side for Granted {
         let [_, arguments] = &self.arguments;
         call.key(&self.keys).arg(&id).arg(arguments);
         let left: i64 = call.invoke(&mut self.connection).unwrap();
-        assert_eq!(left, 1, "the lock was held");
+        assert_eq!(left, 1, "the lock was lost before its release");
     }
 }
