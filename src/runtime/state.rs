@@ -37,7 +37,7 @@ use crate::stats::{Meters, Wake};
 use crate::thread_group::{CALL, ThreadGroup};
 
 /// The shared state of one client. It does not keep the client alive: dropping the last client,
-/// lock or guard stops the threads, and the last thread drops this.
+/// lock or guard stops the threads, and the last thread drops this state.
 pub(crate) struct Runtime {
     pub(crate) config: Config,
     pub(crate) deployment: Deployment,
@@ -50,23 +50,26 @@ pub(crate) struct Runtime {
     pub(crate) callbacks: Callbacks,
     /// The threads that run calls that can be cancelled.
     pub(crate) calls: ThreadGroup,
-    /// Recent releases, which a new master may have lost; kept only if the master can change.
+    /// Recent releases, to be repeated at a new master, which may not have them. Kept only if the
+    /// master can change.
     pub(crate) released: Mutex<RecentReleases>,
     pub(crate) queue_rights: Arc<QueueRights>,
     closed: AtomicBool,
-    /// The io threads accept releases. Locked while one is queued, so that it comes before `Stop`.
-    has_queues: RwLock<bool>,
+    /// Whether releases can be queued for the io threads. Read-locked while one is queued, so that
+    /// it precedes `Stop`.
+    accepts_releases: RwLock<bool>,
     unconfirmed: Unconfirmed,
     serial: AtomicU64,
-    /// For threads that a background thread starts.
+    /// For methods without `&Arc<Self>` that start threads.
     me: Weak<Self>,
     bodies: ThreadBodies,
 }
 
-/// The code of the threads that use the whole runtime. The runtime starts them but cannot import
-/// their modules, which import it; so it gets their code as values.
+/// The functions of the threads that use the whole runtime. The runtime starts these threads, but
+/// cannot import their modules, because those import the runtime.
 pub(in crate::runtime) struct ThreadBodies {
     pub(in crate::runtime) io: fn(&Runtime, &Endpoint),
+    /// Sends the renewals that replicas must acknowledge.
     pub(in crate::runtime) acknowledged: fn(&Runtime, &Endpoint, &Receiver<Option<RenewalPart>>),
     pub(in crate::runtime) subscriber: fn(&Runtime, &Endpoint),
 }
@@ -94,7 +97,7 @@ impl Runtime {
             released: Mutex::default(),
             queue_rights: Arc::default(),
             closed: AtomicBool::new(false),
-            has_queues: RwLock::new(true),
+            accepts_releases: RwLock::new(true),
             unconfirmed: Unconfirmed::default(),
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
@@ -133,9 +136,10 @@ impl Runtime {
         !self.closed.swap(true, Ordering::SeqCst)
     }
 
-    /// Queues no more releases for the io threads, which are about to end.
+    /// Stops queueing releases for the io threads, which are about to end. Waits for those that
+    /// other threads are queueing.
     pub(crate) fn stop_queueing(&self) {
-        *self.has_queues.write() = false;
+        *self.accepts_releases.write() = false;
     }
 
     /// Records a lease that this number of `servers` may still have when the threads end.
@@ -189,6 +193,7 @@ impl Runtime {
                         due_renewals.push((Arc::clone(&hold), request));
                     }
                     self.reschedule(&hold);
+                    // The last reference may own a user's closure, whose drop may panic.
                     drop(hold);
                 });
             }
@@ -198,7 +203,7 @@ impl Runtime {
         }
     }
 
-    /// Returns the endpoints that, as far as is known, own a key now, and the majority of them.
+    /// Returns the endpoints that own a key now, as far as is known, and how many of them decide.
     /// Starts their io threads.
     pub(in crate::runtime) fn endpoints_of(&self, key: Key<'_>) -> (Vec<Arc<Endpoint>>, Majority) {
         let (deployment, size) = self.deployment.owners_of(key);
@@ -208,7 +213,8 @@ impl Runtime {
             if let Some(me) = &me
                 && let Err(error) = me.start_io(&endpoint)
             {
-                // A lease that is not renewed expires by its own clock, which its holder notices.
+                // A lease that is not renewed expires by this machine's clock, and its holder sees
+                // that.
                 logging::error!("cannot renew or undo leases: {error}");
             }
             endpoint
@@ -270,8 +276,9 @@ impl Runtime {
         for part in parts {
             match (part.round.hold.replicas, self.me.upgrade()) {
                 (Some(replicas), Some(me)) => {
-                    let it = Arc::clone(endpoint);
-                    let body = move |parts: &Receiver<_>| (me.bodies.acknowledged)(&me, &it, parts);
+                    let owner = Arc::clone(endpoint);
+                    let body =
+                        move |parts: &Receiver<_>| (me.bodies.acknowledged)(&me, &owner, parts);
                     if let Err((part, error)) = endpoint.acknowledged.renew(replicas, part, body) {
                         plain.push(part);
                         if let Some(error) = error {
@@ -291,7 +298,8 @@ impl Runtime {
         if let Err(request) = endpoint.io.send(IoRequest::Renew(plain))
             && let IoRequest::Renew(parts) = *request
         {
-            // This thread was stopped for long after it looked up the owner, which has changed.
+            // The server was replaced, and its io thread has ended: this thread was paused for
+            // seconds after it had looked up the owner.
             for part in parts {
                 let keys = Arc::clone(&part.keys);
                 if let Some(owner) = self.endpoints_of(keys.key(0)).0.first() {
@@ -301,18 +309,19 @@ impl Runtime {
         }
     }
 
-    /// Probes the owners of these keys while their circuit breakers are open: a caller waits.
+    /// Probes the owners of these keys while their circuit breakers are open, because a caller
+    /// waits.
     pub(crate) fn probe_breaker(&self, keys: &Arc<dyn Primitive>) {
         for part in keys.parts() {
             for owner in self.endpoints_of(part.key(0)).0 {
-                // A thread that has ended serves no caller.
+                // Fails if the server was replaced: calls then go to the new one.
                 let _ = owner.io.send(IoRequest::ProbeBreaker);
             }
         }
     }
 
-    /// Returns how many replies a call for these keys gets and needs: of a majority of the servers,
-    /// or one for each part.
+    /// Returns how many replies a call for these keys gets, and how many it needs: those of a
+    /// majority of the servers, or one for each part.
     fn size_of(&self, keys: &Arc<dyn Primitive>) -> Majority {
         match keys.is_split() {
             true => Majority::each(keys.parts().len()),
@@ -322,14 +331,14 @@ impl Runtime {
 
     /// Sends a release to all servers of its keys, and repeats it until its effect is certain.
     ///
-    /// Once the io threads end, sends it now and only once, on the calling thread, unless it was
-    /// sent before.
+    /// After [`stop_queueing`](Self::stop_queueing), sends it only once, on the calling thread. A
+    /// release that was sent before is then not repeated.
     pub(crate) fn release(&self, mut release: Release) {
         // Recursive: a look-up of the owners below can find that slots have moved, and then repeats
-        // releases.
-        let has_queues = self.has_queues.read_recursive();
-        if !*has_queues {
-            drop(has_queues);
+        // releases. Another `read` would wait for a writer that waits for this one.
+        let accepts_releases = self.accepts_releases.read_recursive();
+        if !*accepts_releases {
+            drop(accepts_releases);
             if !release.was_sent {
                 self.release_once(&release);
             } else if release.may_end_lease {
@@ -375,7 +384,7 @@ impl Runtime {
                         report.found(found);
                     }
                 }
-                // A place expires.
+                // A place in a queue expires without a release.
                 Err(_) if !release.may_end_lease => {}
                 Err(fault) => {
                     self.note_unconfirmed(release.id.clone(), self.deployment.size().all);
@@ -471,7 +480,8 @@ impl Runtime {
             return;
         }
         self.follow(|key| moved.has(key));
-        // These waiters receive no more releases, and may have missed one.
+        // Waiters for these names receive no more messages from the old node, and may have missed a
+        // release.
         for name in self.waiters.waiting() {
             if moved.has(self.keys(name.clone()).key(0)) {
                 self.waiters.wake_to_retry(&name, Wake::Reconnect);
@@ -484,6 +494,7 @@ impl Runtime {
     /// Schedules what is due next for a lease, or announces its loss.
     pub(crate) fn reschedule(&self, hold: &Arc<HeldLease>) {
         let now = Instant::now();
+        // Records the loss of a lease that has expired.
         hold.status(now);
         if !self.timer.schedule(hold, now) {
             self.announce_loss(hold);
