@@ -16,7 +16,8 @@ use crate::queue::places::{Places, State};
 use crate::queue::position::{Grant, Position, Queue};
 use crate::stats::Wake;
 
-/// A call's waiter; dropping it removes it here, not in Redis.
+/// The handle of a waiting call. Dropping it removes the call's waiter from this client's tables. A
+/// place in Redis stays.
 #[derive(Debug)]
 pub(crate) struct PlaceTicket<'a> {
     places: &'a Places,
@@ -27,7 +28,7 @@ pub(crate) struct PlaceTicket<'a> {
 }
 
 impl Places {
-    /// Adds a waiter for the lock of `keys`, which sleeps on `parker`.
+    /// Adds a waiter, which sleeps on `parker`, for the lock of `keys`.
     pub(crate) fn join<'a>(
         &'a self,
         admission: Admission,
@@ -72,10 +73,12 @@ impl PlaceTicket<'_> {
         act(places.expect("an entry with a waiter in it"), owners)
     }
 
-    /// Records that the call is about to enter under `id`. From now on a grant to it counts.
+    /// Records that the call is about to enter the queue under `id`.
     ///
-    /// Returns false if another call now has the place that they share: this one must not enter.
-    /// Both may have found, before either entered, that there was none.
+    /// A grant to `id` is recorded from now on. It counts once a reply has confirmed the place.
+    ///
+    /// Returns false if the calls share a place and another call now has it: this call must not
+    /// enter. Both calls may have found no place before either entered.
     pub(crate) fn begin_entering(&self, id: &HolderId) -> bool {
         self.with_owners(|places, owners| {
             if places.is_taken_by_other(self.serial) {
@@ -87,12 +90,14 @@ impl PlaceTicket<'_> {
         })
     }
 
-    /// Records the reply to a command that made a place. The lock is held for `remaining` more.
+    /// Records the reply to a command that made a place. The lock is held for `remaining` more;
+    /// `None` if its key does not expire.
     pub(crate) fn note_entered(&self, reply: WaitingReply, remaining: Option<Duration>) {
         self.with_places(|places| {
             let waiter = places.waiter(self.serial);
             waiter.refused(reply, remaining);
             if waiter.pace.backoff.is_some() {
+                // A call that receives grant messages takes the shared place over from this one.
                 places.wake_without_place(self.serial);
             }
         });
@@ -105,7 +110,8 @@ impl PlaceTicket<'_> {
 
     /// Leaves the place to the other calls of this client that share it, if `others_wait`.
     ///
-    /// Returns an id that must leave the queue because no call shares its place.
+    /// Returns the id that the caller must remove from the queue in Redis, if no other call can use
+    /// its place.
     pub(crate) fn hand_over(&self, others_wait: bool) -> Option<HolderId> {
         self.with_owners(|places, owners| {
             let id = places.hand_over(self.serial, others_wait)?;
@@ -125,7 +131,8 @@ impl PlaceTicket<'_> {
         })
     }
 
-    /// Records that the call has failed to enter. Another that shares its place may enter now.
+    /// Records that the call has failed to enter. Another call that would share its place may enter
+    /// now.
     pub(crate) fn note_not_entered(&self) {
         self.forget_id();
         self.with_places(|places| places.wake_without_place(self.serial));
@@ -137,12 +144,12 @@ impl PlaceTicket<'_> {
         self.with_places(|places| places.waiters.iter().any(is_subscribed))
     }
 
-    /// How many replies said that the call waits.
+    /// Returns how many replies said that the call waits.
     pub(crate) fn refusals(&self) -> u32 {
         self.with_waiter(|waiter| waiter.refusals)
     }
 
-    /// Takes the grant to the call, if there is one; its id then counts no longer.
+    /// Takes the grant to the call, if there is one, and ends the wait under its id.
     pub(crate) fn take_grant(&self) -> Option<Grant> {
         let grant = self.with_waiter(|waiter| waiter.grant())?;
         self.forget_id();
@@ -163,8 +170,8 @@ impl PlaceTicket<'_> {
         });
     }
 
-    /// Leaves a refresh that is due to the other waiters: no reply could arrive before this one's
-    /// deadline.
+    /// Passes a refresh that is due on to the other waiters: no reply to this call could arrive
+    /// before its deadline.
     pub(crate) fn pass_refresh_on(&self, why: Wake) {
         self.with_places(|places| places.pass_refresh_on(self.serial, why));
     }
@@ -192,13 +199,13 @@ impl Queue for PlaceTicket<'_> {
     }
 
     fn take_wake(&self) -> Option<Wake> {
-        // The reason is counted with the refresh, which one call does for all.
+        // Wake-ups are counted with their refresh, which one call sends for all waiters.
         None
     }
 
     fn about_to_try(&self, now: Instant) -> bool {
         self.with_places(|places| places.answers.asked(now));
-        // A hand-off is taken from the local queue.
+        // The local queue reports the calls behind this one: only there are leases handed off.
         false
     }
 
