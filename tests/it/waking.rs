@@ -1,5 +1,5 @@
-//! Promise: a waiter sleeps until the release wakes it; a lost wake-up costs at most a refresh of
-//! its place in the queue, or the backstop where it has none.
+//! Promise: a waiter sleeps until the release wakes it. If the wake-up is lost, it sleeps until the
+//! next refresh of its place in the queue at most, or until the backstop if it has no place.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ support::tests![
     a_local_release_wakes_a_waiter_in_backoff,
     a_waiter_in_backoff_is_handed_the_lease_in_its_turn,
     a_release_sends_one_waiter_of_a_client_to_redis,
-    a_hundred_waiters_for_a_second_send_fewer_than_twenty_requests,
+    a_hundred_waiters_send_fewer_than_twenty_requests_in_a_second,
     idle_waiters_send_a_probe_and_one_refresh_for_each_name,
     a_client_that_may_not_subscribe_does_not_keep_reconnecting,
     idle_subscriptions_beyond_the_limit_are_dropped_sooner
@@ -50,7 +50,7 @@ support::timed![
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.
 const WAIT_LIMIT: Duration = ms(20_000);
 
-/// So long that a waiter that gets the lock earlier was woken.
+/// A backstop that is longer than any test: it is never what wakes a waiter.
 const NO_BACKSTOP: Duration = ms(40_000);
 
 /// How long a woken waiter may take to get the lock. With [`SLACK`], still less than [`REFRESH`].
@@ -86,7 +86,8 @@ fn a_release_wakes_a_waiter_of_another_client() {
     let (holder, other) = (client(&server.url()), client(&server.url()));
     for _ in 0..10 {
         let guard = holder.mutex("a").lock().unwrap();
-        // A client that is still subscribed enters the queue with its first script.
+        // A client that is still subscribed sends one script and not two: it enters the queue at
+        // once.
         let before = scripts(&server) - u64::from(server.subscribers("lock_release:a") > 0);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
@@ -127,7 +128,8 @@ fn any_message_on_the_channel_wakes_the_waiter() {
     let client = client(&server.url());
     for payload in ["", "anything", "lock_release:a"] {
         server.run("SET", &["lock:a", "foreign"]);
-        // A client that is still subscribed enters the queue with its first script.
+        // A client that is still subscribed sends one script and not two: it enters the queue at
+        // once.
         let before = scripts(&server) - u64::from(server.subscribers("lock_release:a") > 0);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| client.mutex("a").lock().map(drop));
@@ -155,16 +157,16 @@ fn spawn_and_wait_until_asleep<'scope, T: Send + 'scope>(
         call()
     });
     let stat = Path::new("/proc").join(task.recv().unwrap()).join("stat");
-    // The thread may also sleep for a moment before it waits.
-    let mut times = 0;
+    // The thread may also sleep for a moment before it waits, so one sample proves nothing.
+    let mut samples_asleep = 0;
     eventually(WAIT_LIMIT, || {
         let Ok(stat) = fs::read_to_string(&stat) else {
             // The thread has already ended.
             return true;
         };
         let is_asleep = stat.rsplit(") ").next().unwrap().starts_with('S');
-        times = if is_asleep { times + 1 } else { 0 };
-        times >= 4
+        samples_asleep = if is_asleep { samples_asleep + 1 } else { 0 };
+        samples_asleep >= 4
     });
     thread
 }
@@ -198,7 +200,7 @@ fn waiter_behind_backoff_is_woken() {
     let (holder, other) = (client(&server.url()), client(&server.url()));
     let guard = holder.mutex("a").lock().unwrap();
     thread::scope(|scope| {
-        let pauses: Vec<_> = (0..2)
+        let in_backoff: Vec<_> = (0..2)
             .map(|_| {
                 spawn_and_wait_until_asleep(scope, || {
                     other
@@ -218,8 +220,8 @@ fn waiter_behind_backoff_is_woken() {
             .expect("the release wakes the waiter")
             .unlock()
             .unwrap();
-        for pauses in pauses {
-            let guard = pauses.join().unwrap().unwrap();
+        for waiter in in_backoff {
+            let guard = waiter.join().unwrap().unwrap();
             let _ = guard
                 .expect("the lease is handed to the waiter")
                 .unlock()
@@ -232,7 +234,7 @@ fn a_local_release_wakes_a_waiter_in_backoff() {
     let server = Server::start();
     let client = client(&server.url());
     let mutex = || client.mutex("a").local_handoffs(0);
-    let takes_and_lets_go = |policy| {
+    let lock_and_unlock = |policy| {
         let guard = mutex()
             .wait_policy(policy)
             .try_lock_for(WAIT_LIMIT)
@@ -245,7 +247,7 @@ fn a_local_release_wakes_a_waiter_in_backoff() {
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
         for policy in [LONG_BACKOFF, WaitPolicy::Wake] {
-            spawn_and_wait_until_asleep(scope, move || takes_and_lets_go(policy));
+            spawn_and_wait_until_asleep(scope, move || lock_and_unlock(policy));
         }
         let _ = guard.unlock().unwrap();
     });
@@ -270,8 +272,8 @@ fn a_waiter_in_backoff_is_handed_the_lease_in_its_turn() {
         }
         let _ = guard.unlock().unwrap();
         eventually(WAIT_LIMIT, || order.lock().len() == 3);
-        // The first acquires from Redis: the one in backoff or the one behind it, which the release
-        // wakes too. From then on the lease is handed off.
+        // The release wakes the first waiter, which is in backoff, and the one behind it. One of
+        // them acquires from Redis. From then on the lease is handed off.
         let order = order.lock();
         assert!(order[1..].is_sorted(), "{order:?}");
         assert!(order.is_sorted_by_key(|(_, token)| *token), "{order:?}");
@@ -302,8 +304,8 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
             let _ = guard.unlock().unwrap();
             entries.recv_timeout(WAIT_LIMIT).unwrap();
             let_pass(ms(200));
-            // The release and the first renewal after its grant, each of them twice: the server
-            // does not know their scripts yet.
+            // The release, and the first renewal of the lease that it granted. Each is sent twice,
+            // because the server does not know its script yet.
             let sent = scripts(&server) - before;
             assert!(sent <= 4, "{sent} calls");
             leaving.wait();
@@ -311,12 +313,12 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
     }
 }
 
-fn a_hundred_waiters_for_a_second_send_fewer_than_twenty_requests() {
+fn a_hundred_waiters_send_fewer_than_twenty_requests_in_a_second() {
     let server = Server::start();
     let holder = client(&server.url());
     let client = Client::open(server.url()).unwrap();
     let guard = holder.mutex("a").lock().unwrap();
-    // Without the commands inside scripts and the `INFO` of this count.
+    // The commands inside scripts are no requests. `INFO` is sent by this closure.
     let requests = || -> u64 {
         let mut calls = server.all_calls();
         for inside in [
@@ -331,7 +333,7 @@ fn a_hundred_waiters_for_a_second_send_fewer_than_twenty_requests() {
         ]
         .into_iter()
         .chain(["lindex", "rpush", "hget", "hset", "hdel"])
-        // Twice for each new connection, and only to servers that know it.
+        // The client sends it twice for each new connection, and only to servers that know it.
         .chain(["client|setinfo"])
         {
             calls.remove(inside);
@@ -369,14 +371,14 @@ fn idle_waiters_send_a_probe_and_one_refresh_for_each_name() {
                 server.subscribers(format!("lock_release:{name}")) > 0
             });
         }
-        let calls = |command| move |server: &Server| server.calls(&[command]);
-        // Each name's first waiter refreshes its place after it subscribed.
+        let published = || server.calls(&["publish"]);
+        // The first waiter of each name also refreshes its place when it has subscribed.
         let_pass(ms(300));
-        let (probes, calls_before) = (calls("publish")(&server), scripts(&server));
+        let (published_before, scripts_before) = (published(), scripts(&server));
         let_pass(ms(2_500));
-        let refreshes = scripts(&server) - calls_before;
+        let refreshes = scripts(&server) - scripts_before;
         assert!((3..=3 * 4).contains(&refreshes), "{refreshes} refreshes");
-        let probes = calls("publish")(&server) - probes;
+        let probes = published() - published_before;
         assert!((2..=4).contains(&probes), "{probes} probes");
         for guard in guards {
             let _ = guard.unlock().unwrap();
@@ -415,7 +417,7 @@ impl Holders {
             // Gives the others time to sleep again.
             let_pass(ms(2));
             if self.kill.swap(false, Ordering::Relaxed) {
-                // In one write with the kill, so that no subscriber receives this release.
+                // The release is in one write with the kill, so that no subscriber receives it.
                 redis::pipe()
                     .cmd("CLIENT")
                     .arg(&["KILL", "TYPE", "pubsub"])
@@ -485,7 +487,7 @@ fn a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on() {
         thread::scope(|scope| {
             let began = Instant::now();
             let first = spawn_and_wait_until_asleep(scope, || {
-                // On a busy machine its only attempt may get no reply in that time.
+                // On a busy machine, the call may get no reply within its limit.
                 if let Err(error) = client.mutex("a").try_lock_for(limit) {
                     assert!(error.is_unreachable(), "{error}");
                 }
@@ -528,7 +530,7 @@ fn assert_acquired_within(
 
 fn a_subscriber_that_reconnects_wakes_waiters_to_retry() {
     let server = Server::start();
-    // Without a place in the queue, which it would refresh.
+    // A waiter with a place in the queue would soon find the lock free when it refreshes the place.
     let waiting = client(&user_with_rules(&server, &NO_QUEUE));
     assert_acquired_within(ms(500), &server, &waiting, || {
         // Deleted without a message.
@@ -541,7 +543,7 @@ fn a_subscriber_that_reconnects_wakes_waiters_to_retry() {
 fn a_subscriber_that_hangs_is_detected() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    // Without a place in the queue, which it would refresh.
+    // A waiter with a place in the queue would soon find the lock free when it refreshes the place.
     user_with_rules(&server, &NO_QUEUE);
     let waiting = client(&user_url(proxy.port()));
     assert_acquired_within(ms(6_000), &server, &waiting, || {
@@ -563,7 +565,7 @@ fn without_any_message_a_waiter_asks_within_a_second() {
 /// The permissions of a client whose calls wait for releases, without a place in the queue.
 const NO_QUEUE: [&str; 3] = ["resetkeys", "~lock:*", "~leasehold:fence:*"];
 
-/// Without the permissions for queues, and over a quorum.
+/// A waiter has no place without the permissions for queues, and over a quorum.
 fn backstop_bounds_the_sleep_of_a_waiter_without_a_place() {
     let servers = [(); 3].map(|()| Server::start());
     let alone = Client::builder().url(user_with_rules(&servers[0], &NO_QUEUE));
@@ -579,13 +581,13 @@ fn backstop_bounds_the_sleep_of_a_waiter_without_a_place() {
                 let mut all = servers.iter();
                 all.all(|server| server.subscribers("lock_release:a") > 0)
             });
-            let sleeps = || waiting.stats().totals.wakes_backstop;
-            let before = sleeps();
-            let several = Control::run(10 * backstop, || {
-                eventually(WAIT_LIMIT, || sleeps() >= before + 10);
+            let wakes = || waiting.stats().totals.wakes_backstop;
+            let before = wakes();
+            let ten_sleeps = Control::run(10 * backstop, || {
+                eventually(WAIT_LIMIT, || wakes() >= before + 10);
             });
-            // A refresh, and the backstop unless it is set, come once a second.
-            several.no_later_than(ms(2_000));
+            // Ten refreshes take 9 s, and ten sleeps with the default backstop 10 s.
+            ten_sleeps.no_later_than(ms(2_000));
             run("DEL", &["lock:a"]);
             waiter.join().unwrap();
         });
@@ -641,7 +643,8 @@ fn a_client_that_may_not_subscribe_does_not_keep_reconnecting() {
             .unwrap()
             .is_none()
     );
-    // Minus the connection of this query; one each for the waiter and the subscriber.
+    // The connection of this query does not count. The waiter and the subscriber have one each, and
+    // the limit allows one more.
     let made = connections() - before - 1;
     assert!(made <= 3, "{made} connections");
 }
@@ -649,14 +652,15 @@ fn a_client_that_may_not_subscribe_does_not_keep_reconnecting() {
 fn clients_that_may_not_publish_are_woken_and_release() {
     let server = Server::start();
     let without_publish = user_with_rules(&server, &["-publish"]);
-    // This client cannot wake its own subscriber, which polls for new names; then it receives
-    // messages like any other.
+    // This client cannot wake its own subscriber, which finds new names by polling. From then on it
+    // receives messages like any other.
     assert_acquired_within(PROMPTLY, &server, &client(&without_publish), || {
         server.run("DEL", &["lock:a"]);
         server.run("PUBLISH", &["lock_release:a", ""]);
     });
 
-    // Its own release publishes nothing: the waiter learns of it when it refreshes its place.
+    // The release of such a client publishes nothing: the waiter learns of it when it refreshes its
+    // place.
     let holder = client(&without_publish);
     let guard = holder.mutex("b").lock().unwrap();
     let waiting = client(&server.url());
@@ -704,17 +708,17 @@ fn a_name_whose_subscription_was_dropped_is_subscribed_to_again() {
     wait();
 }
 
-/// The limit keeps a process small that waits for a million names in turn.
+/// The limit bounds the memory of a process that waits for a million names in turn.
 fn idle_subscriptions_beyond_the_limit_are_dropped_sooner() {
     let server = Server::start();
     let client = client(&server.url());
     let names = 1_200;
-    let lanes = 8;
+    let threads = 8;
     thread::scope(|scope| {
-        for lane in 0..lanes {
+        for first in 0..threads {
             let (server, client) = (&server, &client);
             scope.spawn(move || {
-                for n in (lane..names).step_by(lanes) {
+                for n in (first..names).step_by(threads) {
                     server.run("SET", &[&format!("lock:{n}"), "foreign"]);
                     let mutex = client.mutex(format!("{n}"));
                     // On a slow machine, a call may end before its client has subscribed.
@@ -729,8 +733,8 @@ fn idle_subscriptions_beyond_the_limit_are_dropped_sooner() {
             });
         }
     });
-    // The few that are left came after the others were dropped. Without the limit, subscriptions
-    // stay for ten seconds.
+    // All idle subscriptions were dropped at once, and those that are left were made later. Without
+    // the limit, subscriptions stay for ten seconds.
     eventually(ms(8_000), || {
         server.subscribed_channels("lock_release:*") <= 1_024
     });
