@@ -9,8 +9,8 @@ use crate::words::Command;
 
 /// A Lua function that returns the reply to `TIME` about 0.2 s late.
 ///
-/// It counts because it cannot measure the time: the only clock of a script is `TIME`, and some
-/// servers stop it while a script runs. On such a server a stall cannot harm.
+/// It counts because it cannot measure the time: the only clock of a script is `TIME`, which some
+/// servers stop while a script runs.
 const STALLED: &str = "local function stalled(time)
   for _ = 1, 5e7 do end
   return time
@@ -21,7 +21,7 @@ end
 const TOLERANCE_MS: u64 = 5;
 
 #[test]
-fn second_reader_does_not_make_the_lock_key_expire_earlier() {
+fn second_reader_makes_neither_key_expire_earlier() {
     check(
         &["lock", "readers"],
         &["shared queue_enter/5 lock fence queue places readers id0 10000 r 0"],
