@@ -1,4 +1,5 @@
-//! Promise: a read-write lock has one writer or several readers, in the order in which they came.
+//! Promise: one writer or several readers hold a read-write lock, in the order in which their calls
+//! entered the queue.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -23,7 +24,7 @@ support::tests![
     read_write_lock_is_granted_in_a_cluster,
     readers_share_the_lock_and_exclude_a_writer,
     readers_of_one_client_and_of_others_hold_together,
-    own_guard_answers_only_where_redis_would_refuse,
+    own_guard_saves_a_command_only_if_redis_would_refuse,
     waiting_calls_are_granted_in_order_and_neighbouring_readers_together,
     stream_of_readers_does_not_starve_a_writer,
     stream_of_writers_does_not_starve_a_reader,
@@ -37,11 +38,11 @@ support::tests![
     foreign_lock_and_readers_exclude_each_other,
     reader_behind_a_fair_lock_is_granted_by_its_release,
     reader_behind_a_plain_lock_is_granted_by_its_release,
-    attempt_behind_a_silent_place_is_refused_although_nobody_holds,
+    attempt_behind_a_silent_place_is_refused_although_the_lock_is_free,
     fair_lock_behind_readers_is_granted_by_the_last_of_them,
     fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts,
-    tokens_tell_what_a_reader_has_seen,
-    reader_without_a_fence_draws_a_token_and_keeps_it,
+    reader_has_the_token_of_the_last_writer,
+    reader_without_a_fence_draws_a_token_and_stores_it,
     downgrade_lets_readers_in_and_keeps_writers_out,
     call_of_the_same_client_enters_the_queue_after_a_downgrade,
     downgraded_lease_is_renewed_and_released_as_a_readers,
@@ -159,8 +160,9 @@ fn readers_of_one_client_and_of_others_hold_together() {
     wait_until_only_fences_remain(&server);
 }
 
-/// A write under an own guard, and a read under an own write guard, need no trip.
-fn own_guard_answers_only_where_redis_would_refuse() {
+/// While the client has a guard, it refuses a write without a command; while it has a write guard,
+/// a read, too.
+fn own_guard_saves_a_command_only_if_redis_would_refuse() {
     let server = Server::start();
     let lock = rw(&server);
     let calls = || server.calls(&["evalsha", "eval"]);
@@ -182,7 +184,8 @@ fn own_guard_answers_only_where_redis_would_refuse() {
     end_read(reading);
 }
 
-/// Enters: a reader, a writer, two readers, a writer. Each group gets the lock as a whole.
+/// A reader, a writer, two readers and a writer enter the queue in this order. Neighbouring readers
+/// are granted the lock together.
 fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
     let server = Server::start();
     let writing = rw(&server).write().unwrap();
@@ -198,7 +201,7 @@ fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
         wait_for_queue_length(&server, 4);
         assert!(
             rw(&server).try_read().unwrap().is_none(),
-            "behind the writer that waits"
+            "a waiting writer is ahead"
         );
         end_read(first);
         let second = second.join().unwrap();
@@ -216,16 +219,16 @@ fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
 fn stream_of_readers_does_not_starve_a_writer() {
     let read = |lock: &RwLock| {
         let guard = lock.read().unwrap();
-        // So that some reader holds the lock at any time.
+        // Long enough for the readers to overlap: some reader holds the lock at any time.
         let_pass(ms(5));
         end_read(guard);
     };
-    assert_gets_in_beside(read, |lock| end_write(write_in_turn(lock)));
+    assert_granted_despite(read, |lock| end_write(write_in_turn(lock)));
 }
 
 fn stream_of_writers_does_not_starve_a_reader() {
     let write = |lock: &RwLock| end_write(lock.write().unwrap());
-    assert_gets_in_beside(write, |lock| end_read(read_in_turn(lock)));
+    assert_granted_despite(write, |lock| end_read(read_in_turn(lock)));
 }
 
 fn looping_plain_locks_do_not_starve_a_reader() {
@@ -243,7 +246,8 @@ fn looping_plain_locks_do_not_starve_a_reader() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The announcement of a release reaches the reader after the set has asked again.
+/// The proxy delays the reader's messages: the set asks again before the reader learns of the
+/// release.
 fn looping_set_does_not_starve_a_reader() {
     const READS: u64 = 5;
     let server = Server::start();
@@ -269,7 +273,8 @@ fn looping_set_does_not_starve_a_reader() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The client keeps one record of the leases of a name, for its readers and its plain locks.
+/// The client keeps one record of the leases of a name, for its readers and its plain locks. If a
+/// plain lock waited until this record is empty, it would starve.
 fn plain_lock_gets_in_between_overlapping_readers_of_its_client() {
     let server = Server::start();
     let client = client(&server.url());
@@ -277,7 +282,7 @@ fn plain_lock_gets_in_between_overlapping_readers_of_its_client() {
     let mut reader = rw.try_read().unwrap();
     let locked = spawn_call(move || mutex.try_lock_for(PATIENCE).unwrap().is_some());
     while locked.is_empty() && reader.is_some() {
-        // The next reader comes before the last one leaves, unless a call is ahead of it.
+        // The next reader acquires before the last one releases, unless a call is ahead of it.
         reader = rw.try_read().unwrap();
         let_pass(ms(1));
     }
@@ -285,9 +290,10 @@ fn plain_lock_gets_in_between_overlapping_readers_of_its_client() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Makes a call ten times while three clients repeat another.
+/// Asserts that `call` is granted the lock ten times while three other clients call `repeated` in
+/// loops.
 #[track_caller]
-fn assert_gets_in_beside(repeated: fn(&RwLock), call: fn(&RwLock)) {
+fn assert_granted_despite(repeated: fn(&RwLock), call: fn(&RwLock)) {
     let server = Server::start();
     let others = [(); 3].map(|()| {
         let lock = rw(&server);
@@ -300,23 +306,24 @@ fn assert_gets_in_beside(repeated: fn(&RwLock), call: fn(&RwLock)) {
     wait_until_only_fences_remain(&server);
 }
 
-/// Enters the protected resource as a reader or as a writer, and counts broken promises.
+/// Enters the protected resource as a reader or as a writer, and counts overlaps and stale tokens.
 const ENTER: &str = "
 local token, kind = tonumber(ARGV[1]), ARGV[2]
-local function newest(of) return tonumber(redis.call('GET', of) or 0) end
-local alone = kind == 'writers' or newest('writers') > 0
-if alone and newest('readers') + newest('writers') > 0 then redis.call('INCR', 'overlaps') end
-local late = token < newest('token of writers')
+local function number(key) return tonumber(redis.call('GET', key) or 0) end
+local alone = kind == 'writers' or number('writers') > 0
+if alone and number('readers') + number('writers') > 0 then redis.call('INCR', 'overlaps') end
+local stale = token < number('token of writers')
 if kind == 'writers' then
-  late = late or token <= math.max(newest('token of writers'), newest('token of readers'))
+  stale = stale or token <= math.max(number('token of writers'), number('token of readers'))
 end
-if late then redis.call('INCR', 'late') end
+if stale then redis.call('INCR', 'stale') end
 redis.call('SET', 'token of ' .. kind, string.format('%.0f', token))
 redis.call('INCR', kind)
 redis.call('INCR', 'entered by ' .. kind)
 ";
 
-/// A child's role: reads and writes in turns, and reports each entry to the resource.
+/// A child's role: reads, writes and downgrades in turns, and enters the protected resource each
+/// time. The resource is on another server, `WITNESS`.
 fn reader_and_writer() {
     let witness = redis::Client::open(parameter("WITNESS")).unwrap();
     let lock = client(&parameter("URL")).rw_lock("a");
@@ -360,7 +367,8 @@ fn reader_and_writer() {
     });
 }
 
-/// Also over downgrades: no writer overlaps others, and tokens in the order of the phases.
+/// Writers downgrade, too. No writer overlaps another holder. A writer's token is above those of
+/// all holders before it, and a reader's is not below that of the last writer.
 fn readers_and_writers_of_many_processes_never_overlap() {
     let (server, witness) = (Server::start(), Server::start());
     let parameters = [("URL", &*server.url()), ("WITNESS", &*witness.url())];
@@ -376,7 +384,7 @@ fn readers_and_writers_of_many_processes_never_overlap() {
             .map(|text| String::from_utf8(text).unwrap())
     };
     assert_eq!(number("overlaps"), None);
-    assert_eq!(number("late"), None);
+    assert_eq!(number("stale"), None);
     assert_eq!(number("entered by writers"), Some("120".to_owned()));
     wait_until_only_fences_remain(&server);
 }
@@ -407,7 +415,7 @@ fn readers_and_other_locks_of_the_name_exclude_each_other() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Another program that acquires with `SET NX PX`.
+/// The foreign lock is that of a program that acquires with `SET NX PX`.
 fn foreign_lock_and_readers_exclude_each_other() {
     let server = Server::start();
     let lock = rw(&server);
@@ -436,7 +444,8 @@ fn foreign_lock_and_readers_exclude_each_other() {
     assert!(set_nx().is_some());
 }
 
-/// The scripts of locks of one holder cannot admit a reader: they free the lock and announce it.
+/// The release script of a plain or fair lock cannot grant to a reader. It frees the lock and
+/// publishes that, and the message makes the reader's client refresh at once.
 fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
     let server = Server::start();
     let guard = lock(&server);
@@ -445,7 +454,7 @@ fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
     thread::scope(|scope| {
         let reading = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&lock));
         server.wait_until_waiter_sleeps("lock_release:a");
-        let writing = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&fair(&server)));
+        let next = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&fair(&server)));
         let before = wait_for_refresh(&waiter);
         let token = guard.fencing_token();
         unlock(guard);
@@ -457,7 +466,7 @@ fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
         );
         assert_eq!(reading.fencing_token(), token);
         end_read(reading);
-        unlock(writing.join().unwrap());
+        unlock(next.join().unwrap());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -472,18 +481,18 @@ fn reader_behind_a_plain_lock_is_granted_by_its_release() {
     });
 }
 
-fn attempt_behind_a_silent_place_is_refused_although_nobody_holds() {
+fn attempt_behind_a_silent_place_is_refused_although_the_lock_is_free() {
     let server = Server::start();
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
-    // The readers have ended, and nobody listens for the writer that waits.
+    // The leases of the readers have ended, and nobody listens to the inbox of the waiting writer.
     server.run("SET", &["lock:a", "leasehold:readers"]);
     server.run("RPUSH", &[QUEUE, "silent"]);
     let now = seconds * 1_000;
     let place = format!("{now} 300000 1 {now} l nobody");
     server.run("HSET", &[PLACES, "silent", &place]);
-    let here = client(&server.url());
-    assert!(here.rw_lock("a").try_write().unwrap().is_none());
-    assert_eq!(here.stats().totals.attempts, 1, "the first reply counts");
+    let client = client(&server.url());
+    assert!(client.rw_lock("a").try_write().unwrap().is_none());
+    assert_eq!(client.stats().totals.attempts, 1, "a single attempt");
     assert_eq!(server.get("lock:a"), None);
 }
 
@@ -506,7 +515,7 @@ fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Calls of both kinds wait in one client: each kind is refreshed by its own script.
+/// Fair locks and readers wait in one client. The client refreshes each kind with its own script.
 fn fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts() {
     let server = Server::start();
     let writing = rw(&server).write().unwrap();
@@ -527,7 +536,7 @@ fn fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts() {
     wait_until_only_fences_remain(&server);
 }
 
-fn tokens_tell_what_a_reader_has_seen() {
+fn reader_has_the_token_of_the_last_writer() {
     let server = Server::start();
     let lock = rw(&server);
     let mut last = None;
@@ -553,7 +562,7 @@ fn tokens_tell_what_a_reader_has_seen() {
     assert_eq!(lock.last_fencing_token().unwrap(), Some(written));
 }
 
-fn reader_without_a_fence_draws_a_token_and_keeps_it() {
+fn reader_without_a_fence_draws_a_token_and_stores_it() {
     let server = Server::start();
     let lock = rw(&server);
     for fence in [None, Some("0")] {
@@ -595,10 +604,11 @@ fn downgrade_lets_readers_in_and_keeps_writers_out() {
     wait_until_only_fences_remain(&server);
 }
 
-/// While its client writes, the call waits without a place. Readers could then join without end.
+/// While its own client is the writer, the call waits without a place in the queue. If it stayed
+/// without one after the downgrade, readers could join without end.
 fn call_of_the_same_client_enters_the_queue_after_a_downgrade() {
     let server = Server::start();
-    // A call that has a place before these times was woken.
+    // Only the downgrade can wake the call: no other wake-up is due during the test.
     let long = ms(300_000);
     let client = Client::builder().url(server.url()).backstop(long).ttl(long);
     let client = client.build().unwrap();
@@ -630,9 +640,9 @@ fn downgraded_lease_is_renewed_and_released_as_a_readers() {
     assert!(server.pttl("lock:a") > 30_000 && guard.remaining().unwrap() > ms(30_000));
     guard.set_ttl(ms(5_000)).unwrap();
     assert!(guard.remaining().unwrap() <= ms(5_000));
-    assert!(server.pttl("lock:a") > 30_000, "the mark never ends sooner");
+    assert!(server.pttl("lock:a") > 30_000, "the key is never shortened");
     let Some(RwHolders::Readers(readers)) = lock.inspect().unwrap() else {
-        panic!("not read");
+        panic!("no reader holds the lock");
     };
     assert!(readers[0].remaining().unwrap() <= ms(5_000));
     end_read(guard);
@@ -702,23 +712,25 @@ fn forced_release_from_a_holder_spares_the_others() {
     let (lock, operator) = (rw(&server), rw(&server));
     let readers = [(); 2].map(|()| lock.read().unwrap());
     let Some(RwHolders::Readers(seen)) = operator.inspect().unwrap() else {
-        panic!("not read");
+        panic!("no reader holds the lock");
     };
-    let [dead, alive] = &readers;
-    let of = |id| seen.iter().find(|seen| seen.holder_id() == Some(id));
-    let found = of(dead.holder_id()).expect("it reads");
+    let [forced, spared] = &readers;
+    let mut seen = seen.iter();
+    let found = seen.find(|reader| reader.holder_id() == Some(forced.holder_id()));
+    let found = found.expect("the inspection shows each reader");
     assert!(operator.force_unlock_from(found).unwrap());
     assert!(!operator.force_unlock_from(found).unwrap());
-    assert!(matches!(dead.renew(), Err(Error::Lost(_))));
-    alive.renew().unwrap();
+    assert!(matches!(forced.renew(), Err(Error::Lost(_))));
+    spared.renew().unwrap();
     assert!(operator.try_write().unwrap().is_none());
     drop(readers);
 
     let writing = lock.write().unwrap();
-    assert!(!operator.force_unlock_from(found).unwrap(), "it is another");
+    let is_forced = operator.force_unlock_from(found).unwrap();
+    assert!(!is_forced, "another holds the lock now");
     writing.ensure_held().unwrap();
     let Some(RwHolders::Writer(seen)) = operator.inspect().unwrap() else {
-        panic!("not written");
+        panic!("no writer holds the lock");
     };
     assert!(operator.force_unlock_from(&seen).unwrap());
     assert!(operator.inspect().unwrap().is_none());
