@@ -1,4 +1,4 @@
-//! Three processes start the same job every night, and one of them does it.
+//! Three processes start the same job every night, and one of them runs it.
 
 use std::io;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
 /// Runs in each of the three processes.
 fn worker() -> Outcome {
     let client = Client::from_env()?;
-    // One line of input for every night. A real worker would use a clock.
+    // Each line of input starts a night. A real worker would use a clock.
     for night in io::stdin().lines() {
         let night = night?;
         let mutex = client.mutex(format!("report of {night}"));
@@ -29,10 +29,11 @@ fn worker() -> Outcome {
             Some(guard) => {
                 write_report(&night)?;
                 println!("wrote the report");
-                // A worker whose clock lags finds the lock held.
+                // The lock stays held for an hour, longer than any clock lags: a worker that
+                // starts late must not run the job again.
                 guard.keep_for(HOUR)?;
             }
-            None => println!("stayed in bed"),
+            None => println!("found the lock held"),
         }
     }
     Ok(())
@@ -57,9 +58,9 @@ fn three_nights() -> Outcome {
         }
         let mut writers = Vec::new();
         for (n, worker) in workers.iter_mut().enumerate() {
-            let did = worker.next_line()?.ok_or("a worker has ended")?;
-            println!("  Process {} {did}.", worker.id());
-            if did == "wrote the report" {
+            let outcome = worker.next_line()?.ok_or("a worker has ended")?;
+            println!("  Process {} {outcome}.", worker.id());
+            if outcome == "wrote the report" {
                 writers.push(n);
             }
         }
@@ -70,7 +71,7 @@ fn three_nights() -> Outcome {
         if night == "Tuesday" {
             let mut writer = workers.remove(writers[0]);
             writer.kill()?;
-            println!("  Process {} dies on the way home.", writer.id());
+            println!("  Process {} is killed. The others go on.", writer.id());
         }
     }
 

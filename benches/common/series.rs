@@ -1,4 +1,4 @@
-//! The results of one contender, by round.
+//! The results of a contender in each round of a bench, and the panels that show them.
 
 use std::time::Duration;
 
@@ -26,22 +26,25 @@ impl Series {
         self.label == label && self.section == section
     }
 
+    /// Returns the spread over all rounds of a value of a run.
     pub(crate) fn spread(&self, of: impl Fn(&Window) -> f64) -> Spread {
         Spread::of(self.rounds.iter().map(of))
     }
 
+    /// Returns the medians over all rounds of three values of a run: p50, p99 and maximum.
     pub(crate) fn points(&self, of: impl Fn(&Window) -> [f64; 3]) -> [f64; 3] {
         [0, 1, 2].map(|n| self.spread(|window| of(window)[n]).median)
     }
 
-    /// Compares within each round, since the machine's speed changes.
+    /// Returns the spread of a value of this contender relative to the other's in the same round,
+    /// because the machine's speed changes between rounds.
     pub(crate) fn ratio(&self, other: &Self, of: impl Fn(&Window) -> f64) -> Spread {
         let pairs = self.rounds.iter().zip(&other.rounds);
         Spread::of(pairs.map(|(own, other)| of(own) / of(other)))
     }
 }
 
-/// Runs each series in every round.
+/// Runs each contender once in every round, in the order of [`turns`].
 pub(crate) fn run_in_turns(
     rounds: usize,
     series: &mut [Series],
@@ -52,7 +55,8 @@ pub(crate) fn run_in_turns(
     }
 }
 
-/// Returns the row of a lock of leasehold, or of what it is compared with.
+/// Returns a row of p50, p99 and maximum, in the colour of leasehold unless the label is that of a
+/// lock with which leasehold is compared.
 fn range(label: &str, points: [f64; 3]) -> Row {
     let row = Row::range(label, points);
     match label.contains("by hand") || label.contains("poller") {
@@ -61,8 +65,8 @@ fn range(label: &str, points: [f64; 3]) -> Row {
     }
 }
 
-/// Returns the panels of a bench that measures pairs of acquire and release, and then the waits of
-/// contending processes.
+/// Returns the panels of a bench that measures pairs of acquire and release by one caller, and the
+/// waits of contending processes.
 pub(crate) fn panels(
     ratios: Vec<Row>,
     series: &[Series],

@@ -1,6 +1,6 @@
 //! Replaces text that differs between runs: ids, tokens, times, ports.
 
-/// The texts replaced so far, numbered in order of appearance, so that equal texts get equal
+/// The texts replaced so far. They are numbered in order of appearance, so equal texts get equal
 /// placeholders.
 #[derive(Default)]
 pub(super) struct Placeholders {
@@ -10,17 +10,18 @@ pub(super) struct Placeholders {
     tokens: Vec<u64>,
 }
 
-/// The ttls of all locks in ms, which differ widely. A remaining time in a reply is written as the
-/// smallest of these that is not smaller.
+/// All ttls in the recordings, in ms. They are far apart: a remaining time in a reply belongs to
+/// the ttl that is at most [`PASSED`] longer.
 const TTLS: [u64; 3] = [60_000, 120_000, 300_000];
 
-/// The most of a ttl that can have passed, in ms.
+/// The longest time between the start of a ttl and a reply that tells its rest, in ms.
 const PASSED: u64 = 20_000;
 
 /// The most tokens that one acquire reserves.
 const RESERVED: u64 = 64;
 
 impl Placeholders {
+    /// Adds a placeholder for a text that is known before it appears.
     pub(super) fn name(&mut self, text: &str, placeholder: &str) {
         self.named.push((text.to_owned(), placeholder.to_owned()));
     }
@@ -65,8 +66,8 @@ impl Placeholders {
     }
 
     fn token(&mut self, token: u64) -> String {
-        let near = |known: &u64| (*known..*known + RESERVED).contains(&token);
-        let n = self.tokens.iter().position(near).unwrap_or_else(|| {
+        let is_in_block = |first: &u64| (*first..*first + RESERVED).contains(&token);
+        let n = self.tokens.iter().position(is_in_block).unwrap_or_else(|| {
             self.tokens.push(token);
             self.tokens.len() - 1
         });
@@ -77,7 +78,7 @@ impl Placeholders {
     }
 }
 
-/// Replaces `word` where it is a whole word: a port can be a part of a token.
+/// Replaces `word` only if it is a whole word: the digits of a port can be a part of a token.
 fn replace_words(text: &str, word: &str, placeholder: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -99,6 +100,7 @@ pub(super) fn without_ids(text: &str) -> String {
     (1..=placeholders.ids.len()).fold(text, |text, n| text.replace(&format!("<id {n}>"), "<id>"))
 }
 
+/// Returns the number of a word, from 1. A new word gets the next number.
 fn number(known: &mut Vec<String>, word: &str) -> usize {
     let n = known.iter().position(|one| one == word).unwrap_or_else(|| {
         known.push(word.to_owned());
@@ -116,8 +118,8 @@ pub(super) fn without_times_and_error_texts(reply: &str) -> String {
     let word = |word: &str| {
         let number = word.trim_matches(['[', ']', ',']);
         let ttl = number.parse().ok().and_then(|left: u64| {
-            let is_of = |ttl: &u64| (ttl - PASSED..=*ttl).contains(&left);
-            TTLS.into_iter().find(is_of)
+            let can_leave = |ttl: &u64| (ttl - PASSED..=*ttl).contains(&left);
+            TTLS.into_iter().find(can_leave)
         });
         match ttl {
             Some(ttl) => word.replace(number, &format!("<up to {ttl}>")),
