@@ -1,4 +1,4 @@
-//! Queries: calls that only read, and that are repeated if a connection has failed.
+//! Queries: calls that only read, so they may be repeated after a failed connection.
 
 use crate::clock::Instant;
 use crate::error::Error;
@@ -8,8 +8,8 @@ use crate::runtime::Runtime;
 /// Calls `ask` with the command timeout as its deadline, and once more after a fault that `repeats`
 /// accepts.
 ///
-/// The pooled connection may have been dead already: only a second failure says anything about
-/// Redis.
+/// The first call may have failed because its pooled connection was dead already. Only a second
+/// failure says anything about Redis. Both calls share the deadline.
 pub(super) fn query<T>(
     runtime: &Runtime,
     repeats: impl Fn(&Fault) -> bool,
@@ -24,7 +24,8 @@ pub(super) fn query<T>(
     answer.map_err(|fault| runtime.deployment.error(fault))
 }
 
-/// Returns true if a query with this fault may be repeated: no reply has come.
+/// Returns whether a query with this fault may be repeated: the server has not run it, or has not
+/// replied.
 pub(super) fn may_repeat(fault: &Fault) -> bool {
     matches!(fault, Fault::NotRun(_) | Fault::Unknown(_))
 }

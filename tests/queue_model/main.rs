@@ -5,35 +5,38 @@
 //! their places, are granted the lock, renew it, release it and give up. A grant goes to the first
 //! living place that it reaches. In every state the search tries every possible next step.
 //!
-//! * Commands, replies and grant messages are delayed, overtaken, or lost, and commands are run
-//!   twice (each a given number of times). The undo of an enter without a reply is behind it on the
-//!   same connection, and is also sent on another.
+//! * Commands, replies and grant messages are delayed and overtake each other. A given number of
+//!   them is lost, and a given number of commands runs twice. The undo of an enter without a reply
+//!   follows it on the same connection, and is also sent on another.
 //! * Clients are killed: their connections close, and the server knows that nobody listens. Clients
-//!   are stopped: the server does not know. Subscriptions are lost and come back, or stay at a
-//!   server that has become a replica: there a client receives what is published, but the server
-//!   that grants does not count it.
+//!   are stopped: the server does not know it. Subscriptions are lost and come back. Others stay at
+//!   a server that has become a replica: it passes messages on to the client, but the server that
+//!   grants does not count the client as a listener.
 //! * First attempts: in some searches, a client without a place first tries to acquire the lock,
 //!   and takes it if it is free, even if others are queued.
 //! * Open releases leave the lock free although clients are queued. The next command of the same
 //!   client grants it.
 //! * Fencing tokens: in some searches, a grant reserves a block of them for the threads of a
 //!   client, which hand the lock to each other.
-//! * Readers are granted the lock by the scripts of their own kind only. Each holds alone here:
-//!   `tests/rw_model` searches what they share.
+//! * Readers are granted the lock by the scripts of their own kind only. In this model each reader
+//!   holds the lock alone. `tests/rw_model` searches readers that share it.
 //! * Versions: the scripts of an earlier version pass nobody over. Version 0.1 has no queue: its
 //!   clients try again when a release is announced.
 //! * A program without a queue takes the lock when it is free, and releases it with or without a
-//!   message. Somebody deletes the key of a client that holds.
+//!   message. The key is deleted while a client holds the lock.
 //! * Time: ticks of one clock. A place and a grant to it end three ticks after the last refresh.
-//!   Validity starts when a command is sent, a ttl when it runs; both end with the same tick.
-//! * In prompt runs, a tick passes only once everything that is on its way has arrived and every
+//!   Validity starts when a command is sent, and a ttl when it runs. If both start in one tick,
+//!   both end in one tick.
+//! * In prompt runs, a tick passes only after everything that is on its way has arrived and every
 //!   client has refreshed or renewed: a tick is an interval between refreshes. These runs measure
-//!   how long the lock is free.
+//!   what a fault *costs*: for how many ticks, at most, a client waits and nobody holds the lock. A
+//!   grant counts as a hold only after its client has received it.
 //!
 //! Not in the model: several locks, the expiry of the queue's keys, a server that loses data, and
-//! when a release is open. Change the protocol here before changing the scripts.
+//! the times at which releases are open: here, any release can be. Change the protocol here before
+//! changing the scripts.
 //!
-//! Some searches take minutes and gigabytes. They cover only the first states, unless
+//! Some searches take minutes and gigabytes of memory. They cover only the first states, unless
 //! `LEASEHOLD_LONG_MODELS` is set:
 //! `LEASEHOLD_LONG_MODELS=1 cargo test --test queue_model long -- --test-threads 1`.
 
@@ -43,7 +46,7 @@ mod tokens;
 use models::assert_found;
 use models::queue::{Broken, Flaw, Listens, Rules, State, Version, holds, longest_stall};
 
-/// Clients that enter once. Nothing is certain to arrive.
+/// Clients that enter once. Any number of ticks can pass before something arrives.
 const SAFETY: Rules = Rules {
     clients: 2,
     entries: 1,
@@ -56,7 +59,7 @@ const SAFETY: Rules = Rules {
     flaw: None,
 };
 
-/// Clients that refresh in every tick. All messages arrive.
+/// Clients that refresh in every tick. What is not lost arrives before the next tick.
 const PROMPT: Rules = Rules {
     clients: 3,
     entries: 1,
@@ -153,7 +156,7 @@ fn killed_waiters_cost_nothing() {
     }
 }
 
-/// Without passing places over, a killed waiter costs as much as a stopped one.
+/// Scripts that pass nobody over let a killed waiter cost as much as a stopped one.
 #[test]
 fn a_killed_waiter_that_is_not_passed_over_costs_its_grant() {
     let rules = PROMPT.with(Flaw::PassesNobodyOver);
@@ -165,7 +168,7 @@ fn a_killed_waiter_that_is_not_passed_over_costs_its_grant() {
 }
 
 #[test]
-fn a_stopped_waiter_costs_its_place() {
+fn stopped_waiters_cost_the_lifetime_of_their_places() {
     for (stops, stall) in [(1, 3), (2, 4)] {
         let state = State {
             stops,
@@ -176,7 +179,7 @@ fn a_stopped_waiter_costs_its_place() {
 }
 
 #[test]
-fn what_is_lost_costs_a_refresh_each() {
+fn each_loss_costs_a_refresh() {
     let rules = Rules {
         clients: 2,
         ..PROMPT
@@ -203,7 +206,7 @@ fn a_lost_subscription_costs_at_most_a_refresh() {
 }
 
 #[test]
-fn the_deletion_of_a_plain_lock_costs_at_most_a_refresh() {
+fn the_deletion_of_a_plain_lock_costs_a_refresh() {
     let state = State {
         plain_holds: 1,
         ..start(&PROMPT)
@@ -211,7 +214,8 @@ fn the_deletion_of_a_plain_lock_costs_at_most_a_refresh() {
     assert_eq!(longest_stall(&PROMPT, state), 1);
 }
 
-/// The earlier version's message does not reach a client of this one.
+/// A client of this version does not receive the grant message of the earlier one. It learns of the
+/// grant from its refresh.
 #[test]
 fn a_grant_by_an_earlier_version_costs_a_refresh() {
     let mut state = start(&PROMPT);
@@ -219,12 +223,13 @@ fn a_grant_by_an_earlier_version_costs_a_refresh() {
     assert_eq!(longest_stall(&PROMPT, state), 1);
 }
 
-/// One client is never reached, the others enter without end.
+/// Clients that enter again and again.
 const CROWDED: Rules = Rules {
     entries: u8::MAX,
     ..PROMPT
 };
 
+/// Returns the state at the start of a crowded queue, with a first client that listens as given.
 fn crowded(listens: Listens) -> State {
     let mut state = start(&CROWDED);
     state.clients[0].listens = listens;
@@ -237,7 +242,7 @@ fn a_place_is_passed_over_in_one_interval_between_refreshes_at_most() {
 }
 
 #[test]
-fn a_client_that_listens_again_must_be_passed_over_once_it_is_killed() {
+fn a_client_that_listens_again_must_be_passed_over_after_it_is_killed() {
     let rules = Rules {
         clients: 2,
         ..CROWDED

@@ -15,7 +15,7 @@ pub struct LogRecord {
 }
 
 impl LogRecord {
-    /// The value logged under the key.
+    /// Returns the value logged under the key.
     pub fn value(&self, key: &str) -> Option<&str> {
         self.pairs
             .iter()
@@ -31,28 +31,30 @@ impl LogRecord {
 
 /// Returns every record since the first call in this process.
 ///
-/// The first call installs the logger, so a test calls this once before the records it expects.
-/// All tests of the process share the records: a test looks for names that no other test uses.
+/// The first call installs the logger, so a test must call this before the records that it expects.
+/// All tests of a process share the records, so a test must look for names that no other test uses.
 pub fn log_records() -> Vec<LogRecord> {
-    capture().lines.lock().clone()
+    capture().records.lock().clone()
 }
 
 /// Returns the records that mention the text, as [`log_records`] does.
 pub fn log_records_about(text: &str) -> Vec<LogRecord> {
-    let mut lines = log_records();
-    lines.retain(|line| line.mentions(text));
-    lines
+    let mut records = log_records();
+    records.retain(|record| record.mentions(text));
+    records
 }
 
-/// Runs `act` in the thread that logs the next record about the text, before it continues.
+/// Runs `act` once, in the thread that logs the next record that mentions the text. The record is
+/// stored first, and the thread continues after `act` returns.
 pub fn at_next_record_about(text: &'static str, act: impl FnOnce() + Send + 'static) {
     capture().hooks.lock().push((text, Box::new(act)));
 }
 
+/// The text of a record, and what to run when a record mentions it.
 type Hook = (&'static str, Box<dyn FnOnce() + Send>);
 
 struct Capture {
-    lines: Mutex<Vec<LogRecord>>,
+    records: Mutex<Vec<LogRecord>>,
     hooks: Mutex<Vec<Hook>>,
 }
 
@@ -60,7 +62,7 @@ fn capture() -> &'static Capture {
     static CAPTURE: OnceLock<&'static Capture> = OnceLock::new();
     CAPTURE.get_or_init(|| {
         let capture: &'static Capture = Box::leak(Box::new(Capture {
-            lines: Mutex::new(Vec::new()),
+            records: Mutex::new(Vec::new()),
             hooks: Mutex::new(Vec::new()),
         }));
         log::set_logger(capture).expect("no other logger is set in this process");
@@ -87,8 +89,9 @@ impl Log for Capture {
         let due: Vec<Hook> = hooks
             .extract_if(.., |(text, _)| record.mentions(text))
             .collect();
+        // Without the lock: a hook may log, and may add hooks.
         drop(hooks);
-        self.lines.lock().push(record);
+        self.records.lock().push(record);
         due.into_iter().for_each(|(_, act)| act());
     }
 
