@@ -1,7 +1,7 @@
 //! Advice for common error replies and connection errors.
 
-/// A part of an error's text, and the advice for it with a leading separator. The first match
-/// counts.
+/// Parts of error texts, each with its advice and a leading separator. The first part that the text
+/// contains counts.
 const ADVICE: [(&str, &str); 22] = [
     // The error lists the missing permissions already. The names of keys in that list may contain
     // any of the texts below.
@@ -30,12 +30,12 @@ const ADVICE: [(&str, &str); 22] = [
     ),
     (
         "NOAUTH",
-        "; the server wants a password: put it into the URL or, if the settings come from the \
+        "; the server requires a password: put it into the URL or, if the settings come from the \
          environment, into REDIS_PASSWORD; for sentinels, as sentinel_pass into the URL",
     ),
     (
         "Authentication required",
-        "; the server wants a password: put it into the URL or, if the settings come from the \
+        "; the server requires a password: put it into the URL or, if the settings come from the \
          environment, into REDIS_PASSWORD; for sentinels, as sentinel_pass into the URL",
     ),
     (
@@ -48,7 +48,7 @@ const ADVICE: [(&str, &str); 22] = [
     ),
     (
         "invalid peer certificate",
-        "; this client does not trust the server: pass its authority to \
+        "; this client does not trust the server: pass its certificate authority to \
          ClientBuilder::tls_root",
     ),
     // The text of rustls for a reply without TLS.
@@ -58,30 +58,30 @@ const ADVICE: [(&str, &str); 22] = [
     ),
     (
         "alert: CertificateRequired",
-        "; the server wants a client certificate: ClientBuilder::tls_client_cert",
+        "; the server requires a client certificate: set ClientBuilder::tls_client_cert",
     ),
     (
         "alert: HandshakeFailure",
-        "; if the server wants a client certificate: ClientBuilder::tls_client_cert",
+        "; if the server requires a client certificate, set ClientBuilder::tls_client_cert",
     ),
     (
         "fatal alert",
-        "; the server rejects the client certificate: an authority that the server trusts must \
-         issue it",
+        "; the server rejects the client certificate: a certificate authority that the server \
+         trusts must issue it",
     ),
     (
         "WRONGPASS",
-        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD; for sentinels, \
-         sentinel_user and sentinel_pass in the URL",
+        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD; for \
+         sentinels, sentinel_user and sentinel_pass in the URL",
     ),
     (
         "authentication failed",
-        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD; for sentinels, \
-         sentinel_user and sentinel_pass in the URL",
+        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD; for \
+         sentinels, sentinel_user and sentinel_pass in the URL",
     ),
     (
         "no permissions",
-        "; to log on, a user needs +select where the URL names a database, and at a sentinel \
+        "; to log on, a user needs +select if the URL names a database, and at a sentinel \
          +sentinel|get-master-addr-by-name",
     ),
     (
@@ -91,15 +91,16 @@ const ADVICE: [(&str, &str); 22] = [
     ("LOADING", "; Redis is still loading its data"),
     (
         "MISCONF",
-        "; Redis cannot save its data and refuses writes: see its log",
+        "; Redis cannot save its data and refuses writes: see the log of the server",
     ),
     (
         "NOREPLICAS",
-        "; too few replicas are in sync for min-replicas-to-write",
+        "; fewer replicas are in sync than min-replicas-to-write requires: check the replicas",
     ),
 ];
 
-/// Returns advice for an error with this text, with a leading separator; empty if there is none.
+/// Returns the advice for an error with this text, with a leading separator. Returns an empty text
+/// if there is none.
 pub(crate) fn advice(text: &str) -> &'static str {
     let found = ADVICE.iter().find(|(part, _)| text.contains(part));
     found.map_or("", |(_, advice)| advice)

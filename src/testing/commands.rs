@@ -1,4 +1,4 @@
-//! The commands about connections, scripts and messages. All others are commands on the data.
+//! The commands about connections, scripts and messages. The database runs all others.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use super::resp::Protocol;
 use super::state::State;
 
 /// Unsupported commands, grouped by the feature that is missing.
-const BEYOND: [(&str, &[&str]); 5] = [
+const UNSUPPORTED: [(&str, &[&str]); 5] = [
     (
         "no cluster",
         &["ASKING", "CLUSTER", "MIGRATE", "READONLY", "READWRITE"],
@@ -81,14 +81,14 @@ impl State {
                 self.push(id, [Reply::bulk("pong"), Reply::bulk("")]);
             }
             _ => {
-                let reply = self.plain(id, &verb, words);
+                let reply = self.reply_to(id, &verb, words);
                 self.reply(id, &reply);
             }
         }
     }
 
-    /// Runs a command with a plain reply.
-    fn plain(&mut self, id: u64, verb: &str, words: &[Vec<u8>]) -> Reply {
+    /// Runs a command that has one reply, and returns the reply.
+    fn reply_to(&mut self, id: u64, verb: &str, words: &[Vec<u8>]) -> Reply {
         let args = words.get(1..).unwrap_or_default();
         match (verb, args) {
             ("PING", []) => Reply::Status("PONG"),
@@ -102,20 +102,20 @@ impl State {
             ("PUBSUB", [what, rest @ ..]) => self.database.lock().pubsub(&upper(what), rest),
             ("ROLE", []) => Reply::array([Reply::bulk("master"), Reply::Int(0), Reply::array([])]),
             ("WAIT", [replicas, _]) if replicas == b"0" => Reply::Int(0),
-            ("WAIT", [_, _]) => beyond("WAIT", "no replicas"),
+            ("WAIT", [_, _]) => unsupported("WAIT", "no replicas"),
             ("INFO", _) => Reply::bulk(self.info()),
             (
                 "PING" | "SELECT" | "CLIENT" | "SCRIPT" | "PUBLISH" | "PUBSUB" | "ROLE" | "WAIT",
                 _,
             ) => Reply::Error(wrong_number(verb)),
-            _ => match BEYOND.iter().find(|(_, verbs)| verbs.contains(&verb)) {
-                Some((what, _)) => beyond(verb, what),
+            _ => match UNSUPPORTED.iter().find(|(_, verbs)| verbs.contains(&verb)) {
+                Some((missing, _)) => unsupported(verb, missing),
                 None => self.database.lock().run(words),
             },
         }
     }
 
-    /// Runs a script; `None` if its reply is to be lost.
+    /// Runs a script. Returns its reply, or `None` if a fault loses the reply.
     fn eval(&mut self, by_source: bool, args: &[Vec<u8>]) -> Option<Reply> {
         if let Some(error) = self.faults.refusal() {
             return Some(Reply::Error(error.into()));
@@ -152,8 +152,8 @@ impl State {
         }
     }
 
-    /// Runs a script for the test: no fault applies to it.
-    pub(super) fn eval_unharmed(&mut self, words: &[Vec<u8>]) -> Reply {
+    /// Runs a script for the test. The faults that the test has begun do not apply to it.
+    pub(super) fn eval_without_faults(&mut self, words: &[Vec<u8>]) -> Reply {
         self.prepare(0);
         let faults = std::mem::take(&mut self.faults);
         let reply = self.eval(true, words.get(1..).unwrap_or_default());
@@ -214,7 +214,10 @@ impl State {
                 let error = Reply::Error(unknown_part(b"HELLO", option));
                 return self.reply(id, &error);
             }
-            [_, ..] => return self.reply(id, &beyond("AUTH", "no users and no passwords")),
+            [_, ..] => {
+                let error = unsupported("AUTH", "no users and no passwords");
+                return self.reply(id, &error);
+            }
         };
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -289,7 +292,7 @@ impl State {
         list
     }
 
-    /// Closes the connections of a type, without the one that asks.
+    /// Closes the connections of a type, except the caller's.
     fn client_kill(&mut self, id: u64, args: &[Vec<u8>]) -> Reply {
         let [option, kind, ..] = args else {
             return Reply::Error(wrong_number("client|kill"));
@@ -297,10 +300,10 @@ impl State {
         if !option.eq_ignore_ascii_case(b"TYPE") {
             return Reply::Error(unknown_part(b"CLIENT KILL", option));
         }
-        let is_about_subscribers = kind.eq_ignore_ascii_case(b"PUBSUB");
+        let kills_subscribers = kind.eq_ignore_ascii_case(b"PUBSUB");
         let mut killed = 0;
         for (other, connection) in &mut self.connections {
-            if *other != id && (connection.channels > 0) == is_about_subscribers {
+            if *other != id && (connection.channels > 0) == kills_subscribers {
                 connection.is_ending = true;
                 killed += 1;
             }
@@ -308,7 +311,7 @@ impl State {
         Reply::Int(killed)
     }
 
-    /// The sections that tools ask for, whichever are named.
+    /// Returns the sections that tools read, whichever the command names.
     fn info(&self) -> String {
         let mut info = format!(
             "# Server\r\nredis_version:{VERSION}\r\nredis_mode:standalone\r\n\r\n# Replication\r\n\
@@ -324,7 +327,7 @@ impl State {
         info
     }
 
-    /// Counts a command, under the name that Redis has for it.
+    /// Counts a command under its name in the command statistics of Redis.
     fn count(&mut self, verb: &str, args: &[Vec<u8>]) {
         let mut name = verb.to_ascii_lowercase();
         if let ("CLIENT" | "SCRIPT" | "PUBSUB", [what, ..]) = (verb, args) {
@@ -333,7 +336,8 @@ impl State {
         *self.calls.entry(name).or_default() += 1;
     }
 
-    /// Sends what the connection was replied before, and nothing more.
+    /// Sends the replies before a lost one, and nothing after it: the client would take a later
+    /// reply for the lost one.
     fn mute(&mut self, id: u64) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.send();
@@ -356,15 +360,15 @@ impl State {
     }
 }
 
-/// The version of Redis whose replies the kit gives.
+/// The version of Redis that the server imitates.
 const VERSION: &str = "7.0.15";
 
 fn upper(word: &[u8]) -> String {
     String::from_utf8_lossy(word).to_ascii_uppercase()
 }
 
-fn beyond(verb: &str, what: &str) -> Reply {
+fn unsupported(verb: &str, missing: &str) -> Reply {
     Reply::Error(format!(
-        "ERR {verb}: the server of leasehold::testing has {what}; test this with a real server"
+        "ERR {verb}: the server of leasehold::testing has {missing}; test this with a real server"
     ))
 }

@@ -170,7 +170,7 @@ fn run(state: &mut State, call: &Call<'_>) -> Reply {
     let mut request = Vec::new();
     call.pack_by_source(&mut request);
     match read_request(&request) {
-        Ok(Some((words, _))) => state.eval_unharmed(&words),
+        Ok(Some((words, _))) => state.eval_without_faults(&words),
         _ => unreachable!("the client packs whole requests"),
     }
 }
