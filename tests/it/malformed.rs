@@ -1,5 +1,5 @@
-//! Promise: a reply that Redis would never send grants nothing and loses nothing. It closes its
-//! connection, and the call counts as unanswered.
+//! Promise: an impossible reply, one that Redis would never send, grants nothing and loses nothing.
+//! The client closes the connection and counts the call as unanswered.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use support::{FakeServer, eventually, ms};
 support::tests![
     well_formed_replies_grant_and_release,
     an_acquire_with_an_impossible_reply_is_undone,
-    a_refusal_for_a_name_that_was_not_asked_for_is_undone,
+    an_acquire_of_a_set_with_an_impossible_reply_is_undone,
     a_fair_lock_with_an_impossible_reply_is_undone,
     an_enter_that_ran_twice_is_undone,
     an_impossible_reply_grants_nothing_to_a_queued_waiter,
@@ -23,13 +23,13 @@ support::tests![
     an_impossible_reply_to_a_query_is_an_error,
     only_a_server_that_reports_the_master_role_is_used,
     each_reply_to_a_combined_write_is_checked,
-    a_surplus_reply_is_not_taken_for_the_next,
+    a_surplus_reply_does_not_answer_the_next_call,
     a_surplus_reply_at_log_on_grants_nothing,
     a_surplus_reply_to_a_renewal_loses_nothing,
     a_quorum_closes_a_connection_with_a_surplus_reply,
     a_malformed_redirect_is_not_followed,
-    a_scan_whose_cursor_comes_again_is_an_error,
-    a_page_that_is_too_large_opens_no_breaker
+    a_scan_whose_cursor_repeats_is_an_error,
+    a_scan_reply_that_is_too_large_opens_no_breaker
 ];
 
 const GRANTED: &str = "*2\r\n:1\r\n:1700000000000000\r\n";
@@ -77,9 +77,10 @@ fn server_replying_once(
     })
 }
 
-/// Waits until every acquire that the server received is undone. Returns how many there were.
+/// Waits until every acquire that the server received is undone and its connection is closed.
+/// Returns the number of acquires.
 #[track_caller]
-fn undone(server: &FakeServer, script: &str) -> usize {
+fn wait_until_undone(server: &FakeServer, script: &str) -> usize {
     let acquires = server.requests(script);
     for acquire in &acquires {
         eventually(WAIT_LIMIT, || {
@@ -91,7 +92,7 @@ fn undone(server: &FakeServer, script: &str) -> usize {
 
 #[track_caller]
 fn assert_undone(server: &FakeServer, script: &str) {
-    assert_ne!(undone(server, script), 0, "nothing was sent");
+    assert_ne!(wait_until_undone(server, script), 0, "nothing was sent");
 }
 
 #[track_caller]
@@ -132,7 +133,7 @@ fn an_acquire_with_an_impossible_reply_is_undone() {
     }
 }
 
-fn a_refusal_for_a_name_that_was_not_asked_for_is_undone() {
+fn an_acquire_of_a_set_with_an_impossible_reply_is_undone() {
     for reply in [
         "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:99\r\n",
         "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:0\r\n",
@@ -156,11 +157,12 @@ fn a_fair_lock_with_an_impossible_reply_is_undone() {
     }
 }
 
-/// The first run found the lock free; the second was refused because of the first.
+/// The reply is a refusal that names the call's own id. The first run of the enter acquired the
+/// lock, and the second was refused because of the first.
 fn an_enter_that_ran_twice_is_undone() {
-    let has_run_twice = AtomicBool::new(false);
+    let has_entered = AtomicBool::new(false);
     let server = FakeServer::start(move |request| match request.name().as_str() {
-        "queue_enter" if has_run_twice.swap(true, Ordering::SeqCst) => reply_bytes(GRANTED),
+        "queue_enter" if has_entered.swap(true, Ordering::SeqCst) => reply_bytes(GRANTED),
         "queue_enter" => {
             let id = String::from_utf8_lossy(&request.args()[0]).into_owned();
             let length = id.len();
@@ -216,8 +218,8 @@ fn a_quorum_counts_no_impossible_vote() {
         assert_unanswered(&client.mutex("a").try_lock(), reply);
         let asked = servers
             .iter()
-            .filter(|server| undone(server, "propose") > 0);
-        // A call does not wait for a third connection that opens slowly.
+            .filter(|server| wait_until_undone(server, "propose") > 0);
+        // A call does not wait for a third connection that is slow to open.
         assert!(asked.count() >= 2, "{reply:?}: no majority was asked");
     }
 }
@@ -289,8 +291,8 @@ fn sentinel(port: u16) -> FakeServer {
     FakeServer::start(move |request| {
         let port = port.to_string();
         let length = port.len();
-        let place = format!("*2\r\n$9\r\n127.0.0.1\r\n${length}\r\n{port}\r\n");
-        (request.name() == "SENTINEL").then(|| place.into_bytes())
+        let address = format!("*2\r\n$9\r\n127.0.0.1\r\n${length}\r\n{port}\r\n");
+        (request.name() == "SENTINEL").then(|| address.into_bytes())
     })
 }
 
@@ -314,7 +316,7 @@ fn each_reply_to_a_combined_write_is_checked() {
     let server = FakeServer::start({
         let replies = Arc::clone(&replies);
         move |request| match request.name().as_str() {
-            // Slow enough for calls to queue behind those in flight.
+            // Slow enough for calls to wait behind those in flight: they are then written together.
             "acquire" => {
                 support::let_pass(ms(20));
                 replies.fetch_add(1, Ordering::SeqCst);
@@ -336,7 +338,7 @@ fn each_reply_to_a_combined_write_is_checked() {
 
 const REFUSED: &str = "*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n";
 
-fn a_surplus_reply_is_not_taken_for_the_next() {
+fn a_surplus_reply_does_not_answer_the_next_call() {
     let is_first = AtomicBool::new(true);
     let server = FakeServer::start(move |request| match request.name().as_str() {
         "acquire" if is_first.swap(false, Ordering::SeqCst) => reply_bytes(GRANTED),
@@ -400,7 +402,7 @@ fn a_quorum_closes_a_connection_with_a_surplus_reply() {
     }
 }
 
-/// A cluster of one node, which redirects each acquire with `redirect`.
+/// Returns the only node of a cluster. It redirects each acquire with `redirect`.
 fn redirecting(redirect: &'static str) -> FakeServer {
     let port = Arc::new(OnceLock::new());
     let known = Arc::clone(&port);
@@ -441,7 +443,7 @@ fn a_malformed_redirect_is_not_followed() {
     });
 }
 
-fn a_scan_whose_cursor_comes_again_is_an_error() {
+fn a_scan_whose_cursor_repeats_is_an_error() {
     let server = server_replying("SCAN", "*2\r\n$1\r\n7\r\n*0\r\n");
     let error = client(&server.url()).list("").unwrap_err();
     assert!(error.is_unreachable(), "{error:?}");
@@ -452,7 +454,7 @@ fn a_scan_whose_cursor_comes_again_is_an_error() {
     );
 }
 
-fn a_page_that_is_too_large_opens_no_breaker() {
+fn a_scan_reply_that_is_too_large_opens_no_breaker() {
     let server = FakeServer::start(|request| match request.name().as_str() {
         "SCAN" => reply_bytes("$1000000000000\r\n"),
         "acquire" => reply_bytes(GRANTED),
