@@ -1,6 +1,7 @@
 //! Promise: a set of names gets its turn in the queue of each name, and waits for no other set.
 //!
-//! A set that waits keeps the names below the one in whose queue it waits.
+//! A waiting set has a place in the queue of one name. If that is not its first place, the set keeps
+//! the names below that one.
 
 use std::collections::HashSet;
 use std::thread;
@@ -17,20 +18,20 @@ use support::{
 support::roles![set_waiter];
 
 support::tests![
-    set_gets_in_beside_busy_fair_locks,
-    set_gets_in_beside_busy_plain_locks,
-    set_of_one_name_gets_in_beside_busy_plain_locks,
+    set_is_granted_although_fair_locks_are_busy,
+    set_is_granted_although_plain_locks_are_busy,
+    set_of_one_name_is_granted_although_plain_locks_are_busy,
     user_without_rights_for_queues_is_woken_by_releases,
     sets_fair_and_plain_locks_count_exactly_together,
     set_goes_behind_a_reader_for_whom_a_release_freed_a_name,
-    set_takes_free_names_beside_a_reader_that_no_grant_reaches,
-    set_that_waits_for_its_first_refusal_keeps_nothing,
+    set_takes_free_names_despite_a_reader_that_no_grant_reaches,
+    set_keeps_nothing_after_its_first_refusal,
     release_of_a_set_grants_each_name_to_its_queue,
     set_is_released_although_a_queue_is_damaged,
     waiting_set_is_refreshed_on_a_full_server,
-    call_that_holds_an_upper_name_gets_a_lower_one_that_a_set_keeps,
-    shutdown_passes_on_what_a_waiting_set_has,
-    killed_set_keeps_nothing_for_long,
+    call_that_holds_a_higher_name_gets_a_lower_one_that_a_set_keeps,
+    shutdown_ends_the_places_and_the_kept_names_of_waiting_sets,
+    names_that_a_killed_set_kept_are_free_long_before_its_ttl_ends,
     set_that_loses_a_kept_name_begins_again,
     set_that_loses_its_place_begins_again,
     ask_without_a_reply_is_undone_for_all_names,
@@ -40,10 +41,11 @@ support::tests![
 
 support::roughly_timed![
     set_keeps_its_lower_names_while_it_waits_for_a_higher_one,
-    set_that_gives_up_passes_on_what_it_has
+    set_that_gives_up_leaves_its_place_and_its_kept_names
 ];
 
-/// Longer than any test: a key that disappears earlier was released, or was only kept.
+/// Returns a client whose ttl is longer than any test. If one of its keys disappears earlier, it
+/// was released, or only kept.
 fn long_client(url: &str) -> Client {
     warmed_up(Client::builder().url(url).ttl(ms(300_000)).build().unwrap())
 }
@@ -85,9 +87,10 @@ fn wait_for_queue(server: &Server, name: &str, length: usize) {
     eventually(PATIENCE, || queued(server, name).len() == length);
 }
 
-/// Brings a set that waits to keep `a` and to wait for `b`, which `b` holds.
+/// Makes a set keep `a` while it waits for `b`, which the caller holds. `begin_to_wait` starts the
+/// call of the set.
 ///
-/// Returns its holder id, and what `begin_to_wait` returned.
+/// Returns the holder id of the set, and what `begin_to_wait` returned.
 #[track_caller]
 fn wait_until_set_keeps_a<T>(server: &Server, begin_to_wait: impl FnOnce() -> T) -> (String, T) {
     let a = lock_in_turn(&fair(server, "a"));
@@ -96,22 +99,22 @@ fn wait_until_set_keeps_a<T>(server: &Server, begin_to_wait: impl FnOnce() -> T)
     unlock(a);
     wait_for_queue(server, "b", 1);
     let id = queued(server, "b").remove(0);
-    assert_eq!(holder(server, "a"), Some(id.clone()), "it keeps a");
+    assert_eq!(holder(server, "a"), Some(id.clone()), "the set keeps a");
     (id, waiting)
 }
 
-fn set_gets_in_beside_busy_fair_locks() {
-    assert_gets_in(&["a", "b"], |client, name| {
+fn set_is_granted_although_fair_locks_are_busy() {
+    assert_set_is_granted(&["a", "b"], |client, name| {
         lock_in_turn(&client.fair_mutex(name))
     });
 }
 
-fn set_gets_in_beside_busy_plain_locks() {
-    assert_gets_in(&["a", "b"], lock_plain);
+fn set_is_granted_although_plain_locks_are_busy() {
+    assert_set_is_granted(&["a", "b"], lock_plain);
 }
 
-fn set_of_one_name_gets_in_beside_busy_plain_locks() {
-    assert_gets_in(&["a"], lock_plain);
+fn set_of_one_name_is_granted_although_plain_locks_are_busy() {
+    assert_set_is_granted(&["a"], lock_plain);
 }
 
 fn lock_plain(client: &Client, name: &str) -> MutexGuard {
@@ -119,10 +122,10 @@ fn lock_plain(client: &Client, name: &str) -> MutexGuard {
     guard.expect("the call gets its turn")
 }
 
-/// Asserts that a set of names gets in although three other clients lock each of `a` and `b`
-/// without a pause.
+/// Asserts that a set of names is granted its locks although three other clients lock each of `a`
+/// and `b` without a pause.
 #[track_caller]
-fn assert_gets_in(names: &[&str], lock: fn(&Client, &str) -> MutexGuard) {
+fn assert_set_is_granted(names: &[&str], lock: fn(&Client, &str) -> MutexGuard) {
     let server = Server::start();
     let others = ["a", "b", "a", "b", "a", "b"].map(|name| {
         let client = long_client(&server.url());
@@ -239,7 +242,7 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
         assert_eq!(guard.holder_id().as_str(), id);
         for name in ["a", "b"] {
             assert_eq!(holder(&server, name), Some(id.clone()));
-            assert!(server.pttl(format!("lock:{name}")) > 200_000, "the ttl");
+            assert!(server.pttl(format!("lock:{name}")) > 200_000, "its ttl");
         }
         release(guard);
     });
@@ -258,12 +261,12 @@ fn enqueue_reader_for_b(server: &Server, mark_and_inbox: &str) -> [String; 2] {
     [queue, places]
 }
 
-/// A release cannot grant to a reader: it frees the name, and the reader asks.
+/// The release of a set cannot grant to a reader: it frees the name, and the reader must ask.
 fn set_goes_behind_a_reader_for_whom_a_release_freed_a_name() {
     let server = Server::start();
     let set = set(&server);
     let guard = lock_set(&set);
-    // It has not asked yet.
+    // This place has no client, so the reader never asks.
     let [queue, places] = enqueue_reader_for_b(&server, "a ");
     release(guard);
     assert!(set.try_lock_for(ms(300)).unwrap().is_none());
@@ -274,11 +277,11 @@ fn set_goes_behind_a_reader_for_whom_a_release_freed_a_name() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Its client was killed. The release passes over it, so a set can, too.
-fn set_takes_free_names_beside_a_reader_that_no_grant_reaches() {
+/// The client of the reader was killed. A release passes over such a place, so a set can, too.
+fn set_takes_free_names_despite_a_reader_that_no_grant_reaches() {
     let server = Server::start();
-    let once = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)).attempts(1));
-    let set = set(&server).wait_policy(once);
+    let single_attempt = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)).attempts(1));
+    let set = set(&server).wait_policy(single_attempt);
     let guard = lock_set(&set);
     let [queue, places] = enqueue_reader_for_b(&server, "l nobody-listens");
     release(guard);
@@ -287,7 +290,7 @@ fn set_takes_free_names_beside_a_reader_that_no_grant_reaches() {
     wait_until_only_fences_remain(&server);
 }
 
-fn set_that_waits_for_its_first_refusal_keeps_nothing() {
+fn set_keeps_nothing_after_its_first_refusal() {
     let server = Server::start();
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
@@ -301,7 +304,7 @@ fn set_that_waits_for_its_first_refusal_keeps_nothing() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The names go to the waiters directly: nothing announces that they are free.
+/// The release grants the names to the waiters directly. No message announces that they are free.
 fn release_of_a_set_grants_each_name_to_its_queue() {
     let server = Server::start();
     let set = set(&server);
@@ -352,14 +355,15 @@ fn waiting_set_is_refreshed_on_a_full_server() {
     thread::scope(|scope| {
         let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(|| lock_set(&set)));
         server.run("CONFIG", &["SET", "maxmemory", "1"]);
-        let refreshed = || -> String {
+        let place = || -> String {
             redis::cmd("HGET")
                 .arg(&["leasehold:places:{lock:b}", &id])
                 .query(&mut server.connection())
                 .unwrap()
         };
-        let before = refreshed();
-        eventually(PATIENCE, || refreshed() != before);
+        let before = place();
+        // A refresh writes its time into the place.
+        eventually(PATIENCE, || place() != before);
         server.run("CONFIG", &["SET", "maxmemory", "0"]);
         unlock(b);
         let guard = waiting.join().unwrap();
@@ -368,8 +372,9 @@ fn waiting_set_is_refreshed_on_a_full_server() {
     });
 }
 
-/// Without an end of the keeping, the call and the set would wait for each other for ever.
-fn call_that_holds_an_upper_name_gets_a_lower_one_that_a_set_keeps() {
+/// If the set kept the lower name without end, it would deadlock with the call. It passes the name
+/// on after 5 s.
+fn call_that_holds_a_higher_name_gets_a_lower_one_that_a_set_keeps() {
     let server = Server::start();
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
@@ -386,7 +391,7 @@ fn call_that_holds_an_upper_name_gets_a_lower_one_that_a_set_keeps() {
     wait_until_only_fences_remain(&server);
 }
 
-fn set_that_gives_up_passes_on_what_it_has() {
+fn set_that_gives_up_leaves_its_place_and_its_kept_names() {
     let server = Server::start();
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
@@ -402,7 +407,7 @@ fn set_that_gives_up_passes_on_what_it_has() {
     wait_until_only_fences_remain(&server);
 }
 
-fn shutdown_passes_on_what_a_waiting_set_has() {
+fn shutdown_ends_the_places_and_the_kept_names_of_waiting_sets() {
     let server = Server::start();
     let b = lock_in_turn(&fair(&server, "b"));
     let client = long_client(&server.url());
@@ -426,8 +431,8 @@ fn set_waiter() {
     let _ = set.lock();
 }
 
-/// The ttl is 300 s.
-fn killed_set_keeps_nothing_for_long() {
+/// A kept name lasts at most 3 s without a refresh. The ttl of the set is 300 s.
+fn names_that_a_killed_set_kept_are_free_long_before_its_ttl_ends() {
     let server = Server::start();
     let b = lock_in_turn(&fair(&server, "b"));
     let (_, mut waiting) = wait_until_set_keeps_a(&server, || {
@@ -448,7 +453,7 @@ fn set_that_loses_a_kept_name_begins_again() {
         let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         server.run("SET", &["lock:a", "a stranger"]);
         unlock(b);
-        // It passes b on, and waits for a under another id.
+        // The set passes b on, and waits for a under another id.
         eventually(PATIENCE, || holder(&server, "b").is_none());
         wait_for_queue(&server, "a", 1);
         assert_ne!(queued(&server, "a")[0], id);
@@ -485,13 +490,13 @@ fn ask_without_a_reply_is_undone_for_all_names() {
     thread::scope(|scope| {
         let set = warmed_up(client(&proxy.url())).mutex_all(["a", "b"]);
         let second = set.clone();
-        // Either may be the first to get its turn after it begins again.
+        // Both sets begin again, and either can be granted first: each releases in its own thread.
         let (id, _) =
             wait_until_set_keeps_a(&server, || scope.spawn(move || release(lock_set(&set))));
         scope.spawn(move || release(lock_set(&second)));
         wait_for_queue(&server, "a", 1);
         let other = queued(&server, "a").remove(0);
-        // Their next refreshes run without replies.
+        // From now on the refreshes of both sets run, but their replies are lost.
         proxy.set_all(Traffic::DropReplies);
         eventually(PATIENCE, || {
             let in_queues = ["a", "b"].map(|name| queued(&server, name)).concat();
@@ -538,7 +543,7 @@ fn set_of_one_slot_waits_in_the_queues_of_a_cluster() {
         eventually(PATIENCE, || queue(names[0]) == 1);
         unlock(a);
         eventually(PATIENCE, || queue(names[1]) == 1);
-        assert!(node.get("lock:{s}a").is_some(), "it keeps the lower name");
+        assert!(node.get("lock:{s}a").is_some(), "the set keeps a");
         unlock(b);
         release(waiting.join().unwrap());
     });
