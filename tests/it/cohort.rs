@@ -1,5 +1,5 @@
-//! Promise: the clients that wait for a plain lock take turns in its queue in Redis, each with one
-//! place for all its calls, and the calls of a client hand the lock to each other.
+//! Promise: the clients that wait for a plain lock take turns in its queue in Redis. Each has one
+//! place for all its calls, and these hand the lock to each other.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,7 +29,7 @@ support::tests![
     last_call_that_gives_up_leaves_the_queue,
     full_server_does_not_end_the_use_of_queues,
     place_on_a_full_server_wants_tokens_for_the_next_call,
-    try_lock_asks_nothing_while_a_call_of_its_client_has_a_place,
+    try_lock_does_not_overtake_a_call_of_its_client_that_has_a_place,
     try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place,
     lost_place_is_replaced_over_a_new_connection,
     enter_without_a_reply_is_undone,
@@ -39,19 +39,19 @@ support::tests![
     poller_gets_in_between_contending_clients,
     poller_gets_in_while_the_fence_is_ahead_of_the_clock,
     earlier_version_shares_a_contended_lock_with_rising_tokens,
-    release_leaves_the_lock_open_only_if_no_fair_lock_waits,
+    release_leaves_the_lock_open_only_if_it_may_and_no_fair_lock_waits,
     client_whose_release_could_not_grant_goes_behind_the_queue,
     try_lock_gets_a_free_lock_although_a_killed_client_has_a_place,
-    release_of_nothing_grants_a_lock_that_was_left_open,
+    release_with_nothing_to_release_grants_a_lock_that_was_left_open,
     moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart,
     poller_with_any_period_around_100_ms_gets_in,
     lock_is_left_open_at_least_every_100_ms_of_turns,
     silent_foreign_release_costs_at_most_one_refresh,
     user_without_rights_for_the_queue_is_woken_by_releases,
-    calls_that_began_before_rights_for_the_queue_were_missed_ask_rarely
+    calls_that_began_before_the_missing_rights_were_known_ask_rarely
 ];
 
-/// Long enough that only a message wakes a waiter.
+/// Longer than any test: no waiter is woken by the end of a lease.
 const TTL: Duration = ms(300_000);
 
 const CHANNEL: &str = "lock_release:a";
@@ -82,7 +82,7 @@ fn spawn_waiter<'scope>(
     waiting
 }
 
-/// Waits until the calls of this client sleep.
+/// Waits until this many calls of the client sleep.
 fn wait_until_asleep(client: &Client, calls: u64) {
     eventually(PATIENCE, || client.stats().waiting == calls);
 }
@@ -118,7 +118,7 @@ fn release_grants_the_lock_to_the_next_client_and_publishes_no_release() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Eight clients contend for the lock until all together have held it for `turns` times. Returns
+/// Makes eight clients contend for the lock until they have held it `turns` times in all. Returns
 /// how often each held it.
 fn contend(mutexes: &[Mutex; 8], turns: u64) -> Vec<u64> {
     let (ready, taken) = (Barrier::new(mutexes.len()), AtomicU64::new(0));
@@ -152,15 +152,16 @@ fn clients_share_a_contended_lock_equally_at_two_requests_a_turn() {
     let turns = contend(&mutexes, TURNS);
     let (requests, took) = (scripts(&server) - before, began.elapsed());
     let (most, least) = (turns.iter().max().unwrap(), turns.iter().min().unwrap());
-    // The order is exact but for the moments at which the lock is left open.
+    // The clients take turns in order, except when the lock is left open.
     assert!(least * 2 >= *most, "{turns:?} in {took:?}");
-    // Each moment costs each waiter a refresh, as a second does.
+    // Each waiter refreshes once a second, and when the lock is left open. These moments are 89 ms
+    // apart on average.
     let moments = took.as_millis() as u64 / 89 + 2;
     let bound = TURNS * 2 + TURNS / 4 + 8 * (2 * moments + took.as_secs() + 8);
     println!("{requests} requests for {TURNS} turns in {took:?}: {turns:?}");
     assert!(
         requests <= bound,
-        "{requests} requests, not {bound}, in {took:?}"
+        "{requests} requests, more than {bound}, in {took:?}"
     );
 }
 
@@ -190,7 +191,7 @@ fn thread_that_locks_again_is_behind_the_clients_that_wait() {
     assert_eq!(turns.try_iter().collect::<Vec<_>>(), ["second", "first"]);
 }
 
-/// Waits until the only place wants these tokens.
+/// Waits until the want of the only place is this: the number of tokens for its client's calls.
 #[track_caller]
 fn wait_until_wanted(server: &Server, want: &str) {
     eventually(PATIENCE, || {
@@ -203,16 +204,16 @@ fn wait_until_wanted(server: &Server, want: &str) {
 }
 
 fn calls_of_a_client_share_one_place_and_hand_the_lock_on() {
-    // A lease is handed on for a second at most: a round that took longer shows nothing.
+    // A lease is handed on for a second at most, so a round that took longer proves nothing.
     assert!((0..5).any(|_| calls_of_a_client_take_turns_under_one_lease()));
 }
 
-/// Returns whether that took well below a second.
+/// Returns whether this took well below a second. Asserts the hand-offs only then.
 fn calls_of_a_client_take_turns_under_one_lease() -> bool {
     let server = Server::start();
     let [holder] = mutexes(&server);
-    let here = client(&server.url());
-    let mutex = here.mutex("a");
+    let client = client(&server.url());
+    let mutex = client.mutex("a");
     let guard = lock(&holder);
     thread::scope(|scope| {
         let first = spawn_waiter(scope, &server, &mutex);
@@ -223,7 +224,7 @@ fn calls_of_a_client_take_turns_under_one_lease() -> bool {
             held
         };
         let others: Vec<_> = (0..3).map(|_| scope.spawn(next)).collect();
-        wait_until_asleep(&here, 4);
+        wait_until_asleep(&client, 4);
         assert_eq!(queue_length(&server), 1);
         wait_until_wanted(&server, "+33");
         let granted = Instant::now();
@@ -242,7 +243,7 @@ fn calls_of_a_client_take_turns_under_one_lease() -> bool {
         if is_in_time {
             assert_eq!(tokens, (token..token + 4).collect::<Vec<_>>());
             assert!(leases.iter().all(|by| *by == id), "one lease");
-            assert_eq!(here.stats().totals.wakes_hand_off, 3);
+            assert_eq!(client.stats().totals.wakes_hand_off, 3);
         }
         is_in_time
     })
@@ -251,16 +252,17 @@ fn calls_of_a_client_take_turns_under_one_lease() -> bool {
 fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
     let server = Server::start();
     let [holder, other] = mutexes(&server);
-    let here = client(&server.url());
-    let one = here.mutex("a").local_handoffs(0);
+    let client = client(&server.url());
+    let one = client.mutex("a").local_handoffs(0);
     let guard = lock(&holder);
     thread::scope(|scope| {
         let first = spawn_waiter(scope, &server, &one);
         let behind = scope.spawn(|| lock(&one));
-        wait_until_asleep(&here, 2);
-        // With hand-offs, the place would now want tokens for the call behind, too.
-        wait_for_refresh(&here);
-        wait_for_refresh(&here);
+        wait_until_asleep(&client, 2);
+        // After these refreshes, the place of a lock with hand-offs would want tokens for the call
+        // behind, too.
+        wait_for_refresh(&client);
+        wait_for_refresh(&client);
         let next = spawn_waiter(scope, &server, &other);
         unlock(guard);
         unlock(first.join().unwrap());
@@ -283,8 +285,8 @@ fn first_in_queue(server: &Server) -> Option<String> {
 fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
     let server = Server::start();
     let [holder, behind] = mutexes(&server);
-    let here = client(&server.url());
-    let mutex = here.mutex("a");
+    let client = client(&server.url());
+    let mutex = client.mutex("a");
     let guard = lock(&holder);
     let token = CancelToken::new();
     let cancelled = mutex.clone().cancel_on(&token);
@@ -293,12 +295,12 @@ fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
         wait_for_queue_length(&server, 1);
         let place = first_in_queue(&server);
         let next = scope.spawn(|| lock(&mutex));
-        wait_until_asleep(&here, 2);
+        wait_until_asleep(&client, 2);
         let last = spawn_waiter(scope, &server, &behind);
         token.cancel();
         let answer = gives_up.join().unwrap();
         assert!(matches!(answer, Err(Error::Cancelled)), "{answer:?}");
-        // The place is kept, and refreshed.
+        // Longer than a place lasts without a refresh.
         let_pass(ms(3_500));
         assert_eq!((first_in_queue(&server), queue_length(&server)), (place, 2));
         unlock(guard);
@@ -311,12 +313,13 @@ fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
 
 fn last_call_that_gives_up_leaves_the_queue() {
     let server = Server::start();
-    let [holder, other, witness] = mutexes(&server);
+    let [holder, leaving, staying] = mutexes(&server);
     let guard = lock(&holder);
     thread::scope(|scope| {
-        // While it waits, the queue does not expire with the places of others.
-        let waiting = spawn_waiter(scope, &server, &witness);
-        assert!(other.try_lock_for(ms(3_000)).unwrap().is_none());
+        // The refreshes of this waiter keep the queue from expiring, so a place that was left
+        // behind would stay in it.
+        let waiting = spawn_waiter(scope, &server, &staying);
+        assert!(leaving.try_lock_for(ms(3_000)).unwrap().is_none());
         wait_for_queue_length(&server, 1);
         unlock(guard);
         unlock(waiting.join().unwrap());
@@ -329,8 +332,8 @@ fn full_server_does_not_end_the_use_of_queues() {
     server.run("SET", &["lock:a", "foreign"]);
     let mutex = client(&server.url()).mutex("a");
     let refused_a_place = || {
-        // A call enters the queue at once if its client was just refused, within a second. On a
-        // busy machine it may get no reply in time.
+        // For a second after a refusal, a call of the client enters the queue without a first
+        // attempt. On a busy machine the call may get no reply in time.
         if mutex.try_lock_for(ms(300)).is_err() {
             return false;
         }
@@ -352,8 +355,8 @@ fn full_server_does_not_end_the_use_of_queues() {
 fn place_on_a_full_server_wants_tokens_for_the_next_call() {
     let server = Server::start();
     let [holder] = mutexes(&server);
-    let here = client(&server.url());
-    let mutex = here.mutex("a");
+    let client = client(&server.url());
+    let mutex = client.mutex("a");
     let guard = lock(&holder);
     thread::scope(|scope| {
         let first = spawn_waiter(scope, &server, &mutex);
@@ -367,7 +370,7 @@ fn place_on_a_full_server_wants_tokens_for_the_next_call() {
     });
 }
 
-fn try_lock_asks_nothing_while_a_call_of_its_client_has_a_place() {
+fn try_lock_does_not_overtake_a_call_of_its_client_that_has_a_place() {
     let server = Server::start();
     let [holder, mutex] = mutexes(&server);
     let guard = lock(&holder);
@@ -384,19 +387,19 @@ fn try_lock_asks_nothing_while_a_call_of_its_client_has_a_place() {
 fn try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let here = Client::builder().url(proxy.url()).ttl(TTL);
-    let here = here.unreachable_for(PATIENCE).build().unwrap();
+    let client = Client::builder().url(proxy.url()).ttl(TTL);
+    let client = client.unreachable_for(PATIENCE).build().unwrap();
     let [holder] = mutexes(&server);
     let guard = lock(&holder);
-    let mutex = here.mutex("a");
+    let mutex = client.mutex("a");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| lock(&mutex));
         wait_for_queue_length(&server, 1);
         assert!(mutex.try_lock().unwrap().is_none());
         proxy.set_all(Traffic::Stall);
-        // Its refresh gets no reply.
+        // The refresh of the waiting call gets no reply.
         let is_failing = |part: &HealthPart| part.state == HealthState::Fails;
-        eventually(PATIENCE, || here.health().servers.iter().any(is_failing));
+        eventually(PATIENCE, || client.health().servers.iter().any(is_failing));
         let failed = mutex.try_lock().unwrap_err();
         proxy.set_all(Traffic::Pass);
         assert!(
@@ -414,10 +417,10 @@ fn try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place() 
 fn lost_place_is_replaced_over_a_new_connection() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let here = client_of_proxy(&proxy);
+    let client = client_of_proxy(&proxy);
     let [holder] = mutexes(&server);
     let guard = lock(&holder);
-    let mutex = here.mutex("a");
+    let mutex = client.mutex("a");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| mutex.try_lock_for(PATIENCE).unwrap());
         wait_for_queue_length(&server, 1);
@@ -448,16 +451,18 @@ fn enter_without_a_reply_is_undone() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let mutex = client_of_proxy(&proxy).mutex("a");
-    let [holder, witness] = mutexes(&server);
+    let [holder, staying] = mutexes(&server);
     let guard = lock(&holder);
     thread::scope(|scope| {
-        // While it waits, the queue does not expire with the places of others.
-        let waiting = spawn_waiter(scope, &server, &witness);
+        // The refreshes of this waiter keep the queue from expiring, so a place that was left
+        // behind would stay in it.
+        let waiting = spawn_waiter(scope, &server, &staying);
         let enters = || server.calls(&["rpush"]);
         let mut before = enters();
-        // A call enters the queue at once if its client was just refused, within a second.
+        // For a second after a refusal, a call of the client enters the queue without a first
+        // attempt.
         let has_entered = || {
-            // An error while the enter of the round before is being undone, and on a busy machine.
+            // Fails while the enter of the last round is being undone, or on a busy machine.
             if mutex.try_lock_for(ms(300)).is_err() {
                 return false;
             }
@@ -482,16 +487,17 @@ fn enter_without_a_reply_is_undone() {
 
 fn shutdown_leaves_the_queue() {
     let server = Server::start();
-    let [holder, witness] = mutexes(&server);
-    let here = client(&server.url());
-    let mutex = here.mutex("a");
+    let [holder, staying] = mutexes(&server);
+    let client = client(&server.url());
+    let mutex = client.mutex("a");
     let guard = lock(&holder);
     thread::scope(|scope| {
-        // While it waits, the queue does not expire with the places of others.
-        let last = spawn_waiter(scope, &server, &witness);
+        // The refreshes of this waiter keep the queue from expiring, so a place that was left
+        // behind would stay in it.
+        let last = spawn_waiter(scope, &server, &staying);
         let waiting = scope.spawn(|| mutex.lock());
         wait_for_queue_length(&server, 2);
-        here.shutdown(PATIENCE).unwrap();
+        client.shutdown(PATIENCE).unwrap();
         assert!(waiting.join().unwrap().is_err());
         wait_for_queue_length(&server, 1);
         unlock(guard);
@@ -506,30 +512,31 @@ fn in_backoff(mutex: Mutex) -> Mutex {
 
 fn waiter_in_backoff_gets_its_turn() {
     let server = Server::start();
-    let [patient] = mutexes(&server).map(in_backoff);
+    let [mutex] = mutexes(&server).map(in_backoff);
     amid_contenders::<3, _>(&server, |_| {
         for _ in 0..5 {
-            unlock(lock(&patient));
+            unlock(lock(&mutex));
         }
     });
 }
 
-/// The call in backoff would learn of a grant after its pause only.
+/// The call in backoff would learn of a grant only after its pause.
 fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
     let server = Server::start();
     let [holder] = mutexes(&server);
-    let here = client(&server.url());
-    let mutex = here.mutex("a");
-    // The first pause is before its place, and each is twice as long as the one before.
-    let rare = Backoff::new(ms(500), ms(60_000));
-    let patient = mutex.clone().wait_policy(WaitPolicy::Backoff(rare));
+    let client = client(&server.url());
+    let mutex = client.mutex("a");
+    // The first pause comes before the call has a place. Later ones are longer, up to the time
+    // between two refreshes.
+    let long_pauses = Backoff::new(ms(500), ms(60_000));
+    let pausing = mutex.clone().wait_policy(WaitPolicy::Backoff(long_pauses));
     let guard = lock(&holder);
     thread::scope(|scope| {
-        let first = scope.spawn(|| lock(&patient));
+        let first = scope.spawn(|| lock(&pausing));
         wait_for_queue_length(&server, 1);
         let place = first_in_queue(&server);
         let second = scope.spawn(|| lock(&mutex));
-        // Only a call that is woken names an inbox.
+        // Only a place of a call under `WaitPolicy::Wake` has an inbox.
         let has_inbox = || {
             let place: Option<String> = redis::cmd("HGET")
                 .arg(&[PLACES, &first_in_queue(&server).unwrap_or_default()])
@@ -546,8 +553,8 @@ fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Makes a call while `N` clients hold the lock one after the other. It is passed the count of
-/// their turns.
+/// Makes a call while `N` clients hold the lock one after the other. Passes it the number of their
+/// turns so far.
 fn amid_contenders<const N: usize, T>(server: &Server, call: impl FnOnce(&AtomicU64) -> T) -> T {
     let turns = AtomicU64::new(0);
     let contenders = mutexes::<N>(server).map(|mutex| {
@@ -572,14 +579,14 @@ if not token or token ~= ARGV[1] then return 0 end
 redis.call('del', KEYS[1])
 return 1";
 
-/// Acquires and releases the lock with the commands of redis-py, which asks again after a pause.
-/// Returns how long it took to get the lock.
+/// Acquires and releases the lock with the commands of redis-py, which retries after a pause.
+/// Returns how long it took to acquire the lock.
 fn acquire_by_polling(connection: &mut Connection, pause: Duration) -> Duration {
     let began = Instant::now();
     let mut set = redis::cmd("SET");
     let set = set.arg(&["lock:a", "poller", "NX", "PX", "60000"]);
     while set.query::<Option<String>>(connection).unwrap().is_none() {
-        assert!(began.elapsed() < 2 * PATIENCE, "the poller does not get in");
+        assert!(began.elapsed() < 2 * PATIENCE, "the poller starves");
         thread::sleep(pause);
     }
     let took = began.elapsed();
@@ -590,9 +597,10 @@ fn acquire_by_polling(connection: &mut Connection, pause: Duration) -> Duration 
     took
 }
 
-/// With `CHAOS=60`, polls for a minute every 1 ms and for a minute every 100 ms, and asserts how
-/// long that takes: `CHAOS=60 cargo test --all-features --test it -- cohort::poller_gets_in`.
-/// Otherwise asserts that for the best of a few rounds: the machine may be slow for some of them.
+/// Bounds the best wait of a few rounds, because the machine may be slow in some of them.
+///
+/// With `CHAOS=60`, polls for a minute every 1 ms and for a minute every 100 ms, and bounds the p99
+/// of the waits: `CHAOS=60 cargo test --all-features --test it -- cohort::poller_gets_in`.
 fn poller_gets_in_between_contending_clients() {
     let seconds = std::env::var("CHAOS").ok();
     let seconds = seconds.map(|seconds| Duration::from_secs(seconds.parse().unwrap()));
@@ -602,7 +610,7 @@ fn poller_gets_in_between_contending_clients() {
         for (pause, longest, rounds) in [(ms(1), ms(1_000), 5), (ms(100), PATIENCE, 2)] {
             let (began, mut waits) = (Instant::now(), Vec::new());
             while seconds.map_or(waits.len() < rounds, |seconds| began.elapsed() < seconds) {
-                // Its release is silent. The others must have noticed.
+                // The poller's release publishes nothing: wait until the others take turns again.
                 let before = turns.load(Ordering::SeqCst);
                 eventually(PATIENCE, || turns.load(Ordering::SeqCst) > before + 20);
                 waits.push(acquire_by_polling(&mut connection, pause));
@@ -620,7 +628,7 @@ fn poller_gets_in_between_contending_clients() {
     });
 }
 
-/// The last token drawn does not tell then when the holder was granted the lock.
+/// A release then cannot tell from the last token when the holder was granted the lock.
 fn poller_gets_in_while_the_fence_is_ahead_of_the_clock() {
     let server = Server::start();
     let mut connection = server.connection();
@@ -629,7 +637,7 @@ fn poller_gets_in_while_the_fence_is_ahead_of_the_clock() {
     server.run("SET", &["leasehold:fence:{lock:a}", &ahead]);
     amid_contenders::<8, _>(&server, |turns| {
         for _ in 0..3 {
-            // Its release is silent. The others must have noticed.
+            // The poller's release publishes nothing: wait until the others take turns again.
             let before = turns.load(Ordering::SeqCst);
             eventually(PATIENCE, || turns.load(Ordering::SeqCst) > before + 20);
             acquire_by_polling(&mut connection, ms(1));
@@ -652,8 +660,8 @@ fn lock_is_left_open_at_least_every_100_ms_of_turns() {
         }
         announced
     });
-    // A turn lasts for a ms at least, so 100 turns include a moment. Each turn that includes one or
-    // more ends with the lock left open.
+    // A turn lasts at least 1 ms, so 100 turns include a moment. Each turn that includes one or
+    // more ends with the lock left open, and with one announcement. Half of these are required.
     println!("{announced} announcements in {TURNS} turns");
     assert!(announced >= TURNS / 200, "{announced} in {TURNS} turns");
 }
@@ -671,7 +679,7 @@ const EARLIER_RELEASE: &str = concat!(
 fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
     let server = Server::start();
     let mut connection = server.connection();
-    let [witness] = mutexes(&server);
+    let [current] = mutexes(&server);
     amid_contenders::<8, _>(&server, |_| {
         let mut last = 0;
         for n in 0..5 {
@@ -688,10 +696,7 @@ fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
                 if let [redis::Value::Int(1), redis::Value::Int(token)] = items[..] {
                     break u64::try_from(token).unwrap();
                 }
-                assert!(
-                    began.elapsed() < PATIENCE,
-                    "the earlier version does not get in"
-                );
+                assert!(began.elapsed() < PATIENCE, "the earlier version starves");
                 thread::sleep(ms(1));
             };
             assert!(token > last);
@@ -700,7 +705,7 @@ fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
             let release = release.arg(EARLIER_RELEASE).arg(1).arg("lock:a");
             let release = release.arg(&id).arg(CHANNEL);
             assert_eq!(release.query::<u64>(&mut connection).unwrap(), 1);
-            let guard = lock(&witness);
+            let guard = lock(&current);
             assert!(guard.fencing_token().value() > token);
             last = guard.fencing_token().value();
             unlock(guard);
@@ -735,7 +740,7 @@ fn release_by_script(id: &str, may_leave_open: bool) -> redis::Cmd {
     release
 }
 
-fn release_of_nothing_grants_a_lock_that_was_left_open() {
+fn release_with_nothing_to_release_grants_a_lock_that_was_left_open() {
     let server = Server::start();
     let mut connection = server.connection();
     push_place(&server, "first", "+1", "a ");
@@ -750,13 +755,15 @@ fn release_of_nothing_grants_a_lock_that_was_left_open() {
     assert_eq!((holder.as_str(), queue_length(&server)), ("first", 1));
 }
 
-fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
+fn release_leaves_the_lock_open_only_if_it_may_and_no_fair_lock_waits() {
     let server = Server::start();
     let mut connection = server.connection();
-    // Of plain locks, two of them; with a fair lock behind; after a plain acquire.
     for (wants, may_leave_open, reply) in [
+        // Two plain locks wait.
         (["+1", "+33"], true, 2),
+        // A fair lock waits behind a plain one.
         (["+1", "1"], true, 1),
+        // The holder was not granted the lock by a release.
         (["+1", "+33"], false, 1),
     ] {
         server.run("FLUSHALL", &[]);
@@ -782,12 +789,12 @@ fn release_leaves_the_lock_open_only_if_no_fair_lock_waits() {
     }
 }
 
-/// The release of a plain lock cannot grant to a reader: it frees the lock, and the reader asks.
+/// A release of a plain lock cannot grant to a reader: it frees the lock, and the reader must ask.
 fn client_whose_release_could_not_grant_goes_behind_the_queue() {
     let server = Server::start();
     let [mutex] = mutexes(&server);
     let guard = lock(&mutex);
-    // It has not asked yet.
+    // This place has no client, so the reader never asks.
     push_place(&server, "reader", "r", "a ");
     unlock(guard);
     assert!(mutex.try_lock().unwrap().is_none(), "the reader is next");
@@ -797,7 +804,7 @@ fn client_whose_release_could_not_grant_goes_behind_the_queue() {
     unlock(mutex.try_lock().unwrap().expect("nobody is next"));
 }
 
-/// Joins the end of the queue, and stays there for a minute.
+/// Adds a place at the end of the queue. It lasts for a minute.
 fn push_place(server: &Server, id: &str, want: &str, mark_and_inbox: &str) {
     let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
     let now = seconds * 1_000;
@@ -810,14 +817,15 @@ fn try_lock_gets_a_free_lock_although_a_killed_client_has_a_place() {
     let server = Server::start();
     let [mutex] = mutexes(&server);
     let guard = lock(&mutex);
-    // Nobody listens to its inbox any more.
+    // Nobody listens to the inbox of the killed client.
     push_place(&server, "killed", "+1", "l leasehold:killed");
     unlock(guard);
     unlock(mutex.try_lock().unwrap().expect("the lock is free"));
     assert_eq!(queue_length(&server), 1);
 }
 
-/// Returns the ms at which a release must leave the lock open, in the first `lasts` ms of a time.
+/// Returns the moments of a period of `lasts` ms, in ms since its start. The first release after a
+/// moment must leave the lock open.
 fn moments(server: &Server, lasts: u64) -> Vec<u64> {
     let source = include_str!("../../src/protocol/pass_on.lua");
     let from = source.find("local function last_moment").unwrap();
@@ -846,13 +854,14 @@ fn moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart() {
     assert!(gaps.iter().all(|gap| (50..=100).contains(gap)), "{gaps:?}");
 }
 
-/// Computes when programs get in that ask at exactly regular times, every 95 to 108 ms: a program
-/// that sleeps for 100 ms, and asks before or after.
+/// Computes the waits of programs that ask at exactly regular times, every 95 to 108 ms: a program
+/// that sleeps for 100 ms wakes somewhat early or late.
 fn poller_with_any_period_around_100_ms_gets_in() {
     const LASTS: f64 = 300_000.0;
     let server = Server::start();
     let moments = moments(&server, LASTS as u64);
-    // The first release after a moment, when a section of 1.3 ms ends, leaves the lock open.
+    // The first release after a moment leaves the lock open. It comes at the end of a section of
+    // 1.3 ms.
     let opens = moments.iter().enumerate();
     let opens = opens.map(|(n, at)| *at as f64 + 1.3 * (n as f64 * 0.618).fract());
     let opens: Vec<f64> = opens.collect();
@@ -895,7 +904,7 @@ fn silent_foreign_release_costs_at_most_one_refresh() {
     });
 }
 
-/// Adds a user with the permissions for locks without queues; returns the URL with it.
+/// Adds a user that has the permissions for locks but not for queues. Returns the URL with it.
 fn url_without_rights_for_the_queue(server: &Server) -> String {
     let acl = "SETUSER earlier reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
                +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe +ping \
@@ -927,8 +936,8 @@ fn user_without_rights_for_the_queue_is_woken_by_releases() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The call that learns of the missing rights gives up. The other is next to ask.
-fn calls_that_began_before_rights_for_the_queue_were_missed_ask_rarely() {
+/// The call that learns of the missing permissions gives up, and the other call asks next.
+fn calls_that_began_before_the_missing_rights_were_known_ask_rarely() {
     let server = Server::start();
     let [holder] = mutexes(&server);
     let client = client(&url_without_rights_for_the_queue(&server));
@@ -936,7 +945,7 @@ fn calls_that_began_before_rights_for_the_queue_were_missed_ask_rarely() {
     client.ping().unwrap();
     let guard = lock(&holder);
     thread::scope(|scope| {
-        // Both calls begin before the first has an answer.
+        // Both calls begin before the first has a reply.
         server.pause();
         let first = scope.spawn(|| mutex.try_lock_for(ms(2_000)));
         eventually(PATIENCE, || client.stats().totals.attempts > 0);

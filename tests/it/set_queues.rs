@@ -1,7 +1,7 @@
 //! Promise: a set of names gets its turn in the queue of each name, and waits for no other set.
 //!
-//! A waiting set has a place in the queue of one name. If that is not its first place, the set keeps
-//! the names below that one.
+//! A waiting set has a place in the queue of one name. If that is not its first place, the set
+//! keeps the names below that one.
 
 use std::collections::HashSet;
 use std::thread;
