@@ -94,12 +94,14 @@ impl State {
             ("PING", []) => Reply::Status("PONG"),
             ("PING", [text]) => Reply::bulk(text.clone()),
             ("SELECT", [number]) => self.select(id, number),
-            ("CLIENT", [what, rest @ ..]) => self.client(id, &upper(what), rest),
-            ("SCRIPT", [what, rest @ ..]) => self.script(&upper(what), rest),
+            ("CLIENT", [subcommand, rest @ ..]) => self.client(id, &upper(subcommand), rest),
+            ("SCRIPT", [subcommand, rest @ ..]) => self.script(&upper(subcommand), rest),
             ("PUBLISH", [channel, message]) => {
                 Reply::Int(self.database.lock().publish(channel, message, false))
             }
-            ("PUBSUB", [what, rest @ ..]) => self.database.lock().pubsub(&upper(what), rest),
+            ("PUBSUB", [subcommand, rest @ ..]) => {
+                self.database.lock().pubsub(&upper(subcommand), rest)
+            }
             ("ROLE", []) => Reply::array([Reply::bulk("master"), Reply::Int(0), Reply::array([])]),
             ("WAIT", [replicas, _]) if replicas == b"0" => Reply::Int(0),
             ("WAIT", [_, _]) => unsupported("WAIT", "no replicas"),
@@ -161,13 +163,13 @@ impl State {
         reply.expect("without a fault no reply is lost")
     }
 
-    fn script(&mut self, what: &str, args: &[Vec<u8>]) -> Reply {
-        match (what, args) {
+    fn script(&mut self, subcommand: &str, args: &[Vec<u8>]) -> Reply {
+        match (subcommand, args) {
             ("FLUSH", _) => {
                 self.scripts().flush();
                 Reply::OK
             }
-            _ => Reply::Error(unknown_part(b"SCRIPT", what.as_bytes())),
+            _ => Reply::Error(unknown_part(b"SCRIPT", subcommand.as_bytes())),
         }
     }
 
@@ -261,8 +263,8 @@ impl State {
         }
     }
 
-    fn client(&mut self, id: u64, what: &str, args: &[Vec<u8>]) -> Reply {
-        match (what, args) {
+    fn client(&mut self, id: u64, subcommand: &str, args: &[Vec<u8>]) -> Reply {
+        match (subcommand, args) {
             ("ID", []) => Reply::count(usize::try_from(id).unwrap_or(0)),
             ("SETINFO", [_, _]) => Reply::OK,
             ("SETNAME", [name]) => {
@@ -273,7 +275,7 @@ impl State {
             }
             ("LIST", []) => Reply::bulk(self.client_list()),
             ("KILL", _) => self.client_kill(id, args),
-            _ => Reply::Error(unknown_part(b"CLIENT", what.as_bytes())),
+            _ => Reply::Error(unknown_part(b"CLIENT", subcommand.as_bytes())),
         }
     }
 
@@ -330,8 +332,8 @@ impl State {
     /// Counts a command under its name in the command statistics of Redis.
     fn count(&mut self, verb: &str, args: &[Vec<u8>]) {
         let mut name = verb.to_ascii_lowercase();
-        if let ("CLIENT" | "SCRIPT" | "PUBSUB", [what, ..]) = (verb, args) {
-            name = format!("{name}|{}", upper(what).to_ascii_lowercase());
+        if let ("CLIENT" | "SCRIPT" | "PUBSUB", [subcommand, ..]) = (verb, args) {
+            name = format!("{name}|{}", upper(subcommand).to_ascii_lowercase());
         }
         *self.calls.entry(name).or_default() += 1;
     }
