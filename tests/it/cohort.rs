@@ -628,7 +628,8 @@ fn poller_gets_in_between_contending_clients() {
     });
 }
 
-/// A release then cannot tell from the last token when the holder was granted the lock.
+/// The last token drawn is then ahead of the clock, too. It does not tell a release when the holder
+/// was granted the lock.
 fn poller_gets_in_while_the_fence_is_ahead_of_the_clock() {
     let server = Server::start();
     let mut connection = server.connection();
