@@ -1,5 +1,5 @@
-//! Redis hangs: after a few requests that time out, the others get a 503 and a `Retry-After` at
-//! once.
+//! A service while Redis hangs: the first requests time out, and the later ones get a 503 with a
+//! `Retry-After` at once.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
 }
 
 fn story() -> Outcome {
-    // Accepts connections and never replies, like a server that is stopped or swapping.
+    // Connections to it succeed, but nothing replies, as from a Redis that is stopped or swapping.
     let hung = TcpListener::bind("127.0.0.1:0")?;
     let client = Client::builder()
         .url(format!("redis://{}", hung.local_addr()?))
@@ -27,18 +27,18 @@ fn story() -> Outcome {
         .command_timeout(PATIENCE)
         .breaker(3)
         .build()?;
-    let mut turned_away = 0;
+    let mut failed_at_once = 0;
     for n in 1..=6 {
         let began = Instant::now();
-        let answer = book(&client);
+        let response = book(&client);
         let took = began.elapsed();
-        println!("request {n}: {answer} after {} ms", took.as_millis());
-        if answer.starts_with("503") && took < PATIENCE / 2 {
-            turned_away += 1;
+        println!("request {n}: {response} after {} ms", took.as_millis());
+        if response.starts_with("503") && took < PATIENCE / 2 {
+            failed_at_once += 1;
         }
     }
     println!("{}", client.health());
-    if turned_away < 3 {
+    if failed_at_once < 3 {
         return Err("three requests should have failed at once".into());
     }
     Ok(())
@@ -49,7 +49,7 @@ fn book(client: &Client) -> String {
     match client.mutex("seat:12A").try_lock() {
         Ok(Some(_guard)) => "201 booked".into(),
         Ok(None) => "409 another request is booking this seat".into(),
-        // Nothing was sent, and the lock was not acquired: the client can safely retry.
+        // No command was sent, so the lock was not acquired: the HTTP client can safely retry.
         Err(Error::CircuitOpen { retry_in, .. }) => {
             format!("503, Retry-After: {}", retry_in.as_secs_f64().ceil())
         }
@@ -77,7 +77,8 @@ mod tests {
         let client = client.command_timeout(PATIENCE).breaker(3).build().unwrap();
         let hung = server.pause();
         assert!(book(&client).starts_with("500"));
-        // The fourth request, or a later one on a machine that is slow.
+        // Usually the fourth request: on a slow machine, a call may start too late to count
+        // towards the breaker.
         assert!((0..30).any(|_| book(&client).starts_with("503, Retry-After: ")));
         drop(hung);
         let guard = client.mutex("seat:12A").lock();
