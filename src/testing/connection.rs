@@ -15,19 +15,20 @@ const CHUNK: usize = 16 * 1024;
 
 pub(super) struct Connection {
     pub(super) socket: Arc<OwnedFd>,
-    /// Received, and not served yet: part of a request.
+    /// Received and not yet served: part of a request.
     pub(super) input: Vec<u8>,
     /// Replies and messages that the socket has not taken yet.
     pub(super) output: Vec<u8>,
     pub(super) protocol: Protocol,
-    /// The number of the database that it has selected.
+    /// The number of the database that the client has selected.
     pub(super) database: u32,
     pub(super) name: Vec<u8>,
-    /// How many channels it is subscribed to.
+    /// How many channels the client is subscribed to.
     pub(super) channels: usize,
-    /// A reply was lost. Nothing more is sent: a later reply would be taken for the lost one.
+    /// A fault dropped a reply. Nothing more is sent: the client would take a later reply for the
+    /// dropped one.
     pub(super) is_mute: bool,
-    /// Closed when `output` is sent.
+    /// The connection closes once `output` is sent.
     pub(super) is_ending: bool,
 }
 
@@ -46,7 +47,8 @@ impl Connection {
         }
     }
 
-    /// Reads what has arrived; returns false if the peer has closed the connection.
+    /// Reads what has arrived. Returns false if the peer has closed the connection, or if the
+    /// connection is broken.
     pub(super) fn receive(&mut self) -> bool {
         let mut bytes = [0; CHUNK];
         loop {
@@ -66,7 +68,7 @@ impl Connection {
         }
     }
 
-    /// Sends as much as the socket takes; returns false if the connection is broken or has ended.
+    /// Sends as much as the socket takes. Returns false if the connection is broken or has ended.
     pub(super) fn send(&mut self) -> bool {
         if self.is_mute {
             self.output.clear();

@@ -1,16 +1,19 @@
 //! Reads a short reply in one pass: a number, a string, or a flat list of them, as scripts return.
 //!
-//! Nearly all replies have this form. Finding the end of a frame first and parsing it afterwards
-//! costs several times as much as the rest of the work for such a reply.
+//! Nearly all replies have this form. All others take two passes: one finds the end of the frame,
+//! the next one parses it. For a short reply, two passes cost several times as much as all other
+//! work on it.
 
 use redis::Value;
 
 use super::frame::LINE_END;
 
-/// The most values of a list that is read here: the longest reply to an acquire has four.
+/// The longest list that is read here, in values. A refusal has at most five, and a grant of n
+/// locks has n + 1.
 const MOST_VALUES: i64 = 8;
 
-/// The longest string that is read here, in bytes: scripts return little more of a foreign value.
+/// The longest string that is read here, in bytes. Of a value that another program wrote, scripts
+/// return at most 1088 bytes and a hash of 40.
 const LONGEST: usize = 2 * 1024;
 
 /// The most digits of a number that is read here: every such number fits into an `i64`.
@@ -33,9 +36,9 @@ fn list(bytes: &[u8]) -> Option<(Value, &[u8])> {
     }
     let mut items = Vec::with_capacity(usize::try_from(count).ok()?);
     for _ in 0..count {
-        let (item, behind) = scalar(rest)?;
+        let (item, after) = scalar(rest)?;
         items.push(item);
-        rest = behind;
+        rest = after;
     }
     Some((Value::Array(items), rest))
 }
@@ -58,7 +61,7 @@ fn scalar(bytes: &[u8]) -> Option<(Value, &[u8])> {
     }
 }
 
-/// Reads a number and the line end behind it.
+/// Reads a number and the line end after it.
 fn number(bytes: &[u8]) -> Option<(i64, &[u8])> {
     let (digits, is_negative) = match bytes.strip_prefix(b"-") {
         Some(digits) => (digits, true),
@@ -84,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_replies_are_read_as_the_library_reads_them() {
+    fn short_replies_are_read_as_redis_rs_reads_them() {
         for reply in [
             &b":1\r\n"[..],
             b":-1\r\n",
@@ -100,8 +103,8 @@ mod tests {
         ] {
             let shown = reply.escape_ascii();
             let expected = redis::parse_redis_value(reply).unwrap();
-            let more = [reply, b":2\r\n"].concat();
-            assert_eq!(read(&more), Some((expected, reply.len())), "{shown}");
+            let followed = [reply, b":2\r\n"].concat();
+            assert_eq!(read(&followed), Some((expected, reply.len())), "{shown}");
             for end in 0..reply.len() {
                 assert_eq!(read(&reply[..end]), None, "{shown} up to {end}");
             }
