@@ -57,7 +57,7 @@ impl Renewed {
     /// # let client = server.client();
     /// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
     /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
-    ///     println!("the lease {} goes on", renewed.holder_id().short());
+    ///     println!("the lease {} continues", renewed.holder_id().short());
     /// #   sender.send(renewed.holder_id().clone()).unwrap();
     /// });
     /// # let guard = nightly.lock()?;
@@ -69,14 +69,14 @@ impl Renewed {
         &self.holder_id
     }
 
-    /// Returns the holder's fencing token for that name, which a renewal does not change.
+    /// Returns the holder's fencing token for [`name`](Self::name). A renewal does not change it.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
     /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
-    ///     println!("token {} is still the highest", renewed.fencing_token());
+    ///     println!("renewed under the token {}", renewed.fencing_token());
     /// #   sender.send(renewed.fencing_token()).unwrap();
     /// });
     /// # let guard = nightly.lock()?;
@@ -88,7 +88,7 @@ impl Renewed {
         self.fencing_token
     }
 
-    /// Returns how long the lease was certainly held from the moment of the reply.
+    /// Returns how much longer the lease was certain to last when the reply arrived.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -110,7 +110,7 @@ impl Renewed {
         self.remaining
     }
 
-    /// Returns how long the reply took.
+    /// Returns the time from sending the renewal to the reply that confirmed it.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
