@@ -1,14 +1,14 @@
 //! Decides when to dial a server, and what to do about a dialer that hangs. No I/O.
 //!
-//! The states of a dialer:
+//! A dialer is a thread that makes connections. Its states:
 //!
 //! ```text
 //!           start              begin: the next connection
 //!   (none) -------> working <-----------------------------+
 //!                    |  |                                 |
-//!                    |  +-- came_back: true --------------+--- stop: none is wanted ---> ended
+//!                    |  +-- came_back: true --------------+--- stop: no more to do ---> ended
 //!                    |
-//!                    | start: it hangs; abandon_current: another server has taken over
+//!                    | start of another: it hangs; abandon_current: another server took over
 //!                    v
 //!                 abandoned -- came_back: false ---> ended
 //! ```
@@ -19,17 +19,19 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::wait_policy::RECONNECT;
 
-/// A silent name server blocks a dialer for 10 s and more. With this many blocked, a further dialer
-/// waits for one of them to return.
+/// With this many abandoned dialers, a further one that hangs is not replaced until one of them
+/// returns.
+///
+/// A DNS server that does not reply blocks a dialer for 10 s or more.
 const MOST_ABANDONED: usize = 8;
 
 /// Why no connection could be made.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectError {
     pub(crate) cause: Cause,
-    /// The failure lasts until a setting is changed, as after a wrong password.
+    /// The failure lasts until a setting is changed, for example a wrong password.
     pub(crate) is_final: bool,
-    /// The server or the network is the reason, not the short time of the caller.
+    /// The server or the network caused the failure, not a caller with too little time.
     pub(crate) is_servers_fault: bool,
 }
 
@@ -43,8 +45,10 @@ impl ConnectError {
         }
     }
 
-    /// Whether the calls that wait for a connection fail with this now. A peer that speaks another
-    /// protocol does not become a Redis while they wait.
+    /// Returns whether the calls that wait for a connection fail with this error at once.
+    ///
+    /// They do if waiting cannot help: a peer that speaks another protocol does not become a Redis
+    /// in the meantime.
     pub(super) fn ends_waits(&self) -> bool {
         self.is_final || self.cause.is_not_redis()
     }
@@ -56,19 +60,24 @@ impl ConnectError {
 pub(super) struct Dialing {
     /// The number of the working dialer, and when it began its current connection.
     current: Option<(u64, Instant)>,
+    /// The number of the dialer that was started last.
     number: u64,
+    /// How many abandoned dialers have not returned.
     abandoned: usize,
+    /// How many attempts in a row have failed.
     failures: u32,
     /// When the pause after a failure ends. It applies to all callers, so that a restarting server
     /// is not flooded.
     not_before: Option<Instant>,
+    /// The last failure, unless a connection was made since.
     failure: Option<ConnectError>,
-    /// How often dialing has failed.
+    /// How many attempts have failed in all.
     pub(super) failed_times: u64,
 }
 
 impl Dialing {
-    /// Returns whether another dialer must start; each connection should take at most `limit`.
+    /// Returns whether a dialer must start: none is working, or the current one hangs. A dialer
+    /// hangs if one connection takes longer than `limit`.
     pub(super) fn needs_dialer(&self, now: Instant, limit: Duration) -> bool {
         match self.current {
             None => true,
@@ -80,7 +89,7 @@ impl Dialing {
         self.current.is_some()
     }
 
-    /// Starts a dialer in place of the current one, and returns its number.
+    /// Records the start of a dialer, which replaces the current one. Returns its number.
     pub(super) fn start(&mut self, now: Instant) -> u64 {
         if self.current.is_some() {
             self.abandoned += 1;
@@ -90,7 +99,7 @@ impl Dialing {
         self.number
     }
 
-    /// Abandons the working dialer and ends the pause: another server has taken over.
+    /// Abandons the working dialer and forgets the failures, because another server has taken over.
     pub(super) fn abandon_current(&mut self) {
         if self.current.take().is_some() {
             self.abandoned += 1;
@@ -103,7 +112,7 @@ impl Dialing {
         self.current = Some((number, now));
     }
 
-    /// Records that the working dialer has nothing left to do.
+    /// Records that the working dialer ends because it has nothing left to do.
     pub(super) fn stop(&mut self) {
         self.current = None;
     }
@@ -131,8 +140,8 @@ impl Dialing {
         self.failure.as_ref()
     }
 
-    /// Records that the dialer `number` has finished an attempt. Returns false if it was abandoned
-    /// and must end.
+    /// Records that the dialer `number` has finished an attempt or a pause. Returns false if it was
+    /// abandoned and must end.
     pub(super) fn came_back(&mut self, number: u64) -> bool {
         let is_current = self.current.is_some_and(|(current, _)| current == number);
         if !is_current {
