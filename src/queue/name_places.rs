@@ -1,24 +1,26 @@
 //! The calls of this client that wait in the queue of one lock in Redis. No I/O, no clock.
 //!
-//! The calls of a local queue share one place; each other call has its own. If a call that shares
-//! one leaves without the lock, the place waits for the next call, which takes it over.
+//! Calls that also wait in a local queue share one place. Otherwise each call has its own place. If
+//! the call with the shared place leaves without the lock, the place stays in the queue, and the
+//! next call takes it over.
 //!
 //! The states of a waiter:
 //!
 //! ```text
 //! join --> no place --- begin_entering --> entering --- note_entered --> waiting <--+
 //!            ^  ^                             |                          |  |  |    |
-//!            |  +--- forget_id (no reply) ----+                          |  |  +----+
+//!            |  +-- forget_id (got no place) -+                          |  |  +----+
 //!            |                                                           |  | refreshed:
 //!            +--- refreshed: no longer in the queue ---------------------+  | still waiting
 //!            |                                                              |
 //!            +--- position ----- granted <--- message, or refreshed --------+
 //! ```
 //!
-//! A grant message can arrive while entering: it counts once the reply has confirmed the place.
-//! `begin_entering` fails if another call has taken the shared place: the call stays without one.
+//! A grant message can arrive while the call is entering. It counts once the reply has confirmed
+//! the place. `begin_entering` fails if another call has taken the shared place. The call that
+//! wanted to enter then stays without one.
 //!
-//! A place that the calls share passes from one to the next, with what was granted to it:
+//! A shared place passes from one call to the next, together with a grant that it has received:
 //!
 //! ```text
 //! waiting under Backoff --- a call under Wake joins: take_over --------------+
@@ -44,10 +46,10 @@ use crate::queue::position::{Grant, Position};
 use crate::stats::Wake;
 use crate::wait_policy::Backoff;
 
-/// The shortest time between two refreshes, however soon the lock expires.
+/// The least time from a command to the refresh that the expiry of the lock makes due.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
-/// How long the other calls sleep while a refresh is in flight, at most.
+/// The longest sleep of the other calls while one call's refresh is in flight.
 const MAX_REFRESH_WAIT: Duration = Duration::from_secs(1);
 
 /// The calls that wait for one name, in order of arrival.
@@ -55,8 +57,7 @@ const MAX_REFRESH_WAIT: Duration = Duration::from_secs(1);
 pub(super) struct NamePlaces {
     pub(super) keys: Arc<dyn Primitive>,
     pub(super) waiters: Vec<PlaceWaiter>,
-    /// The calls share one place.
-    one_place: bool,
+    calls_share_a_place: bool,
     /// The place that a call has left to the others.
     pub(super) left: Option<PlaceWaiter>,
     /// The serial of the waiter that is refreshing the places of all.
@@ -68,13 +69,15 @@ pub(super) struct NamePlaces {
     pub(super) answers: Answers,
 }
 
+/// A waiting call, or the place that a call has left to the others.
 #[derive(Debug)]
 pub(super) struct PlaceWaiter {
     /// Identifies the call, which may use several holder ids in succession.
     pub(super) serial: u64,
+    /// The id of the call's place, from the moment when it begins to enter.
     pub(super) id: Option<HolderId>,
     pub(super) parker: Parker,
-    /// When the last command was sent whose reply said that the call waits: no grant is older.
+    /// When the last command whose reply said that the call waits was sent. Any grant is newer.
     ///
     /// `None` until the first reply.
     pub(super) seen_waiting: Option<Instant>,
@@ -82,7 +85,8 @@ pub(super) struct PlaceWaiter {
     due: Instant,
     due_for: Wake,
     pub(super) pace: RefreshPace,
-    /// How often the place must be refreshed: the call that took it set this.
+    /// How often the place must be refreshed. The call that entered the queue chose this, and
+    /// a call that takes the place over keeps it.
     refresh_every: Duration,
     pub(super) granted: Option<TokenBlock>,
     /// The grant came by message, not by a refresh.
@@ -90,7 +94,7 @@ pub(super) struct PlaceWaiter {
     pub(super) refusals: u32,
     /// False once no reply to a refresh could arrive before the call's deadline.
     refreshes: bool,
-    /// When the call sleeps no longer, unless it is woken.
+    /// When the call's current sleep ends if nothing wakes it.
     sleeps_until: Instant,
 }
 
@@ -102,7 +106,7 @@ pub(crate) struct RefreshPace {
     pub(crate) backoff: Option<Backoff>,
 }
 
-/// A reply that a call waits.
+/// A reply that says that a call must wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitingReply {
     /// When its command was sent.
@@ -114,7 +118,7 @@ pub(crate) struct WaitingReply {
 
 impl RefreshPace {
     /// Returns when to refresh a place after a reply, and why. The lock is held for `remaining`
-    /// more, `None` if without end.
+    /// longer; `None` if its key does not expire.
     pub(super) fn next(
         self,
         reply: WaitingReply,
@@ -127,13 +131,14 @@ impl RefreshPace {
         }
         let pause = match reply.is_listening {
             true => self.every,
-            // Only a refresh finds a grant.
+            // No message announces a grant: only a refresh finds it.
             false => self.every / 4,
         };
-        // The expiry of a key is not announced. Redis rounds the remaining time down to whole ms.
-        let expiry = remaining.map_or(Instant::NEVER, |left| {
-            let rounded = left.saturating_add(Duration::from_millis(1));
-            reply.arrived.after(rounded)
+        // No message announces the expiry of a key either. Redis rounds the remaining time down to
+        // whole ms.
+        let expiry = remaining.map_or(Instant::NEVER, |remaining| {
+            let rounded_up = remaining.saturating_add(Duration::from_millis(1));
+            reply.arrived.after(rounded_up)
         });
         let earliest = reply.sent.after(SHORTEST_PAUSE);
         let (expiry, regular) = (expiry.max(earliest), reply.sent.after(pause));
@@ -145,7 +150,7 @@ impl RefreshPace {
 }
 
 impl PlaceWaiter {
-    /// Records a reply that the call waits.
+    /// Records a reply that says that the call must wait.
     pub(super) fn refused(&mut self, reply: WaitingReply, remaining: Option<Duration>) {
         self.seen_waiting = self.seen_waiting.max(Some(reply.sent));
         self.refusals = self.refusals.saturating_add(1);
@@ -156,7 +161,7 @@ impl PlaceWaiter {
         (self.due, self.due_for) = pace.next(reply, remaining, self.refusals);
     }
 
-    /// Returns what was granted to the call since it has a place in Redis.
+    /// Returns the grant to the call, if it has one and a reply has confirmed its place.
     pub(super) fn grant(&self) -> Option<Grant> {
         Some(Grant {
             id: self.id.clone()?,
@@ -172,7 +177,7 @@ impl PlaceWaiter {
         self.id.is_some() && self.seen_waiting.is_some() && self.granted.is_none()
     }
 
-    /// Joins without a place in Redis.
+    /// Returns a waiter without a place in Redis.
     pub(super) fn new(serial: u64, parker: Parker, pace: RefreshPace) -> Self {
         Self {
             serial,
@@ -191,7 +196,8 @@ impl PlaceWaiter {
         }
     }
 
-    /// Begins to wait under `id`, or under none; returns the id before.
+    /// Makes the call wait under `id`; `None` if it has no place any more. Returns the previous id,
+    /// to which a grant no longer counts.
     pub(super) fn wait_under(&mut self, id: Option<HolderId>) -> Option<HolderId> {
         self.seen_waiting = None;
         self.granted = None;
@@ -199,21 +205,21 @@ impl PlaceWaiter {
         std::mem::replace(&mut self.id, id)
     }
 
-    /// Takes the place of another call, or what was granted to it.
+    /// Takes over the place of another call, and a grant to it.
     fn take_over(&mut self, from: &mut Self) {
         self.wait_under(from.id.take());
         self.seen_waiting = from.seen_waiting.take();
         self.granted = from.granted.take();
         self.by_message = from.by_message;
         self.refresh_every = from.refresh_every;
-        // The place may have no inbox yet.
+        // The place of a call under `Backoff` may have no inbox: a refresh at once gives it one.
         self.due = match (self.pace.backoff, from.pace.backoff) {
             (None, Some(_)) => Instant::START,
             _ => from.due,
         };
     }
 
-    /// Gives up the place, or what was granted to it: returns it for another call to take over.
+    /// Gives up the place, and a grant to it. Returns them for another call to take over.
     fn give_up_place(&mut self) -> Self {
         let mut place = Self::new(self.serial, self.parker.clone(), self.pace);
         place.take_over(self);
@@ -236,8 +242,9 @@ impl NamePlaces {
         Self {
             keys: Arc::clone(keys),
             waiters: Vec::new(),
-            // They have a queue in Redis, too: this one.
-            one_place: keys.has_local_queue(),
+            // A lock with places has a queue in Redis. With a local queue, too, its calls share one
+            // place.
+            calls_share_a_place: keys.has_local_queue(),
             left: None,
             refreshing: None,
             no_refresh_before: Instant::START,
@@ -253,7 +260,8 @@ impl NamePlaces {
             .expect("only dropping the ticket removes its waiter")
     }
 
-    /// Returns the waiter with this id, or the place with it that was left to the others.
+    /// Returns the waiter with this id, or the place with this id that a call has left to the
+    /// others.
     pub(super) fn with_id(&mut self, id: &HolderId) -> Option<&mut PlaceWaiter> {
         let mut all = self.waiters.iter_mut().chain(&mut self.left);
         all.find(|waiter| waiter.id.as_ref() == Some(id))
@@ -265,34 +273,38 @@ impl NamePlaces {
         all.any(|waiter| waiter.id.is_some())
     }
 
-    /// Returns whether the calls share a place, and one other than this waiter has it.
+    /// Returns whether the calls share a place, and a call other than this waiter has it, is
+    /// entering, or has left it.
     pub(super) fn is_taken_by_other(&self, serial: u64) -> bool {
         let others = self.waiters.iter().filter(|it| it.serial != serial);
-        self.one_place && others.chain(&self.left).any(|other| other.id.is_some())
+        self.calls_share_a_place && others.chain(&self.left).any(|other| other.id.is_some())
     }
 
-    /// Takes the place that the calls share for the waiter, if no other call can use it sooner.
+    /// Gives the shared place to the waiter if a call has left it.
     ///
-    /// A call under `WaitPolicy::Backoff` sleeps through its pauses: it must not delay the others.
+    /// A call under `WaitPolicy::Backoff` sleeps through its pauses and must not delay the others.
+    /// So a waiter under `Wake` also takes the place from such a call.
     fn take_shared(&mut self, serial: u64) {
         let mut from = self.left.take();
-        let takes_turns = |waiter: &&mut PlaceWaiter| {
+        let has_place_under_backoff = |waiter: &&mut PlaceWaiter| {
             waiter.serial != serial && waiter.waits() && waiter.pace.backoff.is_some()
         };
         if from.is_none() && self.waiter(serial).pace.backoff.is_none() {
-            let before = self.waiters.iter_mut().find(takes_turns);
-            from = before.map(PlaceWaiter::give_up_place);
+            let owner = self.waiters.iter_mut().find(has_place_under_backoff);
+            from = owner.map(PlaceWaiter::give_up_place);
         }
         if let Some(mut from) = from {
             self.waiter(serial).take_over(&mut from);
         }
     }
 
-    /// Leaves the place of the waiter to the other calls if `others_wait`. Otherwise returns its
-    /// id: the caller must leave the queue.
+    /// Leaves the shared place of the waiter to the other calls if `others_wait`.
+    ///
+    /// Otherwise returns the id with which the caller must leave the queue: that of the waiter, or
+    /// that of the place which an earlier call has left.
     pub(super) fn hand_over(&mut self, serial: u64, others_wait: bool) -> Option<HolderId> {
         let has_place = self.waiter(serial).seen_waiting.is_some();
-        if !self.one_place || !others_wait || !has_place {
+        if !self.calls_share_a_place || !others_wait || !has_place {
             let left = self.left.take_if(|_| !others_wait);
             let own = self.waiter(serial).wait_under(None);
             return own.or_else(|| left?.id);
@@ -303,17 +315,17 @@ impl NamePlaces {
         None
     }
 
-    /// Wakes the calls, except the one with this serial, that wait for a place: they can take it
-    /// over, or enter if there is none.
+    /// Wakes the calls without a place, except the one with this serial. They can take over the
+    /// shared place, or enter if no call has it.
     pub(super) fn wake_without_place(&self, serial: u64) {
-        if self.one_place {
+        if self.calls_share_a_place {
             let waiters = self.waiters.iter();
             let without = waiters.filter(|it| it.id.is_none() && it.serial != serial);
             without.for_each(|waiter| waiter.parker.unpark());
         }
     }
 
-    /// Makes a refresh due at `at`, unless it is due earlier.
+    /// Makes a refresh due at `at`, unless one is due earlier.
     pub(super) fn refresh_at(&mut self, at: Instant) {
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.waits()) {
             if at < waiter.due {
@@ -325,13 +337,13 @@ impl NamePlaces {
 
     pub(super) fn remove(&mut self, serial: u64) {
         self.waiters.retain(|waiter| waiter.serial != serial);
-        // If the call panicked during its refresh.
+        // The call may have panicked during its refresh.
         self.refreshing = self.refreshing.filter(|refreshing| *refreshing != serial);
         self.wake_one_to_refresh();
         self.wake_one_that_oversleeps();
     }
 
-    /// Wakes a waiter if all of them sleep beyond the next refresh: the one that has left would
+    /// Wakes a waiter if all of them sleep beyond the next refresh: the waiter that has left would
     /// have run it.
     fn wake_one_that_oversleeps(&self) {
         let sleepers = || self.waiters.iter().filter(|it| it.waits() && it.refreshes);
@@ -345,7 +357,7 @@ impl NamePlaces {
 
     /// Returns what the waiter must do at `now`.
     pub(super) fn position(&mut self, serial: u64, now: Instant) -> Position {
-        if self.one_place && self.waiter(serial).id.is_none() {
+        if self.calls_share_a_place && self.waiter(serial).id.is_none() {
             self.take_shared(serial);
             if self.waiter(serial).id.is_none() && self.has_place() {
                 return Position::Behind;
@@ -378,11 +390,11 @@ impl NamePlaces {
             return Position::Placed(due);
         }
         if self.refreshing.is_some() {
-            // Its end wakes a waiter if another refresh is due.
+            // When that refresh ends, it wakes a waiter if another one is due.
             return Position::Placed(now.after(MAX_REFRESH_WAIT.min(every)));
         }
         self.refreshing = Some(serial);
-        let due_for = match self.one_place {
+        let due_for = match self.calls_share_a_place {
             true => self.waiter(serial).due_for,
             false => Wake::Backstop,
         };
@@ -394,8 +406,8 @@ impl NamePlaces {
 
     /// Makes a refresh due at once.
     pub(super) fn refresh_now(&mut self, why: Wake) {
-        if self.one_place && !self.has_place() {
-            // Its calls ask for the lock itself first.
+        if self.calls_share_a_place && !self.has_place() {
+            // There is no place to refresh. The calls try the lock before one of them enters.
             return;
         }
         // A later, more specific reason replaces `Turn`.
@@ -418,7 +430,7 @@ impl NamePlaces {
 
     /// Records the replies to a refresh of `ids`.
     ///
-    /// Returns the ids that wait no longer.
+    /// Returns the ids whose places are gone.
     pub(super) fn note_refreshed(
         &mut self,
         ids: &[HolderId],
@@ -428,8 +440,8 @@ impl NamePlaces {
         self.refreshing = None;
         self.no_refresh_before = Instant::START;
         let answers: HashMap<_, _> = ids.iter().zip(answers).collect();
-        let (mut gone, mut is_free) = (Vec::new(), None);
-        // Other waiters may have been granted the lock, or have given up, in the meantime.
+        let (mut gone, mut without_place) = (Vec::new(), None);
+        // Skips a waiter that has received a grant or has changed its id in the meantime.
         for waiter in self.waiters.iter_mut().filter(|waiter| waiter.waits()) {
             match waiter.id.as_ref().and_then(|id| answers.get(id)) {
                 Some(Refreshed::Waiting(remaining)) => waiter.refused(reply, *remaining),
@@ -440,19 +452,19 @@ impl NamePlaces {
                 Some(Refreshed::Gone) => {
                     gone.extend(waiter.wait_under(None));
                     waiter.parker.unpark();
-                    is_free = Some(waiter.serial);
+                    without_place = Some(waiter.serial);
                 }
                 None => {}
             }
         }
-        if let Some(serial) = is_free {
+        if let Some(serial) = without_place {
             self.wake_without_place(serial);
         }
         self.wake_one_to_refresh();
         gone
     }
 
-    /// Leaves a refresh that is due to the other waiters: no reply could arrive before this one's
+    /// Leaves the refresh to another waiter, because no reply could arrive before this waiter's
     /// deadline.
     pub(super) fn pass_refresh_on(&mut self, serial: u64, why: Wake) {
         self.waiter(serial).refreshes = false;
