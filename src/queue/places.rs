@@ -18,8 +18,8 @@ use crate::stats::Wake;
 
 /// The places of this client's calls in the queues in Redis, as far as known.
 ///
-/// A holder id is granted at most once. A grant counts only while its call waits under that id: a
-/// call whose place is gone enters again under another.
+/// A holder id is granted at most once. A grant counts only while its call waits under that id. A
+/// call whose place is gone enters again under another id.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     pub(super) state: Mutex<State>,
@@ -27,25 +27,25 @@ pub(crate) struct Places {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// The names of each admission, whose scripts alone can refresh their places.
+    /// The names, by their admission: only the scripts of that admission can refresh their places.
     pub(super) names: [NameTable<NamePlaces>; Admission::ALL.len()],
-    /// The lock that each holder id waits for: a grant message names none.
+    /// The lock that each holder id waits for: a grant message contains the id only.
     pub(super) owners: HashMap<HolderId, (Admission, Name)>,
     pub(super) next_serial: u64,
     recent: RecentRefusals,
 }
 
 impl State {
-    /// The queues of locks that have one holder at a time.
+    /// Returns the names of the locks that have one holder at a time.
     fn exclusive(&mut self) -> &mut NameTable<NamePlaces> {
         &mut self.names[Admission::Exclusive as usize]
     }
 }
 
 impl Places {
-    /// Records that Redis has granted the lock to `id`; ignored if no call waits under it.
+    /// Records that Redis has granted the lock to `id`. Does nothing if no call waits under it.
     pub(crate) fn granted(&self, id: &HolderId, tokens: TokenBlock) {
-        // Outside the lock: the waiter needs no reply from Redis and continues at once.
+        // After the mutex is unlocked: the waiter needs no reply from Redis and locks it at once.
         if let Some(parker) = self.grant(id, tokens) {
             parker.unpark();
         }
@@ -62,8 +62,8 @@ impl Places {
         is_first.then(|| waiter.parker.clone())
     }
 
-    /// Makes a refresh of the place of `id`, and of the others of its name, due at once; ignored if
-    /// no call waits under it.
+    /// Makes a refresh of all places of the name that `id` waits for due at once. Does nothing if
+    /// no call waits under `id`.
     pub(crate) fn refresh_place_now(&self, id: &HolderId) {
         let state = &mut *self.state.lock();
         if let Some((admission, name)) = state.owners.get(id)
@@ -73,7 +73,7 @@ impl Places {
         }
     }
 
-    /// Makes a refresh of the places of `name` due at once. Returns whether there is one.
+    /// Makes a refresh of the places of `name` due at once. Returns whether it has any place.
     pub(crate) fn refresh_now(&self, name: &Name, why: Wake) -> bool {
         let mut has_place = false;
         for names in &mut self.state.lock().names {
@@ -85,7 +85,8 @@ impl Places {
         has_place
     }
 
-    /// Makes a refresh of the places of all names with this channel due at once.
+    /// Makes a refresh of the places of all names with this channel due at once. All semaphores
+    /// have the same channel.
     pub(crate) fn refresh_channel(&self, channel: &[u8], why: Wake) {
         let mut state = self.state.lock();
         let names = state.names.iter_mut().flat_map(HashMap::values_mut);
@@ -94,8 +95,8 @@ impl Places {
         }
     }
 
-    /// Records that a release has left the lock free for a moment. This client asks for it again at
-    /// `until`; its place is refreshed at `refresh_at`.
+    /// Records that a release has left the lock free for a moment. This client does not ask for it
+    /// before `until`, and refreshes its place at `refresh_at` or earlier.
     pub(crate) fn left_open(&self, name: &Name, until: Instant, refresh_at: Instant) {
         let mut state = self.state.lock();
         state.recent.left_open(name, until);
@@ -125,8 +126,8 @@ impl Places {
         }
     }
 
-    /// Takes the place that a call has left to others, which have left, too. The caller must leave
-    /// the queue in Redis with the keys of that call.
+    /// Takes the place that a call has left to the others, because those have left, too. The caller
+    /// must leave the queue in Redis with the keys and the id that this returns.
     pub(crate) fn take_left(&self, name: &Name) -> Option<(Arc<dyn Primitive>, HolderId)> {
         let mut state = self.state.lock();
         let names = state.exclusive();
@@ -163,7 +164,7 @@ impl Places {
         !self.state.lock().names.iter().all(HashMap::is_empty)
     }
 
-    /// Wakes all waiters; returns how many.
+    /// Wakes all waiters, and ends the pause after a failed refresh. Returns how many there are.
     pub(crate) fn wake_all(&self) -> usize {
         let mut state = self.state.lock();
         let mut count = 0;
@@ -177,7 +178,7 @@ impl Places {
 
     /// Removes all holder ids, and returns those that must leave the queue in Redis.
     ///
-    /// These are places, and grants that no call has taken.
+    /// These have a place, or a grant that no call has taken.
     pub(crate) fn leave_all(&self) -> Vec<(Arc<dyn Primitive>, HolderId)> {
         let mut state = self.state.lock();
         state.owners.clear();
@@ -185,8 +186,8 @@ impl Places {
         for places in state.names.iter_mut().flat_map(HashMap::values_mut) {
             // A call whose first reply is outstanding leaves by itself.
             let waiters = places.waiters.iter_mut().chain(&mut places.left);
-            let there = waiters.filter(|waiter| waiter.seen_waiting.is_some());
-            let ids = there.filter_map(|waiter| waiter.id.take());
+            let placed = waiters.filter(|waiter| waiter.seen_waiting.is_some());
+            let ids = placed.filter_map(|waiter| waiter.id.take());
             left.extend(ids.map(|id| (Arc::clone(&places.keys), id)));
         }
         left
