@@ -1,4 +1,5 @@
-//! Runs the tests of a binary: many at a time that only wait, then fewer that measure time.
+//! Runs the tests of a binary: first those that only wait, many at a time, then those that measure
+//! time, fewer at a time.
 
 use std::any::Any;
 use std::process::ExitCode;
@@ -28,7 +29,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// Returns the functions with the names that the command line filters:
+    /// Returns the functions with the names that the command line selects by, such as
     /// `list::thousands_of_locks_are_listed_page_by_page`.
     fn named(&self) -> impl Iterator<Item = (String, fn())> {
         let module = self.module.split_once("::").map(|(_, module)| module);
@@ -51,7 +52,7 @@ macro_rules! tests {
     };
 }
 
-/// Lists the tests of a module that assert an upper bound of a second, or of 250 ms or more
+/// Lists the tests of a module that assert an upper bound of a second or more, or of 250 ms or more
 /// compared with a plain wait.
 #[macro_export]
 macro_rules! roughly_timed {
@@ -60,7 +61,7 @@ macro_rules! roughly_timed {
     };
 }
 
-/// Lists the tests of a module that assert narrower bounds, and fail on a machine that is busy.
+/// Lists the tests of a module that assert narrower bounds and would fail on a busy machine.
 #[macro_export]
 macro_rules! timed {
     ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
@@ -100,10 +101,10 @@ pub fn run(
         ("survivor", chaos::survivor),
         (terminal::SESSION, terminal::session),
     ];
-    let own: Vec<_> = roles.iter().flat_map(Listed::named).collect();
-    let own = own.iter().map(|(name, role)| (name.as_str(), *role));
-    let all: Vec<_> = own.chain(shared).collect();
-    if child::run_role(&all) {
+    let listed: Vec<_> = roles.iter().flat_map(Listed::named).collect();
+    let listed = listed.iter().map(|(name, role)| (name.as_str(), *role));
+    let all_roles: Vec<_> = listed.chain(shared).collect();
+    if child::run_role(&all_roles) {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
@@ -135,8 +136,9 @@ fn run_with(arguments: &Arguments, threads: usize, listed: &[Listed]) -> Conclus
 
 /// Returns the first test of each module, then the second of each, and so on.
 ///
-/// The tests of one module often need the same: many servers, the processor, or only time. One
-/// after the other, they would wait for each other while the rest of the machine is idle.
+/// The tests of one module often need the same resource: many servers, the processor, or only time.
+/// Started one after the other, they would run together and wait for each other while the rest of
+/// the machine is idle.
 fn one_of_each_module_in_turn(listed: &[Listed]) -> impl Iterator<Item = (String, fn())> {
     let of_all = listed.iter().flat_map(|module| module.named().enumerate());
     let mut tests: Vec<_> = of_all.collect();
@@ -144,7 +146,7 @@ fn one_of_each_module_in_turn(listed: &[Listed]) -> impl Iterator<Item = (String
     tests.into_iter().map(|(_, test)| test)
 }
 
-/// Runs a test in a thread with the test's name, which panics and the watchdog print.
+/// Runs a test in a thread with the test's name: panic messages and the watchdog print that name.
 fn in_own_thread(name: String, test: fn()) -> Result<(), Failed> {
     let thread = thread::Builder::new().name(name);
     let running = thread.spawn(move || permit::in_test(test))?;
