@@ -1,8 +1,8 @@
 //! A read-write lock: acquire and release on one thread, processes that mostly read, and a writer
 //! among readers that never pause.
 //!
-//! Alternates with the scripts of a reader by hand, with `Mutex`, with `FairMutex`, and with a
-//! read-write lock by hand that polls every 1 ms.
+//! Alternates with a reader's scripts called by hand, with `Mutex`, with `FairMutex`, and with a
+//! hand-written read-write lock that polls every 1 ms.
 
 mod common;
 
@@ -19,14 +19,18 @@ use leasehold::{Client, Error, Unlocked};
 use support::{Server, ms};
 
 const PAIR_ROUNDS: usize = 200;
+
+/// How many times a round acquires and releases each lock.
 const PAIRS: usize = 25;
 
 const ROUNDS: usize = 5;
 const PROCESSES: usize = 8;
 const SECTION: Duration = ms(1);
+
+/// How long a round of the processes lasts.
 const LASTS: Duration = ms(3_000);
 
-/// One section in this many is a write.
+/// If all processes read and write, one section in this many is a write.
 const WRITES: u64 = 20;
 
 const NAMES: [&str; 5] = [
@@ -104,7 +108,8 @@ fn main() {
     );
 }
 
-/// The times to read against those by hand and of `Mutex`, and to write against `FairMutex`.
+/// Returns the ratios of a read to its scripts by hand, of a read to `Mutex`, and of a write to
+/// `FairMutex`.
 fn pair_ratios(pairs: &[Samples]) -> [Spread; 3] {
     let [mutex, read, by_hand, fair, write] = pairs else {
         unreachable!("five runners");
@@ -142,6 +147,7 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
             section: SECTION,
             lasts: LASTS,
         };
+        // The first process of each round to claim this key becomes the only writer.
         server.run("DEL", &["writer"]);
         let window = measure(server, terms);
         window.holds_at_most(PROCESSES);
@@ -181,7 +187,7 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
     series
 }
 
-/// Opens a contender of a member process.
+/// Opens the contender of this kind in a member process.
 fn open(kind: &str, url: &str) -> Lockers {
     let client = Client::open(url).unwrap();
     match kind {

@@ -15,13 +15,13 @@ use support::{Server, eventually, ms, resident_kib};
 const ROUNDS: usize = 5;
 const WAITERS: usize = 1_000;
 
-/// The length of a round: many refreshes, which are sent every 0.9 s.
+/// The length of a round. Places are refreshed every 0.9 s, so a round has about 22 refreshes.
 const WATCHED: Duration = Duration::from_secs(20);
 
 /// Longer than the bench: the holder does not renew during it.
 const HELD_FOR: Duration = Duration::from_secs(3_600);
 
-/// The stack that a waiting thread needs.
+/// The stack of a waiting thread, in bytes: a wait needs no more.
 const STACK: usize = 64 * 1024;
 
 fn main() {
@@ -85,10 +85,12 @@ fn main() {
     );
 }
 
-/// The costs of all waiters together; `kib` is the memory of one.
 struct Costs {
+    /// Requests per second of all waiters together.
     requests: Spread,
+    /// Processor time of all waiters together, in % of a core.
     core: Spread,
+    /// Memory of one waiter and its thread.
     kib: f64,
 }
 
@@ -107,23 +109,23 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Cos
     }
     let all = WAITERS as u64;
     eventually(ms(30_000), || client.stats().waiting == all);
+    // The first waiter may still be subscribing: its connection and thread count, too.
     thread::sleep(ms(2_000));
-    // The first waiter has subscribed.
     let kib = (resident_kib() - before) / WAITERS as f64;
 
     let (mut requests, mut cores) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let monitor = Monitor::start(server);
-        let (began, used) = (clock(), processor_time());
+        let (began, used_before) = (clock(), processor_time());
         thread::sleep(WATCHED);
-        let (took, used) = (clock() - began, processor_time() - used);
+        let (took, used) = (clock() - began, processor_time() - used_before);
         requests.push(monitor.stop() as f64 / took.as_secs_f64());
         cores.push(used.as_secs_f64() / took.as_secs_f64() * 100.0);
     }
     assert_eq!(client.stats().waiting, all, "all still wait");
     assert!(held.is_held());
     drop(held);
-    // They acquire in turn until none is left.
+    // The waiters acquire the lock in turn until none is left.
     eventually(ms(60_000), || client.stats().waiting == 0);
     Costs {
         requests: Spread::of(requests.into_iter()),
