@@ -1,4 +1,5 @@
-//! Promise: a fair lock goes to the longest waiter of all processes, and has one holder at a time.
+//! Promise: a fair lock goes to the call that has waited longest, in whichever process, and has one
+//! holder at a time.
 
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -24,14 +25,14 @@ support::tests![
     lock_is_granted_in_order_across_processes_and_threads,
     free_lock_takes_one_command_and_its_release_another,
     grant_needs_no_command_of_the_waiter,
-    first_renewal_after_a_grant_is_sent_without_auto_renew_too,
+    first_renewal_after_a_grant_is_sent_even_without_auto_renew,
     first_renewal_after_a_grant_is_sent_however_long_the_wait_was,
     lease_without_auto_renew_is_renewed_once_after_a_grant,
     grant_publishes_no_release,
     plain_and_fair_locks_exclude_each_other,
     plain_release_wakes_the_first_in_the_queue,
     free_lock_is_reserved_for_the_first_in_the_queue,
-    place_of_a_dead_client_refuses_try_lock_and_delays_no_lock,
+    place_of_a_dead_client_refuses_try_lock_but_does_not_delay_lock,
     waiter_that_gives_up_at_its_turn_passes_the_grant_on,
     shutdown_removes_waiters_from_the_queue,
     processes_and_threads_count_exactly,
@@ -40,14 +41,14 @@ support::tests![
     statistics_count_fair_locks,
     backoff_waits_without_a_subscription,
     waiters_without_pubsub_permissions_get_the_lock_by_refreshing,
-    granted_lease_is_replicated_before_its_holder_returns,
+    granted_lease_is_replicated_before_lock_returns,
     fair_lock_over_a_quorum_is_an_error,
     broken_fence_fails_acquires_but_not_releases,
     broken_queue_fails_acquires_but_not_releases,
     any_name_of_up_to_64_kib_works,
     foreign_message_grants_nothing,
     fair_lock_is_granted_with_sentinel,
-    fair_lease_is_not_handed_on_to_a_plain_waiter_of_its_client
+    fair_lease_is_not_handed_off_to_a_plain_waiter_of_its_client
 ];
 
 support::timed![
@@ -57,7 +58,8 @@ support::timed![
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
-/// How soon a waiter that is woken has the lock: far sooner than its next refresh.
+/// How soon a waiter that is woken must have the lock: well before its next refresh, which is sent
+/// 0.9 s after its last command.
 const PROMPTLY: Duration = ms(500);
 
 fn fair_counter() {
@@ -105,7 +107,8 @@ fn basic_calls_work_on_a_fair_lock() {
     wait_until_only_fences_remain(&server);
 }
 
-/// A child's role: waits for the lock and records its number and its token.
+/// A child's role: waits for the lock, appends its number to `order`, and tells its parent the
+/// token.
 fn waiter() {
     let guard = lock_in_turn(&client(&parameter("URL")).fair_mutex("a"));
     redis::cmd("RPUSH")
@@ -186,12 +189,13 @@ fn free_lock_takes_one_command_and_its_release_another() {
     assert_eq!(
         server.calls(&["publish"]),
         publishes + 1,
-        "plain waiters may be subscribed"
+        "programs outside the queue may be subscribed"
     );
     assert_eq!(server.calls(&["subscribe"]), 0);
 }
 
-/// No command of the waiter reaches the server until it has the lock; then its first renewal does.
+/// Asserts that a waiter gets the lock although no command of its client reaches the server, and
+/// that its first renewal is sent afterwards.
 fn assert_granted_without_a_command(auto_renew: bool) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
@@ -219,7 +223,7 @@ fn grant_needs_no_command_of_the_waiter() {
     assert_granted_without_a_command(true);
 }
 
-fn first_renewal_after_a_grant_is_sent_without_auto_renew_too() {
+fn first_renewal_after_a_grant_is_sent_even_without_auto_renew() {
     assert_granted_without_a_command(false);
 }
 
@@ -251,7 +255,7 @@ fn lease_without_auto_renew_is_renewed_once_after_a_grant() {
     });
 }
 
-/// A release that grants the lock publishes nothing on the wake channel.
+/// A release that grants the lock publishes nothing on the release channel.
 fn grant_publishes_no_release() {
     let server = Server::start();
     let (holder, plain) = (fair(&server), client(&server.url()).mutex("a"));
@@ -268,7 +272,7 @@ fn grant_publishes_no_release() {
         let id = guard.holder_id().to_string();
         unlock(guard);
         let first: String = channel.get_message().unwrap().get_payload().unwrap();
-        assert_eq!(first, id, "the first message is that of the last release");
+        assert_eq!(first, id, "only the last release publishes a message");
     });
 }
 
@@ -309,7 +313,7 @@ fn plain_release_wakes_the_first_in_the_queue() {
     });
 }
 
-/// A release with an empty queue wakes a plain waiter.
+/// The plain waiter has a place in the queue, and the release grants the lock to that place.
 fn fair_release_wakes_a_plain_waiter() {
     let server = Server::start();
     let guard = fair(&server).ttl(ms(300_000)).lock().unwrap();
@@ -358,9 +362,9 @@ fn free_lock_is_reserved_for_the_first_in_the_queue() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Nobody listens to the inbox of the place, as after the death of its process. It lasts longer
-/// than the test.
-fn place_of_a_dead_client_refuses_try_lock_and_delays_no_lock() {
+/// Nobody listens to the inbox of the place, as after the death of its process. The place lasts
+/// longer than the test.
+fn place_of_a_dead_client_refuses_try_lock_but_does_not_delay_lock() {
     let server = Server::start();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let now = now.as_millis();
@@ -370,7 +374,7 @@ fn place_of_a_dead_client_refuses_try_lock_and_delays_no_lock() {
     assert!(fair(&server).try_lock().unwrap().is_none());
     assert_eq!(holder(&server), None);
     unlock(lock_in_turn(&fair(&server)));
-    assert_eq!(queue_length(&server), 1, "its place is still there");
+    assert_eq!(queue_length(&server), 1, "the dead place is still there");
 }
 
 fn waiter_that_gives_up_leaves_the_queue() {
@@ -386,7 +390,7 @@ fn waiter_that_gives_up_leaves_the_queue() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Returns when the only place in the queue was last refreshed, by the server's clock.
+/// Returns when the only place in the queue was last refreshed, in ms of the server's clock.
 fn last_refresh_ms(server: &Server) -> Option<u64> {
     let places: Vec<String> = redis::cmd("HVALS")
         .arg(PLACES)
@@ -396,9 +400,9 @@ fn last_refresh_ms(server: &Server) -> Option<u64> {
     Some(refreshed.parse().unwrap())
 }
 
-/// The grant's message stalls, so the call already has the lock when it gives up.
+/// The grant message stalls, so Redis has already granted the lock to the call when it gives up.
 fn waiter_that_gives_up_at_its_turn_passes_the_grant_on() {
-    // A round in which the waiter gave up before its turn shows nothing.
+    // A round in which the waiter gave up before its turn proves nothing.
     assert!((0..5).any(|_| waiter_gives_up_at_its_turn()));
 }
 
@@ -414,7 +418,8 @@ fn waiter_gives_up_at_its_turn() -> bool {
     thread::scope(|scope| {
         let first = scope.spawn(|| gives_up.try_lock_for(limit).unwrap());
         wait_for_queue_length(&server, 1);
-        // Waits for the next refresh (they are 900 ms apart): no other one precedes the deadline.
+        // Waits for the next refresh: refreshes are 900 ms apart, so no other one comes before the
+        // deadline.
         let entered = last_refresh_ms(&server);
         eventually(PATIENCE, || {
             first.is_finished() || last_refresh_ms(&server) >= entered.map(|entered| entered + 850)
@@ -424,14 +429,14 @@ fn waiter_gives_up_at_its_turn() -> bool {
         eventually(PATIENCE, || {
             first.is_finished() || queue_length(&server) == 2
         });
-        let mine = guard.holder_id().to_string();
+        let previous = guard.holder_id().to_string();
         unlock(guard);
         let (granted, places) = (holder(&server), queue_length(&server));
         let is_in_time = began.elapsed() < limit;
         let has_given_up = first.join().unwrap().is_none();
         let second = second.join().unwrap();
         if is_in_time {
-            assert!(granted.is_some() && granted.as_deref() != Some(&*mine));
+            assert!(granted.is_some() && granted.as_deref() != Some(&*previous));
             assert_eq!(places, 1, "the first waiter has the lock");
             assert!(has_given_up);
             assert_ne!(Some(second.holder_id().as_str()), granted.as_deref());
@@ -445,13 +450,14 @@ fn waiter_gives_up_at_its_turn() -> bool {
 fn shutdown_removes_waiters_from_the_queue() {
     let server = Server::start();
     let guard = fair(&server).lock().unwrap();
-    // The places are left within the command timeout; after that they would expire.
+    // The shutdown removes the places within the command timeout. It is long here, because
+    // afterwards only their expiry would remove them.
     let client = Client::builder().url(server.url());
     let client = client.command_timeout(PATIENCE).build().unwrap();
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
-        // While it waits, the queue does not expire with the places of others.
-        let witness = spawn_subscribed_waiter(scope, &server, fair(&server));
+        // While this waiter refreshes its place, the queue does not expire with the other places.
+        let other_waiter = spawn_subscribed_waiter(scope, &server, fair(&server));
         let waiting: Vec<_> = (0..3).map(|_| scope.spawn(|| mutex.lock())).collect();
         wait_for_queue_length(&server, 4);
         eventually(PATIENCE, || server.subscribers("lock_release:a") == 2);
@@ -463,7 +469,7 @@ fn shutdown_removes_waiters_from_the_queue() {
             assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
         }
         unlock(guard);
-        unlock(witness.join().unwrap());
+        unlock(other_waiter.join().unwrap());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -503,10 +509,13 @@ fn one_command_refreshes_all_places_of_a_client() {
         eventually(ms(5_000), || client.stats().waiting == 50);
         server.wait_until_waiter_sleeps("lock_release:a");
         let before = server.calls(&["evalsha", "eval"]);
-        // The commands of 4 s are counted.
+        // Four or five refreshes are sent in this time, one every 0.9 s.
         let_pass(ms(4_000));
         let calls = server.calls(&["evalsha", "eval"]) - before;
-        assert!((3..=8).contains(&calls), "{calls}, including the holder's");
+        assert!(
+            (3..=8).contains(&calls),
+            "{calls} calls, including the holder's renewals"
+        );
         assert_eq!(queue_length(&server), 50);
         unlock(guard);
     });
@@ -549,7 +558,7 @@ fn backoff_waits_without_a_subscription() {
     let backoff = Backoff::new(ms(20), ms(100));
     let mutex = fair(&server).wait_policy(WaitPolicy::Backoff(backoff.attempts(3)));
     thread::scope(|scope| {
-        // While it waits, the queue does not expire with the places of others.
+        // While this waiter refreshes its place, the queue does not expire with the other places.
         let patient = fair(&server).wait_policy(WaitPolicy::Backoff(backoff));
         let waiting = spawn_waiter(scope, &server, patient);
         assert!(matches!(
@@ -565,7 +574,7 @@ fn backoff_waits_without_a_subscription() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The clients get no messages about grants and releases.
+/// The clients receive no messages about grants and releases.
 fn waiters_without_pubsub_permissions_get_the_lock_by_refreshing() {
     let server = Server::start();
     let line = include_str!("../../docs/operations.md").lines();
@@ -591,7 +600,7 @@ fn waiters_without_pubsub_permissions_get_the_lock_by_refreshing() {
     wait_until_only_fences_remain(&server);
 }
 
-fn granted_lease_is_replicated_before_its_holder_returns() {
+fn granted_lease_is_replicated_before_lock_returns() {
     let replicas = Replicas::start(1);
     let server = replicas.master();
     let mutex = || {
@@ -607,13 +616,13 @@ fn granted_lease_is_replicated_before_its_holder_returns() {
         assert!(server.pttl("lock:a") > 3_000, "the lease was renewed first");
         assert!(guard.remaining().unwrap() > ms(3_000));
         replicas.pause(0);
-        let refused = scope.spawn(|| mutex().try_lock_for(PATIENCE));
+        let waiting = scope.spawn(|| mutex().try_lock_for(PATIENCE));
         wait_for_queue_length(server, 1);
         unlock(guard);
-        let refused = refused.join().unwrap();
+        let outcome = waiting.join().unwrap();
         assert!(
-            matches!(refused, Err(Error::NotReplicated { wanted: 1, .. })),
-            "{refused:?}"
+            matches!(outcome, Err(Error::NotReplicated { wanted: 1, .. })),
+            "{outcome:?}"
         );
         wait_until_only_fences_remain(server);
         assert!(matches!(
@@ -744,7 +753,8 @@ fn foreign_message_grants_nothing() {
                 .unwrap();
             assert_eq!(receivers, 1);
         }
-        // The client has received a later probe, and so these messages too.
+        // The client publishes a probe to its inbox every second. By the second one it has received
+        // the first, and these messages before it.
         let probes = server.calls(&["publish"]);
         eventually(PATIENCE, || server.calls(&["publish"]) > probes + 1);
         assert_eq!(is_done.try_recv(), Err(TryRecvError::Empty));
@@ -785,7 +795,7 @@ fn fair_lock_is_granted_in_a_cluster() {
                 two.stats().totals.wakes_message > before
             })
         };
-        // A refresh, which comes once a second, may find the grant before its message is read.
+        // A refresh is sent every 0.9 s. It may find the grant before its message is read.
         assert!((0..10).any(|_| is_woken_by_message()));
         wait_until_only_fences_remain(server);
     }
@@ -797,10 +807,10 @@ fn fair_lock_is_granted_in_a_cluster() {
 
 /// A fair lease has no reserved tokens for hand-offs within the client, so a plain waiter of the
 /// same client must acquire the lock in Redis.
-fn fair_lease_is_not_handed_on_to_a_plain_waiter_of_its_client() {
+fn fair_lease_is_not_handed_off_to_a_plain_waiter_of_its_client() {
     let server = Server::start();
     let client = client(&server.url());
-    // The waiter tries again after half a minute, or when this client releases the lock.
+    // The waiter tries again after 30 to 60 s, or when this client releases the lock.
     let seldom = WaitPolicy::Backoff(Backoff::new(ms(60_000), ms(60_000)));
     server.run("SET", &["lock:a", "another program", "PX", "60000"]);
     thread::scope(|scope| {
