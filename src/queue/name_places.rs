@@ -77,7 +77,8 @@ pub(super) struct PlaceWaiter {
     /// The id of the call's place, from the moment when it begins to enter.
     pub(super) id: Option<HolderId>,
     pub(super) parker: Parker,
-    /// When the last command whose reply said that the call waits was sent. Any grant is newer.
+    /// The sending time of the last command whose reply said that the call waits. Any grant is
+    /// newer.
     ///
     /// `None` until the first reply.
     pub(super) seen_waiting: Option<Instant>,
@@ -85,8 +86,8 @@ pub(super) struct PlaceWaiter {
     due: Instant,
     due_for: Wake,
     pub(super) pace: RefreshPace,
-    /// How often the place must be refreshed. The call that entered the queue chose this, and
-    /// a call that takes the place over keeps it.
+    /// How often the place must be refreshed. The call that entered the queue chose this, and a
+    /// call that takes the place over keeps it.
     refresh_every: Duration,
     pub(super) granted: Option<TokenBlock>,
     /// The grant came by message, not by a refresh.
@@ -134,8 +135,8 @@ impl RefreshPace {
             // No message announces a grant: only a refresh finds it.
             false => self.every / 4,
         };
-        // No message announces the expiry of a key either. Redis rounds the remaining time down to
-        // whole ms.
+        // No message announces the expiry of a key. Redis rounds the remaining time down to whole
+        // ms.
         let expiry = remaining.map_or(Instant::NEVER, |remaining| {
             let rounded_up = remaining.saturating_add(Duration::from_millis(1));
             reply.arrived.after(rounded_up)
