@@ -1,4 +1,4 @@
-//! The network: commands and grant messages run, arrive, or are lost.
+//! The steps of the network: commands run or are lost, grant messages are read or lost.
 
 use super::phase::Phase;
 use super::rules::Flaw;
@@ -7,18 +7,19 @@ use super::steps::{Step, Steps};
 use super::wire::Command;
 
 impl<F: FnMut(Step, State)> Steps<'_, F> {
-    /// The commands of a holder id that are on their way.
+    /// The steps of each command of a holder id that is on its way.
     pub(super) fn network(&mut self, id: Id) {
         let it = self.state.on_their_way[id];
         for command in Command::ALL {
-            // A connection carries its commands in order.
-            let is_behind = command == Command::ReleaseBehind && it.asks();
-            if it.has(command) && !is_behind {
+            // This undo follows its acquire or enter on the same connection, so it runs later.
+            let must_wait = command == Command::ReleaseBehind && it.asks();
+            if it.has(command) && !must_wait {
                 self.run(command, id);
             }
         }
     }
 
+    /// The server runs a command once or twice, or the network loses the command or its reply.
     fn run(&mut self, command: Command, id: Id) {
         let rules = self.rules;
         self.step(Step::Runs(command, id), |next| {
@@ -29,28 +30,30 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             self.step(Step::RunsAgain(command, id), |next| {
                 next.repeats -= 1;
                 next.run(command, id, rules);
+                // The client reads only the reply to the second run.
                 next.on_their_way[id].lose_reply(command);
             });
         }
         if self.state.losses == 0 {
             return;
         }
-        let lose = |next: &mut State| {
+        let cut_connection = |next: &mut State| {
             next.lose_something();
             next.on_their_way[id].take(command);
+            // The connection breaks: the undo behind the command is lost, too.
             if command.asks() {
                 next.on_their_way[id].take(Command::ReleaseBehind);
             }
         };
-        self.step(Step::LosesCommand(command, id), lose);
+        self.step(Step::LosesCommand(command, id), cut_connection);
         self.step(Step::LosesReply(command, id), |next| {
-            lose(next);
+            cut_connection(next);
             next.run(command, id, rules);
             next.on_their_way[id].lose_reply(command);
         });
     }
 
-    /// A message that the lock was granted to a holder id.
+    /// The client reads the message that grants the lock to a holder id, or the message is lost.
     pub(super) fn grant_message(&mut self, id: Id) {
         let Some(mut tokens) = self.state.on_their_way[id].message else {
             return;
@@ -60,10 +63,12 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             next.on_their_way[id].message = None;
             match next.phase(id) {
                 Phase::Waiting {
-                    id: by, proof: age, ..
+                    id: own,
+                    proof: age,
+                    ..
                 }
-                | Phase::Entering { id: by, age }
-                    if by == id =>
+                | Phase::Entering { id: own, age }
+                    if own == id =>
                 {
                     let age = match rules.has(Flaw::ValidFromTheMessage) {
                         true => 0,
@@ -74,7 +79,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                     }
                     next.learn_grant(id, age, tokens, rules);
                 }
-                // Nobody waits for it any more.
+                // No call waits under this id any more: the client passes the lock on.
                 _ => next.on_their_way[id].send(Command::Release),
             }
         });
@@ -86,11 +91,12 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         }
     }
 
-    /// Sends the undo of an enter without a reply on another connection.
+    /// Sends the undo of an abandoned acquire or enter, on a connection other than its own.
     pub(super) fn undo(&mut self, id: Id) {
         let it = self.state.on_their_way[id];
-        let is_over = it.undone == 0 || it.has(Command::Release) || it.released.is_some();
-        if is_over || !self.has_room() || self.rules.is_prompt && it.is_undo_sent {
+        let is_under_way = it.has(Command::Release) || it.released.is_some();
+        let was_just_sent = self.rules.is_prompt && it.is_undo_sent;
+        if it.undone == 0 || is_under_way || was_just_sent || !self.has_room() {
             return;
         }
         let is_prompt = self.rules.is_prompt;
