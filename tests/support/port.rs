@@ -1,17 +1,18 @@
-//! Free ports below the ephemeral range, which outgoing connections of parallel tests never use.
+//! Free ports for test servers, below the ephemeral range: the system takes the ports of outgoing
+//! connections from that range, so no connection of a parallel test occupies one of these.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The first port tried: above the registered ports that a machine is likely to use.
+/// The lowest port tried. Most services of a machine listen on lower ones.
 const FIRST: u16 = 10_240;
 
 /// Binds a free port.
 ///
-/// Each call continues after the previous call's port, and each process starts at a different
-/// port, so that a port is not reused soon after it was closed.
+/// No port is bound again soon after it was closed: each call continues after the port of the
+/// previous call, and each process starts at another port.
 pub(crate) fn bind() -> TcpListener {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let span = u32::from(ephemeral_start() - FIRST);
@@ -23,7 +24,7 @@ pub(crate) fn bind() -> TcpListener {
             return listener;
         }
     }
-    panic!("every port from {FIRST} on is taken");
+    panic!("no port from {FIRST} to {} is free", ephemeral_start() - 1);
 }
 
 /// Returns a port that was free a moment ago, for a program that binds it itself.
@@ -35,6 +36,10 @@ pub(crate) fn number(listener: &TcpListener) -> u16 {
     listener.local_addr().expect("the listener is bound").port()
 }
 
+/// Returns the first port of the ephemeral range.
+///
+/// Falls back to the default of Linux if the range is unknown, or if it begins at most 1000 ports
+/// above [`FIRST`].
 fn ephemeral_start() -> u16 {
     fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .ok()
