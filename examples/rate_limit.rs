@@ -21,7 +21,7 @@ const LIMIT: u32 = 3;
 const WORKERS_PER_PROCESS: u32 = 3;
 const CALLS_PER_WORKER: u32 = 10;
 
-/// How long the permits of a process that was killed stay out.
+/// How long the permits of a killed process stay unavailable.
 const TTL: Duration = Duration::from_secs(2);
 
 /// Starts a private Redis and then calls `one_day`. Your own program would not need this.
@@ -39,24 +39,25 @@ fn limit() -> Outcome<Semaphore> {
     Ok(client.semaphore("api.example.com", LIMIT).ttl(TTL))
 }
 
-/// Runs in a process with three workers, which call the API one after the other.
+/// Runs in a process with three workers. Each makes its calls one after the other.
 fn workers() -> Outcome {
     let (limit, port) = (limit()?, port()?);
     in_threads(|| {
         for _ in 0..CALLS_PER_WORKER {
             let permit = limit.acquire()?;
-            // If this process was paused for too long, another worker has the permit.
+            // After a pause longer than the ttl, another worker may have the permit.
             permit.ensure_held()?;
             assert_eq!(call(port, b"fast")?, *b"200", "the limit holds");
             assert_eq!(permit.release()?, Unlocked::Released);
         }
         Ok(())
     })?;
+    // The parent process adds up the calls.
     println!("{}", WORKERS_PER_PROCESS * CALLS_PER_WORKER);
     Ok(())
 }
 
-/// Runs in a process whose calls do not end.
+/// Runs in the process that is killed. Its calls hang.
 fn workers_that_hang() -> Outcome {
     let (limit, port) = (limit()?, port()?);
     in_threads(|| {
@@ -73,7 +74,9 @@ fn one_day() -> Outcome {
     let limit = limit()?;
     let mut hanging = Child::spawn("workers that hang")?;
     for _ in 0..WORKERS_PER_PROCESS {
-        hanging.next_line()?.ok_or("a worker has ended")?;
+        hanging
+            .next_line()?
+            .ok_or("the process ended before all its workers called the API")?;
     }
     println!("Three workers of the first process call the API, and their calls hang.");
     assert_eq!(limit.available()?, 0);
@@ -92,7 +95,9 @@ fn one_day() -> Outcome {
     let killed = Instant::now();
     let mut calls = 0;
     for mut other in others {
-        let made = other.next_line()?.ok_or("a process has failed")?;
+        let made = other
+            .next_line()?
+            .ok_or("a process ended before its calls were done")?;
         calls += made.parse::<u32>()?;
         assert!(other.wait()?.success());
     }
@@ -126,17 +131,17 @@ fn port() -> Outcome<u16> {
     Ok(connect()?.get(key("port"))?)
 }
 
-fn call(port: u16, what: &[u8; 4]) -> Outcome<[u8; 3]> {
+fn call(port: u16, request: &[u8; 4]) -> Outcome<[u8; 3]> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
-    stream.write_all(what)?;
+    stream.write_all(request)?;
     let mut status = [0; 3];
     stream.read_exact(&mut status)?;
     Ok(status)
 }
 
-/// The API of somebody else: it answers 429 to a call too many.
+/// Stands for a remote API, which answers 429 to a call above its limit.
 struct Api {
-    calls: AtomicU32,
+    calls_in_progress: AtomicU32,
     most_at_a_time: AtomicU32,
 }
 
@@ -145,7 +150,7 @@ impl Api {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let () = connect()?.set(key("port"), listener.local_addr()?.port())?;
         let api: &Self = Box::leak(Box::new(Self {
-            calls: AtomicU32::new(0),
+            calls_in_progress: AtomicU32::new(0),
             most_at_a_time: AtomicU32::new(0),
         }));
         thread::spawn(move || {
@@ -156,24 +161,24 @@ impl Api {
         Ok(api)
     }
 
-    /// Serves one call, which ends when the caller has its answer or is gone.
+    /// Serves one call: a fast one takes 10 ms, a slow one lasts until its caller disconnects.
     fn serve(&self, mut stream: TcpStream) {
-        let mut what = [0; 4];
-        if stream.read_exact(&mut what).is_err() {
+        let mut request = [0; 4];
+        if stream.read_exact(&mut request).is_err() {
             return;
         }
-        let calls = self.calls.fetch_add(1, Ordering::SeqCst) + 1;
+        let calls = self.calls_in_progress.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_at_a_time.fetch_max(calls, Ordering::SeqCst);
-        let is_slow = what == *b"slow";
-        if is_slow {
+        if request == *b"slow" {
             // Returns when the caller has closed the connection.
-            let _ = stream.read(&mut what);
+            let _ = stream.read(&mut request);
         } else {
             thread::sleep(Duration::from_millis(10));
         }
-        self.calls.fetch_sub(1, Ordering::SeqCst);
+        // Before the answer: the caller may release its permit as soon as it has one.
+        self.calls_in_progress.fetch_sub(1, Ordering::SeqCst);
         let status = if calls > LIMIT { b"429" } else { b"200" };
-        // A caller that is gone needs no answer.
+        // Writing fails if the caller has disconnected.
         let _ = stream.write_all(status);
     }
 }

@@ -20,7 +20,7 @@ fn main() -> ExitCode {
 fn customer() -> Outcome {
     let client = Client::from_env()?;
     let guard = client.fair_mutex("counter").lock()?;
-    // If this process was paused for too long after the grant, another customer has the lock.
+    // After a pause longer than the lease, another customer may have the lock.
     guard.ensure_held()?;
     let () = connect()?.rpush(key("served"), std::process::id())?;
     println!("was served under token {}", guard.fencing_token());
@@ -30,27 +30,29 @@ fn customer() -> Outcome {
 
 fn one_morning() -> Outcome {
     let counter = Client::from_env()?.fair_mutex("counter");
-    let opening = counter.lock()?;
+    let guard = counter.lock()?;
     println!("The counter is still closed.");
     let mut customers = Vec::new();
     for n in 1..=5 {
         customers.push(Child::spawn("customer")?);
-        // The next customer arrives after this one has a place in the queue.
+        // The next customer arrives only once this one has a place in the queue.
         while counter.waiting()? < n {
             thread::sleep(Duration::from_millis(2));
         }
         println!("  Customer {n} waits.");
     }
 
-    let mut gone = customers.remove(1);
-    gone.kill()?;
+    let mut second = customers.remove(1);
+    second.kill()?;
     println!("Customer 2 dies in the queue. The counter opens.");
     let opened = Instant::now();
-    assert_eq!(opening.unlock()?, Unlocked::Released);
+    assert_eq!(guard.unlock()?, Unlocked::Released);
     for (customer, n) in customers.iter_mut().zip([1, 3, 4, 5]) {
-        let did = customer.next_line()?.ok_or("a customer has ended")?;
+        let message = customer
+            .next_line()?
+            .ok_or("a customer ended without being served")?;
         println!(
-            "  Customer {n} {did}, {:.1} s later.",
+            "  Customer {n} {message}, {:.1} s later.",
             opened.elapsed().as_secs_f64()
         );
     }
