@@ -1,5 +1,5 @@
-//! A restaurant books its tables: one guest after the other, two at once, and one who never comes
-//! back.
+//! A restaurant books its tables: for one guest after the other, for two at once, and after the
+//! process of one has died.
 
 use std::io;
 use std::process::ExitCode;
@@ -14,7 +14,7 @@ use support::{Child, Outcome, connect, key, run};
 
 mod support;
 
-/// How long a table stays reserved for a guest whose process died.
+/// How long a table stays locked at most after the process of its guest has died.
 const TTL: Duration = Duration::from_secs(2);
 
 /// Starts a private Redis and then calls `evening`. Your own program would not need this.
@@ -46,11 +46,11 @@ fn one_after_the_other(client: &Client) -> Outcome<Vec<Booking>> {
 
 fn both_at_once() -> Outcome<Booking> {
     println!("Two guests want table 7 at 19:00, at the same moment.");
-    let door = Barrier::new(2);
+    let barrier = Barrier::new(2);
     let answers = thread::scope(|scope| {
         let guests = ["Cleo", "Dan"].map(|guest| {
-            let door = &door;
-            scope.spawn(move || at_the_door(guest, door))
+            let barrier = &barrier;
+            scope.spawn(move || book_if_free(guest, barrier))
         });
         guests.map(|guest| guest.join().expect("no guest panics"))
     });
@@ -63,18 +63,19 @@ fn both_at_once() -> Outcome<Booking> {
     Ok(promised.remove(0))
 }
 
-fn at_the_door(guest: &str, door: &Barrier) -> Outcome<Option<Booking>> {
+fn book_if_free(guest: &str, barrier: &Barrier) -> Outcome<Option<Booking>> {
     // Each guest has its own client, as if the guests were on different machines.
     let client = Client::from_env()?;
     let mut bookings = BookingsInRedis::open()?;
+    // Connects now, so that each guest sends only its attempt after the barrier.
     client.ping()?;
 
-    door.wait();
+    barrier.wait();
     let began = Instant::now();
     let attempt = client.mutex("table 7").try_lock();
     let took = began.elapsed();
     // The guest with the lock keeps it until the other guest has a reply.
-    door.wait();
+    barrier.wait();
 
     match attempt? {
         Some(guard) => {
@@ -95,24 +96,24 @@ fn at_the_door(guest: &str, door: &Barrier) -> Outcome<Option<Booking>> {
 fn after_a_crash(client: &Client) -> Outcome<Booking> {
     println!("A guest's process dies in the middle of booking table 9.");
     let mut eve = Child::spawn("guest who crashes")?;
-    let said = eve
+    let message = eve
         .next_line()?
-        .ok_or("Eve ended before she held the table")?;
-    println!("  {said}");
+        .ok_or("Eve's process ended before it held the lock")?;
+    println!("  {message}");
     eve.kill()?;
 
     let mutex = client.mutex("table 9").ttl(TTL);
     let began = Instant::now();
-    let left = mutex
+    let remaining = mutex
         .inspect()?
         .and_then(|holder| holder.remaining())
         .ok_or("the lease of the killed process is gone")?;
-    println!("  Eve's process is killed. Her lease has {left:.1?} left.");
+    println!("  Eve's process is killed. Her lease has {remaining:.1?} left.");
     let guard = mutex.lock()?;
     let waited = began.elapsed();
     // Redis counts the expiry in whole milliseconds.
     assert!(
-        waited + Duration::from_millis(5) >= left,
+        waited + Duration::from_millis(5) >= remaining,
         "the table was given away before the lease had ended"
     );
     assert!(
@@ -123,14 +124,14 @@ fn after_a_crash(client: &Client) -> Outcome<Booking> {
     let booking = Booking::new("table 9", "19:00", "Finn");
     assert!(
         BookingsInRedis::open()?.add(&booking)?,
-        "Eve never wrote hers"
+        "Eve never wrote a booking"
     );
     assert_eq!(guard.unlock()?, Unlocked::Released);
     println!("  Finn has table 9 at 19:00, after {waited:.1?}.");
     Ok(booking)
 }
 
-/// Runs in a separate process.
+/// Runs in the process that is killed while it holds the lock.
 fn guest_who_crashes() -> Outcome {
     let client = Client::from_env()?;
     let _guard = client.mutex("table 9").ttl(TTL).lock()?;
@@ -179,12 +180,13 @@ impl Booking {
     }
 }
 
-/// The bookings: one string key for each table, such as `18:00 Ada, 20:00 Ben`.
+/// The bookings. Each table is a key, with a value such as `18:00 Ada, 20:00 Ben`.
 ///
-/// A booking reads the key, changes it and writes it back. Without the lock, two guests could both
-/// find the table free.
+/// To add a booking, the client reads the value, changes it and writes it back. Without the lock,
+/// two guests could both find the table free.
 struct BookingsInRedis {
     connection: redis::Connection,
+    /// How many commands were sent.
     commands: u32,
 }
 
@@ -213,7 +215,8 @@ impl BookingsInRedis {
         if bookings.iter().any(|other| other.time == booking.time) {
             return Ok(false);
         }
-        // The time in which a waiter types a name and a telephone number.
+        // The restaurant types a name and a telephone number. Without the lock, another guest could
+        // take the table meanwhile.
         thread::sleep(Duration::from_millis(100));
         bookings.push(booking.clone());
         let entries: Vec<String> = bookings
