@@ -16,7 +16,7 @@ use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
-/// The guard of a reader. Dropping it releases the lock, which other readers may still hold.
+/// The guard of a reader. Dropping it releases the lock for this reader only.
 ///
 /// Leases, loss and dropping work as described for [`MutexGuard`]. See [`RwLock`](crate::RwLock).
 ///
@@ -41,7 +41,7 @@ pub struct RwLockReadGuard(pub(super) MutexGuard);
 /// # let client = server.client();
 /// let guard = client.rw_lock("catalogue").write()?;
 /// println!("writing under token {}", guard.fencing_token());
-/// let guard = guard.downgrade(); // other readers come in, no writer in between
+/// let guard = guard.downgrade(); // admits other readers, but no writer in between
 /// guard.unlock()?.into_result()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -97,16 +97,16 @@ impl RwLockWriteGuard {
         Self { guard, reader }
     }
 
-    /// Becomes a reader, without a moment in which another call could write.
+    /// Makes this writer a reader. No other call can write in between.
     ///
-    /// The lease is renewed for the full ttl, and keeps its holder id and its token. Readers in
-    /// front of the queue are granted the lock alongside it. Returns once Redis has answered,
-    /// within the command timeout.
+    /// The lease is renewed for the full ttl, and keeps its holder id and its token. Readers at the
+    /// front of the queue are granted the lock, too. Returns once Redis has answered, and within
+    /// the command timeout.
     ///
-    /// This cannot fail. If Redis does not answer, every later renewal repeats the request, and
-    /// until one has run, other readers are kept out. Without
-    /// [`auto_renew`](crate::RwLock::auto_renew) that can last until the lease ends. If the lock is
-    /// lost, the new guard says so, as always.
+    /// This cannot fail. If Redis does not answer, every later renewal repeats the request. Until
+    /// one has run, other readers are kept out. Without [`auto_renew`](crate::RwLock::auto_renew)
+    /// that can last until the lease ends. If the lock is lost, the new guard reports it like every
+    /// other guard.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -114,7 +114,7 @@ impl RwLockWriteGuard {
     /// let catalogue = client.rw_lock("catalogue");
     /// let writing = catalogue.write()?;
     /// // … change the catalogue …
-    /// let reading = writing.downgrade(); // and read what was written: no writer came in between
+    /// let reading = writing.downgrade(); // … and read it: no other writer came in between
     /// assert!(catalogue.try_read()?.is_some());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -189,8 +189,8 @@ macro_rules! guard_calls {
 
             /// Returns true only if the lock is certainly held at this moment.
             ///
-            /// Reads a local clock and does no I/O: a lock whose key was deleted or forced since
-            /// the last renewal counts as held until the next one.
+            /// Reads a local clock and does no I/O. If the key was deleted or the lock was released
+            /// by force, the lock counts as held until the next renewal.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();
@@ -211,8 +211,8 @@ macro_rules! guard_calls {
 
             /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
             ///
-            /// Reads a local clock and does no I/O: a lock whose key was deleted or forced since
-            /// the last renewal counts as held until the next one.
+            /// Reads a local clock and does no I/O. If the key was deleted or the lock was released
+            /// by force, the lock counts as held until the next renewal.
             ///
             /// ```
             /// # use std::time::Duration;
@@ -230,8 +230,8 @@ macro_rules! guard_calls {
 
             /// Returns an error unless the lock is certainly held.
             ///
-            /// Reads a local clock and does no I/O: a lock whose key was deleted or forced since
-            /// the last renewal counts as held until the next one.
+            /// Reads a local clock and does no I/O. If the key was deleted or the lock was released
+            /// by force, the lock counts as held until the next renewal.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();
@@ -261,7 +261,7 @@ macro_rules! guard_calls {
             /// # let client = server.client();
             #[doc = $guard_example]
             /// let lost = guard.lost();
-            /// // Between two steps, without waiting:
+            /// // Between two steps, without blocking:
             /// if let Ok(why) = lost.try_recv() {
             ///     println!("stop: {why}");
             /// }
@@ -324,7 +324,7 @@ macro_rules! guard_calls {
             ///
             #[doc = $guard_example]
             /// if let Unlocked::AlreadyLost(lost) = guard.unlock()? {
-            ///     eprintln!("repeat what was done: {lost}");
+            ///     eprintln!("check the catalogue, a writer may have changed it: {lost}");
             /// }
             /// # Ok::<(), leasehold::Error>(())
             /// ```
@@ -339,8 +339,9 @@ macro_rules! guard_calls {
             /// Ends the guard, but leaves the lock taken until `at_least` after it was acquired.
             ///
             /// Works as described for [`MutexGuard::keep_for`]. A reader keeps writers out until
-            /// that time, although the lock's key can last longer: until the end of other readers,
-            /// or of the ttl that this one had. A plain lock of the name waits for the key.
+            /// that time. The lock's key can last longer: until the leases of other readers end, or
+            /// until the previous lease of this one would have ended. A [`Mutex`](crate::Mutex) of
+            /// this name waits until the key expires.
             ///
             /// ```
             /// # use std::time::Duration;
