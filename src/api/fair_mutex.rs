@@ -30,8 +30,10 @@ use crate::token::FencingToken;
 /// trip, as with [`Mutex`]. `try_lock` never goes ahead of waiting calls.
 ///
 /// Plain and fair locks with the same name exclude each other and wait in the same queue. The first
-/// attempt of a [`Mutex::lock`] may get the lock before the calls in the queue, but only if it is
-/// free: a release does not leave it free while a call for the fair lock waits in the queue.
+/// attempt of a [`Mutex::lock`] acquires a free lock even if calls wait in the queue. While a call
+/// for the fair lock waits there, a release leaves the lock free only until the next refresh, and
+/// only if the grant reaches no client or a reader of the [`RwLock`](crate::RwLock) of this name is
+/// next.
 ///
 /// # Processes that die, pauses and lost messages
 ///
@@ -40,32 +42,33 @@ use crate::token::FencingToken;
 /// ttl if that is shorter, is skipped. A call that was paused for longer rejoins at the back of the
 /// queue.
 ///
-/// A granted lock first has a lease of at most 3 s, the time that the place still had. The new
-/// holder's first renewal extends it to the full ttl. It is sent a few milliseconds after the
-/// grant, even without [`auto_renew`](Self::auto_renew).
+/// A lock that was granted after a wait first has a lease of at most 3 s, the time that the place
+/// still had. The new holder's first renewal extends the lease to the full ttl. The client sends it
+/// a few milliseconds after the grant, even without [`auto_renew`](Self::auto_renew).
 ///
 /// - A process that is killed while it waits delays no other waiting call. Its connections close,
 ///   so the server knows that no client listens for the grant, and grants the lock to the next
 ///   call.
 /// - A process that is stopped, or whose machine fails or loses its network, delays the others by
-///   at most 3 s, counted from its last refresh. So does a process that is killed, in a cluster and
-///   if the user lacks `+pubsub|numsub`: then the server cannot tell whether its client listens.
-/// - [`try_lock`](Self::try_lock) is refused while such a place lasts, even if the lock is free:
-///   for at most 3 s after the last refresh of a process that was killed or stopped.
+///   at most 3 s, counted from its last refresh. In a cluster, or if the user lacks
+///   `+pubsub|numsub`, so does a process that is killed: the server cannot tell whether its client
+///   listens.
+/// - [`try_lock`](Self::try_lock) returns `None` while the place of a killed or stopped process
+///   lasts, even if the lock is free: for at most 3 s after the last refresh of that process.
 /// - A lost message or a deleted key delays the others by at most 0.9 s, until the next refresh. An
 ///   expiry delays nobody.
 /// - A client whose subscription is broken refreshes four times as often. The calls behind it may
-///   be granted the lock first, but only until its next refresh; from then on its call is next.
+///   be granted the lock first, but only until its next refresh. From then on its call is next.
 ///
 /// # Calls that receive no messages
 ///
-/// If Redis forbids subscribing or publishing, or with
-/// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff), a call learns of its grant from a refresh.
-/// Such calls are not strictly first come, first served:
+/// A call learns of its grant from a refresh if Redis forbids subscribing or publishing, or if the
+/// call uses [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff). Such calls are not strictly
+/// first come, first served:
 ///
-/// - If the lock is released when it is the call's turn, the calls behind it may be granted the
-///   lock first, until the call's next refresh. From then on it is next, and the lock waits for its
-///   refresh after the grant.
+/// - If the lock is released while the call is first in the queue, the calls behind it may be
+///   granted the lock until its next refresh. From then on the call is next. Its grant leaves the
+///   lock unused until the refresh that reports the grant.
 /// - A lock that is free goes to the call that refreshes first.
 ///
 /// # Settings
@@ -76,8 +79,9 @@ use crate::token::FencingToken;
 ///   the grant, even without `auto_renew`, and extends the lease to the full ttl. A lock that is
 ///   released before then needs no renewal.
 /// - `wait_policy`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its
-///   place. So it asks Redis every 0.9 s, or more often if the ttl is shorter than 4 s, however
-///   long its pauses are. Each reply that the call must wait longer counts as one attempt.
+///   place. So it asks Redis every 0.9 s, or more often if the ttl is shorter than 4 s, even if the
+///   pauses of the policy are longer. Each reply that the call must wait longer counts as one
+///   attempt.
 /// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
 ///   because replicas acknowledge only renewals and acquires of a free lock.
 ///
@@ -116,7 +120,7 @@ impl FairMutex {
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// let guard = client.fair_mutex("printer").lock()?; // when all earlier calls have had it
+    /// let guard = client.fair_mutex("printer").lock()?; // behind all earlier calls
     /// // … print …
     /// drop(guard); // the call that has waited longest gets it
     /// # Ok::<(), leasehold::Error>(())
@@ -213,10 +217,10 @@ impl FairMutex {
 
     /// Returns how many places the queue has, across all processes.
     ///
-    /// Each call that waits for the fair lock has one. So has each call that waits for the
+    /// Each call that waits for the fair lock has one place. So has each call that waits for the
     /// [`RwLock`](crate::RwLock) of this name, each client that waits for the [`Mutex`], and each
-    /// set. Calls of processes that died count for a few seconds. Returns within the command
-    /// timeout.
+    /// waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. Places of processes
+    /// that died count for a few seconds. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -283,14 +287,14 @@ impl FairMutex {
     /// Releases the lock on behalf of its holder; returns true if it was released.
     ///
     /// The first call in the queue is granted the lock. Use it only if you know that the holder is
-    /// dead: [`Mutex::force_unlock`] says how a live one finds out.
+    /// dead: [`Mutex::force_unlock`] says how a live holder finds out.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let printer = client.fair_mutex("printer");
     /// # server.hold("printer").forget();
-    /// // The machine that held the lock has burnt down, and its ttl is a day.
+    /// // The machine that held the lock has burnt down, and the lock's ttl is a day.
     /// if printer.force_unlock()? {
     ///     println!("the next call in the queue has the printer");
     /// }
@@ -305,10 +309,10 @@ impl FairMutex {
         self.0.force_unlock()
     }
 
-    /// Releases the lock on behalf of `holder` if it still has it; returns true if it was released.
+    /// Releases the lock if `holder` still holds it; returns true if it was released.
     ///
-    /// Like [`force_unlock`](Self::force_unlock), but never takes the lock from another holder than
-    /// the one that [`inspect`](Self::inspect) has shown. Returns within the command timeout.
+    /// Like [`force_unlock`](Self::force_unlock), but never takes the lock from any holder but the
+    /// one that [`inspect`](Self::inspect) has shown. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
