@@ -3,14 +3,15 @@
 use super::server;
 use super::state::{Broken, Command, Flaw, Id, Key, Phase, Reply, Rules, State, TTL, Wants};
 
-/// How many connections are in use at a time, at most.
+/// While this many connections are in use, clients send no new command. The undo of an acquire that
+/// a client gives up is sent nevertheless.
 const CONNECTIONS: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Tick,
     Runs(Command),
-    /// The network runs a command, and will run it again.
+    /// The server runs a command, which will arrive a second time.
     RunsAgain(Command),
     LosesReply(Command),
     CutsConnection(Command),
@@ -31,6 +32,7 @@ pub(super) fn each_next(state: &State, rules: &Rules, take: impl FnMut(Step, Sta
     let mut steps = Steps { state, rules, take };
     steps.step(Step::Tick, tick);
     for n in 0..state.connections.len() {
+        // The connections are sorted: of several equal ones, one step is enough.
         if n == 0 || state.connections[n] != state.connections[n - 1] {
             steps.deliver(n);
         }
@@ -85,7 +87,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         (self.take)(step, next);
     }
 
-    /// The client sends a command on another connection, and is in this phase then.
+    /// A client sends a command on a connection that no other command uses, and enters `phase`.
     fn send(&mut self, n: usize, command: Command, phase: Phase) {
         if self.state.connections.len() >= CONNECTIONS {
             return;
@@ -102,8 +104,8 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         });
     }
 
-    /// The server runs the first command of a connection; its reply may be lost, or the connection
-    /// cut before.
+    /// The server runs the first command of a connection. The reply may be lost, or the connection
+    /// may break before the command arrives.
     fn deliver(&mut self, n: usize) {
         let (state, rules) = (self.state, self.rules);
         let command = state.connections[n][0];
@@ -154,6 +156,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 self.send(n, Command::Release(id), Phase::Leaving(id));
             }
             Phase::Held { id, .. } => {
+                // A renewal is given up only once nothing more can be lost: fewer states to search.
                 if self.state.losses == 0 {
                     self.step(Step::GivesUp(id), |next| {
                         if let Phase::Held { pending, .. } = &mut next.clients[n].phase {
@@ -170,7 +173,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         }
     }
 
-    /// A holder renews, or its writer becomes a reader.
+    /// A holder renews its lease. A writer may become a reader instead.
     fn renew(&mut self, n: usize, id: Id, left: i8, as_what: Wants) {
         let (rules, call) = (self.rules, self.state.clients[n].calls);
         if call == rules.calls {
@@ -219,12 +222,14 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
     }
 }
 
+/// The client reads a reply. [`State::normalized`] keeps only replies that a client still expects.
 fn receive(state: &mut State, rules: &Rules, reply: Reply) {
     let (Reply::Acquired(id, _) | Reply::Renewed(id, ..) | Reply::Released(id)) = reply;
     let n = id.0 as usize;
     let phase = state.clients[n].phase;
     state.clients[n].phase = match (reply, phase) {
         (Reply::Acquired(_, None), _) => Phase::Idle,
+        // The command was sent a ttl ago, so the lease may have ended.
         (Reply::Acquired(_, Some(_)), Phase::Asking(_, TTL)) => Phase::Leaving(id),
         (Reply::Acquired(_, Some(token)), Phase::Asking(_, age)) => {
             let as_what = rules.wants[n];
@@ -245,7 +250,7 @@ fn receive(state: &mut State, rules: &Rules, reply: Reply) {
                 ..
             },
         ) => {
-            let (_, age, reads) = pending.expect("a reply counts while its call waits for it");
+            let (_, age, reads) = pending.expect("only a pending renewal gets a reply");
             Phase::Held {
                 id,
                 left: left.max(TTL - age),
@@ -263,14 +268,15 @@ fn receive(state: &mut State, rules: &Rules, reply: Reply) {
     };
 }
 
-/// Tokens are compared while no key was deleted.
-fn note_token(state: &mut State, of: Wants, token: u8) {
+/// Records the token of a holder, which must not be too low. After a deletion, holders overlap, and
+/// any token is right.
+fn note_token(state: &mut State, as_what: Wants, token: u8) {
     let [written, read] = &mut state.tokens;
-    let is_right = match of {
+    let is_right = match as_what {
         Wants::Write => token > *written.max(read),
         Wants::Read => token >= *written,
     };
-    match of {
+    match as_what {
         Wants::Write => *written = token.max(*written),
         Wants::Read => *read = token.max(*read),
     }
@@ -279,18 +285,20 @@ fn note_token(state: &mut State, of: Wants, token: u8) {
     }
 }
 
-/// The client gives up; the undo is behind the acquire, if that is still under way.
+/// The client gives up an acquire. The undo follows the acquire on its connection if the acquire is
+/// still under way.
 fn give_up(state: &mut State, id: Id) {
     state.clients[id.0 as usize].phase = Phase::Leaving(id);
     let undo = Command::Release(id);
-    let is_own = |command: &Command| matches!(command, Command::Acquire(own, _) if *own == id);
+    let is_acquire = |command: &Command| matches!(command, Command::Acquire(own, _) if *own == id);
     let mut connections = state.connections.iter_mut();
-    match connections.find(|commands| commands.iter().any(is_own)) {
+    match connections.find(|commands| commands.iter().any(is_acquire)) {
         Some(commands) => commands.push(undo),
         None => state.connections.push(vec![undo]),
     }
 }
 
+/// Whether a release of this lease is under way, or its reply.
 fn is_releasing(state: &State, id: Id) -> bool {
     let release = Command::Release(id);
     state.replies.contains(&Reply::Released(id))
