@@ -4,7 +4,7 @@ use crossbeam_channel::Receiver;
 
 use crate::lease::releases::Releases;
 use crate::runtime::endpoint::Endpoint;
-use crate::runtime::io::job::{IoJob, send_on};
+use crate::runtime::io::job::{IoJob, forward_moved};
 use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::io::writer::{Writer, writes};
@@ -28,7 +28,7 @@ pub(in crate::runtime) fn run(
         }
         contain(|| {
             // This thread has no releases to pass on.
-            send_on(runtime, endpoint, &mut Releases::default(), &mut jobs);
+            forward_moved(runtime, endpoint, &mut Releases::default(), &mut jobs);
             for next in writes(jobs) {
                 writer.write(runtime, endpoint, next, |job, sent, answer| {
                     if let IoJob::Renew(part) = job {

@@ -25,7 +25,7 @@ use crate::protocol::answer::Answer;
 use crate::redis::{Cap, Fault};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::IoRequest;
-use crate::runtime::io::job::{IoJob, send_on};
+use crate::runtime::io::job::{IoJob, forward_moved};
 use crate::runtime::io::recovery::Recovery;
 use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::writer::{Writer, writes};
@@ -82,7 +82,7 @@ impl IoLoop {
             let is_retiring = self.end_at.is_some();
             self.take_due_releases(runtime, &mut jobs, stopping || is_retiring);
             stopping |= self.end_at.is_some_and(|at| at <= Instant::now()) && endpoint.io.end();
-            send_on(runtime, endpoint, &mut self.releases, &mut jobs);
+            forward_moved(runtime, endpoint, &mut self.releases, &mut jobs);
             let deltas = runtime.stats_due(endpoint, &mut self.stats_at, stopping);
             jobs.extend(deltas.into_iter().map(IoJob::AddStats));
             for next in writes(jobs) {

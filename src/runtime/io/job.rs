@@ -1,4 +1,4 @@
-//! The commands of the io thread. One write carries several.
+//! The commands that the background threads of an endpoint send, several in one write.
 
 use crate::lease::releases::{ReleaseBatch, Releases};
 use crate::protocol::keys::Key;
@@ -16,6 +16,7 @@ pub(in crate::runtime) enum IoJob {
 }
 
 impl IoJob {
+    /// Returns the replicas that must acknowledge the command.
     pub(in crate::runtime) fn replicas(&self) -> Option<Replicas> {
         match self {
             Self::Renew(part) => part.round.hold.replicas,
@@ -23,7 +24,7 @@ impl IoJob {
         }
     }
 
-    /// Returns its size in a write, in names.
+    /// Returns the cost of the command in a write. A renewal of one name costs 1.
     pub(in crate::runtime) fn weight(&self) -> usize {
         match self {
             Self::Renew(part) => part.keys.names.len(),
@@ -32,6 +33,8 @@ impl IoJob {
         }
     }
 
+    /// Returns the key that decides which server gets the command; `None` for statistics, which are
+    /// not forwarded.
     fn key(&self) -> Option<Key<'_>> {
         match self {
             Self::Renew(part) => Some(part.keys.key(0)),
@@ -53,8 +56,8 @@ impl IoJob {
     }
 }
 
-/// Passes on the jobs whose keys another server owns now.
-pub(in crate::runtime) fn send_on(
+/// Removes the jobs whose keys another server now owns, and queues them at that server.
+pub(in crate::runtime) fn forward_moved(
     runtime: &Runtime,
     endpoint: &Endpoint,
     releases: &mut Releases,
@@ -63,17 +66,16 @@ pub(in crate::runtime) fn send_on(
     let is_elsewhere = |key: Key<'_>| !runtime.deployment.owns(&endpoint.server, key);
     for job in jobs.extract_if(.., |job| job.key().is_some_and(is_elsewhere)) {
         let owners = job.key().map(|key| runtime.endpoints_of(key).0);
-        // Names move only in a cluster, where each has one owner.
+        // Keys move only in a cluster, where each has one owner.
         let Some(owner) = owners.and_then(|owners| owners.into_iter().next()) else {
             continue;
         };
         match job {
             IoJob::Renew(part) => runtime.renew_at(&owner, vec![part]),
             IoJob::Release(batch) => {
-                let releases = releases.remove_batch(&batch);
-                releases
-                    .into_iter()
-                    .for_each(|release| runtime.release_at(&owner, release));
+                for release in releases.remove_batch(&batch) {
+                    runtime.release_at(&owner, release);
+                }
             }
             IoJob::AddStats(_) => {}
         }
