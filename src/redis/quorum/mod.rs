@@ -1,4 +1,4 @@
-//! A quorum: a call goes to several independent servers, and the majority decides its answer.
+//! A quorum: a call goes to several independent servers, and a majority of them decides its answer.
 
 pub(crate) mod member;
 pub(crate) mod members;
@@ -29,7 +29,8 @@ use crate::redis::server::Server;
 use crate::redis::undoable::Undoable;
 use crate::url::Address;
 
-/// The most servers: local queues note which of them announced a release in the bits of one `u64`.
+/// The most servers: the largest odd number of which each has a bit in a `u64`. Local queues record
+/// in such bits which servers have announced a release.
 const MOST_SERVERS: usize = 63;
 
 /// Several independent servers as one deployment.
@@ -75,15 +76,15 @@ impl Quorum {
         })
     }
 
-    /// Closes the circuit breaker if, with a server that has recovered, a majority is up again.
+    /// Closes the circuit breaker if a majority is up again. Call this when a server has recovered.
     pub(crate) fn member_is_up(&self) {
-        let answering = self.members.each().filter(|(_, member)| !member.is_down());
-        if answering.count() >= self.members.size.needed {
+        let up = self.members.each().filter(|(_, member)| !member.is_down());
+        if up.count() >= self.members.size.needed {
             self.health.reset();
         }
     }
 
-    /// When the majority stopped replying; see [`ServerHealth::silent_since`].
+    /// Returns when the majority stopped replying; see [`ServerHealth::silent_since`].
     pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         self.members.silent_since(now, start)
     }
@@ -95,8 +96,8 @@ impl Quorum {
 
     /// Sends `call` to all servers and waits at most until `until` for enough replies to decide it.
     ///
-    /// If an acquiring call fails, this round or the servers' io threads release what it may have
-    /// left behind. The caller has nothing to undo.
+    /// If an acquiring call fails, the round or the servers' io threads release what the call may
+    /// have acquired. The caller has nothing to undo.
     pub(crate) fn call(
         &self,
         call: Call<'_>,
@@ -112,11 +113,14 @@ impl Quorum {
         let answer = Round::new(&self.members, Some(call), until, undoable).run();
         match &answer {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
-                let had_time = asked.until(until) >= self.command_timeout / 10 * 9;
-                if self.health.failed(Some(cause), had_time) {
+                // A call with a shorter deadline does not count towards the breaker: the servers
+                // may have had too little time to reply.
+                let counts = asked.until(until) >= self.command_timeout / 10 * 9;
+                if self.health.failed(Some(cause), counts) {
                     logging::warn!(
-                        "a majority of the servers has failed to answer several times in a row; \
-                         calls that do not wait fail at once: {cause}"
+                        "circuit breaker open for the {}: calls that do not wait fail at once \
+                         until a majority answers: {cause}",
+                        self.label
                     );
                 }
             }
