@@ -1,11 +1,11 @@
-//! The number of replicas that must acknowledge a lease before it counts.
+//! The number of replicas that must acknowledge a lease, and the time that they have for it.
 
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// How much later than requested the reply to `WAIT` may come: the server checks its timeout with a
-/// timer that runs ten times a second.
+/// How late the reply to `WAIT` may come: the server checks the timeout of `WAIT` only ten times a
+/// second.
 const LATE: Duration = Duration::from_millis(200);
 
 /// How many replicas must acknowledge the writes of a script, and in what time.
@@ -16,13 +16,14 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
-    /// Returns an error if the reply could come after the command timeout.
+    /// Returns an error if the time is less than 1 ms, or if the reply could come after the command
+    /// timeout.
     pub(crate) fn check(&self, command_timeout: Duration) -> Result<(), Error> {
         let longest = command_timeout.saturating_sub(LATE);
         if self.within < Duration::from_millis(1) || self.within > longest {
             return Err(Error::Config(format!(
-                "min_replicas must wait between 1 ms and {longest:?}, not {:?}: Redis may answer \
-                 {LATE:?} late, and the command_timeout is {command_timeout:?}",
+                "min_replicas must wait at least 1 ms, and at most {LATE:?} less than the \
+                 command_timeout of {command_timeout:?}, not {:?}: Redis may answer {LATE:?} late",
                 self.within
             )));
         }
