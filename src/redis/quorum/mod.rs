@@ -29,8 +29,8 @@ use crate::redis::server::Server;
 use crate::redis::undoable::Undoable;
 use crate::url::Address;
 
-/// The most servers: the largest odd number of which each has a bit in a `u64`. Local queues record
-/// in such bits which servers have announced a release.
+/// The most servers: local queues record which servers have announced a release in the bits of one
+/// `u64`, and an odd number of servers is best.
 const MOST_SERVERS: usize = 63;
 
 /// Several independent servers as one deployment.
