@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use rand::RngExt;
+use support::in_repository;
 
 use crate::words::{Command, Words};
 
@@ -364,7 +365,7 @@ fn files() -> Vec<PathBuf> {
 
 /// Returns the crate's files about scripts that have this extension.
 fn in_folder(extension: &str) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/protocol");
+    let folder = in_repository("src/protocol");
     let files = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path());
@@ -374,7 +375,7 @@ fn in_folder(extension: &str) -> Vec<PathBuf> {
 }
 
 fn in_sources(script: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/protocol");
+    let folder = in_repository("src/protocol");
     folder.join(script).with_extension("lua")
 }
 

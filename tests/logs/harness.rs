@@ -10,7 +10,8 @@ use std::thread;
 use support::fair::PATIENCE;
 use support::{
     BlackHole, Child, Cluster, ClusterSetup, Control, Fenced, Proxy, Replicas, Server, Stale,
-    Traffic, eventually, log_records, log_records_about, ms, parameter, refusing_url, tell_parent,
+    Traffic, eventually, in_repository, log_records, log_records_about, ms, parameter,
+    refusing_url, tell_parent,
 };
 
 support::roles![echo, exit_with_3, server_owner];
@@ -465,7 +466,7 @@ fn a_cluster_with_tls_moves_slots() {
 
 /// In a binary with its own `main`, the compiler silently drops a function with the attribute.
 fn no_test_has_the_test_attribute() {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let tests = in_repository("tests");
     let mut folders = vec![tests.join("it"), tests.join("logs")];
     while let Some(folder) = folders.pop() {
         for file in fs::read_dir(folder).unwrap() {

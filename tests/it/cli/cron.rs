@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::process::{Command, Output};
 
-use support::{Server, TempDir};
+use support::{Server, TempDir, in_repository};
 
 use super::{PROGRAM, is_free};
 
@@ -35,10 +34,8 @@ fn run_as_cron(variables: &[(&str, &str)], command: &str) -> Output {
 }
 
 fn crontabs_of_the_documents_work_under_crons_path() {
-    let documents = ["README.md", "docs/cli.md"].map(|path| {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        fs::read_to_string(root.join(path)).unwrap_or_default()
-    });
+    let documents = ["README.md", "docs/cli.md"]
+        .map(|path| fs::read_to_string(in_repository(path)).unwrap_or_default());
     let lines: Vec<&str> = documents.iter().flat_map(|text| crontabs(text)).collect();
     let commands = lines.iter().filter(|line| {
         line.starts_with(['*', '@']) || line.starts_with(|c: char| c.is_ascii_digit())

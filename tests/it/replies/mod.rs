@@ -6,10 +6,9 @@ use std::env;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
 
 use redis::Value;
-use support::{Cluster, Sentinels, Server, Setup, eventually, ms, recorded_reply};
+use support::{Cluster, Sentinels, Server, Setup, eventually, in_repository, ms, recorded_reply};
 
 support::tests![
     one_server_replies_as_recorded,
@@ -115,8 +114,7 @@ fn top(value: &Value) -> &'static str {
 
 /// Compares the replies with the recording in `file`, or records them.
 fn compare(file: &str, replies: &Replies) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/replies");
-    let path = path.join(file);
+    let path = in_repository("tests/it/replies").join(file);
     if env::var_os("LEASEHOLD_RECORD").is_some() {
         let line =
             |(request, reply): &(&str, Vec<u8>)| format!("{request}: {}\n", reply.escape_ascii());

@@ -3,11 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::time::Instant;
 use std::{env, fs};
 
-use support::{Exchange, Recorder, eventually, let_pass, ms};
+use support::{Exchange, Recorder, eventually, in_repository, let_pass, ms};
 
 use super::line::{has_no_script, is_confirmation, is_log_on, is_subscribing, line, lines, name};
 use super::placeholders::Placeholders;
@@ -248,8 +247,7 @@ impl Progress<'_> {
 /// Compares the scenes with the recording, or writes the recording; see `CONTRIBUTING.md`.
 #[track_caller]
 pub(super) fn compare(file: &str, scenes: &[String]) {
-    let directory = [env!("CARGO_MANIFEST_DIR"), "tests/it/trace", file];
-    let path: PathBuf = directory.iter().collect();
+    let path = in_repository("tests/it/trace").join(file);
     let now = scenes.join("\n");
     if env::var_os("LEASEHOLD_RECORD").is_some() {
         fs::write(&path, now).expect("the recording can be written");
