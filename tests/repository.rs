@@ -8,9 +8,8 @@ use std::process::{Command, Output, Stdio};
 
 use support::{TempDir, in_repository};
 
-#[path = "../benches/diagrams.rs"]
-#[allow(dead_code)]
-mod diagrams;
+#[path = "../benches/diagrams/sequence.rs"]
+mod sequence;
 
 fn text(path: &str) -> String {
     fs::read_to_string(in_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
@@ -171,13 +170,12 @@ fn every_picture_and_every_bench_is_on_a_page() {
             pages.contains(&format!("]({picture})")) || pages.contains(&format!("/{picture}"));
         assert!(is_shown, "{file} is on no page");
     }
-    let benches = files("benches");
-    for file in benches.iter().filter(|file| file.ends_with(".rs")) {
-        let bench = file.strip_prefix("benches/").unwrap();
-        let command = format!("--bench {} ", bench.strip_suffix(".rs").unwrap());
+    let manifest = text("Cargo.toml");
+    for bench in manifest.split("[[bench]]\nname = \"").skip(1) {
+        let (bench, _) = bench.split_once('"').unwrap();
         assert!(
-            benchmarks.contains(&command),
-            "{file} is not in docs/benchmarks.md"
+            benchmarks.contains(&format!("--bench {bench} ")),
+            "{bench} is not in docs/benchmarks.md"
         );
     }
 }
@@ -263,7 +261,7 @@ fn key_values(rest: &str) -> Vec<String> {
 
 #[test]
 fn sequence_diagrams_are_those_that_the_program_draws() {
-    for diagram in diagrams::ALL {
+    for diagram in sequence::ALL {
         let path = format!("docs/{}", diagram.file);
         assert!(text(&path) == diagram.svg(), "{path}: run `make diagrams`");
     }

@@ -1,11 +1,7 @@
-//! Draws the sequence diagrams of the guide and the design: `docs/grant.svg`,
+//! The sequence diagrams of the guide and the design, as SVG: `docs/grant.svg`,
 //! `docs/wait_and_wake.svg` and `docs/lost_lease.svg`.
-//!
-//! The drawings depend only on this file. `cargo bench --bench diagrams` overwrites them.
 
 use std::fmt::Write as _;
-use std::path::Path;
-use std::{env, fs};
 
 const WIDTH: usize = 700;
 const ROW: usize = 34;
@@ -108,13 +104,6 @@ const LOST_LEASE: Diagram = Diagram {
 };
 
 pub(crate) const ALL: [Diagram; 3] = [GRANT, WAIT_AND_WAKE, LOST_LEASE];
-
-fn main() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
-    for diagram in ALL {
-        fs::write(docs.join(diagram.file), diagram.svg()).expect("the tree can be written");
-    }
-}
 
 impl Diagram {
     fn x(&self, participant: usize) -> usize {
