@@ -3,17 +3,14 @@
 //! These are the kit's own source files, compiled into this test once more: the kit's interface
 //! has no command that stops the clock at a given time.
 
-#![allow(
-    dead_code,
-    reason = "connections and faults of the kit are not in this test"
-)]
-
+#[expect(dead_code, reason = "connections and `KEYS` are not in this test")]
 #[path = "../../src/testing/database.rs"]
 mod database;
 #[path = "../../src/testing/keyspace/mod.rs"]
 mod keyspace;
 #[path = "../../src/testing/reply.rs"]
 mod reply;
+#[expect(dead_code, reason = "no script is deleted in this test")]
 #[path = "../../src/testing/script.rs"]
 mod script;
 
