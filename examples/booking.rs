@@ -10,9 +10,15 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Unlocked};
 use redis::Commands;
 
-use support::{Child, Outcome, connect, key, run};
+use support::child::Child;
+use support::data::{connect, key};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod child;
+    pub(crate) mod data;
+    pub(crate) mod run;
+}
 
 /// How long a table stays locked at most after the process of its guest has died.
 const TTL: Duration = Duration::from_secs(2);
@@ -97,8 +103,8 @@ fn after_a_crash(client: &Client) -> Outcome<Booking> {
     println!("A guest's process dies in the middle of booking table 9.");
     let mut eve = Child::spawn("guest who crashes")?;
     let message = eve
-        .next_line()?
-        .ok_or("Eve's process ended before it held the lock")?;
+        .next()
+        .ok_or("Eve's process ended before it held the lock")??;
     println!("  {message}");
     eve.kill()?;
 

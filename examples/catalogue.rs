@@ -9,9 +9,15 @@ use std::time::Duration;
 use leasehold::{Client, RwLock, Unlocked};
 use redis::Commands;
 
-use support::{Child, Outcome, connect, key, run};
+use support::child::Child;
+use support::data::{connect, key};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod child;
+    pub(crate) mod data;
+    pub(crate) mod run;
+}
 
 const READERS: u32 = 4;
 const READS: u32 = 25;
@@ -99,8 +105,8 @@ fn one_day() -> Outcome {
         children.push(Child::spawn("reader")?);
     }
     children.push(Child::spawn("updater")?);
-    for child in children {
-        assert!(child.wait()?.success());
+    for mut child in children {
+        assert!(child.process.wait()?.success());
     }
     println!("{READERS} processes read {READS} times each, during {UPDATES} updates: no old page.");
 

@@ -1,15 +1,21 @@
 //! Three processes start the same job every night, and one of them runs it.
 
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::Client;
 use redis::Commands;
 
-use support::{Child, Outcome, connect, key, run};
+use support::child::Child;
+use support::data::{connect, key};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod child;
+    pub(crate) mod data;
+    pub(crate) mod run;
+}
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -54,12 +60,13 @@ fn three_nights() -> Outcome {
     for night in ["Monday", "Tuesday", "Wednesday"] {
         println!("{night} night.");
         for worker in &mut workers {
-            worker.write_line(night)?;
+            let input = worker.process.stdin.as_mut();
+            writeln!(input.ok_or("a worker has no input pipe")?, "{night}")?;
         }
         let mut writers = Vec::new();
         for (n, worker) in workers.iter_mut().enumerate() {
-            let outcome = worker.next_line()?.ok_or("a worker has ended")?;
-            println!("  Process {} {outcome}.", worker.id());
+            let outcome = worker.next().ok_or("a worker has ended")??;
+            println!("  Process {} {outcome}.", worker.process.id());
             if outcome == "wrote the report" {
                 writers.push(n);
             }
@@ -71,12 +78,15 @@ fn three_nights() -> Outcome {
         if night == "Tuesday" {
             let mut writer = workers.remove(writers[0]);
             writer.kill()?;
-            println!("  Process {} is killed. The others go on.", writer.id());
+            println!(
+                "  Process {} is killed. The others go on.",
+                writer.process.id()
+            );
         }
     }
 
-    for worker in workers {
-        assert!(worker.wait()?.success());
+    for mut worker in workers {
+        assert!(worker.process.wait()?.success());
     }
     println!("Three nights, three reports.");
     Ok(())

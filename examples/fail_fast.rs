@@ -1,21 +1,23 @@
 //! A service while Redis hangs: the first requests time out, and the later ones get a 503 with a
 //! `Retry-After` at once.
 
-mod support;
+mod support {
+    pub(crate) mod run;
+}
 
 use std::net::TcpListener;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error};
-use support::Outcome;
+use support::run::{Outcome, run};
 
 /// How long a request may wait for Redis.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Starts a private Redis and then calls `story`. Your own program would not need this.
 fn main() -> ExitCode {
-    support::run(story, &[])
+    run(story, &[])
 }
 
 fn story() -> Outcome {

@@ -11,9 +11,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::Signals;
 
-use support::{Child, Outcome, run};
+use support::child::Child;
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod child;
+    pub(crate) mod run;
+}
 
 const ORDERS: [&str; 4] = ["order 1", "order 2", "order 3", "order 4"];
 
@@ -85,10 +89,7 @@ fn warehouse() -> Outcome {
     println!("A service with five workers.");
     let mut service = Child::spawn("service")?;
     for _ in 0..=ORDERS.len() {
-        println!(
-            "  {}.",
-            service.next_line()?.ok_or("the service has ended")?
-        );
+        println!("  {}.", service.next().ok_or("the service has ended")??);
     }
     for order in ORDERS {
         assert!(client.mutex(order).inspect()?.is_some(), "{order} is held");
@@ -96,12 +97,14 @@ fn warehouse() -> Outcome {
 
     println!("It is sent SIGTERM.");
     let asked = Instant::now();
-    let id = i32::try_from(service.id()).ok().and_then(Pid::from_raw);
+    let id = i32::try_from(service.process.id())
+        .ok()
+        .and_then(Pid::from_raw);
     kill_process(id.ok_or("the process id is invalid")?, Signal::TERM)?;
-    while let Some(line) = service.next_line()? {
-        println!("  {line}.");
+    for line in &mut service {
+        println!("  {}.", line?);
     }
-    let status = service.wait()?;
+    let status = service.process.wait()?;
     println!("It ended after {:.1?}, with {status}.", asked.elapsed());
     assert!(status.success());
 

@@ -1,7 +1,9 @@
 //! A `/health` endpoint for a load balancer: 200 while locks can be acquired and kept, otherwise
 //! 503.
 
-mod support;
+mod support {
+    pub(crate) mod run;
+}
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,11 +12,11 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::Client;
-use support::Outcome;
+use support::run::{Outcome, run};
 
 /// Starts a private Redis and then calls `story`. Your own program would not need this.
 fn main() -> ExitCode {
-    support::run(story, &[])
+    run(story, &[])
 }
 
 fn story() -> Outcome {

@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use leasehold::crossbeam_channel::{Receiver, bounded, select};
 use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
 
-use support::{Outcome, run};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod run;
+}
 
 const TTL: Duration = Duration::from_secs(1);
 const PAGES: u32 = 8;

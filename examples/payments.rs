@@ -9,9 +9,15 @@ use leasehold::{Client, Mutex};
 use rand::RngExt;
 use redis::{Commands, RedisResult};
 
-use support::{Child, Outcome, connect, key, run};
+use support::child::Child;
+use support::data::{connect, key};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod child;
+    pub(crate) mod data;
+    pub(crate) mod run;
+}
 
 const PROCESSES: usize = 4;
 const THREADS: usize = 4;
@@ -86,16 +92,14 @@ fn bank() -> Outcome {
         .collect::<Outcome<Vec<_>>>()?;
     let mut total = Tally::default();
     for (n, mut machine) in (1..).zip(machines) {
-        let line = machine
-            .next_line()?
-            .ok_or("a cash machine has ended early")?;
+        let line = machine.next().ok_or("a cash machine has ended early")??;
         let tally = Tally::read(&line).ok_or("a cash machine did not report three numbers")?;
         println!(
             "  Process {n} paid {} coins in {} withdrawals and refused {}.",
             tally.coins, tally.paid, tally.refused
         );
         total = total + tally;
-        assert!(machine.wait()?.success());
+        assert!(machine.process.wait()?.success());
     }
     let took = began.elapsed();
 

@@ -11,9 +11,15 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Semaphore, Unlocked};
 use redis::Commands;
 
-use support::{Child, Outcome, connect, key, run};
+use support::child::Child;
+use support::data::{connect, key};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod child;
+    pub(crate) mod data;
+    pub(crate) mod run;
+}
 
 /// How many calls the API allows at a time.
 const LIMIT: u32 = 3;
@@ -75,8 +81,8 @@ fn one_day() -> Outcome {
     let mut hanging = Child::spawn("workers that hang")?;
     for _ in 0..WORKERS_PER_PROCESS {
         hanging
-            .next_line()?
-            .ok_or("the process ended before all its workers called the API")?;
+            .next()
+            .ok_or("the process ended before all its workers called the API")??;
     }
     println!("Three workers of the first process call the API, and their calls hang.");
     assert_eq!(limit.available()?, 0);
@@ -96,10 +102,10 @@ fn one_day() -> Outcome {
     let mut calls = 0;
     for mut other in others {
         let made = other
-            .next_line()?
-            .ok_or("a process ended before its calls were done")?;
+            .next()
+            .ok_or("a process ended before its calls were done")??;
         calls += made.parse::<u32>()?;
-        assert!(other.wait()?.success());
+        assert!(other.process.wait()?.success());
     }
     println!(
         "The first process is killed. Its permits come back after {TTL:?}: {calls} calls are done \

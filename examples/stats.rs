@@ -1,6 +1,7 @@
 //! A client's statistics: for uncontended locks, for a contended one, and shared by several
 //! clients.
 
+use std::env;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,9 +9,11 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error};
 use rand::RngExt;
 
-use support::{Outcome, run};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod run;
+}
 
 /// The contention rate above which an operator should look for the contended lock.
 const TOO_MUCH: f64 = 0.05;
@@ -25,11 +28,12 @@ fn main() -> ExitCode {
 
 /// Returns a client that shares its statistics.
 fn client() -> Outcome<Client> {
+    let prefix = env::var("LOCK_KEY_PREFIX")?;
     Ok(Client::builder()
-        .url(std::env::var("REDIS_URL")?)
-        .key_prefix(support::key("lock:"))
+        .url(env::var("REDIS_URL")?)
         .shared_stats(true)
-        .shared_stats_key(support::key("stats"))
+        .shared_stats_key(format!("{prefix}stats"))
+        .key_prefix(prefix)
         .build()?)
 }
 

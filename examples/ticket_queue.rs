@@ -7,9 +7,15 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Unlocked};
 use redis::Commands;
 
-use support::{Child, Outcome, connect, key, run};
+use support::child::Child;
+use support::data::{connect, key};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod child;
+    pub(crate) mod data;
+    pub(crate) mod run;
+}
 
 /// Starts a private Redis and then calls `one_morning`. Your own program would not need this.
 fn main() -> ExitCode {
@@ -49,21 +55,19 @@ fn one_morning() -> Outcome {
     assert_eq!(guard.unlock()?, Unlocked::Released);
     for (customer, n) in customers.iter_mut().zip([1, 3, 4, 5]) {
         let message = customer
-            .next_line()?
-            .ok_or("a customer ended without being served")?;
+            .next()
+            .ok_or("a customer ended without being served")??;
         println!(
             "  Customer {n} {message}, {:.1} s later.",
             opened.elapsed().as_secs_f64()
         );
     }
 
+    let ids = customers.iter().map(|customer| customer.process.id());
     let order: Vec<u32> = connect()?.lrange(key("served"), 0, -1)?;
-    assert!(
-        order.iter().copied().eq(customers.iter().map(Child::id)),
-        "first come, first served"
-    );
-    for customer in customers {
-        assert!(customer.wait()?.success());
+    assert!(order.iter().copied().eq(ids), "first come, first served");
+    for mut customer in customers {
+        assert!(customer.process.wait()?.success());
     }
     println!("Served in the order of arrival; the dead customer was passed over.");
     Ok(())

@@ -9,9 +9,15 @@ use leasehold::{Client, MutexAllGuard};
 use rand::RngExt;
 use redis::{Commands, RedisResult};
 
-use support::{Child, Outcome, connect, key, run};
+use support::child::Child;
+use support::data::{connect, key};
+use support::run::{Outcome, run};
 
-mod support;
+mod support {
+    pub(crate) mod child;
+    pub(crate) mod data;
+    pub(crate) mod run;
+}
 
 const PROCESSES: usize = 3;
 const THREADS: usize = 4;
@@ -96,8 +102,9 @@ fn bank() -> Outcome {
     let processes = (0..PROCESSES)
         .map(|_| Child::spawn("clerks"))
         .collect::<Outcome<Vec<_>>>()?;
-    for process in processes {
-        assert!(process.wait()?.success(), "a process of clerks failed");
+    for mut clerks in processes {
+        let status = clerks.process.wait()?;
+        assert!(status.success(), "a process of clerks failed");
     }
     let took = began.elapsed();
 

@@ -1,21 +1,10 @@
-//! Shared by the examples: a Redis server to run against, and child processes.
-//!
-//! Your program needs nothing of this:
-//!
-//! - [`run`] starts a private Redis unless `REDIS_URL` is set. Call the story from `main`.
-//! - [`connect`] opens a connection to the Redis in `REDIS_URL`, for the example's data.
-//! - [`key`] gives the example's data its own names. Use the plain name.
-//! - [`Child`] stands for another process of your system.
-
-// Every example compiles its own copy of this module and uses a part of it.
-#![allow(dead_code)]
+//! A Redis server for an example to run against. Your program needs nothing of this.
 
 use std::env;
 use std::error::Error;
 use std::fs;
-use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::PathBuf;
-use std::process::{self, ChildStdout, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{self, Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,12 +16,12 @@ pub(crate) type Outcome<T = ()> = Result<T, Box<dyn Error + Send + Sync>>;
 pub(crate) type Role = (&'static str, fn() -> Outcome);
 
 /// The environment variable with the id of this run, which its child processes inherit.
-const RUN: &str = "LEASEHOLD_EXAMPLE_RUN";
+pub(crate) const RUN: &str = "LEASEHOLD_EXAMPLE_RUN";
 
 /// An example that hangs fails after this time.
 const LONGEST_RUN: Duration = Duration::from_secs(60);
 
-/// Runs `story`, or in a child process that [`Child::spawn`] started, its role.
+/// Runs `story`, or in a child process that `Child::spawn` of `child.rs` started, its role.
 ///
 /// If `REDIS_URL` is unset, starts an installed `redis-server` or `valkey-server`, and stops it
 /// afterwards. In both cases the environment contains the variables that `Client::from_env` reads.
@@ -56,77 +45,6 @@ pub(crate) fn run(story: fn() -> Outcome, roles: &[Role]) -> ExitCode {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
-    }
-}
-
-/// Returns a key for the example's data that no other data in that Redis uses.
-pub(crate) fn key(name: &str) -> String {
-    format!("{}:{name}", env::var(RUN).unwrap_or_default())
-}
-
-/// Returns a connection to the same Redis, for the example's data.
-pub(crate) fn connect() -> Outcome<redis::Connection> {
-    Ok(redis::Client::open(env::var("REDIS_URL")?)?.get_connection()?)
-}
-
-/// A child process of the example, running the same program in another role.
-pub(crate) struct Child {
-    process: process::Child,
-    output: Lines<BufReader<ChildStdout>>,
-}
-
-impl Child {
-    pub(crate) fn spawn(role: &str) -> Outcome<Self> {
-        let mut process = Command::new(env::current_exe()?)
-            .arg(role)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let stdout = process
-            .stdout
-            .take()
-            .ok_or("the child has no output pipe")?;
-        Ok(Self {
-            process,
-            output: BufReader::new(stdout).lines(),
-        })
-    }
-
-    pub(crate) fn id(&self) -> u32 {
-        self.process.id()
-    }
-
-    /// Writes a line to its standard input.
-    pub(crate) fn write_line(&mut self, line: &str) -> Outcome {
-        let input = self
-            .process
-            .stdin
-            .as_mut()
-            .ok_or("the child has no input pipe")?;
-        Ok(writeln!(input, "{line}")?)
-    }
-
-    /// Returns the next line that it prints; `None` at the end of its output.
-    pub(crate) fn next_line(&mut self) -> Outcome<Option<String>> {
-        Ok(self.output.next().transpose()?)
-    }
-
-    /// Kills it, as the kernel does if memory runs out, and waits until it has ended.
-    pub(crate) fn kill(&mut self) -> Outcome {
-        self.process.kill()?;
-        self.process.wait()?;
-        Ok(())
-    }
-
-    /// Closes its input and waits until it ends.
-    pub(crate) fn wait(mut self) -> Outcome<ExitStatus> {
-        Ok(self.process.wait()?)
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        let _ = self.kill();
     }
 }
 
