@@ -267,7 +267,7 @@ fn trickling_server_does_not_delay_the_rest_of_a_quorum() {
     let assert_trickling_reply_is_harmless =
         FakeServer::with_writer(|request, client| match request.name().as_str() {
             "propose" => GRANTED.iter().try_for_each(|byte| {
-                std::thread::sleep(ms(50));
+                std::thread::sleep(ms(80));
                 client.write_all(&[*byte])
             }),
             _ => client.write_all(&default_reply(request).unwrap_or_default()),
@@ -286,12 +286,10 @@ fn trickling_server_does_not_delay_the_rest_of_a_quorum() {
     // Opens all connections.
     assert!(client.ping().is_ok());
     for n in 0..5 {
-        let limit = ms(2_000);
-        let timed = Control::run(limit, || client.mutex(format!("x{n}")).try_lock_for(limit));
-        let took = timed.took;
+        let lock = || client.mutex(format!("x{n}")).try_lock_for(ms(4_000));
+        // The trickling reply takes 2.1 s.
+        let timed = Control::run(ms(1_000), lock);
         let guard = timed.no_later_than(SLACK).unwrap().unwrap();
-        // The trickling reply takes 1.3 s.
-        assert!(took < ms(1_000), "{took:?}");
         drop(guard);
     }
 }

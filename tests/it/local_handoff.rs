@@ -413,6 +413,8 @@ fn wait_until_an_attempt_stalls(client: &Client, proxy: &Proxy) {
     eventually(WAIT_LIMIT, || {
         if attempts() != last.0 {
             last = (attempts(), Instant::now());
+            // If another command has stalled, the attempts use a new connection.
+            stall_all_but_the_subscriber(proxy);
         }
         last.1.elapsed() > 4 * BACKSTOP
     });

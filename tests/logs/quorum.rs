@@ -432,7 +432,8 @@ fn late_commands_of_a_resumed_server_leave_no_key() {
 fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
     let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
     let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
-    let client = builder.command_timeout(ms(2_000)).build().unwrap();
+    // Long enough for a busy machine: a connection that stalls for longer is closed.
+    let client = builder.command_timeout(ms(5_000)).build().unwrap();
     lock_and_unlock(&client);
     for proxy in &proxies {
         proxy.set_open(Traffic::StallReplies);
