@@ -15,7 +15,7 @@ use crate::args::duration::duration;
 use crate::exit::TABLE;
 use crate::message::Verbosity;
 
-pub(crate) use crate::args::connection::{Connection, SERVER_VARIABLES};
+pub(crate) use crate::args::connection::Connection;
 pub(crate) use crate::args::run::Run;
 
 /// Runs commands under distributed locks kept in Redis or Valkey, and shows who holds them.

@@ -6,8 +6,8 @@ use std::process::ExitStatus;
 
 use leasehold::Error;
 
-use crate::args::SERVER_VARIABLES;
 use crate::message::{note, say};
+use crate::server_variables::SERVER_VARIABLES;
 
 /// With `status --exit-code`.
 pub(crate) const HELD: u8 = 1;

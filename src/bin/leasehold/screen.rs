@@ -8,8 +8,8 @@ use leasehold::Error;
 use crate::args::Top;
 use crate::escape::Escaped;
 use crate::message::say;
+use crate::row::Row;
 use crate::table::{self, or_dash, or_unknown, seconds};
-use crate::top::Row;
 
 /// The lines and columns assumed for a terminal that does not report its size.
 const USUAL: (usize, usize) = (24, 80);

@@ -7,15 +7,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{never, select};
-use leasehold::{Client, Error, HeldPermits, Name};
+use leasehold::{Client, Error, Name};
 use signal_hook::consts::SIGTSTP;
 
 use crate::args::{Connection, Top};
 use crate::exit::{Failure, by_signal};
-use crate::json::Object;
-use crate::permits;
 use crate::rate::Rates;
 use crate::record::Record;
+use crate::row::{Row, Subject};
 use crate::screen::Screen;
 use crate::signals::{signals, suspend};
 use crate::status::Asked;
@@ -75,45 +74,6 @@ struct Watched {
     permits: Asked,
     queued: Asked,
     longest: Asked,
-}
-
-/// A line of the display.
-pub(crate) struct Row {
-    pub(crate) subject: Subject,
-    pub(crate) waiting: Option<u64>,
-    /// How long the first call in the queue has waited.
-    pub(crate) longest: Option<Duration>,
-    /// Changes of holder per second.
-    pub(crate) changes: f64,
-}
-
-pub(crate) enum Subject {
-    Lock(Record),
-    Semaphore(HeldPermits),
-}
-
-impl Subject {
-    pub(crate) fn is_held(&self) -> bool {
-        match self {
-            Self::Lock(record) => record.holder.is_some(),
-            Self::Semaphore(_) => true,
-        }
-    }
-
-    pub(crate) fn json(&self) -> Object {
-        match self {
-            Self::Lock(record) => record.json(),
-            Self::Semaphore(held) => permits::json(held),
-        }
-    }
-
-    /// Returns the name, the holder, the time left and the token as text.
-    pub(crate) fn cells(&self) -> [String; 4] {
-        match self {
-            Self::Lock(record) => record.cells(),
-            Self::Semaphore(held) => permits::cells(held),
-        }
-    }
 }
 
 impl Watched {

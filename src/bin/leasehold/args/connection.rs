@@ -8,10 +8,7 @@ use leasehold::{Client, ClientBuilder};
 
 use crate::args::duration::duration;
 use crate::exit::{Failure, USAGE};
-
-/// The environment variables that name a server. The library logs that it uses the default one if
-/// none of them is set.
-pub(crate) const SERVER_VARIABLES: [&str; 3] = ["REDIS_URL", "REDIS_URLS", "REDIS_HOST"];
+use crate::server_variables::SERVER_VARIABLES;
 
 #[derive(Args, Debug)]
 pub(crate) struct Connection {
