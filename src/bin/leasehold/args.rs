@@ -15,7 +15,7 @@ use crate::args::duration::duration;
 use crate::exit::TABLE;
 use crate::message::Verbosity;
 
-pub(crate) use crate::args::connection::Connection;
+pub(crate) use crate::args::connection::ConnectionArgs;
 pub(crate) use crate::args::run::Run;
 
 /// Runs commands under distributed locks kept in Redis or Valkey, and shows who holds them.
@@ -31,7 +31,7 @@ pub(crate) use crate::args::run::Run;
 #[command(name = "leasehold", version, after_long_help = TABLE)]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) connection: Connection,
+    pub(crate) connection: ConnectionArgs,
 
     #[command(flatten)]
     messages: Messages,

@@ -6,11 +6,15 @@ use std::process::{Child, Command, Stdio};
 use crate::args::{Run, name};
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
-use crate::job::Job;
+use crate::job::CommandJob;
 use crate::message::note;
 
 /// Starts the command.
-pub(crate) fn start(job: &mut dyn Job, guard: &dyn Guard, args: &Run) -> Result<Child, Failure> {
+pub(crate) fn start(
+    job: &mut dyn CommandJob,
+    guard: &dyn Guard,
+    args: &Run,
+) -> Result<Child, Failure> {
     let (program, arguments) = args.command()?;
     let mut command = Command::new(program);
     command.args(arguments);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
-use crate::job::{Job, signal_command};
+use crate::job::{CommandJob, signal_command};
 use crate::message::say;
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
@@ -66,7 +66,7 @@ impl Foreground {
     }
 }
 
-impl Job for Foreground {
+impl CommandJob for Foreground {
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child> {
         let command = command.spawn()?;
         self.command = Some(Pid::from_child(&command));

@@ -9,19 +9,19 @@ use rustix::process::{
     Pid, Signal, WaitOptions, getpgid, kill_process_group, test_kill_process_group, waitpgid,
 };
 
-use crate::job::{Job, signal_command};
+use crate::job::{CommandJob, signal_command};
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
 
 /// A process group that does not outlive this process. The supervisor leads it.
-pub(crate) struct Group {
+pub(crate) struct ProcessGroup {
     supervisor: Supervisor,
     supervisor_is_in: bool,
     /// The command until it has ended. It may leave the group.
     command: Option<Pid>,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Starts the supervisor, and returns the group without a command.
     pub(crate) fn start() -> io::Result<Self> {
         // Processes that the command leaves behind become our children, so that we can wait for
@@ -59,7 +59,7 @@ impl Group {
     }
 }
 
-impl Job for Group {
+impl CommandJob for ProcessGroup {
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child> {
         let group = self.supervisor.id().as_raw_pid();
         let command = command.process_group(group).spawn()?;

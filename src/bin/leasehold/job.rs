@@ -6,7 +6,7 @@ use std::process::{Child, Command};
 use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
 
 /// The processes of a command.
-pub(crate) trait Job {
+pub(crate) trait CommandJob {
     /// Starts the command.
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child>;
 

@@ -5,13 +5,13 @@ use std::os::unix::ffi::OsStrExt;
 
 use leasehold::Held;
 
-use crate::args::{Connection, List};
+use crate::args::{ConnectionArgs, List};
 use crate::exit::Failure;
 use crate::permits;
 use crate::record::Record;
 use crate::table;
 
-pub(crate) fn list(connection: &Connection, args: &List) -> Result<u8, Failure> {
+pub(crate) fn list(connection: &ConnectionArgs, args: &List) -> Result<u8, Failure> {
     let (client, prefix) = (connection.client()?, args.prefix.as_bytes());
     let held = client.list(prefix)?;
     let records: Vec<Record> = held.iter().map(Record::from).collect();

@@ -6,19 +6,19 @@ use std::time::Instant;
 
 use leasehold::Lost;
 
-use crate::args::{Connection, Run};
+use crate::args::{ConnectionArgs, Run};
 use crate::command::start;
 use crate::exit::{self, Failure};
 use crate::foreground::Foreground;
-use crate::group::Group;
-use crate::job::Job;
+use crate::group::ProcessGroup;
+use crate::job::CommandJob;
 use crate::lock::take;
 use crate::release::release;
 use crate::running::Running;
 use crate::signals::signals;
 use crate::wait::wait;
 
-pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
+pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure> {
     if args.max_hold.is_some_and(|most| most < args.min_hold) {
         return Err(Failure::new(
             exit::USAGE,
@@ -57,10 +57,10 @@ pub(crate) fn run(connection: &Connection, args: &Run) -> Result<u8, Failure> {
     })
 }
 
-fn job(args: &Run) -> io::Result<Box<dyn Job>> {
+fn job(args: &Run) -> io::Result<Box<dyn CommandJob>> {
     Ok(match args.foreground {
         true => Box::new(Foreground::start()?),
-        false => Box::new(Group::start()?),
+        false => Box::new(ProcessGroup::start()?),
     })
 }
 

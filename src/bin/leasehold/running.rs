@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::guard::Guard;
-use crate::job::Job;
+use crate::job::CommandJob;
 use crate::message::say;
 
 /// How often to check whether the processes that the command left behind have ended.
@@ -21,7 +21,7 @@ const DYING: Duration = Duration::from_secs(2);
 
 /// A running command, with its lock.
 pub(crate) struct Running<'a> {
-    job: Box<dyn Job>,
+    job: Box<dyn CommandJob>,
     command: Child,
     guard: &'a dyn Guard,
     kill_after: Duration,
@@ -41,7 +41,7 @@ pub(crate) struct End {
 
 impl<'a> Running<'a> {
     pub(crate) fn new(
-        job: Box<dyn Job>,
+        job: Box<dyn CommandJob>,
         command: Child,
         guard: &'a dyn Guard,
         kill_after: Duration,

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use leasehold::Error;
 
-use crate::args::{Connection, Status, name};
+use crate::args::{ConnectionArgs, Status, name};
 use crate::exit::{Failure, HELD};
 use crate::message::say;
 use crate::permits::{self, PermitRecord};
@@ -26,11 +26,11 @@ impl Seen {
     }
 }
 
-pub(crate) fn status(connection: &Connection, args: &Status) -> Result<u8, Failure> {
+pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, Failure> {
     let client = connection.client()?;
-    let (mut waiting, mut queued) = (Asked::default(), Asked::default());
+    let (mut waiting, mut queued) = (OptionalQuery::default(), OptionalQuery::default());
     let (mut seen, mut permits) = (Vec::new(), Vec::new());
-    let mut holders = Asked::default();
+    let mut holders = OptionalQuery::default();
     for text in &args.names {
         let name = name(text);
         let (mutex, fair) = (client.mutex(&name), client.fair_mutex(&name));
@@ -106,11 +106,11 @@ fn print_tables(out: &mut impl Write, seen: &[Seen], permits: &[PermitRecord]) -
 
 /// Asks what the user may not be permitted to ask, until Redis refuses.
 #[derive(Default)]
-pub(crate) struct Asked {
+pub(crate) struct OptionalQuery {
     refused: bool,
 }
 
-impl Asked {
+impl OptionalQuery {
     /// Returns the answer; `None` if Redis refuses, which is printed once.
     pub(crate) fn ask<T>(
         &mut self,

@@ -75,7 +75,8 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         // Closes the pipe: the supervisor kills what is left of its group, and ends.
         self.requests = None;
-        // Fails if the supervisor was killed inside the group and `Group::is_empty` has reaped it.
+        // Fails if the supervisor was killed inside the group and `ProcessGroup::is_empty` has
+        // reaped it.
         let _ = self.process.wait();
     }
 }

@@ -10,16 +10,16 @@ use leasehold::crossbeam_channel::{never, select};
 use leasehold::{Client, Error, Name};
 use signal_hook::consts::SIGTSTP;
 
-use crate::args::{Connection, Top};
+use crate::args::{ConnectionArgs, Top};
 use crate::exit::{Failure, by_signal};
 use crate::rate::Rates;
 use crate::record::Record;
 use crate::row::{Row, Subject};
 use crate::screen::Screen;
 use crate::signals::{signals, suspend};
-use crate::status::Asked;
+use crate::status::OptionalQuery;
 
-pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
+pub(crate) fn top(connection: &ConnectionArgs, args: &Top) -> Result<u8, Failure> {
     let mut screen = Screen::new(args);
     let signals = match screen {
         // A signal must not end this process before the terminal is as it was.
@@ -32,11 +32,11 @@ pub(crate) fn top(connection: &Connection, args: &Top) -> Result<u8, Failure> {
         client: connection.client()?,
         prefix: args.prefix.as_bytes().to_vec(),
         rates: Rates::default(),
-        waiting: Asked::default(),
+        waiting: OptionalQuery::default(),
         permit_rates: Rates::default(),
-        permits: Asked::default(),
-        queued: Asked::default(),
-        longest: Asked::default(),
+        permits: OptionalQuery::default(),
+        queued: OptionalQuery::default(),
+        longest: OptionalQuery::default(),
     };
     let mut refreshes = 0;
     loop {
@@ -69,11 +69,11 @@ struct Watched {
     client: Client,
     prefix: Vec<u8>,
     rates: Rates,
-    waiting: Asked,
+    waiting: OptionalQuery,
     permit_rates: Rates,
-    permits: Asked,
-    queued: Asked,
-    longest: Asked,
+    permits: OptionalQuery,
+    queued: OptionalQuery,
+    longest: OptionalQuery,
 }
 
 impl Watched {

@@ -2,12 +2,12 @@
 
 use leasehold::PermitHolder;
 
-use crate::args::{Connection, Unlock, name};
+use crate::args::{ConnectionArgs, Unlock, name};
 use crate::exit::{Failure, NOT_HELD, USAGE};
 use crate::message::note;
 use crate::record::shown_holder;
 
-pub(crate) fn unlock(connection: &Connection, args: &Unlock) -> Result<u8, Failure> {
+pub(crate) fn unlock(connection: &ConnectionArgs, args: &Unlock) -> Result<u8, Failure> {
     let name = name(&args.name);
     if !args.force {
         return Err(Failure::new(

@@ -11,7 +11,7 @@ use crate::exit::{Failure, USAGE};
 use crate::server_variables::SERVER_VARIABLES;
 
 #[derive(Args, Debug)]
-pub(crate) struct Connection {
+pub(crate) struct ConnectionArgs {
     /// The server, such as `redis://host:6379/0`, in place of the environment's; several servers as
     /// `redis+cluster://host,host`, `redis+sentinel://host,host/name` or
     /// `redis+quorum://host,host,host`. Other users of the machine can read command lines: put
@@ -60,7 +60,7 @@ pub(crate) struct Connection {
     tls_key: Option<PathBuf>,
 }
 
-impl Connection {
+impl ConnectionArgs {
     pub(crate) fn builder(&self) -> Result<ClientBuilder, Failure> {
         let mut builder = Client::builder();
         if let Some(url) = &self.url {
