@@ -186,7 +186,8 @@ impl RecentReleases {
 mod tests {
     use super::*;
     use crate::name::Name;
-    use crate::protocol::all::{Layout, MutexAllKeys};
+    use crate::protocol::all::MutexAllKeys;
+    use crate::protocol::keys::Layout;
     use crate::protocol::mutex::MutexKeys;
     use std::time::Duration;
 

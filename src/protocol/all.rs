@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::holder::HolderId;
 use crate::name::Name;
 use crate::protocol::cohort::CohortKeys;
-use crate::protocol::keys::{Keys, sibling_key};
+use crate::protocol::keys::{Keys, Layout, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, AcquireSet, AtRelease, NewPlace, Primitive, SetQueues};
 use crate::protocol::queue_keys::queue_script;
@@ -45,16 +45,6 @@ pub(crate) struct MutexAllKeys {
     queues: Vec<Vec<u8>>,
     rights: Arc<QueueRights>,
     slots: Vec<Arc<dyn Primitive>>,
-}
-
-/// The place of a lock's keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
-    OneServer,
-    /// Spread over the slots of a cluster.
-    Slots,
-    /// On each server of a quorum, without queues.
-    Quorum,
 }
 
 impl MutexAllKeys {

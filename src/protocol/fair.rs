@@ -1,4 +1,4 @@
-//! The fair lock: its queue in Redis, its calls, and how long its grants and places last.
+//! The fair lock: its queue in Redis, and its calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,36 +13,12 @@ use crate::protocol::queue_keys::{
 };
 use crate::protocol::script::{Arg, Call, Script, script};
 
-/// The longest provisional time, for which a grant lasts without a renewal, and a place without a
-/// refresh. A waiter that died delays the others for at most this long.
-const PROVISIONAL: Duration = Duration::from_secs(3);
-
-/// The longest time between two refreshes of a place.
-const REFRESH: Duration = Duration::from_millis(900);
-
 /// One holder at a time.
 pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!("", "admit_lock", "lock_key"),
     admission: Admission::Exclusive,
     is_shared: false,
 };
-
-/// How long a grant lasts until its first renewal, and a place in the queue without a refresh.
-pub(crate) fn provisional(ttl: Duration) -> Duration {
-    ttl.min(PROVISIONAL)
-}
-
-/// How long after one refresh the next is sent: after a quarter of the ttl, less a tenth for
-/// threads that wake late; at most [`REFRESH`].
-pub(crate) fn refresh_every(ttl: Duration) -> Duration {
-    (ttl / 40 * 9).min(REFRESH)
-}
-
-/// Returns how long a grant to a place lasts that is refreshed this often: no longer than
-/// [`provisional`] of its ttl.
-pub(crate) fn provisional_of(refresh_every: Duration) -> Duration {
-    provisional(refresh_every / 9 * 10 * 4)
-}
 
 /// The keys and calls of a [`FairMutex`](crate::FairMutex).
 #[derive(Debug)]
@@ -98,25 +74,6 @@ impl Primitive for FairMutexKeys {
 mod tests {
     use super::*;
     use crate::protocol::slot::slot;
-
-    const fn ms(n: u64) -> Duration {
-        Duration::from_millis(n)
-    }
-
-    #[test]
-    fn a_place_is_refreshed_three_times_within_its_provisional_time() {
-        assert_eq!(provisional(ms(10_000)), ms(3_000));
-        assert_eq!(provisional(ms(500)), ms(500));
-        assert_eq!(refresh_every(ms(10_000)), ms(900));
-        assert_eq!(refresh_every(ms(400)), ms(90));
-        for ttl in [10, 11, 400, 2_999, 3_000, 3_999, 4_000, 10_000].map(ms) {
-            let lasts = provisional_of(refresh_every(ttl));
-            assert!(
-                lasts <= provisional(ttl) && lasts + ms(1) > provisional(ttl),
-                "{ttl:?}"
-            );
-        }
-    }
 
     #[test]
     fn all_keys_of_a_fair_lock_are_in_one_slot() {

@@ -23,6 +23,16 @@ pub(crate) struct Keys {
     pub(super) channels: OneOrMany<Vec<u8>>,
 }
 
+/// The place of a lock's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    OneServer,
+    /// Spread over the slots of a cluster.
+    Slots,
+    /// On each server of a quorum, without queues.
+    Quorum,
+}
+
 /// One of the names of a lock, with its key and its channel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key<'a> {

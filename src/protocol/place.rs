@@ -1,10 +1,18 @@
-//! The state of a waiter's place in a queue in Redis, and the message that grants it the lock.
+//! The state of a waiter's place in a queue in Redis, how long it lasts, and the message that grants
+//! it the lock.
 
 use std::time::Duration;
 
 use crate::holder::HolderId;
 use crate::protocol::reply::{Reply, read_pttl};
 use crate::token::FencingToken;
+
+/// The longest provisional time, for which a grant lasts without a renewal, and a place without a
+/// refresh. A waiter that died delays the others for at most this long.
+const PROVISIONAL: Duration = Duration::from_secs(3);
+
+/// The longest time between two refreshes of a place.
+const REFRESH: Duration = Duration::from_millis(900);
 
 /// The state of a place that a refresh found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +42,23 @@ impl Refreshed {
         let is_possible = found.len() == places && (is_shared || granted.count() < 2);
         is_possible.then_some(found)
     }
+}
+
+/// How long a grant lasts until its first renewal, and a place in the queue without a refresh.
+pub(crate) fn provisional(ttl: Duration) -> Duration {
+    ttl.min(PROVISIONAL)
+}
+
+/// How long after one refresh the next is sent: after a quarter of the ttl, less a tenth for
+/// threads that wake late; at most [`REFRESH`].
+pub(crate) fn refresh_every(ttl: Duration) -> Duration {
+    (ttl / 40 * 9).min(REFRESH)
+}
+
+/// Returns how long a grant to a place lasts that is refreshed this often: no longer than
+/// [`provisional`] of its ttl.
+pub(crate) fn provisional_of(refresh_every: Duration) -> Duration {
+    provisional(refresh_every / 9 * 10 * 4)
 }
 
 /// Consecutive fencing tokens of one grant: hand-offs use those after the first.

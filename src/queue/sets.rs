@@ -285,7 +285,8 @@ impl Drop for SetTicket<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::all::{Layout, MutexAllKeys};
+    use crate::protocol::all::MutexAllKeys;
+    use crate::protocol::keys::Layout;
     use crate::queue::places::tests::{PACE, at, sent_at};
 
     fn keys() -> Arc<dyn Primitive> {

@@ -2,6 +2,25 @@
 
 use super::*;
 
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+#[test]
+fn a_place_is_refreshed_three_times_within_its_provisional_time() {
+    assert_eq!(provisional(ms(10_000)), ms(3_000));
+    assert_eq!(provisional(ms(500)), ms(500));
+    assert_eq!(refresh_every(ms(10_000)), ms(900));
+    assert_eq!(refresh_every(ms(400)), ms(90));
+    for ttl in [10, 11, 400, 2_999, 3_000, 3_999, 4_000, 10_000].map(ms) {
+        let lasts = provisional_of(refresh_every(ttl));
+        assert!(
+            lasts <= provisional(ttl) && lasts + ms(1) > provisional(ttl),
+            "{ttl:?}"
+        );
+    }
+}
+
 #[test]
 fn only_a_grant_is_read_from_an_inbox() {
     let id = HolderId::fresh("host/7 of ours");
