@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
+use crate::clock;
+
 /// The state of a client's servers and threads; see [`Client::health`](crate::Client::health).
 ///
 /// ```
@@ -159,7 +161,7 @@ impl fmt::Display for HealthPart {
             HealthState::Fails => "failing",
         };
         write!(f, "{} {state}", self.server)?;
-        if let Ok(age) = self.since.elapsed() {
+        if let Ok(age) = clock::wall_time().duration_since(self.since) {
             write!(f, " for {} s", age.as_secs())?;
         }
         if let Some(latency) = self.latency {
