@@ -16,13 +16,13 @@ const SHOWN: usize = 40;
 /// [`Violation::of`] finds it there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
-    pub(crate) kind: Kind,
+    pub(crate) kind: ViolationKind,
     /// The first bytes of the reply, at most 40. They are not escaped yet: a printer must do that.
     pub(crate) read: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ViolationKind {
     /// The first byte starts no RESP value: the peer speaks another protocol.
     NotResp,
     /// The first byte starts no TLS record, although the connection uses TLS.
@@ -37,7 +37,7 @@ pub(crate) enum Kind {
 }
 
 impl Violation {
-    pub(crate) fn new(kind: Kind, reply: &[u8]) -> Self {
+    pub(crate) fn new(kind: ViolationKind, reply: &[u8]) -> Self {
         let read = reply.get(..SHOWN).unwrap_or(reply).to_vec();
         Self { kind, read }
     }
@@ -49,23 +49,23 @@ impl Violation {
 
     /// Returns true if `error` is a reply beyond the limits.
     pub(crate) fn is_too_large(error: &RedisError) -> bool {
-        Self::of(error).is_some_and(|violation| violation.kind == Kind::TooLarge)
+        Self::of(error).is_some_and(|violation| violation.kind == ViolationKind::TooLarge)
     }
 
     /// Returns true if the peer speaks another protocol.
     pub(crate) fn is_not_redis(&self) -> bool {
-        matches!(self.kind, Kind::NotResp | Kind::NotTls)
+        matches!(self.kind, ViolationKind::NotResp | ViolationKind::NotTls)
     }
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
-            Kind::NotResp => "this does not look like Redis: the reply",
-            Kind::NotTls => "this does not look like Redis with TLS: the reply",
-            Kind::Malformed => "malformed reply: it",
-            Kind::TooLarge => "reply larger than the limits: it",
-            Kind::Endless => "message not complete in time: it",
+            ViolationKind::NotResp => "this does not look like Redis: the reply",
+            ViolationKind::NotTls => "this does not look like Redis with TLS: the reply",
+            ViolationKind::Malformed => "malformed reply: it",
+            ViolationKind::TooLarge => "reply larger than the limits: it",
+            ViolationKind::Endless => "message not complete in time: it",
         };
         write!(f, "{what} begins \"{}\"", Escaped::whole(&self.read))
     }
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn a_violation_is_found_inside_the_error() {
         let violation = Violation::new(
-            Kind::NotResp,
+            ViolationKind::NotResp,
             b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\nmore",
         );
         assert_eq!(violation.read.len(), 40);
@@ -178,7 +178,7 @@ mod tests {
                 plain.is_connection_dropped()
             );
         }
-        let violation = RedisError::from(Violation::new(Kind::NotResp, b"x"));
+        let violation = RedisError::from(Violation::new(ViolationKind::NotResp, b"x"));
         assert!(Violation::of(&NoFirstReply::mark(violation)).is_some());
     }
 }

@@ -8,7 +8,7 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::attempt::{Attempt, Attempted, SPLIT_VOTE_BACKOFF};
-use crate::lock::cancellable::{Outcome, until_cancelled};
+use crate::lock::cancellable::{CallOutcome, until_cancelled};
 use crate::lock::silence::Silence;
 use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::primitive::{Primitive, Queueing};
@@ -70,7 +70,7 @@ fn take(
     settings: &Settings,
     limit: WaitLimit,
     start: Instant,
-) -> Outcome {
+) -> CallOutcome {
     let mut has_waited = false;
     let outcome = take_or_fail(runtime, keys, settings, limit, start, &mut has_waited);
     (outcome, has_waited)

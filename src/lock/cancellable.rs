@@ -33,11 +33,11 @@ use crate::runtime::worker::contain;
 use crate::thread_group::CALL;
 
 /// The outcome of a call, and whether it waited for another holder.
-pub(super) type Outcome = (Result<Option<Arc<HeldLease>>, Error>, bool);
+pub(super) type CallOutcome = (Result<Option<Arc<HeldLease>>, Error>, bool);
 
 enum Progress {
     Running,
-    Ended(Outcome),
+    Ended(CallOutcome),
     /// The caller has left with the outcome, or without one.
     Left,
 }
@@ -47,8 +47,8 @@ enum Progress {
 pub(super) fn until_cancelled(
     runtime: &Arc<Runtime>,
     token: &CancelToken,
-    call: impl FnOnce() -> Outcome + Send + 'static,
-) -> Outcome {
+    call: impl FnOnce() -> CallOutcome + Send + 'static,
+) -> CallOutcome {
     if token.is_cancelled() {
         return (Err(Error::Cancelled), false);
     }
@@ -93,7 +93,7 @@ pub(super) fn until_cancelled(
 }
 
 /// Releases what a call was granted whose caller has left.
-fn give_back(runtime: &Runtime, (outcome, _): Outcome) {
+fn give_back(runtime: &Runtime, (outcome, _): CallOutcome) {
     let Ok(Some(hold)) = outcome else {
         return;
     };

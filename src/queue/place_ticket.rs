@@ -12,7 +12,7 @@ use crate::protocol::primitive::{Admission, Primitive};
 use crate::queue::answers::Answers;
 use crate::queue::name_places::{NamePlaces, PlaceWaiter, RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
-use crate::queue::places::{Places, State};
+use crate::queue::places::{Places, PlacesState};
 use crate::queue::position::{Grant, Position, Queue};
 use crate::stats::Wake;
 
@@ -67,7 +67,7 @@ impl PlaceTicket<'_> {
         &self,
         act: impl FnOnce(&mut NamePlaces, &mut HashMap<HolderId, (Admission, Name)>) -> T,
     ) -> T {
-        let State { names, owners, .. } = &mut *self.places.state.lock();
+        let PlacesState { names, owners, .. } = &mut *self.places.state.lock();
         // The waiter keeps the entry in the table until the ticket is dropped.
         let places = names[self.admission as usize].get_mut(self.name);
         act(places.expect("an entry with a waiter in it"), owners)

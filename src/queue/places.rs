@@ -22,11 +22,11 @@ use crate::stats::Wake;
 /// call whose place is gone enters again under another id.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<PlacesState>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct PlacesState {
     /// The names, by their admission: only the scripts of that admission can refresh their places.
     pub(super) names: [NameTable<NamePlaces>; Admission::ALL.len()],
     /// The lock that each holder id waits for: a grant message contains the id only.
@@ -35,7 +35,7 @@ pub(super) struct State {
     recent: RecentRefusals,
 }
 
-impl State {
+impl PlacesState {
     /// Returns the names of the locks that have one holder at a time.
     fn exclusive(&mut self) -> &mut NameTable<NamePlaces> {
         &mut self.names[Admission::Exclusive as usize]

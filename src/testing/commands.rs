@@ -6,7 +6,7 @@ use super::database::DATABASES;
 use super::keyspace::args::{integer, unknown_part, wrong_number};
 use super::reply::Reply;
 use super::resp::Protocol;
-use super::state::State;
+use super::state::ServerState;
 
 /// Unsupported commands, grouped by the feature that is missing.
 const UNSUPPORTED: [(&str, &[&str]); 5] = [
@@ -48,7 +48,7 @@ const UNSUPPORTED: [(&str, &[&str]); 5] = [
 /// The commands that a subscribed connection may send, in version 2 of the protocol.
 const WHILE_SUBSCRIBED: [&str; 3] = ["SUBSCRIBE", "UNSUBSCRIBE", "PING"];
 
-impl State {
+impl ServerState {
     /// Runs a command, and adds its reply to the connection's output.
     pub(super) fn serve(&mut self, id: u64, words: &[Vec<u8>]) {
         let Some(connection) = self.connections.get(&id) else {

@@ -13,7 +13,7 @@ use super::resp::Protocol;
 /// How many bytes are read at once.
 const CHUNK: usize = 16 * 1024;
 
-pub(super) struct Connection {
+pub(super) struct ClientConnection {
     pub(super) socket: Arc<OwnedFd>,
     /// Received and not yet served: part of a request.
     pub(super) input: Vec<u8>,
@@ -32,7 +32,7 @@ pub(super) struct Connection {
     pub(super) is_ending: bool,
 }
 
-impl Connection {
+impl ClientConnection {
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self {
             socket: Arc::new(socket),

@@ -15,7 +15,7 @@ use crate::protocol::semaphore::SemaphoreKeys;
 use super::reply::Reply;
 use super::resp::read_request;
 use super::shared::Shared;
-use super::state::{FOREIGN_TTL, State};
+use super::state::{FOREIGN_TTL, ServerState};
 
 /// The owner in a foreign holder's id.
 const OWNER: &str = "somebody-else";
@@ -141,7 +141,7 @@ pub(super) fn lose(shared: &Shared, name: &str) -> bool {
     !ended.is_empty()
 }
 
-fn release_all(state: &mut State, name: &str) {
+fn release_all(state: &mut ServerState, name: &str) {
     if let Reply::Bulk(Some(holder)) = state.run_on_data(&[b"GET", &lock_key(name)]) {
         // This release also grants the lock to the first in its queue.
         let lock = FairMutexKeys::of(keys(name));
@@ -166,7 +166,7 @@ fn lock_key(name: &str) -> Vec<u8> {
 }
 
 /// Runs the script of a call, as the client would send it.
-fn run(state: &mut State, call: &Call<'_>) -> Reply {
+fn run(state: &mut ServerState, call: &Call<'_>) -> Reply {
     let mut request = Vec::new();
     call.pack_by_source(&mut request);
     match read_request(&request) {

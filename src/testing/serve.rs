@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::port::Listener;
 use super::shared::Shared;
-use super::state::{FOREIGN_TTL, State};
+use super::state::{FOREIGN_TTL, ServerState};
 
 /// How often foreign holders renew their leases.
 const RENEW_EVERY: Timespec = Timespec {
@@ -92,7 +92,7 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
 }
 
 /// Lists the sockets to wait for: none while the server is paused.
-fn list_sockets(state: &State, can_accept: bool, sockets: &mut Vec<PolledSocket>) {
+fn list_sockets(state: &ServerState, can_accept: bool, sockets: &mut Vec<PolledSocket>) {
     if state.faults.pauses > 0 {
         return;
     }
@@ -110,7 +110,7 @@ fn list_sockets(state: &State, can_accept: bool, sockets: &mut Vec<PolledSocket>
 }
 
 /// Serves the sockets that are ready; returns false if connections could not be accepted.
-fn handle(state: &mut State, sockets: &[PolledSocket], ready: &[bool]) -> bool {
+fn handle(state: &mut ServerState, sockets: &[PolledSocket], ready: &[bool]) -> bool {
     let mut can_accept = true;
     // A test may have begun a fault since the sockets were ready.
     if state.faults.pauses > 0 {

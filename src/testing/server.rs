@@ -15,7 +15,7 @@ use super::guards::{Cut, Pause, Refusal};
 use super::port::Port;
 use super::serve::serve;
 use super::shared::Shared;
-use super::state::State;
+use super::state::ServerState;
 
 /// A Redis in this process, with its own port, data and clock.
 ///
@@ -78,7 +78,7 @@ impl Server {
     pub fn listen(port: u16, unix_socket: Option<&Path>) -> io::Result<Self> {
         let port = Port::open(port, unix_socket)?;
         let url = format!("redis://127.0.0.1:{}", port.number);
-        let (shared, woken) = Shared::new(State::new(port))?;
+        let (shared, woken) = Shared::new(ServerState::new(port))?;
         let shared = Arc::new(shared);
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::state::State;
+use super::state::ServerState;
 
 /// The longest time for which the server's thread can be busy, on a machine that is overloaded.
 const LONGEST_ROUND: Duration = Duration::from_secs(60);
 
 pub(super) struct Shared {
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<ServerState>,
     /// Notified in every round of the thread.
     pub(super) round: Condvar,
     waker: PipeWriter,
 }
 
 impl Shared {
-    pub(super) fn new(state: State) -> io::Result<(Self, PipeReader)> {
+    pub(super) fn new(state: ServerState) -> io::Result<(Self, PipeReader)> {
         let (reader, waker) = io::pipe()?;
         let shared = Self {
             state: Mutex::new(state),
@@ -30,13 +30,16 @@ impl Shared {
 
     /// Changes the state, and returns when the thread has seen the change: what it did before is
     /// over. The caller borrows the server, so the thread runs.
-    pub(super) fn change<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn change<T>(&self, act: impl FnOnce(&mut ServerState) -> T) -> T {
         self.change_if_running(act)
             .expect("a server runs while it is borrowed")
     }
 
     /// The same for a guard, which can outlive the server; then it changes nothing.
-    pub(super) fn change_if_running<T>(&self, act: impl FnOnce(&mut State) -> T) -> Option<T> {
+    pub(super) fn change_if_running<T>(
+        &self,
+        act: impl FnOnce(&mut ServerState) -> T,
+    ) -> Option<T> {
         let mut state = self.state.lock();
         if state.is_stopping {
             return None;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::clock;
 
-use super::connection::Connection;
+use super::connection::ClientConnection;
 use super::database::{DATABASES, Database, Message};
 use super::faults::Faults;
 use super::port::{Listener, Port};
@@ -24,12 +24,12 @@ pub(super) const FOREIGN_TTL: Duration = Duration::from_secs(10);
 /// µs, and must stay below 2^53, which is in the year 2255.
 const LONGEST_AHEAD: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-pub(super) struct State {
+pub(super) struct ServerState {
     pub(super) database: Arc<Mutex<Database>>,
     /// Lua is started for the first script.
     scripts: Option<Scripts>,
     pub(super) port: Port,
-    pub(super) connections: BTreeMap<u64, Connection>,
+    pub(super) connections: BTreeMap<u64, ClientConnection>,
     next_connection: u64,
     clock: ServerClock,
     pub(super) faults: Faults,
@@ -42,7 +42,7 @@ pub(super) struct State {
     pub(super) is_stopping: bool,
 }
 
-impl State {
+impl ServerState {
     pub(super) fn new(port: Port) -> Self {
         Self {
             database: Arc::default(),
@@ -155,7 +155,7 @@ impl State {
         loop {
             match listener.accept() {
                 Ok(socket) => {
-                    let connection = Connection::new(socket);
+                    let connection = ClientConnection::new(socket);
                     self.connections.insert(self.next_connection, connection);
                     self.next_connection += 1;
                 }
@@ -231,7 +231,7 @@ impl State {
             return;
         }
         let has_output =
-            |connection: &Connection| !connection.output.is_empty() || connection.is_ending;
+            |connection: &ClientConnection| !connection.output.is_empty() || connection.is_ending;
         let mut broken = Vec::new();
         for (id, connection) in &mut self.connections {
             if has_output(connection) && !connection.send() {

@@ -10,7 +10,7 @@ use crate::redis::conn::callers::Cap;
 use crate::redis::conn::combined_call::CombinedCall;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::pool::{Pool, PooledConnection};
-use crate::redis::conn::pool_state::State;
+use crate::redis::conn::pool_state::PoolState;
 
 /// This many calls at a time get a connection each. From the next one on, calls are combined until
 /// the queue is empty.
@@ -75,7 +75,7 @@ impl Pool {
 
     /// Returns whether calls are queued behind a batch in flight. With a distant server there is no
     /// shared work to save.
-    fn queues_calls(&self, state: &State, now: Instant) -> bool {
+    fn queues_calls(&self, state: &PoolState, now: Instant) -> bool {
         let is_late = |sent: Instant| sent.until(now) > STUCK;
         state.batch_sent.is_some_and(|sent| !is_late(sent)) && self.combiner.is_near()
     }
@@ -121,7 +121,7 @@ impl Pool {
     }
 
     /// Takes an idle connection for the queued calls.
-    fn take_batch(&self, state: &mut State, cap_rule: Cap, now: Instant) -> Option<Batch<'_>> {
+    fn take_batch(&self, state: &mut PoolState, cap_rule: Cap, now: Instant) -> Option<Batch<'_>> {
         let connection = state.take(cap_rule, self.cap, None)?;
         let Some(calls) = state.queue.take(now) else {
             state.put_back(connection);
@@ -132,7 +132,7 @@ impl Pool {
 
     fn batch(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         connection: Connection,
         (reader, others): (Arc<CombinedCall>, Vec<Arc<CombinedCall>>),
         now: Instant,

@@ -13,7 +13,7 @@ use crate::logging;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::Pool;
-use crate::redis::conn::pool_state::State;
+use crate::redis::conn::pool_state::PoolState;
 use crate::thread_group::DIALER;
 
 impl Pool {
@@ -21,7 +21,7 @@ impl Pool {
     /// name resolution and connecting to a unix socket may block for longer than a caller has time.
     pub(super) fn ensure_dialer(
         self: &Arc<Self>,
-        state: &mut State,
+        state: &mut PoolState,
         now: Instant,
     ) -> Result<(), Error> {
         // Connecting and logging on may each take the whole timeout.

@@ -3,7 +3,7 @@
 //! A peer cannot make memory grow by announcing a length: one beyond the limits is rejected before
 //! any of its bytes are read.
 
-use crate::violation::Kind;
+use crate::violation::ViolationKind;
 
 /// The most bytes of a reply to a command that lists what is in Redis, and of a message. Lists are
 /// read in pages.
@@ -86,13 +86,17 @@ impl FrameScan {
 
     /// Returns the length of the reply at the start of `bytes`; `None` while a part is missing.
     /// Then it must be called again with the same bytes and more after them.
-    pub(super) fn end(&mut self, bytes: &[u8], limit: Limit) -> Result<Option<usize>, Kind> {
+    pub(super) fn end(
+        &mut self,
+        bytes: &[u8],
+        limit: Limit,
+    ) -> Result<Option<usize>, ViolationKind> {
         while let Some(&kind) = bytes.get(self.at) {
             let Some(next) = self.value(kind, bytes, limit)? else {
                 break;
             };
             if next > limit.bytes() {
-                return Err(Kind::TooLarge);
+                return Err(ViolationKind::TooLarge);
             }
             self.at = next;
             if self.depth == 0 {
@@ -101,13 +105,18 @@ impl FrameScan {
         }
         // All these bytes belong to this reply.
         if bytes.len() > limit.bytes() {
-            return Err(Kind::TooLarge);
+            return Err(ViolationKind::TooLarge);
         }
         Ok(None)
     }
 
     /// Returns where the next value begins; `None` while a part of this one is missing.
-    fn value(&mut self, kind: u8, bytes: &[u8], limit: Limit) -> Result<Option<usize>, Kind> {
+    fn value(
+        &mut self,
+        kind: u8,
+        bytes: &[u8],
+        limit: Limit,
+    ) -> Result<Option<usize>, ViolationKind> {
         let (is_text, factor, more) = match kind {
             b'+' | b'-' | b'(' => (true, 0, 0),
             b':' | b',' | b'#' | b'_' | b'$' | b'!' | b'=' => (false, 0, 0),
@@ -115,8 +124,8 @@ impl FrameScan {
             b'%' => (false, 2, 0),
             // The value that the attributes describe follows them.
             b'|' => (false, 2, 1),
-            _ if self.at == 0 => return Err(Kind::NotResp),
-            _ => return Err(Kind::Malformed),
+            _ if self.at == 0 => return Err(ViolationKind::NotResp),
+            _ => return Err(ViolationKind::Malformed),
         };
         let Some(line_end) = self.line_end(bytes, is_text)? else {
             return Ok(None);
@@ -128,13 +137,13 @@ impl FrameScan {
             Body::Bytes(length) => {
                 let end = next.saturating_add(length);
                 if end > limit.bytes() {
-                    return Err(Kind::TooLarge);
+                    return Err(ViolationKind::TooLarge);
                 }
                 let Some(behind) = bytes.get(end..end + LINE_END.len()) else {
                     return Ok(None);
                 };
                 if behind != LINE_END {
-                    return Err(Kind::Malformed);
+                    return Err(ViolationKind::Malformed);
                 }
                 self.close();
                 return Ok(Some(end + LINE_END.len()));
@@ -147,16 +156,16 @@ impl FrameScan {
     }
 
     /// Returns where the first line of the value ends; `None` while its end is missing.
-    fn line_end(&mut self, bytes: &[u8], is_text: bool) -> Result<Option<usize>, Kind> {
+    fn line_end(&mut self, bytes: &[u8], is_text: bool) -> Result<Option<usize>, ViolationKind> {
         let from = self.sought.max(self.at + 1);
         let rest = bytes.get(from..).unwrap_or_default();
         let found = rest.windows(LINE_END.len()).position(|two| two == LINE_END);
         let end = found.map_or(bytes.len(), |n| from + n);
         if is_text && end - self.at > LONGEST_TEXT {
-            return Err(Kind::TooLarge);
+            return Err(ViolationKind::TooLarge);
         }
         if !is_text && end - self.at > LONGEST_NUMBER {
-            return Err(Kind::Malformed);
+            return Err(ViolationKind::Malformed);
         }
         if found.is_none() {
             // The last byte may be the first half of the line end.
@@ -166,16 +175,19 @@ impl FrameScan {
     }
 
     /// Opens a level for an aggregate of `count` values.
-    fn open(&mut self, count: usize, limit: Limit) -> Result<(), Kind> {
+    fn open(&mut self, count: usize, limit: Limit) -> Result<(), ViolationKind> {
         self.values = self.values.saturating_add(count);
         if self.values > limit.bytes() / BYTES_PER_VALUE {
-            return Err(Kind::TooLarge);
+            return Err(ViolationKind::TooLarge);
         }
         if count == 0 {
             self.close();
             return Ok(());
         }
-        let level = self.missing.get_mut(self.depth).ok_or(Kind::TooLarge)?;
+        let level = self
+            .missing
+            .get_mut(self.depth)
+            .ok_or(ViolationKind::TooLarge)?;
         *level = count;
         self.depth += 1;
         Ok(())
@@ -196,7 +208,7 @@ impl FrameScan {
 }
 
 /// Returns what follows the first line of a value; `line` is without the type byte.
-fn body(kind: u8, line: &[u8]) -> Result<Body, Kind> {
+fn body(kind: u8, line: &[u8]) -> Result<Body, ViolationKind> {
     match (kind, line) {
         (b'$' | b'*', b"-1") => Ok(Body::Line),
         (b'$' | b'!' | b'=', line) => length(line).map(Body::Bytes),
@@ -205,12 +217,12 @@ fn body(kind: u8, line: &[u8]) -> Result<Body, Kind> {
     }
 }
 
-fn length(line: &[u8]) -> Result<usize, Kind> {
+fn length(line: &[u8]) -> Result<usize, ViolationKind> {
     if line.is_empty() || !line.iter().all(u8::is_ascii_digit) {
-        return Err(Kind::Malformed);
+        return Err(ViolationKind::Malformed);
     }
-    let text = str::from_utf8(line).map_err(|_| Kind::Malformed)?;
-    text.parse().map_err(|_| Kind::TooLarge)
+    let text = str::from_utf8(line).map_err(|_| ViolationKind::Malformed)?;
+    text.parse().map_err(|_| ViolationKind::TooLarge)
 }
 
 #[cfg(test)]
@@ -242,7 +254,7 @@ mod tests {
         b"*1\r\n%1\r\n+a\r\n~1\r\n|0\r\n#f\r\n",
     ];
 
-    fn end(bytes: &[u8]) -> Result<Option<usize>, Kind> {
+    fn end(bytes: &[u8]) -> Result<Option<usize>, ViolationKind> {
         FrameScan::default().end(bytes, Limit::MOST)
     }
 
@@ -287,7 +299,7 @@ mod tests {
             b"\0",
             b"\r\n",
         ] {
-            assert_eq!(end(bytes), Err(Kind::NotResp));
+            assert_eq!(end(bytes), Err(ViolationKind::NotResp));
         }
     }
 
@@ -305,10 +317,15 @@ mod tests {
             b"$1\r\nxyz\r\n",
             b"*1 \r\n",
         ] {
-            assert_eq!(end(bytes), Err(Kind::Malformed), "{}", bytes.escape_ascii());
+            assert_eq!(
+                end(bytes),
+                Err(ViolationKind::Malformed),
+                "{}",
+                bytes.escape_ascii()
+            );
         }
         let endless = [b":", &[b'1'; LONGEST_NUMBER][..]].concat();
-        assert_eq!(end(&endless), Err(Kind::Malformed));
+        assert_eq!(end(&endless), Err(ViolationKind::Malformed));
     }
 
     #[test]
@@ -320,7 +337,12 @@ mod tests {
             b"%18446744073709551615\r\n",
             b"|18446744073709551615\r\n",
         ] {
-            assert_eq!(end(bytes), Err(Kind::TooLarge), "{}", bytes.escape_ascii());
+            assert_eq!(
+                end(bytes),
+                Err(ViolationKind::TooLarge),
+                "{}",
+                bytes.escape_ascii()
+            );
         }
         let two = [
             b"*2\r\n*40000\r\n",
@@ -328,12 +350,19 @@ mod tests {
             b"*40000\r\n",
         ]
         .concat();
-        assert_eq!(end(&two), Err(Kind::TooLarge), "counted in the whole reply");
+        assert_eq!(
+            end(&two),
+            Err(ViolationKind::TooLarge),
+            "counted in the whole reply"
+        );
         assert_eq!(end(&b"*1\r\n".repeat(DEEPEST)), Ok(None));
-        assert_eq!(end(&b"*1\r\n".repeat(DEEPEST + 1)), Err(Kind::TooLarge));
+        assert_eq!(
+            end(&b"*1\r\n".repeat(DEEPEST + 1)),
+            Err(ViolationKind::TooLarge)
+        );
         let endless = [b"+", &[b'x'; LONGEST_TEXT][..]].concat();
         assert_eq!(end(&endless[..LONGEST_TEXT]), Ok(None));
-        assert_eq!(end(&endless), Err(Kind::TooLarge));
+        assert_eq!(end(&endless), Err(ViolationKind::TooLarge));
         let many = [
             b"*9\r\n",
             &format!("$200000\r\n{}\r\n", "x".repeat(200_000))
@@ -341,7 +370,7 @@ mod tests {
                 .repeat(6)[..],
         ]
         .concat();
-        assert_eq!(end(&many), Err(Kind::TooLarge));
+        assert_eq!(end(&many), Err(ViolationKind::TooLarge));
     }
 
     #[test]
@@ -353,7 +382,7 @@ mod tests {
         );
         let mut limit = Limit::default();
         let refused = FrameScan::default().end(whole.as_bytes(), limit);
-        assert_eq!(refused, Err(Kind::TooLarge));
+        assert_eq!(refused, Err(ViolationKind::TooLarge));
         limit.raise_for(whole.len());
         let end = FrameScan::default().end(whole.as_bytes(), limit);
         assert_eq!(end, Ok(Some(whole.len())));

@@ -7,7 +7,7 @@ use redis::{RedisError, Value};
 
 use super::frame::{FrameScan, Limit};
 use super::short_reply;
-use crate::violation::{Kind, Violation};
+use crate::violation::{Violation, ViolationKind};
 
 /// How many bytes one read asks for, and how many an idle connection keeps. Most replies are far
 /// shorter.
@@ -46,7 +46,7 @@ impl Input {
         };
         let reply = bytes.get(..end).unwrap_or_default();
         let Ok(value) = redis::parse_redis_value(reply) else {
-            return Err(Violation::new(Kind::Malformed, reply).into());
+            return Err(Violation::new(ViolationKind::Malformed, reply).into());
         };
         self.scan = FrameScan::default();
         self.take(end);
@@ -76,13 +76,13 @@ impl Input {
     /// Returns the violation by the last reply, which does not fit the command.
     pub(super) fn misfit(&self) -> Violation {
         let reply = self.bytes.get(self.last.clone()).unwrap_or_default();
-        Violation::new(Kind::Malformed, reply)
+        Violation::new(ViolationKind::Malformed, reply)
     }
 
     /// Returns the violation by a reply that does not end in time.
     pub(super) fn endless(&self) -> Violation {
         let bytes = self.bytes.get(self.start..self.end).unwrap_or_default();
-        Violation::new(Kind::Endless, bytes)
+        Violation::new(ViolationKind::Endless, bytes)
     }
 
     /// Returns where to put the next bytes; never empty.

@@ -26,12 +26,12 @@ use crate::redis::conn::combined_call::Delivery;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::dial::ConnectError;
-use crate::redis::conn::pool_state::{Combiner, State};
+use crate::redis::conn::pool_state::{Combiner, PoolState};
 
 pub(crate) struct Pool {
     pub(crate) connector: Connector,
     pub(in crate::redis) cap: usize,
-    pub(in crate::redis) state: Mutex<State>,
+    pub(in crate::redis) state: Mutex<PoolState>,
     pub(in crate::redis) combiner: Combiner,
     closed: AtomicBool,
     /// Set when the server no longer owns a slot of its cluster.
@@ -100,7 +100,7 @@ impl Pool {
 
     fn get_with(
         self: &Arc<Self>,
-        state: &mut MutexGuard<'_, State>,
+        state: &mut MutexGuard<'_, PoolState>,
         until: Instant,
         cap_rule: Cap,
         number: &mut Option<Number>,
@@ -170,13 +170,17 @@ impl Pool {
     }
 
     /// Returns whether the pool keeps a connection that is returned.
-    pub(in crate::redis) fn has_room_for(&self, state: &State, connection: &Connection) -> bool {
+    pub(in crate::redis) fn has_room_for(
+        &self,
+        state: &PoolState,
+        connection: &Connection,
+    ) -> bool {
         let is_current = connection.generation == self.generation() && !self.is_closed();
         is_current && !connection.has_surplus() && state.out + state.idle.len() <= self.cap
     }
 
     /// Counts a connection as closed and wakes the waiters that may now have one made.
-    pub(in crate::redis) fn vacated(&self, state: &mut State) {
+    pub(in crate::redis) fn vacated(&self, state: &mut PoolState) {
         state.out -= 1;
         if state.has_room(self.cap) {
             state.dismiss_one();
@@ -185,7 +189,7 @@ impl Pool {
     }
 
     /// Records that the replies to the batch sent at `sent` are read or lost.
-    pub(in crate::redis) fn note_answered(&self, state: &mut State, sent: Option<Instant>) {
+    pub(in crate::redis) fn note_answered(&self, state: &mut PoolState, sent: Option<Instant>) {
         if sent.is_some() && state.batch_sent == sent {
             state.batch_sent = None;
             self.combiner.is_on.store(false, Ordering::Relaxed);
@@ -210,12 +214,12 @@ impl Pool {
     }
 
     /// Wakes the next waiters: a connection is idle, or there is room to make one.
-    pub(in crate::redis) fn wake_next(&self, state: &State) {
+    pub(in crate::redis) fn wake_next(&self, state: &PoolState) {
         let next = state.callers.next(self.cap.saturating_sub(state.out));
         next.take(state.idle.len().max(1)).for_each(Thread::unpark);
     }
 
-    pub(super) fn wake_all(&self, state: &State) {
+    pub(super) fn wake_all(&self, state: &PoolState) {
         state.callers.next(usize::MAX).for_each(Thread::unpark);
     }
 
@@ -229,7 +233,7 @@ impl Pool {
         }
     }
 
-    fn no_reason(&self, state: &State, cap_rule: Cap) -> ConnectError {
+    fn no_reason(&self, state: &PoolState, cap_rule: Cap) -> ConnectError {
         let cause = if cap_rule == Cap::Counted && state.out >= self.cap {
             Cause::of_client(format!(
                 "all {} connections (max_connections) were in use",

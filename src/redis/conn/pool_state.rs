@@ -19,7 +19,7 @@ use crate::redis::conn::dial::Dialing;
 const NEAR: Duration = Duration::from_micros(200);
 
 #[derive(Default)]
-pub(in crate::redis) struct State {
+pub(in crate::redis) struct PoolState {
     pub(in crate::redis) idle: Vec<Connection>,
     /// How many connections are in use.
     pub(in crate::redis) out: usize,
@@ -33,7 +33,7 @@ pub(in crate::redis) struct State {
     pub(super) dialing: Dialing,
 }
 
-impl State {
+impl PoolState {
     /// Takes an idle connection for the queued call `number`, or for one that is not queued yet.
     /// Returns `None` if the cap leaves no room, or if earlier calls need all idle connections.
     pub(in crate::redis) fn take(

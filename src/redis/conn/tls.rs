@@ -12,7 +12,7 @@ use rustls::{ClientConfig, ClientConnection};
 use super::input::Input;
 use super::socket::Socket;
 use crate::clock::Instant;
-use crate::violation::{Kind, NoFirstReply, Violation};
+use crate::violation::{NoFirstReply, Violation, ViolationKind};
 
 /// The types of the TLS records that a server can send first:
 /// <https://www.rfc-editor.org/rfc/rfc8446#section-5.1>.
@@ -86,7 +86,7 @@ impl TlsStream {
         };
         match first {
             [ALERT | HANDSHAKE, ..] => Ok(()),
-            _ => Err(Violation::new(Kind::NotTls, first).into()),
+            _ => Err(Violation::new(ViolationKind::NotTls, first).into()),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::error::Cause;
 use crate::logging;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
-use crate::runtime::subscriber::State;
+use crate::runtime::subscriber::SubscriberState;
 use crate::runtime::subscriber::pubsub::{POLL_EVERY, PubSub};
 use crate::wait_policy::RECONNECT;
 
@@ -119,7 +119,7 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
 }
 
 /// Removes and returns the channels that have been unused for `LINGER`.
-fn take_unused(state: &mut State, now: Instant) -> Vec<Vec<u8>> {
+fn take_unused(state: &mut SubscriberState, now: Instant) -> Vec<Vec<u8>> {
     let channels = state.channels.values();
     let idle = channels.filter(|channel| channel.users == 0).count();
     let linger = match idle > MAX_LINGERING {

@@ -25,7 +25,7 @@ const PROBE: &[u8] = b"probe";
 pub(crate) struct Subscriber {
     /// The channel on which the thread is woken: nothing else interrupts its read.
     control: Vec<u8>,
-    state: Mutex<State>,
+    state: Mutex<SubscriberState>,
     /// The server refuses PUBLISH. No client of this Redis user can then announce a release, so
     /// waiters retry on a timer.
     mute: AtomicBool,
@@ -37,7 +37,7 @@ pub(crate) struct Subscriber {
 }
 
 #[derive(Default)]
-struct State {
+struct SubscriberState {
     channels: HashMap<Vec<u8>, Channel>,
     /// Channels for which no SUBSCRIBE was sent on this connection yet.
     queue: Vec<Vec<u8>>,

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::super::reply::Reply;
 use super::args;
-use super::value::{Kind, Value};
+use super::value::{Value, ValueKind};
 
 /// A reply, or the text of an error.
 pub(super) type Outcome = Result<Reply, String>;
@@ -50,14 +50,14 @@ impl Keyspace {
     }
 
     /// Returns the value of a key, `None` if there is no such key, or `WRONGTYPE`.
-    pub(super) fn find<T: Kind>(&mut self, key: &[u8]) -> Result<Option<&mut T>, String> {
+    pub(super) fn find<T: ValueKind>(&mut self, key: &[u8]) -> Result<Option<&mut T>, String> {
         let entry = self.entry(key);
         let value = entry.map(|entry| T::of(&mut entry.value).ok_or_else(args::wrong_type));
         value.transpose()
     }
 
     /// Returns the value of a key, which is new and empty if there was no such key.
-    pub(super) fn find_or_create<T: Kind>(&mut self, key: &[u8]) -> Result<&mut T, String> {
+    pub(super) fn find_or_create<T: ValueKind>(&mut self, key: &[u8]) -> Result<&mut T, String> {
         if self.entry(key).is_none() {
             self.insert(key, T::default(), None);
         }
@@ -66,7 +66,7 @@ impl Keyspace {
     }
 
     /// Returns what `read` finds in the value of a key, or `absent`.
-    pub(super) fn read<T: Kind>(
+    pub(super) fn read<T: ValueKind>(
         &mut self,
         key: &[u8],
         absent: Reply,
@@ -77,7 +77,7 @@ impl Keyspace {
     }
 
     /// Changes the value of a key, and deletes the key if that leaves it empty.
-    pub(super) fn change<T: Kind>(
+    pub(super) fn change<T: ValueKind>(
         &mut self,
         key: &[u8],
         absent: Reply,
@@ -93,7 +93,7 @@ impl Keyspace {
         Ok(reply)
     }
 
-    pub(super) fn insert(&mut self, key: &[u8], value: impl Kind, end: Option<i64>) {
+    pub(super) fn insert(&mut self, key: &[u8], value: impl ValueKind, end: Option<i64>) {
         let value = value.into_value();
         self.entries.insert(place(key), Entry { value, end });
     }

@@ -25,16 +25,16 @@ pub(super) enum Value {
 }
 
 /// A type of values.
-pub(super) trait Kind: Default {
+pub(super) trait ValueKind: Default {
     fn of(value: &mut Value) -> Option<&mut Self>;
     fn into_value(self) -> Value;
     fn is_empty(&self) -> bool;
 }
 
-/// Implements [`Kind`] for the type of a variant of [`Value`].
+/// Implements [`ValueKind`] for the type of a variant of [`Value`].
 macro_rules! kind {
     ($type:ty, $variant:ident, $is_empty:expr) => {
-        impl Kind for $type {
+        impl ValueKind for $type {
             fn of(value: &mut Value) -> Option<&mut Self> {
                 match value {
                     Value::$variant(it) => Some(it),
