@@ -1,4 +1,4 @@
-//! The state of a waiter's place in a queue in Redis, how long it lasts, and the message that grants
+//! A waiter's place in a queue in Redis: its state, how long it lasts, and the message that grants
 //! it the lock.
 
 use std::time::Duration;
