@@ -4,8 +4,6 @@
 //!
 //! About half a minute; with `QUICK=1`, which leaves out the longest bound, a few seconds.
 
-mod common;
-
 use std::env;
 use std::thread;
 use std::time::Duration;

@@ -2,8 +2,6 @@
 //! called by hand on one server, and on the deployment's own servers. All servers share one
 //! processor; the client has another.
 
-mod common;
-
 use common::floor::pair::Hand;
 use common::picture::{Panel, Picture, Row};
 use common::{Report, Runner, Samples, affinity};

@@ -2,9 +2,6 @@
 //! and by the number of replicas that must acknowledge. `FAILOVERS=8 cargo bench --bench failovers`
 //! runs eight failovers per row.
 
-#[path = "common/mod.rs"]
-mod common;
-
 use std::env;
 use std::thread;
 use std::time::Duration;

@@ -2,8 +2,6 @@
 //! Alternates `FairMutex` with a hand-written queue and grant, with its own scripts by hand, and
 //! with `Mutex`. Also counts the round trips that the woken thread makes.
 
-mod common;
-
 use std::time::Duration;
 
 use common::floor::fair::Granted;

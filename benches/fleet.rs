@@ -6,8 +6,6 @@
 //! the hand-written queue. `CHAOS=60 cargo bench --bench fleet` kills and pauses processes at
 //! random for a minute instead.
 
-mod common;
-
 use std::env;
 use std::time::Duration;
 

@@ -5,8 +5,6 @@
 //! Alternates with the same by hand: the same scripts, a subscriber thread shared by all waiters, a
 //! channel, and the acquire on a second connection.
 
-mod common;
-
 use common::Report;
 use common::floor::mutex::HandWritten;
 use common::picture::{Panel, Picture, Row};

@@ -1,8 +1,6 @@
 //! The cost of ten thousand held leases: threads, memory, and processor time for renewals at a ttl
 //! of 10 s.
 
-mod common;
-
 use std::thread;
 use std::time::{Duration, Instant};
 

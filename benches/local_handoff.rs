@@ -2,8 +2,6 @@
 //! thread's unlock to another's lock. Alternates with eight hand-written pollers (every 1 ms), and
 //! with a hand-written hand-off through Redis.
 
-mod common;
-
 use common::fleet::{Terms, contend, measure};
 use common::floor::mutex::HandWritten;
 use common::picture::{Panel, Picture, Row};

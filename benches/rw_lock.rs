@@ -4,8 +4,6 @@
 //! Alternates with a reader's scripts called by hand, with `Mutex`, with `FairMutex`, and with a
 //! hand-written read-write lock that polls every 1 ms.
 
-mod common;
-
 use std::time::Duration;
 
 use common::contenders::{WRITE, polling_readers, readers, released};

@@ -4,8 +4,6 @@
 //! Alternates with the same scripts by hand, with Redisson's by hand, with `FairMutex`, with the
 //! simplest queue by hand, and with processes that poll every 1 ms.
 
-mod common;
-
 use std::time::Duration;
 
 use common::contenders::{permits, polled_permits};

@@ -1,8 +1,6 @@
 //! The wait for two names as a set, while other processes lock each of the two without a pause.
 //! The set must not starve: its wait is compared with that of the others.
 
-mod common;
-
 use std::thread;
 use std::time::{Duration, Instant};
 

@@ -2,8 +2,6 @@
 //! delays one write that contains the commands of several calls. The bench counts the calls that
 //! take longer than in a run without the delay: only the calls in that write should.
 
-mod common;
-
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

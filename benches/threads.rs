@@ -2,8 +2,6 @@
 //! scripts by hand, over one plain connection per thread, and over one connection with a thread
 //! that combines the writes.
 
-mod common;
-
 use std::cell::RefCell;
 use std::sync::Barrier;
 use std::thread;

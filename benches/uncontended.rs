@@ -2,8 +2,6 @@
 //! plain SET NX and compare-and-delete that other crates send. Also measures each call inside the
 //! scripts.
 
-mod common;
-
 use std::cell::RefCell;
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! The cost of a thousand threads of one client waiting for a name that another client holds:
 //! requests to Redis, processor time and memory.
 
-mod common;
-
 use std::thread;
 use std::time::Duration;
 

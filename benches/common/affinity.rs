@@ -13,7 +13,7 @@ use support::Server;
 /// then on, as if they were on different machines. Otherwise the scheduler puts one server on its
 /// client's processor and the next one elsewhere, and a round trip takes 30 or 80 µs for that
 /// reason alone.
-pub(crate) fn apart<T>(start: impl FnOnce() -> T) -> T {
+pub fn apart<T>(start: impl FnOnce() -> T) -> T {
     run_on(Side::Servers);
     let started = start();
     run_on(Side::Clients);
@@ -22,7 +22,7 @@ pub(crate) fn apart<T>(start: impl FnOnce() -> T) -> T {
 
 /// Runs a server only when its processor is otherwise idle: no call waits for it, and in production
 /// it would be on another machine.
-pub(crate) fn aside(server: &Server) {
+pub fn aside(server: &Server) {
     let id = i32::try_from(server.process_id())
         .ok()
         .and_then(Pid::from_raw);

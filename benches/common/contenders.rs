@@ -6,23 +6,23 @@ use std::thread;
 
 use leasehold::{Client, Error, MutexGuard, RwLock, Semaphore, Unlocked};
 
-use super::fleet::{Lockers, Section};
-use super::floor::fair::Granted;
-use super::floor::pair::Bare;
-use super::floor::polling::{POLLS_EVERY, Poller};
-use super::floor::redisson::{RedissonPermits, RedissonReaders};
-use super::ping_pong::Side;
+use crate::fleet::{Lockers, Section};
+use crate::floor::fair::Granted;
+use crate::floor::pair::Bare;
+use crate::floor::polling::{POLLS_EVERY, Poller};
+use crate::floor::redisson::{RedissonPermits, RedissonReaders};
+use crate::ping_pong::Side;
 
 /// The name that all of them lock.
 const NAME: &str = "contended";
 
 /// In place of a token, marks the sections that write under a read-write lock.
-pub(crate) const WRITE: u64 = 1;
-pub(crate) const READ: u64 = 0;
+pub const WRITE: u64 = 1;
+pub const READ: u64 = 0;
 
 /// Opens a contender. The threads of a process share one client; each poller has its own
 /// connection.
-pub(crate) fn open(kind: &str, url: &str) -> Lockers {
+pub fn open(kind: &str, url: &str) -> Lockers {
     match kind {
         "mutex" => {
             let mutex = Client::open(url).unwrap().mutex(NAME);
@@ -75,7 +75,7 @@ fn granted(url: &str, new: fn(&str) -> Granted) -> Lockers {
 }
 
 /// Holds permits; `mark` stands in place of a token.
-pub(crate) fn permits(semaphore: Semaphore, mark: u64) -> Lockers {
+pub fn permits(semaphore: Semaphore, mark: u64) -> Lockers {
     Box::new(move || {
         let semaphore = semaphore.clone();
         Box::new(move |section: &Section| {
@@ -87,7 +87,7 @@ pub(crate) fn permits(semaphore: Semaphore, mark: u64) -> Lockers {
 }
 
 /// Holds one of this many permits of a semaphore by hand.
-pub(crate) fn polled_permits(url: &str, permits: u32) -> Lockers {
+pub fn polled_permits(url: &str, permits: u32) -> Lockers {
     let url = url.to_owned();
     Box::new(move || {
         let mut poller = Poller::semaphore(&url, permits);
@@ -100,7 +100,7 @@ pub(crate) fn polled_permits(url: &str, permits: u32) -> Lockers {
 
 /// Holds `wanted` of this many permits of Redisson's semaphore by hand; `mark` stands in place of a
 /// token.
-pub(crate) fn redisson_permits(url: &str, permits: u32, wanted: u32, mark: u64) -> Lockers {
+pub fn redisson_permits(url: &str, permits: u32, wanted: u32, mark: u64) -> Lockers {
     let url = url.to_owned();
     Box::new(move || {
         let mut redisson = RedissonPermits::new(&url, NAME, permits, wanted);
@@ -112,7 +112,7 @@ pub(crate) fn redisson_permits(url: &str, permits: u32, wanted: u32, mark: u64) 
 }
 
 /// The number of the next section of a thread, from which it decides whether to write.
-pub(crate) fn numbered() -> impl FnMut() -> u64 {
+pub fn numbered() -> impl FnMut() -> u64 {
     let mut n = u64::from(process::id()) * 7;
     move || {
         n += 1;
@@ -121,7 +121,7 @@ pub(crate) fn numbered() -> impl FnMut() -> u64 {
 }
 
 /// Reads or writes in each section, as `writes` says of its number.
-pub(crate) fn readers(lock: RwLock, writes: fn(u64) -> bool) -> Lockers {
+pub fn readers(lock: RwLock, writes: fn(u64) -> bool) -> Lockers {
     Box::new(move || {
         let (lock, mut number) = (lock.clone(), numbered());
         Box::new(move |section: &Section| {
@@ -138,7 +138,7 @@ pub(crate) fn readers(lock: RwLock, writes: fn(u64) -> bool) -> Lockers {
 }
 
 /// The same with a read-write lock by hand.
-pub(crate) fn polling_readers(url: &str, writes: fn(u64) -> bool) -> Lockers {
+pub fn polling_readers(url: &str, writes: fn(u64) -> bool) -> Lockers {
     let url = url.to_owned();
     Box::new(move || {
         let (mut poller, mut number) = (Poller::rw_lock(&url), numbered());
@@ -152,7 +152,7 @@ pub(crate) fn polling_readers(url: &str, writes: fn(u64) -> bool) -> Lockers {
 }
 
 /// The same with Redisson's read-write lock by hand.
-pub(crate) fn redisson_readers(url: &str, writes: fn(u64) -> bool) -> Lockers {
+pub fn redisson_readers(url: &str, writes: fn(u64) -> bool) -> Lockers {
     let url = url.to_owned();
     Box::new(move || {
         let (mut redisson, mut number) = (RedissonReaders::new(&url, NAME), numbered());
@@ -170,7 +170,7 @@ fn ours(guard: MutexGuard, section: &Section) -> Result<(), String> {
     released(guard.unlock())
 }
 
-pub(crate) fn released(answer: Result<Unlocked, Error>) -> Result<(), String> {
+pub fn released(answer: Result<Unlocked, Error>) -> Result<(), String> {
     match answer {
         Ok(Unlocked::Released) => Ok(()),
         Ok(Unlocked::AlreadyLost(lost)) => Err(format!("lost: {lost:?}")),

@@ -10,10 +10,10 @@ use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::floor::pair::connect;
-use super::monitor::Monitor;
-use super::window::{Account, Hold, Window};
-use super::{clock, processor_time, server_processor_time};
+use crate::clocks::{clock, processor_time, server_processor_time};
+use crate::floor::pair::connect;
+use crate::monitor::Monitor;
+use crate::window::{Account, Hold, Window};
 use support::{self, Child, Server, TempDir};
 
 /// The start of a run that is not counted: connections, scripts, the first subscription.
@@ -28,17 +28,17 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The contenders, and how long they run.
 #[derive(Clone, Copy)]
-pub(crate) struct Terms {
-    pub(crate) kind: &'static str,
-    pub(crate) processes: usize,
-    pub(crate) threads: usize,
-    pub(crate) section: Duration,
-    pub(crate) lasts: Duration,
+pub struct Terms {
+    pub kind: &'static str,
+    pub processes: usize,
+    pub threads: usize,
+    pub section: Duration,
+    pub lasts: Duration,
 }
 
 /// The critical section: some work, and a check whether another process was inside.
 #[derive(Clone)]
-pub(crate) struct Section {
+pub struct Section {
     /// A counter that is read and written in two steps.
     plain: Arc<File>,
     lasts: Duration,
@@ -47,7 +47,7 @@ pub(crate) struct Section {
 
 impl Section {
     /// `token` is 0 if the lock has none.
-    pub(crate) fn run(&self, token: u64) {
+    pub fn run(&self, token: u64) {
         let from = nanos();
         let mut count = [0; 8];
         self.plain.read_exact_at(&mut count, 0).unwrap();
@@ -62,20 +62,20 @@ impl Section {
 }
 
 /// Locks, runs the section and unlocks; one thread calls it repeatedly.
-pub(crate) type Locker = Box<dyn FnMut(&Section) -> Result<(), String> + Send>;
+pub type Locker = Box<dyn FnMut(&Section) -> Result<(), String> + Send>;
 
 /// Creates a locker for each thread of a process.
-pub(crate) type Lockers = Box<dyn Fn() -> Locker>;
+pub type Lockers = Box<dyn Fn() -> Locker>;
 
 /// Opens a contender by its kind and the server's URL.
-pub(crate) type Open = fn(kind: &str, url: &str) -> Lockers;
+pub type Open = fn(kind: &str, url: &str) -> Lockers;
 
 fn nanos() -> u64 {
     u64::try_from(clock().as_nanos()).expect("an uptime below 584 years")
 }
 
 /// The role `member` of each process: contends for the given period and exits.
-pub(crate) fn contend(open: Open) {
+pub fn contend(open: Open) {
     let number = |key: &str| support::parameter(key).parse::<u64>().expect("a number");
     let port = u16::try_from(number("PORT")).expect("a port");
     let plain = support::parameter("PLAIN");
@@ -135,7 +135,7 @@ pub(crate) fn contend(open: Open) {
 }
 
 /// Returns whether the process is the first to claim this key.
-pub(crate) fn is_first(url: &str, key: &str) -> bool {
+pub fn is_first(url: &str, key: &str) -> bool {
     let mut claim = redis::cmd("SETNX");
     claim.arg(key).arg(1).query(&mut connect(url)).unwrap()
 }
@@ -171,7 +171,7 @@ fn lock_until(
 
 /// Runs the processes and combines their reports. The bench must have the role `member`, which
 /// calls `contend`.
-pub(crate) fn measure(server: &Server, terms: Terms) -> Window {
+pub fn measure(server: &Server, terms: Terms) -> Window {
     let plain = Plain::new();
     let (children, mut wires) = start_processes(server, terms, &plain);
 

@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use super::pen::{Area, FAINT, INK, MARK, NORMAL, OTHERS, OURS, circle, line, rectangle, text};
+use crate::pen::{Area, FAINT, INK, MARK, NORMAL, OTHERS, OURS, circle, line, rectangle, text};
 
 const ROW: i32 = 28;
 

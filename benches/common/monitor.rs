@@ -7,14 +7,14 @@ use std::thread::{self, JoinHandle};
 
 use support::Server;
 
-pub(crate) struct Monitor {
+pub struct Monitor {
     connection: TcpStream,
     counting: JoinHandle<u64>,
 }
 
 impl Monitor {
     /// Starts counting. MONITOR slows the server down.
-    pub(crate) fn start(server: &Server) -> Self {
+    pub fn start(server: &Server) -> Self {
         let mut connection = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
         connection.write_all(b"MONITOR\r\n").unwrap();
         let mut lines = BufReader::new(connection.try_clone().unwrap());
@@ -37,7 +37,7 @@ impl Monitor {
         }
     }
 
-    pub(crate) fn stop(self) -> u64 {
+    pub fn stop(self) -> u64 {
         let _ = self.connection.shutdown(Shutdown::Both);
         self.counting
             .join()

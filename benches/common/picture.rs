@@ -5,11 +5,11 @@ use std::path::Path;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use super::Spread;
-use super::legend::Legend;
-use super::pen::{
+use crate::legend::Legend;
+use crate::pen::{
     Area, FAINT, GRID, INK, LARGE, MARK, NORMAL, OTHERS, OURS, circle, line, rectangle, text,
 };
+use crate::samples::Spread;
 
 /// The width of a page of text. Wider pictures would be scaled down, and their text with them.
 const WIDTH: i32 = 700;
@@ -20,17 +20,17 @@ const ROW: i32 = 28;
 const CHARACTER: i32 = 7;
 
 /// Panels, one below the other, each with its own scale.
-pub(crate) struct Picture {
-    pub(crate) title: String,
-    pub(crate) panels: Vec<Panel>,
+pub struct Picture {
+    pub title: String,
+    pub panels: Vec<Panel>,
 }
 
-pub(crate) struct Panel {
-    pub(crate) title: String,
-    pub(crate) rows: Vec<Row>,
+pub struct Panel {
+    pub title: String,
+    pub rows: Vec<Row>,
 }
 
-pub(crate) struct Row {
+pub struct Row {
     label: String,
     shape: Shape,
     is_ours: bool,
@@ -49,16 +49,16 @@ enum Shape {
 }
 
 impl Row {
-    pub(crate) fn bar(label: impl Into<String>, value: Spread) -> Self {
+    pub fn bar(label: impl Into<String>, value: Spread) -> Self {
         Self::new(label, Shape::Bar(value))
     }
 
     /// p50, p99, maximum.
-    pub(crate) fn range(label: impl Into<String>, points: [f64; 3]) -> Self {
+    pub fn range(label: impl Into<String>, points: [f64; 3]) -> Self {
         Self::new(label, Shape::Range(points))
     }
 
-    pub(crate) fn nothing(label: impl Into<String>, why: impl Into<String>) -> Self {
+    pub fn nothing(label: impl Into<String>, why: impl Into<String>) -> Self {
         Self::new(label, Shape::Nothing(why.into()))
     }
 
@@ -72,7 +72,7 @@ impl Row {
     }
 
     /// Draws the row in the colour of leasehold; all others are grey.
-    pub(crate) fn ours(self) -> Self {
+    pub fn ours(self) -> Self {
         Self {
             is_ours: true,
             ..self
@@ -80,7 +80,7 @@ impl Row {
     }
 
     /// Adds a target: `"≤"` or `"≥"`, and a value.
-    pub(crate) fn mark(self, side: &str, at: f64) -> Self {
+    pub fn mark(self, side: &str, at: f64) -> Self {
         Self {
             mark: Some((Some(at), format!("{side} {at}"))),
             ..self
@@ -88,7 +88,7 @@ impl Row {
     }
 
     /// Adds a note in place of a target.
-    pub(crate) fn note(self, what: &str) -> Self {
+    pub fn note(self, what: &str) -> Self {
         Self {
             mark: Some((None, what.to_owned())),
             ..self
@@ -106,7 +106,7 @@ impl Row {
 }
 
 impl Panel {
-    pub(crate) fn new(title: impl Into<String>, rows: Vec<Row>) -> Self {
+    pub fn new(title: impl Into<String>, rows: Vec<Row>) -> Self {
         let title = title.into();
         Self { title, rows }
     }
@@ -177,7 +177,7 @@ impl Scale {
 }
 
 impl Picture {
-    pub(crate) fn draw(&self, path: &Path) {
+    pub fn draw(&self, path: &Path) {
         let panels = self.panels.iter().map(Panel::height).sum::<i32>();
         let legend = self.legend();
         let height = 52 + panels + legend.height();

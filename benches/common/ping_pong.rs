@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use leasehold::{MutexGuard, Unlocked};
 
-use super::{Runner, Samples, clock, take_turns};
+use crate::clocks::clock;
+use crate::samples::Samples;
+use crate::turns::{Runner, take_turns};
 use support::{self, Child};
 
 /// Enough time for a waiter to fall asleep, on every compared side.
@@ -18,22 +20,22 @@ const FALLS_ASLEEP: Duration = Duration::from_millis(2);
 const END: u8 = u8::MAX;
 
 /// One of the ways to lock that are compared.
-pub(crate) trait Side {
+pub trait Side {
     fn take(&mut self);
     fn release(&mut self);
 }
 
 /// Creates all sides, in the same order in both processes.
-pub(crate) type Sides = fn(url: &str) -> Vec<Box<dyn Side>>;
+pub type Sides = fn(url: &str) -> Vec<Box<dyn Side>>;
 
 /// A lock of this crate.
-pub(crate) struct Ours<L> {
+pub struct Ours<L> {
     lock: L,
     guard: Option<MutexGuard>,
 }
 
 impl<L: Fn() -> MutexGuard> Ours<L> {
-    pub(crate) fn new(lock: L) -> Self {
+    pub fn new(lock: L) -> Self {
         Self { lock, guard: None }
     }
 }
@@ -50,13 +52,13 @@ impl<L: Fn() -> MutexGuard> Side for Ours<L> {
 }
 
 /// The waiting process. The bench must have the role `waiter`, which calls `wait`.
-pub(crate) struct Waiter {
+pub struct Waiter {
     child: Child,
     connection: TcpStream,
 }
 
 impl Waiter {
-    pub(crate) fn start(url: &str) -> Self {
+    pub fn start(url: &str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
         let child = Child::spawn("waiter", &[("URL", url), ("PORT", &port)]);
@@ -67,12 +69,12 @@ impl Waiter {
 
     /// Lets the process wait for the n-th `side`, held by this process; releases it and returns
     /// when the other process acquired it.
-    pub(crate) fn hand_offs(&self, times: usize, n: usize, side: &mut dyn Side) -> Vec<Duration> {
+    pub fn hand_offs(&self, times: usize, n: usize, side: &mut dyn Side) -> Vec<Duration> {
         self.slow_hand_offs(FALLS_ASLEEP, times, n, side)
     }
 
     /// The same for a side that takes `falls_asleep` until it sleeps.
-    pub(crate) fn slow_hand_offs(
+    pub fn slow_hand_offs(
         &self,
         falls_asleep: Duration,
         times: usize,
@@ -96,7 +98,7 @@ impl Waiter {
             .collect()
     }
 
-    pub(crate) fn end(mut self) {
+    pub fn end(mut self) {
         self.connection.write_all(&[END]).unwrap();
         self.child.wait().succeeded();
     }
@@ -104,7 +106,7 @@ impl Waiter {
 
 /// Measures the sides in turn; each hands the lock to the waiting process `hand_offs` times a
 /// round.
-pub(crate) fn in_turns(
+pub fn in_turns(
     url: &str,
     rounds: usize,
     hand_offs: usize,
@@ -126,7 +128,7 @@ pub(crate) fn in_turns(
 
 /// Runs in the waiting process: acquires each requested side, reports when, and releases it. Exits
 /// when the starter sends a number without a side.
-pub(crate) fn wait(sides: Sides) {
+pub fn wait(sides: Sides) {
     let port: u16 = support::parameter("PORT").parse().unwrap();
     let mut starter = TcpStream::connect(("127.0.0.1", port)).unwrap();
     starter.set_nodelay(true).unwrap();

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, thread};
 
-use super::picture::Picture;
+use crate::picture::Picture;
 
 /// A run of a bench, from the first line to the last.
-pub(crate) struct Report {
+pub struct Report {
     bench: &'static str,
     rounds: usize,
     /// The machine's processors; read first, since a bench may restrict its own.
@@ -20,7 +20,7 @@ pub(crate) struct Report {
 impl Report {
     /// Prints what is measured and the load of the machine: figures of a busy machine are less
     /// reliable.
-    pub(crate) fn begin(bench: &'static str, rounds: usize, what: &str) -> Self {
+    pub fn begin(bench: &'static str, rounds: usize, what: &str) -> Self {
         let load = load();
         println!("{what}");
         let cores = thread::available_parallelism().map_or(0, usize::from);
@@ -36,7 +36,7 @@ impl Report {
     /// Prints the line `figures: {…}` for programs. Writes the same and the picture to
     /// `target/bench/`; the picture goes to `docs/`, too, if `LEASEHOLD_PICTURES` is set, so that
     /// an ordinary run does not change the tree.
-    pub(crate) fn end(self, figures: &[(&str, String)], picture: &Picture) {
+    pub fn end(self, figures: &[(&str, String)], picture: &Picture) {
         let after = load();
         println!("load average after: {after} on {} cores", self.cores);
         let figures: Vec<String> = figures
@@ -86,13 +86,18 @@ fn date() -> String {
     date.unwrap_or_default()
 }
 
-fn target() -> &'static Path {
-    let own = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    own.parent()
+/// The target directory, which cargo marks with this file.
+fn target() -> PathBuf {
+    let own = env::current_exe().expect("the executable has a path");
+    let target = own
+        .ancestors()
+        .find(|folder| folder.join("CACHEDIR.TAG").is_file());
+    target
         .expect("the executable is in the target directory")
+        .to_owned()
 }
 
-/// The `docs` directory of the repository, whichever package this is.
+/// The `docs` directory of the repository.
 fn docs() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = package

@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
-use super::picture::{Panel, Row};
-use super::window::Window;
-use super::{Samples, Spread, turns};
+use crate::picture::{Panel, Row};
+use crate::samples::{Samples, Spread};
+use crate::turns::turns;
+use crate::window::Window;
 
 /// A contender's runs, one per round.
-pub(crate) struct Series {
-    pub(crate) label: &'static str,
-    pub(crate) section: Duration,
-    pub(crate) rounds: Vec<Window>,
+pub struct Series {
+    pub label: &'static str,
+    pub section: Duration,
+    pub rounds: Vec<Window>,
 }
 
 impl Series {
-    pub(crate) fn new(label: &'static str, section: Duration) -> Self {
+    pub fn new(label: &'static str, section: Duration) -> Self {
         Self {
             label,
             section,
@@ -22,34 +23,30 @@ impl Series {
         }
     }
 
-    pub(crate) fn is(&self, label: &str, section: Duration) -> bool {
+    pub fn is(&self, label: &str, section: Duration) -> bool {
         self.label == label && self.section == section
     }
 
     /// Returns the spread over all rounds of a value of a run.
-    pub(crate) fn spread(&self, of: impl Fn(&Window) -> f64) -> Spread {
+    pub fn spread(&self, of: impl Fn(&Window) -> f64) -> Spread {
         Spread::of(self.rounds.iter().map(of))
     }
 
     /// Returns the medians over all rounds of three values of a run: p50, p99 and maximum.
-    pub(crate) fn points(&self, of: impl Fn(&Window) -> [f64; 3]) -> [f64; 3] {
+    pub fn points(&self, of: impl Fn(&Window) -> [f64; 3]) -> [f64; 3] {
         [0, 1, 2].map(|n| self.spread(|window| of(window)[n]).median)
     }
 
     /// Returns the spread of a value of this contender relative to the other's in the same round,
     /// because the machine's speed changes between rounds.
-    pub(crate) fn ratio(&self, other: &Self, of: impl Fn(&Window) -> f64) -> Spread {
+    pub fn ratio(&self, other: &Self, of: impl Fn(&Window) -> f64) -> Spread {
         let pairs = self.rounds.iter().zip(&other.rounds);
         Spread::of(pairs.map(|(own, other)| of(own) / of(other)))
     }
 }
 
 /// Runs each contender once in every round, in the order of [`turns`].
-pub(crate) fn run_in_turns(
-    rounds: usize,
-    series: &mut [Series],
-    mut run: impl FnMut(usize) -> Window,
-) {
+pub fn run_in_turns(rounds: usize, series: &mut [Series], mut run: impl FnMut(usize) -> Window) {
     for (_, n) in turns(rounds, series.len()) {
         series[n].rounds.push(run(n));
     }
@@ -67,7 +64,7 @@ fn range(label: &str, points: [f64; 3]) -> Row {
 
 /// Returns the panels of a bench that measures pairs of acquire and release by one caller, and the
 /// waits of contending processes.
-pub(crate) fn panels(
+pub fn panels(
     ratios: Vec<Row>,
     series: &[Series],
     names: &[impl AsRef<str>],

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::percentile;
+use crate::samples::percentile;
 
 /// The report of a process: its holds, the processor time it used, and its failures.
 pub(super) struct Account {
@@ -14,15 +14,15 @@ pub(super) struct Account {
 
 /// Times are ns of the clock shared by all processes.
 #[derive(Clone, Copy)]
-pub(crate) struct Hold {
-    pub(crate) process: u64,
-    pub(crate) thread: u64,
+pub struct Hold {
+    pub process: u64,
+    pub thread: u64,
     /// When the thread asked for the lock.
-    pub(crate) asked: u64,
-    pub(crate) from: u64,
-    pub(crate) to: u64,
+    pub asked: u64,
+    pub from: u64,
+    pub to: u64,
     /// 0 if the lock has none.
-    pub(crate) token: u64,
+    pub token: u64,
 }
 
 impl Hold {
@@ -55,7 +55,7 @@ impl Hold {
 }
 
 #[derive(Default)]
-pub(crate) struct Window {
+pub struct Window {
     pub(super) processes: usize,
     pub(super) threads: usize,
     /// Start and end of the measured window.
@@ -66,16 +66,16 @@ pub(crate) struct Window {
     /// Ordered by start.
     pub(super) holds: Vec<Hold>,
     pub(super) clients_used: Duration,
-    pub(crate) failures: u64,
-    pub(crate) first_failure: String,
+    pub failures: u64,
+    pub first_failure: String,
     /// Processes that did not report in time.
-    pub(crate) hung: usize,
+    pub hung: usize,
     /// How many holds began before the previous one had ended.
-    pub(crate) overlaps: usize,
+    pub overlaps: usize,
     /// How many increments of the counter were lost.
-    pub(crate) miscounted: u64,
+    pub miscounted: u64,
     /// How many holders had a token not higher than the previous one.
-    pub(crate) out_of_order: usize,
+    pub out_of_order: usize,
 }
 
 impl Window {
@@ -105,7 +105,7 @@ impl Window {
 
     /// Asserts that every process reported, and that one holder at a time held the lock, each with
     /// a higher token than the one before.
-    pub(crate) fn holds_what_it_promises(&self) {
+    pub fn holds_what_it_promises(&self) {
         assert_eq!(self.hung, 0, "processes that did not report");
         assert_eq!(self.failures, 0, "{}", self.first_failure);
         assert_eq!(self.overlaps, 0, "two holders at a time");
@@ -114,14 +114,14 @@ impl Window {
     }
 
     /// Asserts that every process reported, and that at most `most` threads held permits at a time.
-    pub(crate) fn holds_at_most(&self, most: usize) {
+    pub fn holds_at_most(&self, most: usize) {
         assert_eq!(self.hung, 0, "processes that did not report");
         assert_eq!(self.failures, 0, "{}", self.first_failure);
         assert_eq!(self.begun_over(most), 0, "more than {most} at a time");
     }
 
     /// Returns how many holds began when `most` threads or more held already.
-    pub(crate) fn begun_over(&self, most: usize) -> usize {
+    pub fn begun_over(&self, most: usize) -> usize {
         let starts = self.holds.iter().map(|hold| (hold.from, 1));
         let ends = self.holds.iter().map(|hold| (hold.to, -1));
         let mut steps: Vec<(u64, i64)> = starts.chain(ends).collect();
@@ -136,12 +136,12 @@ impl Window {
     }
 
     /// Asserts that no hold overlaps one with this mark in place of a token.
-    pub(crate) fn is_held_alone(&self, mark: u64) {
+    pub fn is_held_alone(&self, mark: u64) {
         assert_eq!(self.overlaps_with(mark), 0, "two holders at a time");
     }
 
     /// Returns how many holds began during one with this mark, or have it and began during any.
-    pub(crate) fn overlaps_with(&self, mark: u64) -> usize {
+    pub fn overlaps_with(&self, mark: u64) -> usize {
         let (mut end, mut marked_end, mut count) = (0, 0, 0);
         // Ordered by start.
         for hold in &self.holds {
@@ -157,7 +157,7 @@ impl Window {
 
     /// The mean and the longest wait of the holds with this mark in place of a token, relative to
     /// the mean wait of all holds.
-    pub(crate) fn waits_vs_mean(&self, mark: u64) -> [f64; 2] {
+    pub fn waits_vs_mean(&self, mark: u64) -> [f64; 2] {
         let wait = |hold: &Hold| (hold.from - hold.asked) as f64;
         let mean = |waits: &[f64]| waits.iter().sum::<f64>() / waits.len() as f64;
         let all: Vec<f64> = self.counted().map(wait).collect();
@@ -174,18 +174,18 @@ impl Window {
     }
 
     /// All holds, including those outside the window.
-    pub(crate) fn acquisitions(&self) -> usize {
+    pub fn acquisitions(&self) -> usize {
         self.holds.len()
     }
 
-    pub(crate) fn acquisitions_per_s(&self) -> f64 {
+    pub fn acquisitions_per_s(&self) -> f64 {
         let [begins, ends] = self.window;
         self.counted().count() as f64 / Duration::from_nanos(ends - begins).as_secs_f64()
     }
 
     /// Gaps between the end of one thread's section and the start of another's, in µs: p50, p99,
     /// max.
-    pub(crate) fn gaps(&self) -> [f64; 3] {
+    pub fn gaps(&self) -> [f64; 3] {
         let pairs = self.counted().zip(self.counted().skip(1));
         let gaps = pairs
             .filter(|(before, after)| before.holder() != after.holder())
@@ -195,12 +195,12 @@ impl Window {
 
     /// Waits from asking to acquiring, in µs: p50, p99, max. Includes each wait that overlaps the
     /// window, also if it ended after the others had stopped.
-    pub(crate) fn waits(&self) -> [f64; 3] {
+    pub fn waits(&self) -> [f64; 3] {
         self.waits_where(|_| true)
     }
 
     /// The same of the holds with this mark in place of a token.
-    pub(crate) fn waits_of(&self, mark: u64) -> [f64; 3] {
+    pub fn waits_of(&self, mark: u64) -> [f64; 3] {
         self.waits_where(|hold| hold.token == mark)
     }
 
@@ -216,7 +216,7 @@ impl Window {
         )
     }
 
-    pub(crate) fn jain_threads(&self) -> f64 {
+    pub fn jain_threads(&self) -> f64 {
         let mut counts = vec![0.0; self.processes * self.threads];
         for hold in self.counted() {
             counts[hold.process as usize * self.threads + hold.thread as usize] += 1.0;
@@ -224,7 +224,7 @@ impl Window {
         jain(&counts)
     }
 
-    pub(crate) fn jain_processes(&self) -> f64 {
+    pub fn jain_processes(&self) -> f64 {
         let mut counts = vec![0.0; self.processes];
         for hold in self.counted() {
             counts[hold.process as usize] += 1.0;
@@ -232,7 +232,7 @@ impl Window {
         jain(&counts)
     }
 
-    pub(crate) fn requests_per_acquisition(&self) -> f64 {
+    pub fn requests_per_acquisition(&self) -> f64 {
         let ([from, to], requests) = self.monitored;
         let held = self.holds.iter();
         let held = held.filter(|hold| (from..to).contains(&hold.from)).count();
@@ -240,12 +240,12 @@ impl Window {
     }
 
     /// Processor time of all client processes per acquisition, in µs.
-    pub(crate) fn client_cpu_per_acquisition(&self) -> f64 {
+    pub fn client_cpu_per_acquisition(&self) -> f64 {
         self.clients_used.as_secs_f64() * 1e6 / self.holds.len().max(1) as f64
     }
 
     /// In µs.
-    pub(crate) fn server_cpu_per_acquisition(&self) -> f64 {
+    pub fn server_cpu_per_acquisition(&self) -> f64 {
         self.server_used.as_secs_f64() * 1e6 / self.counted().count().max(1) as f64
     }
 }

@@ -6,22 +6,16 @@ use std::thread;
 use std::time::Duration;
 
 use distributed_lock_core::traits::{DistributedLock, LockHandle, LockProvider};
-use distributed_lock_redis::RedisLockProvider;
 use redis_lock::LockAcrossOptions;
 use redlock::RedLock;
 use rslock::LockManager;
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Mutex;
 
-use crate::common::contenders;
-use crate::common::fleet::{Locker, Lockers};
+use crate::contention::{NAME, TTL, TUNED};
+use crate::provider::{distributed_lock_provider, runtime};
 use crate::shared;
-
-pub(crate) const NAME: &str = "contended";
-const TTL: Duration = Duration::from_secs(10);
-
-/// The pause of the hand-written poller.
-pub(crate) const TUNED: Duration = Duration::from_millis(1);
+use common::contenders;
+use common::fleet::{Locker, Lockers};
 
 /// Each process has one contending thread; an async crate gets a runtime on it.
 pub(crate) fn open(kind: &str, url: &str) -> Lockers {
@@ -47,11 +41,6 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
         "distributed-lock-tuned" => Box::new(move || distributed_lock(&url, true)),
         _ => contenders::open(kind, &url),
     }
-}
-
-pub(crate) fn runtime() -> Runtime {
-    let runtime = Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime can be built")
 }
 
 fn rslock(url: &str, longest_pause: Option<Duration>) -> Locker {
@@ -100,19 +89,6 @@ fn redis_lock(url: &str, options: fn() -> LockAcrossOptions) -> Locker {
             locked.await.map_err(|error| error.to_string())
         })
     })
-}
-
-pub(crate) fn distributed_lock_provider(
-    runtime: &Runtime,
-    url: &str,
-    is_tuned: bool,
-) -> RedisLockProvider {
-    let mut builder = RedisLockProvider::builder().url(url);
-    if is_tuned {
-        let builder_with_ttl = builder.expiry(TTL).min_validity(TTL * 9 / 10);
-        builder = builder_with_ttl.extension_cadence(TTL / 3);
-    }
-    runtime.block_on(builder.build()).unwrap()
 }
 
 /// Its `acquire` tries once, whatever the timeout. The default settings count a refusal as a

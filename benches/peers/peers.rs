@@ -1,10 +1,11 @@
 //! Eight processes contending for one name: through leasehold, through other crates, and through
 //! hand-written equivalents, in turn. First each holds alone, then they share.
 
-#[path = "../common/mod.rs"]
-mod common;
+mod contention;
 mod kinds;
+mod provider;
 mod shared;
+mod shown;
 
 use std::time::Duration;
 
@@ -13,11 +14,10 @@ use common::fleet::{Terms, contend, measure};
 use common::picture::{Panel, Picture, Row};
 use common::series::Series;
 use common::window::Window;
+use contention::{LASTS, PROCESSES, ROUNDS};
+use shown::{drawn, is_ours, problems};
 use support::{Server, ms};
 
-const ROUNDS: usize = 5;
-const PROCESSES: usize = 8;
-const LASTS: Duration = ms(3_000);
 const SECTIONS: [Duration; 2] = [ms(1), ms(0)];
 
 /// Label and kind. Those of this crate come first.
@@ -40,10 +40,6 @@ fn sections(lasting: Duration) -> String {
         true => "empty sections".to_owned(),
         false => format!("sections of {lasting:?}"),
     }
-}
-
-fn is_ours(label: &str) -> bool {
-    label.starts_with("leasehold")
 }
 
 fn main() {
@@ -98,29 +94,6 @@ fn main() {
 /// Violations and failures, for the last column.
 fn verdict(series: &Series) -> String {
     problems(series, |it| it.miscounted.max(it.overlaps as u64))
-}
-
-/// Holds that began although others excluded them, which `excess` counts, and failures.
-fn problems(series: &Series, excess: fn(&Window) -> u64) -> String {
-    let sum = |of: fn(&Window) -> u64| series.rounds.iter().map(of).sum::<u64>();
-    let held = sum(|it| it.acquisitions() as u64);
-    let overlaps = sum(excess);
-    let failures = sum(|it| it.failures);
-    let mut said = Vec::new();
-    if overlaps > 0 {
-        said.push(format!("too many holders at once: {overlaps} of {held}"));
-    }
-    if failures > 0 {
-        let first = series.rounds.iter().find(|it| it.failures > 0);
-        let first = first.map_or("", |it| it.first_failure.as_str());
-        let tried = held + failures;
-        said.push(format!("failed: {failures} of {tried} ({first})"));
-    }
-    match sum(|it| it.hung as u64) {
-        0 => {}
-        hung => said.push(format!("hung: {hung} processes")),
-    }
-    said.join("; ")
 }
 
 fn table(series: &[Series], section: Duration) {
@@ -206,24 +179,15 @@ fn figures(series: &[Series]) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Returns the row of a contender, or what is drawn in its place, with its problems in short.
-fn drawn(series: &Series, row: Option<Row>, problems: &str) -> Row {
-    let row = row.unwrap_or_else(|| Row::nothing(series.label, "never held it"));
-    let row = match problems.split([':', '(']).next() {
-        Some(short) if !short.is_empty() => row.note(short),
-        _ => row,
-    };
-    if is_ours(series.label) { row.ours() } else { row }
-}
-
 fn picture(series: &[Series]) -> Picture {
     let rows = |section: Duration, row: &dyn Fn(&Series) -> Row| {
         let series = series.iter().filter(|series| series.section == section);
-        series.map(|series| {
-            let held = series.rounds.iter().any(|it| it.acquisitions() > 0);
-            drawn(series, held.then(|| row(series)), &verdict(series))
-        })
-        .collect()
+        series
+            .map(|series| {
+                let held = series.rounds.iter().any(|it| it.acquisitions() > 0);
+                drawn(series, held.then(|| row(series)), &verdict(series))
+            })
+            .collect()
     };
     let mut panels = Vec::new();
     for section in SECTIONS {

@@ -10,17 +10,17 @@ use distributed_lock_core::traits::{
 use leasehold::Client;
 use support::{Server, ms};
 
-use crate::common;
-use crate::common::contenders::{
+use crate::contention::{LASTS, NAME, PROCESSES, ROUNDS, TUNED};
+use crate::provider::{distributed_lock_provider, runtime};
+use crate::shown::{drawn, is_ours, problems};
+use common::contenders::{
     READ, WRITE, numbered, permits, polled_permits, polling_readers, readers, redisson_permits,
     redisson_readers,
 };
-use crate::common::fleet::{Locker, Lockers, Terms, is_first, measure};
-use crate::common::picture::{Panel, Row};
-use crate::common::series::{Series, run_in_turns};
-use crate::common::window::Window;
-use crate::kinds::{NAME, TUNED, distributed_lock_provider, runtime};
-use crate::{LASTS, PROCESSES, ROUNDS, drawn, is_ours, problems};
+use common::fleet::{Locker, Lockers, Terms, is_first, measure};
+use common::picture::{Panel, Row};
+use common::series::{Series, run_in_turns};
+use common::window::Window;
 
 const PERMITS: u32 = 4;
 

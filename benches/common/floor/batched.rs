@@ -12,7 +12,7 @@ use super::pair::{ACQUIRE, Named, RELEASE, connect, fresh_id};
 type Order = (Vec<u8>, Sender<Value>);
 
 /// One of several names that share a connection.
-pub(crate) struct Batched {
+pub struct Batched {
     writer: Sender<Order>,
     answer: Sender<Value>,
     answers: Receiver<Value>,
@@ -21,7 +21,7 @@ pub(crate) struct Batched {
 
 impl Batched {
     /// Creates `names` names over one connection. Its thread ends when the last of them is dropped.
-    pub(crate) fn several(url: &str, names: usize) -> Vec<Self> {
+    pub fn several(url: &str, names: usize) -> Vec<Self> {
         let (writer, orders) = unbounded();
         let mut connection = connect(url);
         for script in [ACQUIRE, RELEASE] {
@@ -47,7 +47,7 @@ impl Batched {
         self.answers.recv().unwrap()
     }
 
-    pub(crate) fn pair(&mut self) {
+    pub fn pair(&mut self) {
         let id = fresh_id();
         let granted = self.call(&self.named.acquire(&id));
         assert!(matches!(&granted, Value::Array(items) if items.len() == 2));

@@ -8,9 +8,9 @@
 use redis::{Connection, Script, Value, cmd};
 use uuid::Uuid;
 
-use super::super::ping_pong::Side;
 use super::mutex::subscribe;
 use super::pair::{TTL_MS, channel, connect, fresh_id};
+use crate::ping_pong::Side;
 
 /// Draws the token like `acquire.lua`, for the first owner and for a granted one.
 const DRAW: &str = "
@@ -50,7 +50,7 @@ const QUEUE_ENTER: &str = source!("queue_enter");
 const QUEUE_RELEASE: &str = source!("queue_release");
 
 /// One name, locked by scripts that grant the lock to the first waiter of a queue.
-pub(crate) struct Granted {
+pub struct Granted {
     connection: Connection,
     enter: Script,
     leave: Script,
@@ -87,11 +87,11 @@ fn on_waiting_thread(url: &str, inbox: &str) -> Receive {
 }
 
 impl Granted {
-    pub(crate) fn new(url: &str) -> Self {
+    pub fn new(url: &str) -> Self {
         Self::with_subscription(url, over_subscriber_thread)
     }
 
-    pub(crate) fn on_waiting_thread(url: &str) -> Self {
+    pub fn on_waiting_thread(url: &str) -> Self {
         Self::with_subscription(url, on_waiting_thread)
     }
 
@@ -110,7 +110,7 @@ impl Granted {
     }
 
     /// Uses the scripts that the client under test sends.
-    pub(crate) fn with_client_scripts(url: &str) -> Self {
+    pub fn with_client_scripts(url: &str) -> Self {
         let lock = "lock:granted-by-client-scripts";
         let [fence, queue, places] =
             ["fence", "queue", "places"].map(|what| format!("leasehold:{what}:{{{lock}}}"));

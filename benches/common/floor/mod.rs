@@ -8,12 +8,12 @@ macro_rules! source {
     };
 }
 
-pub(crate) mod batched;
-pub(crate) mod fair;
-pub(crate) mod mutex;
-pub(crate) mod own_queue;
-pub(crate) mod pair;
-pub(crate) mod permits;
-pub(crate) mod polling;
-pub(crate) mod readers;
-pub(crate) mod redisson;
+pub mod batched;
+pub mod fair;
+pub mod mutex;
+pub mod own_queue;
+pub mod pair;
+pub mod permits;
+pub mod polling;
+pub mod readers;
+pub mod redisson;

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::super::ping_pong::Side;
 use super::pair::{Hand, channel, connect};
+use crate::ping_pong::Side;
 
 /// The waiters by channel. A client has one entry for each name that it waits for; a bench has one
 /// name, and pays for the look-up as a client does.
 type Waiting = Arc<parking_lot::Mutex<HashMap<String, Sender<Vec<u8>>>>>;
 
-pub(crate) struct HandWritten {
+pub struct HandWritten {
     hand: Hand,
     url: String,
     /// The subscriber thread, which the first wait starts, sends the releases here.
@@ -26,7 +26,7 @@ pub(crate) struct HandWritten {
 impl HandWritten {
     const NAME: &str = "woken-by-hand";
 
-    pub(crate) fn new(url: &str) -> Self {
+    pub fn new(url: &str) -> Self {
         Self {
             hand: Hand::new(url, Self::NAME),
             url: url.to_owned(),

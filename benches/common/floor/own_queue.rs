@@ -8,7 +8,7 @@ const ENTER: &str = source!("queue_enter");
 const RELEASE: &str = source!("queue_release");
 
 /// Acquires and releases a lock with a queue by the client's own scripts over one connection.
-pub(crate) struct OwnQueue {
+pub struct OwnQueue {
     connection: Connection,
     enter: Script,
     release: Script,
@@ -17,7 +17,7 @@ pub(crate) struct OwnQueue {
 
 impl OwnQueue {
     /// `functions` are the Lua functions before the body of each script.
-    pub(crate) fn new(url: &str, functions: &str, keys: Vec<String>) -> Self {
+    pub fn new(url: &str, functions: &str, keys: Vec<String>) -> Self {
         Self {
             connection: connect(url),
             enter: Script::new(&format!("{functions}{ENTER}")),
@@ -26,7 +26,7 @@ impl OwnQueue {
         }
     }
 
-    pub(crate) fn acquire(&mut self, id: &str, want: &str) {
+    pub fn acquire(&mut self, id: &str, want: &str) {
         let mut call = self.enter.prepare_invoke();
         call.key(&self.keys).arg(id).arg(TTL_MS);
         call.arg(&[want, "l", "inbox"]);
@@ -34,7 +34,7 @@ impl OwnQueue {
         assert_eq!(answer.first(), Some(&Value::Int(1)), "free");
     }
 
-    pub(crate) fn release(&mut self, id: &str, channel: &str) {
+    pub fn release(&mut self, id: &str, channel: &str) {
         let mut call = self.release.prepare_invoke();
         call.key(&self.keys).arg(id).arg(channel);
         let left: i64 = call.invoke(&mut self.connection).unwrap();

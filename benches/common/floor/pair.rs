@@ -7,8 +7,8 @@ use redis::io::tcp::TcpSettings;
 use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
 use uuid::Uuid;
 
-pub(crate) const ACQUIRE: &str = source!("last_token", "acquire");
-pub(crate) const RELEASE: &str = source!(
+pub const ACQUIRE: &str = source!("last_token", "acquire");
+pub const RELEASE: &str = source!(
     "rewrite",
     "open_queue",
     "last_token",
@@ -21,7 +21,7 @@ pub(crate) const RELEASE: &str = source!(
 );
 
 /// The release script of a lock without a queue.
-pub(crate) const RELEASE_WITHOUT_QUEUE: &str = source!("rewrite", "release");
+pub const RELEASE_WITHOUT_QUEUE: &str = source!("rewrite", "release");
 
 /// The release script of other crates.
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \
@@ -30,7 +30,7 @@ const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then 
 pub(super) const TTL_MS: u64 = 10_000;
 
 /// Opens a connection with the same settings as the client under test.
-pub(crate) fn connect(url: &str) -> Connection {
+pub fn connect(url: &str) -> Connection {
     let timeout = Duration::from_secs(1);
     let info = url.into_connection_info().unwrap();
     let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
@@ -95,18 +95,18 @@ pub(super) fn fresh_id() -> String {
 }
 
 /// One name, locked by scripts over one connection.
-pub(crate) struct Hand {
+pub struct Hand {
     connection: Connection,
     named: Named,
 }
 
 impl Hand {
     /// Uses the scripts that the client under test sends.
-    pub(crate) fn new(url: &str, name: &str) -> Self {
+    pub fn new(url: &str, name: &str) -> Self {
         Self::with(url, name, ACQUIRE, RELEASE)
     }
 
-    pub(crate) fn with(url: &str, name: &str, acquire: &str, release: &str) -> Self {
+    pub fn with(url: &str, name: &str, acquire: &str, release: &str) -> Self {
         Self {
             connection: connect(url),
             named: Named::new(name, acquire, release),
@@ -114,25 +114,25 @@ impl Hand {
     }
 
     /// Acquires the lock under a new id; `None` if it is held.
-    pub(crate) fn acquire(&mut self) -> Option<String> {
+    pub fn acquire(&mut self) -> Option<String> {
         let id = fresh_id();
         let answer = self.named.acquire(&id).invoke(&mut self.connection);
         let answer: (i64, redis::Value) = first_two(answer.unwrap());
         (answer.0 == 1).then_some(id)
     }
 
-    pub(crate) fn release(&mut self, id: &str) {
+    pub fn release(&mut self, id: &str) {
         let answer = self.named.release(id).invoke(&mut self.connection);
         assert_eq!(answer, Ok(1), "the lock was held");
     }
 
-    pub(crate) fn pair(&mut self) {
+    pub fn pair(&mut self) {
         let id = self.acquire().expect("the name is free");
         self.release(&id);
     }
 
     /// The same, followed in one write by WAIT for a replica.
-    pub(crate) fn acknowledged_pair(&mut self) {
+    pub fn acknowledged_pair(&mut self) {
         let id = fresh_id();
         let (granted, acknowledged): (redis::Value, usize) = redis::pipe()
             .invoke_script(&self.named.acquire(&id))
@@ -156,19 +156,19 @@ fn first_two(answer: Vec<redis::Value>) -> (i64, redis::Value) {
     }
 }
 
-pub(crate) fn channel(name: &str) -> String {
+pub fn channel(name: &str) -> String {
     format!("lock_release:{name}")
 }
 
 /// The pair that other crates send: no fence, no wake-up.
-pub(crate) struct Bare {
+pub struct Bare {
     connection: Connection,
     release: Script,
     key: String,
 }
 
 impl Bare {
-    pub(crate) fn new(url: &str, name: &str) -> Self {
+    pub fn new(url: &str, name: &str) -> Self {
         Self {
             connection: connect(url),
             release: Script::new(COMPARE_AND_DELETE),
@@ -177,7 +177,7 @@ impl Bare {
     }
 
     /// Acquires the lock under a new id; `None` if it is held.
-    pub(crate) fn acquire(&mut self) -> Option<String> {
+    pub fn acquire(&mut self) -> Option<String> {
         let id = Uuid::new_v4().to_string();
         let set: Option<String> = redis::cmd("SET")
             .arg(&self.key)
@@ -190,7 +190,7 @@ impl Bare {
         set.is_some().then_some(id)
     }
 
-    pub(crate) fn release(&mut self, id: &str) {
+    pub fn release(&mut self, id: &str) {
         let deleted: i64 = self
             .release
             .key(&self.key)
@@ -200,7 +200,7 @@ impl Bare {
         assert_eq!(deleted, 1, "the lock was held");
     }
 
-    pub(crate) fn pair(&mut self) {
+    pub fn pair(&mut self) {
         let id = self.acquire().expect("the name is free");
         self.release(&id);
     }

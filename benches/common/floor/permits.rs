@@ -5,21 +5,21 @@ use crossbeam_channel::Receiver;
 use redis::{Connection, Script};
 use uuid::Uuid;
 
-use super::super::ping_pong::Side;
 use super::mutex::subscribe;
 use super::own_queue::OwnQueue;
 use super::pair::{connect, fresh_id};
+use crate::ping_pong::Side;
 
 const FUNCTIONS: &str = source!("last_token", "now", "later_end", "admit_permits", "queue");
 
 /// A semaphore, acquired and released by the client's own scripts over one connection.
-pub(crate) struct PermitHand {
+pub struct PermitHand {
     queue: OwnQueue,
     want: String,
 }
 
 impl PermitHand {
-    pub(crate) fn new(url: &str, name: &str, permits: u32) -> Self {
+    pub fn new(url: &str, name: &str, permits: u32) -> Self {
         let keys = [
             "permits",
             "permits-fence",
@@ -33,13 +33,13 @@ impl PermitHand {
         }
     }
 
-    pub(crate) fn acquire(&mut self) -> String {
+    pub fn acquire(&mut self) -> String {
         let id = format!("1 {}", fresh_id());
         self.queue.acquire(&id, &self.want);
         id
     }
 
-    pub(crate) fn pair(&mut self) {
+    pub fn pair(&mut self) {
         let id = self.acquire();
         self.queue.release(&id, "leasehold:grants");
     }
@@ -63,7 +63,7 @@ return redis.call('DECR', KEYS[1])
 ";
 
 /// The simplest queue: a counter, and a list of inboxes.
-pub(crate) struct SimpleQueue {
+pub struct SimpleQueue {
     connection: Connection,
     enter: Script,
     leave: Script,
@@ -75,7 +75,7 @@ pub(crate) struct SimpleQueue {
 impl SimpleQueue {
     const KEYS: [&str; 2] = ["{permits-by-hand}:count", "{permits-by-hand}:queue"];
 
-    pub(crate) fn new(url: &str, permits: u32) -> Self {
+    pub fn new(url: &str, permits: u32) -> Self {
         let inbox = format!("bench:{}", Uuid::new_v4());
         Self {
             connection: connect(url),

@@ -9,7 +9,7 @@ use redis::{Connection, Script};
 use super::pair::{TTL_MS, connect, fresh_id};
 
 /// The pause after a refusal.
-pub(crate) const POLLS_EVERY: Duration = Duration::from_millis(1);
+pub const POLLS_EVERY: Duration = Duration::from_millis(1);
 
 /// KEYS: holders; ARGV: holder id, ttl in ms, permits.
 const ACQUIRE: &str = "
@@ -51,7 +51,7 @@ return redis.call('DEL', KEYS[2])
 ";
 
 /// A semaphore or a read-write lock for one thread.
-pub(crate) struct Poller {
+pub struct Poller {
     connection: Connection,
     /// The number of permits of a semaphore.
     permits: Option<u32>,
@@ -63,11 +63,11 @@ pub(crate) struct Poller {
 impl Poller {
     const KEYS: [&str; 2] = ["{by-hand}:holders", "{by-hand}:writer"];
 
-    pub(crate) fn semaphore(url: &str, permits: u32) -> Self {
+    pub fn semaphore(url: &str, permits: u32) -> Self {
         Self::new(url, ACQUIRE, Some(permits))
     }
 
-    pub(crate) fn rw_lock(url: &str) -> Self {
+    pub fn rw_lock(url: &str) -> Self {
         Self::new(url, READ, None)
     }
 
@@ -81,7 +81,7 @@ impl Poller {
     }
 
     /// Runs a section with a permit or as a reader, or else as a writer.
-    pub(crate) fn run(&mut self, writes: bool, section: impl FnOnce()) {
+    pub fn run(&mut self, writes: bool, section: impl FnOnce()) {
         let [acquire, release] = match writes {
             true => &self.exclusive,
             false => &self.shared,

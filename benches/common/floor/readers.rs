@@ -14,13 +14,13 @@ const FUNCTIONS: &str = source!(
 );
 
 /// The readers' side of a read-write lock, acquired and released over one connection.
-pub(crate) struct ReaderHand {
+pub struct ReaderHand {
     queue: OwnQueue,
     channel: String,
 }
 
 impl ReaderHand {
-    pub(crate) fn new(url: &str, name: &str) -> Self {
+    pub fn new(url: &str, name: &str) -> Self {
         let lock = format!("lock:{name}");
         let others = ["fence", "queue", "places", "readers"];
         let others = others.map(|what| format!("leasehold:{what}:{{{lock}}}"));
@@ -31,7 +31,7 @@ impl ReaderHand {
         }
     }
 
-    pub(crate) fn pair(&mut self) {
+    pub fn pair(&mut self) {
         let id = fresh_id();
         self.queue.acquire(&id, "r");
         self.queue.release(&id, &self.channel);

@@ -12,5 +12,5 @@ mod channel;
 mod permits;
 mod readers;
 
-pub(crate) use permits::RedissonPermits;
-pub(crate) use readers::RedissonReaders;
+pub use permits::RedissonPermits;
+pub use readers::RedissonReaders;

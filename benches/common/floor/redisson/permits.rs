@@ -63,7 +63,7 @@ return removed
 const NEVER: u64 = 922_337_203_685_477;
 
 /// Permits of one semaphore, the same number each time.
-pub(crate) struct RedissonPermits {
+pub struct RedissonPermits {
     connection: Connection,
     acquire: Script,
     release: Script,
@@ -73,7 +73,7 @@ pub(crate) struct RedissonPermits {
 }
 
 impl RedissonPermits {
-    pub(crate) fn new(url: &str, name: &str, permits: u32, wanted: u32) -> Self {
+    pub fn new(url: &str, name: &str, permits: u32, wanted: u32) -> Self {
         let mut connection = connect(url);
         let mut set = redis::cmd("SET");
         let set = set.arg(name).arg(permits).arg("NX");
@@ -97,7 +97,7 @@ impl RedissonPermits {
     }
 
     /// Runs a section with the permits.
-    pub(crate) fn run(&mut self, section: impl FnOnce()) {
+    pub fn run(&mut self, section: impl FnOnce()) {
         self.released.forget();
         let ids = loop {
             let ids: Vec<String> = (0..self.wanted).map(|_| fresh_id()).collect();

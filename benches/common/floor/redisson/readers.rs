@@ -109,7 +109,7 @@ const LEASE_MS: u64 = 30_000;
 const LATCH_MS: u64 = 18_000;
 
 /// A read-write lock for one thread.
-pub(crate) struct RedissonReaders {
+pub struct RedissonReaders {
     connection: Connection,
     /// Acquires and releases.
     shared: [Script; 2],
@@ -123,7 +123,7 @@ pub(crate) struct RedissonReaders {
 }
 
 impl RedissonReaders {
-    pub(crate) fn new(url: &str, name: &str) -> Self {
+    pub fn new(url: &str, name: &str) -> Self {
         let (id, tag) = (fresh_id(), format!("{{{name}}}"));
         let channel = format!("redisson_rwlock:{tag}");
         let timeouts = format!("{tag}:{id}:rwlock_timeout");
@@ -140,7 +140,7 @@ impl RedissonReaders {
     }
 
     /// Runs a section as a reader, or else as a writer.
-    pub(crate) fn run(&mut self, writes: bool, section: impl FnOnce()) {
+    pub fn run(&mut self, writes: bool, section: impl FnOnce()) {
         let ([acquire, release], id) = match writes {
             true => (&self.exclusive, format!("{}:write", self.id)),
             false => (&self.shared, self.id.clone()),

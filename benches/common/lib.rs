@@ -1,0 +1,24 @@
+//! Helpers of the benches: turns, percentiles, tables, hand-written equivalents, and reports.
+
+pub mod affinity;
+mod clocks;
+pub mod contenders;
+pub mod fleet;
+pub mod floor;
+mod legend;
+pub mod monitor;
+mod pen;
+pub mod picture;
+pub mod ping_pong;
+mod report;
+mod samples;
+pub mod series;
+mod table;
+mod turns;
+pub mod window;
+
+pub use clocks::{clock, processor_time, server_processor_time};
+pub use report::Report;
+pub use samples::{Samples, Spread, micros, percentile};
+pub use table::{print_pairs, print_table};
+pub use turns::{Runner, take_turns, timed};

@@ -1,0 +1,24 @@
+//! The runtime of an async crate, and what it needs to open `distributed-lock-redis`.
+
+use distributed_lock_redis::RedisLockProvider;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::contention::TTL;
+
+pub(crate) fn runtime() -> Runtime {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime can be built")
+}
+
+pub(crate) fn distributed_lock_provider(
+    runtime: &Runtime,
+    url: &str,
+    is_tuned: bool,
+) -> RedisLockProvider {
+    let mut builder = RedisLockProvider::builder().url(url);
+    if is_tuned {
+        let builder_with_ttl = builder.expiry(TTL).min_validity(TTL * 9 / 10);
+        builder = builder_with_ttl.extension_cadence(TTL / 3);
+    }
+    runtime.block_on(builder.build()).unwrap()
+}
