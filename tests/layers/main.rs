@@ -1,0 +1,297 @@
+//! Promise: modules import only from lower layers, no files import each other in a cycle, and files
+//! keep to the width of a page and to what belongs in them.
+
+mod source;
+mod tree;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use source::begins_tests;
+use tree::{Module, Tree};
+
+/// The folders of `src` from the top down. Files directly in `src` are the lowest layer.
+const LAYERS: [&str; 9] = [
+    "testing", "api", "lock", "runtime", "queue", "lease", "redis", "protocol", "stats",
+];
+
+fn library() -> Tree {
+    Tree::read(&in_repository("src"), "lib")
+}
+
+#[test]
+fn imports_point_downward() {
+    let upward: Vec<String> = library()
+        .edges()
+        .into_iter()
+        // The root re-exports the public names.
+        .filter(|(from, to)| !from.is_empty() && layer(to) < layer(from))
+        .map(|(from, to)| format!("{} imports {}", from.join("/"), to.join("/")))
+        .collect();
+    assert!(upward.is_empty(), "upward imports:\n{}", upward.join("\n"));
+}
+
+#[test]
+fn no_two_files_import_each_other() {
+    let folders = [
+        ("src", "lib"),
+        ("src/bin/leasehold", "main"),
+        ("benches/common", "lib"),
+        ("benches/peers", "peers"),
+    ];
+    let cycles = folders.iter().flat_map(|(folder, root)| {
+        let tree = Tree::read(&in_repository(folder), root);
+        let cycles = tree.cycles().into_iter();
+        cycles.map(move |cycle| {
+            let names: Vec<_> = cycle.iter().map(|module| module.join("/")).collect();
+            format!("{folder}: {}", names.join(", "))
+        })
+    });
+    let cycles: Vec<String> = cycles.collect();
+    assert!(cycles.is_empty(), "cycles:\n{}", cycles.join("\n"));
+}
+
+#[test]
+fn layers_match_the_design_page() {
+    let page = fs::read_to_string(in_repository("docs/design.md")).unwrap();
+    let mut rest = page.as_str();
+    for layer in LAYERS {
+        let row = format!("| `{layer}/` |");
+        let at = rest.find(&row);
+        rest = &rest[at.unwrap_or_else(|| panic!("{row} is missing or out of order"))..];
+    }
+}
+
+#[test]
+fn upward_import_and_cycle_are_detected() {
+    let files = [
+        ("", "pub use lock::wait::Wait;"),
+        ("lock::wait", "use crate::queue::{Queue, local::Place};"),
+        ("queue", "pub(crate) use local::Queue;"),
+        (
+            "queue::local",
+            "#[cfg(test)]\nmod tests;\nfn f() { super::super::lock::wait::g(); }",
+        ),
+        ("protocol::all", "use crate::{Name, Wait};"),
+        ("stats", "fn f() { facade::report(); }"),
+        ("stats::facade", "use super::Stats;"),
+    ];
+    let tree = Tree::of(files);
+    let edges = tree.edges();
+    let up = (path("queue::local"), path("lock::wait"));
+    assert!(edges.contains(&up), "{edges:?}");
+    assert!(edges.contains(&(up.1.clone(), up.0.clone())), "{edges:?}");
+    assert!(layer(&up.1) < layer(&up.0));
+    let of_public_name = (path("protocol::all"), path("lock::wait"));
+    assert!(edges.contains(&of_public_name), "{edges:?}");
+    let stats = ["stats", "stats::facade"].map(path).to_vec();
+    let waits = ["lock::wait", "queue", "queue::local"].map(path).to_vec();
+    assert_eq!(tree.cycles(), [waits, stats]);
+}
+
+#[test]
+fn every_form_of_a_path_is_an_import() {
+    for source in [
+        "use crate::b::c::X;",
+        "use super::b::c::X;",
+        "use crate::{b::{self, c::X}, y};",
+        "use crate::b::{c::{self as d}};",
+        "pub(crate) use crate::b::c;",
+        "fn f() -> crate::b::c::X { for x in y {} }",
+        "fn f() { for x in crate::b::c::all() {} }",
+        "fn f() { super::b::c::g(); }",
+        "fn f() { self::super::b::c::g(); }",
+        "use crate::b; fn f() { b::c::g(); }",
+        "use crate::b as d; use d::c::X;",
+        "use crate::b::c as d; fn f() { d::g::<u8>(); }",
+        "fn reuse() { use crate::b::c::X; }",
+        "mod tests_of_others {}\n#[cfg(test)]\nmod tests { use x; }\nuse crate::b::c::X;",
+        "#[cfg(test)]\npub(crate) mod tests { fn f() { '}' } }\nuse crate::b::c::X;",
+        "const TEXT: &str = \"// \\\" \n { ;\"; use crate::b::c::X;",
+        "const TEXT: &str = r#\"a \" /* b\"#; use crate::b::c::X;",
+        "fn f<'a>(quote: char) { quote == '\"' || quote == '\\''; } use crate::b::c::X;",
+    ] {
+        let tree = Tree::of([("", ""), ("a", source), ("b", ""), ("b::c", "")]);
+        let edge = ("a", "b::c");
+        assert!(
+            tree.edges().contains(&(path(edge.0), path(edge.1))),
+            "{source}"
+        );
+    }
+    let root = [("", "mod a; fn f() { a::g(); }"), ("a", "use crate::f;")];
+    assert_eq!(Tree::of(root).cycles(), [["", "a"].map(path)]);
+    let own = [
+        ("", ""),
+        ("a", "fn f() { self::b::g(); }"),
+        ("a::b", "use super::f;"),
+    ];
+    assert_eq!(Tree::of(own).cycles(), [["a", "a::b"].map(path)]);
+    let folder = [
+        ("", ""),
+        ("a", "use crate::d::e::f::X;"),
+        ("d", "pub(crate) use crate::b as e;"),
+        ("b", ""),
+        ("b::f", "use crate::a::X;"),
+    ];
+    assert_eq!(Tree::of(folder).cycles(), [["a", "b::f"].map(path)]);
+}
+
+#[test]
+fn text_tests_and_visibilities_import_nothing() {
+    for source in [
+        "// use crate::b::X;",
+        "/* use crate::b::X; */",
+        "const TEXT: &str = \"\n use crate::b::X;\";",
+        "#[cfg(test)]\nmod tests { use crate::b::X; }",
+        "#[cfg(test)]\npub(crate) mod tests {\n use crate::b::X;\n}\nfn f() {}",
+        "pub(in crate::b) fn f() {}",
+        "use other::b::X; fn f() { other::crate_b::g(); }",
+        "fn f(other: impl Fn() + use<'_>) {}",
+    ] {
+        let tree = Tree::of([("", ""), ("a", source), ("b", "")]);
+        assert_eq!(tree.edges(), BTreeSet::new(), "{source}");
+    }
+}
+
+#[test]
+#[should_panic = "name the items"]
+fn globs_are_refused() {
+    Tree::of([("", ""), ("a", "pub use crate::b::*;"), ("b", "")]);
+}
+
+#[test]
+#[should_panic = "hides `mod b`"]
+fn modules_in_the_file_of_another_are_refused() {
+    let source = "#[cfg(unix)]\n#[path = \"c.rs\"]\nmod b;";
+    Tree::of([("", ""), ("a", source)]);
+}
+
+fn path(path: &str) -> Module {
+    let segments = path.split("::").filter(|segment| !segment.is_empty());
+    segments.map(str::to_owned).collect()
+}
+
+/// Of the library. Its clock is private, so the program, a crate of its own, has the standard one:
+/// it measures waits of seconds there, and leaves leases to the library.
+#[test]
+fn only_the_clock_reads_the_time_and_sleeps() {
+    let tree = library();
+    let imports_instant = |statement: &str| {
+        let imports = statement.split_once("use std::time::");
+        imports.is_some_and(|(_, names)| names.contains("Instant"))
+    };
+    let is_foreign = |source: &str| {
+        let calls = [
+            "SystemTime::now",
+            "time::Instant::now",
+            "thread::sleep",
+            // `Instant` and `SystemTime` of the standard library have it; that of the clock has
+            // not.
+            ".elapsed()",
+        ];
+        calls.iter().any(|call| source.contains(call)) || source.split(';').any(imports_instant)
+    };
+    let reads = |(module, source): (&Module, &String)| {
+        (*module != ["clock"] && is_foreign(source)).then(|| module.join("/"))
+    };
+    let readers: Vec<String> = tree.sources.iter().filter_map(reads).collect();
+    assert!(readers.is_empty(), "not by crate::clock: {readers:?}");
+    assert!(is_foreign(&tree.sources[&vec!["clock".to_owned()]]));
+    assert!(is_foreign("fn age(since: SystemTime) { since.elapsed() }"));
+}
+
+#[test]
+fn layers_between_api_and_protocol_name_no_kind_of_lock() {
+    const KINDS: [&str; 6] = ["all", "cohort", "fair", "mutex", "rw_lock", "semaphore"];
+    // The first lists locks by their keys, as the design page says; the second is a test.
+    let exempt = ["lock/list", "queue/handoff_model"];
+    let is_of_kind = |module: &Module| match module.as_slice() {
+        [layer, file, ..] => layer == "protocol" && KINDS.contains(&file.as_str()),
+        _ => false,
+    };
+    let may_name_kinds = |module: &Module| {
+        let folder = module.first().map_or("", String::as_str);
+        ["api", "protocol", "testing"].contains(&folder)
+    };
+    let tree = library();
+    for kind in KINDS {
+        let file = ["protocol", kind].map(str::to_owned).to_vec();
+        assert!(tree.sources.contains_key(&file), "{kind} has no file");
+    }
+    let edges = tree.edges().into_iter();
+    let naming = edges.filter(|(from, to)| is_of_kind(to) && !may_name_kinds(from));
+    let naming: BTreeSet<String> = naming.map(|(from, _)| from.join("/")).collect();
+    assert_eq!(naming, BTreeSet::from(exempt.map(str::to_owned)));
+}
+
+/// Except tables, links and string literals.
+#[test]
+fn lines_have_at_most_100_columns() {
+    let is_exempt = |line: &str| {
+        let is_table = line.trim_start_matches(['/', '!', ' ']).starts_with('|');
+        is_table || line.contains('"') || ["](", "://"].iter().any(|link| line.contains(link))
+    };
+    let mut long = Vec::new();
+    for_each_file(&mut |path, text| {
+        let lines = text.lines().zip(1..);
+        let mut lines = lines.filter(|(line, _)| line.chars().count() > 100 && !is_exempt(line));
+        long.extend(lines.next().map(|(_, n)| format!("{}:{n}", path.display())));
+    });
+    assert!(long.is_empty(), "wrap these lines:\n{}", long.join("\n"));
+}
+
+#[test]
+fn tests_longer_than_their_code_are_in_a_file_of_their_own() {
+    let count = |text: &str| {
+        let lines = text.lines().map(str::trim);
+        let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
+        code.count()
+    };
+    let mut found = Vec::new();
+    for_each_file(&mut |path, text| {
+        // An example stands alone.
+        let is_example = path.starts_with(in_repository("examples"));
+        let parts = text.match_indices("#[cfg(test)]\n").map(|(at, _)| {
+            let (code, tests) = text.split_at(at);
+            (code, tests.split_once('\n').map_or("", |it| it.1))
+        });
+        let mut parts = parts.filter(|(_, tests)| begins_tests(tests.lines().next().unwrap_or("")));
+        if parts.any(|(code, tests)| count(tests) > count(code) + 1) && !is_example {
+            found.push(path.display().to_string());
+        }
+    });
+    assert!(
+        found.is_empty(),
+        "move to <file>/tests.rs:\n{}",
+        found.join("\n")
+    );
+}
+
+/// Calls `act` with the path and the text of every file of Rust and Lua.
+fn for_each_file(act: &mut impl FnMut(&Path, &str)) {
+    let folders = ["src", "tests", "benches", "examples"];
+    let mut open: Vec<PathBuf> = folders.map(in_repository).to_vec();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            let entries = fs::read_dir(&path).unwrap();
+            let inside = entries.map(|entry| entry.unwrap().path());
+            open.extend(inside.filter(|path| !path.ends_with("target")));
+        } else if path
+            .extension()
+            .is_some_and(|kind| kind == "rs" || kind == "lua")
+        {
+            act(&path, &fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+fn in_repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn layer(module: &Module) -> usize {
+    let folder = module.first().map_or("", String::as_str);
+    let found = LAYERS.iter().position(|layer| *layer == folder);
+    found.unwrap_or(LAYERS.len())
+}
