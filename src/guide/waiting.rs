@@ -21,9 +21,9 @@
 //!
 #![doc = include_str!("../../docs/grant.svg")]
 //!
-//! - A call that is refused subscribes, enters the queue, and sleeps. The release makes the first
-//!   in the queue the holder and tells it so by a message: the call returns without another
-//!   command.
+//! - A call that is refused enters the queue and sleeps. A thread of its client subscribes
+//!   meanwhile: no call waits for the confirmation. The release makes the first in the queue the
+//!   holder and tells it so by a message: the call returns without another command.
 //! - Of the calls for a plain lock, only the first one in each client talks to Redis. The others
 //!   sleep behind it, in memory: a thousand threads that wait for one name cost Redis as much as
 //!   one. (Each call for a fair lock, a read-write lock or a semaphore has its own entry; a client

@@ -2,6 +2,7 @@
 //!
 //! A call waits in the local queue of this client, by a place in the queue in Redis, or in both.
 //! The calls of a mutex share one place: it counts for the call that has it; the others are behind.
+//! A set of names on one server waits by its own place (`set_place.rs`), in no local queue.
 //!
 //! ```text
 //! position? <------------------------ Woken, or TimedOut before the deadline ----+

@@ -1,4 +1,4 @@
-//! A waiting call's place in the local queue of a name. No I/O.
+//! A waiting call's entry in the local queue of a name. No I/O.
 
 use std::cell::{Cell, OnceCell};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::queue::position::{Position, Queue};
 use crate::stats::Wake;
 use crate::token::FencingToken;
 
-/// A waiter's place in the queue of a name; dropping it leaves the queue.
+/// A waiter's entry in the local queue of a name; dropping it leaves the queue.
 #[derive(Debug)]
 pub(crate) struct QueueTicket<'a> {
     waiters: &'a Waiters,

@@ -6,11 +6,11 @@
 //! ```text
 //!            first refusal                 granted, but a higher name refuses
 //! no place ----------------> queued, -------------------------------------> queued, keeps
-//!    ^                       keeps nothing <---------- after 5 s ----------- all lower names
-//!    |                         |       |                                      |         |
-//!    +--- the place, or a name that it keeps, is gone: another holder id -----+         |
-//!                                      |                                                |
-//!                                      +--- granted, and all others free ---> held <----+
+//!   |  ^                     keeps nothing <---------- after 5 s ----------- all lower names
+//!   |  |                       |       |                                      |         |
+//!   |  +-- the place, or a name that it keeps, is gone: another holder id ----+         |
+//!   |                                  |                                                |
+//!   +--- all are free ---> held <------+--- granted, and all others free ---------------+
 //! ```
 
 use std::cell::Cell;

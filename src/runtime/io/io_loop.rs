@@ -9,7 +9,7 @@
 //!        |                all is written           |
 //!        | Retire                                  | Stop: after a last write of all that is left
 //!        v                                         v
-//!   +----------+          RETIRE_AFTER         +-------+
+//!   +----------+      RETIRE_AFTER, or Stop    +-------+
 //!   | retiring | ----------------------------> | ended |
 //!   +----------+  (it still writes meanwhile)  +-------+
 //! ```

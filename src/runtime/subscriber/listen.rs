@@ -1,11 +1,13 @@
 //! The subscriber thread: receives releases on one connection and wakes the waiters they concern.
 //!
 //! ```text
-//!                  subscribed            message
+//!    a failure: after a pause, unless it is the first since a subscription
+//!      +---+
+//!      |   v       subscribed            message
 //!   +------------+ ----------> +-----------+ --+
 //!   | connecting |             | listening |   |
 //!   +------------+ <---------- +-----------+ <-+
-//!      |   a failure, a lost probe, or the master has moved: with a pause
+//!      |     a failure, a lost probe, or the master has moved: without a pause
 //!      |                             |
 //!      +----------> ended <----------+
 //!           stop, or the server was replaced
@@ -56,7 +58,7 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
             server = endpoint.server.label();
             "no subscription to releases, waiters retry on a timer; reconnecting: {why}"
         );
-        // After the first failure of a working connection, reconnects without a pause.
+        // A working connection that fails is replaced without a pause.
         if failures > 0 {
             let pause = RECONNECT.pause(failures - 1);
             this.ending.park_timeout(pause.min(LONGEST_SLEEP));
