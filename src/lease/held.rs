@@ -398,7 +398,7 @@ pub(crate) mod tests {
     }
 
     fn hold_on(terms: &LeaseTerms, now: Instant, token: FencingToken) -> HeldLease {
-        let lease = LeaseState::granted(now, now, terms).unwrap();
+        let lease = LeaseState::acquired(now, now, terms).unwrap();
         HeldLease {
             keys: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
             id: HolderId::fresh("o"),

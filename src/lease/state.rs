@@ -1,7 +1,7 @@
 //! The state of one lease: how long it is certainly held, when it is renewed, how it ended. No I/O.
 //!
 //! ```text
-//!  granted, passed
+//!  acquired, granted
 //!         |
 //!         v   release                released
 //!       Held ---------> Releasing ------------> Released
@@ -75,8 +75,8 @@ pub(crate) struct BeforeSetTtl {
 }
 
 impl LeaseState {
-    /// Returns the lease that a command sent at `sent` was granted; `None` if it has already ended.
-    pub(crate) fn granted(sent: Instant, now: Instant, terms: &LeaseTerms) -> Option<Self> {
+    /// Returns the lease that a command sent at `sent` acquired; `None` if it has already ended.
+    pub(crate) fn acquired(sent: Instant, now: Instant, terms: &LeaseTerms) -> Option<Self> {
         let valid_until = sent.after(validity(terms.ttl));
         let ends_at = sent.after(terms.max_hold);
         if now >= valid_until || now >= ends_at {
@@ -90,7 +90,7 @@ impl LeaseState {
     /// Returns a lease that a queue in Redis granted for `lasting`, at some time after `proof`.
     ///
     /// Its first renewal is due soon. `None` if less than half of the time is left.
-    pub(crate) fn passed(
+    pub(crate) fn granted(
         proof: Instant,
         now: Instant,
         lasting: Duration,

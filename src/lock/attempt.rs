@@ -279,7 +279,7 @@ impl Attempt<'_> {
         tokens: u64,
     ) -> Result<Arc<HeldLease>, Fault> {
         let now = Instant::now();
-        match LeaseState::granted(sent, now, &self.terms) {
+        match LeaseState::acquired(sent, now, &self.terms) {
             Some(lease) => {
                 let token = *granted.first().expect("every grant has a token");
                 let run = HandoffRun::new(token, tokens, now);

@@ -155,7 +155,7 @@ impl<'a> Place<'a> {
             return None;
         }
         let lasts = provisional_of(grant.refresh_every).min(terms.ttl);
-        LeaseState::passed(grant.seen_waiting, now, lasts, terms)
+        LeaseState::granted(grant.seen_waiting, now, lasts, terms)
     }
 
     /// Renews a grant; returns `None` if it has lapsed.
@@ -171,7 +171,7 @@ impl<'a> Place<'a> {
         let Answer::Ours(_) = answer else {
             return Ok(None);
         };
-        match LeaseState::granted(sent, Instant::now(), terms) {
+        match LeaseState::acquired(sent, Instant::now(), terms) {
             Some(lease) => Ok(Some(lease)),
             None => Err(Fault::Unknown(Cause::text(TTL_TOO_SHORT))),
         }

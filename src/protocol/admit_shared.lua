@@ -9,7 +9,7 @@ local is_drawn
 
 -- Returns whether a waiter with this want fits; without one, whether any waiter can.
 local function fits(want)
-  if holder then return holder == MARK and (not want or want == 'r') end
+  if holder then return holder == FLAG and (not want or want == 'r') end
   return not want or want == 'r' or tonumber(want) ~= nil
 end
 
@@ -53,7 +53,7 @@ end
 
 -- Returns the token of the client if it holds the lock; nil if it does not; nil and an error.
 local function held(id)
-  if holder ~= id and not (holder == MARK and redis.call('ZSCORE', KEYS[5], id)) then
+  if holder ~= id and not (holder == FLAG and redis.call('ZSCORE', KEYS[5], id)) then
     return nil
   end
   -- The last token drawn is the holder's. If someone deleted the fence, a new token serves.
@@ -67,7 +67,7 @@ local take_out_writer = take_out
 
 -- Ends the client's hold, as a writer or as a reader, and returns whether it had one.
 local function take_out(id)
-  if holder ~= MARK or id == MARK then return take_out_writer(id) end
+  if holder ~= FLAG or id == FLAG then return take_out_writer(id) end
   if redis.call('ZREM', KEYS[5], id) == 0 then return false end
   if redis.call('EXISTS', KEYS[5]) == 0 then holder = nil end
   return true

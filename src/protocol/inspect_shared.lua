@@ -1,17 +1,17 @@
 -- Reads the holders of a read-write lock.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] readers
 -- Free: nil. A writer: {value, ttl in ms or -1, last fencing token or nil}, as inspect.lua.
--- Readers: {their mark, ttl of the last of them, last fencing token or nil, holder id, ttl, ...}.
+-- Readers: {their flag, ttl of the last of them, last fencing token or nil, holder id, ttl, ...}.
 local holder = redis.call('GET', KEYS[1])
 if not holder then return false end
-local mark = holder == 'leasehold:readers'
+local is_shared = holder == 'leasehold:readers'
 -- A foreign value can be megabytes long. No holder id is longer than this.
 if #holder > 1088 then holder = string.sub(holder, 1, 1088) .. redis.sha1hex(holder) end
 -- A token has at most 16 digits: with a seventeenth it is none.
 local fence = redis.pcall('GET', KEYS[2])
 fence = type(fence) == 'string' and string.sub(fence, 1, 17)
 local reply = {holder, redis.call('PTTL', KEYS[1]), fence}
-if not mark then return reply end
+if not is_shared then return reply end
 read_clock()
 local members = redis.call('ZRANGEBYSCORE', KEYS[3], now, '+inf', 'WITHSCORES')
 if #members == 0 then return false end

@@ -9,14 +9,14 @@ local function keep(id, ttl, may_shorten)
     join(id, later_end(KEYS[1], till))
     return 1
   end
-  local before = holder == MARK and redis.call('ZSCORE', readers, id)
+  local before = holder == FLAG and redis.call('ZSCORE', readers, id)
   if before then
     join(id, may_shorten and till or math.max(till, tonumber(before)))
     return 1
   end
   -- A write that changes nothing that counts: a server that has become a replica replies READONLY,
-  -- not "not yours". Under the mark, `settle` was one.
-  if holder ~= MARK then redis.call('DEL', readers) end
+  -- not "not yours". Under the flag, `settle` was one.
+  if holder ~= FLAG then redis.call('DEL', readers) end
   -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
   return holder and string.sub(holder, 1, 1088) or 0
 end

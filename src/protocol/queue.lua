@@ -21,7 +21,7 @@
 
 -- The waiters whose client reads the reply to this script, and the first token of those that it has
 -- granted what they want. Only a refresh has them.
-local asking, granted
+local refreshed, granted
 
 -- Grants the waiters in line what they want, as long as they fit, and tells their clients. A waiter
 -- that a grant does not reach keeps its position and is marked as passed over. Returns an error if
@@ -32,7 +32,7 @@ local function grant()
   local silent, silent_count = nil, 0
   -- At most 100 grants: the server does nothing else meanwhile. Then the client of the next place
   -- gets a message and refreshes it, which goes on. A refresh must find its own places.
-  while fits() and count < 100 and (n < 1000 or asking) do
+  while fits() and count < 100 and (n < 1000 or refreshed) do
     local id = redis.call('LINDEX', KEYS[3], n == 0 and '0' or n)
     if not id then return nil end
     read_clock()
@@ -47,7 +47,7 @@ local function grant()
     local left = seen and seen + lasts - now or 0
     -- The clock may have been set back.
     if left > 0 and left - lasts > 0 then left = lasts + 0 end
-    local is_reached = mark ~= 'l' and mark ~= 'p' or asking and asking[id]
+    local is_reached = mark ~= 'l' and mark ~= 'p' or refreshed and refreshed[id]
     if left > 0 and not is_reached and inbox ~= '' and not (silent and silent[inbox])
       and silent_count < 100
     then

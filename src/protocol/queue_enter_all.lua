@@ -105,9 +105,9 @@ if at > 0 then
   if bad then return give_up(bad) end
   if value ~= id then
     if not refresh() then return give_up(0) end
-    asking = {[id] = true}
+    refreshed = {[id] = true}
     bad = grant()
-    asking = nil
+    refreshed = nil
     if bad then return give_up(bad) end
     if holder ~= id then
       for n = 1, kept do

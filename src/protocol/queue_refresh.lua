@@ -15,7 +15,7 @@ if not redis.call('LINDEX', KEYS[3], '0') then
   -- Places without a queue have no order.
   redis.call('DEL', KEYS[4])
 end
-asking, granted = {}, {}
+refreshed, granted = {}, {}
 -- Whether a client listens to the inbox now.
 local listens
 local reply = {}
@@ -33,7 +33,7 @@ for n = 2, #ARGV do
       mark = listens and 'l' or mark == 'p' and 'r' or mark
     end
     redis.call('HSET', KEYS[4], id, table.concat({now, before, mark, ARGV[1]}, ' '))
-    asking[id] = true
+    refreshed[id] = true
   end
   reply[n - 1] = before and 0 or -1
 end

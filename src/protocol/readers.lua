@@ -1,11 +1,11 @@
 -- The readers of a read-write lock; prepended to its scripts.
--- KEYS[1] lock: the value of a writer, or this mark while readers hold
+-- KEYS[1] lock: the value of a writer, or this flag while readers hold
 -- The last of KEYS: the readers, a sorted set from holder id to the end of its lease, in ms
--- The lock key is authoritative. The readers count only while it contains the mark, and a new mark
--- begins without readers: a reader whose mark was deleted must not hold again under the next one.
--- The mark keeps out every program that acquires the lock with SET NX. It ends no earlier than the
+-- The lock key is authoritative. The readers count only while it contains the flag, and a new flag
+-- begins without readers: a reader whose flag was deleted must not hold again under the next one.
+-- The flag keeps out every program that acquires the lock with SET NX. It ends no earlier than the
 -- reader that ends last, and so does the set.
-local MARK = 'leasehold:readers'
+local FLAG = 'leasehold:readers'
 local readers = KEYS[#KEYS]
 
 -- The value of the lock key; false if the lock is free.
@@ -14,7 +14,7 @@ local holder
 -- Reads the holder of the lock, and drops the readers whose lease has ended.
 local function settle()
   holder = redis.call('GET', KEYS[1])
-  if holder ~= MARK then return end
+  if holder ~= FLAG then return end
   read_clock()
   redis.call('ZREMRANGEBYSCORE', readers, '-inf', '(' .. now)
   if redis.call('EXISTS', readers) == 0 then
@@ -25,13 +25,13 @@ end
 
 -- Makes a client a reader until `till`, in ms.
 local function join(id, till)
-  local is_new = holder ~= MARK
+  local is_new = holder ~= FLAG
   if is_new then redis.call('DEL', readers) end
   redis.call('ZADD', readers, till, id)
-  -- Never nearer: the other readers need the mark, too.
+  -- Never nearer: the other readers need the flag, too.
   if not is_new then till = later_end(KEYS[1], till) end
-  redis.call('SET', KEYS[1], MARK, 'PXAT', till)
+  redis.call('SET', KEYS[1], FLAG, 'PXAT', till)
   redis.call('PEXPIREAT', readers, till)
-  holder = MARK
+  holder = FLAG
 end
 

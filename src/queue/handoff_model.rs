@@ -167,7 +167,7 @@ impl World {
             replicas: None,
             run: HandoffRun::new(token, block, now()),
             cell: LeaseCell::new(
-                LeaseState::granted(now(), now(), &TERMS).unwrap(),
+                LeaseState::acquired(now(), now(), &TERMS).unwrap(),
                 holding(token),
             ),
             downgraded: OnceLock::new(),

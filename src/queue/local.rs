@@ -28,7 +28,8 @@ const GRANTED_WITHIN: Duration = Duration::from_millis(20);
 
 /// The names that this client holds or waits for.
 ///
-/// At most two waiters of a name send commands to Redis; often one waiter is both:
+/// At most two waiters of a name send commands to Redis, and any other one shortly before its
+/// deadline. Often one waiter is both:
 ///
 /// * the first in the queue,
 /// * the contender: the first waiter that a release wakes, or the first in the queue if there is

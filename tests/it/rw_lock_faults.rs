@@ -20,9 +20,9 @@ support::tests![
     downgrade_that_did_not_run_is_repeated_by_a_renewal,
     downgrade_on_a_closed_connection_is_repeated_at_once,
     downgrade_without_renewal_keeps_others_out_until_its_release,
-    deletion_of_the_mark_alone_ends_every_reader,
+    deletion_of_the_flag_alone_ends_every_reader,
     deletion_of_the_readers_alone_ends_every_reader,
-    displaced_reader_does_not_hold_again_under_a_new_mark,
+    displaced_reader_does_not_hold_again_under_a_new_flag,
     enter_that_the_network_runs_twice_reports_its_own_lease,
     enter_of_a_reader_that_the_network_runs_twice_grants_one_lease,
     killed_reader_ends_alone_while_others_renew,
@@ -161,10 +161,10 @@ fn two_readers_without(server: &Server, key: &str) -> [RwLockReadGuard; 2] {
     readers
 }
 
-fn deletion_of_the_mark_alone_ends_every_reader() {
+fn deletion_of_the_flag_alone_ends_every_reader() {
     let server = Server::start();
     let [first, second] = two_readers_without(&server, "lock:a");
-    assert_eq!(readers(&server), 2, "without the mark they do not count");
+    assert_eq!(readers(&server), 2, "without the flag they do not count");
     assert!(matches!(first.renew(), Err(Error::Lost(Lost::Deleted))));
     assert_eq!(
         second.unlock().unwrap(),
@@ -188,9 +188,9 @@ fn deletion_of_the_readers_alone_ends_every_reader() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Another program deletes the key and locks it. The next reader's mark must not bring the
+/// Another program deletes the key and locks it. The next reader's flag must not bring the
 /// displaced one back: the two may have seen different states.
-fn displaced_reader_does_not_hold_again_under_a_new_mark() {
+fn displaced_reader_does_not_hold_again_under_a_new_flag() {
     let server = Server::start();
     let displaced = rw(&server).auto_renew(false).read().unwrap();
     server.run("SET", &["lock:a", "another program", "PX", "60000"]);

@@ -1,7 +1,7 @@
 //! The two keys of a read-write lock: a search for a writer that holds it together with others, for
 //! a guard that says it holds what it does not, and for a token that is too low.
 //!
-//! The model has one lock on one server: the lock key, which contains a writer's id, the mark of
+//! The model has one lock on one server: the lock key, which contains a writer's id, the flag of
 //! the readers, or another program's value, and the set of readers. Two or three clients read or
 //! write, renew, downgrade, give up and release. In every state the search tries every possible
 //! next step.
@@ -120,37 +120,37 @@ fn deleted() -> State {
 }
 
 #[test]
-fn reader_whose_mark_was_deleted_never_holds_again_in_a_long_search() {
+fn reader_whose_flag_was_deleted_never_holds_again_in_a_long_search() {
     assert_eq!(long_holds(&READERS, deleted()), Ok(()));
 }
 
 /// Other programs would see a free key.
 #[test]
-fn readers_without_a_mark_are_seen_by_nobody() {
-    let rules = TWICE.with(Flaw::NoMark);
+fn readers_without_a_flag_are_seen_by_nobody() {
+    let rules = TWICE.with(Flaw::NoFlag);
     assert_found(holds(&rules, start(&TWICE)), Broken::NotOnServer);
 }
 
 #[test]
-fn mark_must_not_end_with_the_first_reader() {
-    let rules = RULES.with(Flaw::MarkEndsEarly);
+fn flag_must_not_end_with_the_first_reader() {
+    let rules = RULES.with(Flaw::FlagEndsEarly);
     assert_found(holds(&rules, start(&RULES)), Broken::NotOnServer);
 }
 
 #[test]
-fn new_mark_must_begin_without_readers() {
+fn new_flag_must_begin_without_readers() {
     let rules = READERS.with(Flaw::KeepsOldReaders);
     assert_found(holds(&rules, deleted()), Broken::Revived);
 }
 
 #[test]
-fn last_reader_must_take_the_mark_with_it() {
+fn last_reader_must_take_the_flag_with_it() {
     let rules = Rules {
         wants: &[Read, Read],
         ..RULES
     };
-    let rules = rules.with(Flaw::MarkStays);
-    assert_found(holds(&rules, start(&rules)), Broken::EmptyMark);
+    let rules = rules.with(Flaw::FlagStays);
+    assert_found(holds(&rules, start(&rules)), Broken::EmptyFlag);
 }
 
 #[test]

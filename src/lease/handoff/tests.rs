@@ -21,7 +21,7 @@ const TERMS: LeaseTerms = LeaseTerms {
 };
 
 fn lease(terms: &LeaseTerms) -> LeaseState {
-    LeaseState::granted(at(0), at(0), terms).unwrap()
+    LeaseState::acquired(at(0), at(0), terms).unwrap()
 }
 
 /// Returns the decision of the holder after `handed` hand-offs.

@@ -30,7 +30,7 @@ fn terms() -> LeaseTerms {
 }
 
 fn lease() -> LeaseState {
-    LeaseState::granted(at(1000), at(1001), &terms()).unwrap()
+    LeaseState::acquired(at(1000), at(1001), &terms()).unwrap()
 }
 
 #[test]
@@ -47,8 +47,8 @@ fn lease_is_held_for_its_validity_and_then_lost_for_good() {
 
 #[test]
 fn reply_later_than_the_validity_grants_nothing() {
-    assert!(LeaseState::granted(at(0), at(9897), &terms()).is_some());
-    assert!(LeaseState::granted(at(0), at(9898), &terms()).is_none());
+    assert!(LeaseState::acquired(at(0), at(9897), &terms()).is_some());
+    assert!(LeaseState::acquired(at(0), at(9898), &terms()).is_none());
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn short_lease_is_not_renewed_with_every_round() {
         replicas: None,
         handoffs: 32,
     };
-    let mut lease = LeaseState::granted(at(0), at(1), &terms).unwrap();
+    let mut lease = LeaseState::acquired(at(0), at(1), &terms).unwrap();
     assert_eq!(lease.due(at(1)), due_at(at(33)));
     assert_eq!(lease.begin_due_renewal(at(1)), None);
     assert!(
@@ -131,10 +131,10 @@ fn granted_lease_is_renewed_soon_whatever_renew_every_says() {
         };
         let lasting = ms(3000);
         assert!(
-            LeaseState::passed(at(0), at(1469), lasting, &terms).is_none(),
+            LeaseState::granted(at(0), at(1469), lasting, &terms).is_none(),
             "less than half of the provisional lease is left"
         );
-        let mut lease = LeaseState::passed(at(0), at(1468), lasting, &terms).unwrap();
+        let mut lease = LeaseState::granted(at(0), at(1468), lasting, &terms).unwrap();
         assert_eq!(lease.status(at(1468)), LeaseStatus::Held(ms(1500)));
         assert_eq!(
             lease.due(at(1468)),
@@ -170,7 +170,7 @@ fn granted_lease_is_renewed_soon_whatever_renew_every_says() {
 
 #[test]
 fn lease_is_lost_at_max_hold() {
-    let mut lease = LeaseState::granted(
+    let mut lease = LeaseState::acquired(
         at(0),
         at(1),
         &LeaseTerms {
@@ -185,7 +185,7 @@ fn lease_is_lost_at_max_hold() {
 
 #[test]
 fn suspected_loss_is_checked_without_renewing() {
-    let mut lease = LeaseState::granted(
+    let mut lease = LeaseState::acquired(
         at(0),
         at(1),
         &LeaseTerms {
@@ -211,7 +211,7 @@ fn suspected_loss_is_checked_without_renewing() {
 
 #[test]
 fn suspected_loss_is_checked_until_a_later_reply() {
-    let mut lease = LeaseState::granted(
+    let mut lease = LeaseState::acquired(
         at(0),
         at(1),
         &LeaseTerms {
@@ -238,7 +238,7 @@ fn suspected_loss_is_checked_until_a_later_reply() {
 
 #[test]
 fn unanswered_set_ttl_limits_a_later_longer_one() {
-    let mut lease = LeaseState::granted(
+    let mut lease = LeaseState::acquired(
         at(0),
         at(1),
         &LeaseTerms {
@@ -336,7 +336,7 @@ fn longest_expiry_falls_once_no_unanswered_command_can_run() {
     for silence in silences {
         // Either may run until 12.1 s: the longest ttl after the client gave up on it.
         for (sent, falls) in [(12_099, false), (12_100, true)] {
-            let mut lease = LeaseState::granted(at(1000), at(1001), &terms()).unwrap();
+            let mut lease = LeaseState::acquired(at(1000), at(1001), &terms()).unwrap();
             silence(&mut lease);
             let request = lease.begin_renewal(at(7000)).unwrap();
             lease.confirmed(at(7000), at(7001), request);

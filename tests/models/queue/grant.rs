@@ -31,9 +31,9 @@ impl State {
     }
 
     /// Returns whether a grant reaches a place, as far as the server can tell.
-    fn is_reached(&self, place: Place, asking: Option<Id>, rules: &Rules) -> bool {
+    fn is_reached(&self, place: Place, refreshed: Option<Id>, rules: &Rules) -> bool {
         matches!(place.mark, Mark::New | Mark::Returned | Mark::Earlier)
-            || asking == Some(place.id)
+            || refreshed == Some(place.id)
             || self.clients[owner(place.id)].listens == Listens::Here
             || rules.has(Flaw::PassesNobodyOver)
     }
@@ -41,7 +41,7 @@ impl State {
     /// A script for `by` grants a free lock to the first living place that a grant reaches.
     ///
     /// Returns the tokens that it has granted.
-    pub(super) fn grant(&mut self, by: Id, asking: Option<Id>, rules: &Rules) -> Option<Tokens> {
+    pub(super) fn grant(&mut self, by: Id, refreshed: Option<Id>, rules: &Rules) -> Option<Tokens> {
         if self.holder.is_some() {
             return None;
         }
@@ -49,9 +49,9 @@ impl State {
         let queue = self.queue;
         let places = queue.iter().flatten();
         let by_earlier = self.clients[owner(by)].version == Version::Earlier;
-        let is_reached = |place: &&Place| by_earlier || self.is_reached(**place, asking, rules);
+        let is_reached = |place: &&Place| by_earlier || self.is_reached(**place, refreshed, rules);
         let first = places.clone().find(is_reached);
-        let asker = places.clone().find(|place| Some(place.id) == asking);
+        let asker = places.clone().find(|place| Some(place.id) == refreshed);
         let next = match rules.has(Flaw::AskerGoesFirst) {
             true => asker.or(first),
             false => first,

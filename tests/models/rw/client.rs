@@ -51,9 +51,9 @@ pub(super) fn each_next(state: &State, rules: &Rules, take: impl FnMut(Step, Sta
 
 fn tick(state: &mut State) {
     state.key = match state.key {
-        Key::Free | Key::Writer(_, 1) | Key::Mark(1) | Key::Foreign(1) => Key::Free,
+        Key::Free | Key::Writer(_, 1) | Key::Flag(1) | Key::Foreign(1) => Key::Free,
         Key::Writer(id, left) => Key::Writer(id, left - 1),
-        Key::Mark(left) => Key::Mark(left - 1),
+        Key::Flag(left) => Key::Flag(left - 1),
         Key::Foreign(left) => Key::Foreign(left - 1),
     };
     for reader in &mut state.readers {

@@ -2,13 +2,13 @@
 
 use super::state::{Broken, Command, Flaw, Id, Key, Phase, Reply, Rules, State, TTL, Wants};
 
-/// The first step of every script: the readers count only under the mark.
+/// The first step of every script: the readers count only under the flag.
 fn settle(state: &mut State, rules: &Rules) {
-    let is_mark = matches!(state.key, Key::Mark(_));
-    if is_mark || rules.has(Flaw::NoMark) {
+    let is_flag = matches!(state.key, Key::Flag(_));
+    if is_flag || rules.has(Flaw::NoFlag) {
         state.readers.retain(|reader| reader.1 > 0);
     }
-    if is_mark && state.readers.is_empty() && !rules.has(Flaw::MarkStays) {
+    if is_flag && state.readers.is_empty() && !rules.has(Flaw::FlagStays) {
         state.key = Key::Free;
     }
 }
@@ -16,18 +16,18 @@ fn settle(state: &mut State, rules: &Rules) {
 /// Makes a client a reader for this many ticks.
 fn join(state: &mut State, rules: &Rules, id: Id, ticks: i8) {
     let before = match state.key {
-        Key::Mark(left) => left,
+        Key::Flag(left) => left,
         _ => 0,
     };
-    if before == 0 && !rules.has(Flaw::KeepsOldReaders) && !rules.has(Flaw::NoMark) {
+    if before == 0 && !rules.has(Flaw::KeepsOldReaders) && !rules.has(Flaw::NoFlag) {
         state.readers.clear();
     }
     state.readers.retain(|reader| reader.0 != id);
     state.readers.push((id, ticks));
-    if rules.has(Flaw::NoMark) {
+    if rules.has(Flaw::NoFlag) {
         return;
     }
-    state.key = Key::Mark(match rules.has(Flaw::MarkEndsEarly) {
+    state.key = Key::Flag(match rules.has(Flaw::FlagEndsEarly) {
         true => state.readers[0].1,
         false => before.max(ticks),
     });
@@ -46,7 +46,7 @@ pub(super) fn run(state: &mut State, rules: &Rules, command: Command) -> Reply {
             }
             release(state, rules, id);
             let is_writer = matches!(state.key, Key::Writer(own, _) if own == id);
-            if is_writer || matches!(state.key, Key::Mark(_)) && state.is_reader(id) {
+            if is_writer || matches!(state.key, Key::Flag(_)) && state.is_reader(id) {
                 state.broken = Some(Broken::LeftBehind);
             }
             Reply::Released(id)
@@ -57,8 +57,8 @@ pub(super) fn run(state: &mut State, rules: &Rules, command: Command) -> Reply {
 fn acquire(state: &mut State, rules: &Rules, id: Id, wants: Wants) -> Option<u8> {
     let reads = wants == Wants::Read;
     let fits = match state.key {
-        Key::Free => reads || !rules.has(Flaw::NoMark) || state.readers.is_empty(),
-        Key::Mark(_) => reads,
+        Key::Free => reads || !rules.has(Flaw::NoFlag) || state.readers.is_empty(),
+        Key::Flag(_) => reads,
         Key::Writer(..) | Key::Foreign(_) => false,
     };
     if !fits {
@@ -90,14 +90,14 @@ fn renew(state: &mut State, rules: &Rules, id: Id, reads: bool) -> bool {
             }
             true
         }
-        Key::Mark(_) if state.is_reader(id) => {
+        Key::Flag(_) if state.is_reader(id) => {
             join(state, rules, id, TTL);
             if state.displaced.contains(&id) {
                 state.broken = Some(Broken::Revived);
             }
             true
         }
-        Key::Free if rules.has(Flaw::NoMark) && state.is_reader(id) => {
+        Key::Free if rules.has(Flaw::NoFlag) && state.is_reader(id) => {
             join(state, rules, id, TTL);
             true
         }
@@ -108,11 +108,11 @@ fn renew(state: &mut State, rules: &Rules, id: Id, reads: bool) -> bool {
 fn release(state: &mut State, rules: &Rules, id: Id) {
     match state.key {
         Key::Writer(own, _) if own == id => state.key = Key::Free,
-        Key::Mark(_) if !rules.has(Flaw::ReleasesOneForm) => {
+        Key::Flag(_) if !rules.has(Flaw::ReleasesOneForm) => {
             state.readers.retain(|reader| reader.0 != id);
             settle(state, rules);
         }
-        Key::Free if rules.has(Flaw::NoMark) => state.readers.retain(|reader| reader.0 != id),
+        Key::Free if rules.has(Flaw::NoFlag) => state.readers.retain(|reader| reader.0 != id),
         _ => {}
     }
 }

@@ -11,10 +11,10 @@ pub enum Wants {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// Readers are in their set alone.
-    NoMark,
-    MarkEndsEarly,
+    NoFlag,
+    FlagEndsEarly,
     KeepsOldReaders,
-    MarkStays,
+    FlagStays,
     ReleasesOneForm,
     /// A downgraded guard says that it writes until the reply.
     LateReader,
@@ -41,9 +41,9 @@ pub enum Broken {
     BesideForeign,
     /// A guard says that it holds what it does not hold on the server.
     NotOnServer,
-    /// A reader whose mark was deleted got a reply that it holds the lock.
+    /// A reader whose flag was deleted got a reply that it holds the lock.
     Revived,
-    EmptyMark,
+    EmptyFlag,
     /// A release left the lease.
     LeftBehind,
     /// A release or an undo removed a lease that was in use.
@@ -63,7 +63,7 @@ pub enum Key {
     Free,
     /// Each with the ticks left.
     Writer(Id, i8),
-    Mark(i8),
+    Flag(i8),
     Foreign(i8),
 }
 
@@ -128,7 +128,7 @@ pub struct State {
     pub was_deleted: bool,
     /// Another program has locked.
     pub was_foreign: bool,
-    /// Readers whose mark was deleted and whose lock another then had.
+    /// Readers whose flag was deleted and whose lock another then had.
     pub displaced: Vec<Id>,
     /// The highest tokens of writers and of readers.
     pub tokens: [u8; 2],
@@ -205,9 +205,9 @@ impl State {
         }
         let is_quiet = self.connections.is_empty() && self.replies.is_empty();
         let is_idle = |client: &Client| client.phase == Phase::Idle;
-        let is_left = matches!(self.key, Key::Mark(_)) && self.readers.is_empty();
+        let is_left = matches!(self.key, Key::Flag(_)) && self.readers.is_empty();
         let is_over = is_quiet && self.clients.iter().all(is_idle);
-        (is_over && is_left).then_some(Broken::EmptyMark)
+        (is_over && is_left).then_some(Broken::EmptyFlag)
     }
 
     /// Compares what the clients consider held with the keys.
@@ -226,15 +226,15 @@ impl State {
         }
         let is_there = |(id, as_what): &(Id, Wants)| match self.key {
             Key::Writer(own, _) => own == *id,
-            Key::Mark(_) => {
+            Key::Flag(_) => {
                 let mut readers = self.readers.iter();
                 *as_what == Wants::Read && readers.any(|it| it.0 == *id && it.1 > 0)
             }
             _ => false,
         };
-        let is_mark = matches!(self.key, Key::Mark(_));
+        let is_flag = matches!(self.key, Key::Flag(_));
         match held.iter().find(|holder| !is_there(holder)) {
-            Some((_, Wants::Write)) if is_mark => Some(Broken::WriterBeside),
+            Some((_, Wants::Write)) if is_flag => Some(Broken::WriterBeside),
             Some(_) => Some(Broken::NotOnServer),
             None => None,
         }
