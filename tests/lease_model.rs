@@ -59,7 +59,7 @@ struct State {
     /// Replies on their way: the call's number, and whether the command found the key.
     replies: Vec<(u8, bool)>,
     phase: Phase,
-    was_handed_on: bool,
+    was_handed_off: bool,
     ttl: u8,
     renewal_limit: u8,
     longest: u8,
@@ -78,8 +78,8 @@ enum Flaw {
     RepeatedForTheTtl,
     /// The release is repeated for the longest requested expiry only.
     RepeatedForTheLongest,
-    /// The lease is handed on although its key may outlast the ttl.
-    HandedOnAnyway,
+    /// The lease is handed off although its key may outlast the ttl.
+    HandedOffAnyway,
     /// An answered change of ttl lowers the longest expiry although an earlier one may run after
     /// it.
     LongestFallsAtOnce,
@@ -91,15 +91,15 @@ enum Promise {
     HeldIsTrue,
     /// The key is gone when the release is no longer repeated.
     NothingIsLeft,
-    /// The key of a lease that was handed on lasts no longer than the new holder's ttl.
-    HandedOnAsAskedFor,
+    /// The key of a lease that was handed off lasts no longer than the new holder's ttl.
+    HandedOffKeyFitsTtl,
 }
 
 impl Promise {
     const ALL: [Self; 3] = [
         Self::HeldIsTrue,
         Self::NothingIsLeft,
-        Self::HandedOnAsAskedFor,
+        Self::HandedOffKeyFitsTtl,
     ];
 
     fn is_kept(self, state: &State) -> bool {
@@ -107,7 +107,7 @@ impl Promise {
         match self {
             Self::HeldIsTrue => !is_held || state.key > 0,
             Self::NothingIsLeft => state.phase != Phase::Over || state.key == 0,
-            Self::HandedOnAsAskedFor => !(is_held && state.was_handed_on) || state.key <= TTL,
+            Self::HandedOffKeyFitsTtl => !(is_held && state.was_handed_off) || state.key <= TTL,
         }
     }
 }
@@ -118,7 +118,7 @@ impl State {
         net: Vec::new(),
         replies: Vec::new(),
         phase: Phase::Held(TTL),
-        was_handed_on: false,
+        was_handed_off: false,
         ttl: TTL,
         renewal_limit: u8::MAX,
         longest: TTL,
@@ -233,8 +233,8 @@ impl State {
         self.net.sort_unstable();
     }
 
-    fn hand_on(&self, flaw: Option<Flaw>) -> Option<Self> {
-        let fits = self.longest <= TTL || flaw == Some(Flaw::HandedOnAnyway);
+    fn hand_off(&self, flaw: Option<Flaw>) -> Option<Self> {
+        let fits = self.longest <= TTL || flaw == Some(Flaw::HandedOffAnyway);
         let is_setting_ttl = matches!(
             self.request,
             Some(Request {
@@ -243,9 +243,9 @@ impl State {
             })
         );
         let is_held = matches!(self.phase, Phase::Held(1..));
-        (is_held && self.ttl == TTL && fits && !is_setting_ttl && !self.was_handed_on).then(|| {
+        (is_held && self.ttl == TTL && fits && !is_setting_ttl && !self.was_handed_off).then(|| {
             let mut next = self.clone();
-            next.was_handed_on = true;
+            next.was_handed_off = true;
             next
         })
     }
@@ -292,7 +292,7 @@ impl State {
         }
         may("stops waiting for the reply", self.stop_waiting(flaw));
         may("renews", self.send_request(Command::Renew(self.ttl)));
-        if !self.was_handed_on {
+        if !self.was_handed_off {
             may("shortens", self.send_request(Command::SetTtl(SHORTER)));
             may("lengthens", self.send_request(Command::SetTtl(LONGER)));
             may(
@@ -300,7 +300,7 @@ impl State {
                 self.send_request(Command::SetTtl(TTL)),
             );
         }
-        may("hands on", self.hand_on(flaw));
+        may("hands off", self.hand_off(flaw));
         may("releases", self.release(flaw));
         all
     }
@@ -364,11 +364,11 @@ fn release_must_be_repeated_for_longer_than_the_longest_expiry() {
 }
 
 #[test]
-fn key_that_may_outlast_the_ttl_must_not_be_handed_on() {
-    assert_found(Flaw::HandedOnAnyway, Promise::HandedOnAsAskedFor);
+fn key_that_may_outlast_the_ttl_must_not_be_handed_off() {
+    assert_found(Flaw::HandedOffAnyway, Promise::HandedOffKeyFitsTtl);
 }
 
 #[test]
 fn longest_expiry_must_not_fall_while_a_longer_set_ttl_may_run() {
-    assert_found(Flaw::LongestFallsAtOnce, Promise::HandedOnAsAskedFor);
+    assert_found(Flaw::LongestFallsAtOnce, Promise::HandedOffKeyFitsTtl);
 }

@@ -124,7 +124,7 @@ impl Mutex {
     /// renewal, at most a third of the ttl later, or when the deletion is published as a release.
     /// Until then a holder here and one in another client may both believe that they have the lock,
     /// as they may without hand-offs. The other holder's fencing token is higher than all of those
-    /// handed on here.
+    /// handed off here.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

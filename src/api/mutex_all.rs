@@ -93,7 +93,7 @@ pub struct MutexAll(Mutex);
 
 impl MutexAll {
     pub(super) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
-        // Sets are never handed on, not even a set of one name: all sets behave alike.
+        // Sets are never handed off, not even a set of one name: all sets behave alike.
         Self(Mutex::new(core, keys).local_handoffs(0))
     }
 }

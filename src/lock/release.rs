@@ -222,8 +222,8 @@ fn hand_off(
                 count(runtime, true, holding.since, *now);
                 logging::debug!(
                     name:% = hold.keys, holder:% = hold.id.short(), token = token.value(),
-                    outcome = "handed on", trace_id = holding.trace_id.as_deref();
-                    "handed on {} (holder {}, token {token})", hold.keys, hold.id.short()
+                    outcome = "handed off", trace_id = holding.trace_id.as_deref();
+                    "handed off {} (holder {}, token {token})", hold.keys, hold.id.short()
                 );
                 return true;
             }

@@ -35,7 +35,7 @@ impl<'a> SetPlace<'a> {
     pub(crate) fn ask(&self) -> Result<(Attempted, Instant), Fault> {
         let Attempt { runtime, keys, .. } = self.attempt;
         let fresh = || HolderId::fresh(&runtime.config.owner);
-        let (id, has, keeps) = self.ticket.begin_asking(Instant::now(), fresh);
+        let (id, has, keeps) = self.ticket.begin_call(Instant::now(), fresh);
         logging::trace!(
             name:% = keys, holder:% = id.as_str(); "ask for {keys} as {}", id.as_str()
         );

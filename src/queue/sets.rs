@@ -195,7 +195,7 @@ impl SetTicket<'_> {
     ///
     /// Returns its id, what it has under that, and whether it keeps the names below that for which
     /// it must wait.
-    pub(crate) fn begin_asking(
+    pub(crate) fn begin_call(
         &self,
         now: Instant,
         fresh: impl FnOnce() -> HolderId,
@@ -296,7 +296,7 @@ mod tests {
 
     /// Asks at `now` and is queued; returns the id and whether the set kept the lower names.
     fn ask(ticket: &SetTicket<'_>, now: u64, waits_for: usize, kept: usize) -> (HolderId, bool) {
-        let (id, _, keeps) = ticket.begin_asking(at(now), || HolderId::fresh("o"));
+        let (id, _, keeps) = ticket.begin_call(at(now), || HolderId::fresh("o"));
         ticket.note_queued(PartOfSet { waits_for, kept }, sent_at(now), None);
         (id, keeps)
     }
@@ -343,7 +343,7 @@ mod tests {
     fn a_set_leaves_once_and_begins_again_under_another_id() {
         let (sets, keys) = (SetQueue::default(), keys());
         let ticket = sets.join(&keys, PACE);
-        let first = ticket.begin_asking(at(0), || HolderId::fresh("o")).0;
+        let first = ticket.begin_call(at(0), || HolderId::fresh("o")).0;
         assert!(sets.leave_all().is_empty(), "by itself, after its reply");
         assert_eq!(ticket.forget_id(), None, "it may have no place");
         let (second, _) = ask(&ticket, 10, 0, 0);

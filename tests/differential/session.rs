@@ -43,7 +43,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const QUIET: u64 = 20;
 
 /// Short ttls in ms: they end after a batch, and the next one waits for that.
-pub(crate) const SOON: Range<u64> = 25..40;
+pub(crate) const SHORT_TTL: Range<u64> = 25..40;
 
 pub(crate) struct Session {
     real: Real,

@@ -4,7 +4,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, seq::IndexedRandom};
 
 use crate::scripts;
-use crate::session::SOON;
+use crate::session::SHORT_TTL;
 
 /// A command: its name and its arguments.
 pub(crate) type Command = Vec<Vec<u8>>;
@@ -181,7 +181,7 @@ impl Words<'_> {
     /// Returns a ttl that ends soon after this batch of commands, or late.
     pub(crate) fn lasting_ms(&mut self) -> Vec<u8> {
         let ms = match self.rng.random_ratio(1, 20) {
-            true => self.rng.random_range(SOON),
+            true => self.rng.random_range(SHORT_TTL),
             false => self.rng.random_range(1_000..100_000),
         };
         ms.to_string().into_bytes()
@@ -192,7 +192,7 @@ impl Words<'_> {
         let end = match self.rng.random_range(0..8) {
             0 => return self.one_of(&["-1", "-3", "0", "inf", "-inf", "1.5"]),
             1 => self.now - 5_000,
-            2 => self.now + self.rng.random_range(SOON),
+            2 => self.now + self.rng.random_range(SHORT_TTL),
             _ => self.now + self.rng.random_range(1_000..100_000),
         };
         end.to_string().into_bytes()
@@ -210,11 +210,11 @@ impl Words<'_> {
         let place = match self.rng.random_range(0..7) {
             0 => format!("{} 3000 5 {} l inbox0", now - 5_000, now - 9_000),
             1 => format!("{now} 3000 1 {now} p nobody listens"),
-            2 => format!("{now} {} 30 {now} r ", self.rng.random_range(SOON)),
+            2 => format!("{now} {} 30 {now} r ", self.rng.random_range(SHORT_TTL)),
             3 => format!("{now} 3000 x {now} l inbox0"),
             // The form of an earlier version.
             4 => format!("{} 3000 inbox0", now - 5_000),
-            5 => format!("{now} {} inbox1", self.rng.random_range(SOON)),
+            5 => format!("{now} {} inbox1", self.rng.random_range(SHORT_TTL)),
             _ => "no place".to_owned(),
         };
         place.into_bytes()
@@ -225,7 +225,7 @@ impl Words<'_> {
         let ms = match self.rng.random_range(0..20) {
             0 => return self.one_of(&NO_TTLS),
             1 => return self.one_of(&NO_INTEGERS),
-            2..4 => self.rng.random_range(SOON),
+            2..4 => self.rng.random_range(SHORT_TTL),
             _ => self.rng.random_range(1_000..100_000),
         };
         ms.to_string().into_bytes()
@@ -236,7 +236,7 @@ impl Words<'_> {
         let when = match self.rng.random_range(0..20) {
             0 => return self.one_of(&INTEGERS),
             1 => self.now - 5_000,
-            2..4 => self.now + self.rng.random_range(SOON),
+            2..4 => self.now + self.rng.random_range(SHORT_TTL),
             _ => self.now + self.rng.random_range(1_000..100_000),
         };
         when.to_string().into_bytes()

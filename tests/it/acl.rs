@@ -83,9 +83,9 @@ fn refused(entries: Vec<Entry>) -> Vec<String> {
 
 /// Asserts that every call works and that all connections have names.
 #[track_caller]
-fn assert_everything_works(builder: impl Fn() -> ClientBuilder, name: &str, keepers: &[&Server]) {
-    let _connected = exercise_every_call(builder, name, keepers);
-    for server in keepers {
+fn assert_everything_works(builder: impl Fn() -> ClientBuilder, name: &str, servers: &[&Server]) {
+    let _connected = exercise_every_call(builder, name, servers);
+    for server in servers {
         // A new connection has no name at first.
         eventually(ms(5_000), || {
             let clients = server.client_list();

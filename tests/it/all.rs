@@ -878,9 +878,9 @@ fn assert_name_blocks_the_set(
     assert!(taken.eq([held]));
     thread::scope(|scope| {
         let waiting = scope.spawn(|| two.mutex_all(names).try_lock_for(ms(20_000)));
-        let home = cluster.master_of(&format!("lock:{held}"));
+        let owner = cluster.master_of(&format!("lock:{held}"));
         cluster
-            .node(home)
+            .node(owner)
             .wait_until_waiter_sleeps(format!("lock_release:{held}"));
         assert_eq!(plain.unlock().unwrap(), Unlocked::Released);
         let guard = waiting.join().unwrap().unwrap();

@@ -30,7 +30,7 @@ support::tests![
 const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold");
 
 /// The limit for everything that is immediate on an idle machine.
-const SOON: Duration = ms(10_000);
+const WAIT_LIMIT: Duration = ms(10_000);
 
 fn program(url: &str) -> Command {
     let mut command = Command::new(PROGRAM);
@@ -138,13 +138,15 @@ fn is_alive(pid: Pid) -> bool {
 
 #[track_caller]
 fn wait_until_ended(pids: &[Pid]) {
-    eventually(SOON, || !pids.iter().any(|pid| is_alive(*pid)));
+    eventually(WAIT_LIMIT, || !pids.iter().any(|pid| is_alive(*pid)));
 }
 
 fn client(server: &Server) -> Client {
     // A machine that is busy for a second must not fail the test's own calls.
-    let builder = Client::builder().url(server.url()).connect_timeout(SOON);
-    builder.command_timeout(SOON).build().unwrap()
+    let builder = Client::builder()
+        .url(server.url())
+        .connect_timeout(WAIT_LIMIT);
+    builder.command_timeout(WAIT_LIMIT).build().unwrap()
 }
 
 fn hold(server: &Server) -> MutexGuard {

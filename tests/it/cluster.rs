@@ -428,8 +428,8 @@ fn password_is_sent_to_every_node() {
     }
 }
 
-fn fail_master(trouble: MasterFailure, cluster: &mut Cluster, master: usize) {
-    match trouble {
+fn fail_master(failure: MasterFailure, cluster: &mut Cluster, master: usize) {
+    match failure {
         MasterFailure::Killed => cluster.kill(master),
         MasterFailure::Stopped => cluster.pause(master),
         MasterFailure::SwitchedByCommand => {
@@ -470,7 +470,7 @@ fn fence_on(cluster: &Cluster, node: usize, name: &str) -> RedisResult<Option<u6
 ///
 /// Other names in the same slot: `dies` (renewed often, with a waiter in another client) and
 /// `sleeps` (not renewed for long) are missing on the new master; `survives` is there.
-fn assert_contenders_resume(trouble: MasterFailure) {
+fn assert_contenders_resume(failure: MasterFailure) {
     let mut cluster = Cluster::start(3, 1);
     let name = cluster.name_owned_by("a", 0);
     let client = client(&cluster.url());
@@ -498,7 +498,7 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     );
 
     let (lost, sleeper_lost) = (dies.lost(), sleeps.lost());
-    fail_master(trouble, &mut cluster, 0);
+    fail_master(failure, &mut cluster, 0);
     assert_eq!(cluster.wait_for_new_master(0), replica);
     let began = Instant::now();
     let timed = time_until_acquired(began, || fence_on(&cluster, replica, &name));
@@ -516,10 +516,10 @@ fn assert_contenders_resume(trouble: MasterFailure) {
     );
     parked.join().unwrap();
 
-    let_old_master_return(trouble, &mut cluster, &contention);
+    let_old_master_return(failure, &mut cluster, &contention);
     let outcome = contention.finish();
     println!(
-        "{trouble:?}: resumed after {took:?}, loss reported after {reported:?}, \
+        "{failure:?}: resumed after {took:?}, loss reported after {reported:?}, \
          parked waiter got the lock after {got:?}; {outcome:?}"
     );
     outcome.assert_promises(SLACK);
@@ -561,12 +561,12 @@ fn park(cluster: &Cluster, client: Client, name: String) -> (JoinHandle<()>, Rec
 }
 
 /// Waits until all processes use the new master; the old one, if alive, must not disturb them.
-fn let_old_master_return(trouble: MasterFailure, cluster: &mut Cluster, contention: &Contention) {
+fn let_old_master_return(failure: MasterFailure, cluster: &mut Cluster, contention: &Contention) {
     contention.wait_for_progress(30);
-    if trouble == MasterFailure::Stopped {
+    if failure == MasterFailure::Stopped {
         cluster.resume(0);
     }
-    if trouble != MasterFailure::Killed {
+    if failure != MasterFailure::Killed {
         cluster.wait_until_settled();
         contention.wait_for_progress(30);
     }

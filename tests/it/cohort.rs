@@ -23,7 +23,7 @@ support::tests![
     release_grants_the_lock_to_the_next_client_and_publishes_no_release,
     clients_share_a_contended_lock_equally_at_two_requests_a_turn,
     thread_that_locks_again_is_behind_the_clients_that_wait,
-    calls_of_a_client_share_one_place_and_hand_the_lock_on,
+    calls_of_a_client_share_one_place_and_hand_the_lock_off,
     lock_without_hand_offs_goes_to_the_next_client_each_time,
     call_that_gives_up_leaves_its_place_to_the_next_of_its_client,
     last_call_that_gives_up_leaves_the_queue,
@@ -203,8 +203,8 @@ fn wait_until_wanted(server: &Server, want: &str) {
     });
 }
 
-fn calls_of_a_client_share_one_place_and_hand_the_lock_on() {
-    // A lease is handed on for a second at most, so a round that took longer proves nothing.
+fn calls_of_a_client_share_one_place_and_hand_the_lock_off() {
+    // A lease is handed off for a second at most, so a round that took longer proves nothing.
     assert!((0..5).any(|_| calls_of_a_client_take_turns_under_one_lease()));
 }
 

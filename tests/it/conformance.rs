@@ -18,7 +18,7 @@ use support::{free_port, read_pem, tls_server};
 const COMMAND_TIMEOUT: Duration = ms(1_000);
 
 /// The limit for everything that must happen; only a failing test waits this long.
-const PATIENCE: Duration = ms(10_000);
+const WAIT_LIMIT: Duration = ms(10_000);
 
 /// The servers that keep the locks. Started once for all tests of a deployment, until the process
 /// ends.
@@ -29,7 +29,7 @@ trait Deployment: Send + Sync + Sized {
     fn builder(&self) -> ClientBuilder;
 
     /// Returns the servers that store a key; the lock is unavailable while they are paused.
-    fn keepers(&self, key: &str) -> Vec<&Server>;
+    fn owners(&self, key: &str) -> Vec<&Server>;
 }
 
 struct SingleServer(Server);
@@ -43,7 +43,7 @@ impl Deployment for SingleServer {
         Client::builder().url(self.0.url())
     }
 
-    fn keepers(&self, _: &str) -> Vec<&Server> {
+    fn owners(&self, _: &str) -> Vec<&Server> {
         vec![&self.0]
     }
 }
@@ -59,7 +59,7 @@ impl Deployment for UnixSocket {
         Client::builder().url(self.0.unix_url())
     }
 
-    fn keepers(&self, _: &str) -> Vec<&Server> {
+    fn owners(&self, _: &str) -> Vec<&Server> {
         vec![&self.0]
     }
 }
@@ -75,7 +75,7 @@ impl Deployment for Sentinel {
         Client::builder().url(self.0.url())
     }
 
-    fn keepers(&self, _: &str) -> Vec<&Server> {
+    fn owners(&self, _: &str) -> Vec<&Server> {
         vec![self.0.first_master()]
     }
 }
@@ -106,7 +106,7 @@ impl Deployment for Tls {
             .tls_client_cert(read_pem("client.pem"), read_pem("client.key"))
     }
 
-    fn keepers(&self, _: &str) -> Vec<&Server> {
+    fn owners(&self, _: &str) -> Vec<&Server> {
         vec![&self.server]
     }
 }
@@ -122,7 +122,7 @@ impl Deployment for ClusterDeployment {
         Client::builder().url(self.0.url())
     }
 
-    fn keepers(&self, key: &str) -> Vec<&Server> {
+    fn owners(&self, key: &str) -> Vec<&Server> {
         vec![self.0.node(self.0.master_of(key))]
     }
 }
@@ -139,7 +139,7 @@ impl<const N: usize> Deployment for Quorum<N> {
         Client::builder().quorum(self.0.iter().map(Server::url))
     }
 
-    fn keepers(&self, _: &str) -> Vec<&Server> {
+    fn owners(&self, _: &str) -> Vec<&Server> {
         self.0.iter().collect()
     }
 }
@@ -205,25 +205,25 @@ impl<D: Deployment> TestScope<'_, D> {
         self.builder().build().unwrap()
     }
 
-    fn keepers(&self) -> Vec<&Server> {
-        self.deployment.keepers(&self.key)
+    fn owners(&self) -> Vec<&Server> {
+        self.deployment.owners(&self.key)
     }
 
     /// Runs a command on every server that stores the name.
     fn run_on_every_keeper(&self, command: &[&str]) {
-        for server in self.keepers() {
+        for server in self.owners() {
             server.run(command[0], &command[1..]);
         }
     }
 
     fn is_free(&self) -> bool {
-        let keepers = self.keepers();
-        keepers.iter().all(|server| server.get(&self.key).is_none())
+        let owners = self.owners();
+        owners.iter().all(|server| server.get(&self.key).is_none())
     }
 
     /// Waits until a waiter for the name is subscribed on every server that stores it.
     fn wait_until_waiter_sleeps(&self) {
-        for server in self.keepers() {
+        for server in self.owners() {
             server.wait_until_waiter_sleeps(format!("lock_release:{}", self.name));
         }
     }
@@ -231,19 +231,19 @@ impl<D: Deployment> TestScope<'_, D> {
     /// Waits until the queue of the name is empty. Over a quorum there is none.
     fn wait_until_nobody_queues(&self) {
         let queue = format!("leasehold:queue:{{{}}}", self.key);
-        for server in self.keepers() {
-            eventually(PATIENCE, || places_in(server, &queue) == 0);
+        for server in self.owners() {
+            eventually(WAIT_LIMIT, || places_in(server, &queue) == 0);
         }
     }
 
     /// Calls `act` while the servers that store the name are paused.
     fn while_hung<T>(&self, act: impl FnOnce() -> T) -> T {
-        let keepers = self.keepers();
-        for server in &keepers {
+        let owners = self.owners();
+        for server in &owners {
             server.pause();
         }
         let result = act();
-        for server in &keepers {
+        for server in &owners {
             server.resume();
         }
         result
@@ -256,10 +256,10 @@ fn lock_is_acquired_and_released<D: Deployment>(scope_for: &TestScope<'_, D>) {
     let (ours, theirs) = (one.mutex(scope_for.name), two.mutex(scope_for.name));
     let guard = ours.lock().unwrap();
     guard.ensure_held().unwrap();
-    for server in scope_for.keepers() {
+    for server in scope_for.owners() {
         // A majority has granted it when `lock` returns; the other servers may still be at it.
         let id = guard.holder_id().as_str().as_bytes();
-        eventually(PATIENCE, || {
+        eventually(WAIT_LIMIT, || {
             server.get(&scope_for.key).as_deref() == Some(id)
         });
     }
@@ -365,7 +365,7 @@ fn lease_is_renewed<D: Deployment>(scope_for: &TestScope<'_, D>) {
     let start = Instant::now();
     while start.elapsed() < ms(2_000) {
         renewals
-            .recv_timeout(PATIENCE)
+            .recv_timeout(WAIT_LIMIT)
             .expect("the lease is renewed");
     }
     guard.ensure_held().unwrap();
@@ -380,7 +380,7 @@ fn lease_is_renewed<D: Deployment>(scope_for: &TestScope<'_, D>) {
     guard.renew().unwrap();
     guard.set_ttl(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(19_000));
-    for server in scope_for.keepers() {
+    for server in scope_for.owners() {
         assert!(server.pttl(&scope_for.key) > 19_000);
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
@@ -399,7 +399,7 @@ fn loss_is_reported<D: Deployment>(scope_for: &TestScope<'_, D>) {
         let guard = mutex.lock().unwrap();
         let lost = guard.lost();
         scope_for.run_on_every_keeper(&command);
-        assert_eq!(lost.recv_timeout(PATIENCE), Ok(loss));
+        assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(loss));
         assert!(!guard.is_held());
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(loss));
     }
@@ -420,7 +420,7 @@ fn fencing_tokens_rise<D: Deployment>(scope_for: &TestScope<'_, D>) {
         .lock();
     let short = short.unwrap();
     assert!(short.fencing_token() > before);
-    eventually(PATIENCE, || scope_for.is_free());
+    eventually(WAIT_LIMIT, || scope_for.is_free());
     let last = two.mutex(scope_for.name).lock().unwrap();
     assert!(last.fencing_token() > short.fencing_token());
 }
@@ -442,7 +442,7 @@ fn deadlines_are_kept_while_servers_hang<D: Deployment>(scope_for: &TestScope<'_
             }
         }
         // Found from the local clock: no socket reports it.
-        assert_eq!(lost.recv_timeout(PATIENCE), Ok(Lost::Expired));
+        assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
         assert!(!guard.is_held());
         let timed = Control::run(COMMAND_TIMEOUT, || guard.unlock());
         assert_eq!(
@@ -458,7 +458,7 @@ fn deadlines_are_kept_while_servers_hang<D: Deployment>(scope_for: &TestScope<'_
         let timed = Control::run(limit, || impatient.mutex(scope_for.name).lock());
         assert!(timed.no_later_than(SLACK).unwrap_err().is_unreachable());
     });
-    eventually(PATIENCE, || scope_for.is_free());
+    eventually(WAIT_LIMIT, || scope_for.is_free());
     drop(used.mutex(scope_for.name).lock().unwrap());
 }
 
@@ -472,7 +472,10 @@ fn unanswered_acquire_is_undone_and_release_repeated<D: Deployment>(scope_for: &
     });
     assert!(error.may_be_held(), "{error}");
     let other = scope_for.client();
-    let guard = other.mutex(scope_for.name).try_lock_for(PATIENCE).unwrap();
+    let guard = other
+        .mutex(scope_for.name)
+        .try_lock_for(WAIT_LIMIT)
+        .unwrap();
     assert_eq!(
         guard.expect("the acquire was undone").unlock().unwrap(),
         Unlocked::Released
@@ -482,17 +485,17 @@ fn unanswered_acquire_is_undone_and_release_repeated<D: Deployment>(scope_for: &
     let guard = client.mutex(scope_for.name).ttl(ms(60_000)).lock().unwrap();
     let outcome = scope_for.while_hung(|| guard.unlock());
     assert!(outcome.unwrap_err().may_be_held());
-    eventually(PATIENCE, || scope_for.is_free());
+    eventually(WAIT_LIMIT, || scope_for.is_free());
 }
 
 fn shutdown_releases_the_lock<D: Deployment>(scope_for: &TestScope<'_, D>) {
     let client = scope_for.client();
     let guard = Arc::new(client.mutex(scope_for.name).lock().unwrap());
-    let report = client.shutdown(PATIENCE).unwrap();
+    let report = client.shutdown(WAIT_LIMIT).unwrap();
     assert!(report.is_clean(), "{report:?}");
     assert_eq!(report.released(), 1);
     assert!(scope_for.is_free());
-    assert_eq!(guard.lost().recv_timeout(PATIENCE), Ok(Lost::ShutDown));
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::ShutDown));
 }
 
 macro_rules! conforms {

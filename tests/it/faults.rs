@@ -41,7 +41,7 @@ support::roughly_timed![
 ];
 
 /// The limit for everything that must happen soon, on a busy machine.
-const SOON: Duration = ms(5_000);
+const WAIT_LIMIT: Duration = ms(5_000);
 
 fn builder(url: &str) -> ClientBuilder {
     Client::builder().url(url).connection_name("under-test")
@@ -121,7 +121,7 @@ fn empty_restart_is_outlasted_and_the_loss_reported() {
 
     server.restart();
 
-    let lost = guard.lost().recv_timeout(SOON).unwrap();
+    let lost = guard.lost().recv_timeout(WAIT_LIMIT).unwrap();
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost:?}");
     let next = waiting();
     assert!(next.fencing_token() > guard.fencing_token());
@@ -173,7 +173,7 @@ fn flushed_scripts_are_sent_again() {
     run(&server, &["SCRIPT", "FLUSH"]);
     while renewals.try_recv().is_ok() {}
     renewals
-        .recv_timeout(SOON)
+        .recv_timeout(WAIT_LIMIT)
         .expect("the io thread renews the lease");
     run(&server, &["SCRIPT", "FLUSH"]);
     guard.renew().unwrap();
@@ -204,12 +204,12 @@ fn flushall_is_a_loss_and_wakes_waiters() {
 
     run(&server, &["FLUSHALL"]);
 
-    assert_eq!(other.lost().recv_timeout(SOON), Ok(Lost::Deleted));
+    assert_eq!(other.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
     assert_eq!(
         other.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Deleted)
     );
-    let lost = lost.recv_timeout(SOON).unwrap();
+    let lost = lost.recv_timeout(WAIT_LIMIT).unwrap();
     // The waiter may have acquired the lock before the renewal found it deleted.
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost:?}");
     let next = waiting();
@@ -236,7 +236,7 @@ fn full_server_grants_nothing_and_releases_everything() {
     assert!(text.contains("OOM") && text.contains("maxmemory"), "{text}");
     expect_refused(client.mutex(NAME).try_lock_for(ms(60_000)));
     expect_refused(client.mutex(NAME).lock());
-    assert!(began.elapsed() < SOON, "waiting would not help");
+    assert!(began.elapsed() < WAIT_LIMIT, "waiting would not help");
     assert_eq!(value(&server, LOCK), None);
 
     first.renew().unwrap();
@@ -286,7 +286,7 @@ fn user_without_publish_permission_can_release() {
             let guard = mute.mutex(NAME).try_lock_for(ms(10_000)).unwrap();
             (guard, mute)
         });
-        eventually(SOON, || server.calls(&["evalsha"]) > calls);
+        eventually(WAIT_LIMIT, || server.calls(&["evalsha"]) > calls);
         assert_eq!(next.unlock().unwrap(), Unlocked::Released);
         let (guard, _mute) = waiting();
         let guard = guard.expect("the lock was released");
@@ -300,7 +300,7 @@ fn user_without_publish_permission_can_release() {
     }
 }
 
-/// More than a renewal or a release is tried in [`SOON`], once its pauses have grown.
+/// More than a renewal or a release is tried in [`WAIT_LIMIT`], once its pauses have grown.
 const IDLE: usize = 40;
 
 /// Returns a client that has taken a lock, has renewed it, and has [`IDLE`] idle connections.
@@ -319,7 +319,7 @@ fn client_with_idle_connections(proxy: &Proxy) -> (Client, MutexGuard, Receiver<
         .lock()
         .unwrap();
     // The io thread takes a connection for its renewals.
-    renewals.recv_timeout(SOON).unwrap();
+    renewals.recv_timeout(WAIT_LIMIT).unwrap();
     // Each of these calls has its own connection while it waits for a replica. On a busy
     // machine the first ones may end before the last ones begin.
     eventually(ms(30_000), || {
@@ -344,7 +344,7 @@ fn closed_idle_connections_delay_no_renewal() {
     proxy.cut();
     while renewals.try_recv().is_ok() {}
     // One may have been answered before.
-    (0..2).for_each(|_| drop(renewals.recv_timeout(SOON).unwrap()));
+    (0..2).for_each(|_| drop(renewals.recv_timeout(WAIT_LIMIT).unwrap()));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
@@ -354,7 +354,7 @@ fn dead_idle_connections_delay_no_renewal() {
     let (_client, guard, renewals) = client_with_idle_connections(&proxy);
     proxy.set_open(Traffic::DropBoth);
     while renewals.try_recv().is_ok() {}
-    (0..2).for_each(|_| drop(renewals.recv_timeout(2 * SOON).unwrap()));
+    (0..2).for_each(|_| drop(renewals.recv_timeout(2 * WAIT_LIMIT).unwrap()));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
@@ -367,7 +367,7 @@ fn closed_idle_connections_delay_no_repeated_release() {
     assert!(server.get("lock:held").is_some());
     proxy.cut();
     proxy.set_future(Traffic::Pass);
-    eventually(SOON, || server.get("lock:held").is_none());
+    eventually(WAIT_LIMIT, || server.get("lock:held").is_none());
 }
 
 fn dead_idle_connections_cost_few_attempts() {
@@ -400,7 +400,7 @@ fn changed_password_is_reported_and_a_restored_one_saves_the_lease() {
     let text = expect_refused(client.mutex(NAME).try_lock());
     expect_refused(client.mutex(NAME).lock());
     expect_refused(client.ping());
-    assert!(began.elapsed() < SOON, "waiting would not help");
+    assert!(began.elapsed() < WAIT_LIMIT, "waiting would not help");
     assert!(text.contains("user and password in the URL"), "{text}");
     assert!(!text.contains("secret"), "{text}");
     expect_refused(guard.renew());
@@ -415,7 +415,7 @@ fn changed_password_is_reported_and_a_restored_one_saves_the_lease() {
     let guard = short.mutex("held").lock().unwrap();
     set(&["resetpass", ">second-secret"]);
     kick();
-    assert_eq!(guard.lost().recv_timeout(SOON), Ok(Lost::Expired));
+    assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
     assert_eq!(
         guard.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Expired)
@@ -480,7 +480,7 @@ fn demoted_master_reports_no_loss() {
     let taken = value(&server, "lock:taken");
     assert_eq!(taken.as_deref(), Some("another program"));
     // The failed release is repeated until the server executes it.
-    eventually(SOON, || value(&server, "lock:unlocked").is_none());
+    eventually(WAIT_LIMIT, || value(&server, "lock:unlocked").is_none());
 }
 
 /// Values that are not integers from 0 to below 2^53.
@@ -530,7 +530,7 @@ fn junk_in_the_fence_is_an_error_and_leaves_no_lock() {
         let _: i64 = query(&mut connection, command);
         bad(command[0]);
     }
-    assert!(began.elapsed() < SOON, "waiting would not help");
+    assert!(began.elapsed() < WAIT_LIMIT, "waiting would not help");
     let text = mutex.try_lock().unwrap_err().to_string();
     assert!(text.contains(FENCE) && text.contains("2^53"), "{text}");
     assert!(client.mutex("other").try_lock().unwrap().is_some());
@@ -563,7 +563,7 @@ fn assert_waited_for(server: &Server, word: &str, mut set: impl FnMut(bool)) {
         .build()
         .unwrap();
     let mutex = client.mutex(NAME);
-    let again = |before: usize| eventually(SOON, || proxy.connections() >= before + 2);
+    let again = |before: usize| eventually(WAIT_LIMIT, || proxy.connections() >= before + 2);
     set(false);
     // Opens a connection and holds a lock before the fault begins.
     let held = client.mutex("held").lock().unwrap();
@@ -614,7 +614,7 @@ fn server_that_cannot_save_is_waited_for() {
     config(&server, "save", "3600 1000000");
     run(&server, &["BGSAVE"]);
     let status = || server.info("persistence", "rdb_last_bgsave_status");
-    eventually(SOON, || status().as_deref() == Some("err"));
+    eventually(WAIT_LIMIT, || status().as_deref() == Some("err"));
     assert_waited_for(&server, "MISCONF", |is_so| {
         config(
             &server,
@@ -651,7 +651,7 @@ fn long_script_of_another_program_is_waited_for() {
                     .exec(&mut connection);
                 assert!(ended.is_err(), "the script ends only when killed");
             }));
-            eventually(SOON, || {
+            eventually(WAIT_LIMIT, || {
                 let answer = redis::cmd("PING").exec(&mut killer);
                 answer.is_err_and(|error| error.code() == Some("BUSY"))
             });

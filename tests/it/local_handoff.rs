@@ -676,7 +676,7 @@ fn lease_extended_and_set_back_is_handed_off() {
 fn a_lease_with_little_time_left_is_renewed_before_the_hand_off() {
     let server = Server::start();
     let client = client(&server);
-    // Of the second in which a lease can be handed on, a third is over when this one is short.
+    // Of the second in which a lease can be handed off, a third is over when this one is short.
     let ttl = ms(1_000);
     let a = || client.mutex("a").ttl(ttl).renew_every(ms(800));
     thread::scope(|scope| {

@@ -278,7 +278,7 @@ fn past_max_hold_the_key_expires_by_itself() {
 /// Its wake-up is already queued when it resumes, so its first action is to query the guard.
 fn holder() {
     let client = Client::open(parameter("URL")).unwrap();
-    let mut bell = redis::Client::open(parameter("URL"))
+    let mut connection = redis::Client::open(parameter("URL"))
         .unwrap()
         .get_connection()
         .unwrap();
@@ -291,9 +291,9 @@ fn holder() {
         let lost = guard.lost();
         tell_parent("held");
         redis::cmd("BLPOP")
-            .arg("bell")
+            .arg("resume")
             .arg(0)
-            .exec(&mut bell)
+            .exec(&mut connection)
             .unwrap();
         let is_held = guard.is_held();
         assert!(!is_held, "another client holds the lock");
@@ -324,7 +324,7 @@ fn a_holder_paused_past_its_ttl_knows_of_the_loss_as_it_resumes() {
         child.wait_for_line("held");
         child.pause();
         let guard = client.mutex("a").lock().unwrap();
-        server.run("RPUSH", &["bell", "wake up"]);
+        server.run("RPUSH", &["resume", "wake up"]);
         child.resume();
         child.wait_for_line("lost");
         assert_eq!(

@@ -244,8 +244,8 @@ fn an_unknown_master_name_is_reported_at_once() {
     }
 }
 
-fn disturb_master(trouble: MasterFailure, sentinels: &mut Sentinels) {
-    match trouble {
+fn disturb_master(failure: MasterFailure, sentinels: &mut Sentinels) {
+    match failure {
         MasterFailure::Killed => sentinels.kill_first_master(),
         MasterFailure::Stopped => sentinels.first_master().pause(),
         MasterFailure::SwitchedByCommand => sentinels.failover(),
@@ -253,10 +253,10 @@ fn disturb_master(trouble: MasterFailure, sentinels: &mut Sentinels) {
 }
 
 /// Asserts that contending processes go on, without overlap, while the master is replaced.
-fn assert_contenders_go_on(trouble: MasterFailure) {
+fn assert_contenders_go_on(failure: MasterFailure) {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, 0);
-    disturb_master(trouble, &mut sentinels);
+    disturb_master(failure, &mut sentinels);
     let successor = sentinels.successor();
     let timed = time_until_acquired(Instant::now(), || {
         sentinels.ask_data(successor, &["GET", FENCE])
@@ -266,17 +266,17 @@ fn assert_contenders_go_on(trouble: MasterFailure) {
 
     // Every process has reconnected, and the old master serves none of them.
     contention.wait_for_progress(30);
-    match trouble {
+    match failure {
         MasterFailure::Killed => {}
         MasterFailure::Stopped => sentinels.first_master().resume(),
         MasterFailure::SwitchedByCommand => {}
     }
-    if trouble != MasterFailure::Killed {
+    if failure != MasterFailure::Killed {
         wait_until_first_master_is_demoted(&sentinels);
         contention.wait_for_progress(30);
     }
     let outcome = contention.finish();
-    println!("{trouble:?}: went on after {took:?}; {outcome:?}");
+    println!("{failure:?}: went on after {took:?}; {outcome:?}");
     outcome.assert_promises(SLACK);
 }
 
@@ -303,7 +303,7 @@ fn contenders_go_on_after_a_manual_failover() {
 }
 
 /// Asserts that a lease on the replicas survives and a lease that they lack is reported lost.
-fn assert_leases_survive_or_are_reported_lost(trouble: MasterFailure) {
+fn assert_leases_survive_or_are_reported_lost(failure: MasterFailure) {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
     let client = client(&sentinels.url());
     let lock = |name: &str| {
@@ -327,7 +327,7 @@ fn assert_leases_survive_or_are_reported_lost(trouble: MasterFailure) {
     }
     assert!(survives.is_held() && dies.is_held());
     let lost = dies.lost();
-    disturb_master(trouble, &mut sentinels);
+    disturb_master(failure, &mut sentinels);
     let successor = sentinels.successor();
     let timed = Control::run(RESUME_WITHIN + ms(500), || lost.recv_timeout(ms(20_000)));
     assert_eq!(timed.no_later_than(SLACK), Ok(Lost::Deleted));

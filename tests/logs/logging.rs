@@ -303,10 +303,10 @@ fn unanswered_renewals_and_releases_are_logged() {
     eventually(WAIT_LIMIT, || !lines(name, "not renewed").is_empty());
     assert_about(&lines(name, "not renewed")[0], &id, trace, TTL_MS);
     assert!(matches!(guard.unlock(), Err(Error::Unreachable { .. })));
-    let unsure = line(name, "release to be repeated");
-    assert_about(&unsure, &id, trace, TTL_MS);
-    assert_eq!(unsure.level, Level::Warn);
-    assert_key_may_stay(&unsure, "40.0 s");
+    let record = line(name, "release to be repeated");
+    assert_about(&record, &id, trace, TTL_MS);
+    assert_eq!(record.level, Level::Warn);
+    assert_key_may_stay(&record, "40.0 s");
     server.resume();
 }
 

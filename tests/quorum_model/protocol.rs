@@ -1,7 +1,7 @@
 //! The protocol and its environment: all possible next steps of a state.
 
 use crate::promise::Step;
-use crate::state::{ATTEMPTS, Asked, Attempt, Phase, State};
+use crate::state::{ATTEMPTS, Attempt, Phase, Progress, State};
 
 const MAJORITY: usize = 2;
 
@@ -107,7 +107,7 @@ impl Protocol {
             for id in 0..begun {
                 let token = state.attempts[id].token;
                 // A refusal has the effect of a lost message, so there is no step for it.
-                if now.acquire[id] == Asked::Sent
+                if now.acquire[id] == Progress::Sent
                     && now.holder.is_none()
                     && self.is_enough(token, now.counter)
                 {
@@ -116,9 +116,9 @@ impl Protocol {
                     });
                 }
                 let is_owner = now.holder == Some(id);
-                if now.renew[id] == Asked::Sent && is_owner {
+                if now.renew[id] == Progress::Sent && is_owner {
                     take(Step::Renews { server, id }, &|next| {
-                        next.servers[server].renew[id] = Asked::Yes;
+                        next.servers[server].renew[id] = Progress::Yes;
                         next.servers[server].left = self.bounds.ttl;
                     });
                 }
@@ -193,8 +193,8 @@ impl Protocol {
             take(Step::AsksHigher { id, token }, &|next| {
                 next.attempts[id].token = token;
                 for server in &mut next.servers {
-                    if server.acquire[id] == Asked::No {
-                        server.acquire[id] = Asked::Sent;
+                    if server.acquire[id] == Progress::No {
+                        server.acquire[id] = Progress::Sent;
                     }
                 }
             });
@@ -211,10 +211,10 @@ impl Protocol {
         take(Step::Releases { id }, &|next| {
             next.attempts[id].phase = Phase::Over;
         });
-        if self.bounds.block > 1 && !attempt.is_handed_on {
+        if self.bounds.block > 1 && !attempt.is_handed_off {
             let token = attempt.token + 1;
             take(Step::HandsOn { id, token }, &|next| {
-                next.attempts[id].is_handed_on = true;
+                next.attempts[id].is_handed_off = true;
                 next.held |= 1 << token;
             });
         }
@@ -223,11 +223,14 @@ impl Protocol {
                 next.attempts[id].has_renewed = true;
                 next.attempts[id].renewed_left = self.bounds.ttl;
                 for server in &mut next.servers {
-                    server.renew[id] = Asked::Sent;
+                    server.renew[id] = Progress::Sent;
                 }
             });
         }
-        let yes = state.servers.iter().filter(|s| s.renew[id] == Asked::Yes);
+        let yes = state
+            .servers
+            .iter()
+            .filter(|s| s.renew[id] == Progress::Yes);
         let yes = yes.count();
         if yes >= MAJORITY || yes == 1 && self.has(Flaw::RenewedByTheAnswering) {
             take(Step::HoldsOn { id }, &|next| {
@@ -258,14 +261,14 @@ impl Protocol {
             ..Attempt::default()
         };
         for server in &mut next.servers {
-            server.acquire[id] = Asked::Sent;
+            server.acquire[id] = Progress::Sent;
         }
     }
 
     fn grant(&self, next: &mut State, server: usize, id: usize) {
         let token = next.attempts[id].token;
         let server = &mut next.servers[server];
-        server.acquire[id] = Asked::Yes;
+        server.acquire[id] = Progress::Yes;
         server.holder = Some(id);
         server.left = self.bounds.ttl;
         if self.has(Flaw::CounterNotKept) {
@@ -286,7 +289,7 @@ impl Protocol {
     fn votes(&self, state: &State, id: usize) -> usize {
         let with_first = self.has(Flaw::VotesOverTwoIds) && id == 1;
         let votes = state.servers.iter().filter(|server| {
-            server.acquire[id] == Asked::Yes || with_first && server.acquire[0] == Asked::Yes
+            server.acquire[id] == Progress::Yes || with_first && server.acquire[0] == Progress::Yes
         });
         votes.count()
     }
@@ -333,17 +336,17 @@ impl Protocol {
                 // Without a restart, counters only rise.
                 let never = next.restarts == 0 && !self.is_enough(attempt.token, server.counter);
                 match server.acquire[id] {
-                    Asked::Yes if !keeps_votes && !server.has_connections => {
-                        server.acquire[id] = Asked::No;
+                    Progress::Yes if !keeps_votes && !server.has_connections => {
+                        server.acquire[id] = Progress::No;
                     }
-                    Asked::Sent if never => server.acquire[id] = Asked::No,
+                    Progress::Sent if never => server.acquire[id] = Progress::No,
                     _ => {}
                 }
-                let is_sent = server.acquire[id] == Asked::Sent;
+                let is_sent = server.acquire[id] == Progress::Sent;
                 let never = !is_sent && server.holder != Some(id);
                 match server.renew[id] {
-                    Asked::Yes if !awaits_renewal => server.renew[id] = Asked::No,
-                    Asked::Sent if never => server.renew[id] = Asked::No,
+                    Progress::Yes if !awaits_renewal => server.renew[id] = Progress::No,
+                    Progress::Sent if never => server.renew[id] = Progress::No,
                     _ => {}
                 }
                 if is_over && server.has_connections {

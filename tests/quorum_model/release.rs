@@ -2,7 +2,7 @@
 
 use crate::promise::Step;
 use crate::protocol::{Flaw, Protocol};
-use crate::state::{Asked, Phase, Release, Server, State};
+use crate::state::{Phase, Progress, Release, Server, State};
 
 impl Protocol {
     /// Calls `take` with each possible step of a client and a server that concerns the releases of
@@ -15,8 +15,8 @@ impl Protocol {
         take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
     ) {
         let now = &state.servers[server];
-        let has_run = now.acquire[id] != Asked::Sent;
-        if now.acquire[id] != Asked::No && !now.is_answered[id] && !now.is_cut[id] {
+        let has_run = now.acquire[id] != Progress::Sent;
+        if now.acquire[id] != Progress::No && !now.is_answered[id] && !now.is_cut[id] {
             if has_run {
                 take(Step::ReadsGrant { server, id }, &|next| {
                     next.servers[server].is_answered[id] = true;
@@ -88,15 +88,15 @@ fn runs(
 impl Server {
     /// Drops the state of an attempt that is over, as far as it has no further effect.
     pub(crate) fn forget_what_is_gone(&mut self, id: usize) {
-        let may_be_here = self.acquire[id] == Asked::Sent || self.holder == Some(id);
+        let may_be_here = self.acquire[id] == Progress::Sent || self.holder == Some(id);
         if !may_be_here {
             self.release[id] = Release::Over;
         }
         if self.release[id] == Release::Over {
             self.is_answered[id] = false;
             self.is_cut[id] = false;
-            if self.acquire[id] == Asked::Yes {
-                self.acquire[id] = Asked::No;
+            if self.acquire[id] == Progress::Yes {
+                self.acquire[id] = Progress::No;
             }
         }
     }

@@ -5,7 +5,7 @@ pub(crate) const ATTEMPTS: usize = 3;
 
 /// The progress of a request to one server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum Progress {
     /// Not sent, or refused for good.
     #[default]
     No,
@@ -39,8 +39,8 @@ pub(crate) struct Server {
     /// Ticks until the key expires.
     pub(crate) left: u8,
     pub(crate) counter: u8,
-    pub(crate) acquire: [Asked; ATTEMPTS],
-    pub(crate) renew: [Asked; ATTEMPTS],
+    pub(crate) acquire: [Progress; ATTEMPTS],
+    pub(crate) renew: [Progress; ATTEMPTS],
     /// Whether clients and this server exchange messages on connections.
     pub(crate) has_connections: bool,
     pub(crate) release: [Release; ATTEMPTS],
@@ -71,7 +71,7 @@ pub(crate) struct Attempt {
     /// Ticks of validity that the renewal in flight would give.
     pub(crate) renewed_left: u8,
     pub(crate) has_renewed: bool,
-    pub(crate) is_handed_on: bool,
+    pub(crate) is_handed_off: bool,
     /// The highest token of any holder when this attempt began. No participant knows it.
     pub(crate) floor: u8,
 }
@@ -149,7 +149,7 @@ impl Attempt {
             | u32::from(self.left) << 7
             | u32::from(self.renewed_left) << 5
             | u32::from(self.has_renewed) << 4
-            | u32::from(self.is_handed_on) << 3
+            | u32::from(self.is_handed_off) << 3
             | u32::from(self.floor)
     }
 }

@@ -185,7 +185,7 @@ fn lease_without_auto_renew_is_renewed_before_each_hand_off() {
 }
 
 #[test]
-fn lease_with_an_unanswered_shortening_set_ttl_is_not_handed_on() {
+fn lease_with_an_unanswered_shortening_set_ttl_is_not_handed_off() {
     let mut lease = lease(&TERMS);
     lease.set_ttl(at(1), ms(500)).unwrap();
     lease.unanswered(at(2), ms(500));
@@ -199,7 +199,7 @@ fn lease_with_an_unanswered_shortening_set_ttl_is_not_handed_on() {
 }
 
 #[test]
-fn lease_whose_key_may_outlast_the_ttl_is_not_handed_on() {
+fn lease_whose_key_may_outlast_the_ttl_is_not_handed_off() {
     for is_sent in [true, false] {
         let mut lease = lease(&TERMS);
         let before = lease.set_ttl(at(1), ms(3_600_000)).unwrap();
@@ -240,7 +240,7 @@ fn suspected_loss_is_checked_before_a_hand_off() {
 }
 
 #[test]
-fn lost_or_released_lease_is_not_handed_on() {
+fn lost_or_released_lease_is_not_handed_off() {
     let mut lost = lease(&TERMS);
     lost.lose(Lost::Deleted, at(1));
     assert_eq!(step(&lost, &TERMS, 0, 1, false), Err(NoHandoff::Release));

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!        a caller, a failure, a redirect          the pause REFRESH is over
-//! +------+                          +---------+                          +--------+
-//! | idle | -----------------------> | pausing | -----------------------> | asking |
-//! +------+                          +---------+                          +--------+
+//! +------+                          +---------+                          +----------+
+//! | idle | -----------------------> | pausing | -----------------------> | fetching |
+//! +------+                          +---------+                          +----------+
 //!    ^                                   ^   stale again, or a master failed   |
 //!    |                                   +-- less than KEEP_REFRESHING ago ----+
 //!    |                                       and has not replied since         |
@@ -81,7 +81,7 @@ enum State {
     /// There is no thread.
     Idle,
     Pausing,
-    Asking,
+    Fetching,
 }
 
 impl SlotMap {
@@ -159,7 +159,7 @@ impl SlotMap {
         let mut known = self.known.lock();
         known.stale = true;
         // A refresh under way may have asked before this call.
-        let enough = known.refreshes + 1 + u64::from(known.state == State::Asking);
+        let enough = known.refreshes + 1 + u64::from(known.state == State::Fetching);
         while known.refreshes < enough && !self.is_closed() {
             self.ensure_refresh(&mut known);
             let now = Instant::now();
@@ -268,7 +268,7 @@ impl SlotMap {
                 known.row = 0;
             }
             known.stale = false;
-            known.state = State::Asking;
+            known.state = State::Fetching;
             let nodes = known.nodes_to_ask(self.nodes.addresses());
             let layout = MutexGuard::unlocked(&mut known, || self.ask_nodes(nodes));
             let change = layout.map(|layout| {

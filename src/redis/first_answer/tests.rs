@@ -8,7 +8,7 @@ use crate::thread_group::DIALER;
 
 /// How a server behaves in the test.
 #[derive(Clone, Copy)]
-enum Asked {
+enum Behavior {
     Knows,
     Refuses,
     Fails,
@@ -18,15 +18,15 @@ enum Asked {
 /// Longer than any answer takes; a server that hangs answers after it.
 const LONG: Duration = Duration::from_secs(20);
 
-fn inquiry(all: &'static [Asked], timeout: Duration) -> Result<usize, NoAnswer> {
+fn ask_all(all: &'static [Behavior], timeout: Duration) -> Result<usize, NoAnswer> {
     let (over, is_over) = bounded::<()>(0);
-    let ask = |(n, asked): (usize, &'static Asked)| {
+    let ask = |(n, server): (usize, &'static Behavior)| {
         let is_over = is_over.clone();
-        move || match asked {
-            Asked::Knows => Ok(n),
-            Asked::Refuses => Err((ErrorKind::AuthenticationFailed, "refused").into()),
-            Asked::Fails => Err((ErrorKind::Io, "failed").into()),
-            Asked::Hangs => {
+        move || match server {
+            Behavior::Knows => Ok(n),
+            Behavior::Refuses => Err((ErrorKind::AuthenticationFailed, "refused").into()),
+            Behavior::Fails => Err((ErrorKind::Io, "failed").into()),
+            Behavior::Hangs => {
                 let _ = is_over.recv_timeout(LONG);
                 Ok(n)
             }
@@ -40,19 +40,19 @@ fn inquiry(all: &'static [Asked], timeout: Duration) -> Result<usize, NoAnswer> 
 
 #[test]
 fn the_first_good_answer_wins() {
-    use Asked::{Fails, Hangs, Knows, Refuses};
-    assert!(matches!(inquiry(&[Knows], LONG), Ok(0)));
-    assert!(matches!(inquiry(&[Fails, Hangs, Knows], LONG), Ok(2)));
-    assert!(matches!(inquiry(&[Refuses, Refuses, Knows], LONG), Ok(2)));
+    use Behavior::{Fails, Hangs, Knows, Refuses};
+    assert!(matches!(ask_all(&[Knows], LONG), Ok(0)));
+    assert!(matches!(ask_all(&[Fails, Hangs, Knows], LONG), Ok(2)));
+    assert!(matches!(ask_all(&[Refuses, Refuses, Knows], LONG), Ok(2)));
 }
 
 #[test]
 fn only_a_majority_of_refusals_is_a_refusal() {
-    use Asked::{Fails, Refuses};
+    use Behavior::{Fails, Refuses};
     for all in [&[Refuses][..], &[Refuses, Fails, Refuses]] {
-        assert!(matches!(inquiry(all, LONG), Err(NoAnswer::Refused(_))));
+        assert!(matches!(ask_all(all, LONG), Err(NoAnswer::Refused(_))));
     }
-    match inquiry(&[Refuses, Fails], LONG) {
+    match ask_all(&[Refuses, Fails], LONG) {
         Err(NoAnswer::Silent(Some((1, error)))) => assert_eq!(error.kind(), ErrorKind::Io),
         other => panic!("{other:?}"),
     }
@@ -60,8 +60,8 @@ fn only_a_majority_of_refusals_is_a_refusal() {
 
 #[test]
 fn a_timeout_without_errors_is_silence() {
-    for all in [&[][..], &[Asked::Hangs]] {
-        let outcome = inquiry(all, Duration::from_millis(1));
+    for all in [&[][..], &[Behavior::Hangs]] {
+        let outcome = ask_all(all, Duration::from_millis(1));
         assert!(matches!(outcome, Err(NoAnswer::Silent(None))));
     }
 }

@@ -18,7 +18,7 @@ support::tests![
 
 /// One hold of one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Hold {
+pub(super) struct HeldPeriod {
     pub(super) kind: String,
     pub(super) name: String,
     /// 1, or the number of permits.
@@ -35,7 +35,7 @@ pub(super) struct Hold {
 /// A period in which data was lost, and one ttl after it.
 pub(super) type Excused = (u64, u64);
 
-impl Hold {
+impl HeldPeriod {
     /// Writes a line for the parent.
     pub(super) fn line(&self) -> String {
         let Self { kind, name, .. } = self;
@@ -93,8 +93,8 @@ fn is_in(at: u64, excused: &[Excused]) -> bool {
 }
 
 /// Returns what the holds break, each as a sentence. The excused periods are in order.
-pub(super) fn violations(holds: &[Hold], excused: &[Excused]) -> Vec<String> {
-    let mut names = BTreeMap::<_, Vec<&Hold>>::new();
+pub(super) fn violations(holds: &[HeldPeriod], excused: &[Excused]) -> Vec<String> {
+    let mut names = BTreeMap::<_, Vec<&HeldPeriod>>::new();
     for hold in holds {
         let of_permits = hold.kind == PERMITS;
         names
@@ -114,8 +114,8 @@ pub(super) fn violations(holds: &[Hold], excused: &[Excused]) -> Vec<String> {
 }
 
 /// Finds holds of a lock that overlap, of which at least one does not read.
-fn not_alone(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
-    let of = |hold: &&'_ Hold| hold.periods(excused);
+fn not_alone(holds: &[&HeldPeriod], excused: &[Excused]) -> Vec<String> {
+    let of = |hold: &&'_ HeldPeriod| hold.periods(excused);
     let periods = holds.iter().enumerate();
     let periods = periods.flat_map(|(n, hold)| of(hold).into_iter().map(move |it| (it, n)));
     let mut periods: Vec<((u64, u64), usize)> = periods.collect();
@@ -138,7 +138,7 @@ fn not_alone(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
 }
 
 /// Finds permits that brought those in use over the limit.
-fn over_the_limit(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
+fn over_the_limit(holds: &[&HeldPeriod], excused: &[Excused]) -> Vec<String> {
     let mut steps = Vec::new();
     for hold in holds {
         for (from, to) in hold.periods(excused) {
@@ -166,11 +166,11 @@ fn over_the_limit(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
 /// A hold is before another whose call returned later with a lease that certainly lasted until
 /// then. The server holds one of the two leases at a time, so it granted the later one later,
 /// whichever call began first.
-fn older_tokens(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
+fn older_tokens(holds: &[&HeldPeriod], excused: &[Excused]) -> Vec<String> {
     let mut by_got = holds.to_vec();
     by_got.sort_by_key(|hold| hold.got);
     let mut earlier = by_got.clone().into_iter().peekable();
-    let (mut newest, mut newest_written) = (None::<&Hold>, None::<&Hold>);
+    let (mut newest, mut newest_written) = (None::<&HeldPeriod>, None::<&HeldPeriod>);
     let mut found = Vec::new();
     for hold in by_got {
         while let Some(before) = earlier.next_if(|before| before.got < hold.got) {
@@ -181,7 +181,7 @@ fn older_tokens(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
                 newest_written = written.max_by_key(|it| it.token);
             }
         }
-        let is_older = |before: &&Hold| match hold.reads() {
+        let is_older = |before: &&HeldPeriod| match hold.reads() {
             true => hold.token < before.token,
             false => hold.token <= before.token,
         };
@@ -193,8 +193,8 @@ fn older_tokens(holds: &[&Hold], excused: &[Excused]) -> Vec<String> {
     found
 }
 
-fn hold(kind: &str, token: u64, [asked, got, until]: [u64; 3]) -> Hold {
-    Hold {
+fn hold(kind: &str, token: u64, [asked, got, until]: [u64; 3]) -> HeldPeriod {
+    HeldPeriod {
         kind: kind.to_owned(),
         name: "a".to_owned(),
         units: 2,
@@ -207,8 +207,8 @@ fn hold(kind: &str, token: u64, [asked, got, until]: [u64; 3]) -> Hold {
 
 /// Asserts that the holds break this many promises, the first of which reads so.
 #[track_caller]
-fn assert_found(holds: &[Hold], excused: &[Excused], count: usize, what: &str) {
-    let lines = holds.iter().map(|hold| Hold::parse(&hold.line()));
+fn assert_found(holds: &[HeldPeriod], excused: &[Excused], count: usize, what: &str) {
+    let lines = holds.iter().map(|hold| HeldPeriod::parse(&hold.line()));
     assert_eq!(lines.collect::<Option<Vec<_>>>().as_deref(), Some(holds));
     let found = violations(holds, excused);
     assert_eq!(found.len(), count, "{found:?}");

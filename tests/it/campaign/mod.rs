@@ -22,7 +22,7 @@ use rand::{RngExt, SeedableRng};
 use rustix::time::{ClockId, clock_gettime};
 use support::{Child, Sentinels, Server, Setup, let_pass, ms};
 
-use self::judge::{Excused, Hold, violations};
+use self::judge::{Excused, HeldPeriod, violations};
 use self::servers::Servers;
 use self::users::user;
 
@@ -93,7 +93,7 @@ struct Campaign {
     paused: Vec<(u64, Child)>,
     events: BTreeMap<Event, u32>,
     excused: Vec<Excused>,
-    holds: Vec<Hold>,
+    holds: Vec<HeldPeriod>,
 }
 
 impl Campaign {
@@ -180,7 +180,7 @@ impl Campaign {
 
     fn read(&mut self, lines: Vec<String>) {
         // The last line of a killed process may be incomplete.
-        let holds = lines.iter().filter_map(|line| Hold::parse(line));
+        let holds = lines.iter().filter_map(|line| HeldPeriod::parse(line));
         self.holds.extend(holds);
     }
 

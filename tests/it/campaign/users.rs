@@ -12,7 +12,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use support::{COMMAND_TIMEOUT, builder, let_pass, ms, parameter, tell_parent};
 
-use super::judge::Hold;
+use super::judge::HeldPeriod;
 use super::{FAIR, LIMIT, MUTEX, PERMITS, READ, SET, TTL, WRITE, clock};
 
 /// The threads of each process: a kind, and its names.
@@ -175,7 +175,7 @@ fn hold(guard: &Guard, kind: &str, names: &[&str], asked: u64, rng: &mut SmallRn
         let_pass(ms(1));
     }
     for name in names {
-        let hold = Hold {
+        let hold = HeldPeriod {
             kind: kind.to_owned(),
             name: (*name).to_owned(),
             units: guard.units(),

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal};
 use support::{Proxy, Server, Traffic, eventually, ms};
 
-use super::{Program, SOON, delete, is_alive, is_free, program, wait_until_ended};
+use super::{Program, WAIT_LIMIT, delete, is_alive, is_free, program, wait_until_ended};
 
 support::tests![
     lost_lock_terminates_the_command,
@@ -103,7 +103,7 @@ fn killed_program_takes_the_whole_group_with_it() {
     assert!(pids.into_iter().all(is_alive));
     program.send(Signal::KILL);
     wait_until_ended(&pids);
-    eventually(SOON, || is_free(&server, "a"));
+    eventually(WAIT_LIMIT, || is_free(&server, "a"));
 }
 
 fn command_dies_when_the_programs_group_is_killed() {
@@ -188,7 +188,7 @@ fn killing_the_program_never_leaves_an_orphan() {
         std::thread::sleep(ms(n));
         process.kill().unwrap();
         process.wait().unwrap();
-        eventually(SOON, || processes_with_name(&name).is_empty());
+        eventually(WAIT_LIMIT, || processes_with_name(&name).is_empty());
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use support::{Server, eventually, free_port, ms};
 
-use super::{Program, SOON, client, code, delete, hold, is_free, output, program};
+use super::{Program, WAIT_LIMIT, client, code, delete, hold, is_free, output, program};
 
 support::tests![
     exit_code_is_that_of_the_command,
@@ -188,7 +188,9 @@ fn held_lock_is_waited_for_only_as_long_as_asked() {
         Program::run(&url, &[], "exit 3"),
         Program::run(&url, &["--wait", "60s"], "exit 4"),
     ];
-    eventually(SOON, || client(&server).mutex("a").waiting().unwrap() == 2);
+    eventually(WAIT_LIMIT, || {
+        client(&server).mutex("a").waiting().unwrap() == 2
+    });
     drop(guard);
     assert_eq!(waiting.each_mut().map(Program::code), [Some(3), Some(4)]);
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use leasehold::Client;
 use support::{Server, TempDir, certificate_path, eventually, free_port, ms, tls_server};
 
-use super::{Program, SOON, client, code, delete, hold, is_free, output, program, text};
+use super::{Program, WAIT_LIMIT, client, code, delete, hold, is_free, output, program, text};
 
 support::tests![
     command_needs_no_dashes_unless_it_begins_with_one,
@@ -186,7 +186,7 @@ fn fair_runs_are_served_in_their_order() {
     for n in 0..5 {
         let script = format!("echo {n} >>{}", served.display());
         runs.push(Program::run(&server.url(), &["--fair"], &script));
-        eventually(SOON, || {
+        eventually(WAIT_LIMIT, || {
             client(&server).fair_mutex("a").waiting().unwrap() == n + 1
         });
     }
@@ -294,7 +294,7 @@ fn quorum_is_one_url() {
     assert_eq!(program.next_line(), "ready");
     // The third is not asked if its connection opens late.
     let is_held = |server: &&Server| !is_free(server, "a");
-    eventually(SOON, || servers.iter().filter(is_held).count() >= 2);
+    eventually(WAIT_LIMIT, || servers.iter().filter(is_held).count() >= 2);
     assert_eq!(code(&url, &["run", "a", "--no-wait", "--", "true"]), 75);
     let status = text(&url, &["status", "a", "--json"]);
     assert!(status.contains("\"held\":true"), "{status}");
@@ -420,7 +420,9 @@ fn wait_is_over_in_time_while_redis_is_silent() {
             "true",
         ];
         let mut program = Program::start(&server.url(), &args);
-        eventually(SOON, || client(&server).mutex("a").waiting().unwrap() >= 1);
+        eventually(WAIT_LIMIT, || {
+            client(&server).mutex("a").waiting().unwrap() >= 1
+        });
         server.pause();
         let began = Instant::now();
         program.code();

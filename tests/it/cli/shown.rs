@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use leasehold::{Client, MutexGuard};
 use support::{Server, eventually};
 
-use super::{Program, SOON, client, code, hold, is_free, json, output, program, text};
+use super::{Program, WAIT_LIMIT, client, code, hold, is_free, json, output, program, text};
 
 support::tests![
     status_shows_holders_and_waiters,
@@ -29,11 +29,13 @@ fn status_shows_holders_and_waiters() {
     let _bytes = holder.mutex(b"b\"\n\xff").lock().unwrap();
     drop(holder.mutex("free").lock().unwrap());
     let _waiting = Program::run(&url, &[], "true");
-    eventually(SOON, || holder.mutex("a").waiting().unwrap() == 1);
+    eventually(WAIT_LIMIT, || holder.mutex("a").waiting().unwrap() == 1);
     let queued = client(&server).fair_mutex("a");
-    std::thread::spawn(move || queued.try_lock_for(SOON));
-    eventually(SOON, || holder.fair_mutex("a").waiting().unwrap() == 2);
-    eventually(SOON, || holder.mutex("a").waiting().unwrap() == 2);
+    std::thread::spawn(move || queued.try_lock_for(WAIT_LIMIT));
+    eventually(WAIT_LIMIT, || {
+        holder.fair_mutex("a").waiting().unwrap() == 2
+    });
+    eventually(WAIT_LIMIT, || holder.mutex("a").waiting().unwrap() == 2);
 
     assert_text_status(&text(&url, &["status", "a", "free", "never"]), &guard);
     let mut command = program(&url);

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal};
 use support::{Server, eventually};
 
-use super::{PROGRAM, Program, SOON, client, hold, is_free};
+use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, is_free};
 
 support::tests![
     signal_ends_the_wait,
@@ -35,7 +35,7 @@ fn signal_ends_the_wait() {
     let start = |_| Program::run(&server.url(), &[], "echo ran");
     let mut waiting: Vec<_> = signals.iter().map(start).collect();
     let all = signals.len() as u64;
-    eventually(SOON, || {
+    eventually(WAIT_LIMIT, || {
         client(&server).mutex("a").waiting().unwrap() == all
     });
     for (program, signal) in waiting.iter_mut().zip(signals) {
@@ -109,9 +109,11 @@ fn command_is_suspended_with_the_program() {
     };
     let ours = Pid::from_child(&program.process);
     program.send(Signal::TSTP);
-    eventually(SOON, || state(pid) == Some('T') && state(ours) == Some('T'));
+    eventually(WAIT_LIMIT, || {
+        state(pid) == Some('T') && state(ours) == Some('T')
+    });
     program.send(Signal::CONT);
-    eventually(SOON, || state(pid) != Some('T'));
+    eventually(WAIT_LIMIT, || state(pid) != Some('T'));
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(143));
 }

@@ -3,7 +3,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use support::{Server, Terminal, eventually};
 
-use super::{PROGRAM, SOON, client, hold, is_free};
+use super::{PROGRAM, WAIT_LIMIT, client, hold, is_free};
 
 support::tests![
     foreground_command_reads_from_the_terminal,
@@ -91,7 +91,9 @@ fn ctrl_c_ends_the_wait() {
     let server = Server::start();
     let _held = hold(&server);
     let mut terminal = run(&server, &["--foreground"], "echo ran");
-    eventually(SOON, || client(&server).mutex("a").waiting().unwrap() == 1);
+    eventually(WAIT_LIMIT, || {
+        client(&server).mutex("a").waiting().unwrap() == 1
+    });
     terminal.type_keys(CTRL_C);
     let (status, shown) = terminal.wait();
     assert_eq!(status.code(), Some(130), "{shown}");
@@ -143,7 +145,7 @@ fn foreground_command_dies_with_the_program() {
     let pid = Pid::from_raw(pid).unwrap();
     kill_process(program, Signal::KILL).unwrap();
     super::wait_until_ended(&[pid]);
-    eventually(SOON, || is_free(&server, "a"));
+    eventually(WAIT_LIMIT, || is_free(&server, "a"));
 }
 
 fn lost_lock_ends_a_foreground_command() {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use support::{Proxy, Server, Traffic, eventually, ms};
 
-use super::{Program, SOON, client, hold, json, program, text};
+use super::{Program, WAIT_LIMIT, client, hold, json, program, text};
 
 support::tests![
     changes_of_holder_are_counted,
@@ -69,9 +69,13 @@ fn longest_wait_is_shown() {
     let _out = client.semaphore("s", 1).acquire().unwrap();
     let began = Instant::now();
     let _waits = Program::run(&url, &["--fair"], "true");
-    eventually(SOON, || client.fair_mutex("a").waiting().unwrap() == 1);
+    eventually(WAIT_LIMIT, || {
+        client.fair_mutex("a").waiting().unwrap() == 1
+    });
     let _waits = Program::start(&url, &["run", "--permits", "1", "s", "--", "true"]);
-    eventually(SOON, || client.semaphore("s", 1).waiting().unwrap() == 1);
+    eventually(WAIT_LIMIT, || {
+        client.semaphore("s", 1).waiting().unwrap() == 1
+    });
 
     let mut top = Program::start(&url, &["top", "--json", "--interval", "20ms"]);
     let mut wait_of = |name: &str| loop {
