@@ -127,8 +127,8 @@ impl MutexGuard {
 
     /// Returns true only if the lock is certainly held at this moment.
     ///
-    /// Reads a local clock and does no I/O: a lock whose key was deleted or forced since the last
-    /// renewal counts as held until the next one.
+    /// Reads a local clock and does no I/O. If the key was deleted or the lock was released by
+    /// force, the lock counts as held until the next renewal.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -149,8 +149,8 @@ impl MutexGuard {
 
     /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
     ///
-    /// Reads a local clock and does no I/O: a lock whose key was deleted or forced since the last
-    /// renewal counts as held until the next one.
+    /// Reads a local clock and does no I/O. If the key was deleted or the lock was released by
+    /// force, the lock counts as held until the next renewal.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -176,8 +176,8 @@ impl MutexGuard {
 
     /// Returns an error unless the lock is certainly held.
     ///
-    /// Reads a local clock and does no I/O: a lock whose key was deleted or forced since the last
-    /// renewal counts as held until the next one.
+    /// Reads a local clock and does no I/O. If the key was deleted or the lock was released by
+    /// force, the lock counts as held until the next renewal.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -436,7 +436,7 @@ impl Mutex {
         }
     }
 
-    /// Releases the lock on behalf of `holder` if it still has it; returns true if it was released.
+    /// Releases the lock if `holder` still holds it; returns true if it was released.
     ///
     /// Like [`force_unlock`](Self::force_unlock), but never takes the lock from another holder than
     /// the one that [`inspect`](Self::inspect) has shown. Returns within the command timeout.

@@ -81,8 +81,8 @@ impl MutexAllGuard {
 
     /// Returns true only if all names are certainly held at this moment.
     ///
-    /// Reads a local clock and does no I/O: a name whose key was deleted or forced since the last
-    /// renewal counts as held until the next one.
+    /// Reads a local clock and does no I/O. If a key was deleted or a name was released by force,
+    /// the name counts as held until the next renewal.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -100,8 +100,8 @@ impl MutexAllGuard {
 
     /// Returns how long all names are certainly held without a renewal; `None` if they are lost.
     ///
-    /// Reads a local clock and does no I/O: a name whose key was deleted or forced since the last
-    /// renewal counts as held until the next one.
+    /// Reads a local clock and does no I/O. If a key was deleted or a name was released by force,
+    /// the name counts as held until the next renewal.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -119,8 +119,8 @@ impl MutexAllGuard {
 
     /// Returns an error unless all names are certainly held.
     ///
-    /// Reads a local clock and does no I/O: a name whose key was deleted or forced since the last
-    /// renewal counts as held until the next one.
+    /// Reads a local clock and does no I/O. If a key was deleted or a name was released by force,
+    /// the name counts as held until the next renewal.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -496,7 +496,7 @@ impl RwLock {
         self.as_mutex().force_unlock()
     }
 
-    /// Releases the lock on behalf of `holder` if it still has it; returns true if it was released.
+    /// Releases the lock if `holder` still holds it; returns true if it was released.
     ///
     /// `holder` is the writer or one of the readers that [`inspect`](Self::inspect) has shown. The
     /// other readers keep the lock. Returns within the command timeout.

@@ -222,7 +222,7 @@ pub(crate) fn new_place<'a>(attempt: &Attempt<'_>, inbox: &'a Inbox) -> NewPlace
     }
 }
 
-/// Describes a reply that a call waits.
+/// Describes a reply that says that the call waits.
 pub(crate) fn waiting_reply(
     attempt: &Attempt<'_>,
     sent: Instant,

@@ -4,7 +4,7 @@
 -- Granted: {1, token of each lock}.
 -- Refused: {0, value of the lock key, its ttl in ms or -1, index of the lock from 1}.
 -- Errors: BADFENCE n if the n-th fence holds no integer below 2^53, WRONGTYPE n if the n-th lock is
--- no string. After any error no lock is held.
+-- no string. After any error the caller holds none of the locks.
 local count = #KEYS / 2
 for n = 1, count do
   local holder = redis.pcall('GET', KEYS[n])

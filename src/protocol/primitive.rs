@@ -177,8 +177,10 @@ pub(crate) enum Reached {
     Always,
 }
 
-/// Which scripts can tell whether a waiter fits, and admit it. Kinds of lock can share a queue in
-/// Redis, but only the scripts of a waiter's kind can refresh it.
+/// The scripts that can tell whether a waiter fits, and admit it.
+///
+/// Kinds of lock can share a queue in Redis, but only the scripts of a waiter's kind can refresh
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Admission {
     /// One holder at a time.

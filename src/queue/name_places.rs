@@ -465,8 +465,8 @@ impl NamePlaces {
         gone
     }
 
-    /// Leaves the refresh to another waiter, because no reply could arrive before this waiter's
-    /// deadline.
+    /// Passes a refresh that is due on to another waiter: no reply to this call could arrive before
+    /// its deadline.
     pub(super) fn pass_refresh_on(&mut self, serial: u64, why: Wake) {
         self.waiter(serial).refreshes = false;
         self.note_not_refreshed(why, Instant::START);

@@ -170,7 +170,7 @@ impl PlaceTicket<'_> {
         });
     }
 
-    /// Passes a refresh that is due on to the other waiters: no reply to this call could arrive
+    /// Passes a refresh that is due on to another waiter: no reply to this call could arrive
     /// before its deadline.
     pub(crate) fn pass_refresh_on(&self, why: Wake) {
         self.with_places(|places| places.pass_refresh_on(self.serial, why));

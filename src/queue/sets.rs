@@ -228,10 +228,10 @@ impl SetTicket<'_> {
                 0 => None,
                 _ => waiter.keeps_since.or(Some(reply.sent)),
             };
-            let lets_go = waiter
+            let keeps_until = waiter
                 .keeps_since
                 .map_or(Instant::NEVER, |at| at.after(KEEPS_FOR));
-            waiter.due = next.min(lets_go);
+            waiter.due = next.min(keeps_until);
         });
     }
 

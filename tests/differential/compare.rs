@@ -1,4 +1,4 @@
-//! Which replies count as equal.
+//! Compares the replies of the test kit with those of a real server.
 
 use std::iter;
 

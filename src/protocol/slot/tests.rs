@@ -12,7 +12,7 @@ fn slots_are_those_of_cluster_keyslot() {
 }
 
 #[test]
-fn hash_tags() {
+fn a_hash_tag_is_between_the_first_braces_and_not_empty() {
     assert_eq!(hash_tag(b"a{b}c{d}"), Some(&b"b"[..]));
     assert_eq!(hash_tag(b"a{{b}}"), Some(&b"{b"[..]));
     for none in ["", "a", "{", "}", "{}", "a{}{b}", "}a{", "a}b"] {

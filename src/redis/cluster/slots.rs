@@ -1,4 +1,4 @@
-//! Which node of a cluster owns each slot, as a node reports it. No I/O.
+//! The owners of a cluster's slots, as a node reports them. No I/O.
 
 use std::ops::RangeInclusive;
 

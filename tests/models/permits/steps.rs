@@ -7,7 +7,7 @@ use super::state::{Call, Command, Flaw, Found, Id, Member, OLD, Reply, Rules, St
 pub enum Step {
     Tick,
     Runs(Command),
-    /// The network runs a command, and will run it again.
+    /// The server runs a command, which will arrive a second time.
     RunsAgain(Command),
     ReplyIsLost(Command),
     ConnectionIsCut(Command),

@@ -11,7 +11,7 @@ pub enum Step {
     Runs(Command, Id),
     LosesReply(Command, Id),
     LosesCommand(Command, Id),
-    /// The network runs a command, and will run it again.
+    /// The server runs a command, which will arrive a second time.
     RunsAgain(Command, Id),
     ReadsEntered(Id, Entered),
     ReadsRefreshed(Id, Refreshed),

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes all certificates anew, each for a hundred years. Run once, by hand; no key of an authority is kept.
+# Makes new certificates, each for a hundred years. Run once, by hand; no key of an authority is kept.
 set -eu
 cd "$(dirname "$0")"
 work=$(mktemp -d)
@@ -22,7 +22,7 @@ authority ca "leasehold test CA"
 certificate ca server localhost DNS:localhost,IP:127.0.0.1
 # A client's; a server that shows it goes by another name than the one it is asked for under.
 certificate ca client booking-api DNS:booking-api
-# What nobody trusts.
+# An authority and a client that no server trusts.
 authority stranger-ca "a stranger's CA"
 certificate stranger-ca stranger booking-api DNS:booking-api
 chmod 600 ./*.key

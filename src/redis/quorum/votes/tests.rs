@@ -1,4 +1,4 @@
-//! Which votes decide a call, and what they decide.
+//! Tests of the votes: how many decide a call, and what they decide.
 
 use super::*;
 use crate::protocol::answer::Wanted;
