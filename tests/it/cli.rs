@@ -228,7 +228,7 @@ fn completions_and_manual_pages_are_written() {
     assert!(page.contains("LEASEHOLD_FENCING_TOKEN"), "{page}");
     assert_eq!(code("", &["man", "nonsense"]), 64);
     for args in [&["--help"][..], &["man"], &["completions", "bash"]] {
-        assert!(!text("", args).contains("__shim"), "{args:?}");
+        assert!(!text("", args).contains("__supervise"), "{args:?}");
     }
 }
 

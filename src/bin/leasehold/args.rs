@@ -21,7 +21,7 @@ pub(crate) use crate::args::run::Run;
 /// Runs commands under distributed locks kept in Redis or Valkey, and shows who holds them.
 ///
 /// The server is read from --url, else from REDIS_URL or, for a quorum, REDIS_URLS, else from
-/// REDIS_HOST, REDIS_PORT and REDIS_DB, which are ignored beside a URL. The default is
+/// REDIS_HOST, REDIS_PORT and REDIS_DB, which are ignored if there is a URL. The default is
 /// 127.0.0.1:6379. REDIS_USERNAME and REDIS_PASSWORD fill in any URL without a password, even that
 /// of --url. REDIS_TLS_CA, REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. These
 /// variables set what no option sets: LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_CONNECT_TIMEOUT_MS,

@@ -137,7 +137,7 @@ pub(crate) fn by_signal(signal: i32) -> u8 {
 }
 
 /// Returns the text without the credentials of the URLs in it.
-pub(crate) fn without_logons(text: &str) -> String {
+pub(crate) fn without_credentials(text: &str) -> String {
     let mut parts = text.split("://");
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn credentials_in_urls_are_hidden() {
         let text = "unexpected argument 'redis://:p@ss@h:1/2' found at http://x and redis://u:pw@h";
-        let shown = without_logons(text);
+        let shown = without_credentials(text);
         assert_eq!(
             shown,
             "unexpected argument 'redis://…@h:1/2' found at http://x and redis://…@h"

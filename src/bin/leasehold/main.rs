@@ -28,9 +28,9 @@ mod run;
 mod running;
 mod screen;
 mod server_variables;
-mod shim;
 mod signals;
 mod status;
+mod supervise;
 mod supervisor;
 mod table;
 mod top;
@@ -48,9 +48,9 @@ fn main() {
     // The parser does not know the supervisor's argument, so help and completions do not show it.
     if env::args_os()
         .nth(1)
-        .is_some_and(|first| first == shim::SHIM)
+        .is_some_and(|first| first == supervise::SUPERVISE)
     {
-        shim::shim();
+        supervise::supervise();
         return;
     }
     let code = match Cli::read(env::args_os()) {
@@ -60,7 +60,11 @@ fn main() {
             .map_or_else(|error| Failure::from(error).print(), |()| 0),
         Err(error) => {
             // The error quotes unexpected arguments, such as a URL with a password.
-            let _ = write!(io::stderr(), "{}", exit::without_logons(&error.to_string()));
+            let _ = write!(
+                io::stderr(),
+                "{}",
+                exit::without_credentials(&error.to_string())
+            );
             exit::USAGE
         }
     };

@@ -7,7 +7,7 @@ use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::escape::Escaped;
 
-/// Which messages are printed.
+/// The messages that are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Verbosity {

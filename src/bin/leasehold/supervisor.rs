@@ -1,4 +1,4 @@
-//! The handle of the supervisor process, which runs `shim.rs`: starts it, and sends it requests.
+//! The handle of the supervisor process (`supervise.rs`): starts it, and sends it requests.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::shim::{LEAVE, SHIM, WATCH};
+use crate::supervise::{LEAVE, SUPERVISE, WATCH};
 
 /// A second process of this program, which leads a process group and kills that group when this
 /// process ends, however it ends.
@@ -26,7 +26,7 @@ impl Supervisor {
         let mut command = Command::new(path_of_this_program()?);
         // The supervisor must not keep our working directory or terminal in use, nor a copy of our
         // environment.
-        command.arg(SHIM).env_clear().current_dir("/");
+        command.arg(SUPERVISE).env_clear().current_dir("/");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.stderr(Stdio::null()).process_group(0).spawn()?;
         let missing = || io::Error::other("the supervisor has no pipe");

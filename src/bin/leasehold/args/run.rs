@@ -123,11 +123,11 @@ impl Run {
     /// them is the first in the command's environment.
     pub(crate) fn names(&self) -> Vec<&OsStr> {
         let mut names: Vec<&OsStr> = Vec::new();
-        let given = match self.names.as_slice() {
+        let words = match self.names.as_slice() {
             [] => self.word.as_slice(),
-            given => given,
+            names => names,
         };
-        for name in given {
+        for name in words {
             if !names.contains(&name.as_os_str()) {
                 names.push(name);
             }

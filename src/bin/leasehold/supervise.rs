@@ -1,5 +1,5 @@
-//! The shim: a second process of this program, which kills the command's group if the first one
-//! dies.
+//! The supervisor: a second process of this program, which kills the command's group if the first
+//! one dies.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use signal_hook::flag;
 
 use crate::job::signal_command;
 
-/// The argument that selects the shim.
-pub(crate) const SHIM: &str = "__shim";
+/// The argument that selects the supervisor.
+pub(crate) const SUPERVISE: &str = "__supervise";
 
 /// The request to leave the group.
 pub(crate) const LEAVE: u8 = b'.';
@@ -22,16 +22,17 @@ pub(crate) const WATCH: u8 = b'w';
 
 /// Waits until the first process closes its pipe, and then kills the command's process group.
 ///
-/// If the first process is killed, the kernel closes the pipe. The shim answers every request with
-/// a byte.
+/// If the first process is killed, the kernel closes the pipe. The supervisor answers every request
+/// with a byte.
 ///
-/// The shim leads the group. So the group exists before the command starts, and the command never
-/// runs without supervision. While the shim lives, the kernel cannot reuse the group's id.
-pub(crate) fn shim() {
+/// The supervisor leads the group. So the group exists before the command starts, and the command
+/// never runs without supervision. While the supervisor lives, the kernel cannot reuse the group's
+/// id.
+pub(crate) fn supervise() {
     // Signals to the group are for the command. A handler that only sets a flag ignores them.
     for signal in 1..=64 {
         if !FORBIDDEN.contains(&signal) && ![SIGKILL, SIGSTOP].contains(&signal) {
-            // A signal without a handler ends the shim as it ends the command.
+            // A signal without a handler ends the supervisor as it ends the command.
             let _ = flag::register(signal, Arc::new(AtomicBool::new(false)));
         }
     }
