@@ -57,7 +57,9 @@ impl Deployments {
             with_one_hung: affinity::apart(servers),
         };
         // No call waits for the replicas of the master.
-        this.sentinels.data()[1..].iter().for_each(affinity::aside);
+        this.sentinels.data()[1..]
+            .iter()
+            .for_each(affinity::run_in_idle_time);
         this
     }
 

@@ -57,7 +57,7 @@ fn main() {
     let samples = in_turns(&server.url(), ROUNDS, HAND_OFFS, &mut sides);
 
     let [fair, mutex, by_hand, its_scripts] = &samples[..] else {
-        unreachable!("one result per contender");
+        unreachable!("one result per candidate");
     };
     let (vs_hand, vs_mutex) = (fair.ratio(by_hand), fair.ratio(mutex));
     let vs_scripts = fair.ratio(its_scripts);
@@ -91,7 +91,7 @@ fn main() {
 /// Prints a row per side; `trips` are the round trips after the wake-up.
 fn print(samples: &[Samples], trips: &[f64]) {
     let [_, mutex, by_hand, _] = samples else {
-        unreachable!("one result per contender");
+        unreachable!("one result per candidate");
     };
     let rows: Vec<_> = NAMES
         .iter()

@@ -2,7 +2,7 @@
 //! 1 ms. Alternates with hand-written pollers (every 1 ms) and a hand-written queue.
 //!
 //! Shows the cost of first come, first served, and the cost of the subscriber thread that serves
-//! all waiters of a client. `FLEET=all cargo bench --bench fleet` runs more contenders, among them
+//! all waiters of a client. `FLEET=all cargo bench --bench fleet` runs more candidates, among them
 //! the hand-written queue. `CHAOS=60 cargo bench --bench fleet` kills and pauses processes at
 //! random for a minute instead.
 
@@ -13,7 +13,7 @@ use common::fleet::{Terms, contend, measure};
 use common::picture::{Panel, Picture, Row};
 use common::series::{Series, run_in_turns};
 use common::window::Window;
-use common::{Report, Spread, contenders};
+use common::{Report, Spread, candidates};
 use support::{Chaos, Server, ms, survivor};
 
 const ROUNDS: usize = 5;
@@ -42,7 +42,7 @@ const KINDS: [(&str, bool, &str); 3] = [
 /// Label, kind, threads per process, and the length of the section.
 type Comparison = (&'static str, &'static str, usize, Duration);
 
-const CONTENDERS: [Comparison; 7] = [
+const CANDIDATES: [Comparison; 7] = [
     (FAIR, "fair", 1, ms(1)),
     (MUTEX, "mutex", 1, ms(1)),
     (POLLER, "poller", 1, ms(1)),
@@ -53,7 +53,7 @@ const CONTENDERS: [Comparison; 7] = [
 ];
 
 /// Added by `FLEET=all`.
-const MORE_CONTENDERS: [Comparison; 5] = [
+const MORE_CANDIDATES: [Comparison; 5] = [
     (GRANTED, "granted", 1, ms(1)),
     (DIRECTLY, "granted-directly", 1, ms(1)),
     ("FairMutex, 4 threads each", "fair", 4, ms(1)),
@@ -64,7 +64,7 @@ const MORE_CONTENDERS: [Comparison; 5] = [
 fn main() {
     // In a child process, runs its role and exits.
     if support::run_role(&[
-        ("member", || contend(contenders::open)),
+        ("member", || contend(candidates::open)),
         ("survivor", survive_and_end),
     ]) {
         return;
@@ -86,14 +86,14 @@ fn take_turns() {
              twice that for several threads"
         ),
     );
-    let mut contenders = CONTENDERS.to_vec();
+    let mut candidates = CANDIDATES.to_vec();
     if env::var("FLEET").is_ok_and(|which| which == "all") {
-        contenders.extend(MORE_CONTENDERS);
+        candidates.extend(MORE_CANDIDATES);
     }
     let empty = |(label, _, _, section): &Comparison| Series::new(label, *section);
-    let mut series: Vec<Series> = contenders.iter().map(empty).collect();
+    let mut series: Vec<Series> = candidates.iter().map(empty).collect();
     run_in_turns(ROUNDS, &mut series, |n| {
-        let (_, kind, threads, section) = contenders[n];
+        let (_, kind, threads, section) = candidates[n];
         let terms = Terms {
             kind,
             processes: PROCESSES,
@@ -270,7 +270,7 @@ fn table(series: &[Series], section: Duration) {
         .collect();
     common::print_table(
         &[
-            "contender",
+            "candidate",
             "acquisitions/s",
             "gap p50 µs",
             "p99",

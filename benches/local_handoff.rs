@@ -8,7 +8,7 @@ use common::picture::{Panel, Picture, Row};
 use common::ping_pong::{Side, Waiter, wait};
 use common::series::Series;
 use common::window::Window;
-use common::{Report, Samples, Spread, contenders};
+use common::{Report, Samples, Spread, candidates};
 use support::{Server, ms};
 
 const ROUNDS: usize = 7;
@@ -24,7 +24,7 @@ fn main() {
     // In a child process, runs its role and exits.
     if support::run_role(&[
         ("waiter", || wait(sides)),
-        ("member", || contend(contenders::open)),
+        ("member", || contend(candidates::open)),
     ]) {
         return;
     }

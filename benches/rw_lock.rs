@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use common::contenders::{WRITE, polling_readers, readers, released};
+use common::candidates::{WRITE, polling_readers, readers, released};
 use common::fleet::{Lockers, Terms, contend, is_first, measure};
 use common::floor::readers::ReaderHand;
 use common::picture::{Picture, Row};
@@ -39,7 +39,7 @@ const NAMES: [&str; 5] = [
     "RwLock, write",
 ];
 
-const CONTENDERS: [(&str, &str); 5] = [
+const CANDIDATES: [(&str, &str); 5] = [
     ("RwLock, 95 % read", "mixed"),
     ("Mutex", "mutex"),
     ("RwLock, one writes", "one writer"),
@@ -135,11 +135,11 @@ fn pairs(server: &Server) -> Vec<Samples> {
     samples
 }
 
-fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
-    let mut series = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
+fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
+    let mut series = CANDIDATES.map(|(label, _)| Series::new(label, SECTION));
     run_in_turns(ROUNDS, &mut series, |n| {
         let terms = Terms {
-            kind: CONTENDERS[n].1,
+            kind: CANDIDATES[n].1,
             processes: PROCESSES,
             threads: 1,
             section: SECTION,
@@ -171,7 +171,7 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
         ]
     });
     let heads = [
-        "contender",
+        "candidate",
         "sections/s",
         "wait p50 µs",
         "p99",
@@ -185,7 +185,7 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
     series
 }
 
-/// Opens the contender of this kind in a member process.
+/// Opens the candidate of this kind in a member process.
 fn open(kind: &str, url: &str) -> Lockers {
     let client = Client::open(url).unwrap();
     match kind {

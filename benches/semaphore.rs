@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use common::contenders::{permits, polled_permits};
+use common::candidates::{permits, polled_permits};
 use common::fleet::{Lockers, Terms, contend, is_first, measure};
 use common::floor::permits::{PermitHand, SimpleQueue};
 use common::floor::redisson::RedissonPermits;
@@ -35,7 +35,7 @@ const IDEAL: &str = "queue by hand";
 const MIXED: &str = "Semaphore, one wants all";
 const POLLER: &str = "poller by hand, every 1 ms";
 
-const CONTENDERS: [(&str, &str); 4] = [
+const CANDIDATES: [(&str, &str); 4] = [
     (OURS, "ours"),
     (IDEAL, "ideal"),
     (MIXED, "mixed"),
@@ -186,11 +186,11 @@ fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
     (samples, names)
 }
 
-fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
-    let mut series = CONTENDERS.map(|(label, _)| Series::new(label, SECTION));
+fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
+    let mut series = CANDIDATES.map(|(label, _)| Series::new(label, SECTION));
     run_in_turns(ROUNDS, &mut series, |n| {
         let terms = Terms {
-            kind: CONTENDERS[n].1,
+            kind: CANDIDATES[n].1,
             processes: PROCESSES,
             threads: 1,
             section: SECTION,
@@ -217,7 +217,7 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
         ]
     });
     let heads = [
-        "contender",
+        "candidate",
         "acquisitions/s",
         "wait p50 µs",
         "p99",
@@ -229,7 +229,7 @@ fn contended(server: &Server) -> [Series; CONTENDERS.len()] {
     series
 }
 
-/// Opens a contender of a member process.
+/// Opens a candidate of a member process.
 fn open(kind: &str, url: &str) -> Lockers {
     let semaphore = || Client::open(url).unwrap().semaphore("contended", PERMITS);
     match kind {

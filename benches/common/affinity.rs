@@ -22,7 +22,7 @@ pub fn apart<T>(start: impl FnOnce() -> T) -> T {
 
 /// Runs a server only when its processor is otherwise idle: no call waits for it, and in production
 /// it would be on another machine.
-pub fn aside(server: &Server) {
+pub fn run_in_idle_time(server: &Server) {
     let id = i32::try_from(server.process_id())
         .ok()
         .and_then(Pid::from_raw);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use crate::clocks::{clock, processor_time, server_processor_time};
 use crate::floor::pair::connect;
 use crate::monitor::Monitor;
-use crate::window::{Account, Hold, Window};
+use crate::window::{Account, HeldPeriod, Window};
 use support::{self, Child, Server, TempDir};
 
 /// The start of a run that is not counted: connections, scripts, the first subscription.
@@ -26,7 +26,7 @@ const MONITORED: Duration = Duration::from_millis(500);
 /// How long after the end a process may take to report.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The contenders, and how long they run.
+/// The candidates, and how long they run.
 #[derive(Clone, Copy)]
 pub struct Terms {
     pub kind: &'static str,
@@ -67,7 +67,7 @@ pub type Locker = Box<dyn FnMut(&Section) -> Result<(), String> + Send>;
 /// Creates a locker for each thread of a process.
 pub type Lockers = Box<dyn Fn() -> Locker>;
 
-/// Opens a contender by its kind and the server's URL.
+/// Opens a candidate by its kind and the server's URL.
 pub type Open = fn(kind: &str, url: &str) -> Lockers;
 
 fn nanos() -> u64 {
@@ -93,7 +93,7 @@ pub fn contend(open: Open) {
     };
     let (begins, ends) = (word(), word());
     let used = processor_time();
-    let results: Vec<(Vec<Hold>, Vec<String>)> = thread::scope(|scope| {
+    let results: Vec<(Vec<HeldPeriod>, Vec<String>)> = thread::scope(|scope| {
         let threads: Vec<_> = lockers
             .into_iter()
             .zip(0..)
@@ -122,7 +122,7 @@ pub fn contend(open: Open) {
     let holds: Vec<u64> = results
         .iter()
         .flat_map(|(holds, _)| holds)
-        .flat_map(Hold::words)
+        .flat_map(HeldPeriod::words)
         .collect();
     let mut words = vec![used, failures.len() as u64, first.len() as u64];
     words.push(holds.len() as u64);
@@ -145,7 +145,7 @@ fn lock_until(
     thread: u64,
     mut locker: Locker,
     section: &Section,
-) -> (Vec<Hold>, Vec<String>) {
+) -> (Vec<HeldPeriod>, Vec<String>) {
     let (mut holds, mut failures) = (Vec::new(), Vec::new());
     loop {
         let asked = nanos();
@@ -157,7 +157,7 @@ fn lock_until(
         }
         let held = section.held.lock();
         if let Some((token, from, to)) = held.unwrap_or_else(PoisonError::into_inner).take() {
-            holds.push(Hold {
+            holds.push(HeldPeriod {
                 process: 0,
                 thread,
                 asked,
@@ -223,7 +223,7 @@ fn start_processes(server: &Server, terms: Terms, plain: &Plain) -> (Vec<Child>,
     let (url, port) = (server.url(), listener.local_addr().unwrap().port());
     let (port, threads) = (port.to_string(), terms.threads.to_string());
     let section = terms.section.as_micros().to_string();
-    let given = [
+    let parameters = [
         ("URL", &*url),
         ("KIND", terms.kind),
         ("PORT", &port),
@@ -232,7 +232,7 @@ fn start_processes(server: &Server, terms: Terms, plain: &Plain) -> (Vec<Child>,
         ("PLAIN", &plain.path()),
     ];
     let children: Vec<_> = (0..terms.processes)
-        .map(|_| Child::spawn("member", &given))
+        .map(|_| Child::spawn("member", &parameters))
         .collect();
     let accept = |_| listener.accept().unwrap().0;
     let wires = children.iter().map(accept).collect();
@@ -251,7 +251,7 @@ fn account(mut wire: TcpStream, within: Duration) -> Option<Account> {
     let count = usize::try_from(*count).unwrap();
     let (holds, _) = holds[..count].as_chunks();
     Some(Account {
-        holds: holds.iter().map(Hold::of).collect(),
+        holds: holds.iter().map(HeldPeriod::of).collect(),
         used: Duration::from_nanos(*used),
         failures: *failures,
         first: String::from_utf8_lossy(&bytes[8 * (4 + count)..]).into_owned(),

@@ -7,7 +7,7 @@ use crate::pen::{Area, FAINT, INK, MARK, NORMAL, OTHERS, OURS, circle, line, rec
 
 const ROW: i32 = 28;
 
-/// Which marks a picture has.
+/// The marks that a picture has.
 pub(crate) struct Legend {
     pub(crate) ours: bool,
     pub(crate) ranges: bool,

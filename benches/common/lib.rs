@@ -1,8 +1,8 @@
 //! Helpers of the benches: turns, percentiles, tables, hand-written equivalents, and reports.
 
 pub mod affinity;
+pub mod candidates;
 mod clocks;
-pub mod contenders;
 pub mod fleet;
 pub mod floor;
 mod legend;

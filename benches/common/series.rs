@@ -1,4 +1,4 @@
-//! The results of a contender in each round of a bench, and the panels that show them.
+//! The results of a candidate in each round of a bench, and the panels that show them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::samples::{Samples, Spread};
 use crate::turns::turns;
 use crate::window::Window;
 
-/// A contender's runs, one per round.
+/// A candidate's runs, one per round.
 pub struct Series {
     pub label: &'static str,
     pub section: Duration,
@@ -37,7 +37,7 @@ impl Series {
         [0, 1, 2].map(|n| self.spread(|window| of(window)[n]).median)
     }
 
-    /// Returns the spread of a value of this contender relative to the other's in the same round,
+    /// Returns the spread of a value of this candidate relative to the other's in the same round,
     /// because the machine's speed changes between rounds.
     pub fn ratio(&self, other: &Self, of: impl Fn(&Window) -> f64) -> Spread {
         let pairs = self.rounds.iter().zip(&other.rounds);
@@ -45,7 +45,7 @@ impl Series {
     }
 }
 
-/// Runs each contender once in every round, in the order of [`turns`].
+/// Runs each candidate once in every round, in the order of [`turns`].
 pub fn run_in_turns(rounds: usize, series: &mut [Series], mut run: impl FnMut(usize) -> Window) {
     for (_, n) in turns(rounds, series.len()) {
         series[n].rounds.push(run(n));

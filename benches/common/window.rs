@@ -1,4 +1,4 @@
-//! Which thread held a lock when, during one run, and the statistics of that.
+//! The periods in which threads held a lock during one run, and their statistics.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::samples::percentile;
 
 /// The report of a process: its holds, the processor time it used, and its failures.
 pub(super) struct Account {
-    pub(super) holds: Vec<Hold>,
+    pub(super) holds: Vec<HeldPeriod>,
     pub(super) used: Duration,
     pub(super) failures: u64,
     pub(super) first: String,
@@ -14,7 +14,7 @@ pub(super) struct Account {
 
 /// Times are ns of the clock shared by all processes.
 #[derive(Clone, Copy)]
-pub struct Hold {
+pub struct HeldPeriod {
     pub process: u64,
     pub thread: u64,
     /// When the thread asked for the lock.
@@ -25,7 +25,7 @@ pub struct Hold {
     pub token: u64,
 }
 
-impl Hold {
+impl HeldPeriod {
     pub(super) fn words(&self) -> [u64; 6] {
         [
             self.process,
@@ -64,7 +64,7 @@ pub struct Window {
     /// Start and end of the counting of requests, and their number.
     pub(super) monitored: ([u64; 2], u64),
     /// Ordered by start.
-    pub(super) holds: Vec<Hold>,
+    pub(super) holds: Vec<HeldPeriod>,
     pub(super) clients_used: Duration,
     pub failures: u64,
     pub first_failure: String,
@@ -82,7 +82,7 @@ impl Window {
     pub(super) fn add(&mut self, process: u64, account: Account) {
         let holds = account.holds.into_iter();
         self.holds
-            .extend(holds.map(|hold| Hold { process, ..hold }));
+            .extend(holds.map(|hold| HeldPeriod { process, ..hold }));
         self.clients_used += account.used;
         self.failures += account.failures;
         if self.first_failure.is_empty() {
@@ -158,7 +158,7 @@ impl Window {
     /// The mean and the longest wait of the holds with this mark in place of a token, relative to
     /// the mean wait of all holds.
     pub fn waits_vs_mean(&self, mark: u64) -> [f64; 2] {
-        let wait = |hold: &Hold| (hold.from - hold.asked) as f64;
+        let wait = |hold: &HeldPeriod| (hold.from - hold.asked) as f64;
         let mean = |waits: &[f64]| waits.iter().sum::<f64>() / waits.len() as f64;
         let all: Vec<f64> = self.counted().map(wait).collect();
         let marked = self.counted().filter(|hold| hold.token == mark);
@@ -167,7 +167,7 @@ impl Window {
         [mean(&marked), longest].map(|wait| wait / mean(&all))
     }
 
-    fn counted(&self) -> impl Iterator<Item = &Hold> + Clone {
+    fn counted(&self) -> impl Iterator<Item = &HeldPeriod> + Clone {
         let [begins, ends] = self.window;
         let holds = self.holds.iter();
         holds.filter(move |hold| (begins..ends).contains(&hold.from))
@@ -204,7 +204,7 @@ impl Window {
         self.waits_where(|hold| hold.token == mark)
     }
 
-    fn waits_where(&self, is_wanted: impl Fn(&Hold) -> bool) -> [f64; 3] {
+    fn waits_where(&self, is_wanted: impl Fn(&HeldPeriod) -> bool) -> [f64; 3] {
         let [begins, ends] = self.window;
         let waited = self.holds.iter();
         let waited = waited.filter(|hold| hold.asked < ends && hold.from >= begins);

@@ -1,4 +1,4 @@
-//! The contention that all contenders meet: the name, the number of processes, and the times.
+//! The contention that all candidates meet: the name, the number of processes, and the times.
 
 use std::time::Duration;
 

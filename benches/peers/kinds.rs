@@ -14,7 +14,7 @@ use tokio::sync::Mutex;
 use crate::contention::{NAME, TTL, TUNED};
 use crate::provider::{distributed_lock_provider, runtime};
 use crate::shared;
-use common::contenders;
+use common::candidates;
 use common::fleet::{Locker, Lockers};
 
 /// Each process has one contending thread; an async crate gets a runtime on it.
@@ -39,7 +39,7 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
         }),
         "distributed-lock" => Box::new(move || distributed_lock(&url, false)),
         "distributed-lock-tuned" => Box::new(move || distributed_lock(&url, true)),
-        _ => contenders::open(kind, &url),
+        _ => candidates::open(kind, &url),
     }
 }
 

@@ -21,7 +21,7 @@ use support::{Server, ms};
 const SECTIONS: [Duration; 2] = [ms(1), ms(0)];
 
 /// Label and kind. Those of this crate come first.
-const CONTENDERS: [(&str, &str); 11] = [
+const CANDIDATES: [(&str, &str); 11] = [
     ("leasehold Mutex", "mutex"),
     ("leasehold FairMutex", "fair"),
     ("by hand, every 1 ms", "poller"),
@@ -56,19 +56,19 @@ fn main() {
     );
     let mut series: Vec<Series> = SECTIONS
         .into_iter()
-        .flat_map(|section| CONTENDERS.map(|(label, _)| Series::new(label, section)))
+        .flat_map(|section| CANDIDATES.map(|(label, _)| Series::new(label, section)))
         .collect();
     for round in 0..ROUNDS {
         for turn in 0..series.len() {
             let n = (round + turn) % series.len();
             let terms = Terms {
-                kind: CONTENDERS[n % CONTENDERS.len()].1,
+                kind: CANDIDATES[n % CANDIDATES.len()].1,
                 processes: PROCESSES,
                 threads: 1,
                 section: series[n].section,
                 lasts: LASTS,
             };
-            // Keys left behind by one contender must not affect the next.
+            // Keys left behind by one candidate must not affect the next.
             redis::cmd("FLUSHALL")
                 .exec(&mut server.connection())
                 .unwrap();
@@ -154,7 +154,7 @@ fn figures(series: &[Series]) -> Vec<(&'static str, String)> {
         format!("{ratios:.3}")
     };
     let less = |label, of| format!("{:.3}", ratios(label, of).fold(0.0, f64::max));
-    let (mutex, fair) = (CONTENDERS[0].0, CONTENDERS[1].0);
+    let (mutex, fair) = (CANDIDATES[0].0, CANDIDATES[1].0);
     // Compares the maximum, not the p99: if one process nearly always has the lock, nearly all
     // waits are its own, and short.
     let wait = |it: &Window| it.waits()[2];

@@ -13,7 +13,7 @@ use support::{Server, ms};
 use crate::contention::{LASTS, NAME, PROCESSES, ROUNDS, TUNED};
 use crate::provider::{distributed_lock_provider, runtime};
 use crate::shown::{drawn, is_ours, problems};
-use common::contenders::{
+use common::candidates::{
     READ, WRITE, numbered, permits, polled_permits, polling_readers, readers, redisson_permits,
     redisson_readers,
 };
@@ -33,11 +33,11 @@ const SMALL: u64 = 0;
 
 type Statistic = fn(&Window) -> f64;
 
-/// The work of the processes, and the contenders that do it.
+/// The work of the processes, and the candidates that do it.
 struct Situation {
     title: &'static str,
     /// Label and kind. The one of this crate comes first.
-    contenders: &'static [(&'static str, &'static str)],
+    candidates: &'static [(&'static str, &'static str)],
     /// The holds whose waits are shown apart: what they are, and their mark in place of a token.
     marked: Option<(&'static str, u64)>,
     /// How many holds began although others excluded them.
@@ -50,7 +50,7 @@ const REDISSON: &str = "Redisson's scripts by hand";
 
 const PERMITS_SHARED: Situation = Situation {
     title: "4 permits, sections of 1 ms",
-    contenders: &[
+    candidates: &[
         ("leasehold Semaphore", "permits/leasehold"),
         ("by hand, every 1 ms", "permits/poller"),
         (REDISSON, "permits/redisson"),
@@ -65,10 +65,10 @@ const PERMITS_SHARED: Situation = Situation {
     ],
 };
 
-/// No other contender can take several permits at once.
+/// No other candidate can take several permits at once.
 const ONE_WANTS_ALL: Situation = Situation {
     title: "4 permits, one wants all, 7 want 1, 1 ms",
-    contenders: &[
+    candidates: &[
         ("leasehold Semaphore", "one wants all/leasehold"),
         (REDISSON, "one wants all/redisson"),
     ],
@@ -79,7 +79,7 @@ const ONE_WANTS_ALL: Situation = Situation {
 
 const MOSTLY_READ: Situation = Situation {
     title: "95 % of sections read, 1 ms",
-    contenders: &[
+    candidates: &[
         ("leasehold RwLock", "mostly read/leasehold"),
         ("by hand, every 1 ms", "mostly read/poller"),
         (REDISSON, "mostly read/redisson"),
@@ -93,7 +93,7 @@ const MOSTLY_READ: Situation = Situation {
 
 const ONE_WRITES: Situation = Situation {
     title: "one writes, 7 read without a pause, 1 ms",
-    contenders: &[
+    candidates: &[
         ("leasehold RwLock", "one writes/leasehold"),
         ("by hand, every 1 ms", "one writes/poller"),
         (REDISSON, "one writes/redisson"),
@@ -104,24 +104,24 @@ const ONE_WRITES: Situation = Situation {
     ..MOSTLY_READ
 };
 
-/// Opens a contender of a situation; `None` if the kind names none.
+/// Opens a candidate of a situation; `None` if the kind names none.
 pub(crate) fn open(kind: &str, url: &str) -> Option<Lockers> {
-    let (situation, contender) = kind.split_once('/')?;
+    let (situation, candidate) = kind.split_once('/')?;
     Some(match situation {
-        "permits" => semaphore(contender, url, 1),
-        "one wants all" if is_first(url, "large") => semaphore(contender, url, PERMITS),
-        "one wants all" => semaphore(contender, url, 1),
-        "mostly read" => rw_lock(contender, url, |number| number.is_multiple_of(WRITES)),
-        "one writes" if is_first(url, "writer") => rw_lock(contender, url, |_| true),
-        "one writes" => rw_lock(contender, url, |_| false),
+        "permits" => semaphore(candidate, url, 1),
+        "one wants all" if is_first(url, "large") => semaphore(candidate, url, PERMITS),
+        "one wants all" => semaphore(candidate, url, 1),
+        "mostly read" => rw_lock(candidate, url, |number| number.is_multiple_of(WRITES)),
+        "one writes" if is_first(url, "writer") => rw_lock(candidate, url, |_| true),
+        "one writes" => rw_lock(candidate, url, |_| false),
         _ => unreachable!("unknown situation {situation}"),
     })
 }
 
-fn semaphore(contender: &str, url: &str, wanted: u32) -> Lockers {
+fn semaphore(candidate: &str, url: &str, wanted: u32) -> Lockers {
     let mark = if wanted == PERMITS { LARGE } else { SMALL };
     let here = url.to_owned();
-    match contender {
+    match candidate {
         "leasehold" => {
             let semaphore = Client::open(url).unwrap().semaphore(NAME, PERMITS);
             permits(semaphore.many(wanted), mark)
@@ -130,23 +130,23 @@ fn semaphore(contender: &str, url: &str, wanted: u32) -> Lockers {
         "redisson" => redisson_permits(url, PERMITS, wanted, mark),
         "peer" => Box::new(move || distributed_semaphore(&here, false)),
         "peer-tuned" => Box::new(move || distributed_semaphore(&here, true)),
-        _ => unreachable!("unknown contender {contender}"),
+        _ => unreachable!("unknown candidate {candidate}"),
     }
 }
 
-fn rw_lock(contender: &str, url: &str, writes: fn(u64) -> bool) -> Lockers {
+fn rw_lock(candidate: &str, url: &str, writes: fn(u64) -> bool) -> Lockers {
     let here = url.to_owned();
-    match contender {
+    match candidate {
         "leasehold" => readers(Client::open(url).unwrap().rw_lock(NAME), writes),
         "poller" => polling_readers(url, writes),
         "redisson" => redisson_readers(url, writes),
         "peer" => Box::new(move || distributed_rw_lock(&here, false, writes)),
         "peer-tuned" => Box::new(move || distributed_rw_lock(&here, true, writes)),
-        _ => unreachable!("unknown contender {contender}"),
+        _ => unreachable!("unknown candidate {candidate}"),
     }
 }
 
-/// Repeats an attempt every 1 ms, as tuned contenders do, or waits as the crate does.
+/// Repeats an attempt every 1 ms, as tuned candidates do, or waits as the crate does.
 macro_rules! acquire {
     ($is_tuned:expr, $attempt:expr, $wait:expr) => {
         match $is_tuned {
@@ -193,7 +193,7 @@ fn distributed_rw_lock(url: &str, is_tuned: bool, writes: fn(u64) -> bool) -> Lo
     })
 }
 
-/// Runs all contenders of each situation, prints a table of it, and returns the figures and the
+/// Runs all candidates of each situation, prints a table of it, and returns the figures and the
 /// panels.
 pub(crate) fn run(server: &Server) -> (Vec<(&'static str, String)>, Vec<Panel>) {
     let situations = [PERMITS_SHARED, ONE_WANTS_ALL, MOSTLY_READ, ONE_WRITES];
@@ -212,14 +212,14 @@ pub(crate) fn run(server: &Server) -> (Vec<(&'static str, String)>, Vec<Panel>) 
 }
 
 fn contended(server: &Server, situation: &Situation) -> Vec<Series> {
-    let contenders = situation.contenders;
-    let series = contenders
+    let candidates = situation.candidates;
+    let series = candidates
         .iter()
         .map(|(label, _)| Series::new(label, ms(1)));
     let mut series: Vec<Series> = series.collect();
     run_in_turns(ROUNDS, &mut series, |n| {
         let terms = Terms {
-            kind: contenders[n].1,
+            kind: candidates[n].1,
             processes: PROCESSES,
             threads: 1,
             section: ms(1),
@@ -254,7 +254,7 @@ impl Situation {
         common::print_table(&heads, &rows.collect::<Vec<_>>());
     }
 
-    /// The waits of the marked holds, or else of all. Those of a contender that let too many in are
+    /// The waits of the marked holds, or else of all. Those of a candidate that let too many in are
     /// left out, since they are no price of exclusion.
     fn panel(&self, series: &[Series]) -> Panel {
         let rows = series.iter().map(|series| {

@@ -1,4 +1,4 @@
-//! How a contender's results are shown: its problems, and its row in a picture.
+//! How a candidate's results are shown: its problems, and its row in a picture.
 
 use common::picture::Row;
 use common::series::Series;
@@ -31,7 +31,7 @@ pub(crate) fn problems(series: &Series, excess: fn(&Window) -> u64) -> String {
     said.join("; ")
 }
 
-/// Returns the row of a contender, or what is drawn in its place, with its problems in short.
+/// Returns the row of a candidate, or what is drawn in its place, with its problems in short.
 pub(crate) fn drawn(series: &Series, row: Option<Row>, problems: &str) -> Row {
     let row = row.unwrap_or_else(|| Row::nothing(series.label, "never held it"));
     let row = match problems.split([':', '(']).next() {

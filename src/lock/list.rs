@@ -26,7 +26,7 @@ use crate::token::FencingToken;
 pub(crate) const MOST_HOLDERS: u32 = 10_000;
 
 /// How many names are inspected in one write.
-const TOGETHER: usize = 64;
+const NAMES_PER_WRITE: usize = 64;
 
 /// How many keys a server examines for a page of a scan: it serves no other client meanwhile.
 const KEYS_PER_PAGE: usize = 1_000;
@@ -267,7 +267,7 @@ fn collect(
                 !found.contains_key(keys.key(0).name) && runtime.deployment.check(keys).is_ok()
             })
             .collect();
-        for names in names.chunks(TOGETHER) {
+        for names in names.chunks(NAMES_PER_WRITE) {
             let holders = twice(runtime, |until| {
                 if runtime.deployment.size().all > 1 {
                     return names

@@ -70,7 +70,7 @@ redis.call('PUBLISH', KEYS[2], 0)
 return answer(1)
 ";
 
-/// The same KEYS and ARGV. No contender writes twice at a time.
+/// The same KEYS and ARGV. No candidate writes twice at a time.
 const WRITE: &str = "
 local mode = redis.call('HGET', KEYS[1], 'mode')
 if not mode then

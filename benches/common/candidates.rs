@@ -1,4 +1,4 @@
-//! The contenders: the locks of this crate, hand-written pollers, a hand-written queue, and
+//! The candidates: the locks of this crate, hand-written pollers, a hand-written queue, and
 //! Redisson's scripts by hand.
 
 use std::process;
@@ -20,7 +20,7 @@ const NAME: &str = "contended";
 pub const WRITE: u64 = 1;
 pub const READ: u64 = 0;
 
-/// Opens a contender. The threads of a process share one client; each poller has its own
+/// Opens a candidate. The threads of a process share one client; each poller has its own
 /// connection.
 pub fn open(kind: &str, url: &str) -> Lockers {
     match kind {
