@@ -1,7 +1,7 @@
 //! A model of a lease with unanswered commands, searched exhaustively for broken promises.
 //!
 //! One lease on one server. From every state, the search takes every possible step: the client
-//! renews, sets a ttl, stops waiting for a reply, hands the lease on or releases it; the server
+//! renews, sets a ttl, stops waiting for a reply, hands the lease off or releases it; the server
 //! runs any command that was sent; a command or reply is lost; time passes. No step is forced, so a
 //! command may run at any time or never, and a reply may arrive at any time.
 //!
