@@ -380,8 +380,9 @@ fn lease_is_renewed<D: Deployment>(scope_for: &TestScope<'_, D>) {
     guard.renew().unwrap();
     guard.set_ttl(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(19_000));
+    // The last servers of a quorum get the ttl after `set_ttl` has returned.
     for server in scope_for.owners() {
-        assert!(server.pttl(&scope_for.key) > 19_000);
+        eventually(WAIT_LIMIT, || server.pttl(&scope_for.key) > 10_000);
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }

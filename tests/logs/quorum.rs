@@ -699,7 +699,7 @@ fn a_server_that_replies_byte_by_byte_delays_no_call() {
         let mut times: Vec<_> = (0..9)
             .map(|_| {
                 let start = Instant::now();
-                let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(500));
+                let guard = client.mutex("a").ttl(LONG).try_lock_for(ms(5_000));
                 let took = start.elapsed();
                 drop(guard.unwrap().expect("no other call holds the lock"));
                 took
