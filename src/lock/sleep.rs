@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::clock::{Instant, nap};
 use crate::lock::replies::Over;
 use crate::lock::waiting_call::WaitingCall;
+use crate::queue::next_attempt::next_attempt;
 use crate::stats::Wake;
 use crate::wait_policy::{Backoff, WaitPolicy, jittered};
 
@@ -44,8 +45,8 @@ impl WaitingCall<'_> {
         remaining: Option<Duration>,
         latest: Instant,
     ) -> SleepEnd {
-        let (pause, timeout_wake) = self.pause_after_refusal(is_subscribed, remaining);
-        let end = self.park_until(latest.min(Instant::now().after(pause)));
+        let (until, timeout_wake) = self.next_attempt(is_subscribed, remaining, Instant::now());
+        let end = self.park_until(latest.min(until));
         self.attempt.silence.restart();
         match end {
             SleepEnd::Woken => SleepEnd::Woken,
@@ -53,25 +54,23 @@ impl WaitingCall<'_> {
         }
     }
 
-    /// How long to sleep after a refusal without a wake-up, and the reason to record then.
-    fn pause_after_refusal(
+    /// When to try again after a refusal without a wake-up, and the reason to record then.
+    fn next_attempt(
         &self,
         is_subscribed: bool,
         remaining: Option<Duration>,
-    ) -> (Duration, Wake) {
+        now: Instant,
+    ) -> (Instant, Wake) {
         let backstop = self.attempt.runtime.config.backstop;
         let refusals = self.refusals.saturating_sub(1);
         let pause = match &self.attempt.settings.wait {
-            WaitPolicy::Backoff(backoff) => return (backoff.pause(refusals), Wake::Backstop),
+            WaitPolicy::Backoff(backoff) => {
+                return (now.after(backoff.pause(refusals)), Wake::Backstop);
+            }
             WaitPolicy::Wake if is_subscribed => jittered(backstop),
             WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals).min(backstop),
         };
-        // The expiry of a key is not announced. Redis rounds the remaining time down to whole ms.
-        let rounded = |left: Duration| left.saturating_add(Duration::from_millis(1));
-        match remaining.map(rounded) {
-            Some(left) if left < pause => (left, Wake::Ttl),
-            _ => (pause, Wake::Backstop),
-        }
+        next_attempt(now.after(pause), now, remaining, now)
     }
 
     /// Sleeps while this call itself needs no reply; fails if Redis was silent for too long.

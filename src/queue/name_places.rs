@@ -41,6 +41,7 @@ use crate::holder::HolderId;
 use crate::protocol::place::{Refreshed, TokenBlock};
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
+use crate::queue::next_attempt::next_attempt;
 use crate::queue::parker::Parker;
 use crate::queue::position::{Grant, Position};
 use crate::stats::Wake;
@@ -135,18 +136,9 @@ impl RefreshPace {
             // No message announces a grant: only a refresh finds it.
             false => self.every / 4,
         };
-        // No message announces the expiry of a key. Redis rounds the remaining time down to whole
-        // ms.
-        let expiry = remaining.map_or(Instant::NEVER, |remaining| {
-            let rounded_up = remaining.saturating_add(Duration::from_millis(1));
-            reply.arrived.after(rounded_up)
-        });
         let earliest = reply.sent.after(SHORTEST_PAUSE);
-        let (expiry, regular) = (expiry.max(earliest), reply.sent.after(pause));
-        match expiry < regular {
-            true => (expiry, Wake::Ttl),
-            false => (regular, Wake::Backstop),
-        }
+        let regular = reply.sent.after(pause);
+        next_attempt(regular, reply.arrived, remaining, earliest)
     }
 }
 
