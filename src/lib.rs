@@ -71,6 +71,7 @@ mod escape;
 pub mod guide;
 mod health;
 mod holder;
+mod holder_id;
 mod lease;
 #[cfg(feature = "testing")]
 mod live_clients;
@@ -78,6 +79,7 @@ mod lock;
 mod logging;
 mod lost;
 mod name;
+mod permit_holder;
 mod protocol;
 mod queue;
 mod random;
@@ -91,6 +93,7 @@ compile_error!(
 );
 
 mod runtime;
+mod rw_holders;
 #[cfg(feature = "serde")]
 mod serialize;
 mod stats;
@@ -122,13 +125,16 @@ pub use api::semaphore_permit::SemaphorePermit;
 pub use cancel::CancelToken;
 pub use error::{Cause, Error};
 pub use health::{BreakerState, Health, HealthPart, HealthState};
-pub use holder::{Holder, HolderId, PermitHolder, RwHolders};
+pub use holder::Holder;
+pub use holder_id::HolderId;
 pub use lock::list::{Held, HeldPermits};
 pub use lock::release::Unlocked;
 pub use lock::shutdown::ShutdownReport;
 pub use lost::Lost;
 pub use name::Name;
+pub use permit_holder::PermitHolder;
 pub use renewed::Renewed;
+pub use rw_holders::RwHolders;
 pub use stats::{Latency, Stats, Totals};
 pub use token::FencingToken;
 pub use wait_policy::{Backoff, WaitPolicy};

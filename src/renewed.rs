@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::name::Name;
 use crate::token::FencingToken;
 

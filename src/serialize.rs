@@ -8,8 +8,10 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::holder::{Holder, HolderId, PermitHolder};
+use crate::holder::Holder;
+use crate::holder_id::HolderId;
 use crate::name::Name;
+use crate::permit_holder::PermitHolder;
 use crate::token::FencingToken;
 
 /// A number.

@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 
 use crate::clock::Instant;
 use crate::error::Error;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
 use crate::lock::release::{Unlocked, keep_until, release};

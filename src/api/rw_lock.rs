@@ -14,7 +14,7 @@ use crate::api::settings::lock_settings;
 use crate::clock::left_until;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::holder::{Holder, RwHolders};
+use crate::holder::Holder;
 use crate::lock::acquire::WaitLimit;
 use crate::lock::shutdown::Core;
 use crate::logging;
@@ -22,6 +22,7 @@ use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Cap;
+use crate::rw_holders::RwHolders;
 use crate::token::FencingToken;
 
 /// A lock that several readers hold together, or one writer alone, across processes and machines.

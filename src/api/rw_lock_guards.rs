@@ -8,7 +8,7 @@ use crossbeam_channel::Receiver;
 
 use crate::api::guard::MutexGuard;
 use crate::error::Error;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lock::downgrade::downgrade;
 use crate::lock::release::Unlocked;
 use crate::lost::Lost;

@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, nap};
 use crate::config::{LeaseTerms, OnLost, OnRenew};
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::handoff::{HandoffRun, NoHandoff};
 use crate::lease::release::Release;
 use crate::lease::state::LeaseState;

@@ -7,7 +7,7 @@ use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Primitive;

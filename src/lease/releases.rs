@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::release::Release;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::{AtRelease, Primitive};

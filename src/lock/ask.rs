@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lock::attempt::{Attempted, SPLIT_VOTE_BACKOFF};
 use crate::lock::place::waiting_reply;
 use crate::lock::replies::Over;

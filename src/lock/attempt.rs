@@ -9,7 +9,7 @@ use crate::cancel::CancelToken;
 use crate::clock::Instant;
 use crate::config::{LeaseTerms, Settings};
 use crate::error::{Cause, Error};
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::handoff::HandoffRun;
 use crate::lease::held::{HeldLease, Holding, LeaseCell};
 use crate::lease::release::{Release, ReleaseReport};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::release::Release;
 use crate::lease::state::LeaseState;
 use crate::lock::attempt::{Attempt, Attempted, TTL_TOO_SHORT};

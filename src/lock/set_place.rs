@@ -1,7 +1,7 @@
 //! The place of a set in the queue of one name after the other, and the command that asks for all.
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lock::attempt::{Attempt, Attempted};
 use crate::lock::place::{inbox, leave, new_place, refresh_pace, waiting_reply};
 use crate::logging;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::handoff::HandoffRun;
 use crate::lease::held::HeldLease;
 use crate::lease::state::LeaseState;

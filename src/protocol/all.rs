@@ -4,7 +4,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::name::Name;
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Keys, Layout, sibling_key};

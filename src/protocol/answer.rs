@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use crate::holder::{Holder, READERS, RwHolders};
+use crate::holder::{Holder, READERS};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::place::Refreshed;
 use crate::protocol::reply::{Reply, read_pttl};
+use crate::rw_holders::RwHolders;
 use crate::token::FencingToken;
 
 /// The properties of an acquiring call on which its valid replies depend.

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::fair::lock_queue;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};

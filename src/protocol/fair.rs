@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::error::Error;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::name::{Name, shown};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::script::{Call, Script, script};

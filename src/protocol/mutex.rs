@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive};

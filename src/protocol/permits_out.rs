@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::holder::PermitHolder;
+use crate::permit_holder::PermitHolder;
 use crate::protocol::reply::Reply;
 use crate::token::FencingToken;
 

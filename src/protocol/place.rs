@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::reply::{Reply, read_pttl};
 use crate::token::FencingToken;
 

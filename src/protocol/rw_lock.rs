@@ -5,7 +5,7 @@ use std::slice;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::name::shown;
 use crate::protocol::rights::QueueRights;
 use crate::protocol::verb::Verb;

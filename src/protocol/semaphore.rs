@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::name::Name;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex;

@@ -8,7 +8,7 @@ use shuttle::thread::{spawn, yield_now};
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::handoff::HandoffRun;
 use crate::lease::held::{HeldLease, Holding, LeaseCell};
 use crate::lease::state::LeaseState;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Weak;
 use std::thread::{self, ThreadId};
 
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::held::HeldLease;
 
 /// The leases under which this client holds a name, at most as many as the kind of lock allows.

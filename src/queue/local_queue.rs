@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::{HeldLease, Holding};
 use crate::queue::answers::Answers;

@@ -37,7 +37,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::place::{Refreshed, TokenBlock};
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;

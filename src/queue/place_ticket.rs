@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::name::Name;
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::{Admission, Primitive};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::name::{Name, NameTable};
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};

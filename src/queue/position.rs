@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::place::TokenBlock;
 use crate::queue::answers::Answers;
 use crate::queue::parker::Parker;

@@ -21,7 +21,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::name::Name;
 use crate::protocol::primitive::{PartOfSet, Primitive};
 use crate::queue::answers::Answers;

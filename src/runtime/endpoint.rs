@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::release::Release;
 use crate::name::{Name, NameTable};
 use crate::redis::Server;

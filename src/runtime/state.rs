@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Error;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lease::held::HeldLease;
 use crate::lease::release::{RecentReleases, Release, ReleaseReport, Unconfirmed};
 use crate::lease::status::RenewalRequest;

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::holder::{HolderId, READERS};
+use crate::holder::READERS;
+use crate::holder_id::HolderId;
 use crate::live_clients;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, sibling_key};

@@ -1,12 +1,13 @@
 //! Checks of the answers that are read from a reply to a script or a command.
 
-use crate::holder::{Holder, RwHolders};
+use crate::holder::Holder;
 use crate::protocol::answer::{Answer, Wanted};
 use crate::protocol::place::{Refreshed, read_grant};
 use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::inspect::{read_count, read_listeners, read_page};
 use crate::runtime::io::shared_stats;
+use crate::rw_holders::RwHolders;
 use crate::token::FencingToken;
 
 use super::arbitrary::NO_TOKEN;

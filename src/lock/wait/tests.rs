@@ -8,7 +8,7 @@ use support::{Server, eventually, ms};
 
 use super::*;
 use crate::config::Settings;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::release::release;
 use crate::lock::shutdown::Core;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread::{self, Thread};
 
 use crate::clock::{Instant, nap};
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{CallResult, Connection};

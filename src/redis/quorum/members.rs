@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::clock::Instant;
-use crate::holder::HolderId;
+use crate::holder_id::HolderId;
 use crate::redis::quorum::member::Member;
 use crate::redis::quorum::tokens::Tokens;
 use crate::redis::quorum::votes::Majority;
