@@ -1,15 +1,20 @@
 //! Lists the held locks, or the permits that are out, by scanning the keys of every server.
 
+pub(crate) mod held;
+pub(crate) mod held_permits;
+mod key_scan;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error};
 use crate::holder::Holder;
-use crate::name::{Name, shown};
-use crate::permit_holder::PermitHolder;
+use crate::lock::list::held::Held;
+use crate::lock::list::held_permits::HeldPermits;
+use crate::lock::list::key_scan::KeyScan;
+use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
@@ -19,175 +24,12 @@ use crate::protocol::script::Call;
 use crate::protocol::semaphore::{self, SemaphoreKeys};
 use crate::redis::{Cap, Connection, Fault, Server};
 use crate::runtime::Runtime;
-#[cfg(feature = "serde")]
-use crate::serialize::{HOLDER_FIELDS, write_holder};
-use crate::token::FencingToken;
 
 /// The most holders that an inspection of a semaphore returns.
 pub(crate) const MOST_HOLDERS: u32 = 10_000;
 
 /// How many names are inspected in one write.
 const NAMES_PER_WRITE: usize = 64;
-
-/// How many keys a server examines for a page of a scan: it serves no other client meanwhile.
-const KEYS_PER_PAGE: usize = 1_000;
-
-/// How long the scan of one server may take. A server sends a million keys in a few seconds.
-const LONGEST_SCAN: Duration = Duration::from_secs(600);
-
-/// A held lock and its holder, as [`Client::list`](crate::Client::list) found them.
-///
-/// ```
-/// # let server = leasehold::testing::Server::start();
-/// # let client = server.client();
-/// # let _guard = client.mutex("account:123").lock()?;
-/// for held in client.list("account:")? {
-///     println!("{} is held by {}", held.name(), held.holder());
-/// }
-/// # assert_eq!(client.list("account:")?.len(), 1);
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct Held {
-    name: Name,
-    holder: Holder,
-}
-
-/// The name, and the fields of the [`Holder`].
-#[cfg(feature = "serde")]
-impl serde::Serialize for Held {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStruct;
-        let mut fields = to.serialize_struct("Held", 1 + HOLDER_FIELDS)?;
-        fields.serialize_field("name", self.name())?;
-        write_holder(&mut fields, self.holder())?;
-        fields.end()
-    }
-}
-
-impl Held {
-    /// Returns the lock's name.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let guard = client.mutex("account:123").lock()?;
-    /// let held = client.list("account:")?;
-    /// assert_eq!(held[0].name(), guard.name());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn name(&self) -> &Name {
-        &self.name
-    }
-
-    /// Returns the holder.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let guard = client.mutex("account:123").lock()?;
-    /// let held = client.list("account:")?;
-    /// assert_eq!(held[0].holder().holder_id(), Some(guard.holder_id()));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn holder(&self) -> &Holder {
-        &self.holder
-    }
-}
-
-/// A semaphore with permits that are out, as [`Client::list_permits`](crate::Client::list_permits)
-/// found it.
-///
-/// ```
-/// # let server = leasehold::testing::Server::start();
-/// # let client = server.client();
-/// # let _permit = client.semaphore("api.example.com", 10).acquire()?;
-/// for held in client.list_permits("api.")? {
-///     println!("{}: {} permits, {} holders", held.name(), held.permits(), held.holders().len());
-/// }
-/// # assert_eq!(client.list_permits("api.")?.len(), 1);
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct HeldPermits {
-    name: Name,
-    found: PermitsOut,
-}
-
-#[cfg(feature = "serde")]
-impl serde::Serialize for HeldPermits {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStruct;
-        let mut fields = to.serialize_struct("HeldPermits", 4)?;
-        fields.serialize_field("name", self.name())?;
-        fields.serialize_field("permits", &self.permits())?;
-        fields.serialize_field("holders", self.holders())?;
-        fields.serialize_field("fencing_token", &self.last_fencing_token())?;
-        fields.end()
-    }
-}
-
-impl HeldPermits {
-    /// Returns the semaphore's name.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
-    /// let held = client.list_permits("api.")?;
-    /// assert_eq!(held[0].name(), permit.name());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn name(&self) -> &Name {
-        &self.name
-    }
-
-    /// Returns how many permits are out.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let permit = client.semaphore("worker-7:gigabytes", 64).many(12).acquire()?;
-    /// let held = client.list_permits("worker-7:")?;
-    /// assert_eq!(held[0].permits(), 12);
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn permits(&self) -> u64 {
-        self.found.out
-    }
-
-    /// Returns the holders, at most 10,000, sorted by when their leases end.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
-    /// for held in client.list_permits("api.")? {
-    ///     for holder in held.holders() {
-    ///         println!("{}: {} has {}", held.name(), holder.owner(), holder.permits());
-    ///     }
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn holders(&self) -> &[PermitHolder] {
-        &self.found.holders
-    }
-
-    /// Returns the last fencing token that was drawn; `None` if no token was drawn within the last
-    /// day.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let permit = client.semaphore("api.example.com", 10).acquire()?;
-    /// let held = client.list_permits("api.")?;
-    /// assert_eq!(held[0].last_fencing_token(), Some(permit.fencing_token()));
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn last_fencing_token(&self) -> Option<FencingToken> {
-        self.found.last_token
-    }
-}
 
 /// Scans each server page by page and inspects the semaphores on each page.
 pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldPermits>, Error> {
@@ -311,77 +153,6 @@ fn each_page(
     }
 }
 
-/// The progress of a scan over the keys of one server.
-struct KeyScan {
-    cursor: Vec<u8>,
-    /// An earlier cursor. If it comes again, the scan would not end: see
-    /// <https://en.wikipedia.org/wiki/Cycle_detection#Brent's_algorithm>.
-    earlier: Vec<u8>,
-    pages: u64,
-    /// How many keys the server examines for the next page.
-    count: usize,
-    began: Instant,
-}
-
-impl KeyScan {
-    fn new(now: Instant) -> Self {
-        Self {
-            cursor: b"0".to_vec(),
-            earlier: Vec::new(),
-            pages: 0,
-            count: KEYS_PER_PAGE,
-            began: now,
-        }
-    }
-
-    /// Returns the keys of the next page. Asks for fewer keys if a page is too large.
-    fn page(
-        &mut self,
-        server: &Server,
-        kind: &[u8],
-        pattern: &[u8],
-        until: Instant,
-    ) -> Result<Vec<Vec<u8>>, Fault> {
-        let (next, page) = loop {
-            match server.scan(&self.cursor, kind, pattern, self.count, until) {
-                Err(Fault::Unknown(cause)) if cause.is_too_large() && self.count > 1 => {
-                    self.count = self.count.div_ceil(10);
-                }
-                answer => break answer?,
-            }
-        };
-        self.count = (self.count * 2).min(KEYS_PER_PAGE);
-        self.pages += 1;
-        self.cursor = next;
-        Ok(page)
-    }
-
-    fn is_over(&self) -> bool {
-        self.cursor == b"0"
-    }
-
-    /// Returns why the scan does not end, if it does not.
-    fn check(&mut self, now: Instant) -> Result<(), String> {
-        let Self { pages, .. } = self;
-        if self.cursor == self.earlier {
-            let cursor = shown(&self.cursor);
-            return Err(format!(
-                "SCAN does not end: after {pages} pages, cursor {cursor} came again"
-            ));
-        }
-        if self.began.until(now) >= LONGEST_SCAN {
-            let longest = LONGEST_SCAN.as_secs() / 60;
-            return Err(format!(
-                "SCAN did not end in {longest} min and {pages} pages"
-            ));
-        }
-        if pages.is_power_of_two() {
-            self.earlier.clone_from(&self.cursor);
-        }
-        Ok(())
-    }
-}
-
 /// Returns the holder of a name over a quorum.
 ///
 /// If a minority has the key and another server does not answer, no majority can tell who holds the
@@ -477,31 +248,6 @@ mod tests {
     fn patterns_escape_special_characters() {
         assert_eq!(glob(b"lock:a"), b"lock:a");
         assert_eq!(glob(b"[a]*?\\\xff"), b"\\[a\\]\\*\\?\\\\\xff");
-    }
-
-    #[test]
-    fn a_scan_ends_when_a_cursor_comes_again_or_after_its_longest_time() {
-        let at = |seconds| Instant::START.after(Duration::from_secs(seconds));
-        let scan_of = |cursors: &[u64]| {
-            let mut scan = KeyScan::new(at(0));
-            let mut checked = cursors.iter().map(|cursor| {
-                scan.pages += 1;
-                scan.cursor = cursor.to_string().into_bytes();
-                scan.check(at(1))
-            });
-            checked.position(|checked| checked.is_err())
-        };
-        let long: Vec<u64> = (1..100_000).collect();
-        assert_eq!(scan_of(&long), None);
-        assert_eq!(scan_of(&[7, 7]), Some(1));
-        let before = [1, 2, 3, 4, 5].into_iter();
-        let again: Vec<u64> = before.chain([6, 7, 8].repeat(10)).collect();
-        assert!(scan_of(&again).is_some_and(|pages| pages < 12));
-        let mut scan = KeyScan::new(at(0));
-        scan.cursor = b"7".to_vec();
-        assert_eq!(scan.check(at(599)), Ok(()));
-        let why = scan.check(at(600)).unwrap_err();
-        assert_eq!(why, "SCAN did not end in 10 min and 0 pages");
     }
 
     #[test]
