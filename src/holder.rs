@@ -1,4 +1,4 @@
-//! What other clients can see of the holder of a lock.
+//! The holder of a lock, as other clients see it.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What other clients can see of a holder of permits.
+//! A holder of permits, as other clients see it.
 
 use std::fmt;
 use std::time::Duration;

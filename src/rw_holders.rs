@@ -1,4 +1,4 @@
-//! What other clients can see of the holders of a read-write lock.
+//! The holders of a read-write lock, as other clients see them.
 
 use std::fmt;
 
