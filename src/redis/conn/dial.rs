@@ -3,14 +3,15 @@
 //! A dialer is a thread that makes connections. Its states:
 //!
 //! ```text
-//!           start              begin: the next connection
-//!   (none) -------> working <-----------------------------+
-//!                    |  |                                 |
-//!                    |  +-- came_back: true --------------+--- stop: no more to do ---> ended
+//!           start            begin: true, for each connection and each pause
+//!   (none) -------> working <--+
+//!                    |  |  |   |
+//!                    |  |  +---+
+//!                    |  +--- stop: no more to do ---> ended
 //!                    |
 //!                    | start of another: it hangs; abandon_current: another server took over
 //!                    v
-//!                 abandoned -- came_back: false ---> ended
+//!                 abandoned --- begin: false ---> ended
 //! ```
 
 use std::time::Duration;
@@ -107,9 +108,20 @@ impl Dialing {
         self.succeeded();
     }
 
-    /// Records that the dialer `number` begins a connection.
-    pub(super) fn begin(&mut self, number: u64, now: Instant) {
-        self.current = Some((number, now));
+    /// Records that the dialer `number` begins a connection or a pause. Returns false if it was
+    /// abandoned, even before it first ran, and must end.
+    pub(super) fn begin(&mut self, number: u64, now: Instant) -> bool {
+        if self.is_current(number) {
+            self.current = Some((number, now));
+            return true;
+        }
+        self.abandoned -= 1;
+        false
+    }
+
+    /// Returns whether the dialer `number` is the working one: whether its failures count.
+    pub(super) fn is_current(&self, number: u64) -> bool {
+        self.current.is_some_and(|(current, _)| current == number)
     }
 
     /// Records that the working dialer ends because it has nothing left to do.
@@ -139,16 +151,6 @@ impl Dialing {
     pub(super) fn failure(&self) -> Option<&ConnectError> {
         self.failure.as_ref()
     }
-
-    /// Records that the dialer `number` has finished an attempt or a pause. Returns false if it was
-    /// abandoned and must end.
-    pub(super) fn came_back(&mut self, number: u64) -> bool {
-        let is_current = self.current.is_some_and(|(current, _)| current == number);
-        if !is_current {
-            self.abandoned -= 1;
-        }
-        is_current
-    }
 }
 
 #[cfg(test)]
@@ -167,7 +169,7 @@ mod tests {
         assert!(dialing.needs_dialer(at(0), LIMIT));
         let number = dialing.start(at(0));
         assert!(!dialing.needs_dialer(at(1), LIMIT));
-        assert!(dialing.came_back(number));
+        assert!(dialing.begin(number, at(0)));
         dialing.succeeded();
         dialing.stop();
         assert!(dialing.needs_dialer(at(1), LIMIT));
@@ -187,7 +189,7 @@ mod tests {
             !dialing.needs_dialer(at(now + 3), LIMIT),
             "the limit of abandoned dialers is reached"
         );
-        assert!(!dialing.came_back(first));
+        assert!(!dialing.begin(first, at(now + 3)));
         assert!(dialing.needs_dialer(at(now + 3), LIMIT));
     }
 
@@ -207,8 +209,22 @@ mod tests {
         assert!(dialing.needs_dialer(at(0), LIMIT));
         assert_eq!(dialing.pause(at(0)), Duration::ZERO);
         let after = dialing.start(at(0));
-        assert!(!dialing.came_back(before));
-        assert!(dialing.came_back(after));
+        assert!(!dialing.begin(before, at(0)));
+        assert!(dialing.begin(after, at(0)));
+    }
+
+    #[test]
+    fn abandoned_dialer_counts_until_it_returns_once() {
+        let mut dialing = Dialing::default();
+        for _ in 0..2 * MOST_ABANDONED {
+            let number = dialing.start(at(0));
+            dialing.abandon_current();
+            assert!(!dialing.begin(number, at(0)));
+            assert!(dialing.needs_dialer(at(0), LIMIT));
+        }
+        let hanging = dialing.start(at(0));
+        assert!(dialing.needs_dialer(at(3), LIMIT));
+        assert!(dialing.begin(hanging, at(3)) && dialing.is_current(hanging));
     }
 
     #[test]

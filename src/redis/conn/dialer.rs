@@ -33,7 +33,6 @@ impl Pool {
         let pool = Arc::clone(self);
         let spawned = self.connector.dialers.spawn(move || pool.dial(number));
         spawned.map_err(|error| {
-            state.dialing.came_back(number);
             state.dialing.stop();
             Error::Thread {
                 name: DIALER,
@@ -42,25 +41,25 @@ impl Pool {
         })
     }
 
-    /// Makes connections until none is wanted.
+    /// Makes connections until none is wanted or the dialer is abandoned.
+    ///
+    /// It can be abandoned whenever the state is unlocked, and before it first ran.
     fn dial(&self, number: u64) {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
-            let pause = state.dialing.pause(now);
+            if !state.dialing.begin(number, now) {
+                return;
+            }
             if !state.wants_connection(self.cap) {
                 return state.dialing.stop();
             }
-            state.dialing.begin(number, now);
+            let pause = state.dialing.pause(now);
             if !pause.is_zero() {
                 MutexGuard::unlocked(&mut state, || sleep(pause));
-                if !state.dialing.came_back(number) {
-                    return;
-                }
                 continue;
             }
             let made = MutexGuard::unlocked(&mut state, || self.connect());
-            let is_current = state.dialing.came_back(number);
             let ends_waits = made.as_ref().is_err_and(ConnectError::ends_waits);
             match made {
                 Ok(connection) if connection.generation == self.generation() => {
@@ -74,17 +73,14 @@ impl Pool {
                 }
                 // It leads to the previous master.
                 Ok(connection) => MutexGuard::unlocked(&mut state, || drop(connection)),
-                Err(connect_error) if is_current => {
+                Err(connect_error) if state.dialing.is_current(number) => {
                     state.dialing.failed(Instant::now(), connect_error)
                 }
                 // Another dialer has taken over; its result counts.
                 Err(_) => {}
             }
             self.wake_all(&state);
-            if !is_current {
-                return;
-            }
-            if ends_waits {
+            if ends_waits && state.dialing.is_current(number) {
                 // All waiting calls fail with it. The next call starts a dialer, which first
                 // pauses.
                 return state.dialing.stop();
@@ -123,5 +119,44 @@ impl Pool {
                 is_servers_fault: true,
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::thread;
+
+    use crate::config::Config;
+    use crate::redis::conn::callers::Cap;
+    use crate::redis::conn::connector::Connector;
+    use crate::url::Address;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn dialer_abandoned_before_it_runs_ends_and_leaves_room_for_another() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::parse(&format!("redis://{}", silent.local_addr().unwrap()));
+        let connector = Connector::to_server(address.unwrap(), None, &Config::default());
+        let pool = Arc::new(Pool::new(connector, 1));
+        pool.state
+            .lock()
+            .callers
+            .join(Cap::Exempt, thread::current());
+        // More often than hanging dialers are replaced.
+        for _ in 0..20 {
+            // The new dialer cannot run before the lock is released.
+            let mut state = pool.state.lock();
+            pool.ensure_dialer(&mut state, Instant::now()).unwrap();
+            assert!(state.dialing.is_at_work());
+            state.dialing.abandon_current();
+        }
+        assert_eq!(pool.connector.dialers.wait(Instant::now().after(LONG)), 0);
+        let mut state = pool.state.lock();
+        let now = Instant::now();
+        state.dialing.start(now);
+        assert!(state.dialing.needs_dialer(now.after(LONG), Duration::ZERO));
     }
 }
