@@ -10,6 +10,8 @@
 //!                                 any reply                         no outcome for PROBE:
 //!                                                                   another call is admitted
 //! ```
+//!
+//! A probing call that could not be sent leaves the breaker open, with its pause over.
 
 use std::time::Duration;
 
@@ -60,6 +62,13 @@ impl Breaker {
                 self.state = State::Probing(now.after(PROBE));
                 Ok(())
             }
+        }
+    }
+
+    /// Records at `now` that an admitted call was not sent: the next call may probe in its place.
+    pub(super) fn withdraw(&mut self, now: Instant) {
+        if let State::Probing(_) = self.state {
+            self.state = State::Open(now);
         }
     }
 

@@ -75,6 +75,11 @@ impl ServerHealth {
         })
     }
 
+    /// Records that an admitted call was not sent, and so cannot close the breaker.
+    pub(super) fn withdraw(&self) {
+        self.detail.lock().breaker.withdraw(Instant::now());
+    }
+
     /// Records an answer at `now`. Returns true if it closed the breaker.
     pub(crate) fn answered(&self, now: Instant) -> bool {
         self.answered.store(now.as_nanos(), Ordering::Relaxed);
@@ -106,11 +111,12 @@ impl ServerHealth {
         opens
     }
 
-    /// Closes the breaker: another server has taken its place.
-    pub(super) fn reset(&self) {
+    /// Closes the breaker, because servers have recovered or another one has taken over. Returns
+    /// true if it was open.
+    pub(super) fn reset(&self) -> bool {
         let mut detail = self.detail.lock();
-        detail.breaker.succeeded();
         self.open.store(false, Ordering::Relaxed);
+        detail.breaker.succeeded()
     }
 
     /// The last failure, for a caller without its own error.

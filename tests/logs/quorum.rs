@@ -26,6 +26,7 @@ support::tests![
     a_key_lost_on_a_minority_is_not_a_loss,
     a_release_that_a_server_missed_is_repeated,
     flushed_scripts_are_loaded_again,
+    opening_and_closing_of_the_breaker_is_logged,
     waiters_with_backoff_need_no_wake_up
 ];
 
@@ -406,6 +407,32 @@ fn assert_a_hanging_server_costs_one_timeout(n: usize) {
     servers.0[n].resume();
     eventually(WAIT_LIMIT, || is_logged("answers again"));
     eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
+}
+
+fn opening_and_closing_of_the_breaker_is_logged() {
+    log_records();
+    let mut servers = Servers::start(3);
+    let client = servers.builder().breaker(1).build().unwrap();
+    lock_and_unlock(&client);
+    for server in &mut servers.0[1..] {
+        server.kill();
+    }
+    let label = format!("the quorum of 127.0.0.1:{}", servers.0[0].port());
+    let is_logged = |level: log::Level, what: &str| {
+        let mut records = log_records_about(&label).into_iter();
+        records.any(|record| record.level == level && record.mentions(what))
+    };
+    eventually(WAIT_LIMIT, || {
+        let tried = client.mutex("a").try_lock();
+        assert!(tried.is_err(), "{tried:?}");
+        is_logged(log::Level::Warn, "circuit breaker open for ")
+    });
+    for server in &mut servers.0[1..] {
+        server.restart();
+    }
+    lock_and_unlock(&client);
+    let closed = "answers again: its circuit breaker is closed";
+    eventually(WAIT_LIMIT, || is_logged(log::Level::Info, closed));
 }
 
 /// The paused server has unread commands, which run after it resumes and must leave no key.

@@ -74,6 +74,19 @@ fn a_probe_without_an_outcome_is_followed_by_another() {
 }
 
 #[test]
+fn a_probe_that_was_not_sent_is_followed_by_another_at_once() {
+    let mut breaker = failed(5);
+    assert!(breaker.admit(at(1_000)).is_ok());
+    breaker.withdraw(at(1_001));
+    assert!(breaker.is_open(), "nothing was answered");
+    assert!(breaker.admit(at(1_001)).is_ok());
+    assert!(breaker.admit(at(1_001)).is_err());
+    breaker.succeeded();
+    breaker.withdraw(at(1_001));
+    assert!(!breaker.is_open());
+}
+
+#[test]
 fn zero_never_opens() {
     let mut breaker = Breaker::new(0);
     for _ in 0..100 {

@@ -79,9 +79,16 @@ impl Quorum {
     /// Closes the circuit breaker if a majority is up again. Call this when a server has recovered.
     pub(crate) fn member_is_up(&self) {
         let up = self.members.each().filter(|(_, member)| !member.is_down());
-        if up.count() >= self.members.size.needed {
-            self.health.reset();
+        if up.count() >= self.members.size.needed && self.health.reset() {
+            self.log_closed_breaker();
         }
+    }
+
+    fn log_closed_breaker(&self) {
+        logging::info!(
+            "a majority of the {} answers again: its circuit breaker is closed",
+            self.label
+        );
     }
 
     /// Returns when the majority stopped replying; see [`ServerHealth::silent_since`].
@@ -109,7 +116,9 @@ impl Quorum {
         if cap_rule == Cap::Counted {
             self.health.admit(&self.label)?;
         }
-        let _permit = self.permits.take(cap_rule, until)?;
+        let permit = self.permits.take(cap_rule, until);
+        // A call that gets no permit must not keep others from probing the servers.
+        let _permit = permit.inspect_err(|_| self.health.withdraw())?;
         let answer = Round::new(&self.members, Some(call), until, undoable).run();
         match &answer {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
@@ -124,9 +133,8 @@ impl Quorum {
                     );
                 }
             }
-            _ => {
-                self.health.answered(Instant::now());
-            }
+            _ if self.health.answered(Instant::now()) => self.log_closed_breaker(),
+            _ => {}
         }
         answer
     }
@@ -165,4 +173,45 @@ fn check(addresses: &[Address]) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::error::Cause;
+    use crate::holder_id::HolderId;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
+
+    /// Longer than the breaker stays open.
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn call_without_a_permit_leaves_the_probe_to_the_next_call() {
+        let config = Config {
+            breaker_after: 1,
+            max_connections: 1,
+            ..Config::default()
+        };
+        let address = Address::parse("redis://127.0.0.1:1").unwrap();
+        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config).unwrap();
+        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        let id = HolderId::fresh("x");
+        let call = || {
+            let call = keys.renew(&id, LONG, false);
+            let fault = quorum.call(call, Instant::now(), Cap::Counted, None);
+            fault.expect_err("all permits are in use")
+        };
+        let in_use = quorum.permits.take(Cap::Counted, Instant::now());
+        assert!(in_use.is_ok());
+        quorum.health.failed(Some(&Cause::text("no reply")), true);
+        let end = Instant::now().after(LONG);
+        while matches!(call(), Fault::Open(_)) {
+            assert!(Instant::now() < end, "no call was admitted");
+            crate::clock::sleep(Duration::from_millis(10));
+        }
+        let next = call();
+        assert!(matches!(next, Fault::NotRun(_)), "{next:?}");
+    }
 }
