@@ -2,10 +2,16 @@
 
 /// Parts of error texts, each with its advice and a leading separator. The first part that the text
 /// contains counts.
-const ADVICE: [(&str, &str); 22] = [
+const ADVICE: [(&str, &str); 23] = [
     // The error lists the missing permissions already. The names of keys in that list may contain
     // any of the texts below.
     (" needs +", ""),
+    // Only a client of a cluster follows redirects.
+    (
+        "redirected again: ",
+        "; if this lasts, the nodes disagree on the owner of the slot: compare their replies to \
+         CLUSTER SLOTS",
+    ),
     (
         "MOVED ",
         "; this is a node of a cluster: use redis+cluster://…",
@@ -86,7 +92,8 @@ const ADVICE: [(&str, &str); 22] = [
     ),
     (
         "READONLY",
-        "; this is a replica: point the URL at the master",
+        "; this is a replica: a redis:// URL must name the master, while redis+sentinel:// and \
+         redis+cluster:// find it",
     ),
     ("LOADING", "; Redis is still loading its data"),
     (

@@ -54,7 +54,13 @@ impl Server {
     pub(super) fn node_fault(&self, call: &Call<'_>, error: &ServerError) -> NodeFault {
         let redirect = Redirect::read(error).filter(|_| self.pool.connector.is_member());
         match redirect {
-            Some(redirect) => NodeFault::Redirected(redirect, Cause::text(words(error))),
+            Some(Redirect::TryAgain) => {
+                NodeFault::Redirected(Redirect::TryAgain, Cause::text(words(error)))
+            }
+            Some(redirect) => {
+                let text = format!("redirected again: {}", words(error));
+                NodeFault::Redirected(redirect, Cause::text(text))
+            }
             None => self.fault(call, error).into(),
         }
     }

@@ -8,6 +8,8 @@ use support::{
     refusing_url,
 };
 
+use crate::malformed::redirecting;
+
 support::tests![
     unreachable_server_is_named_with_its_last_error,
     every_call_names_the_unreachable_server,
@@ -20,6 +22,7 @@ support::tests![
     wrong_or_missing_password_is_reported_as_such,
     full_client_table_is_quoted,
     errors_of_a_replica_and_a_full_server_say_what_to_do,
+    redirects_without_end_are_not_blamed_on_the_url,
     failing_server_of_several_is_named,
     server_of_a_bad_key_or_of_missing_replicas_is_named,
     errors_without_an_outage_repeat_nothing,
@@ -253,13 +256,26 @@ fn errors_of_a_replica_and_a_full_server_say_what_to_do() {
     let replica = server.replica();
     let text = without_repetition(&try_lock(&patient_client(replica.url())));
     assert!(
-        text.contains("READONLY") && text.contains("point the URL at the master"),
+        text.contains("READONLY") && text.contains("must name the master"),
         "{text}"
     );
     server.run("CONFIG", &["SET", "maxmemory", "1"]);
     let text = without_repetition(&try_lock(&patient_client(server.url())));
     assert!(text.contains("OOM") && text.contains("maxmemory"), "{text}");
     assert!(text.contains(&server.port().to_string()), "{text}");
+}
+
+fn redirects_without_end_are_not_blamed_on_the_url() {
+    let node = redirecting("MOVED 5 127.0.0.1:{port}");
+    let node = format!("127.0.0.1:{}", node.port());
+    let text = without_repetition(&try_lock(&patient_client(format!(
+        "redis+cluster://{node}"
+    ))));
+    assert!(text.contains("redirected again: MOVED 5"), "{text}");
+    assert!(text.contains("CLUSTER SLOTS"), "{text}");
+    assert!(!text.contains("use redis+cluster"), "{text}");
+    let text = without_repetition(&try_lock(&patient_client(format!("redis://{node}"))));
+    assert!(text.contains("use redis+cluster"), "{text}");
 }
 
 fn failing_server_of_several_is_named() {

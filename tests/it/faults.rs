@@ -436,7 +436,7 @@ fn replica_grants_nothing_and_error_says_so() {
         expect_unreachable(client.mutex(NAME).lock()),
     ] {
         assert!(text.contains("READONLY"), "{text}");
-        assert!(text.contains("point the URL at the master"), "{text}");
+        assert!(text.contains("must name the master"), "{text}");
     }
     assert_eq!(value(&server, LOCK), None);
 }

@@ -402,9 +402,10 @@ fn a_quorum_closes_a_connection_with_a_surplus_reply() {
     }
 }
 
-/// Returns the only node of a cluster. It redirects each acquire with `redirect`.
-fn redirecting(redirect: &'static str) -> FakeServer {
-    let port = Arc::new(OnceLock::new());
+/// Returns the only node of a cluster. It redirects each acquire with `redirect`, in which `{port}`
+/// stands for its own port.
+pub(super) fn redirecting(redirect: &'static str) -> FakeServer {
+    let port: Arc<OnceLock<u16>> = Arc::default();
     let known = Arc::clone(&port);
     let node = FakeServer::start(move |request| match request.name().as_str() {
         "CLUSTER" => {
@@ -413,7 +414,10 @@ fn redirecting(redirect: &'static str) -> FakeServer {
                 "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$1\r\ni\r\n"
             ))
         }
-        "acquire" => reply_bytes(&format!("-{redirect}\r\n")),
+        "acquire" => {
+            let port = known.get().expect("set before the client starts");
+            reply_bytes(&format!("-{redirect}\r\n").replace("{port}", &port.to_string()))
+        }
         "release" => reply_bytes(":0\r\n"),
         _ => None,
     });
