@@ -1,7 +1,7 @@
 //! The handle of the supervisor process (`supervise.rs`): starts it, and sends it requests.
 
 use std::ffi::OsStr;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -27,6 +27,10 @@ impl Supervisor {
         // The supervisor must not keep our working directory or terminal in use, nor a copy of our
         // environment.
         command.arg(SUPERVISE).env_clear().current_dir("/");
+        Self::start_as(command)
+    }
+
+    fn start_as(mut command: Command) -> io::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.stderr(Stdio::null()).process_group(0).spawn()?;
         let missing = || io::Error::other("the supervisor has no pipe");
@@ -35,8 +39,17 @@ impl Supervisor {
             answers: process.stdout.take().ok_or_else(missing)?,
             process,
         };
-        supervisor.answers.read_exact(&mut [0])?;
-        Ok(supervisor)
+        match supervisor.answers.read_exact(&mut [0]) {
+            Ok(()) => Ok(supervisor),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                let status = supervisor.process.wait()?;
+                Err(io::Error::other(format!(
+                    "it ended before it was ready ({status}): check the limits of memory and \
+                     processes, and whether this program may start itself"
+                )))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Returns the supervisor's process id, which is also the id of its group.
@@ -90,4 +103,17 @@ fn path_of_this_program() -> io::Result<&'static OsStr> {
 #[cfg(not(target_os = "linux"))]
 fn path_of_this_program() -> io::Result<std::path::PathBuf> {
     std::env::current_exe()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn supervisor_that_ends_at_once_is_reported_with_its_status() {
+        let error = Supervisor::start_as(Command::new("false")).map(drop);
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("before it was ready"), "{text}");
+        assert!(text.contains("exit status: 1"), "{text}");
+    }
 }
