@@ -205,11 +205,7 @@ impl PlaceWaiter {
         self.granted = from.granted.take();
         self.by_message = from.by_message;
         self.refresh_every = from.refresh_every;
-        // The place of a call under `Backoff` may have no inbox: a refresh at once gives it one.
-        self.due = match (self.pace.backoff, from.pace.backoff) {
-            (None, Some(_)) => Instant::START,
-            _ => from.due,
-        };
+        (self.due, self.due_for) = (from.due, from.due_for);
     }
 
     /// Gives up the place, and a grant to it. Returns them for another call to take over.
@@ -286,8 +282,15 @@ impl NamePlaces {
             let owner = self.waiters.iter_mut().find(has_place_under_backoff);
             from = owner.map(PlaceWaiter::give_up_place);
         }
-        if let Some(mut from) = from {
-            self.waiter(serial).take_over(&mut from);
+        let Some(mut from) = from else {
+            return;
+        };
+        let waiter = self.waiter(serial);
+        waiter.take_over(&mut from);
+        if waiter.pace.backoff.is_none() && from.pace.backoff.is_some() && waiter.waits() {
+            // The place may have no inbox: a refresh gives it one. The refresh that is in flight
+            // may not.
+            self.refresh_now.get_or_insert(Wake::Backstop);
         }
     }
 

@@ -12,6 +12,7 @@ use crate::queue::name_places::{RefreshPace, WaitingReply};
 use crate::queue::place_ticket::PlaceTicket;
 use crate::queue::position::{Grant, Position, Queue};
 use crate::token::FencingToken;
+use crate::wait_policy::Backoff;
 
 pub(in crate::queue) const PACE: RefreshPace = RefreshPace {
     every: Duration::from_millis(900),
@@ -26,6 +27,10 @@ pub(in crate::queue) fn at(n: u64) -> Instant {
 
 fn keys() -> Arc<dyn Primitive> {
     FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"))
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
 }
 
 fn token(n: u64) -> FencingToken {
@@ -309,6 +314,47 @@ fn call_behind_a_shared_place_is_woken_when_nobody_has_it() {
     assert_eq!(behind.position(at(11), false), Position::Behind);
     first.note_refreshed(&ids, &[Refreshed::Gone], sent_at(900));
     assert!(is_woken(&behind) && is_woken(&first));
+}
+
+/// Returns the two calls that share a place: one under `WaitPolicy::Backoff` that has it, and one
+/// that receives grant messages.
+fn backoff_and_wake<'a>(places: &'a Places, keys: &'a Arc<dyn Primitive>) -> [PlaceTicket<'a>; 2] {
+    let backoff = Some(Backoff::new(ms(10), ms(10)).jitter(0.0));
+    let under_backoff = RefreshPace { backoff, ..PACE };
+    [under_backoff, PACE].map(|pace| places.join(Admission::Exclusive, keys, pace, Parker::new()))
+}
+
+#[test]
+fn place_taken_over_during_a_refresh_is_refreshed_again_at_once_for_an_inbox() {
+    let places = Places::default();
+    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"), &Arc::default());
+    let [backoff, wake] = backoff_and_wake(&places, &keys);
+    let ids = [enter(&backoff, 0)].to_vec();
+    assert!(is_woken(&wake));
+    let refresh = Position::Refresh(ids.clone(), Wake::Backstop);
+    assert_eq!(backoff.position(at(10), false), refresh);
+    assert!(matches!(wake.position(at(11), false), Position::Placed(_)));
+    assert!(wake.has_place() && !backoff.has_place() && !is_woken(&wake));
+    backoff.note_refreshed(&ids, &[WAITING], sent_at(10));
+    assert!(is_woken(&wake));
+    assert_eq!(wake.position(at(12), false), refresh);
+    wake.note_refreshed(&ids, &[WAITING], sent_at(12));
+    assert_eq!(wake.position(at(13), false), Position::Placed(at(912)));
+}
+
+#[test]
+fn refresh_of_a_place_taken_over_is_due_for_the_same_reason_as_before() {
+    let places = Places::default();
+    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"), &Arc::default());
+    let [first, second] =
+        [(); 2].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
+    let id = HolderId::fresh("o");
+    first.begin_entering(&id);
+    first.note_entered(sent_at(0), Some(ms(50)));
+    assert_eq!(first.hand_over(true), None);
+    assert_eq!(second.position(at(2), false), Position::Placed(at(52)));
+    let refresh = Position::Refresh(vec![id], Wake::Ttl);
+    assert_eq!(second.position(at(52), false), refresh);
 }
 
 /// Otherwise nobody would leave the queue with the second place.
