@@ -31,9 +31,11 @@ use crate::token::FencingToken;
 ///
 /// Plain and fair locks with the same name exclude each other and wait in the same queue. The first
 /// attempt of a [`Mutex::lock`] acquires a free lock even if calls wait in the queue. While a call
-/// for the fair lock waits there, a release leaves the lock free only until the next refresh, and
-/// only if the grant reaches no client or a reader of the [`RwLock`](crate::RwLock) of this name is
-/// next.
+/// for the fair lock has one of the first 100 places there, a release leaves the lock free only
+/// until the next refresh, and only if the grant reaches no client or a reader of the
+/// [`RwLock`](crate::RwLock) of this name is next. Programs outside the queue may get the lock
+/// before a call behind 100 clients that wait for the plain lock: see
+/// [sharing a lock](crate::guide::wire_format#sharing-a-lock-with-other-programs).
 ///
 /// # Processes that die, pauses and lost messages
 ///

@@ -12,7 +12,8 @@ end
 -- Returns whether a release must leave the lock free for a moment, although clients wait in the
 -- queue: it is the first release after one of the moments. The last token drawn tells when the
 -- holder was granted the lock.
--- A queue in which a FairMutex waits is not left open, since that promises its order to all.
+-- It is not while the first 100 places contain a FairMutex, which promises its order to all: a
+-- longer look would delay all other commands.
 local function leaves_open()
   read_clock()
   local fence = redis.pcall('GET', KEYS[2])
