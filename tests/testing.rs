@@ -569,3 +569,39 @@ fn servers_are_independent() {
     assert!(patient(&servers[1]).mutex(NAME).lock().is_ok());
     assert!(began.elapsed() < LONG);
 }
+
+/// The replies of Redis 7.0.
+#[test]
+fn client_kill_closes_the_connections_of_the_type() {
+    let server = Server::start();
+    let client = redis::Client::open(server.url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let mut kill = |args: &str| {
+        let mut command = redis::cmd("CLIENT");
+        command.arg("KILL").arg(args.split(' ').collect::<Vec<_>>());
+        let reply: redis::RedisResult<u32> = command.query(&mut connection);
+        reply.map_err(|error| error.to_string())
+    };
+    let mut subscriber = client.get_connection().unwrap();
+    let mut subscriber = subscriber.as_pubsub();
+    subscriber.subscribe("c").unwrap();
+    let mut other = client.get_connection().unwrap();
+    for kind in ["master", "replica", "slave"] {
+        assert_eq!(kill(&format!("TYPE {kind}")), Ok(0), "{kind}");
+    }
+    for (args, text) in [
+        ("TYPE x", "Unknown client type 'x'"),
+        ("TYPE normal SKIPME", "syntax error"),
+        ("TYPE normal SKIPME x", "syntax error"),
+    ] {
+        let error = kill(args).unwrap_err();
+        assert!(error.contains(text), "{args}: {error}");
+    }
+    assert_eq!(kill("TYPE normal SKIPME yes"), Ok(1));
+    let pinged: redis::RedisResult<()> = redis::cmd("PING").query(&mut other);
+    assert!(pinged.is_err(), "it is closed");
+    assert_eq!(kill("TYPE pubsub"), Ok(1));
+    assert!(subscriber.get_message().is_err(), "it is closed");
+    assert_eq!(kill("TYPE normal SKIPME no"), Ok(1));
+    assert!(kill("TYPE normal").is_err(), "the caller is closed");
+}

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::connection::ClientConnection;
 use super::database::DATABASES;
 use super::keyspace::args::{integer, unknown_part, wrong_number};
 use super::reply::Reply;
@@ -294,18 +295,36 @@ impl ServerState {
         list
     }
 
-    /// Closes the connections of a type, except the caller's.
+    /// Closes the connections of a type: the caller's only with `SKIPME no`.
     fn client_kill(&mut self, id: u64, args: &[Vec<u8>]) -> Reply {
-        let [option, kind, ..] = args else {
-            return Reply::Error(wrong_number("client|kill"));
-        };
-        if !option.eq_ignore_ascii_case(b"TYPE") {
-            return Reply::Error(unknown_part(b"CLIENT KILL", option));
+        match args {
+            [] => return Reply::Error(wrong_number("client|kill")),
+            [address] => return Reply::Error(unknown_part(b"CLIENT KILL", address)),
+            _ => {}
         }
-        let kills_subscribers = kind.eq_ignore_ascii_case(b"PUBSUB");
+        let (options, []) = args.as_chunks() else {
+            return Reply::Error("ERR syntax error".into());
+        };
+        let (mut has_type, mut skips_caller): (fn(&ClientConnection) -> bool, bool) =
+            (|_| true, true);
+        for [option, value] in options {
+            match (&*upper(option), &*upper(value)) {
+                ("TYPE", "NORMAL") => has_type = |connection| connection.channels == 0,
+                ("TYPE", "PUBSUB") => has_type = |connection| connection.channels > 0,
+                ("TYPE", "MASTER" | "REPLICA" | "SLAVE") => has_type = |_| false,
+                ("TYPE", _) => {
+                    let kind = value.escape_ascii();
+                    return Reply::Error(format!("ERR Unknown client type '{kind}'"));
+                }
+                ("SKIPME", "YES") => skips_caller = true,
+                ("SKIPME", "NO") => skips_caller = false,
+                ("SKIPME", _) => return Reply::Error("ERR syntax error".into()),
+                _ => return Reply::Error(unknown_part(b"CLIENT KILL", option)),
+            }
+        }
         let mut killed = 0;
         for (other, connection) in &mut self.connections {
-            if *other != id && (connection.channels > 0) == kills_subscribers {
+            if has_type(connection) && !(skips_caller && *other == id) {
                 connection.is_ending = true;
                 killed += 1;
             }
