@@ -74,10 +74,19 @@ fn check(keys: &[&str], before: &[&str], stalled: &str) {
         call(&mut real, &scripts, before);
     }
     let load_stalled = |source: &str| {
-        let source = source.replace("redis.call('TIME')", "stalled(redis.call('TIME'))");
-        real.load(&format!("{STALLED}{source}"))
+        let stalled = source.replace("redis.call('TIME')", "stalled(redis.call('TIME'))");
+        match stalled == source {
+            // Without a stall. The assertion below finds it by its digest.
+            true => real.load(source),
+            false => real.load(&format!("{STALLED}{stalled}")),
+        }
     };
     let stalled_scripts = Script::all(load_stalled);
+    let digest = |scripts| called(scripts, stalled).digest().to_vec();
+    assert!(
+        digest(&scripts) != digest(&stalled_scripts),
+        "no call of TIME was found to stall at: {stalled}"
+    );
     let ends: Vec<u64> = keys.iter().map(|key| end(&mut real, key)).collect();
     call(&mut real, &stalled_scripts, stalled);
     for (key, before) in keys.iter().zip(ends) {
@@ -91,15 +100,19 @@ fn check(keys: &[&str], before: &[&str], stalled: &str) {
 }
 
 fn command(scripts: &[Script], call: &str) -> Command {
-    let (name, args) = call.split_once('/').unwrap();
-    let script = scripts.iter().find(|script| script.name == name).unwrap();
+    let (_, args) = call.split_once('/').unwrap();
     let args = args
         .split(' ')
         .map(|arg| arg.replace('_', " ").into_bytes());
-    [b"EVALSHA".to_vec(), script.digest().to_vec()]
+    [b"EVALSHA".to_vec(), called(scripts, call).digest().to_vec()]
         .into_iter()
         .chain(args)
         .collect()
+}
+
+fn called<'a>(scripts: &'a [Script], call: &str) -> &'a Script {
+    let (name, _) = call.split_once('/').unwrap();
+    scripts.iter().find(|script| script.name == name).unwrap()
 }
 
 /// Returns when a key expires, in ms since 1970.

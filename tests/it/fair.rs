@@ -739,10 +739,11 @@ fn foreign_message_grants_nothing() {
         };
         let id = guard.holder_id().to_string();
         for payload in [
-            &*format!("grant 7 {id}"),
-            "grant 7 x",
+            &*format!("grant 7 1 {id}"),
+            &format!("grant 7 {id}"),
+            "grant 7 1 x",
             "grant",
-            "grant 7 ",
+            "grant 7 1 ",
             "\u{0}",
         ] {
             let mut publish = redis::cmd("PUBLISH");
