@@ -62,6 +62,21 @@ fn downgrade_holds_its_promises_although_something_is_lost_in_a_long_search() {
     assert_eq!(long_holds(&DOWNGRADING, with_a_loss(&DOWNGRADING)), Ok(()));
 }
 
+/// The first of two renewals is slow and given up. It can run after the second, whose reply is
+/// lost.
+#[test]
+fn downgrade_holds_its_promises_although_a_renewal_is_late_and_a_reply_is_lost() {
+    let rules = Rules {
+        tries: 1,
+        ..DOWNGRADING
+    };
+    let state = State {
+        foreign_locks: 1,
+        ..with_a_loss(&rules)
+    };
+    assert_eq!(holds(&rules, state), Ok(()));
+}
+
 #[test]
 fn downgrade_beside_another_writer_holds_its_promises_in_a_long_search() {
     let rules = Rules {

@@ -156,14 +156,11 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 self.send(n, Command::Release(id), Phase::Leaving(id));
             }
             Phase::Held { id, .. } => {
-                // A renewal is given up only once nothing more can be lost: fewer states to search.
-                if self.state.losses == 0 {
-                    self.step(Step::GivesUp(id), |next| {
-                        if let Phase::Held { pending, .. } = &mut next.clients[n].phase {
-                            *pending = None;
-                        }
-                    });
-                }
+                self.step(Step::GivesUp(id), |next| {
+                    if let Phase::Held { pending, .. } = &mut next.clients[n].phase {
+                        *pending = None;
+                    }
+                });
                 self.send(n, Command::Release(id), Phase::Leaving(id));
             }
             Phase::Leaving(id) if !is_releasing(self.state, id) => {
