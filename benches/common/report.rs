@@ -86,12 +86,10 @@ fn date() -> String {
     date.unwrap_or_default()
 }
 
-/// The target directory, which cargo marks with this file.
+/// The target directory: cargo puts a bench into `release/deps/` there.
 fn target() -> PathBuf {
     let own = env::current_exe().expect("the executable has a path");
-    let target = own
-        .ancestors()
-        .find(|folder| folder.join("CACHEDIR.TAG").is_file());
+    let target = own.ancestors().nth(3);
     target
         .expect("the executable is in the target directory")
         .to_owned()
