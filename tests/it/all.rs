@@ -15,7 +15,7 @@ use leasehold::{
 };
 use support::{
     Child, Cluster, ClusterSetup, Control, Proxy, SLACK, Sentinels, Server, Setup, Traffic,
-    eventually, ms, parameter, tell_parent,
+    assert_released, eventually, ms, parameter, tell_parent,
 };
 
 support::roles![locker];
@@ -75,11 +75,6 @@ fn lock_keys(server: &Server) -> Vec<String> {
     keys
 }
 
-#[track_caller]
-fn release(guard: MutexAllGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
 fn token(guard: &MutexAllGuard, name: &str) -> FencingToken {
     guard
         .fencing_token_of(name)
@@ -123,7 +118,7 @@ fn locker() {
                     for name in names {
                         visit(&mut redis, name, token(&guard, name));
                     }
-                    release(guard);
+                    assert_released(guard.unlock());
                 }
             });
         }
@@ -199,7 +194,7 @@ fn basic_calls_work_on_a_set() {
         assert!((50_000..=60_000).contains(&left), "{left}");
     }
     let before = ["a", "b"].map(|name| token(&guard, name));
-    release(guard);
+    assert_released(guard.unlock());
     assert_eq!(lock_keys(&server), [""; 0]);
 
     let plain = two.mutex("b").lock().unwrap();
@@ -240,7 +235,7 @@ fn empty_set_is_an_error_and_single_name_is_a_plain_lock() {
     assert!(client.mutex("a").try_lock().unwrap().is_none());
     // Names are compared byte by byte.
     assert!(client.mutex_all(["A", "a "]).try_lock().unwrap().is_some());
-    release(guard);
+    assert_released(guard.unlock());
 }
 
 /// Threads and processes lock sets and single names in every order. Each name has one holder at a
@@ -261,7 +256,7 @@ fn overlapping_sets_in_any_order_do_not_deadlock() {
         child.wait_for_line("ready");
     }
     let firsts = ["a", "b", "c"].map(|name| token(&start, name).value());
-    release(start);
+    assert_released(start.unlock());
     for child in children {
         child.wait().succeeded();
     }
@@ -296,7 +291,13 @@ fn partly_acquired_set_is_never_visible() {
                     let set = client.mutex_all(names);
                     // A set that waits may have part of its names.
                     let guard = std::iter::repeat_with(|| set.try_lock().unwrap());
-                    release(guard.flatten().next().expect("the others release it"));
+                    assert_released(
+                        guard
+                            .flatten()
+                            .next()
+                            .expect("the others release it")
+                            .unlock(),
+                    );
                 }
             })
         });
@@ -338,7 +339,7 @@ fn waiter_is_woken_only_by_the_name_that_blocked_it() {
             }
             let at = Instant::now();
             match held {
-                Ok(all) => release(all),
+                Ok(all) => assert_released(all.unlock()),
                 Err(one) => assert_eq!(one.unlock().unwrap(), Unlocked::Released),
             }
             let guard = waiting
@@ -352,7 +353,7 @@ fn waiter_is_woken_only_by_the_name_that_blocked_it() {
             let plain = client_with_long_backstop(&server.url());
             let waiting = scope.spawn(move || plain.mutex("c").try_lock_for(ms(20_000)));
             server.wait_until_waiter_sleeps("lock_release:c");
-            release(guard);
+            assert_released(guard.unlock());
             assert!(
                 waiting.join().unwrap().unwrap().is_some(),
                 "the waiter is woken"
@@ -428,7 +429,7 @@ fn waiters_of_one_client_wake_each_other() {
             });
         }
         // `c` is free: the sets that contain it wait for `b`.
-        release(client.mutex_all(["c"]).lock().unwrap());
+        assert_released(client.mutex_all(["c"]).lock().unwrap().unlock());
         // This client holds `b`, so the attempt sends no command; nor do waiters once subscribed.
         let calls = || server.calls(&["evalsha", "eval"]);
         eventually(ms(10_000), || {
@@ -436,12 +437,13 @@ fn waiters_of_one_client_wake_each_other() {
             assert!(client.mutex_all(["B", "b"]).try_lock().unwrap().is_none());
             calls() == before
         });
-        release(held);
+        assert_released(held.unlock());
         for _ in sets {
-            release(
+            assert_released(
                 guards
                     .recv_timeout(ms(20_000))
-                    .expect("all waiters are woken"),
+                    .expect("all waiters are woken")
+                    .unlock(),
             );
         }
     });
@@ -531,7 +533,7 @@ fn set_without_renewal_expires_entirely() {
         let lost = Unlocked::AlreadyLost(Lost::Expired);
         assert_eq!(guard.unlock().unwrap(), lost);
         assert!(next.is_held());
-        release(next);
+        assert_released(next.unlock());
     });
 }
 
@@ -568,7 +570,7 @@ fn set_of_a_thousand_names_works() {
     assert!(two.mutex("account:777").try_lock().unwrap().is_none());
     let before = token(&guard, "account:777");
     assert!(format!("{all:?}").contains("account:777"));
-    release(guard);
+    assert_released(guard.unlock());
     assert_eq!(lock_keys(&server), [""; 0]);
     let again = two
         .mutex_all(&names)
@@ -616,7 +618,7 @@ fn unanswered_acquire_is_undone_and_release_repeated() {
         .connect_timeout(ms(200))
         .build()
         .unwrap();
-    release(client.mutex_all(["a", "b"]).lock().unwrap());
+    assert_released(client.mutex_all(["a", "b"]).lock().unwrap().unlock());
     proxy.set_open(Traffic::DropReplies);
     let answer = client.mutex_all(["a", "b"]).try_lock_for(ms(100));
     assert!(
@@ -693,7 +695,7 @@ fn replica_reports_neither_held_nor_lost() {
         "{answer:?}"
     );
     server.run("REPLICAOF", &["NO", "ONE"]);
-    release(held);
+    assert_released(held.unlock());
 }
 
 fn calls_return_by_their_deadline() {
@@ -784,7 +786,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
         for (name, before) in names.iter().zip(&before) {
             assert!(token(&guard, name) > *before);
         }
-        release(guard);
+        assert_released(guard.unlock());
     }
 
     // The loss of one name loses the set across slots too.
@@ -853,7 +855,7 @@ fn assert_set_is_held(
     guard.renew().unwrap();
     guard.set_ttl(ms(60_000)).unwrap();
     let tokens = names.iter().map(|name| token(&guard, name)).collect();
-    release(guard);
+    assert_released(guard.unlock());
     assert!(names.iter().all(|name| !is_locked(cluster, name)));
     tokens
 }
@@ -894,7 +896,7 @@ fn assert_opposite_orders_do_not_deadlock(clients: [&Client; 2], names: &[String
                 for _ in 0..20 {
                     let all = clients[n % 2].mutex_all(&names);
                     let guard = all.try_lock_for(ms(20_000)).unwrap();
-                    release(guard.expect("no deadlock"));
+                    assert_released(guard.expect("no deadlock").unlock());
                 }
             });
         }
@@ -927,11 +929,11 @@ fn quorum_counts_only_votes_for_the_whole_set() {
         for server in &servers {
             server.wait_until_waiter_sleeps("lock_release:b");
         }
-        release(guard);
+        assert_released(guard.unlock());
         let guard = waiting.join().unwrap().unwrap();
         let guard = guard.expect("the waiter is woken");
         assert!(token(&guard, "b") > before);
-        release(guard);
+        assert_released(guard.unlock());
     });
     for server in &servers {
         eventually(ms(10_000), || lock_keys(server).is_empty());
@@ -980,7 +982,7 @@ fn set_survives_a_failover() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| two.mutex_all(["c", "b"]).try_lock_for(ms(20_000)));
         successor.wait_until_waiter_sleeps("lock_release:b");
-        release(guard);
+        assert_released(guard.unlock());
         let guard = waiting
             .join()
             .unwrap()
@@ -988,7 +990,7 @@ fn set_survives_a_failover() {
             .expect("the waiter is woken");
         assert!(token(&guard, "b") > before);
         assert_eq!(lock_keys(successor), ["lock:b", "lock:c"]);
-        release(guard);
+        assert_released(guard.unlock());
     });
     assert!(lock_keys(successor).is_empty());
 }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 use leasehold::{CancelToken, Client, Error, Mutex, Unlocked};
-use support::fair::{PATIENCE, unlock, wait_until_only_fences_remain};
+use support::fair::{PATIENCE, wait_until_only_fences_remain};
 use support::{
-    BlackHole, Cluster, ClusterSetup, Control, Proxy, SLACK, Server, Traffic, builder, client,
-    eventually, ms, result_of, spawn_call,
+    BlackHole, Cluster, ClusterSetup, Control, Proxy, SLACK, Server, Traffic, assert_released,
+    builder, client, eventually, ms, result_of, spawn_call,
 };
 
 support::tests![
@@ -77,7 +77,7 @@ fn patient(url: &str) -> Client {
 
 fn spawn_waiter(mutex: &Mutex) -> Receiver<Result<(), Error>> {
     let mutex = mutex.clone();
-    spawn_call(move || mutex.lock().map(unlock))
+    spawn_call(move || mutex.lock().map(|guard| assert_released(guard.unlock())))
 }
 
 #[track_caller]
@@ -101,8 +101,8 @@ fn basic_call_is_cancelled_while_it_waits() {
     let totals = client.stats().totals;
     assert_eq!((totals.cancelled, totals.failed), (1, 0));
     wait_until_waiting(&client, 0);
-    unlock(guard);
-    unlock(client.mutex("a").lock().unwrap());
+    assert_released(guard.unlock());
+    assert_released(client.mutex("a").lock().unwrap().unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -129,7 +129,7 @@ fn call_of_every_kind_is_cancelled_while_it_is_queued() {
         eventually(PATIENCE, || in_queue() == 0);
         guard.ensure_held().unwrap();
     }
-    unlock(guard);
+    assert_released(guard.unlock());
     assert_eq!(permit.release().unwrap(), Unlocked::Released);
     let is_fence = |key: &Vec<u8>| String::from_utf8_lossy(key).contains("fence:{lock:");
     eventually(PATIENCE, || server.keys().iter().all(is_fence));
@@ -159,7 +159,7 @@ fn call_behind_others_of_its_client_is_cancelled_alone() {
         assert_cancelled(result_of(&first));
         assert_cancelled(result_of(&third));
         wait_until_waiting(&one, 1);
-        unlock(guard);
+        assert_released(guard.unlock());
         result_of(&second).unwrap();
         wait_until_only_fences_remain(&server);
     }
@@ -176,7 +176,7 @@ fn call_over_a_quorum_is_cancelled_while_it_waits() {
     token.cancel();
     assert_cancelled(result_of(&waiting));
     wait_until_waiting(&client, 0);
-    unlock(guard);
+    assert_released(guard.unlock());
     for server in &servers {
         wait_until_only_fences_remain(server);
     }
@@ -232,7 +232,7 @@ fn lock_that_is_granted_to_a_cancelled_call_is_released() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = patient(&proxy.url());
-    unlock(client.mutex("warm").lock().unwrap());
+    assert_released(client.mutex("warm").lock().unwrap().unlock());
     let token = CancelToken::new();
     proxy.set_all(Traffic::StallReplies);
     let waiting = spawn_waiter(&client.mutex("a").ttl(HOUR).cancel_on(&token));
@@ -261,7 +261,7 @@ fn lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = patient(&proxy.url());
-    unlock(client.mutex("warm").lock().unwrap());
+    assert_released(client.mutex("warm").lock().unwrap().unlock());
     let token = CancelToken::new();
     let mutex = client.mutex("a").ttl(HOUR).cancel_on(&token);
     let owned = PanicsOnDrop(Some(client));
@@ -269,7 +269,7 @@ fn lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are
         let _ = &owned;
     });
     proxy.set_all(Traffic::StallReplies);
-    let waiting = spawn_call(move || mutex.lock().map(unlock));
+    let waiting = spawn_call(move || mutex.lock().map(|guard| assert_released(guard.unlock())));
     eventually(PATIENCE, || server.get("lock:a").is_some());
     token.cancel();
     assert_cancelled(result_of(&waiting));
@@ -298,7 +298,7 @@ fn calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind() {
                 token.cancel();
             });
             together.wait();
-            unlock(guard);
+            assert_released(guard.unlock());
         });
         let outcome = result_of(&waiting);
         let is_expected = matches!(outcome, Ok(()) | Err(Error::Cancelled));
@@ -325,7 +325,7 @@ fn cancelled_token_ends_the_calls_of_all_its_locks_and_no_guard() {
     assert_cancelled(mutex.try_lock_for(PATIENCE).map(drop));
     assert_cancelled(mutex.with(|_| ()).map_err(Error::from));
     guard.renew().unwrap();
-    unlock(guard);
+    assert_released(guard.unlock());
 }
 
 fn shutdown_ends_calls_that_could_be_cancelled() {
@@ -339,14 +339,14 @@ fn shutdown_ends_calls_that_could_be_cancelled() {
     assert!(report.is_clean() && report.woken() == 1, "{report:?}");
     let outcome = result_of(&waiting);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
-    unlock(guard);
+    assert_released(guard.unlock());
 }
 
 /// Acquires a lock for an hour on the server, cancels the call, and has its reply never arrive.
 ///
 /// The call still waits for that reply until its connection is cut.
 fn cancel_with_a_lost_reply(server: &Server, proxy: &Proxy, client: &Client) {
-    unlock(client.mutex("warm").lock().unwrap());
+    assert_released(client.mutex("warm").lock().unwrap().unlock());
     proxy.set_open(Traffic::DropReplies);
     let token = CancelToken::new();
     let waiting = spawn_waiter(&client.mutex("a").ttl(HOUR).cancel_on(&token));
@@ -427,7 +427,7 @@ fn call_is_cancelled_while_a_reply_is_missing() {
         let server = Server::start();
         let proxy = Proxy::new(&server);
         let client = patient(&proxy.url());
-        unlock(client.mutex("warm").lock().unwrap());
+        assert_released(client.mutex("warm").lock().unwrap().unlock());
         proxy.set_open(Traffic::DropReplies);
         let token = CancelToken::new();
         let mutex = client.mutex("a").cancel_on(&token);
@@ -487,7 +487,7 @@ fn the_shortest_of_several_cancels_takes_less_than_10_ms() {
     let mut names = ["a", "b", "c", "d", "e"].into_iter();
     let reading = shortest_cancel(|token| {
         // Opens a connection, unless one is open whose replies arrive.
-        unlock(client.mutex("warm").lock().unwrap());
+        assert_released(client.mutex("warm").lock().unwrap().unlock());
         proxy.set_open(Traffic::DropReplies);
         let name = names.next().expect("one for each call");
         let sleeping = spawn_waiter(&client.mutex(name).cancel_on(token));

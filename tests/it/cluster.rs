@@ -10,8 +10,9 @@ use redis::RedisResult;
 use support::fair::places_in;
 use support::{
     BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, MasterFailure, Outcome,
-    PROCESSES, RESUME_WITHIN, SLACK, Server, WAKE_UPS, builder, client, contend_and_then,
-    eventually, expect_unreachable, free_port, ms, parameter, thread_count, time_until_acquired,
+    PROCESSES, RESUME_WITHIN, SLACK, Server, WAKE_UPS, assert_released, builder, client,
+    contend_and_then, eventually, expect_unreachable, free_port, ms, parameter, thread_count,
+    time_until_acquired,
 };
 
 support::roles![tidy_contender];
@@ -50,11 +51,6 @@ pub(crate) fn shared() -> &'static Cluster {
 
 fn lock(name: &str) -> String {
     format!("lock:{name}")
-}
-
-#[track_caller]
-fn release(guard: MutexGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
 /// Waits for the lock for at most 30 s.
@@ -97,7 +93,7 @@ fn basic_calls_work_on_every_master() {
             let channel = format!("lock_release:{name}");
             cluster.node(node).wait_until_waiter_sleeps(&channel);
             let at = Instant::now();
-            release(guard);
+            assert_released(guard.unlock());
             let (guard, got) = waiting.join().unwrap();
             // Far less than the backstop: the release has woken the waiter.
             assert!(got - at < ms(5_000), "{:?}", got - at);
@@ -132,7 +128,9 @@ fn leases_are_renewed_on_every_master() {
     while counts.iter().any(|count| *count < 20) {
         counts[renewals.recv_timeout(ms(10_000)).expect("all are renewed")] += 1;
     }
-    guards.into_iter().for_each(release);
+    guards
+        .into_iter()
+        .for_each(|guard| assert_released(guard.unlock()));
 }
 
 /// The hash tag of a name with braces may differ from that of the name's other keys.
@@ -142,7 +140,7 @@ fn name_whose_keys_would_have_different_slots_is_an_error() {
     for name in ["{u1}:a", "a{b", "{", "{{a}", "{a}}", "é{ü}", "a{b}c{d}"] {
         let guard = client.mutex(name).lock().unwrap();
         assert!(client.mutex(name).inspect().unwrap().is_some());
-        release(guard);
+        assert_released(guard.unlock());
     }
     for name in ["a}b", "{}x", "}", "a{}{b}"] {
         for error in [
@@ -156,7 +154,7 @@ fn name_whose_keys_would_have_different_slots_is_an_error() {
     // A single server accepts any name.
     let server = Server::start();
     let plain = Client::open(server.url()).unwrap();
-    release(plain.mutex("a}b").lock().unwrap());
+    assert_released(plain.mutex("a}b").lock().unwrap().unlock());
 }
 
 /// One MOVED redirect updates the client's slot map.
@@ -168,13 +166,13 @@ fn moved_slot_costs_one_redirect() {
     let name = cluster.name_owned_by("a", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
-    release(mutex.lock().unwrap());
+    assert_released(mutex.lock().unwrap().unlock());
     for (from, to) in [(0, 1), (1, 2), (2, 0)] {
         cluster.move_slot(slot, from, to);
         let before = script_calls(&cluster, from);
         let before_there = script_calls(&cluster, to);
-        release(mutex.lock().unwrap());
-        release(mutex.lock().unwrap());
+        assert_released(mutex.lock().unwrap().unlock());
+        assert_released(mutex.lock().unwrap().unlock());
         // The server does not count redirected calls.
         assert_eq!(script_calls(&cluster, from), before);
         let refused = cluster.node(from).info("errorstats", "errorstat_MOVED");
@@ -231,18 +229,18 @@ fn lease_is_kept_while_its_slot_migrates() {
             assert!(two.mutex("other").try_lock().unwrap().is_some());
             assert!(!waiting.is_finished());
             if is_released_on_the_way {
-                release(guard);
+                assert_released(guard.unlock());
                 cluster.end_migration(slot, 0, 1);
             } else {
                 cluster.end_migration(slot, 0, 1);
                 is_renewed();
-                release(guard);
+                assert_released(guard.unlock());
             }
             let at = Instant::now();
             let guard = waiting.join().unwrap();
             assert!(at.elapsed() < RESUME_WITHIN, "{:?}", at.elapsed());
             assert!(guard.fencing_token() > token);
-            release(guard);
+            assert_released(guard.unlock());
         });
         cluster.move_slot(slot, 1, 0);
     }
@@ -261,7 +259,7 @@ fn acquire_waits_until_both_keys_are_on_one_node() {
     let fence = format!("leasehold:fence:{{lock:{name}}}");
     cluster.move_key(&fence, 0, 1);
     guard.renew().unwrap();
-    release(guard);
+    assert_released(guard.unlock());
     let mutex = client.mutex(&*name);
     let count = || cluster.node(1).info("errorstats", "errorstat_TRYAGAIN");
     let timed = Control::run(COMMAND_TIMEOUT, || mutex.try_lock());
@@ -286,7 +284,7 @@ fn acquire_waits_until_both_keys_are_on_one_node() {
         cluster.end_migration(slot, 0, 1);
         let guard = waiting.join().unwrap();
         assert!(guard.fencing_token() > token);
-        release(guard);
+        assert_released(guard.unlock());
     });
 }
 
@@ -331,11 +329,12 @@ fn unreachable_seeds_are_skipped() {
         let limit = ms(300);
         let client = client(&url);
         let timed = Control::run(limit, || client.mutex("seeds").try_lock_for(limit));
-        release(
+        assert_released(
             timed
                 .no_later_than(SLACK)
                 .unwrap()
-                .expect("the lock is free"),
+                .expect("the lock is free")
+                .unlock(),
         );
     }
 }
@@ -347,7 +346,7 @@ fn calls_to_an_unreachable_cluster_return_in_time() {
         .map(|node| cluster.name_owned_by("a", node))
         .collect();
     for name in &names {
-        release(known.mutex(&**name).lock().unwrap());
+        assert_released(known.mutex(&**name).lock().unwrap().unlock());
     }
     for stop in [true, false] {
         for node in 0..3 {
@@ -374,7 +373,7 @@ fn unanswered_acquire_is_undone() {
     let cluster = steady();
     let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     let name = cluster.name_owned_by("a", 1);
-    release(one.mutex(&*name).lock().unwrap());
+    assert_released(one.mutex(&*name).lock().unwrap().unlock());
     cluster.pause(1);
     let error = one.mutex(&*name).ttl(ms(60_000)).try_lock().unwrap_err();
     let port = cluster.client_port(1);
@@ -382,11 +381,16 @@ fn unanswered_acquire_is_undone() {
     assert!(text.contains(&format!("127.0.0.1:{port}: ")), "{text}");
     // The other masters are not affected.
     for node in [0, 2] {
-        release(one.mutex(cluster.name_owned_by("a", node)).lock().unwrap());
+        assert_released(
+            one.mutex(cluster.name_owned_by("a", node))
+                .lock()
+                .unwrap()
+                .unlock(),
+        );
     }
     cluster.resume(1);
     let guard = two.mutex(&*name).try_lock_for(ms(10_000)).unwrap();
-    release(guard.expect("the acquire was undone"));
+    assert_released(guard.expect("the acquire was undone").unlock());
 }
 
 fn wrong_url_scheme_is_named_in_the_error() {
@@ -416,7 +420,7 @@ fn password_is_sent_to_every_node() {
     });
     let right = client(&cluster.url());
     for n in 0..20 {
-        release(right.mutex(format!("n{n}")).lock().unwrap());
+        assert_released(right.mutex(format!("n{n}")).lock().unwrap().unlock());
     }
     let wrong = client(&cluster.url_as(":wr0ng@"));
     match wrong.mutex("a").lock() {
@@ -450,7 +454,7 @@ fn tidy_contender() {
             let tried = mutex.try_lock_for(ms(200));
             tried.is_ok_and(|granted| granted.is_none())
         });
-        release(guard);
+        assert_released(guard.unlock());
         for thread in ["leasehold-io", "leasehold-subsc"] {
             let mut before = None;
             eventually(ms(20_000), || {
@@ -558,7 +562,7 @@ fn park(cluster: &Cluster, client: Client, name: String) -> (JoinHandle<()>, Rec
     let parked = thread::spawn(move || {
         let guard = client.mutex(name).lock().unwrap();
         got.send(Instant::now()).unwrap();
-        release(guard);
+        assert_released(guard.unlock());
     });
     eventually(ms(10_000), || cluster.node(0).subscribers(&channel) > 0);
     (parked, parked_got)
@@ -613,7 +617,7 @@ fn contenders_resume_after_the_slot_moves() {
         if let Some(guard) = guard {
             guard.renew().unwrap();
             began = Instant::now();
-            release(guard);
+            assert_released(guard.unlock());
         }
         let timed = time_until_acquired(began, || fence_on(&cluster, to, &name));
         println!("from {from} to {to}: resumed after {:?}", timed.took);
@@ -665,7 +669,7 @@ fn place_is_not_left_to_a_set_in_several_slots() {
         assert!(alone.join().unwrap().is_none());
         // Sooner than the queue would expire.
         eventually(ms(4_000), || places() == 0);
-        release(guard);
+        assert_released(guard.unlock());
         let set = set.join().unwrap().expect("the names are free");
         assert_eq!(set.unlock().unwrap(), Unlocked::Released);
     });

@@ -12,11 +12,12 @@ use leasehold::{
 };
 use redis::{Connection, RedisResult};
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, granted, queue_length, refresh_count, spawn_in_queue, unlock,
+    PATIENCE, PLACES, QUEUE, granted, queue_length, refresh_count, spawn_in_queue,
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
-    Proxy, Server, Traffic, assert_gives_up, eventually, let_pass, ms, while_others_repeat,
+    Proxy, Server, Traffic, assert_gives_up, assert_released, eventually, let_pass, ms,
+    while_others_repeat,
 };
 
 support::tests![
@@ -105,14 +106,14 @@ fn release_grants_the_lock_to_the_next_client_and_publishes_no_release() {
         let waiting = scope.spawn(|| lock(&next));
         wait_for_queue_length(&server, 1);
         eventually(PATIENCE, || server.subscribers(CHANNEL) == 2);
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         assert!(guard.fencing_token() > token);
         listener.set_read_timeout(Some(ms(200))).unwrap();
         let message = listener.get_message();
         assert!(message.is_err(), "{message:?}");
         listener.set_read_timeout(Some(PATIENCE)).unwrap();
-        unlock(guard);
+        assert_released(guard.unlock());
         listener.get_message().unwrap();
     });
     wait_until_only_fences_remain(&server);
@@ -133,7 +134,7 @@ fn contend(mutexes: &[Mutex; 8], turns: u64) -> Vec<u64> {
                     let guard = lock(&mutex);
                     own += u64::from(taken.fetch_add(1, Ordering::SeqCst) < turns);
                     thread::sleep(ms(1));
-                    unlock(guard);
+                    assert_released(guard.unlock());
                 }
                 own
             })
@@ -173,19 +174,19 @@ fn thread_that_locks_again_is_behind_the_clients_that_wait() {
     thread::scope(|scope| {
         let waiting = spawn_waiter(scope, &server, &second);
         let guard = scope.spawn(move || {
-            unlock(guard);
+            assert_released(guard.unlock());
             lock(&first)
         });
         let sender = order.clone();
         let behind = scope.spawn(move || {
             let guard = guard.join().unwrap();
             sender.send("first").unwrap();
-            unlock(guard);
+            assert_released(guard.unlock());
         });
         let guard = waiting.join().unwrap();
         let_pass(ms(50));
         order.send("second").unwrap();
-        unlock(guard);
+        assert_released(guard.unlock());
         behind.join().unwrap();
     });
     assert_eq!(turns.try_iter().collect::<Vec<_>>(), ["second", "first"]);
@@ -220,7 +221,7 @@ fn calls_of_a_client_take_turns_under_one_lease() -> bool {
         let next = || {
             let guard = lock(&mutex);
             let held = (guard.holder_id().clone(), guard.fencing_token().value());
-            unlock(guard);
+            assert_released(guard.unlock());
             held
         };
         let others: Vec<_> = (0..3).map(|_| scope.spawn(next)).collect();
@@ -228,10 +229,10 @@ fn calls_of_a_client_take_turns_under_one_lease() -> bool {
         assert_eq!(queue_length(&server), 1);
         wait_until_wanted(&server, "+33");
         let granted = Instant::now();
-        unlock(guard);
+        assert_released(guard.unlock());
         let first = first.join().unwrap();
         let (id, token) = (first.holder_id().clone(), first.fencing_token().value());
-        unlock(first);
+        assert_released(first.unlock());
         let (mut tokens, mut leases) = (vec![token], Vec::new());
         for other in others {
             let (by, other) = other.join().unwrap();
@@ -264,12 +265,12 @@ fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
         wait_for_refresh(&client);
         wait_for_refresh(&client);
         let next = spawn_waiter(scope, &server, &other);
-        unlock(guard);
-        unlock(first.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(first.join().unwrap().unlock());
         let guard = next.join().unwrap();
         assert!(!behind.is_finished());
-        unlock(guard);
-        unlock(behind.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(behind.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -303,11 +304,11 @@ fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
         // Longer than a place lasts without a refresh.
         let_pass(ms(3_500));
         assert_eq!((first_in_queue(&server), queue_length(&server)), (place, 2));
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = next.join().unwrap();
         assert!(!last.is_finished());
-        unlock(guard);
-        unlock(last.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(last.join().unwrap().unlock());
     });
 }
 
@@ -321,8 +322,8 @@ fn last_call_that_gives_up_leaves_the_queue() {
         let waiting = spawn_waiter(scope, &server, &staying);
         assert!(leaving.try_lock_for(ms(3_000)).unwrap().is_none());
         wait_for_queue_length(&server, 1);
-        unlock(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -348,7 +349,7 @@ fn full_server_does_not_end_the_use_of_queues() {
         let waiting = scope.spawn(|| lock(&mutex));
         wait_for_queue_length(&server, 1);
         server.run("DEL", &["lock:a"]);
-        unlock(waiting.join().unwrap());
+        assert_released(waiting.join().unwrap().unlock());
     });
 }
 
@@ -364,9 +365,9 @@ fn place_on_a_full_server_wants_tokens_for_the_next_call() {
         let second = scope.spawn(|| lock(&mutex));
         wait_until_wanted(&server, "+33");
         server.run("CONFIG", &["SET", "maxmemory", "0"]);
-        unlock(guard);
-        unlock(first.join().unwrap());
-        unlock(second.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(first.join().unwrap().unlock());
+        assert_released(second.join().unwrap().unlock());
     });
 }
 
@@ -379,7 +380,7 @@ fn try_lock_does_not_overtake_a_call_of_its_client_that_has_a_place() {
         // The lock is free: without the place, `try_lock` would get it.
         server.run("DEL", &["lock:a"]);
         assert!(mutex.try_lock().unwrap().is_none() || waiting.is_finished());
-        unlock(waiting.join().unwrap());
+        assert_released(waiting.join().unwrap().unlock());
     });
     drop(guard);
 }
@@ -409,8 +410,8 @@ fn try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place() 
             ),
             "{failed}"
         );
-        unlock(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
 }
 
@@ -432,8 +433,8 @@ fn lost_place_is_replaced_over_a_new_connection() {
             first_in_queue(&server).is_some_and(|id| Some(&id) != before.as_ref())
         });
         eventually(PATIENCE, || queue_length(&server) == 1);
-        unlock(guard);
-        unlock(waiting.join().unwrap().expect("the lock"));
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().expect("the lock").unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -479,8 +480,8 @@ fn enter_without_a_reply_is_undone() {
         };
         eventually(PATIENCE, has_entered);
         wait_for_queue_length(&server, 1);
-        unlock(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -500,8 +501,8 @@ fn shutdown_leaves_the_queue() {
         client.shutdown(PATIENCE).unwrap();
         assert!(waiting.join().unwrap().is_err());
         wait_for_queue_length(&server, 1);
-        unlock(guard);
-        unlock(last.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(last.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -515,7 +516,7 @@ fn waiter_in_backoff_gets_its_turn() {
     let [mutex] = mutexes(&server).map(in_backoff);
     amid_contenders::<3, _>(&server, |_| {
         for _ in 0..5 {
-            unlock(lock(&mutex));
+            assert_released(lock(&mutex).unlock());
         }
     });
 }
@@ -546,9 +547,9 @@ fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
         };
         eventually(PATIENCE, has_inbox);
         assert_eq!((first_in_queue(&server), queue_length(&server)), (place, 1));
-        unlock(guard);
-        unlock(second.join().unwrap());
-        unlock(first.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(second.join().unwrap().unlock());
+        assert_released(first.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -563,7 +564,7 @@ fn amid_contenders<const N: usize, T>(server: &Server, call: impl FnOnce(&Atomic
             let guard = lock(&mutex);
             turns.fetch_add(1, Ordering::SeqCst);
             thread::sleep(ms(1));
-            unlock(guard);
+            assert_released(guard.unlock());
         }
     });
     while_others_repeat(contenders, || {
@@ -709,7 +710,7 @@ fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
             let guard = lock(&current);
             assert!(guard.fencing_token().value() > token);
             last = guard.fencing_token().value();
-            unlock(guard);
+            assert_released(guard.unlock());
         }
     });
 }
@@ -797,12 +798,12 @@ fn client_whose_release_could_not_grant_goes_behind_the_queue() {
     let guard = lock(&mutex);
     // This place has no client, so the reader never asks.
     push_place(&server, "reader", "r", "a ");
-    unlock(guard);
+    assert_released(guard.unlock());
     assert!(mutex.try_lock().unwrap().is_none(), "the reader is next");
     assert_gives_up(|limit| mutex.try_lock_for(limit));
     assert_eq!(server.get("lock:a"), None);
     server.run("DEL", &[QUEUE, PLACES]);
-    unlock(mutex.try_lock().unwrap().expect("nobody is next"));
+    assert_released(mutex.try_lock().unwrap().expect("nobody is next").unlock());
 }
 
 /// Adds a place at the end of the queue. It lasts for a minute.
@@ -820,8 +821,14 @@ fn try_lock_gets_a_free_lock_although_a_killed_client_has_a_place() {
     let guard = lock(&mutex);
     // Nobody listens to the inbox of the killed client.
     push_place(&server, "killed", "+1", "l leasehold:killed");
-    unlock(guard);
-    unlock(mutex.try_lock().unwrap().expect("the lock is free"));
+    assert_released(guard.unlock());
+    assert_released(
+        mutex
+            .try_lock()
+            .unwrap()
+            .expect("the lock is free")
+            .unlock(),
+    );
     assert_eq!(queue_length(&server), 1);
 }
 
@@ -900,7 +907,7 @@ fn silent_foreign_release_costs_at_most_one_refresh() {
         let waiting = spawn_waiter(scope, &server, &client.mutex("a"));
         server.run("DEL", &["lock:a"]);
         let before = refresh_count(&client);
-        unlock(waiting.join().unwrap());
+        assert_released(waiting.join().unwrap().unlock());
         assert!(refresh_count(&client) <= before + 1);
     });
 }
@@ -927,9 +934,9 @@ fn user_without_rights_for_the_queue_is_woken_by_releases() {
                 other.stats().waiting == 1 && server.subscribers(CHANNEL) > 0
             });
             let_pass(ms(200));
-            unlock(guard);
+            assert_released(guard.unlock());
             let guard = waiting.join().unwrap();
-            unlock(guard);
+            assert_released(guard.unlock());
         });
     }
     assert_eq!(one.stats().totals.failed + other.stats().totals.failed, 0);
@@ -958,8 +965,8 @@ fn calls_that_began_before_the_missing_rights_were_known_ask_rarely() {
         let_pass(ms(1_000));
         let sent = scripts(&server) - before;
         assert!(sent < 50, "{sent} commands in a second");
-        unlock(guard);
-        unlock(second.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(second.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }

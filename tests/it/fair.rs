@@ -8,13 +8,13 @@ use crossbeam_channel::{TryRecvError, bounded};
 use leasehold::{Backoff, Client, Error, FairMutex, Lost, WaitPolicy};
 use support::fair::{
     PATIENCE, PLACES, QUEUE, holder, lock_in_turn, queue_length, refresh_count,
-    spawn_subscribed_waiter, spawn_waiter, subscription_connection, unlock, wait_for_queue_length,
+    spawn_subscribed_waiter, spawn_waiter, subscription_connection, wait_for_queue_length,
     wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
 use support::{
     Child, Cluster, ClusterSetup, Control, Counters, Proxy, Replicas, SLACK, Sentinels, Server,
-    Setup, Traffic, assert_gives_up, counter_with, eventually, let_pass, ms, parameter,
-    tell_parent,
+    Setup, Traffic, assert_gives_up, assert_released, counter_with, eventually, let_pass, ms,
+    parameter, tell_parent,
 };
 
 support::roles![waiter, fair_counter, mixed_counter];
@@ -94,7 +94,7 @@ fn basic_calls_work_on_a_fair_lock() {
         let waiting = spawn_subscribed_waiter(scope, &server, two.clone());
         assert_eq!(two.waiting().unwrap(), 1);
         let token = guard.fencing_token();
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         assert!(guard.is_held() && guard.fencing_token() > token);
         assert_eq!(
@@ -102,7 +102,7 @@ fn basic_calls_work_on_a_fair_lock() {
             Some(guard.fencing_token())
         );
         assert_eq!(holder(&server).unwrap(), guard.holder_id().as_str());
-        unlock(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -122,7 +122,7 @@ fn waiter() {
         )
         .unwrap();
     tell_parent(&guard.fencing_token().to_string());
-    unlock(guard);
+    assert_released(guard.unlock());
 }
 
 fn lock_is_granted_in_order_across_processes_and_threads() {
@@ -154,7 +154,7 @@ fn lock_is_granted_in_order_across_processes_and_threads() {
             }
             wait_for_queue_length(&server, n + 1);
         }
-        unlock(guard);
+        assert_released(guard.unlock());
         for (child, waiting) in children.iter().zip(waiting) {
             tokens.push(child.next_line().parse().unwrap());
             tokens.push(waiting.join().unwrap());
@@ -184,7 +184,7 @@ fn free_lock_takes_one_command_and_its_release_another() {
     let guard = mutex.lock().unwrap();
     assert_eq!(server.calls(&["evalsha", "eval"]), before + 1);
     let publishes = server.calls(&["publish"]);
-    unlock(guard);
+    assert_released(guard.unlock());
     assert_eq!(server.calls(&["evalsha", "eval"]), before + 2);
     assert_eq!(
         server.calls(&["publish"]),
@@ -204,7 +204,7 @@ fn assert_granted_without_a_command(auto_renew: bool) {
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, waiter);
         proxy.set_all(Traffic::StallRequests);
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         let left = server.pttl("lock:a");
         assert!((1..=3_000).contains(&left), "{left}");
@@ -215,7 +215,7 @@ fn assert_granted_without_a_command(auto_renew: bool) {
             server.pttl("lock:a") > 3_000 && guard.remaining().unwrap() > ms(9_000)
         });
         assert!(guard.is_held());
-        unlock(guard);
+        assert_released(guard.unlock());
     });
 }
 
@@ -234,10 +234,10 @@ fn first_renewal_after_a_grant_is_sent_however_long_the_wait_was() {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         // After a wait this long, no thread of the waiter's client still expects a grant soon.
         let_pass(ms(2_500));
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         eventually(PATIENCE, || server.pttl("lock:a") > 3_000);
-        unlock(guard);
+        assert_released(guard.unlock());
     });
 }
 
@@ -247,7 +247,7 @@ fn lease_without_auto_renew_is_renewed_once_after_a_grant() {
     let waiter = fair(&server).ttl(ms(400)).auto_renew(false);
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, waiter);
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         let lost = guard.lost().recv_timeout(PATIENCE);
         assert_eq!(lost, Ok(Lost::Expired));
@@ -266,11 +266,11 @@ fn grant_publishes_no_release() {
     channel.set_read_timeout(Some(PATIENCE)).unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         assert!(plain.try_lock().unwrap().is_none());
         let id = guard.holder_id().to_string();
-        unlock(guard);
+        assert_released(guard.unlock());
         let first: String = channel.get_message().unwrap().get_payload().unwrap();
         assert_eq!(first, id, "only the last release publishes a message");
     });
@@ -282,16 +282,16 @@ fn plain_and_fair_locks_exclude_each_other() {
     let guard = plain.lock().unwrap();
     assert!(fair.try_lock().unwrap().is_none());
     let mut last = guard.fencing_token();
-    unlock(guard);
+    assert_released(guard.unlock());
     for _ in 0..3 {
         let guard = fair.lock().unwrap();
         assert!(plain.try_lock().unwrap().is_none() && guard.fencing_token() > last);
         last = guard.fencing_token();
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = plain.lock().unwrap();
         assert!(fair.try_lock().unwrap().is_none() && guard.fencing_token() > last);
         last = guard.fencing_token();
-        unlock(guard);
+        assert_released(guard.unlock());
     }
     wait_until_only_fences_remain(&server);
 }
@@ -303,8 +303,8 @@ fn plain_release_wakes_the_first_in_the_queue() {
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, waiter.fair_mutex("a"));
         let before = wait_for_refresh(&waiter);
-        unlock(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
         assert_eq!(
             refresh_count(&waiter),
             before,
@@ -326,10 +326,15 @@ fn fair_release_wakes_a_plain_waiter() {
         let waiting = scope.spawn(|| plain.mutex("a").try_lock_for(PATIENCE).unwrap());
         server.wait_until_waiter_sleeps("lock_release:a");
         let timed = Control::run(ms(0), || {
-            unlock(guard);
+            assert_released(guard.unlock());
             waiting.join().unwrap()
         });
-        unlock(timed.no_later_than(PROMPTLY).expect("the lock is free"));
+        assert_released(
+            timed
+                .no_later_than(PROMPTLY)
+                .expect("the lock is free")
+                .unlock(),
+        );
     });
 }
 
@@ -351,11 +356,11 @@ fn free_lock_is_reserved_for_the_first_in_the_queue() {
             }
             let first = first.join().unwrap();
             let token = first.fencing_token();
-            unlock(first);
+            assert_released(first.unlock());
             if let Some(second) = second {
                 let guard = second.join().unwrap();
                 assert!(guard.fencing_token() > token);
-                unlock(guard);
+                assert_released(guard.unlock());
             }
         });
     }
@@ -373,7 +378,7 @@ fn place_of_a_dead_client_refuses_try_lock_but_does_not_delay_lock() {
     server.run("HSET", &[PLACES, "dead", &place]);
     assert!(fair(&server).try_lock().unwrap().is_none());
     assert_eq!(holder(&server), None);
-    unlock(lock_in_turn(&fair(&server)));
+    assert_released(lock_in_turn(&fair(&server)).unlock());
     assert_eq!(queue_length(&server), 1, "the dead place is still there");
 }
 
@@ -386,7 +391,7 @@ fn waiter_that_gives_up_leaves_the_queue() {
     assert!(answer.no_later_than(SLACK).unwrap().is_none());
     eventually(PATIENCE, || queue_length(&server) == 0);
     assert!(!server.keys().contains(&PLACES.into()));
-    unlock(guard);
+    assert_released(guard.unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -430,7 +435,7 @@ fn waiter_gives_up_at_its_turn() -> bool {
             first.is_finished() || queue_length(&server) == 2
         });
         let previous = guard.holder_id().to_string();
-        unlock(guard);
+        assert_released(guard.unlock());
         let (granted, places) = (holder(&server), queue_length(&server));
         let is_in_time = began.elapsed() < limit;
         let has_given_up = first.join().unwrap().is_none();
@@ -441,7 +446,7 @@ fn waiter_gives_up_at_its_turn() -> bool {
             assert!(has_given_up);
             assert_ne!(Some(second.holder_id().as_str()), granted.as_deref());
         }
-        unlock(second);
+        assert_released(second.unlock());
         wait_until_only_fences_remain(&server);
         is_in_time
     })
@@ -468,8 +473,8 @@ fn shutdown_removes_waiters_from_the_queue() {
         for waiting in waiting {
             assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
         }
-        unlock(guard);
-        unlock(other_waiter.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(other_waiter.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -503,7 +508,7 @@ fn one_command_refreshes_all_places_of_a_client() {
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
         for _ in 0..50 {
-            scope.spawn(|| unlock(lock_in_turn(&mutex)));
+            scope.spawn(|| assert_released(lock_in_turn(&mutex).unlock()));
         }
         wait_for_queue_length(&server, 50);
         eventually(ms(5_000), || client.stats().waiting == 50);
@@ -517,7 +522,7 @@ fn one_command_refreshes_all_places_of_a_client() {
             "{calls} calls, including the holder's renewals"
         );
         assert_eq!(queue_length(&server), 50);
-        unlock(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -529,8 +534,8 @@ fn statistics_count_fair_locks() {
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, two.fair_mutex("a"));
         assert_eq!(two.stats().waiting, 1);
-        unlock(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     let (one, two) = (one.stats(), two.stats());
     assert_eq!(
@@ -567,8 +572,8 @@ fn backoff_waits_without_a_subscription() {
         ));
         assert!(mutex.try_lock_for(PATIENCE).unwrap().is_none());
         wait_for_queue_length(&server, 1);
-        unlock(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     assert_eq!(server.calls(&["subscribe"]), 0);
     wait_until_only_fences_remain(&server);
@@ -592,9 +597,9 @@ fn waiters_without_pubsub_permissions_get_the_lock_by_refreshing() {
         let waiting: Vec<_> = (0..2)
             .map(|_| spawn_waiter(scope, &server, client(&url).fair_mutex("a")))
             .collect();
-        unlock(guard);
+        assert_released(guard.unlock());
         for waiting in waiting {
-            unlock(waiting.join().unwrap());
+            assert_released(waiting.join().unwrap().unlock());
         }
     });
     wait_until_only_fences_remain(&server);
@@ -611,14 +616,14 @@ fn granted_lease_is_replicated_before_lock_returns() {
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, server, mutex());
-        unlock(guard);
+        assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         assert!(server.pttl("lock:a") > 3_000, "the lease was renewed first");
         assert!(guard.remaining().unwrap() > ms(3_000));
         replicas.pause(0);
         let waiting = scope.spawn(|| mutex().try_lock_for(PATIENCE));
         wait_for_queue_length(server, 1);
-        unlock(guard);
+        assert_released(guard.unlock());
         let outcome = waiting.join().unwrap();
         assert!(
             matches!(outcome, Err(Error::NotReplicated { wanted: 1, .. })),
@@ -668,7 +673,7 @@ fn broken_fence_fails_acquires_but_not_releases() {
                 Err(Error::BadFence { .. })
             ));
         }
-        unlock(guard);
+        assert_released(guard.unlock());
         assert!(matches!(
             waiting.join().unwrap(),
             Err(Error::BadFence { .. })
@@ -676,7 +681,7 @@ fn broken_fence_fails_acquires_but_not_releases() {
         eventually(ms(5_000), || server.keys() == [FENCE.as_bytes()]);
     });
     server.run("DEL", &[FENCE]);
-    unlock(fair(&server).lock().unwrap());
+    assert_released(fair(&server).lock().unwrap().unlock());
 }
 
 fn broken_queue_fails_acquires_but_not_releases() {
@@ -687,7 +692,7 @@ fn broken_queue_fails_acquires_but_not_releases() {
         fair(&server).try_lock(),
         Err(Error::WrongType { .. })
     ));
-    unlock(guard);
+    assert_released(guard.unlock());
     assert!(matches!(
         fair(&server).try_lock(),
         Err(Error::WrongType { .. })
@@ -709,8 +714,8 @@ fn any_name_of_up_to_64_kib_works() {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| lock_in_turn(&two.fair_mutex(name)));
             eventually(PATIENCE, || one.fair_mutex(name).waiting().unwrap() == 1);
-            unlock(guard);
-            unlock(waiting.join().unwrap());
+            assert_released(guard.unlock());
+            assert_released(waiting.join().unwrap().unlock());
         });
     }
     wait_until_only_fences_remain(&server);
@@ -724,7 +729,7 @@ fn foreign_message_grants_nothing() {
         let (done, is_done) = bounded(1);
         let mutex = fair(&server);
         scope.spawn(move || {
-            unlock(lock_in_turn(&mutex));
+            assert_released(lock_in_turn(&mutex).unlock());
             done.send(()).unwrap();
         });
         wait_for_queue_length(&server, 1);
@@ -759,7 +764,7 @@ fn foreign_message_grants_nothing() {
         let probes = server.calls(&["publish"]);
         eventually(PATIENCE, || server.calls(&["publish"]) > probes + 1);
         assert_eq!(is_done.try_recv(), Err(TryRecvError::Empty));
-        unlock(guard);
+        assert_released(guard.unlock());
         is_done.recv_timeout(PATIENCE).unwrap();
     });
 }
@@ -771,8 +776,8 @@ fn fair_lock_is_granted_with_sentinel() {
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, server, mutex());
-        unlock(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(server);
 }
@@ -791,8 +796,8 @@ fn fair_lock_is_granted_in_a_cluster() {
                 eventually(PATIENCE, || one.fair_mutex(&*name).waiting().unwrap() == 1);
                 server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
                 let before = two.stats().totals.wakes_message;
-                unlock(guard);
-                unlock(waiting.join().unwrap());
+                assert_released(guard.unlock());
+                assert_released(waiting.join().unwrap().unlock());
                 two.stats().totals.wakes_message > before
             })
         };
@@ -824,7 +829,7 @@ fn fair_lease_is_not_handed_off_to_a_plain_waiter_of_its_client() {
             .unwrap()
             .expect("the lock is free");
         let before = fair.fencing_token();
-        unlock(fair);
+        assert_released(fair.unlock());
         let plain = plain.join().unwrap();
         assert!(plain.fencing_token() > before);
         let fence = String::from_utf8(server.get(FENCE).unwrap()).unwrap();

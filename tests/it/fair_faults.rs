@@ -9,12 +9,12 @@ use std::time::Duration;
 use leasehold::{Client, Error, FairMutex, MutexGuard};
 use support::fair::{
     PATIENCE, PLACES, QUEUE, holder, lock_in_turn, only_fences_remain, queue_length, refresh_count,
-    spawn_in_queue, spawn_subscribed_waiter, spawn_waiter, subscription_connection, unlock,
+    spawn_in_queue, spawn_subscribed_waiter, spawn_waiter, subscription_connection,
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
 use support::{
-    COMMAND_TIMEOUT, Child, Control, Proxy, SLACK, Server, Traffic, builder, client, eventually,
-    let_pass, ms, parameter, tell_parent,
+    COMMAND_TIMEOUT, Child, Control, Proxy, SLACK, Server, Traffic, assert_released, builder,
+    client, eventually, let_pass, ms, parameter, tell_parent,
 };
 
 support::roles![waiter, contender];
@@ -69,7 +69,7 @@ fn waiter() {
     assert!(guard.is_held());
     tell_parent(guard.holder_id().as_str());
     tell_parent(&guard.fencing_token().to_string());
-    unlock(guard);
+    assert_released(guard.unlock());
 }
 
 /// The kinds of lock whose clients wait in the queue.
@@ -162,7 +162,9 @@ fn basic_fair_release_wakes_the_next_waiter_promptly() {
     let guard = fair(&server).lock().unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
-        unlock(time_until_granted(ms(0), waiting, || unlock(guard)));
+        assert_released(
+            time_until_granted(ms(0), waiting, || assert_released(guard.unlock())).unlock(),
+        );
     });
     wait_until_only_fences_remain(&server);
 }
@@ -177,10 +179,10 @@ fn waiter_killed_at_the_release_costs_at_most_its_grant() {
             let waiting = kind.spawn_waiter(scope, &server);
             child.kill();
             let guard = time_until_granted(DEATH, waiting, || {
-                unlock(guard);
+                assert_released(guard.unlock());
                 assert_eq!(queue_length(&server), 1, "one of the two was granted it");
             });
-            unlock(guard);
+            assert_released(guard.unlock());
         });
         wait_until_only_fences_remain(&server);
     }
@@ -199,7 +201,9 @@ fn assert_granted_behind_killed_waiters(
         let waiting = kind.spawn_waiter(scope, server);
         children.iter_mut().for_each(Child::kill);
         before_release();
-        unlock(time_until_granted(ms(0), waiting, || unlock(guard)));
+        assert_released(
+            time_until_granted(ms(0), waiting, || assert_released(guard.unlock())).unlock(),
+        );
     });
 }
 
@@ -230,7 +234,7 @@ fn expiry_is_noticed_when_it_happens() {
     server.run("SET", &["lock:a", "another program", "PX", "2000"]);
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
-        unlock(time_until_granted(ms(2_000), waiting, || {}));
+        assert_released(time_until_granted(ms(2_000), waiting, || {}).unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -272,7 +276,7 @@ fn queue_of_dead_waiters_is_removed() {
         let mut child = kind.spawn_waiting_child(&server);
         child.kill();
         eventually(ms(10_000), || queue_length(&server) == 0);
-        unlock(guard);
+        assert_released(guard.unlock());
         wait_until_only_fences_remain(&server);
     }
 }
@@ -295,7 +299,7 @@ fn assert_paused_waiter_is_skipped(kind: Kind) {
         child.pause();
         let mut granted = None;
         let guard = time_until_granted(DEATH, waiting, || {
-            unlock(guard);
+            assert_released(guard.unlock());
             granted = holder(&server);
         });
         assert!(granted.is_some() && granted != holder(&server));
@@ -308,7 +312,7 @@ fn assert_paused_waiter_is_skipped(kind: Kind) {
             "the grant has expired"
         );
         assert!(guard.is_held());
-        unlock(guard);
+        assert_released(guard.unlock());
         assert_ne!(Some(child.next_line()), granted);
     });
     child.wait().succeeded();
@@ -334,7 +338,7 @@ fn survivors_are_granted_in_order_among_killed_and_paused_waiters() {
         };
         // The four survivors are other processes, each of which must be woken.
         let in_turn = Control::run(DEATH + 4 * ms(250), || {
-            unlock(guard);
+            assert_released(guard.unlock());
             [1, 4, 6, 7].map(token_of)
         });
         let tokens = in_turn.no_later_than(SLACK);
@@ -354,7 +358,9 @@ fn lost_grant_message_costs_at_most_a_refresh() {
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, client(&proxy.url()).fair_mutex("a"));
         proxy.set_nth(subscription_connection(&proxy), Traffic::DropReplies);
-        unlock(time_until_granted(REFRESH, waiting, || unlock(guard)));
+        assert_released(
+            time_until_granted(REFRESH, waiting, || assert_released(guard.unlock())).unlock(),
+        );
     });
     wait_until_only_fences_remain(&server);
 }
@@ -375,9 +381,9 @@ fn restored_subscription_precedes_the_next_refresh() -> bool {
         let subscription = subscription_connection(&proxy);
         proxy.set_nth(subscription, Traffic::DropReplies);
         let before = wait_for_refresh(&waiter);
-        unlock(guard);
+        assert_released(guard.unlock());
         proxy.set_nth(subscription, Traffic::Cut);
-        unlock(waiting.join().unwrap());
+        assert_released(waiting.join().unwrap().unlock());
         let is_early = refresh_count(&waiter) == before;
         wait_until_only_fences_remain(&server);
         is_early && waiter.stats().totals.wakes_reconnect == 1
@@ -395,7 +401,7 @@ fn late_grant_message_makes_no_second_holder() {
         let subscription = subscription_connection(&proxy);
         proxy.set_all(Traffic::StallReplies);
         let mine = holder(&server);
-        unlock(guard);
+        assert_released(guard.unlock());
         let granted = holder(&server);
         assert!(granted.is_some() && granted != mine);
         let other = fair(&server).try_lock_for(PATIENCE).unwrap();
@@ -406,14 +412,14 @@ fn late_grant_message_makes_no_second_holder() {
         assert!(other.is_held() && !waiting.is_finished());
         proxy.set_all(Traffic::Pass);
         wait_for_queue_length(&server, 1);
-        unlock(other);
+        assert_released(other.unlock());
         let guard = waiting.join().unwrap();
         assert_ne!(
             Some(guard.holder_id().to_string()),
             granted,
             "the expired grant's id is not used again"
         );
-        unlock(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -425,9 +431,9 @@ fn killed_subscription_costs_at_most_a_refresh() {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         let guard = time_until_granted(REFRESH, waiting, || {
             server.run("CLIENT", &["KILL", "TYPE", "pubsub"]);
-            unlock(guard);
+            assert_released(guard.unlock());
         });
-        unlock(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -439,7 +445,7 @@ fn refresh_finds_a_foreign_deletion() {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         let guard = time_until_granted(REFRESH, waiting, || server.run("DEL", &["lock:a"]));
         assert!(guard.is_held());
-        unlock(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -452,7 +458,7 @@ fn refresh_finds_an_expiry() {
         let guard = time_until_granted(REFRESH + ms(200), waiting, || {
             server.run("PEXPIRE", &["lock:a", "200"])
         });
-        unlock(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -466,7 +472,7 @@ fn waiters_reenter_a_deleted_queue() {
             // Each waiter releases the lock itself: either may get it first.
             for _ in 0..2 {
                 let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
-                scope.spawn(|| unlock(waiting.join().unwrap()));
+                scope.spawn(|| assert_released(waiting.join().unwrap().unlock()));
             }
             server.run("DEL", keys);
             // The waiters re-enter one after the other, so the queue may hold additional places.
@@ -478,7 +484,7 @@ fn waiters_reenter_a_deleted_queue() {
                 queue_length(&server) >= 2 && places == 2
             };
             eventually(PATIENCE, all);
-            unlock(guard);
+            assert_released(guard.unlock());
         });
         wait_until_only_fences_remain(&server);
     }
@@ -490,7 +496,7 @@ fn waiters_reenter_the_queue_of_a_server_that_lost_its_data() {
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
         drop(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(waiting.join().unwrap().unlock());
     });
     let guard = fair(&server).lock().unwrap();
     let mutex = fair(&server);
@@ -498,7 +504,7 @@ fn waiters_reenter_the_queue_of_a_server_that_lost_its_data() {
         let waiting = scope.spawn(|| lock_in_turn(&mutex));
         wait_for_queue_length(&server, 1);
         server.restart();
-        unlock(waiting.join().unwrap());
+        assert_released(waiting.join().unwrap().unlock());
     });
     drop(guard);
     wait_until_only_fences_remain(&server);
@@ -519,8 +525,8 @@ fn assert_unanswered_enters_are_undone(traffic: Traffic, is_held: bool) {
         let first = is_held.then(|| spawn_waiter(scope, &server, fair(&server)));
         assert_enters_are_undone(&server, &proxy, &clients, traffic, is_held);
         if let (Some(guard), Some(first)) = (guard, first) {
-            unlock(guard);
-            unlock(first.join().unwrap());
+            assert_released(guard.unlock());
+            assert_released(first.join().unwrap().unlock());
         }
     });
     wait_until_only_fences_remain(&server);
@@ -588,8 +594,8 @@ fn unanswered_enter_is_retried() {
         let waiting = scope.spawn(move || lock_in_turn(&mutex));
         eventually(PATIENCE, || server.calls(&["rpush"]) >= 2);
         wait_for_queue_length(&server, 1);
-        unlock(guard);
-        unlock(waiting.join().unwrap());
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -637,7 +643,7 @@ fn first_renewal_is_repeated(traffic: Traffic, auto_renew: bool) -> bool {
         proxy.set_future(traffic);
         let others = (0..proxy.connections()).filter(|n| !subscribed.contains(n));
         others.for_each(|n| proxy.set_nth(n, traffic));
-        unlock(guard);
+        assert_released(guard.unlock());
         let granted = waiting.join().unwrap();
         eventually(PATIENCE, || client.stats().totals.renewals_failed > 0);
         let provisional = granted.remaining();
@@ -648,7 +654,7 @@ fn first_renewal_is_repeated(traffic: Traffic, auto_renew: bool) -> bool {
         });
         let is_renewed = granted.is_held();
         if is_renewed {
-            unlock(granted);
+            assert_released(granted.unlock());
             wait_until_only_fences_remain(&server);
         }
         is_renewed
@@ -664,7 +670,7 @@ fn grant_that_cannot_be_renewed_is_reported_lost() {
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, client(&proxy.url()).fair_mutex("a"));
         proxy.set_all(Traffic::StallRequests);
-        unlock(guard);
+        assert_released(guard.unlock());
         let granted = waiting.join().unwrap();
         assert!(granted.is_held());
         let lost = granted.lost();
@@ -698,8 +704,8 @@ fn unanswered_leave_is_repeated() {
             assert!(answer.is_none(), "the call has seen the holder");
             proxy.set_all(Traffic::Pass);
             wait_for_queue_length(&server, 1);
-            unlock(guard);
-            unlock(witness.join().unwrap());
+            assert_released(guard.unlock());
+            assert_released(witness.join().unwrap().unlock());
         });
         wait_until_only_fences_remain(&server);
     }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, Renewed, Unlocked};
 use redis::{Connection, FromRedisValue};
-use support::{Proxy, Server, Traffic, eventually, free_port, ms};
+use support::{Proxy, Server, Traffic, eventually, expect_unreachable, free_port, ms};
 
 support::tests![
     empty_restart_is_outlasted_and_the_loss_reported,
@@ -101,15 +101,6 @@ fn expect_refused<T>(answer: Result<T, Error>) -> String {
         Err(error @ Error::Refused { .. }) => error.to_string(),
         Err(error) => panic!("{error:?}"),
         Ok(_) => panic!("the call was not refused"),
-    }
-}
-
-#[track_caller]
-fn expect_unreachable<T>(answer: Result<T, Error>) -> String {
-    match answer {
-        Err(error @ Error::Unreachable { .. }) => error.to_string(),
-        Err(error) => panic!("{error:?}"),
-        Ok(_) => panic!("the server was reachable"),
     }
 }
 

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, TryRecvError, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, Unlocked};
 use parking_lot::Mutex as Local;
-use support::{Counters, Fenced, Proxy, Server, Traffic, eventually, ms, while_others_repeat};
+use support::{
+    Counters, Fenced, Proxy, Server, Traffic, assert_released, eventually, ms, while_others_repeat,
+};
 
 support::tests![
     basic_handoff_sends_no_command,
@@ -72,10 +74,6 @@ fn announce(server: &Server, id: &HolderId) {
     server.run("PUBLISH", &["lock_release:a", id.as_str()]);
 }
 
-fn unlock_held(guard: MutexGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
 /// Starts a call that queues behind earlier ones, and returns when it waits.
 fn start_waiter<'scope>(
     scope: &'scope Scope<'scope, '_>,
@@ -106,7 +104,7 @@ fn queue_behind_a_holder<'scope, const N: usize>(
     let before = (client.stats().totals.attempts, requests(server));
     let calls = mutexes.map(|mutex| start_waiter(scope, client, mutex));
     wait_until_attempts_are_answered(server, client, before);
-    unlock_held(first);
+    assert_released(first.unlock());
     calls
 }
 
@@ -138,9 +136,9 @@ fn basic_handoff_sends_no_command() {
             "the whole block is reserved"
         );
         let before = (requests(&server), server.calls(&["publish"]));
-        unlock_held(one);
+        assert_released(one.unlock());
         let two = guard_of(two);
-        unlock_held(two);
+        assert_released(two.unlock());
         let three = guard_of(three);
         assert_eq!(three.fencing_token().value(), token + 2);
         assert_eq!(*three.holder_id(), id, "the id of the lease");
@@ -152,7 +150,7 @@ fn basic_handoff_sends_no_command() {
             after.0,
             "which the client knows without a request"
         );
-        unlock_held(three);
+        assert_released(three.unlock());
     });
     let stats = client.stats();
     assert_eq!((stats.held, stats.waiting), (0, 0));
@@ -186,7 +184,7 @@ fn each_holder_is_told_only_of_its_own_loss() {
         let one = guard_of(one);
         let lost_by_one = one.lost();
         let id = one.holder_id().clone();
-        unlock_held(one);
+        assert_released(one.unlock());
         assert_eq!(lost_by_one.try_recv(), Err(TryRecvError::Disconnected));
 
         let two = guard_of(two);
@@ -202,7 +200,7 @@ fn each_holder_is_told_only_of_its_own_loss() {
         assert!(three.fencing_token() > two.fencing_token());
         assert_eq!(two.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Deleted));
         assert!(three.is_held());
-        unlock_held(three);
+        assert_released(three.unlock());
     });
     drop(client);
     drop(report);
@@ -237,7 +235,7 @@ fn a_suspected_lease_is_checked_before_the_next_hand_off() {
         for next in [two, three] {
             let next = guard_of(next);
             assert_ne!(*next.holder_id(), id);
-            unlock_held(next);
+            assert_released(next.unlock());
         }
     });
 }
@@ -253,7 +251,7 @@ fn zero_local_handoffs_disables_them() {
             let guard = guard_of(call);
             assert_eq!(fence(&server), guard.fencing_token().value());
             ids.push(guard.holder_id().clone());
-            unlock_held(guard);
+            assert_released(guard.unlock());
         }
         assert!(ids[0] != ids[1] && ids[1] != ids[2]);
     });
@@ -276,13 +274,13 @@ fn a_waiter_with_other_settings_is_not_handed_the_lease() {
                 queue_behind_a_holder(scope, &server, &client, [a(), other, a()]);
             let one = guard_of(one);
             let first = one.holder_id().clone();
-            unlock_held(one);
+            assert_released(one.unlock());
             // The lock is released in Redis, and the first waiter acquires it there.
             let two = guard_of(two);
             assert_ne!(*two.holder_id(), first);
             assert!(!three.is_finished());
-            unlock_held(two);
-            unlock_held(guard_of(three));
+            assert_released(two.unlock());
+            assert_released(guard_of(three).unlock());
         });
     }
     assert_eq!(client.stats().totals.wakes_hand_off, 0);
@@ -298,7 +296,7 @@ fn a_run_of_hand_offs_ends_at_the_configured_length() {
         for call in calls {
             let guard = guard_of(call);
             ids.push(guard.holder_id().clone());
-            unlock_held(guard);
+            assert_released(guard.unlock());
         }
         let runs: Vec<_> = ids.chunk_by(|a, b| a == b).map(<[_]>::len).collect();
         // The last call has no waiter behind it.
@@ -315,7 +313,7 @@ fn another_client_gets_the_lock_after_a_few_runs() {
         || {
             let guard = many.mutex("a").lock().unwrap();
             entered.fetch_add(1, Ordering::SeqCst);
-            unlock_held(guard);
+            assert_released(guard.unlock());
         }
     });
     let waited = while_others_repeat(others, || {
@@ -323,7 +321,7 @@ fn another_client_gets_the_lock_after_a_few_runs() {
             let before = entered.load(Ordering::SeqCst);
             let guard = one.mutex("a").lock().unwrap();
             let after = entered.load(Ordering::SeqCst);
-            unlock_held(guard);
+            assert_released(guard.unlock());
             after - before
         };
         // The first call that waits also connects, starts threads and subscribes.
@@ -344,7 +342,7 @@ fn contending_threads_of_one_client_send_few_requests() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..250 {
-                    unlock_held(client.mutex("a").lock().unwrap());
+                    assert_released(client.mutex("a").lock().unwrap().unlock());
                 }
             });
         }
@@ -379,7 +377,7 @@ fn tokens_rise_across_clients_and_hand_offs() {
                         thread::yield_now();
                         resource.write(token, seen + 1).unwrap();
                         tokens.lock().push(token);
-                        unlock_held(guard);
+                        assert_released(guard.unlock());
                     }
                 });
             }
@@ -443,13 +441,13 @@ fn a_waiter_that_redis_refuses_takes_the_lease_handed_to_it() {
         let one = guard_of(one);
         let (id, token) = (one.holder_id().clone(), one.fencing_token().value());
         wait_until_an_attempt_stalls(&client, &proxy);
-        unlock_held(one);
+        assert_released(one.unlock());
         assert!(!two.is_finished(), "the attempt of the waiter is in flight");
         proxy.set_all(Traffic::Pass);
         let two = guard_of(two);
         assert_eq!(*two.holder_id(), id);
         assert_eq!(two.fencing_token().value(), token + 1);
-        unlock_held(two);
+        assert_released(two.unlock());
     });
     assert_eq!(server.get("lock:a"), None);
     assert_eq!(client.stats().totals.lost(), 0);
@@ -465,7 +463,7 @@ fn a_grant_to_a_waiter_shows_that_the_handed_lease_is_lost() {
         let one = guard_of(one);
         let (id, token) = (one.holder_id().clone(), one.fencing_token());
         wait_until_an_attempt_stalls(&client, &proxy);
-        unlock_held(one);
+        assert_released(one.unlock());
         server.run("DEL", &["lock:a"]);
         proxy.set_all(Traffic::Pass);
         let two = guard_of(two);
@@ -474,10 +472,10 @@ fn a_grant_to_a_waiter_shows_that_the_handed_lease_is_lost() {
         assert!(two.is_held());
         // The run continues with the new lease.
         let second = two.holder_id().clone();
-        unlock_held(two);
+        assert_released(two.unlock());
         let three = guard_of(three);
         assert_eq!(*three.holder_id(), second);
-        unlock_held(three);
+        assert_released(three.unlock());
     });
     assert_eq!(server.get("lock:a"), None);
     let stats = client.stats();
@@ -496,17 +494,17 @@ fn a_call_at_its_deadline_takes_the_lease_handed_to_it() {
         let two = scope.spawn(|| client.mutex("a").try_lock_for(ms(1_500)).unwrap());
         eventually(WAIT_LIMIT, || client.stats().waiting == 2);
         wait_until_attempts_are_answered(&server, &client, before);
-        unlock_held(first);
+        assert_released(first.unlock());
         let one = guard_of(one);
         let id = one.holder_id().clone();
         wait_until_an_attempt_stalls(&client, &proxy);
-        unlock_held(one);
+        assert_released(one.unlock());
         // Its attempt is never answered.
         let two = two.join().unwrap().expect("the lease handed to it");
         assert_eq!(*two.holder_id(), id);
         assert!(two.is_held());
         proxy.set_all(Traffic::Pass);
-        unlock_held(two);
+        assert_released(two.unlock());
     });
     eventually(WAIT_LIMIT, || server.get("lock:a").is_none());
 }
@@ -558,21 +556,21 @@ fn a_waiter_whose_logger_panics_takes_the_lease_handed_to_it() {
             });
             waiting.recv().unwrap();
             let next = has_next.then(|| start_waiter(scope, &client, a()));
-            unlock_held(one);
-            unlock_held(guard_of(two));
+            assert_released(one.unlock());
+            assert_released(guard_of(two).unlock());
             // The panicking thread has been handed the lease and does not know yet.
             assert!(a().try_lock().unwrap().is_none());
             resume.send(()).unwrap();
             let took = panics.join().unwrap();
             assert_eq!(*took.holder_id(), id);
             assert_eq!(took.fencing_token().value(), token + 2);
-            unlock_held(took);
+            assert_released(took.unlock());
             match next {
                 Some(next) => {
                     let next = guard_of(next);
                     assert_eq!(*next.holder_id(), id);
                     assert_eq!(next.fencing_token().value(), token + 3);
-                    unlock_held(next);
+                    assert_released(next.unlock());
                 }
                 None => assert_eq!(server.get("lock:a"), None),
             }
@@ -595,10 +593,10 @@ fn shutdown_releases_a_handed_lease_that_no_waiter_took() {
         let two = scope.spawn(|| a().lock());
         eventually(WAIT_LIMIT, || client.stats().waiting == 2);
         wait_until_attempts_are_answered(&server, &client, before);
-        unlock_held(first);
+        assert_released(first.unlock());
         let one = guard_of(one);
         wait_until_an_attempt_stalls(&client, &proxy);
-        unlock_held(one);
+        assert_released(one.unlock());
         let ending = scope.spawn(|| client.shutdown(WAIT_LIMIT).unwrap());
         eventually(WAIT_LIMIT, || client.stats().totals.lost_shut_down == 1);
         proxy.set_all(Traffic::Pass);
@@ -619,14 +617,14 @@ fn an_extended_lease_goes_to_a_waiter_with_that_ttl() {
         let one = guard_of(one);
         let first = one.holder_id().clone();
         one.set_ttl(2 * LONG).unwrap();
-        unlock_held(one);
+        assert_released(one.unlock());
         let two = guard_of(two);
         assert_eq!(*two.holder_id(), first);
         assert!(two.remaining().unwrap() > LONG);
-        unlock_held(two);
+        assert_released(two.unlock());
         let three = guard_of(three);
         assert_ne!(*three.holder_id(), first, "the lease has another ttl");
-        unlock_held(three);
+        assert_released(three.unlock());
     });
 }
 
@@ -641,7 +639,7 @@ fn renewals_are_reported_to_the_current_holder() {
     };
     thread::scope(|scope| {
         let [one, two] = queue_behind_a_holder(scope, &server, &client, [a("one"), a("two")]);
-        unlock_held(guard_of(one));
+        assert_released(guard_of(one).unlock());
         let two = guard_of(two);
         while renewals.try_recv().is_ok() {}
         for _ in 0..2 {
@@ -651,7 +649,7 @@ fn renewals_are_reported_to_the_current_holder() {
             assert_eq!(renewed.holder_id(), two.holder_id());
         }
         assert!(two.is_held());
-        unlock_held(two);
+        assert_released(two.unlock());
     });
 }
 
@@ -666,9 +664,9 @@ fn lease_extended_and_set_back_is_handed_off() {
         let one = guard_of(one);
         one.set_ttl(2 * LONG).unwrap();
         one.set_ttl(LONG).unwrap();
-        unlock_held(one);
-        unlock_held(guard_of(two));
-        unlock_held(guard_of(three));
+        assert_released(one.unlock());
+        assert_released(guard_of(two).unlock());
+        assert_released(guard_of(three).unlock());
     });
     assert_eq!(client.stats().totals.wakes_hand_off, 2);
 }
@@ -685,12 +683,12 @@ fn a_lease_with_little_time_left_is_renewed_before_the_hand_off() {
         let id = one.holder_id().clone();
         let before = client.stats().totals.renewals_ok;
         eventually(WAIT_LIMIT, || one.remaining().unwrap() < ttl / 3 * 2);
-        unlock_held(one);
+        assert_released(one.unlock());
         let two = guard_of(two);
         assert!(two.remaining().unwrap() > ttl / 3);
         assert_eq!(*two.holder_id(), id);
         assert_eq!(client.stats().totals.renewals_ok, before + 1);
-        unlock_held(two);
+        assert_released(two.unlock());
     });
 }
 
@@ -704,7 +702,7 @@ fn without_auto_renew_each_hand_off_renews() {
         for call in calls {
             let guard = guard_of(call);
             ids.push(guard.holder_id().clone());
-            unlock_held(guard);
+            assert_released(guard.unlock());
         }
         assert!(ids[0] == ids[1] && ids[1] == ids[2]);
         assert_eq!(client.stats().totals.renewals_ok, 2);
@@ -721,7 +719,7 @@ fn without_auto_renew_each_hand_off_renews() {
         for next in [two, three] {
             let next = guard_of(next);
             assert_ne!(*next.holder_id(), id);
-            unlock_held(next);
+            assert_released(next.unlock());
         }
     });
 }
@@ -733,7 +731,7 @@ fn max_hold_is_counted_from_the_hand_off() {
     thread::scope(|scope| {
         let limited = a().max_hold(ms(2_000));
         let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), limited, a()]);
-        unlock_held(guard_of(one));
+        assert_released(guard_of(one).unlock());
         let two = guard_of(two);
         let remaining_ttl = two.remaining().unwrap();
         assert!(remaining_ttl <= ms(2_000), "{remaining_ttl:?}");
@@ -758,12 +756,12 @@ fn every_quorum_server_reserves_the_block_of_tokens() {
                 .all(|server| fence(server) == token + BLOCK - 1)
         });
         let before: Vec<_> = servers.iter().map(requests).collect();
-        unlock_held(one);
+        assert_released(one.unlock());
         let two = guard_of(two);
         assert_eq!(servers.iter().map(requests).collect::<Vec<_>>(), before);
         assert_eq!(*two.holder_id(), id);
         assert_eq!(two.fencing_token().value(), token + 1);
-        unlock_held(two);
+        assert_released(two.unlock());
     });
     let next = a().lock().unwrap();
     assert!(
@@ -801,11 +799,11 @@ fn a_key_that_may_outlast_its_ttl_is_released_not_handed_off() {
         assert!(remaining_ttl(&server) > LONG, "the script ran");
         proxy.set_all(Traffic::Pass);
         let before = one.holder_id().clone();
-        unlock_held(one);
+        assert_released(one.unlock());
         let two = guard_of(two);
         assert_ne!(*two.holder_id(), before, "a new lease");
         assert!(remaining_ttl(&server) <= LONG);
-        unlock_held(two);
+        assert_released(two.unlock());
     });
 }
 

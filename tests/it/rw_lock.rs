@@ -11,11 +11,12 @@ use leasehold::{
 };
 use support::fair::{
     PATIENCE, PLACES, QUEUE, holder, lock_in_turn, queue_length, refresh_count, spawn_in_queue,
-    unlock, wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
+    wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Proxy, Sentinels, Server, Setup, assert_gives_up,
-    counter_with, eventually, let_pass, ms, parameter, result_of, spawn_call, while_others_repeat,
+    assert_released, counter_with, eventually, let_pass, ms, parameter, result_of, spawn_call,
+    while_others_repeat,
 };
 
 support::roles![write_counter, mixed_counter, reader_and_writer];
@@ -70,16 +71,6 @@ fn fair(server: &Server) -> FairMutex {
     client(&server.url()).fair_mutex("a")
 }
 
-#[track_caller]
-fn end_read(guard: RwLockReadGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
-#[track_caller]
-fn end_write(guard: RwLockWriteGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
 fn read_in_turn(lock: &RwLock) -> RwLockReadGuard {
     let guard = lock.try_read_for(PATIENCE).unwrap();
     guard.expect("the reader gets its turn")
@@ -129,15 +120,15 @@ fn readers_share_the_lock_and_exclude_a_writer() {
     assert_eq!(holder(&server).unwrap(), "leasehold:readers");
     // The calls that gave up leave the queue in the background.
     wait_for_queue_length(&server, 0);
-    end_read(first);
+    assert_released(first.unlock());
     assert!(two.try_write().unwrap().is_none());
-    end_read(second);
+    assert_released(second.unlock());
     let writing = one.try_write().unwrap().expect("the lock is free");
     assert_eq!(holder(&server).unwrap(), writing.holder_id().as_str());
     assert!(two.try_read().unwrap().is_none() && two.try_write().unwrap().is_none());
     assert_gives_up(|limit| two.try_read_for(limit));
     assert_gives_up(|limit| two.try_read_until(Instant::now() + limit));
-    end_write(writing);
+    assert_released(writing.unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -154,7 +145,7 @@ fn readers_of_one_client_and_of_others_hold_together() {
     assert_eq!(client.stats().totals.lost(), 0);
     for (left, guard) in guards.into_iter().enumerate().rev() {
         assert!(guard.is_held());
-        end_read(guard);
+        assert_released(guard.unlock());
         assert_eq!(lock.try_write().unwrap().is_some(), left == 0);
     }
     wait_until_only_fences_remain(&server);
@@ -172,16 +163,16 @@ fn own_guard_saves_a_command_only_if_redis_would_refuse() {
     assert_eq!(calls(), before);
     let again = lock.try_read().unwrap().expect("readers share");
     assert!(calls() > before);
-    end_read(again);
-    end_read(reading);
+    assert_released(again.unlock());
+    assert_released(reading.unlock());
     let writing = lock.write().unwrap();
     let before = calls();
     assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
     assert_eq!(calls(), before);
     let reading = writing.downgrade();
-    end_read(lock.try_read().unwrap().expect("readers share"));
+    assert_released(lock.try_read().unwrap().expect("readers share").unlock());
     assert!(reading.is_held());
-    end_read(reading);
+    assert_released(reading.unlock());
 }
 
 /// A reader, a writer, two readers and a writer enter the queue in this order. Neighbouring readers
@@ -196,22 +187,24 @@ fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
         let second = spawn_in_queue(scope, &server, QUEUE, write);
         let third = [(); 2].map(|()| spawn_in_queue(scope, &server, QUEUE, read));
         let fourth = spawn_in_queue(scope, &server, QUEUE, write);
-        end_write(writing);
+        assert_released(writing.unlock());
         let first = first.join().unwrap();
         wait_for_queue_length(&server, 4);
         assert!(
             rw(&server).try_read().unwrap().is_none(),
             "a waiting writer is ahead"
         );
-        end_read(first);
+        assert_released(first.unlock());
         let second = second.join().unwrap();
         wait_for_queue_length(&server, 3);
-        end_write(second);
+        assert_released(second.unlock());
         let third = third.map(|reader| reader.join().unwrap());
         assert!(third.iter().all(RwLockReadGuard::is_held));
         wait_for_queue_length(&server, 1);
-        third.into_iter().for_each(end_read);
-        end_write(fourth.join().unwrap());
+        third
+            .into_iter()
+            .for_each(|reader| assert_released(reader.unlock()));
+        assert_released(fourth.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -221,14 +214,14 @@ fn stream_of_readers_does_not_starve_a_writer() {
         let guard = lock.read().unwrap();
         // Long enough for the readers to overlap: some reader holds the lock at any time.
         let_pass(ms(5));
-        end_read(guard);
+        assert_released(guard.unlock());
     };
-    assert_granted_despite(read, |lock| end_write(write_in_turn(lock)));
+    assert_granted_despite(read, |lock| assert_released(write_in_turn(lock).unlock()));
 }
 
 fn stream_of_writers_does_not_starve_a_reader() {
-    let write = |lock: &RwLock| end_write(lock.write().unwrap());
-    assert_granted_despite(write, |lock| end_read(read_in_turn(lock)));
+    let write = |lock: &RwLock| assert_released(lock.write().unwrap().unlock());
+    assert_granted_despite(write, |lock| assert_released(read_in_turn(lock).unlock()));
 }
 
 fn looping_plain_locks_do_not_starve_a_reader() {
@@ -236,12 +229,17 @@ fn looping_plain_locks_do_not_starve_a_reader() {
     let (waiting, trying) = (client(&server.url()), client(&server.url()));
     let (waiting, trying) = (waiting.mutex("a"), trying.mutex("a"));
     let others: [Box<dyn FnMut() + Send>; 2] = [
-        Box::new(|| unlock(waiting.lock().unwrap())),
-        Box::new(|| trying.try_lock().unwrap().map_or((), unlock)),
+        Box::new(|| assert_released(waiting.lock().unwrap().unlock())),
+        Box::new(|| {
+            trying
+                .try_lock()
+                .unwrap()
+                .map_or((), |guard| assert_released(guard.unlock()))
+        }),
     ];
     while_others_repeat(others, || {
         let lock = rw(&server);
-        (0..10).for_each(|_| end_read(read_in_turn(&lock)));
+        (0..10).for_each(|_| assert_released(read_in_turn(&lock).unlock()));
     });
     wait_until_only_fences_remain(&server);
 }
@@ -264,9 +262,9 @@ fn looping_set_does_not_starve_a_reader() {
     }];
     while_others_repeat(others, || {
         let lock = client(&proxy.url()).rw_lock("a");
-        end_read(read_in_turn(&lock));
+        assert_released(read_in_turn(&lock).unlock());
         let before = turns.load(Ordering::SeqCst);
-        (0..READS).for_each(|_| end_read(read_in_turn(&lock)));
+        (0..READS).for_each(|_| assert_released(read_in_turn(&lock).unlock()));
         let turns = turns.load(Ordering::SeqCst) - before;
         assert!(turns <= 20 * READS, "{turns} turns in {READS} reads");
     });
@@ -347,20 +345,20 @@ fn reader_and_writer() {
                         let guard = lock.read().unwrap();
                         enter("readers", guard.fencing_token(), &mut redis);
                         leave("readers", &mut redis);
-                        end_read(guard);
+                        assert_released(guard.unlock());
                         continue;
                     }
                     let guard = lock.write().unwrap();
                     enter("writers", guard.fencing_token(), &mut redis);
                     leave("writers", &mut redis);
                     if n % 8 > 0 {
-                        end_write(guard);
+                        assert_released(guard.unlock());
                         continue;
                     }
                     let guard = guard.downgrade();
                     enter("readers", guard.fencing_token(), &mut redis);
                     leave("readers", &mut redis);
-                    end_read(guard);
+                    assert_released(guard.unlock());
                 }
             });
         }
@@ -401,11 +399,11 @@ fn readers_and_other_locks_of_the_name_exclude_each_other() {
     assert!(seen.is_shared() && seen.owner().is_none());
     assert!(seen.remaining().is_some_and(|left| left > ms(1)));
     assert!(client.list("").unwrap()[0].holder().is_shared());
-    end_read(reading);
+    assert_released(reading.unlock());
     let assert_excluded_by = |guard: MutexGuard| {
         assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
         assert!(!plain.inspect().unwrap().unwrap().is_shared());
-        unlock(guard);
+        assert_released(guard.unlock());
     };
     assert_excluded_by(plain.lock().unwrap());
     assert_excluded_by(fair.lock().unwrap());
@@ -428,9 +426,9 @@ fn foreign_lock_and_readers_exclude_each_other() {
     let reading = lock.read().unwrap();
     let second = lock.read().unwrap();
     assert_eq!(set_nx(), None);
-    end_read(reading);
+    assert_released(reading.unlock());
     assert_eq!(set_nx(), None, "one reader is left");
-    end_read(second);
+    assert_released(second.unlock());
     assert!(set_nx().is_some());
     assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
     let seen = lock.inspect().unwrap();
@@ -440,7 +438,7 @@ fn foreign_lock_and_readers_exclude_each_other() {
     assert_eq!(set_nx(), None);
     let reading = writing.downgrade();
     assert_eq!(set_nx(), None);
-    end_read(reading);
+    assert_released(reading.unlock());
     assert!(set_nx().is_some());
 }
 
@@ -457,7 +455,7 @@ fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
         let next = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&fair(&server)));
         let before = wait_for_refresh(&waiter);
         let token = guard.fencing_token();
-        unlock(guard);
+        assert_released(guard.unlock());
         let reading = reading.join().unwrap();
         assert_eq!(
             refresh_count(&waiter),
@@ -465,8 +463,8 @@ fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
             "the message woke the reader"
         );
         assert_eq!(reading.fencing_token(), token);
-        end_read(reading);
-        unlock(next.join().unwrap());
+        assert_released(reading.unlock());
+        assert_released(next.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -506,11 +504,13 @@ fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
         server.wait_until_waiter_sleeps("lock_release:a");
         let token = readers[0].fencing_token();
         let before = wait_for_refresh(&waiter);
-        readers.into_iter().for_each(end_read);
+        readers
+            .into_iter()
+            .for_each(|reader| assert_released(reader.unlock()));
         let guard = waiting.join().unwrap();
         assert_eq!(refresh_count(&waiter), before, "the grant woke the call");
         assert!(guard.fencing_token() > token);
-        unlock(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -528,10 +528,10 @@ fn fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts() {
         wait_for_refresh(&client);
         wait_for_refresh(&client);
         wait_for_queue_length(&server, 3);
-        end_write(writing);
-        end_read(reading.join().unwrap());
-        unlock(fair.join().unwrap());
-        end_read(again.join().unwrap());
+        assert_released(writing.unlock());
+        assert_released(reading.join().unwrap().unlock());
+        assert_released(fair.join().unwrap().unlock());
+        assert_released(again.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -544,21 +544,23 @@ fn reader_has_the_token_of_the_last_writer() {
         let writing = lock.write().unwrap();
         let written = writing.fencing_token();
         assert!(Some(written) > last);
-        end_write(writing);
+        assert_released(writing.unlock());
         let readers = [(); 2].map(|()| lock.read().unwrap());
         assert!(
             readers
                 .iter()
                 .all(|reader| reader.fencing_token() == written)
         );
-        readers.into_iter().for_each(end_read);
+        readers
+            .into_iter()
+            .for_each(|reader| assert_released(reader.unlock()));
         last = Some(written);
     }
     let writing = lock.write().unwrap();
     let written = writing.fencing_token();
     let reading = writing.downgrade();
     assert_eq!(reading.fencing_token(), written);
-    end_read(reading);
+    assert_released(reading.unlock());
     assert_eq!(lock.last_fencing_token().unwrap(), Some(written));
 }
 
@@ -574,10 +576,12 @@ fn reader_without_a_fence_draws_a_token_and_stores_it() {
         let read = readers[0].fencing_token();
         assert_eq!(readers[1].fencing_token(), read);
         assert_eq!(lock.last_fencing_token().unwrap(), Some(read));
-        readers.into_iter().for_each(end_read);
+        readers
+            .into_iter()
+            .for_each(|reader| assert_released(reader.unlock()));
         let writing = lock.write().unwrap();
         assert!(writing.fencing_token() > read);
-        end_write(writing);
+        assert_released(writing.unlock());
     }
     server.run("SET", &[FENCE, "x"]);
     assert!(matches!(lock.try_read(), Err(Error::BadFence { .. })));
@@ -596,10 +600,10 @@ fn downgrade_lets_readers_in_and_keeps_writers_out() {
         let reading = reading.join().unwrap();
         assert!(downgraded.is_held() && reading.is_held());
         wait_for_queue_length(&server, 1);
-        end_read(downgraded);
+        assert_released(downgraded.unlock());
         assert!(reading.is_held());
-        end_read(reading);
-        end_write(next.join().unwrap());
+        assert_released(reading.unlock());
+        assert_released(next.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -621,8 +625,8 @@ fn call_of_the_same_client_enters_the_queue_after_a_downgrade() {
         let reading = writing.downgrade();
         wait_for_queue_length(&server, 1);
         assert!(client.rw_lock("a").try_read().unwrap().is_none());
-        end_read(reading);
-        unlock(plain.join().unwrap());
+        assert_released(reading.unlock());
+        assert_released(plain.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -645,7 +649,7 @@ fn downgraded_lease_is_renewed_and_released_as_a_readers() {
         panic!("no reader holds the lock");
     };
     assert!(readers[0].remaining().unwrap() <= ms(5_000));
-    end_read(guard);
+    assert_released(guard.unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -660,7 +664,7 @@ fn inspection_shows_the_writer_or_every_reader() {
     };
     assert_eq!(writer.holder_id(), Some(writing.holder_id()));
     let token = writing.fencing_token();
-    end_write(writing);
+    assert_released(writing.unlock());
     let short = lock.clone().ttl(ms(20_000)).read().unwrap();
     let long = lock.clone().ttl(ms(90_000)).read().unwrap();
     let seen = lock.inspect().unwrap();
@@ -680,8 +684,8 @@ fn inspection_shows_the_writer_or_every_reader() {
             .all(|reader| reader.fencing_token() == Some(token))
     );
     assert_eq!(lock.waiting().unwrap(), 0);
-    end_read(short);
-    end_read(long);
+    assert_released(short.unlock());
+    assert_released(long.unlock());
 }
 
 fn forced_release_ends_the_leases_of_all_readers() {
@@ -700,10 +704,10 @@ fn forced_release_ends_the_leases_of_all_readers() {
             assert!(matches!(reader.renew(), Err(Error::Lost(Lost::Taken))));
             assert!(matches!(reader.unlock(), Ok(Unlocked::AlreadyLost(_))));
         }
-        end_write(writing);
+        assert_released(writing.unlock());
         let reading = lock.read().unwrap();
         assert!(operator.mutex("a").inspect().unwrap().unwrap().is_shared());
-        end_read(reading);
+        assert_released(reading.unlock());
     }
 }
 
@@ -754,8 +758,8 @@ fn longest_wait_is_that_of_the_first_in_the_queue() {
         let_pass(ms(20));
         assert!(lock.longest_wait().unwrap() >= Some(ms(10)));
         assert!(plain.longest_wait().unwrap() >= Some(ms(10)));
-        end_write(writing);
-        end_read(reading.join().unwrap());
+        assert_released(writing.unlock());
+        assert_released(reading.join().unwrap().unlock());
     });
     assert_eq!(lock.longest_wait().unwrap(), None);
 }
@@ -787,8 +791,8 @@ fn read_write_lock_is_granted_with_sentinel() {
     let writing = lock().write().unwrap();
     thread::scope(|scope| {
         let reading = spawn_in_queue(scope, server, QUEUE, || read_in_turn(&lock()));
-        end_write(writing);
-        end_read(reading.join().unwrap());
+        assert_released(writing.unlock());
+        assert_released(reading.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(server);
 }
@@ -809,10 +813,12 @@ fn read_write_lock_is_granted_in_a_cluster() {
             assert!(
                 matches!(one.inspect().unwrap(), Some(RwHolders::Readers(all)) if all.len() == 3)
             );
-            end_read(writing);
-            readers.into_iter().for_each(end_read);
+            assert_released(writing.unlock());
+            readers
+                .into_iter()
+                .for_each(|reader| assert_released(reader.unlock()));
         });
-        end_write(two.write().unwrap());
+        assert_released(two.write().unwrap().unlock());
         wait_until_only_fences_remain(cluster.node(node));
     }
     let error = one.rw_lock("a}b").read().unwrap_err();

@@ -9,8 +9,8 @@ use support::fair::{
     wait_until_only_fences_remain,
 };
 use support::{
-    Child, Cluster, ClusterSetup, Proxy, Sentinels, Server, Setup, Traffic, builder, client,
-    eventually, ms, parameter, tell_parent,
+    Child, Cluster, ClusterSetup, Proxy, Sentinels, Server, Setup, Traffic, assert_released,
+    builder, client, eventually, ms, parameter, tell_parent,
 };
 
 support::roles![reader];
@@ -58,11 +58,6 @@ fn readers(server: &Server) -> usize {
     ids.len()
 }
 
-#[track_caller]
-fn end(guard: RwLockReadGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
 /// Waits until a writer gets the lock.
 #[track_caller]
 fn write_next(lock: &RwLock) {
@@ -78,7 +73,7 @@ fn renewing(url: &str) -> RwLock {
     let lock = lock.renew_every(ms(300));
     let reading = lock.write().unwrap().downgrade();
     reading.renew().unwrap();
-    end(reading);
+    assert_released(reading.unlock());
     lock
 }
 
@@ -89,12 +84,12 @@ fn downgrade_without_a_reply_has_run_all_the_same() {
     proxy.set_all(Traffic::DropReplies);
     let reading = writing.downgrade();
     assert!(reading.is_held());
-    end(rw(&server).read().unwrap());
+    assert_released(rw(&server).read().unwrap().unlock());
     proxy.cut();
     proxy.set_all(Traffic::Pass);
     reading.renew().unwrap();
     assert_eq!(readers(&server), 1);
-    end(reading);
+    assert_released(reading.unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -112,9 +107,9 @@ fn downgrade_that_did_not_run_is_repeated_by_a_renewal() {
     proxy.set_all(Traffic::Pass);
     // A renewal in the background.
     eventually(PATIENCE, || readers(&server) == 1);
-    end(rw(&server).read().unwrap());
+    assert_released(rw(&server).read().unwrap().unlock());
     assert!(reading.is_held());
-    end(reading);
+    assert_released(reading.unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -128,8 +123,8 @@ fn downgrade_on_a_closed_connection_is_repeated_at_once() {
         proxy.set_open(traffic);
         let reading = writing.downgrade();
         assert_eq!(readers(&server), 1, "{traffic:?}");
-        end(rw(&server).read().unwrap());
-        end(reading);
+        assert_released(rw(&server).read().unwrap().unlock());
+        assert_released(reading.unlock());
     }
     wait_until_only_fences_remain(&server);
 }
@@ -148,8 +143,8 @@ fn downgrade_without_renewal_keeps_others_out_until_its_release() {
         let next = scope.spawn(move || lock.try_read_for(PATIENCE).unwrap().unwrap());
         wait_for_queue_length(&server, 1);
         assert!(reading.is_held());
-        end(reading);
-        end(next.join().unwrap());
+        assert_released(reading.unlock());
+        assert_released(next.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -200,7 +195,7 @@ fn displaced_reader_does_not_hold_again_under_a_new_flag() {
     assert!(matches!(displaced.renew(), Err(Error::Lost(Lost::Taken))));
     assert!(matches!(displaced.unlock(), Ok(Unlocked::AlreadyLost(_))));
     assert!(reading.is_held() && readers(&server) == 1);
-    end(reading);
+    assert_released(reading.unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -267,7 +262,9 @@ fn killed_reader_ends_alone_while_others_renew() {
     assert!(others.iter().all(RwLockReadGuard::is_held));
     let lock = rw(&server);
     assert!(lock.try_write().unwrap().is_none());
-    others.into_iter().for_each(end);
+    others
+        .into_iter()
+        .for_each(|reader| assert_released(reader.unlock()));
     write_next(&lock);
     wait_until_only_fences_remain(&server);
 }
@@ -285,7 +282,7 @@ fn expired_reader_and_expired_writer_let_the_next_in() {
         );
     }
     let writing = short().write().unwrap();
-    end(lock.try_read_for(PATIENCE).unwrap().unwrap());
+    assert_released(lock.try_read_for(PATIENCE).unwrap().unwrap().unlock());
     assert_eq!(
         writing.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Expired)
@@ -318,7 +315,7 @@ fn attempts_with_dropped_replies_leave_nothing_behind() {
     let patient: fn(ClientBuilder) -> ClientBuilder = |builder| builder.unreachable_for(ms(600));
     let client = patient(builder(&proxy.url())).build().unwrap();
     let lock = client.rw_lock("a").ttl(ms(60_000));
-    end(lock.read().unwrap());
+    assert_released(lock.read().unwrap().unlock());
     proxy.set_all(Traffic::DropReplies);
     assert!(matches!(lock.try_read(), Err(Error::Unreachable { .. })));
     assert!(matches!(lock.try_write(), Err(Error::Unreachable { .. })));
@@ -350,8 +347,10 @@ fn readers_survive_a_failover() {
     // The client may still use the old master; this one does not.
     let there = client(&successor.url()).rw_lock("a");
     assert!(there.try_write().unwrap().is_none());
-    end(there.try_read().unwrap().expect("readers share"));
-    readers.into_iter().for_each(end);
+    assert_released(there.try_read().unwrap().expect("readers share").unlock());
+    readers
+        .into_iter()
+        .for_each(|reader| assert_released(reader.unlock()));
     write_next(&there);
     write_next(&lock);
     eventually(PATIENCE, || successor.get("lock:a").is_none());
@@ -377,6 +376,8 @@ fn readers_are_renewed_while_their_slot_is_moved() {
         reader.renew().unwrap();
     }
     cluster.end_migration(slot, 0, 1);
-    readers.into_iter().for_each(end);
+    readers
+        .into_iter()
+        .for_each(|reader| assert_released(reader.unlock()));
     drop(writing);
 }

@@ -6,13 +6,11 @@
 use std::collections::HashSet;
 use std::thread;
 
-use leasehold::{
-    Backoff, Client, FairMutex, MutexAll, MutexAllGuard, MutexGuard, Unlocked, WaitPolicy,
-};
-use support::fair::{PATIENCE, lock_in_turn, unlock, wait_until_only_fences_remain, warmed_up};
+use leasehold::{Backoff, Client, FairMutex, MutexAll, MutexAllGuard, MutexGuard, WaitPolicy};
+use support::fair::{PATIENCE, lock_in_turn, wait_until_only_fences_remain, warmed_up};
 use support::{
-    Child, Cluster, ClusterSetup, Proxy, Server, Traffic, client, eventually, ms, parameter,
-    tell_parent, while_others_repeat,
+    Child, Cluster, ClusterSetup, Proxy, Server, Traffic, assert_released, client, eventually, ms,
+    parameter, tell_parent, while_others_repeat,
 };
 
 support::roles![set_waiter];
@@ -64,11 +62,6 @@ fn lock_set(set: &MutexAll) -> MutexAllGuard {
     guard.expect("the set gets its turn")
 }
 
-#[track_caller]
-fn release(guard: MutexAllGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
 fn holder(server: &Server, name: &str) -> Option<String> {
     let value = server.get(format!("lock:{name}"))?;
     Some(String::from_utf8(value).unwrap())
@@ -96,7 +89,7 @@ fn wait_until_set_keeps_a<T>(server: &Server, begin_to_wait: impl FnOnce() -> T)
     let a = lock_in_turn(&fair(server, "a"));
     let waiting = begin_to_wait();
     wait_for_queue(server, "a", 1);
-    unlock(a);
+    assert_released(a.unlock());
     wait_for_queue(server, "b", 1);
     let id = queued(server, "b").remove(0);
     assert_eq!(holder(server, "a"), Some(id.clone()), "the set keeps a");
@@ -129,7 +122,7 @@ fn assert_set_is_granted(names: &[&str], lock: fn(&Client, &str) -> MutexGuard) 
     let server = Server::start();
     let others = ["a", "b", "a", "b", "a", "b"].map(|name| {
         let client = long_client(&server.url());
-        move || unlock(lock(&client, name))
+        move || assert_released(lock(&client, name).unlock())
     });
     while_others_repeat(others, || {
         for name in ["a", "b"] {
@@ -141,7 +134,7 @@ fn assert_set_is_granted(names: &[&str], lock: fn(&Client, &str) -> MutexGuard) 
                 let guard = lock_set(&set);
                 assert!(guard.is_held());
                 let token = guard.fencing_token_of("a");
-                release(guard);
+                assert_released(guard.unlock());
                 token
             })
             .collect();
@@ -164,8 +157,8 @@ fn user_without_rights_for_queues_is_woken_by_releases() {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| lock_set(&other));
             server.wait_until_waiter_sleeps("lock_release:a");
-            release(guard);
-            release(waiting.join().unwrap());
+            assert_released(guard.unlock());
+            assert_released(waiting.join().unwrap().unlock());
         });
     }
     wait_until_only_fences_remain(&server);
@@ -190,7 +183,7 @@ fn sets_fair_and_plain_locks_count_exactly_together() {
                 for _ in 0..ROUNDS {
                     let guard = lock_set(&set);
                     names.iter().copied().for_each(count);
-                    release(guard);
+                    assert_released(guard.unlock());
                 }
             });
         }
@@ -200,14 +193,14 @@ fn sets_fair_and_plain_locks_count_exactly_together() {
                 for _ in 0..ROUNDS {
                     let guard = lock_in_turn(&fair);
                     count(name);
-                    unlock(guard);
+                    assert_released(guard.unlock());
                 }
             });
             scope.spawn(move || {
                 for _ in 0..ROUNDS {
                     let guard = plain.try_lock_for(PATIENCE).unwrap().unwrap();
                     count(name);
-                    unlock(guard);
+                    assert_released(guard.unlock());
                 }
             });
         }
@@ -237,14 +230,14 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
         });
         assert_eq!(holder(&server, "a"), Some(id.clone()));
         assert!(fair(&server, "a").try_lock().unwrap().is_none());
-        unlock(b);
+        assert_released(b.unlock());
         let guard = waiting.join().unwrap();
         assert_eq!(guard.holder_id().as_str(), id);
         for name in ["a", "b"] {
             assert_eq!(holder(&server, name), Some(id.clone()));
             assert!(server.pttl(format!("lock:{name}")) > 200_000, "its ttl");
         }
-        release(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -268,12 +261,12 @@ fn set_goes_behind_a_reader_for_whom_a_release_freed_a_name() {
     let guard = lock_set(&set);
     // This place has no client, so the reader never asks.
     let [queue, places] = enqueue_reader_for_b(&server, "a ");
-    release(guard);
+    assert_released(guard.unlock());
     assert!(set.try_lock_for(ms(300)).unwrap().is_none());
     assert_eq!([holder(&server, "a"), holder(&server, "b")], [None, None]);
     wait_for_queue(&server, "b", 1);
     server.run("DEL", &[&queue, &places]);
-    release(lock_set(&set));
+    assert_released(lock_set(&set).unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -284,8 +277,8 @@ fn set_takes_free_names_despite_a_reader_that_no_grant_reaches() {
     let set = set(&server).wait_policy(single_attempt);
     let guard = lock_set(&set);
     let [queue, places] = enqueue_reader_for_b(&server, "l nobody-listens");
-    release(guard);
-    release(lock_set(&set));
+    assert_released(guard.unlock());
+    assert_released(lock_set(&set).unlock());
     server.run("DEL", &[&queue, &places]);
     wait_until_only_fences_remain(&server);
 }
@@ -297,9 +290,9 @@ fn set_keeps_nothing_after_its_first_refusal() {
         let set = set(&server);
         let waiting = scope.spawn(move || lock_set(&set));
         wait_for_queue(&server, "b", 1);
-        unlock(lock_in_turn(&fair(&server, "a")));
-        unlock(b);
-        release(waiting.join().unwrap());
+        assert_released(lock_in_turn(&fair(&server, "a")).unlock());
+        assert_released(b.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -321,7 +314,7 @@ fn release_of_a_set_grants_each_name_to_its_queue() {
         let mut announced = redis.as_pubsub();
         let channels = ["lock_release:a", "lock_release:b"];
         announced.subscribe(&channels).unwrap();
-        release(guard);
+        assert_released(guard.unlock());
         for channel in channels {
             server.run("PUBLISH", &[channel, "later"]);
             let first: String = announced.get_message().unwrap().get_payload().unwrap();
@@ -329,7 +322,7 @@ fn release_of_a_set_grants_each_name_to_its_queue() {
         }
         drop(announced);
         for waiting in waiting {
-            unlock(waiting.join().unwrap());
+            assert_released(waiting.join().unwrap().unlock());
         }
     });
     wait_until_only_fences_remain(&server);
@@ -342,7 +335,7 @@ fn set_is_released_although_a_queue_is_damaged() {
         let key = format!("leasehold:{damaged}:{{lock:a}}");
         let guard = lock_set(&set);
         server.run("SET", &[&key, "neither a list nor a hash"]);
-        release(guard);
+        assert_released(guard.unlock());
         assert_eq!((holder(&server, "a"), holder(&server, "b")), (None, None));
         server.run("DEL", &[&key]);
     }
@@ -365,10 +358,10 @@ fn waiting_set_is_refreshed_on_a_full_server() {
         // A refresh writes its time into the place.
         eventually(PATIENCE, || place() != before);
         server.run("CONFIG", &["SET", "maxmemory", "0"]);
-        unlock(b);
+        assert_released(b.unlock());
         let guard = waiting.join().unwrap();
         assert_eq!(guard.holder_id().as_str(), id);
-        release(guard);
+        assert_released(guard.unlock());
     });
 }
 
@@ -382,11 +375,11 @@ fn call_that_holds_a_higher_name_gets_a_lower_one_that_a_set_keeps() {
         let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         let a = lock_in_turn(&fair(&server, "a"));
         assert_eq!(queued(&server, "b"), [id], "the set keeps its place");
-        unlock(b);
+        assert_released(b.unlock());
         // The set is granted b, but must wait for a.
         wait_for_queue(&server, "a", 1);
-        unlock(a);
-        release(waiting.join().unwrap());
+        assert_released(a.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -403,7 +396,7 @@ fn set_that_gives_up_leaves_its_place_and_its_kept_names() {
         wait_for_queue(&server, "b", 0);
         eventually(PATIENCE, || holder(&server, "a").is_none());
     });
-    unlock(b);
+    assert_released(b.unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -420,7 +413,7 @@ fn shutdown_ends_the_places_and_the_kept_names_of_waiting_sets() {
         wait_for_queue(&server, "b", 0);
         eventually(PATIENCE, || holder(&server, "a").is_none());
     });
-    unlock(b);
+    assert_released(b.unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -439,9 +432,9 @@ fn names_that_a_killed_set_kept_are_free_long_before_its_ttl_ends() {
         Child::spawn("set_queues::set_waiter", &[("URL", &server.url())])
     });
     waiting.kill();
-    unlock(lock_in_turn(&fair(&server, "a")));
-    unlock(b);
-    unlock(lock_in_turn(&fair(&server, "b")));
+    assert_released(lock_in_turn(&fair(&server, "a")).unlock());
+    assert_released(b.unlock());
+    assert_released(lock_in_turn(&fair(&server, "b")).unlock());
     wait_until_only_fences_remain(&server);
 }
 
@@ -452,7 +445,7 @@ fn set_that_loses_a_kept_name_begins_again() {
         let set = set(&server);
         let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         server.run("SET", &["lock:a", "a stranger"]);
-        unlock(b);
+        assert_released(b.unlock());
         // The set passes b on, and waits for a under another id.
         eventually(PATIENCE, || holder(&server, "b").is_none());
         wait_for_queue(&server, "a", 1);
@@ -460,7 +453,7 @@ fn set_that_loses_a_kept_name_begins_again() {
         server.run("DEL", &["lock:a"]);
         let guard = waiting.join().unwrap();
         assert_ne!(guard.holder_id().as_str(), id);
-        release(guard);
+        assert_released(guard.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -476,8 +469,8 @@ fn set_that_loses_its_place_begins_again() {
         eventually(PATIENCE, || {
             queued(&server, "b").iter().any(|other| *other != id)
         });
-        unlock(b);
-        release(waiting.join().unwrap());
+        assert_released(b.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -491,9 +484,10 @@ fn ask_without_a_reply_is_undone_for_all_names() {
         let set = warmed_up(client(&proxy.url())).mutex_all(["a", "b"]);
         let second = set.clone();
         // Both sets begin again, and either can be granted first: each releases in its own thread.
-        let (id, _) =
-            wait_until_set_keeps_a(&server, || scope.spawn(move || release(lock_set(&set))));
-        scope.spawn(move || release(lock_set(&second)));
+        let (id, _) = wait_until_set_keeps_a(&server, || {
+            scope.spawn(move || assert_released(lock_set(&set).unlock()))
+        });
+        scope.spawn(move || assert_released(lock_set(&second).unlock()));
         wait_for_queue(&server, "a", 1);
         let other = queued(&server, "a").remove(0);
         // From now on the refreshes of both sets run, but their replies are lost.
@@ -506,7 +500,7 @@ fn ask_without_a_reply_is_undone_for_all_names() {
                 .all(|id| !in_queues.contains(id) && held_by.as_ref() != Some(id))
         });
         proxy.set_all(Traffic::Pass);
-        unlock(b);
+        assert_released(b.unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -519,8 +513,8 @@ fn set_under_backoff_waits_without_a_subscription() {
         let set = set(&server).wait_policy(policy);
         let (_, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         assert_eq!(server.calls(&["subscribe"]), 0);
-        unlock(b);
-        release(waiting.join().unwrap());
+        assert_released(b.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }
@@ -541,11 +535,11 @@ fn set_of_one_slot_waits_in_the_queues_of_a_cluster() {
         let set = client().mutex_all(names);
         let waiting = scope.spawn(move || lock_set(&set));
         eventually(PATIENCE, || queue(names[0]) == 1);
-        unlock(a);
+        assert_released(a.unlock());
         eventually(PATIENCE, || queue(names[1]) == 1);
         assert!(node.get("lock:{s}a").is_some(), "the set keeps a");
-        unlock(b);
-        release(waiting.join().unwrap());
+        assert_released(b.unlock());
+        assert_released(waiting.join().unwrap().unlock());
     });
     eventually(PATIENCE, || {
         names

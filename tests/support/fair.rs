@@ -3,8 +3,9 @@
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
-use leasehold::{Client, Error, FairMutex, MutexGuard, Unlocked};
+use leasehold::{Client, Error, FairMutex, MutexGuard};
 
+use super::outcome::assert_released;
 use super::proxy::Proxy;
 use super::server::Server;
 use super::time::{eventually, ms};
@@ -53,15 +54,9 @@ pub fn wait_until_only_fences_remain(server: &Server) {
     eventually(PATIENCE, || only_fences_remain(server));
 }
 
-/// Releases a lock that must still be held.
-#[track_caller]
-pub fn unlock(guard: MutexGuard) {
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-}
-
 /// Returns the client once it has taken a lock: its connection is open and the scripts are loaded.
 pub fn warmed_up(client: Client) -> Client {
-    unlock(client.fair_mutex("warm").lock().unwrap());
+    assert_released(client.fair_mutex("warm").lock().unwrap().unlock());
     client
 }
 

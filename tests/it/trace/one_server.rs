@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use leasehold::{Client, Mutex, Unlocked};
-use support::{Replicas, Server, eventually, ms};
+use support::{Replicas, Server, assert_released, eventually, ms};
 
 use super::recording::{Trace, compare};
 use super::{LONGER, NEVER, SHORT, TTL, builder, client, recorded};
@@ -74,7 +74,7 @@ fn calls() -> String {
     trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
     trace.step("renew after set_ttl", |_| guard.renew().unwrap());
     trace.step("set_ttl to a shorter ttl", |_| guard.set_ttl(TTL).unwrap());
-    trace.step("unlock", |_| released(guard.unlock()));
+    trace.step("unlock", |_| assert_released(guard.unlock()));
     let guard = trace.step("lock", |_| mutex.lock().unwrap());
     trace.step("force_unlock", |_| assert!(other.force_unlock().unwrap()));
     trace.step("force_unlock, free", |_| {
@@ -126,13 +126,13 @@ fn waiting() -> String {
         waiter
     });
     let guard = trace.step("unlock grants it the lock", |passed| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         let guard = waiter.join().unwrap();
         passed.wait_for("renew", 1);
         guard
     });
     trace.step("its unlock", |passed| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         passed.wait_for("message", 1);
     });
     let guard = trace.step("lock of another name", |_| one.mutex("b").lock().unwrap());
@@ -186,16 +186,16 @@ fn hand_off() -> String {
         (first, waiting(2))
     });
     let guard = trace.step("unlock wakes the first, which reserves tokens", |passed| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         passed.wait_for("message", 1);
         first.join().unwrap()
     });
     let guard = trace.step("its unlock hands the lock to the second", |_| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         second.join().unwrap()
     });
     trace.step("its unlock", |passed| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         passed.wait_for("message", 1);
     });
     trace.end("Mutex: hand-off within a client")
@@ -219,7 +219,9 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
         passed.wait_for_retry("queue_enter_all");
         waiter
     });
-    unlock_and_wake(&mut trace, guard, waiter, |guard| released(guard.unlock()));
+    unlock_and_wake(&mut trace, guard, waiter, |guard| {
+        assert_released(guard.unlock())
+    });
     server.run("SET", &["leasehold:fence:{lock:b}", "word"]);
     trace.step("try_lock, a fence is no number", |_| {
         all.try_lock().unwrap_err()
@@ -247,7 +249,7 @@ pub(super) fn fair_mutex_calls_are_as_recorded() {
     });
     trace.step("waiting", |_| assert_eq!(fair.waiting().unwrap(), 1));
     let guard = trace.step("unlock grants it the lock", |passed| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         let guard = waiter.join().unwrap();
         passed.wait_for("renew", 1);
         guard
@@ -258,7 +260,7 @@ pub(super) fn fair_mutex_calls_are_as_recorded() {
         passed.wait_for("queue_release", 1);
     });
     trace.step("its unlock", |passed| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         passed.wait_for("message", 2);
     });
     let guard = trace.step("lock", |_| fair.lock().unwrap());
@@ -333,15 +335,10 @@ pub(super) fn min_replicas_calls_are_as_recorded() {
     let guard = trace.step("lock", |_| mutex.lock().unwrap());
     trace.step("renew", |_| guard.renew().unwrap());
     trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
-    trace.step("unlock", |_| released(guard.unlock()));
+    trace.step("unlock", |_| assert_released(guard.unlock()));
     let all = client.mutex_all(["a", "b"]).min_replicas(1, within);
     trace.step("MutexAll: lock and unlock", |_| drop(all.lock().unwrap()));
     let fair = client.fair_mutex("a").min_replicas(1, within);
     trace.step("FairMutex: lock and unlock", |_| drop(fair.lock().unwrap()));
     compare("min_replicas.txt", &[trace.end("min_replicas")]);
-}
-
-#[track_caller]
-fn released(outcome: Result<Unlocked, leasehold::Error>) {
-    assert_eq!(outcome.unwrap(), Unlocked::Released);
 }

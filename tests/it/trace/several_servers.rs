@@ -2,9 +2,12 @@
 
 use std::thread;
 
-use leasehold::{Client, Unlocked};
+use leasehold::Client;
 use redis::Value;
-use support::{Cluster, ClusterSetup, FakeServer, Recorder, Server, eventually, ms, refusing_url};
+use support::{
+    Cluster, ClusterSetup, FakeServer, Recorder, Server, assert_released, eventually, ms,
+    refusing_url,
+};
 
 use super::recording::{Trace, compare};
 use super::{LONGER, builder};
@@ -37,11 +40,11 @@ fn votes() -> String {
     trace.step("inspect", |_| other.inspect().unwrap());
     trace.step("renew", |_| guard.renew().unwrap());
     trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
-    trace.step("unlock", |_| released(guard.unlock()));
+    trace.step("unlock", |_| assert_released(guard.unlock()));
     let all = one.mutex_all(["b", "c"]);
     let guard = trace.step("MutexAll: lock", |_| all.lock().unwrap());
     trace.step("MutexAll: renew", |_| guard.renew().unwrap());
-    trace.step("MutexAll: unlock", |_| released(guard.unlock()));
+    trace.step("MutexAll: unlock", |_| assert_released(guard.unlock()));
     for server in &servers {
         server.run("SET", &["leasehold:fence:{lock:d}", "4000000000000000"]);
     }
@@ -70,12 +73,12 @@ fn waiting() -> String {
         waiter
     });
     let guard = trace.step("unlock wakes it", |passed| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         passed.wait_for("message", 2);
         waiter.join().unwrap()
     });
     trace.step("its unlock", |passed| {
-        released(guard.unlock());
+        assert_released(guard.unlock());
         passed.wait_for("message", 2);
     });
     trace.end("A quorum of three servers, one of which is away: waiting")
@@ -151,17 +154,19 @@ impl RecordedCluster {
         trace.step("inspect", |_| mutex.inspect().unwrap());
         trace.step("list", |_| client.list("").unwrap());
         trace.step("renew", |_| guard.renew().unwrap());
-        trace.step("unlock", |_| released(guard.unlock()));
+        trace.step("unlock", |_| assert_released(guard.unlock()));
         let fair = client.fair_mutex(&*self.names[0]);
         let guard = trace.step("FairMutex: lock", |_| fair.lock().unwrap());
-        trace.step("FairMutex: unlock", |_| released(guard.unlock()));
+        trace.step("FairMutex: unlock", |_| assert_released(guard.unlock()));
     }
 
     fn lock_several_names(&mut self) {
         let (trace, client) = (&mut self.trace, &self.client);
         let all = client.mutex_all(["{s}a", "{s}b"]);
         let guard = trace.step("MutexAll in one slot: lock", |_| all.lock().unwrap());
-        trace.step("MutexAll in one slot: unlock", |_| released(guard.unlock()));
+        trace.step("MutexAll in one slot: unlock", |_| {
+            assert_released(guard.unlock())
+        });
         // Far from the other tokens, so that the recording does not depend on the time between two.
         let fence = format!("leasehold:fence:{{lock:{}}}", self.names[1]);
         let ahead = ["SET", &fence, "4000000000000000"];
@@ -173,7 +178,7 @@ impl RecordedCluster {
             guard.set_ttl(LONGER).unwrap();
         });
         trace.step("MutexAll in two slots: unlock", |_| {
-            released(guard.unlock());
+            assert_released(guard.unlock());
         });
         let other = builder().cluster(trace.urls()).build().unwrap();
         let held = other.mutex(&*self.names[1]).lock().unwrap();
@@ -185,7 +190,7 @@ impl RecordedCluster {
                 passed.wait_for("release", 1);
             },
         );
-        released(held.unlock());
+        assert_released(held.unlock());
         trace.skip();
     }
 
@@ -200,7 +205,7 @@ impl RecordedCluster {
         trace.step("renew, while the slot moves and the key has moved", |_| {
             guard.renew().unwrap()
         });
-        trace.step("unlock, the same", |_| released(guard.unlock()));
+        trace.step("unlock, the same", |_| assert_released(guard.unlock()));
         let owner: String = cluster.ask(0, &["CLUSTER", "MYID"]).unwrap();
         let assign = ["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &owner];
         for n in 0..2 {
@@ -250,14 +255,9 @@ pub(super) fn sentinel_calls_are_as_recorded() {
         passed.wait_for("message", 1);
         guard
     });
-    trace.step("unlock", |_| released(guard.unlock()));
+    trace.step("unlock", |_| assert_released(guard.unlock()));
     compare(
         "sentinel.txt",
         &[trace.end("A master that a sentinel names")],
     );
-}
-
-#[track_caller]
-fn released(outcome: Result<Unlocked, leasehold::Error>) {
-    assert_eq!(outcome.unwrap(), Unlocked::Released);
 }

@@ -2,8 +2,8 @@
 
 use std::thread::{self, JoinHandle};
 
-use leasehold::{Error, Unlocked};
-use support::{Server, ms};
+use leasehold::Error;
+use support::{Server, assert_released, ms};
 
 use super::recording::{Progress, compare};
 use super::{LONGER, SHORT, client, recorded};
@@ -34,7 +34,7 @@ pub(super) fn semaphore_calls_are_as_recorded() {
     });
     trace.step("waiting", |_| assert_eq!(semaphore.waiting().unwrap(), 1));
     let permit = trace.step("release grants it a permit", |passed| {
-        released(permit.release());
+        assert_released(permit.release());
         let permit = waiter.join().unwrap();
         passed.wait_for("permits_renew", 1);
         permit
@@ -44,7 +44,7 @@ pub(super) fn semaphore_calls_are_as_recorded() {
         assert!(semaphore.try_acquire_for(ms(500)).unwrap().is_none());
         passed.wait_for("queue_release", 1);
     });
-    trace.step("its release", |_| released(permit.release()));
+    trace.step("its release", |_| assert_released(permit.release()));
     trace.step("force_release", |_| {
         assert!(other.force_release(pair.holder_id()).unwrap());
     });
@@ -78,14 +78,14 @@ pub(super) fn rw_lock_calls_are_as_recorded() {
         other.try_read().unwrap().unwrap()
     });
     trace.step("inspect, readers", |_| other.inspect().unwrap());
-    trace.step("unlock by a reader", |_| released(also.unlock()));
+    trace.step("unlock by a reader", |_| assert_released(also.unlock()));
     let writer = trace.step("a writer waits", |passed| {
         let other = other.clone();
         spawn_in_queue(passed, move || other.write().unwrap())
     });
     trace.step("waiting", |_| assert_eq!(lock.waiting().unwrap(), 1));
     let writing = trace.step("unlock by the last reader grants it the lock", |passed| {
-        released(reading.unlock());
+        assert_released(reading.unlock());
         let writing = writer.join().unwrap();
         passed.wait_for("renew", 1);
         writing
@@ -106,7 +106,9 @@ pub(super) fn rw_lock_calls_are_as_recorded() {
         (first, second)
     });
     trace.step("renew after a downgrade", |_| first.renew().unwrap());
-    trace.step("unlock after a downgrade", |_| released(first.unlock()));
+    trace.step("unlock after a downgrade", |_| {
+        assert_released(first.unlock())
+    });
     trace.step("force_unlock", |passed| {
         assert!(other.force_unlock().unwrap());
         passed.wait_for("message", 2);
@@ -127,9 +129,4 @@ fn spawn_in_queue<T: Send + 'static>(
     passed.wait_for("queue_enter", 1);
     passed.wait_for("queue_refresh", 1);
     waiter
-}
-
-#[track_caller]
-fn released(outcome: Result<Unlocked, Error>) {
-    assert_eq!(outcome.unwrap(), Unlocked::Released);
 }

@@ -1,6 +1,12 @@
-//! Assertion for calls whose servers do not reply.
+//! Assertions about the outcomes of calls.
 
-use leasehold::Error;
+use leasehold::{Error, Unlocked};
+
+/// Fails the test unless the lock or permit was still held when it was released.
+#[track_caller]
+pub fn assert_released(outcome: Result<Unlocked, Error>) {
+    assert_eq!(outcome.unwrap(), Unlocked::Released);
+}
 
 /// Returns the message of an `Unreachable` error; fails the test on any other outcome.
 #[track_caller]
