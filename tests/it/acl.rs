@@ -149,7 +149,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
                     drop(locked.expect("the lock was released"))
                 }
             });
-            let calls = || server.calls(&["evalsha", "eval"]);
+            let calls = || server.script_calls();
             let before = calls();
             eventually(ms(10_000), || calls() > before);
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);

@@ -371,7 +371,7 @@ fn release_that_overtakes_the_refusal_is_not_missed() {
     let one = client(&server.url());
     let two = builder(&proxy.url()).backstop(ms(60_000));
     let two = two.command_timeout(ms(10_000)).build().unwrap();
-    let calls = || server.calls(&["evalsha", "eval"]);
+    let calls = || server.script_calls();
     let [z, b] = ["z", "b"].map(|name| one.mutex(name).lock().unwrap());
     thread::scope(|scope| {
         // The client subscribes to `b` and stays subscribed for a while.
@@ -431,7 +431,7 @@ fn waiters_of_one_client_wake_each_other() {
         // `c` is free: the sets that contain it wait for `b`.
         assert_released(client.mutex_all(["c"]).lock().unwrap().unlock());
         // This client holds `b`, so the attempt sends no command; nor do waiters once subscribed.
-        let calls = || server.calls(&["evalsha", "eval"]);
+        let calls = || server.script_calls();
         eventually(ms(10_000), || {
             let before = calls();
             assert!(client.mutex_all(["B", "b"]).try_lock().unwrap().is_none());

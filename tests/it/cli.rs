@@ -153,10 +153,6 @@ fn hold(server: &Server) -> MutexGuard {
     client(server).mutex("a").lock().unwrap()
 }
 
-fn is_free(server: &Server, name: &str) -> bool {
-    client(server).mutex(name).inspect().unwrap().is_none()
-}
-
 fn delete(server: &Server) {
     let mut command = redis::cmd("DEL");
     let deleted: u32 = command

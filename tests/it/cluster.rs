@@ -61,7 +61,7 @@ fn lock_within_30_s(client: &Client, name: &str) -> MutexGuard {
 
 /// Returns how many script calls a node has executed.
 fn script_calls(cluster: &Cluster, node: usize) -> u64 {
-    cluster.node(node).calls(&["evalsha", "eval"])
+    cluster.node(node).script_calls()
 }
 
 /// The promises of one server hold on each master, with one subscribed connection to each.

@@ -88,10 +88,6 @@ fn wait_until_asleep(client: &Client, calls: u64) {
     eventually(PATIENCE, || client.stats().waiting == calls);
 }
 
-fn scripts(server: &Server) -> u64 {
-    server.calls(&["evalsha", "eval"])
-}
-
 fn release_grants_the_lock_to_the_next_client_and_publishes_no_release() {
     let server = Server::start();
     let [holder, next] = mutexes(&server);
@@ -149,9 +145,9 @@ fn clients_share_a_contended_lock_equally_at_two_requests_a_turn() {
     let server = Server::start();
     let mutexes: [Mutex; 8] = mutexes(&server);
     contend(&mutexes, 80);
-    let (before, began) = (scripts(&server), Instant::now());
+    let (before, began) = (server.script_calls(), Instant::now());
     let turns = contend(&mutexes, TURNS);
-    let (requests, took) = (scripts(&server) - before, began.elapsed());
+    let (requests, took) = (server.script_calls() - before, began.elapsed());
     let (most, least) = (turns.iter().max().unwrap(), turns.iter().min().unwrap());
     // The clients take turns in order, except when the lock is left open.
     assert!(least * 2 >= *most, "{turns:?} in {took:?}");
@@ -961,9 +957,9 @@ fn calls_that_began_before_the_missing_rights_were_known_ask_rarely() {
         wait_until_asleep(&client, 1);
         server.resume();
         assert!(!matches!(first.join().unwrap(), Ok(Some(_))));
-        let before = scripts(&server);
+        let before = server.script_calls();
         let_pass(ms(1_000));
-        let sent = scripts(&server) - before;
+        let sent = server.script_calls() - before;
         assert!(sent < 50, "{sent} commands in a second");
         assert_released(guard.unlock());
         assert_released(second.join().unwrap().unlock());

@@ -101,12 +101,12 @@ fn overtaken_holder_can_neither_write_nor_release() {
     );
     assert_eq!(account.read(), "second");
 
-    let before = server.calls(&["evalsha", "eval"]);
+    let before = server.script_calls();
     assert_eq!(
         overtaken.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Expired)
     );
     // The release of the lost lease runs in the background and finds the key of the newer one.
-    eventually(ms(10_000), || server.calls(&["evalsha", "eval"]) > before);
+    eventually(ms(10_000), || server.script_calls() > before);
     assert_eq!(newer.unlock().unwrap(), Unlocked::Released);
 }

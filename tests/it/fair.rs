@@ -180,12 +180,12 @@ fn lock_is_granted_in_order_across_processes_and_threads() {
 fn free_lock_takes_one_command_and_its_release_another() {
     let server = Server::start();
     let mutex = warmed_up(client(&server.url())).fair_mutex("a");
-    let before = server.calls(&["evalsha", "eval"]);
+    let before = server.script_calls();
     let guard = mutex.lock().unwrap();
-    assert_eq!(server.calls(&["evalsha", "eval"]), before + 1);
+    assert_eq!(server.script_calls(), before + 1);
     let publishes = server.calls(&["publish"]);
     assert_released(guard.unlock());
-    assert_eq!(server.calls(&["evalsha", "eval"]), before + 2);
+    assert_eq!(server.script_calls(), before + 2);
     assert_eq!(
         server.calls(&["publish"]),
         publishes + 1,
@@ -513,10 +513,10 @@ fn one_command_refreshes_all_places_of_a_client() {
         wait_for_queue_length(&server, 50);
         eventually(ms(5_000), || client.stats().waiting == 50);
         server.wait_until_waiter_sleeps("lock_release:a");
-        let before = server.calls(&["evalsha", "eval"]);
+        let before = server.script_calls();
         // Four or five refreshes are sent in this time, one every 0.9 s.
         let_pass(ms(4_000));
-        let calls = server.calls(&["evalsha", "eval"]) - before;
+        let calls = server.script_calls() - before;
         assert!(
             (3..=8).contains(&calls),
             "{calls} calls, including the holder's renewals"

@@ -65,10 +65,6 @@ fn fence(server: &Server) -> u64 {
     String::from_utf8(fence).unwrap().parse().unwrap()
 }
 
-fn requests(server: &Server) -> u64 {
-    server.calls(&["evalsha", "eval"])
-}
-
 /// Publishes a release, as a client does that deletes a key.
 fn announce(server: &Server, id: &HolderId) {
     server.run("PUBLISH", &["lock_release:a", id.as_str()]);
@@ -101,7 +97,7 @@ fn queue_behind_a_holder<'scope, const N: usize>(
     mutexes: [Mutex; N],
 ) -> [ScopedJoinHandle<'scope, Option<MutexGuard>>; N] {
     let first = client.mutex("a").lock().unwrap();
-    let before = (client.stats().totals.attempts, requests(server));
+    let before = (client.stats().totals.attempts, server.script_calls());
     let calls = mutexes.map(|mutex| start_waiter(scope, client, mutex));
     wait_until_attempts_are_answered(server, client, before);
     assert_released(first.unlock());
@@ -116,7 +112,7 @@ fn wait_until_attempts_are_answered(server: &Server, client: &Client, before: (u
     eventually(WAIT_LIMIT, || {
         let sent = client.stats().totals.attempts - before.0;
         let is_subscribed = server.subscribers("lock_release:a") > 0;
-        let now = is_subscribed && requests(server) - before.1 >= sent;
+        let now = is_subscribed && server.script_calls() - before.1 >= sent;
         std::mem::replace(&mut is_quiet, now) && now
     });
 }
@@ -135,18 +131,18 @@ fn basic_handoff_sends_no_command() {
             token + BLOCK - 1,
             "the whole block is reserved"
         );
-        let before = (requests(&server), server.calls(&["publish"]));
+        let before = (server.script_calls(), server.calls(&["publish"]));
         assert_released(one.unlock());
         let two = guard_of(two);
         assert_released(two.unlock());
         let three = guard_of(three);
         assert_eq!(three.fencing_token().value(), token + 2);
         assert_eq!(*three.holder_id(), id, "the id of the lease");
-        let after = (requests(&server), server.calls(&["publish"]));
+        let after = (server.script_calls(), server.calls(&["publish"]));
         assert_eq!(before, after, "nothing was sent");
         assert!(a().try_lock().unwrap().is_none(), "this client holds it");
         assert_eq!(
-            requests(&server),
+            server.script_calls(),
             after.0,
             "which the client knows without a request"
         );
@@ -222,9 +218,9 @@ fn a_suspected_lease_is_checked_before_the_next_hand_off() {
         for link in (0..proxy.connections()).filter(|link| !subscribers.contains(link)) {
             proxy.set_nth(link, Traffic::StallReplies);
         }
-        let before = requests(&server);
+        let before = server.script_calls();
         announce(&server, &id);
-        eventually(WAIT_LIMIT, || requests(&server) > before);
+        eventually(WAIT_LIMIT, || server.script_calls() > before);
         let unlock = scope.spawn(move || one.unlock());
         assert!(!two.is_finished());
         proxy.set_all(Traffic::Pass);
@@ -337,7 +333,7 @@ fn another_client_gets_the_lock_after_a_few_runs() {
 fn contending_threads_of_one_client_send_few_requests() {
     let server = Server::start();
     let client = client(&server);
-    let before = requests(&server);
+    let before = server.script_calls();
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
@@ -347,7 +343,7 @@ fn contending_threads_of_one_client_send_few_requests() {
             });
         }
     });
-    let sent = requests(&server) - before;
+    let sent = server.script_calls() - before;
     assert!(sent < 2_000 * 15 / 100, "{sent} for 2000 acquisitions");
 }
 
@@ -489,7 +485,7 @@ fn a_call_at_its_deadline_takes_the_lease_handed_to_it() {
     let client = client_with_short_backstop(&proxy);
     thread::scope(|scope| {
         let first = client.mutex("a").lock().unwrap();
-        let before = (client.stats().totals.attempts, requests(&server));
+        let before = (client.stats().totals.attempts, server.script_calls());
         let one = start_waiter(scope, &client, client.mutex("a"));
         let two = scope.spawn(|| client.mutex("a").try_lock_for(ms(1_500)).unwrap());
         eventually(WAIT_LIMIT, || client.stats().waiting == 2);
@@ -588,7 +584,7 @@ fn shutdown_releases_a_handed_lease_that_no_waiter_took() {
     let a = || client.mutex("a");
     thread::scope(|scope| {
         let first = client.mutex("a").lock().unwrap();
-        let before = (client.stats().totals.attempts, requests(&server));
+        let before = (client.stats().totals.attempts, server.script_calls());
         let one = start_waiter(scope, &client, a());
         let two = scope.spawn(|| a().lock());
         eventually(WAIT_LIMIT, || client.stats().waiting == 2);
@@ -755,10 +751,13 @@ fn every_quorum_server_reserves_the_block_of_tokens() {
                 .iter()
                 .all(|server| fence(server) == token + BLOCK - 1)
         });
-        let before: Vec<_> = servers.iter().map(requests).collect();
+        let before: Vec<_> = servers.iter().map(Server::script_calls).collect();
         assert_released(one.unlock());
         let two = guard_of(two);
-        assert_eq!(servers.iter().map(requests).collect::<Vec<_>>(), before);
+        assert_eq!(
+            servers.iter().map(Server::script_calls).collect::<Vec<_>>(),
+            before
+        );
         assert_eq!(*two.holder_id(), id);
         assert_eq!(two.fencing_token().value(), token + 1);
         assert_released(two.unlock());

@@ -60,10 +60,6 @@ fn foreign_lock(server: &Server, key: &str, value: &str) {
     server.run("SET", &[key, value]);
 }
 
-fn scripts(server: &Server) -> u64 {
-    server.calls(&["evalsha", "eval"])
-}
-
 fn basic_calls_work_on_a_mutex() {
     let server = Server::start();
     let client = client(&server);
@@ -116,14 +112,14 @@ fn try_lock_of_a_name_this_client_holds_sends_nothing() {
     let client = client(&server);
     let mutex = client.mutex("a").auto_renew(false);
     let guard = mutex.lock().unwrap();
-    let before = scripts(&server);
+    let before = server.script_calls();
     for _ in 0..100 {
         assert!(mutex.try_lock().unwrap().is_none());
         assert!(client.mutex("a").try_lock().unwrap().is_none());
         assert!(mutex.try_lock_for(Duration::ZERO).unwrap().is_none());
         assert!(mutex.try_with(|_| ()).unwrap().is_none());
     }
-    assert_eq!(scripts(&server), before);
+    assert_eq!(server.script_calls(), before);
     drop(guard);
     assert!(mutex.try_lock().unwrap().is_some());
 }
@@ -278,10 +274,10 @@ fn force_unlock_deletes_only_the_value_it_read() {
     foreign_lock(&server, "lock:a", "seen");
     // Loads the script and opens the connection.
     assert!(client.mutex("a").inspect().unwrap().is_some());
-    let before = scripts(&server);
+    let before = server.script_calls();
     proxy.set_all(Traffic::StallReplies);
     let forced = spawn_call(move || client.mutex("a").force_unlock());
-    eventually(WAIT_LIMIT, || scripts(&server) > before);
+    eventually(WAIT_LIMIT, || server.script_calls() > before);
     foreign_lock(&server, "lock:a", "newer");
     proxy.set_all(Traffic::Pass);
     assert!(!result_of(&forced).unwrap());
@@ -448,8 +444,8 @@ fn a_waiter_that_backs_off_gets_the_lock() {
     let patient = Backoff::new(ms(1), ms(20));
     let mutex = two.mutex("a").wait_policy(WaitPolicy::Backoff(patient));
     let waiter = spawn_call(move || mutex.lock().map(drop));
-    let before = scripts(&server);
-    eventually(WAIT_LIMIT, || scripts(&server) >= before + 5);
+    let before = server.script_calls();
+    eventually(WAIT_LIMIT, || server.script_calls() >= before + 5);
     drop(guard);
     result_of(&waiter).unwrap();
 }
@@ -503,7 +499,7 @@ fn a_kept_lock_is_free_once_its_time_is_over() {
     downgraded.keep_for(at_least).unwrap();
     for name in ["a", "b", "c", "d", "f", "g", "h"] {
         // Nearly always taken, unless the machine stood still.
-        assert!(!is_free(&server, name) || began.elapsed() >= at_least);
+        assert!(!server.is_free(name) || began.elapsed() >= at_least);
     }
     assert!(semaphore.available().unwrap() == 0 || began.elapsed() >= at_least);
     let waiter = {
@@ -524,10 +520,6 @@ fn a_kept_lock_is_free_once_its_time_is_over() {
     assert_eq!(one.stats().held, 0);
 }
 
-fn is_free(server: &Server, name: &str) -> bool {
-    client(server).mutex(name).inspect().unwrap().is_none()
-}
-
 fn keeping_a_lock_for_less_than_a_reply_takes_does_not_lose_it() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
@@ -545,7 +537,7 @@ fn keeping_a_lock_for_a_time_that_is_over_releases_it() {
     let server = Server::start();
     let client = client(&server);
     client.mutex("a").lock().unwrap().keep_for(ms(0)).unwrap();
-    assert!(is_free(&server, "a"));
+    assert!(server.is_free("a"));
 }
 
 fn a_lock_that_cannot_be_kept_is_an_error() {
@@ -554,7 +546,7 @@ fn a_lock_that_cannot_be_kept_is_an_error() {
     let mutex = client.mutex("a");
     let error = mutex.lock().unwrap().keep_for(Duration::MAX).unwrap_err();
     assert!(matches!(error, Error::Config(_)), "{error:?}");
-    assert!(is_free(&server, "a"));
+    assert!(server.is_free("a"));
 
     let guard = mutex.lock().unwrap();
     server.run("SET", &["lock:a", "somebody"]);

@@ -347,11 +347,11 @@ fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
         .unwrap();
     let mutex = client.mutex("a").ttl(ms(30_000));
     let guard = mutex.clone().auto_renew(auto_renew).lock().unwrap();
-    let calls = server.calls(&["evalsha", "eval"]);
+    let calls = server.script_calls();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| mutex.lock().map(drop));
         // The waiter tries once after it has subscribed, then sleeps.
-        eventually(WAIT_LIMIT, || server.calls(&["evalsha", "eval"]) > calls);
+        eventually(WAIT_LIMIT, || server.script_calls() > calls);
         assert!(server.subscribers("lock_release:a") > 0);
         act(&server, &guard);
         // The key that keeps the waiter out may have no expiry.
@@ -394,9 +394,9 @@ fn a_second_grant_to_the_client_reports_the_first_lease_taken() {
 fn a_false_release_message_is_not_a_loss() {
     for auto_renew in [true, false] {
         with_a_waiter(auto_renew, |server, guard| {
-            let (calls, left) = (server.calls(&["evalsha", "eval"]), server.pttl("lock:a"));
+            let (calls, left) = (server.script_calls(), server.pttl("lock:a"));
             server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
-            eventually(PROMPTLY, || server.calls(&["evalsha", "eval"]) > calls);
+            eventually(PROMPTLY, || server.script_calls() > calls);
             assert_held(guard);
             assert_eq!(guard.lost().try_recv(), Err(TryRecvError::Empty));
             if !auto_renew {

@@ -156,7 +156,7 @@ fn readers_of_one_client_and_of_others_hold_together() {
 fn own_guard_saves_a_command_only_if_redis_would_refuse() {
     let server = Server::start();
     let lock = rw(&server);
-    let calls = || server.calls(&["evalsha", "eval"]);
+    let calls = || server.script_calls();
     let reading = lock.read().unwrap();
     let before = calls();
     assert!(lock.try_write().unwrap().is_none());

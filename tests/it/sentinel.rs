@@ -408,7 +408,7 @@ fn a_demoted_master_is_no_longer_used() {
     };
     let timed = Control::run(RESUME_WITHIN, || eventually(ms(30_000), is_there));
     timed.no_later_than(SLACK);
-    let calls = || sentinels.first_master().calls(&["evalsha", "eval"]);
+    let calls = || sentinels.first_master().script_calls();
     let before = calls();
     for _ in 0..50 {
         assert_eq!(lock().unlock().unwrap(), Unlocked::Released);

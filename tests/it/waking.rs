@@ -68,16 +68,11 @@ fn client(url: &str) -> Client {
         .unwrap()
 }
 
-/// Returns the number of script calls: acquires, releases and renewals.
-fn scripts(server: &Server) -> u64 {
-    server.calls(&["evalsha", "eval"])
-}
-
 /// Waits until a waiter sleeps: it has tried once and, after it subscribed, once more.
 fn wait_until_asleep(server: &Server, name: &str, scripts_before: u64) {
     eventually(WAIT_LIMIT, || {
         server.subscribers(format!("lock_release:{name}")) > 0
-            && scripts(server) >= scripts_before + 2
+            && server.script_calls() >= scripts_before + 2
     });
 }
 
@@ -88,7 +83,7 @@ fn a_release_wakes_a_waiter_of_another_client() {
         let guard = holder.mutex("a").lock().unwrap();
         // A client that is still subscribed sends one script and not two: it enters the queue at
         // once.
-        let before = scripts(&server) - u64::from(server.subscribers("lock_release:a") > 0);
+        let before = server.script_calls() - u64::from(server.subscribers("lock_release:a") > 0);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
             wait_until_asleep(&server, "a", before);
@@ -112,7 +107,7 @@ fn a_release_wakes_a_waiter_of_another_process() {
     let server = Server::start();
     let holder = client(&server.url());
     let guard = holder.mutex("a").lock().unwrap();
-    let before = scripts(&server);
+    let before = server.script_calls();
     let child = Child::spawn("waking::waiter", &[("URL", &server.url())]);
     wait_until_asleep(&server, "a", before);
     let timed = Control::run(PROMPTLY, || {
@@ -130,7 +125,7 @@ fn any_message_on_the_channel_wakes_the_waiter() {
         server.run("SET", &["lock:a", "foreign"]);
         // A client that is still subscribed sends one script and not two: it enters the queue at
         // once.
-        let before = scripts(&server) - u64::from(server.subscribers("lock_release:a") > 0);
+        let before = server.script_calls() - u64::from(server.subscribers("lock_release:a") > 0);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| client.mutex("a").lock().map(drop));
             wait_until_asleep(&server, "a", before);
@@ -210,7 +205,7 @@ fn waiter_behind_backoff_is_woken() {
                 })
             })
             .collect();
-        let before = scripts(&server);
+        let before = server.script_calls();
         let woken =
             spawn_and_wait_until_asleep(scope, || other.mutex("a").try_lock_for(WAIT_LIMIT));
         wait_until_asleep(&server, "a", before);
@@ -300,13 +295,13 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
                     let _ = guard.unlock().unwrap();
                 });
             }
-            let before = scripts(&server);
+            let before = server.script_calls();
             let _ = guard.unlock().unwrap();
             entries.recv_timeout(WAIT_LIMIT).unwrap();
             let_pass(ms(200));
             // The release, and the first renewal of the lease that it granted. Each is sent twice,
             // because the server does not know its script yet.
-            let sent = scripts(&server) - before;
+            let sent = server.script_calls() - before;
             assert!(sent <= 4, "{sent} calls");
             leaving.wait();
         });
@@ -374,9 +369,9 @@ fn idle_waiters_send_a_probe_and_one_refresh_for_each_name() {
         let published = || server.calls(&["publish"]);
         // The first waiter of each name also refreshes its place when it has subscribed.
         let_pass(ms(300));
-        let (published_before, scripts_before) = (published(), scripts(&server));
+        let (published_before, scripts_before) = (published(), server.script_calls());
         let_pass(ms(2_500));
-        let refreshes = scripts(&server) - scripts_before;
+        let refreshes = server.script_calls() - scripts_before;
         assert!((3..=3 * 4).contains(&refreshes), "{refreshes} refreshes");
         let probes = published() - published_before;
         assert!((2..=4).contains(&probes), "{probes} probes");
@@ -515,7 +510,7 @@ fn assert_acquired_within(
 ) {
     let holder = client(&server.url());
     let guard = holder.mutex("a").lock().unwrap();
-    let before = scripts(server);
+    let before = server.script_calls();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| waiting.mutex("a").lock().unwrap());
         wait_until_asleep(server, "a", before);
@@ -611,10 +606,10 @@ fn waiters_that_may_not_subscribe_poll() {
         let without_subscribe = user_with_rules(&server, rules);
         let (waiting, holder) = (client(&without_subscribe), client(&server.url()));
         let guard = holder.mutex("a").lock().unwrap();
-        let before = scripts(&server);
+        let before = server.script_calls();
         thread::scope(|scope| {
             let waiter = scope.spawn(|| waiting.mutex("a").lock().unwrap());
-            eventually(WAIT_LIMIT, || scripts(&server) >= before + 3);
+            eventually(WAIT_LIMIT, || server.script_calls() >= before + 3);
             assert_eq!(server.subscribers("lock_release:a"), 0);
             let timed = Control::run(REFRESH, || {
                 let _ = guard.unlock().unwrap();

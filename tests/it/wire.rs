@@ -230,9 +230,9 @@ fn a_false_release_message_is_not_a_loss() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| mutex.lock().map(drop));
         server.wait_until_waiter_sleeps("lock_release:x");
-        let calls = server.calls(&["evalsha", "eval"]);
+        let calls = server.script_calls();
         server.run("PUBLISH", &["lock_release:x", guard.holder_id().as_str()]);
-        eventually(WAIT_LIMIT, || server.calls(&["evalsha", "eval"]) > calls);
+        eventually(WAIT_LIMIT, || server.script_calls() > calls);
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
         waiter.join().unwrap().unwrap();
     });

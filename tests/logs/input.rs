@@ -388,9 +388,9 @@ fn the_longest_duration_means_no_deadline() {
         let guard = one.mutex("x").max_hold(Duration::MAX).lock().unwrap();
         assert!(guard.is_held());
         let mutex = two.mutex("x");
-        let before = server.calls(&["evalsha", "eval"]);
+        let before = server.script_calls();
         let waiter = spawn_call(move || wait(mutex));
-        eventually(WAIT_LIMIT, || server.calls(&["evalsha", "eval"]) > before);
+        eventually(WAIT_LIMIT, || server.script_calls() > before);
         drop(guard);
         assert_eq!(waiter.recv_timeout(WAIT_LIMIT), Ok(true));
     }
@@ -412,12 +412,12 @@ fn a_zero_duration_means_one_attempt() {
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("x").try_lock_for(Duration::ZERO).unwrap();
     assert!(guard.is_some());
-    let before = server.calls(&["evalsha", "eval"]);
+    let before = server.script_calls();
     drop(two.mutex("y").try_lock().unwrap());
-    let pair = server.calls(&["evalsha", "eval"]) - before;
+    let pair = server.script_calls() - before;
     let refused = two.mutex("x").try_lock_for(Duration::ZERO).unwrap();
     assert!(refused.is_none());
-    let sent = server.calls(&["evalsha", "eval"]) - before - pair;
+    let sent = server.script_calls() - before - pair;
     assert_eq!(sent, 1);
     drop(guard);
     assert!(one.shutdown(Duration::ZERO).is_ok());

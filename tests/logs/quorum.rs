@@ -224,7 +224,7 @@ fn a_waiter_tries_once_a_majority_has_published_the_release() {
         servers.builder().backstop(LONG).build().unwrap(),
     );
     let _guard = one.mutex("a").ttl(LONG).lock().unwrap();
-    let attempts = || servers.0[0].calls(&["evalsha", "eval"]);
+    let attempts = || servers.0[0].script_calls();
     let publish_on = |n: usize, who: &str| servers.0[n].run("PUBLISH", &[CHANNEL, who]);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -491,7 +491,7 @@ struct Delayed<'a> {
 impl Delayed<'_> {
     /// Returns the number of scripts that the third server has run.
     fn scripts(&self) -> u64 {
-        self.servers.0[2].calls(&["evalsha", "eval"])
+        self.servers.0[2].script_calls()
     }
 
     /// Returns the number of keys that the third server has set.

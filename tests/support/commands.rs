@@ -5,7 +5,12 @@ use std::collections::HashMap;
 use super::server::Server;
 
 impl Server {
-    /// Returns how often the commands were called so far, scripts included: `&["evalsha", "eval"]`.
+    /// Returns how often scripts were called so far: acquires, renewals, releases.
+    pub fn script_calls(&self) -> u64 {
+        self.calls(&["evalsha", "eval"])
+    }
+
+    /// Returns how often the commands were called so far, those in scripts included.
     ///
     /// A subcommand is written `client|list`.
     pub fn calls(&self, commands: &[&str]) -> u64 {

@@ -16,6 +16,11 @@ impl Server {
             .expect("GET answers")
     }
 
+    /// Returns whether nobody holds the lock of this name, under the default prefix.
+    pub fn is_free(&self, name: &str) -> bool {
+        self.get(format!("lock:{name}")).is_none()
+    }
+
     /// Returns a key's remaining time in ms: -1 without an expiry, -2 if it does not exist.
     pub fn pttl(&self, key: impl AsRef<[u8]>) -> i64 {
         redis::cmd("PTTL")
@@ -62,7 +67,7 @@ impl Server {
         eventually(ms(10_000), || self.subscribers(&channel) > 0);
         let mut last = (0, Instant::now());
         eventually(ms(10_000), || {
-            let calls = self.calls(&["evalsha", "eval"]);
+            let calls = self.script_calls();
             if calls != last.0 {
                 last = (calls, Instant::now());
             }

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use support::{Server, TempDir, in_repository};
 
-use super::{PROGRAM, is_free};
+use super::PROGRAM;
 
 support::tests![crontabs_of_the_documents_work_under_crons_path];
 
@@ -82,7 +82,7 @@ fn check(line: &str) {
     assert_eq!(first.stdout, b"ran\n", "{line}: {first:?}");
     let name = options.split_whitespace().nth(1).unwrap();
     assert!(
-        !is_free(&server, name),
+        !server.is_free(name),
         "the second host could run it, too: {line}"
     );
     let second = run_as_cron(&variables, &command);

@@ -9,7 +9,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal};
 use support::{Proxy, Server, Traffic, eventually, ms};
 
-use super::{Program, WAIT_LIMIT, delete, is_alive, is_free, program, wait_until_ended};
+use super::{Program, WAIT_LIMIT, delete, is_alive, program, wait_until_ended};
 
 support::tests![
     lost_lock_terminates_the_command,
@@ -103,7 +103,7 @@ fn killed_program_takes_the_whole_group_with_it() {
     assert!(pids.into_iter().all(is_alive));
     program.send(Signal::KILL);
     wait_until_ended(&pids);
-    eventually(WAIT_LIMIT, || is_free(&server, "a"));
+    eventually(WAIT_LIMIT, || server.is_free("a"));
 }
 
 fn command_dies_when_the_programs_group_is_killed() {
@@ -231,12 +231,9 @@ fn leftover_processes_end_before_the_release() {
         .write_all(b"end\n")
         .unwrap();
     while is_alive(pid) {
-        assert!(
-            !is_free(&server, "a") || !is_alive(pid),
-            "released too early"
-        );
+        assert!(!server.is_free("a") || !is_alive(pid), "released too early");
     }
     assert!(began.elapsed() >= ms(400), "{:?}", began.elapsed());
     assert_eq!(program.code(), Some(4));
-    assert!(is_free(&server, "a"));
+    assert!(server.is_free("a"));
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use support::{Server, eventually, free_port, ms};
 
-use super::{Program, WAIT_LIMIT, client, code, delete, hold, is_free, output, program};
+use super::{Program, WAIT_LIMIT, client, code, delete, hold, output, program};
 
 support::tests![
     exit_code_is_that_of_the_command,
@@ -37,7 +37,7 @@ fn exit_code_is_that_of_the_command() {
             expected,
             "{script}"
         );
-        assert!(is_free(&server, "a"), "{script}");
+        assert!(server.is_free("a"), "{script}");
     }
     for (command, expected) in [
         ("/no/such/program", 127),
@@ -46,7 +46,7 @@ fn exit_code_is_that_of_the_command() {
     ] {
         let args = ["run", "a", "--min-hold", "60s", "--", command];
         assert_eq!(code(&url, &args), expected, "{command}");
-        assert!(is_free(&server, "a"), "the command did not run: {command}");
+        assert!(server.is_free("a"), "the command did not run: {command}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rustix::process::Signal;
 use support::{Proxy, Server, Traffic, eventually, ms};
 
-use super::{Program, WAIT_LIMIT, client, code, is_free};
+use super::{Program, WAIT_LIMIT, client, code};
 
 support::tests![
     min_hold_outlasts_a_signal_and_starts_at_the_grant,
@@ -30,8 +30,8 @@ fn min_hold_runs_the_command_once_for_three_concurrent_starts() {
         .map(|run| run.lines.by_ref().lines().count());
     assert_eq!(lines.sum::<usize>(), 1);
     // A fourth run with a late clock would still find the lock held.
-    assert!(!is_free(&server, "a"));
-    eventually(WAIT_LIMIT, || is_free(&server, "a"));
+    assert!(!server.is_free("a"));
+    eventually(WAIT_LIMIT, || server.is_free("a"));
     assert!(began.elapsed() >= ms(3_000), "{:?}", began.elapsed());
 }
 
@@ -57,7 +57,7 @@ fn min_hold_outlasts_a_signal_and_starts_at_the_grant() {
     // A minimum that has passed when the command ends has no effect.
     let args = ["run", "a", "--min-hold", "100ms", "--", "sleep", "0.3"];
     assert_eq!(code(&server.url(), &args), 0);
-    assert!(is_free(&server, "a"));
+    assert!(server.is_free("a"));
 }
 
 fn min_hold_is_waited_for_while_redis_is_unreachable() {

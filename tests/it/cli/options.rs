@@ -6,7 +6,7 @@ use std::time::Instant;
 use leasehold::Client;
 use support::{Server, TempDir, certificate_path, eventually, free_port, ms, tls_server};
 
-use super::{Program, WAIT_LIMIT, client, code, delete, hold, is_free, output, program, text};
+use super::{Program, WAIT_LIMIT, client, code, delete, hold, output, program, text};
 
 support::tests![
     command_needs_no_dashes_unless_it_begins_with_one,
@@ -164,13 +164,13 @@ fn several_names_are_held_together() {
     for name in ["x,y", "b"] {
         let token = client(&server).mutex(name).last_fencing_token().unwrap();
         assert_eq!(program.next_line(), token.unwrap().to_string());
-        assert!(!is_free(&server, name));
+        assert!(!server.is_free(name));
     }
-    assert!(is_free(&server, "x") && is_free(&server, "y"));
+    assert!(server.is_free("x") && server.is_free("y"));
     assert_eq!(code(&url, &["run", "b", "--no-wait", "true"]), 75);
     program.send(rustix::process::Signal::TERM);
     assert_eq!(program.code(), Some(143));
-    assert!(is_free(&server, "x,y") && is_free(&server, "b"));
+    assert!(server.is_free("x,y") && server.is_free("b"));
     assert_eq!(
         code(&url, &["run", "-n", "a", "-n", "b", "--fair", "--", "true"]),
         64
@@ -293,7 +293,7 @@ fn quorum_is_one_url() {
     let mut program = Program::run(&url, &[], "echo ready; exec sleep 300");
     assert_eq!(program.next_line(), "ready");
     // The third is not asked if its connection opens late.
-    let is_held = |server: &&Server| !is_free(server, "a");
+    let is_held = |server: &&Server| !server.is_free("a");
     eventually(WAIT_LIMIT, || servers.iter().filter(is_held).count() >= 2);
     assert_eq!(code(&url, &["run", "a", "--no-wait", "--", "true"]), 75);
     let status = text(&url, &["status", "a", "--json"]);

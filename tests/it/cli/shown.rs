@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use leasehold::{Client, MutexGuard};
 use support::{Server, eventually};
 
-use super::{Program, WAIT_LIMIT, client, code, hold, is_free, json, output, program, text};
+use super::{Program, WAIT_LIMIT, client, code, hold, json, output, program, text};
 
 support::tests![
     status_shows_holders_and_waiters,
@@ -163,7 +163,7 @@ fn permits_limit_commands() {
     assert!(why.contains(held_by), "{why}");
     assert_eq!(code(&url, &run("3")), 0);
     assert_eq!(code(&url, &run("0")), 64, "no semaphore has 0");
-    assert!(is_free(&server, "a"), "the lock of that name is another");
+    assert!(server.is_free("a"), "the lock of that name is another");
 }
 
 fn permits_are_listed_behind_the_locks() {
@@ -230,8 +230,8 @@ fn unlock_needs_force() {
         output.contains("--force") && output.contains("may still be working"),
         "{output}"
     );
-    assert!(guard.is_held() && !is_free(&server, "a"));
+    assert!(guard.is_held() && !server.is_free("a"));
     assert_eq!(code(&url, &["unlock", "a", "--force"]), 0);
-    assert!(is_free(&server, "a"));
+    assert!(server.is_free("a"));
     assert_eq!(code(&url, &["unlock", "a", "--force"]), 1);
 }

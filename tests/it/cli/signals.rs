@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal};
 use support::{Server, eventually};
 
-use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, is_free};
+use super::{PROGRAM, Program, WAIT_LIMIT, client, hold};
 
 support::tests![
     signal_ends_the_wait,
@@ -44,7 +44,7 @@ fn signal_ends_the_wait() {
         assert_eq!(program.lines.by_ref().lines().count(), 0);
     }
     drop(guard);
-    eventually(WAIT_LIMIT, || is_free(&server, "a"));
+    eventually(WAIT_LIMIT, || server.is_free("a"));
 }
 
 /// A child that waits for a grandchild, which prints the signal it gets.
@@ -74,7 +74,7 @@ fn signal_is_forwarded_to_the_whole_group() {
         program.send(signal);
         assert_eq!(program.next_line(), name);
         assert_eq!(program.code(), Some(5), "{name}");
-        assert!(is_free(&server, "a"));
+        assert!(server.is_free("a"));
     }
 }
 

@@ -3,7 +3,7 @@
 use rustix::process::{Pid, Signal, kill_process};
 use support::{Server, Terminal, eventually};
 
-use super::{PROGRAM, WAIT_LIMIT, client, hold, is_free};
+use super::{PROGRAM, WAIT_LIMIT, client, hold};
 
 support::tests![
     foreground_command_reads_from_the_terminal,
@@ -41,12 +41,12 @@ fn foreground_command_reads_from_the_terminal() {
     let mut terminal = run(&server, &["--foreground"], script);
     terminal.type_keys("one\n");
     terminal.wait_for("from input: one");
-    assert!(!is_free(&server, "a"));
+    assert!(!server.is_free("a"));
     terminal.type_keys("two\n");
     terminal.wait_for("from tty: two");
     let (status, shown) = terminal.wait();
     assert_eq!(status.code(), Some(0), "{shown}");
-    assert!(is_free(&server, "a"));
+    assert!(server.is_free("a"));
 }
 
 /// The kernel stops a process in the background that reads from the terminal. The lock must not
@@ -58,7 +58,7 @@ fn command_that_needs_the_terminal_is_ended_with_the_advice() {
         terminal.wait_for("the command needs the terminal, which it has only with --foreground");
         let (status, shown) = terminal.wait();
         assert_eq!(status.code(), Some(64), "{shown}");
-        assert!(is_free(&server, "a"));
+        assert!(server.is_free("a"));
     }
 }
 
@@ -127,7 +127,7 @@ fn stops_and_continues(option: &str, work: &str) {
     terminal.wait_for(&format!("{}\r\n", 128 + Signal::STOP.as_raw()));
     terminal.wait_for("continued");
     terminal.wait_for("ended with 9");
-    assert!(is_free(&server, "a"));
+    assert!(server.is_free("a"));
 }
 
 fn foreground_command_dies_with_the_program() {
@@ -145,7 +145,7 @@ fn foreground_command_dies_with_the_program() {
     let pid = Pid::from_raw(pid).unwrap();
     kill_process(program, Signal::KILL).unwrap();
     super::wait_until_ended(&[pid]);
-    eventually(WAIT_LIMIT, || is_free(&server, "a"));
+    eventually(WAIT_LIMIT, || server.is_free("a"));
 }
 
 fn lost_lock_ends_a_foreground_command() {
