@@ -59,7 +59,7 @@ fn url(server: &Server) -> String {
 }
 
 fn client(url: &str) -> Client {
-    Client::builder().url(url).build().unwrap()
+    Client::open(url).unwrap()
 }
 
 fn acl_log(server: &Server) -> Vec<Entry> {
@@ -127,7 +127,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
     let mut note = |step: &'static str, error: Option<Error>| {
         failures.extend(error.map(|error| (step, error)));
     };
-    let (ours, other) = (client(url), client(&server.url()));
+    let (ours, other) = (client(url), server.client());
     note("ping", ours.ping().err());
     match ours.mutex("free").lock() {
         Err(error) => note("lock", Some(error)),
@@ -325,7 +325,7 @@ fn error_names_the_missing_permission_of_a_semaphore() {
 /// Makes an operator's calls and returns the failures.
 fn operator_failures(server: &Server, user: &str) -> Vec<(&'static str, Error)> {
     let operator = client(&url(server).replace("leasehold", user));
-    let holder = client(&server.url());
+    let holder = server.client();
     let _held = holder.mutex("a").lock().unwrap();
     let _permit = holder.semaphore("a", 2).acquire().unwrap();
     let mutex = operator.mutex("a");
@@ -458,7 +458,7 @@ fn operator_needs_more_permissions_to_force_a_lock_from_its_readers() {
     assert!(page.contains("`RwLock::force_unlock` also needs `+zremrangebyscore` and `+exists`"));
     assert!(page.contains("`RwLock::force_unlock_from` one of them these and `+zrem`"));
     let server = Server::start();
-    let lock = client(&server.url()).rw_lock("a");
+    let lock = server.client().rw_lock("a");
     let operator = || client(&url(&server).replace("leasehold", "operator")).rw_lock("a");
     let mut rules = documented("operator");
     let _reading = lock.read().unwrap();

@@ -135,7 +135,7 @@ fn number_of_failures_that_open_the_breaker_is_configurable() {
 /// A call that hits its own, shorter deadline does not count as a failure of the server.
 fn short_deadlines_do_not_open_the_breaker() {
     let server = Server::start();
-    let client = Client::open(server.url()).unwrap();
+    let client = server.client();
     drop(client.mutex("a").lock().unwrap());
     server.pause();
     for _ in 0..20 {

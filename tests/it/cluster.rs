@@ -153,7 +153,7 @@ fn name_whose_keys_would_have_different_slots_is_an_error() {
     }
     // A single server accepts any name.
     let server = Server::start();
-    let plain = Client::open(server.url()).unwrap();
+    let plain = server.client();
     assert_released(plain.mutex("a}b").lock().unwrap().unlock());
 }
 

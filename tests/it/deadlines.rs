@@ -355,7 +355,7 @@ fn attempts_on_a_full_unix_socket_return_in_time() {
 /// The deadline may pass while connecting, during the first attempt, while subscribing or waiting.
 fn deadline_holds_at_every_step_of_a_slow_call() {
     let server = Server::start();
-    let holder = Client::open(server.url()).unwrap();
+    let holder = server.client();
     let _held = holder.mutex("a").lock().unwrap();
     for one_way in [10, 35, 60] {
         let proxy = Proxy::new(&server);
@@ -731,7 +731,7 @@ fn call_that_takes_a_place_over_learns_that_the_lock_is_held() {
 fn call_takes_a_place_over() -> bool {
     let server = Server::start();
     server.run("SET", &["lock:a", "foreign"]);
-    let client = Client::open(server.url()).unwrap();
+    let client = server.client();
     drop(client.mutex("warm").lock().unwrap());
     let mutex = client.mutex("a");
     thread::scope(|scope| {

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use leasehold::{Client, Lost, Unlocked};
+use leasehold::{Lost, Unlocked};
 use parking_lot::Mutex;
 use support::{Counters, Fenced, Server, Stale, eventually, ms};
 
@@ -21,13 +21,9 @@ const COUNTERS: Counters = Counters {
     rounds: 250,
 };
 
-fn client(server: &Server) -> Client {
-    Client::open(server.url()).unwrap()
-}
-
 fn basic_exclusion_holds_between_two_clients() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     let guard = one.mutex("a").lock().unwrap();
     assert!(two.mutex("a").try_lock().unwrap().is_none());
     assert!(two.mutex("b").try_lock().unwrap().is_some());
@@ -42,7 +38,7 @@ fn processes_and_threads_count_exactly() {
 
 fn threads_of_one_client_take_turns() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let inside = AtomicBool::new(false);
     let count = AtomicU32::new(0);
     let tokens = Mutex::new(Vec::new());
@@ -71,7 +67,7 @@ fn threads_of_one_client_take_turns() {
 
 fn overtaken_holder_can_neither_write_nor_release() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     let account = Fenced::new("empty");
     let overtaken = one
         .mutex("a")

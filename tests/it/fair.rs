@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{TryRecvError, bounded};
-use leasehold::{Backoff, Client, Error, FairMutex, Lost, WaitPolicy};
+use leasehold::{Backoff, Client, Error, Lost, WaitPolicy};
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, queue_length, refresh_count,
+    PATIENCE, PLACES, QUEUE, fair_mutex, holder, lock_in_turn, queue_length, refresh_count,
     spawn_subscribed_waiter, spawn_waiter, subscription_connection, wait_for_queue_length,
     wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
@@ -73,17 +73,9 @@ fn mixed_counter() {
     });
 }
 
-fn client(url: &str) -> Client {
-    Client::builder().url(url).build().unwrap()
-}
-
-fn fair(server: &Server) -> FairMutex {
-    client(&server.url()).fair_mutex("a")
-}
-
 fn basic_calls_work_on_a_fair_lock() {
     let server = Server::start();
-    let (one, two) = (fair(&server), fair(&server));
+    let (one, two) = (fair_mutex(&server), fair_mutex(&server));
     let guard = one.lock().unwrap();
     assert!(two.try_lock().unwrap().is_none());
     assert_gives_up(|limit| two.try_lock_for(limit));
@@ -110,7 +102,7 @@ fn basic_calls_work_on_a_fair_lock() {
 /// A child's role: waits for the lock, appends its number to `order`, and tells its parent the
 /// token.
 fn waiter() {
-    let guard = lock_in_turn(&client(&parameter("URL")).fair_mutex("a"));
+    let guard = lock_in_turn(&Client::open(parameter("URL")).unwrap().fair_mutex("a"));
     redis::cmd("RPUSH")
         .arg("order")
         .arg(parameter("NUMBER"))
@@ -127,7 +119,7 @@ fn waiter() {
 
 fn lock_is_granted_in_order_across_processes_and_threads() {
     let server = Server::start();
-    let (holder, other) = (fair(&server), fair(&server));
+    let (holder, other) = (fair_mutex(&server), fair_mutex(&server));
     let guard = holder.lock().unwrap();
     let mut tokens = vec![guard.fencing_token().value()];
     let mut children = Vec::new();
@@ -179,7 +171,7 @@ fn lock_is_granted_in_order_across_processes_and_threads() {
 
 fn free_lock_takes_one_command_and_its_release_another() {
     let server = Server::start();
-    let mutex = warmed_up(client(&server.url())).fair_mutex("a");
+    let mutex = warmed_up(server.client()).fair_mutex("a");
     let before = server.script_calls();
     let guard = mutex.lock().unwrap();
     assert_eq!(server.script_calls(), before + 1);
@@ -199,8 +191,11 @@ fn free_lock_takes_one_command_and_its_release_another() {
 fn assert_granted_without_a_command(auto_renew: bool) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let guard = fair(&server).lock().unwrap();
-    let waiter = client(&proxy.url()).fair_mutex("a").auto_renew(auto_renew);
+    let guard = fair_mutex(&server).lock().unwrap();
+    let waiter = Client::open(proxy.url())
+        .unwrap()
+        .fair_mutex("a")
+        .auto_renew(auto_renew);
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, waiter);
         proxy.set_all(Traffic::StallRequests);
@@ -229,9 +224,9 @@ fn first_renewal_after_a_grant_is_sent_even_without_auto_renew() {
 
 fn first_renewal_after_a_grant_is_sent_however_long_the_wait_was() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
+    let guard = fair_mutex(&server).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair_mutex(&server));
         // After a wait this long, no thread of the waiter's client still expects a grant soon.
         let_pass(ms(2_500));
         assert_released(guard.unlock());
@@ -243,8 +238,8 @@ fn first_renewal_after_a_grant_is_sent_however_long_the_wait_was() {
 
 fn lease_without_auto_renew_is_renewed_once_after_a_grant() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
-    let waiter = fair(&server).ttl(ms(400)).auto_renew(false);
+    let guard = fair_mutex(&server).lock().unwrap();
+    let waiter = fair_mutex(&server).ttl(ms(400)).auto_renew(false);
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, waiter);
         assert_released(guard.unlock());
@@ -258,14 +253,14 @@ fn lease_without_auto_renew_is_renewed_once_after_a_grant() {
 /// A release that grants the lock publishes nothing on the release channel.
 fn grant_publishes_no_release() {
     let server = Server::start();
-    let (holder, plain) = (fair(&server), client(&server.url()).mutex("a"));
+    let (holder, plain) = (fair_mutex(&server), server.client().mutex("a"));
     let guard = holder.lock().unwrap();
     let mut listener = server.connection();
     let mut channel = listener.as_pubsub();
     channel.subscribe("lock_release:a").unwrap();
     channel.set_read_timeout(Some(PATIENCE)).unwrap();
     thread::scope(|scope| {
-        let waiting = spawn_subscribed_waiter(scope, &server, fair(&server));
+        let waiting = spawn_subscribed_waiter(scope, &server, fair_mutex(&server));
         assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         assert!(plain.try_lock().unwrap().is_none());
@@ -278,7 +273,7 @@ fn grant_publishes_no_release() {
 
 fn plain_and_fair_locks_exclude_each_other() {
     let server = Server::start();
-    let (fair, plain) = (fair(&server), client(&server.url()).mutex("a"));
+    let (fair, plain) = (fair_mutex(&server), server.client().mutex("a"));
     let guard = plain.lock().unwrap();
     assert!(fair.try_lock().unwrap().is_none());
     let mut last = guard.fencing_token();
@@ -298,8 +293,8 @@ fn plain_and_fair_locks_exclude_each_other() {
 
 fn plain_release_wakes_the_first_in_the_queue() {
     let server = Server::start();
-    let guard = client(&server.url()).mutex("a").lock().unwrap();
-    let waiter = client(&server.url());
+    let guard = server.client().mutex("a").lock().unwrap();
+    let waiter = server.client();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, waiter.fair_mutex("a"));
         let before = wait_for_refresh(&waiter);
@@ -316,7 +311,7 @@ fn plain_release_wakes_the_first_in_the_queue() {
 /// The plain waiter has a place in the queue, and the release grants the lock to that place.
 fn fair_release_wakes_a_plain_waiter() {
     let server = Server::start();
-    let guard = fair(&server).ttl(ms(300_000)).lock().unwrap();
+    let guard = fair_mutex(&server).ttl(ms(300_000)).lock().unwrap();
     let plain = Client::builder()
         .url(server.url())
         .backstop(ms(60_000))
@@ -341,11 +336,11 @@ fn fair_release_wakes_a_plain_waiter() {
 fn free_lock_is_reserved_for_the_first_in_the_queue() {
     let server = Server::start();
     let (one, two) = (
-        warmed_up(client(&server.url())).fair_mutex("a"),
-        warmed_up(client(&server.url())).fair_mutex("a"),
+        warmed_up(server.client()).fair_mutex("a"),
+        warmed_up(server.client()).fair_mutex("a"),
     );
     for waiting in [false, true] {
-        let _guard = fair(&server).lock().unwrap();
+        let _guard = fair_mutex(&server).lock().unwrap();
         thread::scope(|scope| {
             let first = spawn_subscribed_waiter(scope, &server, one.clone());
             server.run("DEL", &["lock:a"]);
@@ -376,16 +371,16 @@ fn place_of_a_dead_client_refuses_try_lock_but_does_not_delay_lock() {
     let place = format!("{now} 3600000 1 {now} l leasehold:nobody");
     server.run("RPUSH", &[QUEUE, "dead"]);
     server.run("HSET", &[PLACES, "dead", &place]);
-    assert!(fair(&server).try_lock().unwrap().is_none());
+    assert!(fair_mutex(&server).try_lock().unwrap().is_none());
     assert_eq!(holder(&server), None);
-    assert_released(lock_in_turn(&fair(&server)).unlock());
+    assert_released(lock_in_turn(&fair_mutex(&server)).unlock());
     assert_eq!(queue_length(&server), 1, "the dead place is still there");
 }
 
 fn waiter_that_gives_up_leaves_the_queue() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
-    let mutex = client(&server.url()).fair_mutex("a");
+    let guard = fair_mutex(&server).lock().unwrap();
+    let mutex = server.client().fair_mutex("a");
     let limit = ms(1_000);
     let answer = Control::run(limit, || mutex.try_lock_for(limit));
     assert!(answer.no_later_than(SLACK).unwrap().is_none());
@@ -415,9 +410,9 @@ fn waiter_that_gives_up_at_its_turn_passes_the_grant_on() {
 fn waiter_gives_up_at_its_turn() -> bool {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let guard = fair(&server).lock().unwrap();
-    let gives_up = client(&proxy.url()).fair_mutex("a");
-    let next = warmed_up(client(&server.url())).fair_mutex("a");
+    let guard = fair_mutex(&server).lock().unwrap();
+    let gives_up = Client::open(proxy.url()).unwrap().fair_mutex("a");
+    let next = warmed_up(server.client()).fair_mutex("a");
     let limit = ms(1_700);
     let began = Instant::now();
     thread::scope(|scope| {
@@ -454,7 +449,7 @@ fn waiter_gives_up_at_its_turn() -> bool {
 
 fn shutdown_removes_waiters_from_the_queue() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
+    let guard = fair_mutex(&server).lock().unwrap();
     // The shutdown removes the places within the command timeout. It is long here, because
     // afterwards only their expiry would remove them.
     let client = Client::builder().url(server.url());
@@ -462,7 +457,7 @@ fn shutdown_removes_waiters_from_the_queue() {
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
         // While this waiter refreshes its place, the queue does not expire with the other places.
-        let other_waiter = spawn_subscribed_waiter(scope, &server, fair(&server));
+        let other_waiter = spawn_subscribed_waiter(scope, &server, fair_mutex(&server));
         let waiting: Vec<_> = (0..3).map(|_| scope.spawn(|| mutex.lock())).collect();
         wait_for_queue_length(&server, 4);
         eventually(PATIENCE, || server.subscribers("lock_release:a") == 2);
@@ -503,8 +498,8 @@ const COUNTERS: Counters = Counters {
 /// One command a second refreshes the places of all threads.
 fn one_command_refreshes_all_places_of_a_client() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
-    let client = client(&server.url());
+    let guard = fair_mutex(&server).lock().unwrap();
+    let client = server.client();
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
         for _ in 0..50 {
@@ -529,7 +524,7 @@ fn one_command_refreshes_all_places_of_a_client() {
 
 fn statistics_count_fair_locks() {
     let server = Server::start();
-    let (one, two) = (client(&server.url()), client(&server.url()));
+    let (one, two) = (server.client(), server.client());
     let guard = one.fair_mutex("a").lock().unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, &server, two.fair_mutex("a"));
@@ -559,12 +554,12 @@ fn statistics_count_fair_locks() {
 
 fn backoff_waits_without_a_subscription() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
+    let guard = fair_mutex(&server).lock().unwrap();
     let backoff = Backoff::new(ms(20), ms(100));
-    let mutex = fair(&server).wait_policy(WaitPolicy::Backoff(backoff.attempts(3)));
+    let mutex = fair_mutex(&server).wait_policy(WaitPolicy::Backoff(backoff.attempts(3)));
     thread::scope(|scope| {
         // While this waiter refreshes its place, the queue does not expire with the other places.
-        let patient = fair(&server).wait_policy(WaitPolicy::Backoff(backoff));
+        let patient = fair_mutex(&server).wait_policy(WaitPolicy::Backoff(backoff));
         let waiting = spawn_waiter(scope, &server, patient);
         assert!(matches!(
             mutex.lock(),
@@ -592,10 +587,10 @@ fn waiters_without_pubsub_permissions_get_the_lock_by_refreshing() {
     rules.retain(|rule| !["+publish", "+subscribe"].contains(rule) && !rule.starts_with('&'));
     server.run("ACL", &rules);
     let url = format!("redis://leasehold:password@127.0.0.1:{}", server.port());
-    let guard = client(&url).fair_mutex("a").lock().unwrap();
+    let guard = Client::open(&*url).unwrap().fair_mutex("a").lock().unwrap();
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..2)
-            .map(|_| spawn_waiter(scope, &server, client(&url).fair_mutex("a")))
+            .map(|_| spawn_waiter(scope, &server, Client::open(&*url).unwrap().fair_mutex("a")))
             .collect();
         assert_released(guard.unlock());
         for waiting in waiting {
@@ -608,11 +603,7 @@ fn waiters_without_pubsub_permissions_get_the_lock_by_refreshing() {
 fn granted_lease_is_replicated_before_lock_returns() {
     let replicas = Replicas::start(1);
     let server = replicas.master();
-    let mutex = || {
-        client(&server.url())
-            .fair_mutex("a")
-            .min_replicas(1, ms(500))
-    };
+    let mutex = || server.client().fair_mutex("a").min_replicas(1, ms(500));
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, server, mutex());
@@ -657,21 +648,19 @@ fn fair_lock_over_a_quorum_is_an_error() {
 
 fn broken_fence_fails_acquires_but_not_releases() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
+    let guard = fair_mutex(&server).lock().unwrap();
     thread::scope(|scope| {
-        let mutex = fair(&server);
+        let mutex = fair_mutex(&server);
         let waiting = scope.spawn(move || mutex.try_lock_for(PATIENCE));
         wait_for_queue_length(&server, 1);
         server.wait_until_waiter_sleeps("lock_release:a");
         for value in ["x", "9007199254740991", "-1"] {
             server.run("SET", &[FENCE, value]);
-            assert!(
-                matches!(fair(&server).try_lock(), Err(Error::BadFence { key, .. }) if key == FENCE)
-            );
-            assert!(matches!(
-                fair(&server).try_lock_for(ms(100)),
-                Err(Error::BadFence { .. })
-            ));
+            let lock = fair_mutex(&server);
+            let outcome = lock.try_lock();
+            assert!(matches!(outcome, Err(Error::BadFence { key, .. }) if key == FENCE));
+            let outcome = lock.try_lock_for(ms(100));
+            assert!(matches!(outcome, Err(Error::BadFence { .. })));
         }
         assert_released(guard.unlock());
         assert!(matches!(
@@ -681,20 +670,20 @@ fn broken_fence_fails_acquires_but_not_releases() {
         eventually(ms(5_000), || server.keys() == [FENCE.as_bytes()]);
     });
     server.run("DEL", &[FENCE]);
-    assert_released(fair(&server).lock().unwrap().unlock());
+    assert_released(fair_mutex(&server).lock().unwrap().unlock());
 }
 
 fn broken_queue_fails_acquires_but_not_releases() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
+    let guard = fair_mutex(&server).lock().unwrap();
     server.run("SET", &[QUEUE, "x"]);
     assert!(matches!(
-        fair(&server).try_lock(),
+        fair_mutex(&server).try_lock(),
         Err(Error::WrongType { .. })
     ));
     assert_released(guard.unlock());
     assert!(matches!(
-        fair(&server).try_lock(),
+        fair_mutex(&server).try_lock(),
         Err(Error::WrongType { .. })
     ));
     assert!(server.get("lock:a").is_none());
@@ -702,7 +691,7 @@ fn broken_queue_fails_acquires_but_not_releases() {
 
 fn any_name_of_up_to_64_kib_works() {
     let server = Server::start();
-    let (one, two) = (client(&server.url()), client(&server.url()));
+    let (one, two) = (server.client(), server.client());
     let huge = vec![b'x'; 64 * 1024];
     let long = vec![b'x'; 64 * 1024 + 1];
     let binary: Vec<u8> = (0..=255).collect();
@@ -724,10 +713,10 @@ fn any_name_of_up_to_64_kib_works() {
 /// Messages that other programs publish to a client's inbox grant nothing.
 fn foreign_message_grants_nothing() {
     let server = Server::start();
-    let guard = fair(&server).lock().unwrap();
+    let guard = fair_mutex(&server).lock().unwrap();
     thread::scope(|scope| {
         let (done, is_done) = bounded(1);
-        let mutex = fair(&server);
+        let mutex = fair_mutex(&server);
         scope.spawn(move || {
             assert_released(lock_in_turn(&mutex).unlock());
             done.send(()).unwrap();
@@ -772,7 +761,7 @@ fn foreign_message_grants_nothing() {
 fn fair_lock_is_granted_with_sentinel() {
     let sentinels = Sentinels::start(Setup::steady());
     let server = sentinels.first_master();
-    let mutex = || client(&sentinels.url()).fair_mutex("a");
+    let mutex = || Client::open(sentinels.url()).unwrap().fair_mutex("a");
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
         let waiting = spawn_subscribed_waiter(scope, server, mutex());
@@ -784,7 +773,10 @@ fn fair_lock_is_granted_with_sentinel() {
 
 fn fair_lock_is_granted_in_a_cluster() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
-    let (one, two) = (client(&cluster.url()), client(&cluster.url()));
+    let (one, two) = (
+        Client::open(cluster.url()).unwrap(),
+        Client::open(cluster.url()).unwrap(),
+    );
     for node in 0..3 {
         let name = cluster.name_owned_by("fair", node);
         let server = cluster.node(node);
@@ -815,7 +807,7 @@ fn fair_lock_is_granted_in_a_cluster() {
 /// same client must acquire the lock in Redis.
 fn fair_lease_is_not_handed_off_to_a_plain_waiter_of_its_client() {
     let server = Server::start();
-    let client = client(&server.url());
+    let client = server.client();
     // The waiter tries again after 30 to 60 s, or when this client releases the lock.
     let seldom = WaitPolicy::Backoff(Backoff::new(ms(60_000), ms(60_000)));
     server.run("SET", &["lock:a", "another program", "PX", "60000"]);

@@ -27,10 +27,6 @@ support::tests![
 const FENCE: &str = "leasehold:fence:{lock:a}";
 const LIMIT: u64 = 1 << 53;
 
-fn client(server: &Server) -> Client {
-    Client::open(server.url()).unwrap()
-}
-
 /// Acquires and releases the lock, and returns its token.
 fn lock_and_release(client: &Client) -> u64 {
     client
@@ -69,7 +65,7 @@ fn micros_since_1970() -> u64 {
 
 fn tokens_rise_and_start_at_the_servers_time() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let before = micros_since_1970();
     let tokens: Vec<u64> = (0..100).map(|_| lock_and_release(&client)).collect();
     assert!(tokens.is_sorted_by(|earlier, later| earlier < later));
@@ -79,7 +75,7 @@ fn tokens_rise_and_start_at_the_servers_time() {
 
 fn tokens_rise_from_client_to_client() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     let first = lock_and_release(&one);
     let second = lock_and_release(&two);
     assert!(first < second && second < lock_and_release(&one));
@@ -87,7 +83,7 @@ fn tokens_rise_from_client_to_client() {
 
 fn token_rises_after_an_expiry() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     let expired = one
         .mutex("a")
         .ttl(ms(100))
@@ -100,7 +96,7 @@ fn token_rises_after_an_expiry() {
 
 fn token_rises_after_flushall() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     let flush = || {
         server.run("FLUSHALL", &[]);
     };
@@ -114,7 +110,7 @@ fn token_rises_after_flushall() {
 
 fn token_rises_after_an_empty_restart() {
     let mut server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let before = lock_and_release(&client);
     server.restart();
     assert_eq!(server.keys(), [] as [Vec<u8>; 0]);
@@ -123,7 +119,7 @@ fn token_rises_after_an_empty_restart() {
 
 fn token_rises_after_a_restart_from_an_old_snapshot() {
     let mut server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let old = lock_and_release(&client);
     let snapshot = server.snapshot();
     let newest = (0..20).map(|_| lock_and_release(&client)).max().unwrap();
@@ -139,26 +135,26 @@ fn token_rises_after_the_promotion_of_a_lagging_replica() {
     eventually(ms(10_000), || {
         replica.info("replication", "master_link_status").as_deref() == Some("up")
     });
-    let known = lock_and_release(&client(&master));
+    let known = lock_and_release(&master.client());
     // The replica has received the token and the release.
     eventually(ms(10_000), || {
         replica.get(FENCE).is_some() && replica.get("lock:a").is_none()
     });
     link.set_all(Traffic::Stall);
     let newest = (0..20)
-        .map(|_| lock_and_release(&client(&master)))
+        .map(|_| lock_and_release(&master.client()))
         .max()
         .unwrap();
     replica.run("REPLICAOF", &["NO", "ONE"]);
     assert_eq!(stored_token(&replica), known);
-    assert!(lock_and_release(&client(&replica)) > newest);
+    assert!(lock_and_release(&replica.client()) > newest);
 }
 
 fn token_ahead_of_the_clock_is_incremented_by_one() {
     let server = Server::start();
     let ahead = micros_since_1970() + 3_600_000_000;
     set_fence(&server, ahead);
-    let client = client(&server);
+    let client = server.client();
     assert_eq!(lock_and_release(&client), ahead + 1);
     assert_eq!(lock_and_release(&client), ahead + 2);
     assert_eq!(stored_token(&server), ahead + 2);
@@ -167,7 +163,7 @@ fn token_ahead_of_the_clock_is_incremented_by_one() {
 fn tokens_stay_below_two_to_the_53() {
     let server = Server::start();
     set_fence(&server, LIMIT - 2);
-    let client = client(&server);
+    let client = server.client();
     assert_eq!(lock_and_release(&client), LIMIT - 1);
     match client.mutex("a").lock() {
         Err(Error::BadFence { key, .. }) => assert_eq!(key, FENCE),
@@ -179,14 +175,14 @@ fn tokens_stay_below_two_to_the_53() {
 
 fn fence_expires_after_a_day() {
     let server = Server::start();
-    lock_and_release(&client(&server));
+    lock_and_release(&server.client());
     let left = server.pttl(FENCE);
     assert!((86_000_000..=86_400_000).contains(&left), "{left} ms");
 }
 
 fn plain_and_fair_locks_share_rising_tokens() {
     let mut server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let mut last = 0;
     let mut rise = |server: &Server, ahead: Option<u64>| {
         let before = lock_and_release(&client);
@@ -216,7 +212,7 @@ fn plain_and_fair_locks_share_rising_tokens() {
 
 fn fair_token_rises_after_an_expiry_and_stays_below_two_to_the_53() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let mutex = client.fair_mutex("a").ttl(ms(100)).auto_renew(false);
     let expired = mutex.lock().unwrap();
     assert_eq!(expired.lost().recv_timeout(ms(10_000)), Ok(Lost::Expired));

@@ -20,10 +20,6 @@ support::tests![
     a_quorum_lists_locks_held_on_a_majority
 ];
 
-fn client(server: &Server) -> Client {
-    Client::open(server.url()).unwrap()
-}
-
 fn set(server: &Server, key: &[u8]) {
     let mut connection = server.connection();
     redis::cmd("SET")
@@ -52,7 +48,7 @@ fn names(client: &Client, prefix: &[u8]) -> Vec<Vec<u8>> {
 
 fn every_lock_is_listed_with_its_holder() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     assert!(client.list("").unwrap().is_empty());
     let b = client.mutex("b").lock().unwrap();
     let a = client.mutex("a").lock().unwrap();
@@ -129,7 +125,7 @@ fn thousands_of_locks_are_listed_page_by_page() {
         pipe.cmd("SET").arg(format!("other:{n}")).arg("x").ignore();
     }
     let () = pipe.query(&mut server.connection()).unwrap();
-    let found = names(&client(&server), b"");
+    let found = names(&server.client(), b"");
     assert_eq!(found.len(), 3_000);
     assert!(found.is_sorted());
     assert!(server.calls(&["scan"]) >= 6);
@@ -163,8 +159,8 @@ fn a_dead_connection_is_replaced_and_a_dead_server_is_an_error() {
 
 fn waiters_are_counted_once_per_client() {
     let server = Server::start();
-    let clients = [client(&server), client(&server)];
-    let watcher = client(&server);
+    let clients = [server.client(), server.client()];
+    let watcher = server.client();
     let guard = watcher.mutex("a").lock().unwrap();
     assert_eq!(watcher.mutex("a").waiting().unwrap(), 0);
     thread::scope(|scope| {
@@ -181,7 +177,7 @@ fn waiters_are_counted_once_per_client() {
 
 fn last_fencing_token_is_known_after_the_release() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let mutex = client.mutex("a");
     assert_eq!(mutex.last_fencing_token().unwrap(), None);
     let guard = mutex.lock().unwrap();

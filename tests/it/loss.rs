@@ -197,7 +197,7 @@ fn a_lost_lease_stays_lost_if_its_key_comes_back() {
 
 fn a_released_lock_is_not_reported_lost() {
     let server = Server::start();
-    let client = Client::open(server.url()).unwrap();
+    let client = server.client();
     let (report, calls) = unbounded();
     let mutex = client
         .mutex("a")

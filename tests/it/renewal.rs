@@ -396,7 +396,7 @@ fn an_unanswered_extension_changes_nothing() {
 /// Renewals sent one by one would each cost the server a read.
 fn renewals_that_are_due_together_are_sent_in_one_write() {
     let server = Server::start();
-    let client = Client::open(server.url()).unwrap();
+    let client = server.client();
     let leases = 300;
     let (report, renewals) = unbounded();
     let mut guards = Vec::new();

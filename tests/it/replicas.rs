@@ -28,10 +28,6 @@ support::timed![
 
 const WITHIN: Duration = ms(100);
 
-fn client(server: &Server) -> Client {
-    Client::open(server.url()).unwrap()
-}
-
 fn mutex(client: &Client, wanted: usize) -> Mutex {
     client.mutex("a").min_replicas(wanted, WITHIN)
 }
@@ -51,7 +47,7 @@ fn acknowledgements<T: std::fmt::Debug>(outcome: Result<T, Error>) -> (usize, us
 
 fn an_acknowledged_lease_is_renewed_and_on_every_replica() {
     let servers = Replicas::start(2);
-    let client = client(servers.master());
+    let client = servers.master().client();
     let guard = mutex(&client, 2).ttl(ms(1_500)).lock().unwrap();
     for server in servers.servers() {
         assert_eq!(
@@ -73,7 +69,7 @@ fn an_acknowledged_lease_is_renewed_and_on_every_replica() {
 
 fn a_lease_that_too_few_acknowledge_is_undone() {
     let servers = Replicas::start(2);
-    let client = client(servers.master());
+    let client = servers.master().client();
     servers.pause(1);
     assert_eq!(acknowledgements(mutex(&client, 2).try_lock()), (1, 2));
     assert_eq!(acknowledgements(mutex(&client, 3).lock()), (1, 3));
@@ -100,17 +96,17 @@ fn a_lock_can_override_the_clients_min_replicas() {
 
 fn a_refusal_does_not_wait_for_replicas() {
     let servers = Replicas::start(1);
-    let holder = client(servers.master());
+    let holder = servers.master().client();
     let guard = holder.mutex("a").lock().unwrap();
     servers.pause(0);
-    let other = client(servers.master());
+    let other = servers.master().client();
     assert!(mutex(&other, 1).try_lock().unwrap().is_none());
     drop(guard);
 }
 
 fn a_renewal_that_too_few_acknowledge_extends_nothing() {
     let servers = Replicas::start(1);
-    let client = client(servers.master());
+    let client = servers.master().client();
     let guard = mutex(&client, 1).ttl(ms(1_500)).lock().unwrap();
     let lost = guard.lost();
     servers.pause(0);
@@ -125,7 +121,7 @@ fn a_renewal_that_too_few_acknowledge_extends_nothing() {
 
 fn a_renewal_is_retried_until_the_replica_is_back() {
     let servers = Replicas::start(1);
-    let client = client(servers.master());
+    let client = servers.master().client();
     let guard = mutex(&client, 1).ttl(ms(3_000)).lock().unwrap();
     servers.pause(0);
     assert_eq!(acknowledgements(guard.renew()), (0, 1));
@@ -143,7 +139,7 @@ fn a_renewal_is_retried_until_the_replica_is_back() {
 
 fn an_unacknowledged_shortening_takes_effect() {
     let servers = Replicas::start(1);
-    let client = client(servers.master());
+    let client = servers.master().client();
     let guard = mutex(&client, 1).auto_renew(false).lock().unwrap();
     servers.pause(0);
     // The master has shortened the lease.
@@ -154,7 +150,7 @@ fn an_unacknowledged_shortening_takes_effect() {
 
 fn a_deadline_shorter_than_the_replica_wait_is_met() {
     let servers = Replicas::start(1);
-    let client = client(servers.master());
+    let client = servers.master().client();
     drop(mutex(&client, 1).lock().unwrap());
     servers.pause(0);
     let limit = ms(150);
@@ -167,17 +163,17 @@ fn a_deadline_shorter_than_the_replica_wait_is_met() {
 
 fn a_promoted_replica_has_the_lease() {
     let mut servers = Replicas::start(1);
-    let guard = mutex(&client(servers.master()), 1).lock().unwrap();
+    let guard = mutex(&servers.master().client(), 1).lock().unwrap();
     servers.kill_master();
     let promoted = servers.replica(0);
     promoted.run("REPLICAOF", &["NO", "ONE"]);
-    assert!(client(promoted).mutex("a").try_lock().unwrap().is_none());
+    assert!(promoted.client().mutex("a").try_lock().unwrap().is_none());
     assert!(guard.is_held());
 }
 
 fn a_server_without_wait_is_an_error_that_names_it() {
     let server = Server::with(&["--rename-command", "WAIT", ""]);
-    let client = client(&server);
+    let client = server.client();
     let error = mutex(&client, 1).try_lock().unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
     assert!(error.to_string().contains("WAIT"), "{error}");
@@ -186,7 +182,7 @@ fn a_server_without_wait_is_an_error_that_names_it() {
 
 fn an_unanswered_wait_undoes_the_lease() {
     let servers = Replicas::start(1);
-    let client = client(servers.master());
+    let client = servers.master().client();
     drop(mutex(&client, 1).lock().unwrap());
     servers.pause(0);
     let waiting = thread::scope(|scope| {
@@ -211,7 +207,7 @@ fn impossible_replica_timeouts_are_refused() {
         let builder = Client::builder().url(server.url());
         let error = builder.min_replicas(1, within).build().unwrap_err();
         assert!(error.to_string().contains("min_replicas"), "{error}");
-        let client = client(&server);
+        let client = server.client();
         let outcome = client.mutex("a").min_replicas(1, within).try_lock();
         assert!(matches!(outcome, Err(Error::Config(_))), "{within:?}");
     }
@@ -221,7 +217,7 @@ fn impossible_replica_timeouts_are_refused() {
 /// Renewals every 100 ms leave most of each ttl as slack for a busy machine.
 fn a_wait_for_the_only_replica_loses_no_lease_of_one_second() {
     let servers = Replicas::start(1);
-    let client = client(servers.master());
+    let client = servers.master().client();
     let mutex = client.mutex("acknowledged").ttl(ms(60_000));
     let mutex = mutex.renew_every(ms(200)).min_replicas(1, ms(800));
     let acknowledged = mutex.lock().unwrap();
@@ -244,7 +240,7 @@ fn a_wait_for_the_only_replica_loses_no_lease_of_one_second() {
 /// for about 800 ms.
 fn a_wait_for_a_dead_replica_delays_no_other_renewal() {
     let servers = Replicas::start(2);
-    let client = client(servers.master());
+    let client = servers.master().client();
     let wants_both = [780, 790, 800].map(|within| {
         let mutex = client.mutex(format!("both-{within}"));
         let mutex = mutex.ttl(ms(60_000)).renew_every(ms(200));

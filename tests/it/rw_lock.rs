@@ -6,12 +6,12 @@ use std::thread;
 use std::time::Instant;
 
 use leasehold::{
-    Client, Error, FairMutex, FencingToken, Lost, MutexGuard, RwHolders, RwLock, RwLockReadGuard,
+    Client, Error, FencingToken, Lost, MutexGuard, RwHolders, RwLock, RwLockReadGuard,
     RwLockWriteGuard, Unlocked,
 };
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, queue_length, refresh_count, spawn_in_queue,
-    wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
+    PATIENCE, PLACES, QUEUE, fair_mutex, holder, lock_in_turn, queue_length, refresh_count,
+    spawn_in_queue, wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Proxy, Sentinels, Server, Setup, assert_gives_up,
@@ -59,16 +59,8 @@ const READERS: &str = "leasehold:readers:{lock:a}";
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
-fn client(url: &str) -> Client {
-    Client::open(url).unwrap()
-}
-
 fn rw(server: &Server) -> RwLock {
-    client(&server.url()).rw_lock("a")
-}
-
-fn fair(server: &Server) -> FairMutex {
-    client(&server.url()).fair_mutex("a")
+    server.client().rw_lock("a")
 }
 
 fn read_in_turn(lock: &RwLock) -> RwLockReadGuard {
@@ -134,7 +126,7 @@ fn readers_share_the_lock_and_exclude_a_writer() {
 
 fn readers_of_one_client_and_of_others_hold_together() {
     let server = Server::start();
-    let (client, other) = (client(&server.url()), rw(&server));
+    let (client, other) = (server.client(), rw(&server));
     let lock = client.rw_lock("a").ttl(ms(3_000)).renew_every(ms(200));
     let mut guards: Vec<_> = (0..5).map(|_| lock.read().unwrap()).collect();
     guards.push(other.read().unwrap());
@@ -226,7 +218,7 @@ fn stream_of_writers_does_not_starve_a_reader() {
 
 fn looping_plain_locks_do_not_starve_a_reader() {
     let server = Server::start();
-    let (waiting, trying) = (client(&server.url()), client(&server.url()));
+    let (waiting, trying) = (server.client(), server.client());
     let (waiting, trying) = (waiting.mutex("a"), trying.mutex("a"));
     let others: [Box<dyn FnMut() + Send>; 2] = [
         Box::new(|| assert_released(waiting.lock().unwrap().unlock())),
@@ -251,7 +243,7 @@ fn looping_set_does_not_starve_a_reader() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     proxy.delay(ms(2), ms(2));
-    let set = client(&server.url()).mutex_all(["a", "b"]);
+    let set = server.client().mutex_all(["a", "b"]);
     let turns = AtomicU64::new(0);
     let others = [|| {
         let guard = set.try_lock_for(PATIENCE).unwrap();
@@ -261,7 +253,7 @@ fn looping_set_does_not_starve_a_reader() {
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     }];
     while_others_repeat(others, || {
-        let lock = client(&proxy.url()).rw_lock("a");
+        let lock = Client::open(proxy.url()).unwrap().rw_lock("a");
         assert_released(read_in_turn(&lock).unlock());
         let before = turns.load(Ordering::SeqCst);
         (0..READS).for_each(|_| assert_released(read_in_turn(&lock).unlock()));
@@ -275,7 +267,7 @@ fn looping_set_does_not_starve_a_reader() {
 /// plain lock waited until this record is empty, it would starve.
 fn plain_lock_gets_in_between_overlapping_readers_of_its_client() {
     let server = Server::start();
-    let client = client(&server.url());
+    let client = server.client();
     let (rw, mutex) = (client.rw_lock("a"), client.mutex("a"));
     let mut reader = rw.try_read().unwrap();
     let locked = spawn_call(move || mutex.try_lock_for(PATIENCE).unwrap().is_some());
@@ -324,7 +316,7 @@ redis.call('INCR', 'entered by ' .. kind)
 /// time. The resource is on another server, `WITNESS`.
 fn reader_and_writer() {
     let witness = redis::Client::open(parameter("WITNESS")).unwrap();
-    let lock = client(&parameter("URL")).rw_lock("a");
+    let lock = Client::open(parameter("URL")).unwrap().rw_lock("a");
     let enter = |kind: &str, token: FencingToken, redis: &mut redis::Connection| {
         let mut eval = redis::cmd("EVAL");
         eval.arg(ENTER).arg(0).arg(token.value()).arg(kind);
@@ -389,7 +381,7 @@ fn readers_and_writers_of_many_processes_never_overlap() {
 
 fn readers_and_other_locks_of_the_name_exclude_each_other() {
     let server = Server::start();
-    let client = client(&server.url());
+    let client = server.client();
     let (lock, plain, fair) = (rw(&server), client.mutex("a"), client.fair_mutex("a"));
     let all = client.mutex_all(["a", "b"]);
     let reading = lock.read().unwrap();
@@ -447,12 +439,12 @@ fn foreign_lock_and_readers_exclude_each_other() {
 fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
     let server = Server::start();
     let guard = lock(&server);
-    let waiter = client(&server.url());
+    let waiter = server.client();
     let lock = waiter.rw_lock("a");
     thread::scope(|scope| {
         let reading = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&lock));
         server.wait_until_waiter_sleeps("lock_release:a");
-        let next = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&fair(&server)));
+        let next = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&fair_mutex(&server)));
         let before = wait_for_refresh(&waiter);
         let token = guard.fencing_token();
         assert_released(guard.unlock());
@@ -470,13 +462,11 @@ fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
 }
 
 fn reader_behind_a_fair_lock_is_granted_by_its_release() {
-    assert_reader_is_granted_by_the_release_of(|server| fair(server).lock().unwrap());
+    assert_reader_is_granted_by_the_release_of(|server| fair_mutex(server).lock().unwrap());
 }
 
 fn reader_behind_a_plain_lock_is_granted_by_its_release() {
-    assert_reader_is_granted_by_the_release_of(|server| {
-        client(&server.url()).mutex("a").lock().unwrap()
-    });
+    assert_reader_is_granted_by_the_release_of(|server| server.client().mutex("a").lock().unwrap());
 }
 
 fn attempt_behind_a_silent_place_is_refused_although_the_lock_is_free() {
@@ -488,7 +478,7 @@ fn attempt_behind_a_silent_place_is_refused_although_the_lock_is_free() {
     let now = seconds * 1_000;
     let place = format!("{now} 300000 1 {now} l nobody");
     server.run("HSET", &[PLACES, "silent", &place]);
-    let client = client(&server.url());
+    let client = server.client();
     assert!(client.rw_lock("a").try_write().unwrap().is_none());
     assert_eq!(client.stats().totals.attempts, 1, "a single attempt");
     assert_eq!(server.get("lock:a"), None);
@@ -497,7 +487,7 @@ fn attempt_behind_a_silent_place_is_refused_although_the_lock_is_free() {
 fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
     let server = Server::start();
     let readers = [(); 2].map(|()| rw(&server).read().unwrap());
-    let waiter = client(&server.url());
+    let waiter = server.client();
     let mutex = waiter.fair_mutex("a");
     thread::scope(|scope| {
         let waiting = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&mutex));
@@ -519,7 +509,7 @@ fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
 fn fair_and_shared_waiters_of_one_client_keep_to_their_own_scripts() {
     let server = Server::start();
     let writing = rw(&server).write().unwrap();
-    let client = client(&server.url());
+    let client = server.client();
     let (lock, mutex) = (client.rw_lock("a"), client.fair_mutex("a"));
     thread::scope(|scope| {
         let reading = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&lock));
@@ -633,7 +623,7 @@ fn call_of_the_same_client_enters_the_queue_after_a_downgrade() {
 
 fn downgraded_lease_is_renewed_and_released_as_a_readers() {
     let server = Server::start();
-    let client = client(&server.url());
+    let client = server.client();
     let lock = client.rw_lock("a").ttl(ms(3_000)).renew_every(ms(100));
     let guard = lock.write().unwrap().downgrade();
     let renewed = client.stats().totals.renewals_ok;
@@ -691,7 +681,7 @@ fn inspection_shows_the_writer_or_every_reader() {
 fn forced_release_ends_the_leases_of_all_readers() {
     for plain in [false, true] {
         let server = Server::start();
-        let (lock, operator) = (rw(&server), client(&server.url()));
+        let (lock, operator) = (rw(&server), server.client());
         let readers = [(); 2].map(|()| lock.read().unwrap());
         let forced = match plain {
             true => operator.mutex("a").force_unlock(),
@@ -738,7 +728,7 @@ fn forced_release_from_a_holder_spares_the_others() {
     };
     assert!(operator.force_unlock_from(&seen).unwrap());
     assert!(operator.inspect().unwrap().is_none());
-    let fair = fair(&server);
+    let fair = fair_mutex(&server);
     let guard = fair.lock().unwrap();
     assert!(!fair.force_unlock_from(&seen).unwrap());
     let seen = fair.inspect().unwrap().expect("it is held");
@@ -749,7 +739,7 @@ fn forced_release_from_a_holder_spares_the_others() {
 
 fn longest_wait_is_that_of_the_first_in_the_queue() {
     let server = Server::start();
-    let (lock, plain) = (rw(&server), client(&server.url()).mutex("a"));
+    let (lock, plain) = (rw(&server), server.client().mutex("a"));
     assert_eq!(lock.longest_wait().unwrap(), None);
     assert_eq!(plain.longest_wait().unwrap(), None);
     let writing = lock.write().unwrap();
@@ -787,7 +777,7 @@ fn read_write_lock_over_a_quorum_is_an_error() {
 fn read_write_lock_is_granted_with_sentinel() {
     let sentinels = Sentinels::start(Setup::steady());
     let server = sentinels.first_master();
-    let lock = || client(&sentinels.url()).rw_lock("a");
+    let lock = || Client::open(sentinels.url()).unwrap().rw_lock("a");
     let writing = lock().write().unwrap();
     thread::scope(|scope| {
         let reading = spawn_in_queue(scope, server, QUEUE, || read_in_turn(&lock()));
@@ -799,7 +789,10 @@ fn read_write_lock_is_granted_with_sentinel() {
 
 fn read_write_lock_is_granted_in_a_cluster() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
-    let (one, two) = (client(&cluster.url()), client(&cluster.url()));
+    let (one, two) = (
+        Client::open(cluster.url()).unwrap(),
+        Client::open(cluster.url()).unwrap(),
+    );
     for node in 0..3 {
         let name = cluster.name_owned_by("shared", node);
         let (one, two) = (one.rw_lock(&*name), two.rw_lock(&*name));

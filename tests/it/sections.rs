@@ -123,13 +123,9 @@ fn every_kind(client: &Client) -> Vec<Calls> {
     ]
 }
 
-fn client(server: &Server) -> Client {
-    Client::open(server.url()).unwrap()
-}
-
 fn with_holds_the_lock_until_the_section_ends() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     let mutex = one.mutex("a");
     let refused = mutex.with(|guard| {
         assert!(guard.is_held());
@@ -141,7 +137,7 @@ fn with_holds_the_lock_until_the_section_ends() {
 
 fn with_releases_on_panic() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         one.mutex("a").with(|_| panic!("of the section"))
     }));
@@ -151,7 +147,7 @@ fn with_releases_on_panic() {
 
 fn every_kind_runs_a_section_and_releases() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     for calls in every_kind(&one) {
         let kind = calls.kind;
         // Fails if the call before it has not released, of readers too.
@@ -194,7 +190,7 @@ fn every_kind_runs_a_section_and_releases() {
 fn every_kind_keeps_the_result_of_a_section_that_lost_its_lock() {
     let server = Server::start();
     let lose = || server.run("FLUSHALL", &[]);
-    for calls in every_kind(&client(&server)) {
+    for calls in every_kind(&server.client()) {
         let kind = calls.kind;
         let error = (calls.with)(&|| {
             lose();
@@ -229,7 +225,7 @@ fn every_kind_reports_a_key_that_another_program_replaced_as_a_loss() {
             }
         }
     };
-    for calls in every_kind(&client(&server)) {
+    for calls in every_kind(&server.client()) {
         let kind = calls.kind;
         let error = (calls.with)(&|| {
             replace();
@@ -253,7 +249,7 @@ fn every_kind_reports_a_key_that_another_program_replaced_as_a_loss() {
 
 fn every_kind_releases_despite_a_broken_queue() {
     let server = Server::start();
-    for calls in every_kind(&client(&server)) {
+    for calls in every_kind(&server.client()) {
         let kind = calls.kind;
         let result = (calls.with)(&|| {
             for queue in [QUEUE, "leasehold:queue:{lock:b}", PERMITS_QUEUE] {
@@ -268,7 +264,7 @@ fn every_kind_releases_despite_a_broken_queue() {
 
 fn every_kind_skips_the_section_if_it_does_not_get_the_lock() {
     let server = Server::start();
-    let (one, two) = (client(&server), client(&server));
+    let (one, two) = (server.client(), server.client());
     let mutex = one.mutex("a").lock().unwrap();
     let permit = one.semaphore("a", 1).acquire().unwrap();
     for calls in every_kind(&two) {
@@ -301,7 +297,7 @@ fn every_kind_skips_the_section_if_it_does_not_get_the_lock() {
 
 fn a_lock_that_is_not_acquired_is_told_from_a_section_that_failed() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     assert!(client.shutdown(ms(5_000)).unwrap().is_clean());
     for calls in every_kind(&client) {
         let kind = calls.kind;

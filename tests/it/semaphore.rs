@@ -31,12 +31,8 @@ support::tests![
     kept_permits_come_back_one_by_one
 ];
 
-fn client(server: &Server) -> Client {
-    Client::builder().url(server.url()).build().unwrap()
-}
-
 fn semaphore(server: &Server, permits: u32) -> Semaphore {
-    client(server).semaphore("a", permits)
+    server.client().semaphore("a", permits)
 }
 
 fn permits_are_held_up_to_their_number() {
@@ -64,7 +60,7 @@ fn permits_are_held_up_to_their_number() {
 
 fn one_client_holds_several_permits_in_several_guards() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let semaphore = client.semaphore("a", 3);
     let permits: Vec<_> = (0..3).map(|_| semaphore.acquire().unwrap()).collect();
     assert_eq!(permits_out(&server), 3);
@@ -101,7 +97,7 @@ fn many_permits_are_acquired_and_released_together() {
 
 fn semaphore_and_lock_of_one_name_are_unrelated() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     let semaphore = client.semaphore("a", 1);
     let guard = client.mutex("a").lock().unwrap();
     let permit = semaphore.try_acquire().unwrap().expect("a free permit");
@@ -277,7 +273,7 @@ fn call_that_gives_up_lets_those_behind_it_in() {
 
 fn invalid_numbers_are_errors_and_send_nothing() {
     let server = Server::start();
-    let client = client(&server);
+    let client = server.client();
     for (semaphore, why) in [
         (client.semaphore("a", 0), "at least 1"),
         (client.semaphore("a", 3).many(0), "at least 1"),

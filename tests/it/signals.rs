@@ -69,7 +69,7 @@ fn a_signal_to_the_subscriber_breaks_no_connection() {
 
 fn assert_signals_break_no_connection(thread: &str) {
     let server = Server::start();
-    let holder = Client::open(server.url()).unwrap();
+    let holder = server.client();
     let held = holder.mutex("held").lock().unwrap();
     let proxy = Proxy::new(&server);
     proxy.delay(Duration::ZERO, DELAY);

@@ -78,7 +78,7 @@ fn fair_call_on_a_slow_server_finds_the_lock_taken() {
         }
         _ => other_reply(request),
     });
-    let client = Client::builder().url(server.url()).build().unwrap();
+    let client = Client::open(server.url()).unwrap();
     let fair = client.fair_mutex("a").wait_policy(every(LONG));
     // The shorter the ttl, the earlier the refreshes.
     let refreshing = fair.clone().ttl(ms(400));

@@ -311,7 +311,7 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
 fn a_hundred_waiters_send_fewer_than_twenty_requests_in_a_second() {
     let server = Server::start();
     let holder = client(&server.url());
-    let client = Client::open(server.url()).unwrap();
+    let client = server.client();
     let guard = holder.mutex("a").lock().unwrap();
     // The commands inside scripts are no requests. `INFO` is sent by this closure.
     let requests = || -> u64 {

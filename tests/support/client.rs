@@ -1,9 +1,10 @@
-//! A client for tests with failing servers: its timeouts are short.
+//! Clients: with default settings, and with short timeouts for tests with failing servers.
 
 use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder};
 
+use super::server::Server;
 use super::time::ms;
 
 pub const COMMAND_TIMEOUT: Duration = ms(500);
@@ -20,4 +21,11 @@ pub fn builder_within(url: impl Into<String>, timeout: Duration) -> ClientBuilde
 
 pub fn client(url: &str) -> Client {
     builder(url).build().expect("the URL is valid")
+}
+
+impl Server {
+    /// Returns a new client with default settings.
+    pub fn client(&self) -> Client {
+        Client::open(self.url()).expect("the URL is valid")
+    }
 }

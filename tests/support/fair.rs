@@ -16,6 +16,11 @@ pub const PLACES: &str = "leasehold:places:{lock:a}";
 /// The limit for everything that must happen; only a failing test waits this long.
 pub const PATIENCE: Duration = ms(30_000);
 
+/// Returns the lock `a` of a new client.
+pub fn fair_mutex(server: &Server) -> FairMutex {
+    server.client().fair_mutex("a")
+}
+
 /// Returns the holder id in the lock's key.
 pub fn holder(server: &Server) -> Option<String> {
     Some(String::from_utf8(server.get("lock:a")?).expect("a holder id is UTF-8"))

@@ -12,11 +12,7 @@ use super::{LONGER, NEVER, SHORT, TTL, builder, client, recorded};
 
 pub(super) fn log_on_is_as_recorded() {
     let server = Server::start();
-    let own = Client::open(server.url())
-        .unwrap()
-        .mutex("x")
-        .lock()
-        .unwrap();
+    let own = server.client().mutex("x").lock().unwrap();
     let version = format!("LIB-VER {}", env!("CARGO_PKG_VERSION"));
     let trace = recorded(&server).with_log_on();
     let trace = trace.naming(own.holder_id().owner(), "<host>/<process>");
