@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError, unbounded};
 use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
-use support::{Child, Server, eventually, ms, parameter, tell_parent};
+use support::{Child, Server, assert_released, eventually, ms, parameter, tell_parent};
 
 support::roles![holder];
 
@@ -338,7 +338,8 @@ fn a_holder_paused_past_its_ttl_knows_of_the_loss_as_it_resumes() {
 }
 
 /// Runs `act` on a lease whose renewal is not due soon, while another thread waits for the name.
-fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
+/// That thread gets the lock afterwards.
+fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, MutexGuard)) {
     let server = Server::start();
     let client = Client::builder()
         .url(server.url())
@@ -353,11 +354,7 @@ fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, &MutexGuard)) {
         // The waiter tries once after it has subscribed, then sleeps.
         eventually(WAIT_LIMIT, || server.script_calls() > calls);
         assert!(server.subscribers("lock_release:a") > 0);
-        act(&server, &guard);
-        // The key that keeps the waiter out may have no expiry.
-        server.run("DEL", &["lock:a"]);
-        server.run("PUBLISH", &["lock_release:a", ""]);
-        drop(guard);
+        act(&server, guard);
         waiting.join().unwrap().unwrap();
     });
 }
@@ -375,6 +372,9 @@ fn a_foreign_takeover_of_our_lease_is_reported_at_once() {
         server.run("SET", &["lock:a", "another"]);
         server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
         assert_eq!(guard.lost().recv_timeout(PROMPTLY), Ok(Lost::Taken));
+        // It has no expiry, and would keep the waiter out.
+        server.run("DEL", &["lock:a"]);
+        server.run("PUBLISH", &["lock_release:a", ""]);
     });
 }
 
@@ -397,7 +397,7 @@ fn a_false_release_message_is_not_a_loss() {
             let (calls, left) = (server.script_calls(), server.pttl("lock:a"));
             server.run("PUBLISH", &["lock_release:a", guard.holder_id().as_str()]);
             eventually(PROMPTLY, || server.script_calls() > calls);
-            assert_held(guard);
+            assert_held(&guard);
             assert_eq!(guard.lost().try_recv(), Err(TryRecvError::Empty));
             if !auto_renew {
                 assert!(server.pttl("lock:a") <= left, "the check does not renew");
@@ -406,6 +406,7 @@ fn a_false_release_message_is_not_a_loss() {
                 server.get("lock:a").as_deref(),
                 Some(guard.holder_id().as_str().as_bytes())
             );
+            assert_released(guard.unlock());
         });
     }
 }

@@ -17,7 +17,6 @@ support::tests![
     a_lock_that_a_foreign_client_released_is_lost_at_the_next_renewal,
     a_lock_that_a_foreign_client_took_is_lost_at_the_next_renewal,
     a_published_foreign_release_of_our_lock_is_lost_at_once,
-    a_false_release_message_is_not_a_loss,
     a_release_publishes_the_holder_id,
     a_name_with_a_hash_tag_keeps_its_cluster_slot,
     keys_and_channels_have_the_configured_prefixes,
@@ -219,24 +218,6 @@ fn a_published_foreign_release_of_our_lock_is_lost_at_once() {
     foreign_release_and_publish(&mut server.connection(), "lock:x", "lock_release:x", &value);
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
     assert!(result_of(&waiter) > guard.fencing_token());
-}
-
-fn a_false_release_message_is_not_a_loss() {
-    let server = Server::start();
-    let client = client(&server);
-    let mutex = client.mutex("x").ttl(FOR_EVER).renew_every(FOR_EVER / 2);
-    let guard = mutex.lock().unwrap();
-    let lost = guard.lost();
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| mutex.lock().map(drop));
-        server.wait_until_waiter_sleeps("lock_release:x");
-        let calls = server.script_calls();
-        server.run("PUBLISH", &["lock_release:x", guard.holder_id().as_str()]);
-        eventually(WAIT_LIMIT, || server.script_calls() > calls);
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        waiter.join().unwrap().unwrap();
-    });
-    assert!(lost.try_recv().is_err());
 }
 
 fn a_release_publishes_the_holder_id() {
