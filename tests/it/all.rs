@@ -751,23 +751,6 @@ fn shutdown_releases_the_set() {
     assert_eq!(guard.unlock().unwrap(), lost);
 }
 
-/// Returns a name on each of the three masters, in the order of their slots.
-fn one_name_per_master(cluster: &Cluster, what: &str) -> Vec<String> {
-    let mut names: Vec<String> = (0..3)
-        .map(|node| name_owned_by(cluster, what, node))
-        .collect();
-    names.sort_by_key(|name| cluster.slot(&format!("lock:{name}")));
-    names
-}
-
-/// Returns a name with this prefix whose slot belongs to this node now.
-fn name_owned_by(cluster: &Cluster, what: &str, node: usize) -> String {
-    (0..)
-        .map(|n| format!("{what}{n}"))
-        .find(|name| cluster.master_of(&format!("lock:{name}")) == node)
-        .expect("there are names for every node")
-}
-
 fn is_locked(cluster: &Cluster, name: &str) -> bool {
     let key = format!("lock:{name}");
     cluster.node(cluster.master_of(&key)).get(key).is_some()
@@ -779,7 +762,9 @@ fn set_across_slots_is_acquired_or_rolled_back() {
         client(&cluster.url()),
         client_with_long_backstop(&cluster.url()),
     );
-    let names = one_name_per_master(&cluster, "n");
+    let names: Vec<String> = (0..3)
+        .map(|node| cluster.name_owned_by("n", node))
+        .collect();
     let before = assert_set_is_held(&cluster, &one, &two, &names);
     for held in names.iter().rev() {
         let guard = assert_name_blocks_the_set(&cluster, &one, &two, &names, held);
