@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use leasehold::testing::{Server, suspend};
 use leasehold::{Client, Error, Lost};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::time::{ClockId, clock_gettime};
-use support::{eventually, let_pass, ms, thread_count};
+use support::{eventually, let_pass, ms, processor_time, thread_count};
 
 /// Long enough for a machine that is overloaded.
 const LONG: Duration = Duration::from_secs(60);
@@ -181,12 +180,6 @@ impl Drop for NoDescriptors {
     fn drop(&mut self) {
         setrlimit(Resource::Nofile, self.0).unwrap();
     }
-}
-
-/// Returns the time for which processors have run the threads of this process.
-fn processor_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.try_into().unwrap()
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub use fake_server::{FakeServer, Request, default_reply};
 pub use features::exercise_every_call;
 pub use fenced::{Fenced, Stale};
 pub use outcome::{assert_released, expect_unreachable};
-pub use own_process::{own_threads, resident_kib};
+pub use own_process::{own_threads, processor_time, resident_kib};
 pub use permit::start_shared;
 pub use port::free as free_port;
 pub use proxy::{Proxy, Traffic};

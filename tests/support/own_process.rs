@@ -1,6 +1,9 @@
-//! The memory and the threads of this process.
+//! The memory, the processor time and the threads of this process.
 
 use std::fs;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// Returns the resident memory in KiB.
 pub fn resident_kib() -> f64 {
@@ -10,6 +13,12 @@ pub fn resident_kib() -> f64 {
         .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
     let kib = kib.and_then(|kib| kib.parse().ok());
     kib.expect("a number of KiB")
+}
+
+/// Returns the time for which processors have run the threads of this process.
+pub fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.try_into().expect("the time is not negative")
 }
 
 /// Returns the names of the clients' threads, sorted. The kernel keeps 15 bytes of each.
