@@ -51,7 +51,7 @@ support::tests![
     fair_lease_is_not_handed_off_to_a_plain_waiter_of_its_client
 ];
 
-support::timed![
+support::roughly_timed![
     fair_release_wakes_a_plain_waiter,
     waiter_that_gives_up_leaves_the_queue
 ];

@@ -165,7 +165,12 @@ const ROUGHLY_TIMED: &[Listed] = &[
     cli::min_hold::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
     cli::options::ROUGHLY_TIMED,
+    fair::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,
+    loss::ROUGHLY_TIMED,
+    renewal::ROUGHLY_TIMED,
+    replicas::ROUGHLY_TIMED,
+    wire::ROUGHLY_TIMED,
     set_queues::ROUGHLY_TIMED,
     shutdown::ROUGHLY_TIMED,
     conformance::cluster::ROUGHLY_TIMED,
@@ -181,15 +186,12 @@ const ROUGHLY_TIMED: &[Listed] = &[
 const TIMED: &[Listed] = &[
     batching::TIMED,
     cancel::TIMED,
-    fair::TIMED,
     local_handoff::TIMED,
     lock::TIMED,
-    loss::TIMED,
     renewal::TIMED,
     replicas::TIMED,
     signals::TIMED,
     stats::TIMED,
-    waking::TIMED,
     wire::TIMED,
 ];
 

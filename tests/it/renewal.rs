@@ -18,16 +18,19 @@ support::tests![
     a_renewal_is_retried_until_shortly_before_the_expiry,
     a_slow_on_renew_harms_no_lease,
     a_slow_on_lost_harms_no_lease,
-    a_panicking_callback_harms_no_lease
+    a_panicking_callback_harms_no_lease,
+    renew_extends_the_lease_to_the_whole_ttl
+];
+
+support::roughly_timed![
+    renewals_keep_their_interval,
+    without_renewal_a_lease_expires
 ];
 
 support::timed![
     a_lease_lasts_as_long_as_it_is_held,
-    renewals_keep_their_interval,
-    without_renewal_a_lease_expires,
     renewals_of_one_lease_never_overlap,
     explicit_renewals_of_one_lease_never_overlap,
-    renew_extends_the_lease_to_the_whole_ttl,
     set_ttl_sets_the_ttl_of_later_renewals,
     an_unanswered_shortening_caps_later_renewals,
     renewals_that_are_due_together_are_sent_in_one_write

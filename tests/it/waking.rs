@@ -33,9 +33,8 @@ support::tests![
     idle_subscriptions_beyond_the_limit_are_dropped_sooner
 ];
 
-support::roughly_timed![a_subscriber_killed_repeatedly_costs_at_most_a_refresh];
-
-support::timed![
+support::roughly_timed![
+    a_subscriber_killed_repeatedly_costs_at_most_a_refresh,
     a_release_wakes_a_waiter_of_another_client,
     any_message_on_the_channel_wakes_the_waiter,
     backstop_bounds_the_sleep_of_a_waiter_without_a_place,

@@ -36,7 +36,7 @@ support::tests![
     a_destructor_of_a_thread_local_can_drop_guards_and_wait
 ];
 
-support::timed![
+support::roughly_timed![
     a_guard_of_a_killed_server_is_dropped_in_time,
     a_guard_of_a_silent_server_is_dropped_in_time_and_released_later,
     the_last_guard_of_a_silent_server_is_dropped_in_time,

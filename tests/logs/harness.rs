@@ -40,7 +40,7 @@ support::tests![
     no_test_has_the_test_attribute
 ];
 
-support::timed![a_proxy_delays_every_chunk_equally];
+support::roughly_timed![a_proxy_delays_every_chunk_equally];
 
 /// Replies with its parameter.
 fn echo() {

@@ -20,10 +20,12 @@ const TESTS: &[Listed] = &[
     quorum::TESTS,
 ];
 
-const TIMED: &[Listed] = &[drop::TIMED, harness::TIMED, quorum::TIMED];
+const ROUGHLY_TIMED: &[Listed] = &[drop::ROUGHLY_TIMED, harness::ROUGHLY_TIMED];
+
+const TIMED: &[Listed] = &[quorum::TIMED];
 
 const ROLES: &[Listed] = &[drop::ROLES, harness::ROLES, input::ROLES];
 
 fn main() -> ExitCode {
-    support::run(TESTS, &[], TIMED, ROLES)
+    support::run(TESTS, ROUGHLY_TIMED, TIMED, ROLES)
 }
