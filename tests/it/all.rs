@@ -32,11 +32,11 @@ support::tests![
     loss_of_one_name_loses_and_releases_the_set,
     release_reports_a_lost_name_and_releases_the_others,
     set_without_renewal_expires_entirely,
-    set_of_a_thousand_names_works,
+    set_of_a_thousand_names_is_held_renewed_and_released,
     unreadable_key_is_an_error_and_nothing_stays_held,
     unanswered_acquire_is_undone_and_release_repeated,
     acquire_with_too_few_replicas_is_undone,
-    replica_reports_neither_held_nor_lost,
+    server_that_became_a_replica_reports_a_set_neither_held_nor_lost,
     shutdown_releases_the_set,
     quorum_counts_only_votes_for_the_whole_set
 ];
@@ -537,7 +537,7 @@ fn set_without_renewal_expires_entirely() {
     });
 }
 
-fn set_of_a_thousand_names_works() {
+fn set_of_a_thousand_names_is_held_renewed_and_released() {
     let server = Server::start();
     let (one, two) = (client(&server.url()), client(&server.url()));
     let names: Vec<String> = (0..1_000).map(|n| format!("account:{n}")).collect();
@@ -658,7 +658,7 @@ fn acquire_with_too_few_replicas_is_undone() {
 }
 
 /// A server that has become a replica may be outdated: it must not report a set as held or as lost.
-fn replica_reports_neither_held_nor_lost() {
+fn server_that_became_a_replica_reports_a_set_neither_held_nor_lost() {
     let server = Server::start();
     let short = || {
         builder(&server.url())

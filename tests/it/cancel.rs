@@ -19,7 +19,7 @@ support::tests![
     call_behind_others_of_its_client_is_cancelled_alone,
     call_over_a_quorum_is_cancelled_while_it_waits,
     call_that_begins_cancelled_sends_nothing,
-    cancelled_call_for_several_slots_sends_nothing_to_those_that_it_has_not_asked,
+    cancelled_call_for_several_slots_sends_nothing_to_later_slots,
     lock_that_is_granted_to_a_cancelled_call_is_released,
     lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are_dropped,
     calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind,
@@ -199,7 +199,7 @@ fn call_that_begins_cancelled_sends_nothing() {
     assert_eq!(client.stats().totals.cancelled, KINDS.len() as u64);
 }
 
-fn cancelled_call_for_several_slots_sends_nothing_to_those_that_it_has_not_asked() {
+fn cancelled_call_for_several_slots_sends_nothing_to_later_slots() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     let client = patient(&cluster.url());
     // The slots are asked in their order.

@@ -29,14 +29,14 @@ support::tests![
     call_that_gives_up_leaves_its_place_to_the_next_of_its_client,
     last_call_that_gives_up_leaves_the_queue,
     full_server_does_not_end_the_use_of_queues,
-    place_on_a_full_server_wants_tokens_for_the_next_call,
+    place_on_a_full_server_asks_for_tokens_for_the_next_call,
     try_lock_does_not_overtake_a_call_of_its_client_that_has_a_place,
     try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place,
     lost_place_is_replaced_over_a_new_connection,
     enter_without_a_reply_is_undone,
     shutdown_leaves_the_queue,
     waiter_in_backoff_gets_its_turn,
-    waiter_under_wake_takes_the_place_of_one_in_backoff,
+    waiter_that_can_be_woken_takes_the_place_of_one_in_backoff,
     poller_gets_in_between_contending_clients,
     poller_gets_in_while_the_fence_is_ahead_of_the_clock,
     earlier_version_shares_a_contended_lock_with_rising_tokens,
@@ -49,7 +49,7 @@ support::tests![
     lock_is_left_open_at_least_every_100_ms_of_turns,
     silent_foreign_release_costs_at_most_one_refresh,
     user_without_rights_for_the_queue_is_woken_by_releases,
-    calls_that_began_before_the_missing_rights_were_known_ask_rarely
+    calls_that_began_before_the_missing_rights_were_known_send_few_commands
 ];
 
 /// Longer than any test: no waiter is woken by the end of a lease.
@@ -349,7 +349,7 @@ fn full_server_does_not_end_the_use_of_queues() {
     });
 }
 
-fn place_on_a_full_server_wants_tokens_for_the_next_call() {
+fn place_on_a_full_server_asks_for_tokens_for_the_next_call() {
     let server = Server::start();
     let [holder] = mutexes(&server);
     let client = client(&server.url());
@@ -518,7 +518,7 @@ fn waiter_in_backoff_gets_its_turn() {
 }
 
 /// The call in backoff would learn of a grant only after its pause.
-fn waiter_under_wake_takes_the_place_of_one_in_backoff() {
+fn waiter_that_can_be_woken_takes_the_place_of_one_in_backoff() {
     let server = Server::start();
     let [holder] = mutexes(&server);
     let client = client(&server.url());
@@ -941,7 +941,7 @@ fn user_without_rights_for_the_queue_is_woken_by_releases() {
 }
 
 /// The call that learns of the missing permissions gives up, and the other call asks next.
-fn calls_that_began_before_the_missing_rights_were_known_ask_rarely() {
+fn calls_that_began_before_the_missing_rights_were_known_send_few_commands() {
     let server = Server::start();
     let [holder] = mutexes(&server);
     let client = client(&url_without_rights_for_the_queue(&server));

@@ -45,7 +45,7 @@ support::tests![
     fair_lock_over_a_quorum_is_an_error,
     broken_fence_fails_acquires_but_not_releases,
     broken_queue_fails_acquires_but_not_releases,
-    any_name_of_up_to_64_kib_works,
+    fair_lock_with_any_name_of_up_to_64_kib_is_granted,
     foreign_message_grants_nothing,
     fair_lock_is_granted_with_sentinel,
     fair_lease_is_not_handed_off_to_a_plain_waiter_of_its_client
@@ -689,7 +689,7 @@ fn broken_queue_fails_acquires_but_not_releases() {
     assert!(server.get("lock:a").is_none());
 }
 
-fn any_name_of_up_to_64_kib_works() {
+fn fair_lock_with_any_name_of_up_to_64_kib_is_granted() {
     let server = Server::start();
     let (one, two) = (server.client(), server.client());
     let huge = vec![b'x'; 64 * 1024];

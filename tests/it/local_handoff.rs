@@ -18,7 +18,7 @@ support::tests![
     without_other_waiters_no_tokens_are_reserved,
     each_holder_is_told_only_of_its_own_loss,
     a_suspected_lease_is_checked_before_the_next_hand_off,
-    zero_local_handoffs_disables_them,
+    zero_local_handoffs_disables_hand_offs,
     a_waiter_with_other_settings_is_not_handed_the_lease,
     a_run_of_hand_offs_ends_at_the_configured_length,
     another_client_gets_the_lock_after_a_few_runs,
@@ -236,7 +236,7 @@ fn a_suspected_lease_is_checked_before_the_next_hand_off() {
     });
 }
 
-fn zero_local_handoffs_disables_them() {
+fn zero_local_handoffs_disables_hand_offs() {
     let server = Server::start();
     let client = client(&server);
     let a = || client.mutex("a").local_handoffs(0);

@@ -10,7 +10,7 @@ support::tests![
     http_reply_is_quoted_in_the_error,
     another_protocol_is_reported_at_once,
     another_protocol_is_dialed_once_for_a_call,
-    a_tls_peer_is_answered_with_a_hint_at_rediss,
+    the_error_about_a_tls_peer_suggests_rediss,
     false_sentinels_and_cluster_nodes_are_reported,
     a_quorum_of_other_servers_is_reported,
     well_formed_nonsense_ends_the_call_at_the_third_reply,
@@ -106,7 +106,7 @@ fn another_protocol_is_dialed_once_for_a_call() {
     }
 }
 
-fn a_tls_peer_is_answered_with_a_hint_at_rediss() {
+fn the_error_about_a_tls_peer_suggests_rediss() {
     let server = server_replying(b"\x15\x03\x01\0\x02\x02\x46");
     let client = builder_that_waits(&server.url()).build().unwrap();
     let text = client.mutex("a").lock().unwrap_err().to_string();

@@ -16,7 +16,7 @@ use support::{
 support::roles![reader];
 
 support::tests![
-    downgrade_without_a_reply_has_run_all_the_same,
+    downgrade_without_a_reply_takes_effect,
     downgrade_that_did_not_run_is_repeated_by_a_renewal,
     downgrade_on_a_closed_connection_is_repeated_at_once,
     downgrade_without_renewal_keeps_others_out_until_its_release,
@@ -77,7 +77,7 @@ fn renewing(url: &str) -> RwLock {
     lock
 }
 
-fn downgrade_without_a_reply_has_run_all_the_same() {
+fn downgrade_without_a_reply_takes_effect() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let writing = renewing(&proxy.url()).write().unwrap();

@@ -32,7 +32,7 @@ support::tests![
     deleted_queue_is_entered_again,
     refused_and_granted_calls_without_a_reply_leave_nothing_behind,
     release_without_a_reply_gives_back_its_permits_once,
-    script_that_grants_to_a_hundred_has_the_next_client_go_on,
+    release_grants_to_a_hundred_and_has_the_next_client_refresh,
     message_to_go_on_makes_a_client_refresh_at_once,
     enter_that_the_network_runs_twice_counts_once,
     enter_that_the_network_runs_twice_reports_its_own_permits,
@@ -266,7 +266,7 @@ const ENTER: &str = source!(
     "queue_enter"
 );
 
-fn script_that_grants_to_a_hundred_has_the_next_client_go_on() {
+fn release_grants_to_a_hundred_and_has_the_next_client_refresh() {
     const RELEASE: &str = source!(
         "last_token",
         "now",

@@ -32,7 +32,7 @@ support::tests![
     names_that_a_killed_set_kept_are_free_long_before_its_ttl_ends,
     set_that_loses_a_kept_name_begins_again,
     set_that_loses_its_place_begins_again,
-    ask_without_a_reply_is_undone_for_all_names,
+    attempt_without_a_reply_is_undone_for_all_names,
     set_under_backoff_waits_without_a_subscription,
     set_of_one_slot_waits_in_the_queues_of_a_cluster
 ];
@@ -476,7 +476,7 @@ fn set_that_loses_its_place_begins_again() {
 }
 
 /// One command undoes the asks of all waiting sets of a client.
-fn ask_without_a_reply_is_undone_for_all_names() {
+fn attempt_without_a_reply_is_undone_for_all_names() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let b = lock_in_turn(&fair(&server, "b"));

@@ -41,7 +41,7 @@ support::roughly_timed![
     a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on,
     a_subscriber_that_reconnects_wakes_waiters_to_retry,
     a_subscriber_that_hangs_is_detected,
-    without_any_message_a_waiter_asks_within_a_second,
+    a_waiter_without_any_message_refreshes_its_place_within_a_second,
     waiters_that_may_not_subscribe_poll,
     clients_that_may_not_publish_are_woken_and_release
 ];
@@ -549,7 +549,7 @@ fn a_subscriber_that_hangs_is_detected() {
     });
 }
 
-fn without_any_message_a_waiter_asks_within_a_second() {
+fn a_waiter_without_any_message_refreshes_its_place_within_a_second() {
     let server = Server::start();
     assert_acquired_within(REFRESH, &server, &client(&server.url()), || {
         server.run("DEL", &["lock:a"]);

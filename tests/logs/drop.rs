@@ -29,7 +29,7 @@ support::tests![
     a_guard_can_be_dropped_on_another_thread,
     a_forgotten_guard_expires_with_its_ttl,
     a_guard_outlives_its_client,
-    no_thread_is_left_by_any_last_owner,
+    no_thread_outlives_the_last_owner_of_a_client,
     the_last_owner_can_be_dropped_in_on_lost,
     the_last_owner_can_be_dropped_in_on_renew,
     no_thread_is_left_of_a_client_whose_server_died,
@@ -281,7 +281,7 @@ fn a_guard_outlives_its_client() {
     assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
 }
 
-fn no_thread_is_left_by_any_last_owner() {
+fn no_thread_outlives_the_last_owner_of_a_client() {
     run_in_child("drop::last_owners");
 }
 

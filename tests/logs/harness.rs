@@ -33,7 +33,7 @@ support::tests![
     a_proxy_drops_requests,
     a_stalled_request_runs_once_it_may_pass,
     a_cut_connection_is_closed,
-    a_black_hole_never_replies_and_nobody_refuses,
+    a_black_hole_never_replies_and_a_refusing_url_refuses,
     a_fenced_resource_refuses_a_stale_token,
     log_records_are_captured_with_their_key_values,
     started_replicas_acknowledge_writes,
@@ -299,7 +299,7 @@ fn a_proxy_delays_every_chunk_equally() {
     round_trips.no_later_than(ms(250));
 }
 
-fn a_black_hole_never_replies_and_nobody_refuses() {
+fn a_black_hole_never_replies_and_a_refusing_url_refuses() {
     let hole = BlackHole::start();
     let mut stream = TcpStream::connect(("127.0.0.1", hole.port())).unwrap();
     stream.set_read_timeout(Some(ms(30))).unwrap();

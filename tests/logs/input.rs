@@ -15,13 +15,13 @@ support::roles![show_client_from_env, hold_with_client_from_env];
 support::tests![
     basic_names_have_a_fence_each,
     names_can_be_any_bytes,
-    names_can_have_many_types,
+    names_can_be_given_as_text_or_bytes,
     impossible_names_are_errors_and_nothing_is_sent,
     a_key_of_another_type_is_an_error_that_names_it,
     a_held_key_that_becomes_another_type_is_left_alone,
     a_foreign_key_without_expiry_counts_as_held,
     absurd_ttls_are_errors_and_nothing_is_sent,
-    the_longest_ttl_works,
+    a_lease_can_have_the_longest_ttl,
     absurd_settings_of_a_lock_are_errors_and_nothing_is_sent,
     absurd_settings_of_a_client_are_errors,
     the_longest_duration_means_no_deadline,
@@ -153,7 +153,7 @@ fn names_can_be_any_bytes() {
     }
 }
 
-fn names_can_have_many_types() {
+fn names_can_be_given_as_text_or_bytes() {
     let server = Server::start();
     let client = client(&server);
     let _guard = client.mutex("a").lock().unwrap();
@@ -289,7 +289,7 @@ fn absurd_ttls_are_errors_and_nothing_is_sent() {
     assert!(server.pttl("lock:x") > 30_000);
 }
 
-fn the_longest_ttl_works() {
+fn a_lease_can_have_the_longest_ttl() {
     let server = Server::start();
     let client = builder(server.url()).ttl(LONGEST_TTL).build().unwrap();
     let guard = client.mutex("x").lock().unwrap();

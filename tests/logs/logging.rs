@@ -22,7 +22,7 @@ support::tests![
     sleep_after_a_slow_record_ends_no_later,
     a_lost_lock_is_logged_as_a_warning,
     a_release_after_the_expiry_is_logged_as_a_warning,
-    reading_again_under_an_own_guard_is_warned_of,
+    reading_again_under_an_own_guard_logs_a_warning,
     call_that_can_be_cancelled_warns_of_a_lock_of_its_caller,
     unanswered_renewals_and_releases_are_logged,
     a_failed_release_says_that_the_key_stays_for_the_ttl,
@@ -248,7 +248,7 @@ fn a_release_after_the_expiry_is_logged_as_a_warning() {
     assert!(lines(name, "released").is_empty());
 }
 
-fn reading_again_under_an_own_guard_is_warned_of() {
+fn reading_again_under_an_own_guard_logs_a_warning() {
     let server = Server::start();
     let lock = client(&server).rw_lock("read again");
     let end = |reading: RwLockReadGuard| {

@@ -12,10 +12,10 @@ support::tests![
     place_that_was_passed_over_and_refreshed_is_granted_next,
     lock_is_free_if_a_grant_reaches_nobody,
     refresh_is_granted_whether_or_not_anybody_listens,
-    enter_of_a_free_lock_grants_to_whom_it_reaches,
+    enter_of_a_free_lock_grants_it_to_the_first_place_that_listens,
     new_place_is_granted_before_its_client_listens,
-    place_in_a_cluster_is_granted_whoever_listens,
-    nobody_is_passed_over_without_the_permission_to_count,
+    place_in_a_cluster_is_granted_whether_or_not_anybody_listens,
+    no_place_is_passed_over_without_the_permission_to_count_listeners,
     listener_at_a_replica_receives_no_grant_that_passes_it_over,
     grant_lasts_from_the_last_refresh,
     grant_reserves_and_tells_the_whole_block_of_tokens,
@@ -219,7 +219,7 @@ fn refresh_is_granted_whether_or_not_anybody_listens() {
     assert_eq!(token, i64::try_from(fence(&server)).unwrap());
 }
 
-fn enter_of_a_free_lock_grants_to_whom_it_reaches() {
+fn enter_of_a_free_lock_grants_it_to_the_first_place_that_listens() {
     let server = Server::start();
     let mut raw = Raw::to(&server);
     raw.enter("holder", "l");
@@ -379,7 +379,7 @@ fn holder_whose_enter_runs_twice_reports_itself_and_has_no_place() {
     assert_eq!(queue_length(&server), 0);
 }
 
-fn place_in_a_cluster_is_granted_whoever_listens() {
+fn place_in_a_cluster_is_granted_whether_or_not_anybody_listens() {
     let server = Server::start();
     let mut raw = Raw::to(&server);
     raw.enter("holder", "l");
@@ -389,7 +389,7 @@ fn place_in_a_cluster_is_granted_whoever_listens() {
     assert_eq!(holder(&server).as_deref(), Some("first"));
 }
 
-fn nobody_is_passed_over_without_the_permission_to_count() {
+fn no_place_is_passed_over_without_the_permission_to_count_listeners() {
     let server = Server::start();
     let url = format!("redis://user:password@127.0.0.1:{}", server.port());
     let rules = "SETUSER user on >password allkeys allchannels +@all -pubsub";
