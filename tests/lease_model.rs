@@ -11,7 +11,7 @@
 //! when the client stopped waiting for the reply: without a bound on delays, no number of
 //! repetitions would suffice. An acquire and its undo are not in the model.
 
-use std::collections::{HashMap, VecDeque};
+use models::{Counterexample, Model, count_states};
 
 /// The ttl, and the changed ttls, in ticks.
 const TTL: u8 = 3;
@@ -68,6 +68,9 @@ struct State {
     request: Option<Request>,
     calls: u8,
 }
+
+/// A step, and the command that runs or is lost in it, with the number of its call.
+type Step = (&'static str, Option<(u8, Command)>);
 
 /// A deliberate flaw, which the search must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,19 +276,21 @@ impl State {
         Some(next)
     }
 
-    fn each_next(&self, flaw: Option<Flaw>) -> Vec<(String, Self)> {
+    fn each_next(&self, flaw: Option<Flaw>) -> Vec<(Step, Self)> {
         if self.key == 0 && !matches!(self.phase, Phase::Held(1..)) {
             // No command of this lease creates the key again.
             return Vec::new();
         }
-        let mut all = vec![("a tick".to_owned(), self.tick())];
+        let mut all = vec![(("a tick", None), self.tick())];
         for n in 0..self.net.len() {
-            all.push((format!("runs {:?}", self.net[n]), self.run(n)));
+            let command = Some(self.net[n]);
+            all.push((("runs", command), self.run(n)));
             let mut lost = self.clone();
-            all.push((format!("loses {:?}", lost.net.remove(n)), lost));
+            lost.net.remove(n);
+            all.push((("loses", command), lost));
         }
-        let mut may = |what: &str, next: Option<Self>| {
-            all.extend(next.map(|next| (what.to_owned(), next)));
+        let mut may = |what, next: Option<Self>| {
+            all.extend(next.map(|next| ((what, None), next)));
         };
         for (_, found) in &self.replies {
             may("reads the reply", self.read(*found, flaw));
@@ -306,44 +311,43 @@ impl State {
     }
 }
 
-/// Returns the number of states, or the shortest path to a broken promise.
-fn search(flaw: Option<Flaw>) -> Result<usize, (Promise, Vec<String>)> {
-    let mut before: HashMap<State, Option<(State, String)>> = HashMap::new();
-    before.insert(State::START, None);
-    let mut open = VecDeque::from([State::START]);
-    while let Some(state) = open.pop_front() {
-        if let Some(broken) = Promise::ALL.iter().find(|promise| !promise.is_kept(&state)) {
-            let mut path = vec![format!("{state:?}")];
-            let mut at = &before[&state];
-            while let Some((earlier, step)) = at {
-                path.push(step.clone());
-                at = &before[earlier];
-            }
-            path.reverse();
-            return Err((*broken, path));
-        }
-        for (step, next) in state.each_next(flaw) {
-            if !before.contains_key(&next) {
-                before.insert(next.clone(), Some((state.clone(), step)));
-                open.push_back(next);
-            }
+/// The protocol, with a flaw or without one.
+struct Protocol(Option<Flaw>);
+
+impl Model for Protocol {
+    type State = State;
+    type Step = Step;
+    type Broken = Promise;
+
+    const FEWEST: usize = 10_000;
+
+    fn each_next(&self, state: &State, mut take: impl FnMut(Step, State)) {
+        for (step, next) in state.each_next(self.0) {
+            take(step, next);
         }
     }
-    Ok(before.len())
+
+    fn broken(&self, state: &State) -> Option<Promise> {
+        Promise::ALL
+            .into_iter()
+            .find(|promise| !promise.is_kept(state))
+    }
+}
+
+/// Returns the number of states; or a broken promise, and the shortest sequence of steps to it.
+fn search(flaw: Option<Flaw>) -> Result<usize, Counterexample<Protocol>> {
+    count_states(&Protocol(flaw), State::START)
 }
 
 #[track_caller]
 fn assert_found(flaw: Flaw, promise: Promise) {
-    let (broken, path) = search(Some(flaw)).expect_err("the flaw breaks a promise");
-    println!("{path:#?}");
-    assert_eq!(broken, promise);
+    models::assert_found(search(Some(flaw)).map(drop), promise);
 }
 
 #[test]
 fn held_lease_has_its_key_and_release_leaves_none() {
-    match search(None) {
-        Ok(states) => assert!(states > 10_000, "only {states} states"),
-        Err((promise, path)) => panic!("{promise:?} is broken by {path:#?}"),
+    if let Err((promise, steps)) = search(None) {
+        panic!("{promise:?} is broken by {steps:#?}");
     }
 }
 

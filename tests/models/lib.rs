@@ -1,8 +1,9 @@
 //! Models of the protocol, one for each kind of queue or lock, and the search through their states.
 //!
-//! The tests in `tests/{permits,queue,rw,set}_model` say what is searched, and what must hold. The
-//! models are a separate package: a debug build optimizes this package alone, and the searches
-//! are several times faster.
+//! The tests in `tests/{permits,queue,rw,set}_model` say what is searched, and what must hold.
+//! `tests/quorum_model` and `tests/lease_model.rs` have models of their own, for the same search.
+//! These models are a separate package: a debug build optimizes this package alone, and the
+//! searches are several times faster.
 
 /// Implements that the `Rules` of a model have at most one `Flaw`.
 macro_rules! flawed {
@@ -29,4 +30,4 @@ pub mod rw;
 mod search;
 pub mod set;
 
-pub use search::assert_found;
+pub use search::{Counterexample, Model, assert_found, count_states};

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 
 /// The steps that are possible in the states of a model, and the promises that hold in each.
-pub(crate) trait Model {
+pub trait Model {
     type State: Clone + Eq + Hash;
     type Step: Copy + Debug;
     type Broken;
@@ -20,6 +20,11 @@ pub(crate) trait Model {
     /// Returns a promise that this state breaks.
     fn broken(&self, state: &Self::State) -> Option<Self::Broken>;
 
+    /// Returns a promise that this step breaks, taken from this state.
+    fn broken_by(&self, _: &Self::State, _: Self::Step) -> Option<Self::Broken> {
+        None
+    }
+
     /// Returns the promise that this state breaks if no step is possible in it.
     fn stuck(&self, _: &Self::State) -> Option<Self::Broken> {
         None
@@ -27,7 +32,7 @@ pub(crate) trait Model {
 }
 
 /// A broken promise, and the shortest sequence of steps to it.
-pub(crate) type Counterexample<M> = (<M as Model>::Broken, Vec<<M as Model>::Step>);
+pub type Counterexample<M> = (<M as Model>::Broken, Vec<<M as Model>::Step>);
 
 /// The states that a search has found.
 pub(crate) struct Found<M: Model> {
@@ -126,6 +131,13 @@ pub(crate) fn holds<M: Model>(
     Ok(())
 }
 
+/// Searches all states, and returns their number; or a broken promise, and the shortest sequence of
+/// steps to it.
+pub fn count_states<M: Model>(model: &M, start: M::State) -> Result<usize, Counterexample<M>> {
+    let found = explore(model, start, usize::MAX, |_, _, _| {})?;
+    Ok(found.states.len())
+}
+
 /// As [`holds`], and calls `edge` with every step: the state before it, and the one after it.
 ///
 /// Panics if there are fewer than [`Model::FEWEST`] states.
@@ -139,18 +151,27 @@ pub(crate) fn explore<M: Model>(
     let mut now = 0;
     while now < found.states.len() {
         let state = found.states[now].clone();
-        let mut broken = model.broken(&state);
+        let mut broken = model.broken(&state).map(|broken| (broken, None));
         if broken.is_none() && found.states.len() < most {
             let mut is_stuck = true;
             model.each_next(&state, |step, next| {
                 is_stuck = false;
+                if broken.is_none() {
+                    broken = model
+                        .broken_by(&state, step)
+                        .map(|broken| (broken, Some(step)));
+                }
                 let to = found.insert(next, (now as u32, Some(step)));
                 edge(now, step, to);
             });
-            broken = is_stuck.then(|| model.stuck(&state)).flatten();
+            if is_stuck {
+                broken = model.stuck(&state).map(|broken| (broken, None));
+            }
         }
-        if let Some(broken) = broken {
-            return Err((broken, found.way_to(now)));
+        if let Some((broken, last)) = broken {
+            let mut way = found.way_to(now);
+            way.extend(last);
+            return Err((broken, way));
         }
         now += 1;
     }
@@ -184,6 +205,10 @@ impl Hasher for Mixed {
 
     fn write_u16(&mut self, number: u16) {
         self.write_u64(number.into());
+    }
+
+    fn write_u128(&mut self, number: u128) {
+        self.write_u64((number as u64).rotate_left(29) ^ (number >> 64) as u64);
     }
 
     fn write_u64(&mut self, number: u64) {
