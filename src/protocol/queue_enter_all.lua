@@ -1,23 +1,26 @@
--- Acquires all of several locks for a set, or joins the queue of the first that is held, or that
--- was freed for a reader; goes on with a set that has joined a queue, and refreshes its place.
+-- Acquires all locks of a set, or joins the queue of the first that is held or was freed for a
+-- reader. A later call refreshes the place of the set in that queue. Once that lock is granted to
+-- the set, the call acquires all locks, or joins the queue of the first that someone else holds.
 -- KEYS as in each_name.lua
 -- ARGV[1] holder id, ARGV[2] ttl in ms
--- ARGV[3] index of the lock in whose queue the set waits, or that it was granted there; 0 at first
+-- ARGV[3] index of the lock in whose queue the set had its place after the last call; 0 at first
 -- ARGV[4] number of locks below that one that the set has kept
--- ARGV[5] 1 to keep the locks below the one whose queue the set joins, ARGV[6] the mark of its
--- place, ARGV[7] inbox, ARGV[8..] wake channels in the order of the locks
+-- ARGV[5] 1 to keep the locks below the one in whose queue the set waits after this call
+-- ARGV[6] the mark of a new place, ARGV[7] inbox, ARGV[8..] wake channels in the order of the locks
 -- Granted: {1, token of each lock}.
--- Queued: {0, value of the holder, ms until it ends or -1, index of the lock, number of locks kept
--- below it}. At a lock that was freed for a reader: no value, and -2 ms.
+-- Queued: {0, value of the lock key, its ttl in ms or -1, index of the lock, number of locks kept
+-- below it}. If the lock was freed for a reader, the value is absent and the ttl is -2.
 -- If the set has lost a lock or its place since its last call: 0. It then has no lock and no place.
 -- Errors: BADFENCE n if the n-th fence holds no integer below 2^53, WRONGTYPE n if the n-th lock is
--- no string. After any error the set has no lock and no place.
+-- no string. After these the set has no lock and no place. The error of a damaged queue can leave
+-- it some of them: the client then sends queue_release_all.
 local id, at, kept = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 local keeps = ARGV[5] == '1'
--- A kept lock lasts as long as a place.
+-- How long a kept lock lasts without a refresh, in ms: as long as a place.
 local provisional = math.min(3000, tonumber(ARGV[2]))
 
--- Turns to the n-th name, and returns the value of its lock; nil and an error if it has none.
+-- Turns to the n-th name, reads its holder, and returns the value of its lock, or false if the lock
+-- is free. Returns nil and an error if the lock cannot be read.
 local function read(n)
   turn_to(n)
   local value = redis.pcall('GET', all[n])
@@ -29,7 +32,7 @@ local function read(n)
   return nil, redis.error_reply('WRONGTYPE ' .. n .. ' the lock is no string')
 end
 
--- Grants the n-th lock to the first in its queue, or frees it, if the set has it.
+-- Releases the n-th lock if the set holds it: grants it to the next in its queue, or frees it.
 local function pass_on(n)
   local _, bad = read(n)
   if bad or not take_out(id) then return end
@@ -38,8 +41,8 @@ local function pass_on(n)
   left(ARGV[7 + n], id)
 end
 
--- Ends all that the set has. Always a write: a server that has become a replica then replies
--- READONLY.
+-- Removes the set's place and releases all its locks. Always writes, so that a server that has
+-- become a replica replies READONLY.
 local function give_up(answer)
   turn_to(math.max(at, 1))
   if redis.call('HDEL', KEYS[4], id) == 1 then redis.call('LREM', KEYS[3], '1', id) end
@@ -47,6 +50,7 @@ local function give_up(answer)
   return answer
 end
 
+-- Returns the reply to a set that waits in the queue of the n-th lock and keeps `others` locks.
 local function queued(n, others)
   local value, bad = read(n)
   if bad then return give_up(bad) end
@@ -60,34 +64,38 @@ local function refresh()
   local before, mark = string.match(place or '', '^%d+ (%d+ %S+ %d+) (%a) ')
   if not before then return false end
   if mark ~= 'l' and mark ~= 'a' then
-    -- As in queue_refresh.lua.
+    -- The marks are listed in queue.lua. A user who may not count listeners counts as listening, as
+    -- in a grant.
     local listeners = redis.pcall('PUBSUB', 'NUMSUB', ARGV[7])
     local listens = ARGV[7] ~= '' and (listeners.err or listeners[2] > 0)
     mark = listens and 'l' or mark == 'p' and 'r' or mark
   end
-  -- First, like the deletion in queue.lua: a server whose memory is full allows it.
+  -- PEXPIRE first, like the deletion in queue.lua: a server whose memory is full allows it, and
+  -- then the other writes too.
   redis.call('PEXPIRE', KEYS[3], '6000')
   redis.call('PEXPIRE', KEYS[4], '6000')
   redis.call('HSET', KEYS[4], id, table.concat({now, before, mark, ARGV[7]}, ' '))
   return true
 end
 
--- Takes a place at the end of the queue, unless the set has one: this script may have run twice.
+-- Joins the end of the queue, or replaces the set's place there: if the network has run the call
+-- twice, the first run has joined.
 local function join()
   if not redis.call('HGET', KEYS[4], id) and redis.call('RPUSH', KEYS[3], id) == 1 then
-    -- As in queue_enter.lua.
+    -- The queue was empty, or someone deleted it: places without a queue would never be granted.
     redis.call('DEL', KEYS[4])
   end
-  -- One token, as a Mutex wants it: its releases may leave the lock open.
+  -- One token. The plus sign, as of a Mutex, lets a release leave the lock open despite this place.
   local place = {now, provisional, '+1', now, ARGV[6], ARGV[7]}
   redis.call('HSET', KEYS[4], id, table.concat(place, ' '))
   redis.call('PEXPIRE', KEYS[3], '6000')
   redis.call('PEXPIRE', KEYS[4], '6000')
 end
 
--- Returns whether the first place is a reader's that lives and that a grant reaches. Other scripts
--- cannot grant to it, so a release frees the lock: a set in a loop could acquire it again and again
--- before the reader does. They pass over a reader that a grant does not reach, and mark it so.
+-- Returns whether the first place is that of a living reader that a grant reaches. Only the scripts
+-- of read-write locks can grant to a reader, so the release of another lock frees it instead. A set
+-- in a loop could then acquire the lock again and again before the reader does. A reader marked `p`
+-- does not count: a grant has passed over it, because nobody listened.
 local function is_reader_next()
   local first = redis.pcall('LINDEX', KEYS[3], '0')
   local place = type(first) == 'string' and redis.pcall('HGET', KEYS[4], first)

@@ -16,14 +16,14 @@ use crate::redis::first_answer::{NoAnswer, first_answer};
 use crate::url::HostPort;
 use crate::violation::NoFirstReply;
 
-/// Marks a node as being asked until dropped: at most one thread at a time asks a node that hangs.
+/// Marks a node as being asked until dropped, so that at most one thread asks a node that hangs.
 struct AskingGuard {
     map: Arc<SlotMap>,
     address: HostPort,
 }
 
 impl AskingGuard {
-    /// Returns `None` if the node is being asked already.
+    /// Returns `None` if another thread is asking the node.
     fn new(map: Arc<SlotMap>, address: HostPort) -> Option<Self> {
         let is_first = map.in_flight.lock().insert(address.clone());
         is_first.then(|| Self { map, address })
@@ -37,7 +37,9 @@ impl Drop for AskingGuard {
 }
 
 impl SlotMap {
-    /// Returns the layout from the first of these nodes that knows the slots.
+    /// Asks these nodes at once, and returns the first layout that one of them reports.
+    ///
+    /// Skips the nodes that another thread is asking.
     pub(super) fn ask_nodes(self: &Arc<Self>, nodes: Vec<HostPort>) -> Result<SlotLayout, Fault> {
         let timeout = self.config.connect_timeout;
         let guards: Vec<AskingGuard> = nodes
@@ -52,7 +54,7 @@ impl SlotMap {
         {
             NoAnswer::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
             NoAnswer::Silent(Some((n, error))) => {
-                // `n` counts `asks`, one for each of `asked`.
+                // `n` is an index of `asks`, which has the order of `asked`.
                 let (host, port) = &asked[n];
                 let cause = match NoFirstReply::of(&error) {
                     Some(event) => Cause::no_first_reply(event, self.tls_hint()),

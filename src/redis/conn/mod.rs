@@ -1,8 +1,8 @@
 //! leasehold's own connection to a server: its socket, its bounded buffer, and absolute deadlines.
 //!
-//! The client library's connection hides its socket and its buffer, its parser has no limits, and
-//! its timeouts count for each read. Here every call names the instant by which it must end,
-//! whatever the peer does. The library still packs the commands and parses the replies, after
+//! The connection of the `redis` crate hides its socket and its buffer, its parser has no limits,
+//! and its timeouts start again with every read. Here every call has one deadline, by which it ends
+//! whatever the peer does. The `redis` crate still packs the commands and parses the replies, after
 //! [`frame`] has found each reply to be complete and within the limits.
 
 pub(crate) mod call_queue;
