@@ -1,4 +1,5 @@
-//! Promise: every public item has an example that runs, and a first line that fits into an index.
+//! Promise: every public type and function has an example that runs. Its first line, and that of a
+//! public field, fits into an index.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +12,11 @@ const LONGEST: usize = 99;
 
 /// A public type, function or field.
 struct Item {
-    place: String,
+    /// The file and the line.
+    location: String,
     name: String,
     is_field: bool,
-    /// The lines before it that belong to it: documentation and attributes.
+    /// The lines of its documentation and attributes.
     lines: Vec<String>,
 }
 
@@ -92,8 +94,8 @@ fn missing_examples_and_long_first_lines_are_detected() {
     );
 }
 
-/// Returns the public items of the library, and their public fields. The lint `unreachable_pub`
-/// rejects any other `pub`.
+/// Returns the public items of the library, and their public fields. Every `pub` in its source is
+/// one: the lint `unreachable_pub` rejects the others.
 fn public_items() -> Vec<Item> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut items = Vec::new();
@@ -105,14 +107,14 @@ fn public_items() -> Vec<Item> {
 fn read_folder(root: &Path, folder: &Path, items: &mut Vec<Item>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        let place = path.strip_prefix(root).unwrap().to_string_lossy();
+        let relative = path.strip_prefix(root).unwrap().to_string_lossy();
         if path.is_dir() {
-            // The program is no part of the library.
-            if place != "bin" {
+            // The command-line program is not part of the library.
+            if relative != "bin" {
                 read_folder(root, &path, items);
             }
         } else if path.extension().is_some_and(|end| end == "rs") {
-            items.extend(items_of(&place, &fs::read_to_string(&path).unwrap()));
+            items.extend(items_of(&relative, &fs::read_to_string(&path).unwrap()));
         }
     }
 }
@@ -134,7 +136,7 @@ fn items_of(file: &str, source: &str) -> Vec<Item> {
         let mut own: Vec<String> = own.map(ToString::to_string).collect();
         own.reverse();
         items.push(Item {
-            place: format!("src/{file}:{}", n + 1),
+            location: format!("src/{file}:{}", n + 1),
             name,
             is_field,
             lines: own,
@@ -153,8 +155,8 @@ fn public_name(line: &str) -> Option<String> {
     Some(rest[..end.unwrap_or(rest.len())].to_owned())
 }
 
-/// Returns the name of the field that a line declares as public. In the list of the macro
-/// `totals!`, only documentation before a name tells a field.
+/// Returns the name of the field that a line declares as public. The fields in the macro `totals!`
+/// have no `pub`: there, a name after documentation is a field.
 fn field_name(line: &str, before: &str) -> Option<String> {
     let name = match line.strip_prefix("pub ") {
         Some(declared) => declared.split_once(": ")?.0,
@@ -185,11 +187,12 @@ impl Item {
         let mut examples = fences.step_by(2);
         let is_run = examples.any(|fence| ["```", "```standalone_crate"].contains(&fence));
         let is_exempt = NOT_RUN.contains(&self.name.as_str());
-        let fault = || format!("{}: {} has no example that runs", self.place, self.name);
+        let fault = || format!("{}: {} has no example that runs", self.location, self.name);
         (!is_run && !is_exempt && !self.is_field).then(fault)
     }
 
     fn summary_fault(&self) -> Option<String> {
+        // An index shows the first paragraph, however its lines are wrapped.
         let first: Vec<&str> = self.docs().take_while(|line| !line.is_empty()).collect();
         let first = first.join(" ");
         let what = if shown(&first).chars().count() > LONGEST {
@@ -199,7 +202,7 @@ impl Item {
         } else {
             return None;
         };
-        Some(format!("{}: {} {what}: {first}", self.place, self.name))
+        Some(format!("{}: {} {what}: {first}", self.location, self.name))
     }
 }
 

@@ -1,4 +1,5 @@
-//! The same lock as a careful user of `redis` would write it by hand.
+//! An acquire and a release, written by hand with the `redis` crate: by the scripts of the client
+//! under test, and by the commands of other crates.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -7,7 +8,9 @@ use redis::io::tcp::TcpSettings;
 use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
 use uuid::Uuid;
 
+/// The script by which a `Mutex` of the client under test acquires a lock.
 pub const ACQUIRE: &str = source!("last_token", "acquire");
+/// The script by which a `Mutex` of that client releases a lock.
 pub const RELEASE: &str = source!(
     "rewrite",
     "open_queue",
@@ -49,8 +52,8 @@ pub(super) struct Named {
     release: Script,
     lock: String,
     fence: String,
-    /// The keys that the release names besides the lock.
-    of_queue: Vec<String>,
+    /// The keys of the release script after the lock key.
+    further_keys: Vec<String>,
     channel: String,
 }
 
@@ -61,7 +64,8 @@ impl Named {
             acquire: Script::new(acquire),
             release: Script::new(release),
             fence: format!("leasehold:fence:{{{lock}}}"),
-            of_queue: match release.contains("KEYS[4]") {
+            // Only a script that uses the queue reads KEYS[4].
+            further_keys: match release.contains("KEYS[4]") {
                 true => ["fence", "queue", "places"]
                     .map(|what| format!("leasehold:{what}:{{{lock}}}"))
                     .into(),
@@ -80,7 +84,7 @@ impl Named {
 
     pub(super) fn release(&self, id: &str) -> ScriptInvocation<'_> {
         let mut call = self.release.key(&self.lock);
-        for key in &self.of_queue {
+        for key in &self.further_keys {
             call.key(key);
         }
         call.arg(id).arg(&self.channel);
@@ -88,7 +92,7 @@ impl Named {
     }
 }
 
-/// Returns a new id for each acquisition.
+/// Returns a new holder id: every acquisition needs its own.
 pub(super) fn fresh_id() -> String {
     static OWNER: LazyLock<String> = LazyLock::new(|| format!("bench/{}", std::process::id()));
     format!("{}:{}", *OWNER, Uuid::new_v4())
@@ -126,12 +130,13 @@ impl Hand {
         assert_eq!(answer, Ok(1), "the lock was held");
     }
 
+    /// Acquires and releases the lock.
     pub fn pair(&mut self) {
         let id = self.acquire().expect("the name is free");
         self.release(&id);
     }
 
-    /// The same, followed in one write by WAIT for a replica.
+    /// Like `pair`, but sends `WAIT` for one replica in the same write as the acquire.
     pub fn acknowledged_pair(&mut self) {
         let id = fresh_id();
         let (granted, acknowledged): (redis::Value, usize) = redis::pipe()
@@ -147,7 +152,7 @@ impl Hand {
     }
 }
 
-/// A grant has two items, a refusal three.
+/// Returns the first two items of a reply to the acquire: a grant has two, a refusal three.
 fn first_two(answer: Vec<redis::Value>) -> (i64, redis::Value) {
     let mut items = answer.into_iter();
     match (items.next(), items.next()) {
@@ -160,7 +165,8 @@ pub fn channel(name: &str) -> String {
     format!("lock_release:{name}")
 }
 
-/// The pair that other crates send: no fence, no wake-up.
+/// One name, locked as other crates do: by `SET NX PX` and a compare-and-delete, with no fencing
+/// token and no message to waiters.
 pub struct Bare {
     connection: Connection,
     release: Script,
