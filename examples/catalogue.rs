@@ -1,6 +1,7 @@
-//! A shop's catalogue: processes read it through a cache while others update it. Readers stamp what
-//! they fill in with their token, so an old page never replaces a newer one. `RwLock` says when a
-//! page with the reader's own token can be old: a real cache also limits the age of its pages.
+//! A shop's catalogue: some processes read it through a cache while another updates it. A reader
+//! stores a page with its fencing token as the stamp, so an old page never replaces a newer one.
+//! A page whose stamp equals the reader's token can still be old in rare cases, which the
+//! documentation of `RwLock` lists. A real cache therefore also limits the age of its pages.
 
 use std::process::ExitCode;
 use std::thread;
@@ -23,8 +24,8 @@ const READERS: u32 = 4;
 const READS: u32 = 25;
 const UPDATES: u32 = 10;
 
-/// Replaces the cached page unless its stamp is higher. The cache and the database are in the Redis
-/// of the locks, to keep the example short.
+/// Replaces the cached page unless the cached stamp is higher. To keep the example short, the cache
+/// and the database are in the Redis of the locks.
 const FILL: &str = "
 local stamp = tonumber(redis.call('HGET', KEYS[1], 'stamp') or 0)
 if tonumber(ARGV[1]) < stamp then return 0 end
@@ -41,7 +42,7 @@ fn catalogue() -> Outcome<RwLock> {
     Ok(Client::from_env()?.rw_lock("catalogue"))
 }
 
-/// Runs in a process that reads through the cache, while others do.
+/// Runs in each reading process: reads pages through the cache and fills it.
 fn reader() -> Outcome {
     let (catalogue, mut redis) = (catalogue()?, connect()?);
     for _ in 0..READS {
@@ -49,9 +50,10 @@ fn reader() -> Outcome {
         let token = guard.fencing_token().value();
         let (stamp, cached): (Option<u64>, Option<String>) =
             redis.hmget(key("cache"), &["stamp", "page"])?;
-        // A shop would ask the database only if the stamp is another one.
+        // This example always reads the database, to check the cached page. A shop would read it
+        // only if the stamp differs from the token.
         let page = page(&mut redis)?;
-        // If this process was paused for too long, somebody may have updated since.
+        // If this process was paused for longer than its lease, the page may have been updated.
         guard.ensure_held()?;
         if stamp == Some(token) {
             assert_eq!(cached, Some(page), "the stamp says that it is current");
@@ -80,7 +82,7 @@ fn page(redis: &mut redis::Connection) -> Outcome<String> {
     Ok(format!("{net} net, {gross} gross"))
 }
 
-/// Runs in a process that changes both prices.
+/// Runs in the updating process: changes both prices under the lock.
 fn updater() -> Outcome {
     let (catalogue, mut redis) = (catalogue()?, connect()?);
     for _ in 0..UPDATES {
@@ -89,7 +91,7 @@ fn updater() -> Outcome {
         thread::sleep(Duration::from_millis(1));
         guard.ensure_held()?;
         let () = redis.set(key("gross"), net * 2)?;
-        // Goes on as a reader: the next page is shown before anybody updates again.
+        // Continues as a reader: nobody can update until this process has read the new page.
         let guard = guard.downgrade();
         assert!(page(&mut redis)?.starts_with(&net.to_string()));
         assert_eq!(guard.unlock()?, Unlocked::Released);
@@ -110,7 +112,8 @@ fn one_day() -> Outcome {
     }
     println!("{READERS} processes read {READS} times each, during {UPDATES} updates: no old page.");
 
-    // A reader that was paused for a day comes back with what it had read then.
+    // Simulates a reader that was paused for a day: it now stores the page that it had read, with
+    // its token of that time.
     let lock = catalogue()?;
     let reading = lock.read()?;
     let fresh = reading.fencing_token().value();

@@ -24,7 +24,7 @@ fn main() -> ExitCode {
     run(two_jobs, &[])
 }
 
-/// Prints page after page while the lock is held.
+/// Prints page after page; stops with an error if the lock is lost.
 fn print_book(guard: &MutexGuard) -> Result<(), Lost> {
     let pages = printer();
     let lost = guard.lost();
@@ -80,7 +80,7 @@ fn undisturbed(mutex: &Mutex) -> Outcome {
     let took = began.elapsed();
     assert!(took > 2 * TTL, "the job outlasts the lease");
 
-    // Another client cannot get the lock while the job runs.
+    // The lease was renewed all the time, so another client still cannot get the lock.
     assert!(Client::from_env()?.mutex("printer").try_lock()?.is_none());
     assert_eq!(guard.unlock()?, Unlocked::Released);
     let renewals = renewals.load(Ordering::Relaxed);

@@ -12,8 +12,8 @@ use leasehold::{Client, Error, FencingToken, MutexGuard};
 
 /// The booked seats of a train, each with its passenger.
 ///
-/// The bookings stand for a database: each write has the token of the lock under which it is made,
-/// and one with a lower token than the last is rejected.
+/// The bookings stand for a database. Each write carries the fencing token of its lock, and is
+/// rejected if the token is lower than that of the last write to the seat.
 #[derive(Default)]
 struct Train {
     bookings: Mutex<BTreeMap<String, (String, FencingToken)>>,
@@ -33,7 +33,7 @@ enum Answer {
 }
 
 impl Train {
-    /// Books a seat. `pay` takes a while, and may stop when the guard tells that the lock is lost.
+    /// Books a seat. `pay` takes a while, and may stop early if the guard reports a loss.
     fn book(
         &self,
         client: &Client,
@@ -123,7 +123,7 @@ mod tests {
         let (server, train) = (Server::start(), Train::default());
         let answer = train.book(&server.client(), "12A", "Ada", |guard| {
             server.lose("12A");
-            // A payment that takes long waits for this and for its own end.
+            // A slow payment would wait for its own completion as well, with `select!`.
             guard.lost().recv().unwrap();
         });
         assert_eq!(answer, Answer::Cancelled);
@@ -142,8 +142,8 @@ mod tests {
     #[test]
     fn nothing_is_booked_while_redis_is_unreachable() {
         let (server, train) = (Server::start(), Train::default());
-        let soon = Duration::from_millis(100);
-        let client = Client::builder().url(server.url()).command_timeout(soon);
+        let timeout = Duration::from_millis(100);
+        let client = Client::builder().url(server.url()).command_timeout(timeout);
         let client = client.build().unwrap();
         let outage = server.cut();
         let answer = train.book(&client, "12A", "Ada", |_| unreachable!());
