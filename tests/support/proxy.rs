@@ -15,14 +15,14 @@ use super::server::Server;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Traffic {
     Pass,
-    /// Bytes and closes are held back in both directions until the traffic changes: a network that
-    /// is down.
+    /// Bytes and the ends of connections are held back in both directions until the traffic
+    /// changes: a network that is down.
     Stall,
     /// Requests are held back until the traffic changes; replies pass.
     StallRequests,
     /// Replies are held back until the traffic changes; requests pass.
     StallReplies,
-    /// Requests and the first reply pass; later replies are held back until the traffic changes.
+    /// Requests and the next reply pass; later replies are held back until the traffic changes.
     StallAfterOneReply,
     /// Requests pass, replies are dropped: the command runs and the client never learns of it.
     DropReplies,
@@ -30,7 +30,7 @@ pub enum Traffic {
     DropBoth,
     /// Requests pass; replies arrive byte by byte, 20 ms apart.
     TrickleReplies,
-    /// Requests pass; instead of the first reply, the connection is closed.
+    /// Requests pass; instead of the next reply, the connection is closed.
     CutOnReply,
     /// The connection is closed at once.
     Cut,
@@ -62,7 +62,8 @@ pub(crate) struct State {
     pub on_batch: Option<(usize, Traffic)>,
     /// The connection that sent such a write, and the number of scripts in the write.
     pub batch: Option<(usize, usize)>,
-    over: bool,
+    /// The proxy has been dropped and accepts no more connections.
+    is_dropped: bool,
 }
 
 impl Proxy {
@@ -80,7 +81,7 @@ impl Proxy {
             next: Traffic::Pass,
             on_batch: None,
             batch: None,
-            over: false,
+            is_dropped: false,
         };
         let shared = Arc::new(Shared {
             upstream: SocketAddr::from(([127, 0, 0, 1], port)),
@@ -152,8 +153,8 @@ impl Proxy {
         self.set_open(Traffic::Cut);
     }
 
-    /// Delays every chunk of requests and replies. Chunks keep their spacing, as on a link with a
-    /// long delay.
+    /// Delays every chunk of requests, and every chunk of replies, by these times. The chunks keep
+    /// their spacing, as on a link with a high latency.
     pub fn delay(&self, requests: Duration, replies: Duration) {
         self.change(|state| {
             state.request_delay = requests;
@@ -177,7 +178,7 @@ impl Proxy {
             .count()
     }
 
-    /// Returns the bytes that clients have sent, over all connections.
+    /// Returns the number of bytes that clients have sent, over all connections.
     pub fn request_bytes(&self) -> u64 {
         self.shared
             .state
@@ -188,14 +189,14 @@ impl Proxy {
             .sum()
     }
 
-    /// Returns the bytes that clients have sent, by connection.
+    /// Returns the number of bytes that clients have sent, by connection.
     pub fn request_bytes_by_connection(&self) -> Vec<u64> {
         let state = self.shared.state.lock();
         state.links.iter().map(|link| link.request_bytes).collect()
     }
 
-    /// Returns the open connections whose first requests contain the text: `"SUBSCRIBE"`,
-    /// `"EVALSHA"`.
+    /// Returns the open connections whose first 32 KiB of requests contain the text, such as
+    /// `"SUBSCRIBE"` or `"EVALSHA"`. The comparison is case-sensitive.
     pub fn connections_that_sent(&self, text: &str) -> Vec<usize> {
         let state = self.shared.state.lock();
         let links = state.links.iter().enumerate();
@@ -213,9 +214,9 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.change(|state| state.over = true);
+        self.change(|state| state.is_dropped = true);
         self.set_all(Traffic::Cut);
-        // Unblocks the accepting thread, which then checks `over`.
+        // Unblocks the accepting thread, which then checks `is_dropped`.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
@@ -227,7 +228,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     for client in listener.incoming().flatten() {
         let n = {
             let mut state = shared.state.lock();
-            if state.over {
+            if state.is_dropped {
                 return;
             }
             let Ok(link) = Link::new(&client, state.next) else {
