@@ -17,13 +17,17 @@ use crate::tls::{ClientCert, Tls};
 use crate::url::{Logon, Target};
 
 impl ClientBuilder {
-    /// Adds the settings that environment variables contain.
+    /// Reads settings from environment variables.
     ///
-    /// [`Client::from_env`](crate::Client::from_env) lists the variables. If a URL was set before,
-    /// the variables for the server are not read, except the credentials: `REDIS_USERNAME` and
-    /// `REDIS_PASSWORD` fill in a URL without a password. `REDIS_TLS_CA`, `REDIS_TLS_CERT` and
-    /// `REDIS_TLS_KEY` are then read only if that URL uses TLS. Setters called later override the
-    /// environment: a URL set later gets no credentials from it.
+    /// [`Client::from_env`](crate::Client::from_env) lists the variables. If the servers were set
+    /// before:
+    ///
+    /// - `REDIS_URL`, `REDIS_URLS`, `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB` are not read.
+    /// - `REDIS_USERNAME` and `REDIS_PASSWORD` fill in each URL without a password.
+    /// - `REDIS_TLS_CA`, `REDIS_TLS_CERT` and `REDIS_TLS_KEY` are read only if the URLs use TLS.
+    ///
+    /// Setters called later override the environment. A URL set later gets no credentials from the
+    /// environment.
     ///
     /// ```
     /// use leasehold::Client;
@@ -34,8 +38,8 @@ impl ClientBuilder {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`]: a variable cannot be used; the message names it and says what it expects.
-    /// Rules that compare two settings, such as the ttl and the interval of renewals, are left to
+    /// [`Error::Config`] if a variable is invalid; the message names it and says why. Rules that
+    /// compare two settings, such as the ttl and the renewal interval, are checked by
     /// [`build`](Self::build), because setters may follow.
     pub fn with_env(self) -> Result<Self, Error> {
         builder(self, |name| std::env::var_os(name))
@@ -54,18 +58,19 @@ fn builder(
             None => Ok(None),
         }
     };
-    let is_url_of_program = builder.has_source();
-    if !is_url_of_program {
+    let had_source = builder.has_source();
+    if !had_source {
         builder = servers(builder, &text)?.source_is_from_env();
     }
     builder = builder.fill_in_logon(Logon {
         user: text("REDIS_USERNAME")?,
         password: text("REDIS_PASSWORD")?,
     });
-    builder = tls(builder, &text, is_url_of_program)?;
+    builder = tls(builder, &text, had_source)?;
     for (name, set) in DURATIONS {
         if let Some(value) = text(name)? {
             let value = millis(name, &value)?;
+            // Checked without the other settings, so that an error can only be about this variable.
             checked(name, set(ClientBuilder::default(), value).check_values())?;
             builder = set(builder, value).read_from(name);
         }
@@ -81,7 +86,7 @@ fn builder(
     Ok(builder)
 }
 
-/// Sets a duration.
+/// A setter of a duration.
 type Set = fn(ClientBuilder, Duration) -> ClientBuilder;
 
 /// The variables that contain milliseconds.
@@ -138,15 +143,15 @@ fn servers(
 
 /// Sets the PEM files for TLS.
 ///
-/// They are ignored if the program itself has set a URL without TLS. With such a URL from the
-/// environment, `build` fails: its connections would not be encrypted, as the files suggest.
+/// The variables are ignored if the builder had a URL without TLS. If the environment sets such a
+/// URL, `build` fails: the files suggest encryption, but the connections would not be encrypted.
 #[cfg(feature = "tls")]
 fn tls(
     mut builder: ClientBuilder,
     text: &impl Fn(&str) -> Result<Option<String>, Error>,
-    is_url_of_program: bool,
+    had_source: bool,
 ) -> Result<ClientBuilder, Error> {
-    if is_url_of_program && !builder.has_tls() {
+    if had_source && !builder.has_tls() {
         return Ok(builder);
     }
     let file = |name: &'static str| -> Result<Option<Vec<u8>>, Error> {
@@ -196,10 +201,10 @@ fn tls(
 fn tls(
     builder: ClientBuilder,
     text: &impl Fn(&str) -> Result<Option<String>, Error>,
-    is_url_of_program: bool,
+    had_source: bool,
 ) -> Result<ClientBuilder, Error> {
-    if is_url_of_program {
-        // Without the feature, it is a URL without TLS or an error.
+    if had_source {
+        // If that URL has no TLS, the variables are ignored. If it has, `build` fails.
         return Ok(builder);
     }
     for name in ["REDIS_TLS_CA", "REDIS_TLS_CERT", "REDIS_TLS_KEY"] {
@@ -213,7 +218,8 @@ fn tls(
     Ok(builder)
 }
 
-/// Returns the value of the variable `name`. An error is about that value: it was checked alone.
+/// Returns `value`, or an error that blames the variable `name`. So the check of `value` must not
+/// depend on another setting.
 fn checked<T>(name: &str, value: Result<T, Error>) -> Result<T, Error> {
     value.map_err(|error| {
         Error::Config(format!(
@@ -222,7 +228,7 @@ fn checked<T>(name: &str, value: Result<T, Error>) -> Result<T, Error> {
     })
 }
 
-/// Returns the URL that `REDIS_HOST` and its companions describe.
+/// Returns the URL made of `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB`.
 fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<String, Error> {
     let host = text("REDIS_HOST")?.unwrap_or_else(|| DEFAULT_HOST.into());
     let port: u16 = text("REDIS_PORT")?.map_or(Ok(DEFAULT_PORT), |port| {
@@ -231,6 +237,7 @@ fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Str
     let db: u32 = text("REDIS_DB")?.map_or(Ok(0), |db| {
         parsed("REDIS_DB", &db, "the number of a database")
     })?;
+    // A URL has brackets around an IPv6 address.
     let host = match host.contains(':') && !host.starts_with('[') {
         true => format!("[{host}]"),
         false => host,
@@ -246,7 +253,7 @@ fn parsed<T: FromStr>(name: &str, value: &str, what: &str) -> Result<T, Error> {
     value.parse().map_err(|_| expected(name, what))
 }
 
-/// The value is not repeated: it may be a password that ended up in the wrong variable.
+/// Returns an error that does not repeat the value: it may be a password in the wrong variable.
 fn expected(name: &str, what: &str) -> Error {
     Error::Config(format!(
         "the environment variable {name} cannot be used; it expects {what}"
