@@ -183,7 +183,10 @@ fn tls(
                 chain: chain.clone(),
                 key: key.clone(),
             });
-            checked("REDIS_TLS_CERT", Tls { root: None, client }.check())?;
+            checked(
+                "REDIS_TLS_CERT with REDIS_TLS_KEY",
+                Tls { root: None, client }.check(),
+            )?;
             Ok(builder
                 .tls_client_cert(chain, key)
                 .read_from("REDIS_TLS_CERT"))

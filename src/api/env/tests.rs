@@ -159,12 +159,14 @@ fn tls_files_belong_to_a_url_with_tls() {
     let plain = ("REDIS_URL", "redis://here:1");
     let missing = ("REDIS_TLS_CA", "/no/such\u{1b}file");
     let not_ca = ("REDIS_TLS_CA", key.1);
+    let not_key = ("REDIS_TLS_KEY", ca.1);
     for (vars, word) in [
         (vec![plain, ca], "REDIS_TLS_CA"),
         (vec![url, missing], r"cannot read /no/such\x1bfile"),
         (vec![url, not_ca], "REDIS_TLS_CA"),
         (vec![url, cert], "REDIS_TLS_KEY"),
         (vec![url, key], "REDIS_TLS_CERT"),
+        (vec![url, cert, not_key], "REDIS_TLS_KEY"),
     ] {
         let built = read(&vars).map_err(|error| error.to_string());
         let error = built.and_then(check).unwrap_err();
