@@ -1,4 +1,4 @@
-//! Commands, replies and messages on their way.
+//! The commands, replies and messages that are on their way between a client and the server.
 
 use super::phase::Phase;
 use super::state::Id;
@@ -7,13 +7,14 @@ use super::state::Id;
 pub enum Command {
     /// The first attempt: acquires a free lock, even if others are queued.
     Acquire,
+    /// Acquires a free lock if nobody is queued; otherwise joins the queue.
     Enter,
     Refresh,
     Renew,
     Release,
     /// A release that may leave the lock free although clients are queued.
     ReleaseOpen,
-    /// The undo that was written behind the acquire or the enter on the same connection.
+    /// The undo of an acquire or an enter, sent behind it on the same connection.
     ReleaseBehind,
 }
 
@@ -28,7 +29,7 @@ impl Command {
         Self::ReleaseBehind,
     ];
 
-    /// Whether the command asks for the lock: without a reply, it may have acquired it.
+    /// Whether the command asks for the lock. If its reply is lost, it may still have acquired it.
     pub(super) fn asks(self) -> bool {
         matches!(self, Self::Acquire | Self::Enter)
     }
@@ -39,16 +40,18 @@ impl Command {
     }
 }
 
-/// A block of fencing tokens. Zeroes in searches without tokens.
+/// A block of fencing tokens. Both fields are zero in searches without tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tokens {
     pub first: u8,
     pub count: u8,
 }
 
-/// The commands, replies and messages of one holder id that are on their way.
+/// The commands, replies and messages of one holder id that are on their way. A state has at most
+/// one of each kind at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct OnItsWay {
+    /// A set of [`Command`]s: bit `n` stands for `Command::ALL[n]`.
     pub commands: u8,
     /// How many tokens the acquire, enter or refresh asks for.
     pub asked: u8,
@@ -59,24 +62,26 @@ pub struct OnItsWay {
     pub released: Option<Released>,
     /// A grant message.
     pub message: Option<Tokens>,
-    /// Ticks for which the enter is undone, plus one; zero if it is not.
+    /// The ticks since the client began to undo its acquire or enter, plus one; zero if there is
+    /// nothing to undo.
     pub undone: u8,
-    /// The undo was sent in this tick.
+    /// The undo was sent in this tick. Recorded only in prompt runs.
     pub is_undo_sent: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Entered {
     Granted(Tokens),
-    /// Refused. An enter is queued.
+    /// Refused. After an enter the id is queued, or a grant has already made it the holder.
     Refused,
-    /// The network ran the command twice: the id held the lock before.
+    /// The id held the lock before: the network ran the command twice.
     RanBefore,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refreshed {
-    /// With one token: the first of a block that this refresh granted, or the last that was drawn.
+    /// The id holds the lock. The token is the first of the block that this refresh granted. If the
+    /// id was granted the lock before, it is the last token that was drawn.
     Granted(u8),
     Waiting,
     Gone,
@@ -84,10 +89,13 @@ pub enum Refreshed {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Released {
+    /// The id held the lock or had a place; it has neither now.
     Done,
     LeftOpen,
-    /// The lock is free because a reader is next: the scripts of a mutex admit none.
+    /// The lock is free although clients are queued: a reader is next, and the scripts of a mutex
+    /// cannot grant to it.
     NotPassedOn,
+    /// The id neither held the lock nor had a place.
     NotOurs,
 }
 
@@ -131,27 +139,29 @@ impl OnItsWay {
         }
     }
 
-    /// Forgets the replies and messages that nobody reads. The phase is that of the id's client.
+    /// Forgets the replies and messages that the id's client does not read in this phase.
     pub(super) fn tidy(&mut self, id: Id, phase: Phase) {
         let is_current = phase.id() == Some(id);
         let is_undone = self.undone > 0;
-        let (mut enters, mut refreshes, mut renews, mut leaves) = (false, false, false, is_undone);
-        let mut is_known = false;
+        let (mut reads_entered, mut reads_refreshed, mut reads_renewed) = (false, false, false);
+        let (mut reads_released, mut ignores_message) = (is_undone, false);
         if is_current {
             match phase {
-                Phase::Trying { .. } | Phase::Entering { .. } => enters = true,
-                Phase::Waiting { refresh, .. } => refreshes = refresh.is_some(),
-                Phase::Confirming { .. } => (renews, is_known) = (true, true),
-                Phase::Held { renewal, .. } => (renews, is_known) = (renewal.is_some(), true),
-                Phase::Leaving { .. } => (leaves, is_known) = (true, true),
+                Phase::Trying { .. } | Phase::Entering { .. } => reads_entered = true,
+                Phase::Waiting { refresh, .. } => reads_refreshed = refresh.is_some(),
+                Phase::Confirming { .. } => (reads_renewed, ignores_message) = (true, true),
+                Phase::Held { renewal, .. } => {
+                    (reads_renewed, ignores_message) = (renewal.is_some(), true);
+                }
+                Phase::Leaving { .. } => (reads_released, ignores_message) = (true, true),
                 Phase::Out | Phase::Sleeping { .. } | Phase::Dead => {}
             }
         }
-        self.entered = self.entered.filter(|_| enters);
-        self.refreshed = self.refreshed.filter(|_| refreshes);
-        self.renewed = self.renewed.filter(|_| renews);
-        self.released = self.released.filter(|_| leaves);
-        if phase == Phase::Dead || is_known || is_undone {
+        self.entered = self.entered.filter(|_| reads_entered);
+        self.refreshed = self.refreshed.filter(|_| reads_refreshed);
+        self.renewed = self.renewed.filter(|_| reads_renewed);
+        self.released = self.released.filter(|_| reads_released);
+        if phase == Phase::Dead || ignores_message || is_undone {
             self.message = None;
         }
         if !self.asks() && !self.has(Command::Refresh) {
