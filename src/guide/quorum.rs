@@ -1,12 +1,13 @@
 //! Locks over several independent servers (the Redlock algorithm).
 //!
-//! [`Client::quorum`] takes the servers, and so does the URL `redis+quorum://h1,h2,h3`. A client
-//! holds a lock once a majority of all servers has granted it. Validity counts from before the
-//! first request was sent. The client sends to all servers at once and returns as soon as enough
-//! replies have arrived. A minority of the servers may be dead, hung or slow. A server that does
-//! not reply costs one timeout; the client then skips it until it replies to a probe. Renewing a
-//! lease and declaring it lost also need a majority of all servers. If fewer are reachable, every
-//! call fails with [`Error::Unreachable`] within its deadline and releases what it was granted.
+//! Pass the servers to [`Client::quorum`], or in one URL: `redis+quorum://h1,h2,h3`. A client holds
+//! a lock once a majority of all servers has granted it. The lease's validity counts from before
+//! the first request was sent. The client sends to all servers at once and returns as soon as
+//! enough replies have arrived. A minority of the servers may be dead, hung or slow. A server that
+//! stops replying can cost the calls in progress one timeout. The client then skips it until it
+//! replies to a probe. Renewing a lease and declaring it lost also need a majority of all servers.
+//! If no majority is reachable, every call fails with [`Error::Unreachable`] within its deadline,
+//! and an acquiring call releases its lock on the servers that granted it.
 //!
 //! [`Mutex`](crate::Mutex) and [`MutexAll`](crate::MutexAll) work over a quorum.
 //! [`FairMutex`](crate::FairMutex), [`RwLock`](crate::RwLock), [`Semaphore`](crate::Semaphore) and
@@ -20,7 +21,8 @@
 //!   sooner than the longest ttl after it went down.
 //! - The servers must be independent: not replicas of each other, and not on one machine.
 //! - All clients must use the same servers.
-//! - Use 3 or 5. An even number tolerates no more failures than one fewer, and logs a warning.
+//! - Use 3 or 5 servers. An even number tolerates no more failures than the odd number below it, so
+//!   the client logs a warning.
 //!
 //! # Why tokens rise over a quorum
 //!
@@ -39,9 +41,10 @@
 //!   request was sent, so it ends no later than any key granted to that request. A renewal counts
 //!   only if a majority of *all* servers renewed, so any other client would still need a server
 //!   that has the renewed key.
-//! * If a server finds a proposal too low, the client releases it everywhere and proposes a higher
-//!   token under a new holder id. Votes for different holder ids or different tokens are never
-//!   added up, because neither id may have had a majority.
+//! * If a proposal fails because servers find its token too low, the client releases it on every
+//!   server that may have granted it. It then proposes a higher token under a new holder id. Votes
+//!   for different holder ids or different tokens are never added up: together they can look like
+//!   a majority that no single proposal had.
 //!
 //! # Limits of a quorum
 //!
@@ -50,20 +53,21 @@
 //!   became its holder still gets a higher token. Of two overlapping holders, the one that the
 //!   shared server granted last has the higher token, and a fenced resource that has seen that
 //!   token rejects the other. The holder with the lower token may still be the last to learn that
-//!   it has a majority, so the order of learning and the order of tokens can then differ. A token
-//!   that was handed to another thread is as old as the lease that it belongs to.
+//!   it has a majority, so the order of learning and the order of tokens can then differ. The token
+//!   of a local hand-off was reserved when its lease was granted, so it counts as of that time.
 //! * *A server that loses data* (an empty restart, `FLUSHALL`, an old snapshot, a failover to a
-//!   lagging replica) breaks both promises; one such server is enough. Servers 1 and 2 grant to A,
-//!   server 1 restarts empty, servers 1 and 3 grant to B, and no counter there is above B's token.
-//!   Tokens then only follow the clients' clocks, and rise as far as those agree. A server that
-//!   stays down for the longest ttl preserves mutual exclusion. Only a server that keeps its data
-//!   (`appendfsync always`) also preserves the order of tokens.
+//!   lagging replica) breaks both mutual exclusion and the order of tokens. One such server is
+//!   enough: servers 1 and 2 grant to A, server 1 restarts empty, and servers 1 and 3 grant to B.
+//!   Neither of these two knows A's token, so B's token can be lower. Tokens then follow the
+//!   clients' clocks alone, and rise only as far as these agree. If the server stays down for the
+//!   longest ttl, mutual exclusion holds. The order of tokens holds only if the server keeps its
+//!   data (`appendfsync always`).
 //! * Counters expire a day after the last grant. A counter that was set by a clock more than a day
-//!   ahead can expire before other clients' clocks reach it.
+//!   ahead can expire before other clients' clocks reach it. Later tokens are then lower.
 //! * The clocks must run at the same rate, within the drift that is subtracted from the validity. A
-//!   pause between check and write still needs fencing.
+//!   holder that pauses between its check of the lease and its write still needs fencing.
 //!
-//! `tests/quorum_model` searches all interleavings of two to three attempts at three servers, with
+//! `tests/quorum_model` searches all interleavings of up to three attempts at three servers, with
 //! releases that run late, are lost, or overtake their acquire on another connection. It finds no
 //! violation of these promises while the assumptions hold, and no key that outlives its release. It
 //! does find a violation for early expiry, for a server that loses data, and for each of ten

@@ -1,7 +1,8 @@
 //! The threads and connections of a client.
 //!
-//! A client starts no lasting thread until it acquires its first lock. In a cluster it runs one io
-//! and one subscriber thread for each master in use; over a quorum, one of each for each server.
+//! A client starts no lasting thread before its first call that acquires a lock. In a cluster it
+//! runs one io and one subscriber thread for each master in use. Over a quorum it runs one of each
+//! for each server.
 //!
 //! | thread | started by | purpose |
 //! |---|---|---|
@@ -11,23 +12,24 @@
 //! | `leasehold-subscriber` | the first waiter | receives releases and grants over its own connection |
 //! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
-//! | `leasehold-dial` | connecting, and reading a cluster's slots | opens connections, then ends |
-//! | `leasehold-call` | a call that acquires, of a lock with a [`CancelToken`] | runs the call, then ends |
+//! | `leasehold-dial` | connecting, finding the master, and reading a cluster's slots | opens connections, or asks a sentinel or a node; then ends |
+//! | `leasehold-call` | an acquiring call of a lock with a [`CancelToken`] | runs the call, then ends |
 //!
 //! There is never a thread per lock. Dropping the last client, lock or guard ends the threads and
 //! waits for them: for at most one command timeout, or three if a cancelled call still waits for a
-//! reply. It does not wait for `leasehold-dial`, since nothing can interrupt the look-up of a host
-//! name.
+//! reply. The drop does not wait for `leasehold-dial`, since nothing can interrupt the look-up of a
+//! host name.
 //!
-//! A call without a token sends its command on the caller's thread. With up to eight calls at a
-//! time, each has its own connection. With more:
+//! A call without a [`CancelToken`] sends its command on the caller's thread. With up to eight
+//! calls at a time, or [`max_connections`](crate::ClientBuilder::max_connections) if that is fewer,
+//! each call has its own connection. With more:
 //!
 //! - If the server is near (a round trip of at most 0.2 ms), the calls share one connection: one of
 //!   the callers sends them in one write and reads all replies.
-//! - If the server is farther away, each call keeps its own connection, up to
-//!   [`max_connections`](crate::ClientBuilder::max_connections). Calls beyond that share one.
-//! - A release waits at most 5 ms for a shared connection. A call that waits for replicas always
-//!   has its own.
+//! - If the server is farther away, each call has its own connection, up to `max_connections`. The
+//!   calls beyond that wait for a connection and then share its next write.
+//! - A release waits at most 5 ms for a shared connection, and then gets its own. A call that waits
+//!   for replicas always has its own.
 //!
 //! A thread that waits for a reply or for a lock sleeps. [`ClientBuilder::spin`] lets a call spin
 //! for the reply before it sleeps, for machines with idle cores.
