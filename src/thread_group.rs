@@ -1,4 +1,4 @@
-//! Threads of one client for one kind of work, which end on their own, and their number.
+//! The short-lived threads of a client for one kind of work: starts, counts and awaits them.
 
 use std::collections::HashSet;
 use std::io;
@@ -9,12 +9,14 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, nap};
 
-/// The name of each thread that makes connections or looks up a server's address.
+/// The name of each thread that opens connections, or asks a sentinel for the master or a cluster
+/// node for the slots.
 pub(crate) const DIALER: &str = "leasehold-dial";
 
 /// The name of each thread that runs a call that can be cancelled.
 pub(crate) const CALL: &str = "leasehold-call";
 
+/// A group of threads with the same name. A clone is the same group.
 #[derive(Clone, Debug)]
 pub(crate) struct ThreadGroup {
     name: &'static str,
@@ -24,6 +26,7 @@ pub(crate) struct ThreadGroup {
 #[derive(Debug, Default)]
 struct GroupThreads {
     threads: Mutex<HashSet<ThreadId>>,
+    /// Notified when a thread has ended.
     ended: Condvar,
 }
 
@@ -46,15 +49,16 @@ impl ThreadGroup {
         }
     }
 
-    /// Runs `body` on a new thread: the caller need not wait for what nothing can interrupt, such
-    /// as the look-up of a host name.
+    /// Runs `body` on a new thread, so that the caller can stop waiting for an operation that
+    /// nothing can interrupt, such as the look-up of a host name.
     pub(crate) fn spawn(&self, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let running = Arc::clone(&self.running);
         let run = move || {
             let _membership = Membership(running);
             body();
         };
-        // Locked until the thread is in the set: it may end at once.
+        // Locked until the thread is in the set. A thread that ends at once must not remove itself
+        // before it is inserted: it would count as running for ever.
         let mut threads = self.running.threads.lock();
         let handle = thread::Builder::new().name(self.name.into()).spawn(run)?;
         threads.insert(handle.thread().id());
@@ -63,7 +67,7 @@ impl ThreadGroup {
 
     /// Waits until the threads have ended, at most until `until`. Returns how many still run.
     ///
-    /// The calling thread does not count.
+    /// If the calling thread is in the group, it does not count: it cannot wait for its own end.
     pub(crate) fn wait(&self, until: Instant) -> usize {
         let this = thread::current().id();
         let mut threads = self.running.threads.lock();

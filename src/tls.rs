@@ -9,13 +9,15 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::error::Error;
 
-/// PEM texts. `None` means the system's authorities and no client certificate.
+/// The TLS settings of a client, as PEM texts.
 #[derive(Clone, Default)]
 pub(crate) struct Tls {
+    /// The trusted authorities; `None` means those of the system.
     pub(crate) root: Option<Vec<u8>>,
     pub(crate) client: Option<ClientCert>,
 }
 
+/// The client certificate with its chain, and its private key, as PEM texts.
 #[derive(Clone)]
 pub(crate) struct ClientCert {
     pub(crate) chain: Vec<u8>,
@@ -36,7 +38,8 @@ impl Tls {
         self.client.as_ref().map_or(Ok(()), check_client)
     }
 
-    /// Returns the configuration for a new connection; the PEM texts have been checked.
+    /// Returns the configuration for a new connection, from PEM texts that [`check`](Self::check)
+    /// has accepted.
     ///
     /// Loads the system's authorities each time, because they may be replaced while a client runs.
     pub(crate) fn client_config(&self) -> RedisResult<ClientConfig> {
@@ -82,9 +85,10 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Installs a crypto provider: if the program links two and chose none, rustls panics.
+/// Installs a crypto provider for the process, unless one is installed. Without it, rustls panics
+/// in a program that links two providers and has installed none.
 pub(crate) fn install_provider() {
-    // An error means that the program has installed one itself.
+    // An error means that the program or an earlier call has installed one.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
@@ -108,7 +112,7 @@ fn check_root(pem: &[u8]) -> Result<(), Error> {
 }
 
 fn check_client(client: &ClientCert) -> Result<(), Error> {
-    use rustls::{Error as Tls, InconsistentKeys};
+    use rustls::{Error as TlsError, InconsistentKeys};
     let Some(chain) = certificates(&client.chain) else {
         return wrong(
             "tls_client_cert: the certificate (its first part) contains no readable PEM \
@@ -127,10 +131,10 @@ fn check_client(client: &ClientCert) -> Result<(), Error> {
     };
     match rustls::sign::CertifiedKey::from_der(chain, key, provider) {
         Ok(_) => Ok(()),
-        Err(Tls::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
+        Err(TlsError::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
             wrong("tls_client_cert: the key does not belong to the certificate")
         }
-        Err(Tls::InvalidCertificate(_)) => {
+        Err(TlsError::InvalidCertificate(_)) => {
             wrong("tls_client_cert: the certificate (its first part) is not valid X.509")
         }
         Err(_) => wrong(
