@@ -8,13 +8,13 @@ use crate::lost::Lost;
 
 /// The reason why a section did not run under the lock, failed, or lost the lock while it ran.
 ///
-/// It is the error of `with` and its companions, such as [`Mutex::with`](crate::Mutex::with). A
-/// section that has run is never repeated, and what it returned is kept in the error: see
+/// The error of `with` and its variants, such as [`Mutex::with`](crate::Mutex::with). A section
+/// that has run is never repeated, and its result is kept in the error: see
 /// [`into_result`](Self::into_result). `E` is the error of a section that can fail, as in
 /// [`Mutex::with_result`](crate::Mutex::with_result).
 ///
-/// `?` converts it to [`Error`] if the section cannot fail or fails with an `Error`. That drops the
-/// value of a section that has lost its lock.
+/// `?` converts a `WithError` to [`Error`] if the section cannot fail or fails with an `Error`. The
+/// conversion drops the value of a section that has lost its lock.
 ///
 /// ```
 /// use leasehold::WithError;
@@ -68,7 +68,7 @@ impl<T, E> WithError<T, E> {
         }
     }
 
-    /// Returns the value of a section that has succeeded, but has lost its lock.
+    /// Returns the value of a section that succeeded but lost its lock; otherwise `None`.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -82,7 +82,7 @@ impl<T, E> WithError<T, E> {
         self.into_result()?.ok()
     }
 
-    /// Returns the section's own error, or what happened to the lock as an error of that type.
+    /// Returns the section's own error if it failed, otherwise the lock's error as that type.
     ///
     /// A section that succeeded and then lost its lock becomes [`Error::Lost`], although its work
     /// has been done. If it must not be repeated, for example because its write was
@@ -114,7 +114,7 @@ impl<T, E> WithError<T, E> {
         }
     }
 
-    /// Returns why the lock was lost, if the section has run and lost it.
+    /// Returns why the lock was lost while the section ran; `None` if it was not.
     ///
     /// ```
     /// use leasehold::{Error, WithError};
@@ -177,7 +177,7 @@ impl<T, E: fmt::Debug> fmt::Debug for WithError<T, E> {
 impl<T, E: std::error::Error + 'static> std::error::Error for WithError<T, E> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // These errors are shown themselves.
+            // `Display` shows these errors, so the chain of sources goes on with their causes.
             Self::NotAcquired(error) => error.source(),
             Self::Section(error) => error.source(),
             Self::Lost { result, .. } => result.as_ref().err().map(|error| error as _),
