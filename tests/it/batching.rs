@@ -86,7 +86,7 @@ fn basic_calls_work_over_one_shared_connection() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = client(&proxy.url(), 1);
-    // Replies slow enough that calls find the only connection in use.
+    // A reply takes so long that the other calls find the only connection in use.
     proxy.delay(Duration::ZERO, ms(1));
     for (granted, _) in in_parallel(THREADS, |n| try_lock(&client, n)) {
         let guard = granted.unwrap().expect("no other thread uses the name");
@@ -98,13 +98,13 @@ fn basic_calls_work_over_one_shared_connection() {
 fn waiting_calls_share_one_write() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let in_turn = 32 * ms(50);
-    let client = client_with(&proxy.url(), 1, in_turn);
+    let one_by_one = 32 * ms(50);
+    let client = client_with(&proxy.url(), 1, one_by_one);
     proxy.delay(Duration::ZERO, ms(50));
-    // Sequential calls would take 32 times as long as a reply.
+    // One by one, the calls would take 32 times as long as a reply.
     for (granted, took) in in_parallel(THREADS, |n| try_lock(&client, n)) {
         drop(granted.unwrap().expect("no other thread uses the name"));
-        assert!(took < in_turn / 2);
+        assert!(took < one_by_one / 2);
     }
 }
 
@@ -134,8 +134,9 @@ fn exclusion_and_tokens_hold_over_threads_and_names() {
     }
 }
 
-/// Locks and unlocks a name in each thread until a call fails. `break_server` is called once all
-/// threads are working. Returns for each thread whether `try_lock` failed, and how long it took.
+/// Locks and unlocks a name in each thread until a call fails. Calls `break_server` once the
+/// threads have done so more than 10 times each on average. Returns for each thread whether the
+/// call that failed was `try_lock` rather than `unlock`, and how long it took.
 fn call_until_failure(client: &Client, break_server: impl FnOnce()) -> Vec<(bool, Duration)> {
     let pairs = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -187,13 +188,15 @@ fn unanswered_batch_ends_its_connection_and_each_acquire_is_undone_on_it() {
     let client = client(&proxy.url(), 1);
     let failed = call_until_failure(&client, || {
         proxy.set_future(Traffic::DropBoth);
-        // Counted once: a connection that sends its first call later is stalled as well.
+        // Counted once: a connection that is accepted later must keep dropping all bytes. One that
+        // is open and sends its first call later is stalled like the others.
         let open = proxy.connections();
         let set_all = |traffic| (0..open).for_each(|n| proxy.set_nth(n, traffic));
-        // Until one write has acquired several locks, and their replies are stalled.
+        // Repeated until one write has acquired several locks and their replies are stalled.
         eventually(ms(10_000), || {
             set_all(Traffic::StallReplies);
-            // Lets the write in flight arrive. If it was too small, the next one may do.
+            // Lets the write in flight arrive. If it contains too few calls, the next may have
+            // more.
             let_pass(ms(20));
             let has_hit = lock_count(&server) > 2;
             if !has_hit {
@@ -207,7 +210,7 @@ fn unanswered_batch_ends_its_connection_and_each_acquire_is_undone_on_it() {
     for (n, _) in failed
         .iter()
         .enumerate()
-        .filter(|(_, (to_lock, _))| *to_lock)
+        .filter(|(_, (is_try_lock, _))| *is_try_lock)
     {
         eventually(PATIENCE, || server.get(format!("lock:name-{n}")).is_none());
     }
@@ -226,22 +229,24 @@ fn assert_works_again(client: &Client) {
 }
 
 fn short_deadline_does_not_fail_other_calls() {
-    const LITTLE: Duration = ms(60);
+    const SHORT_DEADLINE: Duration = ms(60);
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    // The calls without a short deadline get their reply on a busy machine, too.
+    // A long command timeout: the calls without a short deadline must get their reply even on a
+    // busy machine.
     let client = client_with(&proxy.url(), 1, PATIENCE);
     proxy.delay(Duration::ZERO, ms(40));
     let (open, sent) = (proxy.connections(), proxy.request_bytes());
     let answers = in_parallel(THREADS, |n| {
         let mutex = client.mutex(format!("name-{n}"));
         if n != 1 {
-            // All other calls find the only connection in use.
+            // The call of thread 1 is in flight: all others find the only connection in use.
             eventually(ms(10_000), || proxy.request_bytes() > sent);
         }
         match n % 2 {
-            // Sent when the first reply arrives; its deadline passes before its own reply.
-            0 => mutex.try_lock_for(LITTLE),
+            // Sent when the reply to thread 1 arrives, after 40 ms. Its own reply would arrive
+            // after another 40 ms, when its deadline has passed.
+            0 => mutex.try_lock_for(SHORT_DEADLINE),
             _ => mutex.try_lock(),
         }
     });
@@ -251,7 +256,7 @@ fn short_deadline_does_not_fail_other_calls() {
         match n % 2 {
             0 => {
                 assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
-                assert!(took < LITTLE + NOISE, "{took:?}");
+                assert!(took < SHORT_DEADLINE + NOISE, "{took:?}");
             }
             _ => drop(answer.unwrap().expect("no other thread uses the name")),
         }
@@ -319,12 +324,12 @@ fn release_does_not_wait_for_the_connection_limit() {
     let client = client_with(&proxy.url(), 1, timeout);
     let guard = client.mutex("held").lock().unwrap();
     proxy.set_open(Traffic::StallReplies);
-    let asked = || client.stats().totals.attempts;
-    let before = asked();
+    let attempts = || client.stats().totals.attempts;
+    let before = attempts();
     thread::scope(|scope| {
         let answers = scope.spawn(|| in_parallel(THREADS, |n| try_lock(&client, n).is_ok()));
-        // The only connection carries an unanswered call, and the others wait for it.
-        eventually(ms(10_000), || asked() == before + THREADS as u64);
+        // The only connection carries an unanswered call, and the other calls wait for it.
+        eventually(ms(10_000), || attempts() == before + THREADS as u64);
         // Time for the waiting calls to open another connection, which they must not.
         let_pass(ms(100));
         assert_eq!(proxy.connections_that_sent("EVALSHA").len(), 1);
@@ -335,16 +340,17 @@ fn release_does_not_wait_for_the_connection_limit() {
     });
 }
 
-/// How many connections the threads below share.
+/// How many connections the threads of `calls_during_a_failing_batch` share.
 const CONNECTIONS: usize = 16;
 
-/// Collects the durations of calls that failed or took long.
-struct Bad {
+/// Collects the durations of the calls for which `is_bad` returns true. Its arguments are whether
+/// the call succeeded, and how long it took.
+struct BadCalls {
     is_bad: fn(bool, Duration) -> bool,
     calls: Mutex<Vec<Duration>>,
 }
 
-impl Bad {
+impl BadCalls {
     fn watch<T>(&self, call: impl FnOnce() -> Result<T, Error>) -> Option<T> {
         let began = Instant::now();
         let answer = call();
@@ -356,8 +362,9 @@ impl Bad {
     }
 }
 
-/// Locks and unlocks names in many threads while `traffic` applies to one write of several calls,
-/// until `wait` returns. Returns how many calls that write contained, and the bad calls.
+/// Locks and unlocks a name in each of many threads. Applies `traffic` to the first write of 8
+/// calls or more, and calls `wait` with the number of its connection. The threads continue until
+/// `wait` returns. Returns how many calls the write contained, and the durations of the bad calls.
 fn calls_during_a_failing_batch(
     proxy: &Proxy,
     client: &Client,
@@ -365,12 +372,12 @@ fn calls_during_a_failing_batch(
     is_bad: fn(bool, Duration) -> bool,
     wait: impl FnOnce(usize),
 ) -> (usize, Vec<Duration>) {
-    const THREADS: usize = 128;
+    const CALLERS: usize = 128;
     let (is_over, pairs) = (AtomicBool::new(false), AtomicUsize::new(0));
     let calls = Mutex::default();
-    let bad = Bad { is_bad, calls };
+    let bad = BadCalls { is_bad, calls };
     let batch = thread::scope(|scope| {
-        for n in 0..THREADS {
+        for n in 0..CALLERS {
             let (is_over, pairs, bad) = (&is_over, &pairs, &bad);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
@@ -383,15 +390,15 @@ fn calls_during_a_failing_batch(
             });
         }
         let done = || pairs.load(Ordering::Relaxed);
-        eventually(ms(20_000), || done() > 4 * THREADS);
+        eventually(ms(20_000), || done() > 4 * CALLERS);
         proxy.set_on_batch(8, traffic);
         eventually(ms(20_000), || proxy.found_batch().is_some());
-        let (link, batch) = proxy.found_batch().unwrap();
+        let (connection, batch) = proxy.found_batch().unwrap();
         let before = done();
-        wait(link);
+        wait(connection);
         let after = done();
         is_over.store(true, Ordering::Relaxed);
-        assert!(after > before + THREADS, "other calls continue");
+        assert!(after > before + CALLERS, "other calls continue");
         batch
     });
     (batch, bad.calls.into_inner())
@@ -407,9 +414,9 @@ fn only_calls_written_to_a_stuck_connection_wait_for_it() {
         &client,
         Traffic::StallRequests,
         |_, took| took > STUCK / 2,
-        |link| {
+        |connection| {
             let_pass(STUCK);
-            proxy.set_nth(link, Traffic::Pass);
+            proxy.set_nth(connection, Traffic::Pass);
         },
     );
     assert!(
@@ -429,7 +436,7 @@ fn only_calls_written_to_a_dead_connection_fail() {
         &proxy,
         &client,
         Traffic::DropBoth,
-        |works, _| !works,
+        |succeeded, _| !succeeded,
         |_| let_pass(TIMEOUT + NOISE),
     );
     assert!(
@@ -448,8 +455,8 @@ fn answer_that_was_read_is_delivered_while_others_are_missing() {
     proxy.set_open(Traffic::StallReplies);
     proxy.set_on_batch(8, Traffic::StallAfterOneReply);
     let returned = AtomicUsize::new(0);
-    let asked = || client.stats().totals.attempts;
-    let before = asked();
+    let attempts = || client.stats().totals.attempts;
+    let before = attempts();
     thread::scope(|scope| {
         let answers = scope.spawn(|| {
             in_parallel(THREADS, |n| {
@@ -458,11 +465,11 @@ fn answer_that_was_read_is_delivered_while_others_are_missing() {
                 granted.unwrap().expect("no other thread uses the name")
             })
         });
-        eventually(ms(10_000), || asked() == before + THREADS as u64);
+        eventually(ms(10_000), || attempts() == before + THREADS as u64);
         // The call in flight gets its reply, and the calls that wait are sent in one write.
         proxy.set_open(Traffic::Pass);
         eventually(ms(10_000), || proxy.found_batch().is_some());
-        // The call in flight, and the first call of the write.
+        // Two calls have their reply: the call in flight, and the first call of the write.
         eventually(ms(5_000), || returned.load(Ordering::Relaxed) == 2);
         proxy.set_open(Traffic::Pass);
         drop(answers.join().unwrap());
