@@ -2,10 +2,10 @@
 
 use crate::samples::Samples;
 
-/// Prints the times of pairs of acquire and release.
+/// Prints a row for each name: the p50 and p99 of its pairs of acquire and release, in µs.
 pub fn print_pairs(names: &[impl AsRef<str>], samples: &[Samples]) {
-    let rows = names.iter().zip(samples).map(|(name, it)| {
-        let [p50, p99, _] = it.range();
+    let rows = names.iter().zip(samples).map(|(name, times)| {
+        let [p50, p99, _] = times.range();
         let name = name.as_ref().to_owned();
         vec![name, format!("{p50:.1}"), format!("{p99:.1}")]
     });
@@ -15,7 +15,7 @@ pub fn print_pairs(names: &[impl AsRef<str>], samples: &[Samples]) {
     );
 }
 
-/// Prints a table, the first column aligned left.
+/// Prints a table, with the first column aligned left and the others right.
 pub fn print_table(heads: &[&str], rows: &[Vec<String>]) {
     let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
     let widths: Vec<usize> = (0..heads.len())

@@ -1,5 +1,5 @@
 //! `RedissonReadLock` and `RedissonWriteLock`: a hash of holders, and a key for each hold of a
-//! reader. A reader always gets in while others read, also if a writer waits.
+//! reader. While others read, a reader always acquires the lock, even if a writer waits.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use uuid::Uuid;
 use super::super::pair::{connect, fresh_id};
 use super::channel::Channel;
 
-/// KEYS: lock, channel, prefix of the caller's timeouts, prefix of all of them; ARGV: id, lease in
-/// ms. Answers nil, or how long the lock lasts if it is refused.
+/// KEYS: lock, channel, prefix of the caller's timeout keys, prefix of all timeout keys. ARGV: id,
+/// lease in ms. Answers nil if the lock was acquired, otherwise the ms until its key expires.
 const READ: &str = "
 local mode = redis.call('HGET', KEYS[1], 'mode')
 if not mode then
@@ -32,8 +32,9 @@ end
 return redis.call('PTTL', KEYS[1])
 ";
 
-/// KEYS: as above, and the latch: a repeated call finds its first answer there. ARGV: id, lease,
-/// ttl of the latch. Answers nil if the caller did not hold.
+/// KEYS: as above, then the latch, from which a repeated call reads the answer of the first. ARGV:
+/// id, lease, ttl of the latch, both in ms. Answers 1 if the lock is free now, 0 if others still
+/// hold it, nil if the caller did not hold it.
 const STOP_READING: &str = "
 local answered = redis.call('GET', KEYS[5])
 if answered then return tonumber(answered) end
@@ -70,7 +71,8 @@ redis.call('PUBLISH', KEYS[2], 0)
 return answer(1)
 ";
 
-/// The same KEYS and ARGV. No candidate writes twice at a time.
+/// KEYS, ARGV and answers as for [`READ`]. The original lets a writer acquire the lock again. Here
+/// that is an error, since no candidate does it.
 const WRITE: &str = "
 local mode = redis.call('HGET', KEYS[1], 'mode')
 if not mode then
@@ -85,6 +87,7 @@ end
 return redis.call('PTTL', KEYS[1])
 ";
 
+/// KEYS and ARGV as for [`STOP_READING`]. Answers 1, or nil if the caller did not hold the lock.
 const STOP_WRITING: &str = "
 local answered = redis.call('GET', KEYS[5])
 if answered then return tonumber(answered) end
@@ -102,20 +105,23 @@ redis.call('SET', KEYS[5], 1, 'PX', ARGV[3])
 return 1
 ";
 
-/// The original's lease of a lock whose holder names none.
+/// The original's lease of a lock whose holder sets none.
 const LEASE_MS: u64 = 30_000;
 
-/// The time of all attempts of a call: four, each with a timeout of 3 s and a pause of 1 to 2 s.
+/// The time of all attempts of a release: four, each with a timeout of 3 s and a pause of 1 to 2 s,
+/// counted as 1.5 s. The latch must last as long, for the last attempt.
 const LATCH_MS: u64 = 18_000;
 
 /// A read-write lock for one thread.
 pub struct RedissonReaders {
     connection: Connection,
-    /// Acquires and releases.
+    /// The scripts that acquire and release as a reader.
     shared: [Script; 2],
+    /// The same as a writer.
     exclusive: [Script; 2],
     id: String,
     keys: [String; 4],
+    /// The prefix of the latches: each release has its own.
     latches: String,
     released: Channel,
     /// Whether the reply to the deletion of the last latch has not been read.
@@ -139,7 +145,7 @@ impl RedissonReaders {
         }
     }
 
-    /// Runs a section as a reader, or else as a writer.
+    /// Runs a section as a writer if `writes` is true, otherwise as a reader.
     pub fn run(&mut self, writes: bool, section: impl FnOnce()) {
         let ([acquire, release], id) = match writes {
             true => (&self.exclusive, format!("{}:write", self.id)),
@@ -159,8 +165,8 @@ impl RedissonReaders {
         let latch = format!("{}:{}", self.latches, Uuid::new_v4());
         let mut leave = release.key(&self.keys);
         leave.key(&latch).arg(&id).arg(LEASE_MS).arg(LATCH_MS);
-        let left: Option<u32> = leave.invoke(&mut self.connection).unwrap();
-        assert!(left.is_some(), "it was held");
+        let answer: Option<u32> = leave.invoke(&mut self.connection).unwrap();
+        assert!(answer.is_some(), "it was held");
         // As in the original, the caller does not wait for this reply.
         let delete = redis::cmd("DEL").arg(&latch).get_packed_command();
         self.connection.send_packed_command(&delete).unwrap();
