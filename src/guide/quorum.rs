@@ -63,7 +63,7 @@
 //!   longest ttl, mutual exclusion holds. The order of tokens holds only if the server keeps its
 //!   data (`appendfsync always`).
 //! * Counters expire a day after the last grant. A counter that was set by a clock more than a day
-//!   ahead can expire before other clients' clocks reach it. Later tokens are then lower.
+//!   ahead can expire before other clients' clocks reach it. Later tokens can then be lower.
 //! * The clocks must run at the same rate, within the drift that is subtracted from the validity. A
 //!   holder that pauses between its check of the lease and its write still needs fencing.
 //!
