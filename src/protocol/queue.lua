@@ -1,37 +1,47 @@
--- The functions that the scripts of a queue share; prepended to each of them, behind those of an
--- admission, which know the holders and whether a waiter fits. They are few: Redis creates them in
--- every call of a script. Constant numbers are strings: Redis would format them in every call.
+-- Shared by the scripts of a queue; prepended to each of them, behind the functions of an admission
+-- (admit_lock.lua, admit_shared.lua or admit_permits.lua), which know the holders and whether a
+-- waiter fits. There are few functions, because Redis creates them in every call of a script.
+-- Constant arguments of commands are strings, because Redis would format a number in every call.
 -- KEYS[3] queue: a list of the waiters' holder ids, first in line first
 -- KEYS[4] places: a hash from holder id to "seen provisional want entered mark inbox"
 --   seen: when the place was last refreshed, in ms
---   provisional: how long the place lasts without a refresh, and a grant to it, both from `seen`
---   want: what the waiter wants, for the admission
+--   provisional: how long the place lasts without a refresh, and a grant to it without a renewal,
+--     in ms, both from `seen`
+--   want: what the waiter wants, in the form that the admission reads
 --   entered: when the place entered the queue, in ms
 --   mark: when a grant reaches the place
 --     l: while a client listens to its inbox
 --     n: always: its client is new and about to listen
---     p: as l; the place was passed over
---     r: always: it was passed over, and its next refresh learns of the grant
+--     p: while a client listens to its inbox; the place was passed over
+--     r: always: it was passed over and then refreshed, and its client learns of the grant from the
+--       next refresh
 --     a: always: its client may listen at another node, where this server cannot see it
 --     A refresh makes n, p and r an l if a client listens; otherwise it makes p an r.
 --   inbox: the channel on which the client receives grants, empty for none
 -- Earlier versions of leasehold write "seen provisional inbox". Such a place counts as marked `a`,
--- and its client gets the message of its version. Their scripts read the rest of a newer place as
--- an inbox to which nobody listens: its client learns of their grants from its next refresh.
+-- and its client gets a message without the want, the form of its version. The scripts of those
+-- versions read everything behind `provisional` in a newer place as its inbox, to which nobody
+-- listens. The place's client therefore learns of their grants from its next refresh.
 
--- The waiters whose client reads the reply to this script, and the first token of those that it has
--- granted what they want. Only a refresh has them.
+-- refreshed: the set of the holder ids whose places the script refreshes; their client learns of a
+--   grant from the reply. nil if the script refreshes none.
+-- granted: from each holder id that `grant` made a holder to its first token. Only queue_refresh.lua
+--   sets it, for its reply.
 local refreshed, granted
 
--- Grants the waiters in line what they want, as long as they fit, and tells their clients. A waiter
--- that a grant does not reach keeps its position and is marked as passed over. Returns an error if
--- a grant failed; nil and true if it stopped at a waiter that it reaches and that does not fit.
+-- Grants the waiters what they want, in the order of the queue and as long as they fit, and tells
+-- their clients. A waiter that a grant does not reach keeps its position and is marked as passed
+-- over. Returns an error if a grant failed. Returns nil and true if it stopped at a waiter that a
+-- grant reaches but that does not fit. Otherwise returns nil.
 local function grant()
+  -- n: how many places were passed over, and so the index of the next one. count: of grants.
   local n, count = 0, 0
-  -- The inboxes to which nobody listens, and how many they are.
+  -- The set of the inboxes that have no listener, and their number. From 100 on, no other inbox is
+  -- looked up, and its places count as not reached.
   local silent, silent_count = nil, 0
-  -- At most 100 grants: the server does nothing else meanwhile. Then the client of the next place
-  -- gets a message and refreshes it, which goes on. A refresh must find its own places.
+  -- At most 100 grants and 1000 places passed over, because the server does nothing else meanwhile.
+  -- After 100 grants, a message tells the client of the next place to refresh it, and the refresh
+  -- continues. A refresh passes over any number of places: it must find its own.
   while fits() and count < 100 and (n < 1000 or refreshed) do
     local id = redis.call('LINDEX', KEYS[3], n == 0 and '0' or n)
     if not id then return nil end
@@ -45,16 +55,17 @@ local function grant()
       want, mark = '1', 'a'
     end
     local left = seen and seen + lasts - now or 0
-    -- The clock may have been set back.
+    -- `seen` is in the future if the clock was set back: no place lasts longer than `lasts`.
     if left > 0 and left - lasts > 0 then left = lasts + 0 end
     local is_reached = mark ~= 'l' and mark ~= 'p' or refreshed and refreshed[id]
     if left > 0 and not is_reached and inbox ~= '' and not (silent and silent[inbox])
       and silent_count < 100
     then
-      -- Not the reply of PUBLISH: a client whose subscription has stayed at a replica would receive
-      -- a grant that nobody here has received, and hold the lock together with the next waiter.
+      -- Not by the reply of PUBLISH: a client may still be subscribed at a server that is a replica
+      -- now. It would receive a grant that PUBLISH reports here as received by nobody, and hold the
+      -- lock together with the next waiter.
       local listeners = redis.pcall('PUBSUB', 'NUMSUB', inbox)
-      -- A user without this permission grants to the first living place.
+      -- A user without the permission for PUBSUB counts every living place as reached.
       is_reached = listeners.err or listeners[2] > 0
       if not is_reached then
         silent = silent or {}
@@ -64,7 +75,8 @@ local function grant()
     end
     if left > 0 and not is_reached then
       if mark == 'l' then
-        -- A deletion first: a server whose memory is full allows it, and then the other writes too.
+        -- A deletion first: a server whose memory is full allows it, and after it the other writes
+        -- of this script, too.
         redis.call('HDEL', KEYS[4], '')
         redis.call('HSET', KEYS[4], id, (string.gsub(place, '^(%d+ %d+ %S+ %d+) l', '%1 p')))
       end
@@ -81,11 +93,13 @@ local function grant()
         local token, bad = draw(want)
         local digits = token and string.format('%.0f', token)
         bad = bad or hold(id, want, left, digits)
-        -- The waiter has left the queue: it joins again and receives this error.
+        -- The waiter has lost its place. Its client enters the queue again, and that call gets the
+        -- error, too.
         if bad then return bad end
         if granted then granted[id] = token end
         if inbox ~= '' then
-          -- A user without the PUBLISH permission can still grant: the next refresh reports it.
+          -- A user without the PUBLISH permission can still grant: the reply to the waiter's next
+          -- refresh contains the grant.
           redis.pcall('PUBLISH', inbox, 'grant ' .. digits .. size .. ' ' .. id)
         end
         count = count + 1
