@@ -245,7 +245,8 @@ fn short_deadline_does_not_fail_other_calls() {
         }
         match n % 2 {
             // Sent when the reply to thread 1 arrives, after 40 ms. Its own reply would arrive
-            // after another 40 ms, when its deadline has passed.
+            // after another 40 ms, when its deadline has passed: it begins less than 20 ms after
+            // thread 1 has sent its request.
             0 => mutex.try_lock_for(SHORT_DEADLINE),
             _ => mutex.try_lock(),
         }
