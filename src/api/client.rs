@@ -109,8 +109,8 @@ impl Client {
     /// dead, hung or slow. See [the guarantees and limits](crate::guide::quorum).
     ///
     /// Each URL names a single server, as for [`open`](Self::open). Every client must use the same
-    /// servers. Use 3 or 5: an even number tolerates no more failures than one fewer, and logs a
-    /// warning. A quorum of one is allowed, for tests. Does no I/O.
+    /// servers. Use 3 or 5: an even number tolerates no more failures than the odd number below it,
+    /// so the client logs a warning. A quorum of one is allowed, for tests. Does no I/O.
     ///
     /// ```
     /// use leasehold::Client;

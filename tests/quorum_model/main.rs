@@ -224,7 +224,7 @@ fn restarted_server(steps: &[Step]) -> usize {
         Step::RestartsEmpty { server } => Some(server),
         _ => None,
     });
-    server.expect("a server that restarted_server")
+    server.expect("a server restarted")
 }
 
 /// Asserts that `server`, and no other, granted to both attempts.
