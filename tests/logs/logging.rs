@@ -453,6 +453,8 @@ fn nothing_is_logged_at_info_and_no_whole_id_above_trace() {
     }
     let mut info = log_records();
     info.retain(|line| line.level == Level::Info && line.target.starts_with("leasehold"));
+    // Meanwhile, other tests open circuit breakers, whose closing is logged.
+    info.retain(|line| !line.message.contains("circuit breaker"));
     assert!(info.is_empty(), "{info:?}");
 }
 
