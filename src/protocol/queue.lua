@@ -25,8 +25,8 @@
 
 -- refreshed: the set of the holder ids whose places the script refreshes; their client learns of a
 --   grant from the reply. nil if the script refreshes none.
--- granted: from each holder id that `grant` made a holder to its first token. Only queue_refresh.lua
---   sets it, for its reply.
+-- granted: from each holder id that `grant` made a holder to its first token. Only
+--   queue_refresh.lua sets it, for its reply.
 local refreshed, granted
 
 -- Grants the waiters what they want, in the order of the queue and as long as they fit, and tells

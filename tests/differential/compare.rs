@@ -91,7 +91,7 @@ fn holders_by_id(reply: &Reply) -> Reply {
 }
 
 /// Sorts the items of a list by groups of `width`.
-fn sorted(reply: &Reply, width: usize) -> Reply {
+pub(crate) fn sorted(reply: &Reply, width: usize) -> Reply {
     let Reply::Array(Some(items)) = reply else {
         return reply.clone();
     };
