@@ -29,7 +29,7 @@ support::tests![
     a_false_release_message_is_not_a_loss
 ];
 
-support::roughly_timed![past_max_hold_the_key_expires_by_itself];
+support::timed![past_max_hold_the_key_expires_by_itself];
 
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.
 const WAIT_LIMIT: Duration = ms(10_000);
