@@ -1,9 +1,9 @@
 //! The thread that runs users' callbacks, so that a slow or panicking callback affects no lease.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::logging;
@@ -15,7 +15,8 @@ pub(crate) struct Callbacks {
     /// `None` ends the thread once it has run the callbacks queued before it.
     queue: Sender<Option<Job>>,
     jobs: Receiver<Option<Job>>,
-    stopped: AtomicBool,
+    /// Locked while something is queued: a job queued behind the end would stay.
+    stopped: Mutex<bool>,
     pub(crate) worker: Worker,
 }
 
@@ -25,7 +26,7 @@ impl Default for Callbacks {
         Self {
             queue,
             jobs,
-            stopped: AtomicBool::new(false),
+            stopped: Mutex::new(false),
             worker: Worker::new("leasehold-callbacks"),
         }
     }
@@ -43,14 +44,16 @@ impl Callbacks {
     /// Runs `job` on the thread, after the jobs queued before it.
     pub(crate) fn run(&self, job: Job) {
         // A job that will never run must be dropped: it may own the client that owns this queue.
-        if !self.stopped.load(Ordering::SeqCst) {
+        let stopped = self.stopped.lock();
+        if !*stopped {
             // Sending cannot fail: `self` owns a receiver.
             let _ = self.queue.send(Some(job));
         }
     }
 
     pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::SeqCst);
+        let mut stopped = self.stopped.lock();
+        *stopped = true;
         let _ = self.queue.send(None);
     }
 }
@@ -59,6 +62,31 @@ fn run(jobs: &Receiver<Option<Job>>) {
     while let Ok(Some(job)) = jobs.recv() {
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
             logging::error!("a callback panicked; leases are not affected");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    #[test]
+    fn no_job_is_queued_behind_the_end() {
+        for _ in 0..200 {
+            let callbacks = Callbacks::default();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !*callbacks.stopped.lock() {
+                        callbacks.run(Box::new(|| ()));
+                    }
+                });
+                // The thread is queueing.
+                callbacks.jobs.recv().unwrap();
+                callbacks.stop();
+            });
+            let last = callbacks.jobs.try_iter().last();
+            assert!(last.is_some_and(|last| last.is_none()), "a job stays");
         }
     }
 }
