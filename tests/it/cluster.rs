@@ -268,7 +268,7 @@ fn acquire_waits_until_both_keys_are_on_one_node() {
             let text = error.to_string();
             // The deadline may pass between the two hops of an attempt, or in one of them.
             let is_expected = |text: &str| {
-                ["TRYAGAIN", "ASK", "no reply in"]
+                ["TRYAGAIN", "ASK", "no reply in", "no time was left"]
                     .iter()
                     .any(|why| text.contains(why))
             };
