@@ -30,15 +30,16 @@ demo: servers
 	$(WITH_SERVER) $(CARGO) run --release --example booking
 	$(WITH_SERVER) $(CARGO) run --release --example payments
 
-# The binaries of the integration tests; those of them that only compute; those that load the
-# machine little and measure no time; those that run when all others have ended.
+# The binaries of the integration tests; those of them that mostly compute; those that load the
+# machine little; those that measure time or what the process logs, which run when all others have
+# ended.
 BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing fail_fast health_endpoint long_job
-MODELS = layers rustdoc lease_model permits_model queue_model quorum_model rw_model set_model
+COMPUTING = layers rustdoc memory lease_model permits_model queue_model quorum_model rw_model set_model
 LIGHT = differential metrics repository serialize testing testing_alone
-WITH_IT = --lib --bins $(patsubst %,--test %,$(MODELS) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
-AFTER_IT = $(patsubst %,--test %,$(filter-out it $(MODELS) $(LIGHT),$(BINARIES)))
+WITH_IT = --lib --bins $(patsubst %,--test %,$(COMPUTING) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
+AFTER_IT = $(patsubst %,--test %,$(filter-out it $(COMPUTING) $(LIGHT),$(BINARIES)))
 
 # Where cargo puts the largest binary of tests.
 IT = $$($(CARGO) --color never test --all-features --no-run --test it 2>&1 | sed -n 's/.*Executable tests.it.main.rs (\(.*\))/\1/p')
