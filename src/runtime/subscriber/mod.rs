@@ -23,7 +23,8 @@ use crate::runtime::worker::Worker;
 const PROBE: &[u8] = b"probe";
 
 pub(crate) struct Subscriber {
-    /// The channel on which the thread is woken: nothing else interrupts its read.
+    /// The client's inbox, and the channel on which the thread is woken: nothing else interrupts
+    /// its read.
     control: Vec<u8>,
     state: Mutex<SubscriberState>,
     /// The server refuses PUBLISH. No client of this Redis user can then announce a release, so
@@ -41,10 +42,11 @@ struct SubscriberState {
     channels: HashMap<Vec<u8>, Channel>,
     /// Channels for which no SUBSCRIBE was sent on this connection yet.
     queue: Vec<Vec<u8>>,
+    /// The subscription to the control channel is confirmed, and its connection has not failed.
     up: bool,
     /// The thread has subscribed to the control channel, or has failed to.
     has_tried: bool,
-    /// When the oldest probe was published that has not been received.
+    /// When the oldest probe that is still missing was sent; `None` if none is.
     probe_sent: Option<Instant>,
     stopping: bool,
 }
@@ -56,7 +58,7 @@ pub(crate) struct Inbox {
     pub(crate) channel: Vec<u8>,
     /// As far as is known, messages arrive.
     pub(crate) is_live: bool,
-    /// They do not yet: the thread that receives them has not tried to subscribe.
+    /// Messages do not arrive yet, because the subscriber thread has not tried to subscribe.
     pub(crate) is_starting: bool,
 }
 
@@ -67,6 +69,7 @@ struct Channel {
     /// Other names have used it, too.
     has_several_names: bool,
     live: Arc<Live>,
+    /// The number of waiters that use it.
     users: usize,
     /// When its last user left; `None` while it has users.
     idle: Option<Instant>,
@@ -151,8 +154,8 @@ impl Subscriber {
         channel.is_some_and(|channel| channel.live.lock().is_some())
     }
 
-    /// Interrupts the thread's read. If that fails, the thread checks its work by itself within
-    /// `POLL_EVERY`.
+    /// Publishes `why` on the control channel, which interrupts the thread's read. Returns false if
+    /// that fails: the thread then checks for work by itself within `POLL_EVERY`.
     pub(in crate::runtime) fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
         let args: [&[u8]; 2] = [&self.control, why];
         let read = |reply| Verb::Count.read(reply);
@@ -175,10 +178,11 @@ impl Subscriber {
         if !state.up {
             return;
         }
-        // Set before it is sent: the message may arrive before the reply to PUBLISH.
+        // Recorded before it is sent: the probe may arrive before the reply to PUBLISH.
         state.probe_sent.get_or_insert(sent);
         drop(state);
         if !self.wake(server, PROBE, sent.after(server.command_timeout())) {
+            // A probe that was not published does not count as lost.
             let mut state = self.state.lock();
             state.probe_sent = state.probe_sent.filter(|first| *first != sent);
         }
@@ -210,7 +214,8 @@ mod tests {
     use crate::protocol::primitive::Primitive;
     use crate::protocol::semaphore::SemaphoreKeys;
 
-    /// All semaphores share one: once it is confirmed, the waiters of all of them are woken.
+    /// All semaphores share one channel. Once its subscription is confirmed, the waiters of all of
+    /// them are woken.
     #[test]
     fn a_channel_has_several_names_once_a_second_one_uses_it() {
         let subscriber = Subscriber::default();
