@@ -1,6 +1,6 @@
-//! A call that waits for another thread to send it, or for its own connection.
+//! A combined call: one that another thread may send, in one write with other calls.
 //!
-//! The states of a call's mailbox:
+//! The call's thread waits for a delivery to the call's mailbox. The states of the mailbox:
 //!
 //! ```text
 //!           deliver             received, give_up
@@ -8,8 +8,12 @@
 //!     |
 //!     | give_up
 //!     v
-//!   Gone   deliver fails: the sender acts on the delivery itself
+//!   Gone   deliver fails and returns the delivery
 //! ```
+//!
+//! If a [`Delivery::Read`] fails, no thread reads the replies, so its sender closes the connection.
+//! Any other delivery that fails is dropped: the call's thread treats its call as unanswered, and
+//! needs no connection any more.
 
 use std::sync::Arc;
 use std::thread::{self, Thread};
