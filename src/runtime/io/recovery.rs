@@ -28,7 +28,10 @@ pub(in crate::runtime) struct Recovery {
 }
 
 impl Recovery {
-    /// Returns the state for a thread that starts: after a panic, the state before is lost.
+    /// Returns the state of a thread that starts.
+    ///
+    /// The thread may have restarted after a panic that lost the former state. So it reads unread
+    /// replies at once, and probes a server that is marked down.
     pub(in crate::runtime) fn begin(member: Option<&Member>) -> Self {
         member.map_or_else(Self::default, |member| Self {
             probe_at: member.is_down().then_some((Instant::START, 0)),
@@ -47,7 +50,7 @@ impl Recovery {
         self.read_at = Some(Instant::START);
     }
 
-    /// Takes a task that a caller left to the thread. Returns a release to repeat, if it is one.
+    /// Takes over a task from a caller. If the task is an undo, returns the release to repeat.
     pub(in crate::runtime) fn take(
         &mut self,
         runtime: &Runtime,
