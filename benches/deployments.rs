@@ -1,6 +1,6 @@
 //! Lock and unlock on one thread, on every kind of deployment. Alternates with the same scripts
-//! called by hand on one server, and on the deployment's own servers. All servers share one
-//! processor; the client has another.
+//! called by hand on one server and, except for quorums, on the deployment's own servers. On Linux,
+//! all servers share one processor, and the client runs on the others.
 
 use common::floor::pair::Hand;
 use common::picture::{Panel, Picture, Row};
@@ -56,7 +56,7 @@ impl Deployments {
             quorum: affinity::apart(servers),
             with_one_hung: affinity::apart(servers),
         };
-        // No call waits for the replicas of the master.
+        // No call waits for these replicas: they must not take processor time from the master.
         this.sentinels.data()[1..]
             .iter()
             .for_each(affinity::run_in_idle_time);
@@ -97,7 +97,8 @@ fn measure(servers: &Deployments, locks: &[(&'static str, Mutex)]) -> Results {
     let mut there = Hand::new(&servers.sentinels.first_master().url(), "hand");
     let mut in_slot = Hand::new(&cluster.node(owner).url(), "hand");
     let mut acknowledged = Hand::new(&servers.replicas.master().url(), "hand");
-    // Loads the scripts and warms up all runners.
+    // Loads the acquire script, which `acknowledged_pair` sends in a pipeline: a pipeline does not
+    // load a missing script.
     acknowledged.pair();
 
     let mut runners: Vec<Runner<'_>> = vec![Box::new(|| common::timed(PAIRS, || hand.pair()))];

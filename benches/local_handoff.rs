@@ -37,6 +37,7 @@ fn main() {
     );
     let waiter = Waiter::start(&server.url());
     let mut side = HandWritten::new(&server.url());
+    // Not measured: loads the scripts, and starts the waiter's subscriber thread.
     waiter.hand_offs(HAND_OFFS, 0, &mut side);
 
     let mut results = Results {
