@@ -38,12 +38,12 @@ impl Serialize for Name {
     }
 }
 
-/// From text, bytes, a sequence of bytes, or a number.
+/// From text, bytes, a sequence of bytes, or a number. A binary format is asked for bytes.
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         match from.is_human_readable() {
             true => from.deserialize_any(NameVisitor),
-            // A binary format does not say what follows.
+            // Some binary formats do not say which type follows, so `deserialize_any` would fail.
             false => from.deserialize_byte_buf(NameVisitor),
         }
     }

@@ -98,7 +98,7 @@ impl MutexAllGuard {
         self.0.is_held()
     }
 
-    /// Returns how long all names are certainly held without a renewal; `None` if they are lost.
+    /// Returns how long all names are certainly held without a renewal; `None` if one is lost.
     ///
     /// Reads a local clock and does no I/O. If a key was deleted or a name was released by force,
     /// the name counts as held until the next renewal.

@@ -28,8 +28,8 @@ pub(crate) fn wait(
     let limit = LockWait::of(args);
     let waiting = move || {
         let taken = take(limit);
-        // After a signal the receiver is gone: dropping a guard that arrives then releases the
-        // lock.
+        // After a signal the receiver is gone, and `send` returns the guard: dropping it releases
+        // the lock.
         let _ = answer.send(taken);
     };
     thread::Builder::new()
@@ -50,6 +50,7 @@ pub(crate) fn wait(
                     return Err(Failure::new(exit::by_signal(signal), ""));
                 }
                 Ok(SIGTSTP) => suspend(),
+                // USR1 and USR2 are meant for the command, which does not run yet.
                 _ => {}
             }
         }

@@ -1,7 +1,8 @@
 //! The data of the test kit's server: the commands that scripts, client and tests use, as Redis 7
 //! runs them.
 //!
-//! Nothing here does I/O or reads a clock. Each command gets the server's time, which never falls.
+//! Nothing here does I/O or reads a clock. Each command gets the server's time, which never goes
+//! back.
 
 pub(super) mod args;
 mod data;
@@ -23,14 +24,14 @@ use super::reply::Reply;
 
 /// A command: its name, its arity and its implementation.
 ///
-/// As in Redis, the arity counts the name. A negative arity is a least number of arguments.
+/// As in Redis, the arity counts the name, and a negative arity `-n` means `n` words or more.
 type Command = (
     &'static str,
     isize,
     fn(&mut Keyspace, &[Vec<u8>]) -> Outcome,
 );
 
-/// The commands that the crate's scripts and tests use.
+/// The commands that the crate's scripts, client and tests use.
 const COMMANDS: &[Command] = &[
     ("GET", 2, strings::get),
     ("SET", -3, strings::set),
