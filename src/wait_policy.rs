@@ -22,13 +22,13 @@ pub enum WaitPolicy {
     ///
     /// A waiter with a place in a [queue](crate::guide::waiting) also refreshes it every 0.9 s, or
     /// more often if the ttl is shorter than 4 s. If Redis forbids pub/sub (the user may not
-    /// subscribe, or the service has no pub/sub), waiters ask after pauses instead.
+    /// subscribe, or the service has no pub/sub), waiters retry after pauses instead.
     #[default]
     Wake,
     /// The waiter retries after growing pauses, without pub/sub.
     ///
     /// A release within the same client still wakes it at once. Waiters of the same client with
-    /// [`Wake`](Self::Wake) do not wait for the end of such a pause and can overtake it.
+    /// [`Wake`](Self::Wake) do not wait for the end of such a pause, and can overtake this waiter.
     ///
     /// In a [queue](crate::guide::waiting) no pause is longer than the time between two refreshes
     /// of a place, at most 0.9 s. A longer `max` has no effect there, and the
@@ -91,9 +91,10 @@ impl Backoff {
         self
     }
 
-    /// Sets how often a call asks Redis before it gives up. Defaults to no limit.
+    /// Sets the number of refusals after which a waiting call gives up. Defaults to no limit.
     ///
-    /// Then the `try_` calls return `None`, and `lock` fails with [`Error::AttemptsUsedUp`].
+    /// After the last refusal the `try_` calls return `None`, and the others, such as `lock`, fail
+    /// with [`Error::AttemptsUsedUp`]. An attempt without a reply from Redis does not count.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -126,7 +127,7 @@ impl Backoff {
         Err(Error::Config(format!("backoff: {problem}")))
     }
 
-    /// Returns the pause after `failures` failures in a row, counted from 0.
+    /// Returns `base` doubled `failures` times, at most `max`, less the jitter.
     ///
     /// `chance` is a random number from 0 to 1.
     fn pause_at(&self, failures: u32, chance: f64) -> Duration {
@@ -142,7 +143,7 @@ impl Backoff {
     }
 }
 
-/// Pauses between attempts to reach a server that failed, and between undos.
+/// Pauses between attempts to connect to a server, and between tries of a command that failed.
 pub(crate) const RECONNECT: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_millis(500)).jitter(0.3);
 
@@ -155,7 +156,7 @@ pub(crate) fn jittered(whole: Duration) -> Duration {
 
 /// Returns `whole` less `share` of it, and at most a year.
 fn shortened(whole: Duration, share: f64) -> Duration {
-    // `Duration::MAX` does not survive the conversion to `f64` and back.
+    // `Duration::MAX.mul_f64(1.0)` panics: the conversion to `f64` rounds it up.
     const A_YEAR: Duration = Duration::from_secs(365 * 86_400);
     let whole = whole.min(A_YEAR);
     whole.saturating_sub(whole.mul_f64(share))
