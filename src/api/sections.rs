@@ -5,8 +5,11 @@ use crate::lock::release::Unlocked;
 use crate::lost::Lost;
 use crate::with_error::WithError;
 
-/// Implements these calls of `$lock`, in pairs: one for a section of any result, and one for a
-/// section that can fail. `$make` is the code of the examples that makes the lock.
+/// Implements the `with` calls of `$lock`, in pairs: one for a section that returns any value, and
+/// one for a section that can fail.
+///
+/// Each line such as `$acquire: $with $with_result` names a call that acquires, and the pair that
+/// uses it. `$unlock` releases the guard. `$make` is the code that makes the lock in the examples.
 macro_rules! section_calls {
     (
         $lock:ident, $guard:ident, $unlock:ident, $make:literal,
@@ -41,9 +44,9 @@ macro_rules! section_calls {
                 "- [`WithError::NotAcquired`](crate::WithError::NotAcquired) with an error of [`",
                 stringify!($acquire), "`](Self::", stringify!($acquire), "): `section` has not run."
             )]
-            /// - [`WithError::Lost`](crate::WithError::Lost) with the result of `section`: it has
-            ///   run, but what it held was lost before it ended, so it may have overlapped with
-            ///   another holder.
+            /// - [`WithError::Lost`](crate::WithError::Lost) with the result of `section`:
+            ///   `section` has run, but the lease was lost before it ended. So `section` may have
+            ///   overlapped with another holder.
             ///
             /// A release that Redis does not confirm is not an error here, because the lease was
             /// valid by this client's clock until `section` ended. The release is repeated in the
@@ -104,8 +107,9 @@ macro_rules! section_calls {
                 "The errors of [`", stringify!($with), "`](Self::", stringify!($with), "), and"
             )]
             /// [`WithError::Section`](crate::WithError::Section) with the error of `section`.
-            /// [`WithError::into_error`](crate::WithError::into_error) makes all of them errors of
-            /// one type, and drops the value of a section that succeeded and lost its lock.
+            /// [`WithError::into_error`](crate::WithError::into_error) converts all of them to the
+            /// error type of `section`. If `section` succeeded but its lease was lost, the
+            /// conversion drops its value.
             pub fn $with_result<T, E>(
                 &self,
                 section: impl FnOnce(&$guard) -> Result<T, E>,
@@ -153,7 +157,7 @@ macro_rules! try_section_calls {
     ) => {
         #[doc = concat!(
             "Calls [`", stringify!($try), "`](Self::", stringify!($try),
-            "); if that acquired, runs `section`, and releases."
+            "). If that call acquires, runs `section`, and releases."
         )]
         ///
         #[doc = concat!("Otherwise returns `None`, and `section` has not run.", $bound)]
@@ -191,7 +195,7 @@ macro_rules! try_section_calls {
 
         #[doc = concat!(
             "Calls [`", stringify!($try), "`](Self::", stringify!($try),
-            "); if that acquired, runs a `section` that can fail, and releases."
+            "). If that call acquires, runs a `section` that can fail, and releases."
         )]
         ///
         #[doc = concat!("Otherwise returns `None`, and `section` has not run.", $bound)]
