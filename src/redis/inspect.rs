@@ -39,8 +39,8 @@ impl Deployment {
         (check_health_of_all(&servers, until), needed)
     }
 
-    /// Reads a number that belongs to a lock, or `None` if there is none. Over a quorum, the
-    /// highest counts.
+    /// Reads a number that belongs to a lock, or `None` if there is none. Over a quorum, returns
+    /// the highest number read. A majority must reply.
     pub(crate) fn number(
         &self,
         keys: &Keys,
@@ -76,7 +76,8 @@ impl Deployment {
     }
 }
 
-/// Pings each server on its own thread; on this thread those for which no thread can be started.
+/// Pings the first server on this thread, and each other server on a thread of its own. This thread
+/// also pings the servers for which no thread can be started.
 fn check_health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
     thread::scope(|scope| {
         let ask = |server: &Arc<Server>| {
@@ -85,7 +86,6 @@ fn check_health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPar
                 thread::Builder::new().spawn_scoped(scope, move || server.check_health(until));
             asked.ok()
         };
-        // This thread pings the first server.
         let asked = servers.iter().enumerate();
         let asked: Vec<_> = asked
             .map(|(n, server)| if n == 0 { None } else { ask(server) })
@@ -202,13 +202,13 @@ impl Server {
         let Some(first) = text("LINDEX", &[queue, b"0"])? else {
             return Ok(None);
         };
-        // If the first call has left the queue since, the next question finds another.
+        // If the first call has left the queue since, the caller's next read finds another one.
         let place = text("HGET", &[places, &first])?;
         let Some(entered) = place.as_deref().and_then(entered_ms) else {
             return Ok(None);
         };
         let now = self.command("TIME", &[], until, Cap::Counted, read_time)?;
-        // A clock that was set back has no earlier time to tell.
+        // If the server's clock was set back, the wait reads as 0.
         Ok(Some(now.saturating_sub(entered)))
     }
 }
