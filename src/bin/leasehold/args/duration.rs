@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-/// The longest time: a hundred years, which can be added to any instant without overflow.
+/// The longest time: a hundred years, which can be added to the current time without overflow.
 const LONGEST: Duration = Duration::from_secs(36_500 * 86_400);
 
-/// The digits after the point that count: more than nine say nothing about nanoseconds.
+/// How many digits after the point are read. Further digits are worth less than 0.1 ms, even with
+/// the unit `d`.
 const DECIMALS: usize = 9;
 
 const FORM: &str = "expected a number and a unit: 500ms, 1.5s, 30s, 5m, 2h or 1d";
@@ -32,7 +33,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let billionths: u128 = format!("{decimals:0<DECIMALS$}")
         .parse()
         .map_err(|_| FORM)?;
-    // The longest time has fewer digits, so a number that does not fit is too long.
+    // A number that does not fit into 128 bits is longer than the longest time.
     let nanos = whole
         .parse()
         .ok()
