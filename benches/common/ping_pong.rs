@@ -1,4 +1,4 @@
-//! From the start of one process's unlock to the return of another process's `lock`.
+//! Measures the time from the start of one process's unlock to the return of another's `lock`.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use support::{self, Child};
 /// Enough time for a waiter to fall asleep, on every compared side.
 const FALLS_ASLEEP: Duration = Duration::from_millis(2);
 
-/// The number that ends the waiting process: no side has it.
+/// Sent instead of a side's number to end the waiting process: no side has this number.
 const END: u8 = u8::MAX;
 
 /// One of the ways to lock that are compared.
@@ -51,7 +51,7 @@ impl<L: Fn() -> MutexGuard> Side for Ours<L> {
     }
 }
 
-/// The waiting process. The bench must have the role `waiter`, which calls `wait`.
+/// The waiting process. The bench must define the child role `waiter`, which calls `wait`.
 pub struct Waiter {
     child: Child,
     connection: TcpStream,
@@ -67,13 +67,15 @@ impl Waiter {
         Self { child, connection }
     }
 
-    /// Lets the process wait for the n-th `side`, held by this process; releases it and returns
-    /// when the other process acquired it.
+    /// Releases `side` while the other process waits for it, and repeats this `times` times.
+    ///
+    /// `n` is the number of the side, from 0. Returns for each repetition the time from the start
+    /// of the release to the end of the other process's acquire.
     pub fn hand_offs(&self, times: usize, n: usize, side: &mut dyn Side) -> Vec<Duration> {
         self.slow_hand_offs(FALLS_ASLEEP, times, n, side)
     }
 
-    /// The same for a side that takes `falls_asleep` until it sleeps.
+    /// The same, for a side whose waiter needs `falls_asleep` until it sleeps.
     pub fn slow_hand_offs(
         &self,
         falls_asleep: Duration,
@@ -91,7 +93,7 @@ impl Waiter {
                 side.release();
                 let mut taken = [0; 8];
                 connection.read_exact(&mut taken).unwrap();
-                // It sends another message after its release.
+                // The other process sends a second message after its release.
                 connection.read_exact(&mut [0]).unwrap();
                 Duration::from_nanos(u64::from_ne_bytes(taken)).saturating_sub(began)
             })

@@ -12,7 +12,7 @@ use crate::picture::Picture;
 pub struct Report {
     bench: &'static str,
     rounds: usize,
-    /// The machine's processors; read first, since a bench may restrict its own.
+    /// The machine's processors; read first, since a bench may restrict itself to some of them.
     cores: usize,
     load: String,
 }
@@ -33,9 +33,11 @@ impl Report {
         }
     }
 
-    /// Prints the line `figures: {…}` for programs. Writes the same and the picture to
-    /// `target/bench/`; the picture goes to `docs/`, too, if `LEASEHOLD_PICTURES` is set, so that
-    /// an ordinary run does not change the tree.
+    /// Prints the line `figures: {…}` for programs. Appends the figures, with the date and the
+    /// load, to a file in `target/bench/`, and draws the picture there.
+    ///
+    /// Draws the picture in `docs/`, too, but only if `LEASEHOLD_PICTURES` is set: an ordinary run
+    /// must not change the repository.
     pub fn end(self, figures: &[(&str, String)], picture: &Picture) {
         let after = load();
         println!("load average after: {after} on {} cores", self.cores);
@@ -86,7 +88,7 @@ fn date() -> String {
     date.unwrap_or_default()
 }
 
-/// The target directory: cargo puts a bench into `release/deps/` there.
+/// The target directory: cargo puts the executable of a bench into its `release/deps/`.
 fn target() -> PathBuf {
     let own = env::current_exe().expect("the executable has a path");
     let target = own.ancestors().nth(3);
