@@ -11,8 +11,9 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// Runs a program, and a background shell that kills it when the starting process dies.
 ///
-/// The shell waits until the pipe is closed. Then it removes the directory, since no `Drop` will
-/// run, and kills the whole process group: the program even if stopped, its children, and itself.
+/// The shell reads its input, a pipe from the starting process, until the pipe is closed. Then it
+/// removes the program's directory, since no `Drop` will run. It then kills the whole process
+/// group: the program even if stopped, its children, and itself.
 ///
 /// The shell must ignore HUP: when the starting process dies, the kernel sends HUP to a group that
 /// has a stopped member.
