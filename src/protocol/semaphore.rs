@@ -25,14 +25,14 @@ const CHANNEL: &[u8] = b"leasehold:grants";
 /// The start of the permits key of every name.
 const KEY_PREFIX: &str = "leasehold:permits:";
 
-/// As many holders as there are permits.
+/// The permits of all holders together are at most those of the semaphore.
 pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!(
         " exists pexpireat zadd zrangebyscore zrem zscore",
         "later_end",
         "admit_permits"
     ),
-    // A semaphore shares its queue with no other kind.
+    // Only distinguishes kinds that share a queue. A semaphore shares its queue with no other kind.
     admission: Admission::Exclusive,
     is_shared: true,
 };
@@ -48,7 +48,7 @@ pub(super) static INSPECT: Script = script!("permits_inspect", "get time zrangeb
 /// The keys and calls of a [`Semaphore`](crate::Semaphore), and how many permits a call wants.
 #[derive(Debug)]
 pub(crate) struct SemaphoreKeys {
-    /// The lock of the same name, whose keys those of the semaphore are derived from.
+    /// The lock of the same name. The keys of the semaphore are derived from its lock key.
     lock: Keys,
     queue: QueueKeys,
     permits: u32,
@@ -110,12 +110,12 @@ impl Primitive for SemaphoreKeys {
         mutex::renew(&self.queue.keys, &RENEW, id, ttl, may_shorten)
     }
 
-    /// The number of permits comes first: a script that is given the id then knows it.
+    /// The id begins with the number of permits: scripts that receive only the id read it there.
     fn fresh_id(&self, owner: &str) -> HolderId {
         HolderId::fresh_of_permits(self.many, owner)
     }
 
-    /// Only Redis knows how many permits are left for this client.
+    /// No limit in the client: only Redis knows how many permits are left.
     fn capacity(&self) -> usize {
         usize::MAX
     }
@@ -158,14 +158,15 @@ pub(crate) fn pattern_of_all() -> Vec<u8> {
     format!("{KEY_PREFIX}*").into_bytes()
 }
 
-/// Returns the lock of the same name as the semaphore with this permits key; `None` if no semaphore
-/// has it.
+/// Returns the keys of the lock with the name of the semaphore whose permits key this is; `None` if
+/// it is no permits key.
 pub(crate) fn lock_of(key: &[u8], key_prefix: &str, channel_prefix: &str) -> Option<Keys> {
     let rest = key.strip_prefix(KEY_PREFIX.as_bytes())?;
     let bare = rest
         .strip_prefix(b"{")
         .and_then(|rest| rest.strip_suffix(b"}"));
-    // The braces may be those of the name.
+    // `sibling_key` adds braces unless the lock key has a hash tag: these may be part of the lock
+    // key. The check at the end tells which it is.
     let locks = [Some(rest), bare].into_iter().flatten();
     let mut keys = locks.filter_map(|lock| {
         let name = Name::from(lock.strip_prefix(key_prefix.as_bytes())?);

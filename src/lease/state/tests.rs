@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// A lease of this ttl is valid for 9898 ms from the send: 10 s less 1 % and 2 ms.
 const TTL: Duration = Duration::from_secs(10);
 
 const fn ms(n: u64) -> Duration {
@@ -316,7 +317,7 @@ fn answered_set_ttl_replaces_the_longest_expiry() {
     assert_eq!(lease.longest, TTL);
     assert_eq!(lease.key_may_last(), 2 * TTL);
     assert_eq!(lease.key_may_last_at(at(3001)), TTL, "nothing runs late");
-    // Some other copy of the key may not have it.
+    // Not final: another copy of the key may still have the longer ttl.
     lease.set_ttl(at(4000), ms(1000)).unwrap();
     lease.ttl_set(at(4000), at(4001), ms(1000), false);
     assert_eq!(lease.longest, TTL);
@@ -334,7 +335,8 @@ fn longest_expiry_falls_once_no_unanswered_command_can_run() {
     };
     let silences: [&dyn Fn(&mut LeaseState); 2] = [&renewal, &set_ttl];
     for silence in silences {
-        // Either may run until 12.1 s: the longest ttl after the client gave up on it.
+        // The command may run until 12.1 s: the client gave up on it at 2.1 s, and the longest ttl
+        // is 10 s.
         for (sent, falls) in [(12_099, false), (12_100, true)] {
             let mut lease = LeaseState::acquired(at(1000), at(1001), &terms()).unwrap();
             silence(&mut lease);
