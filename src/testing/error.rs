@@ -202,7 +202,8 @@ pub fn thread(name: &'static str, cause: io::Error) -> Error {
 mod tests {
     use super::*;
 
-    /// Has no arm for "others", so that it does not compile for a variant without a constructor.
+    /// Has no wildcard arm, so a new variant does not compile until it is added here. Then also add
+    /// its constructor.
     fn constructor(error: &Error) -> &'static str {
         match error {
             Error::Config(_) => "config",

@@ -9,7 +9,8 @@ pub struct Replicas {
 }
 
 impl Replicas {
-    /// Starts them and waits until the master counts an acknowledgement of each replica.
+    /// Starts a master with this many replicas, and waits until it counts an acknowledgement of
+    /// each.
     pub fn start(replicas: usize) -> Self {
         let mut servers = vec![Server::start()];
         for _ in 0..replicas {
@@ -66,8 +67,8 @@ impl Replicas {
                 replica.info("replication", "master_link_status").as_deref() == Some("up")
             });
         }
-        // A replica that the master reports as online may not have acknowledged anything yet:
-        // acknowledgements come once a second.
+        // A replica whose link is up may not have acknowledged anything yet: without a request, it
+        // acknowledges once a second.
         let replicas = self.servers.len() - 1;
         let mut master = self.master().connection();
         eventually(ms(20_000), || {

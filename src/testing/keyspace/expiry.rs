@@ -1,4 +1,4 @@
-//! When keys expire.
+//! The commands that read, set and remove the expiry of a key.
 
 use super::super::reply::Reply;
 use super::args::{self, integer, invalid_expire};
@@ -30,7 +30,8 @@ fn set_end(keyspace: &mut Keyspace, args: &[Vec<u8>], end: impl Fn(i64) -> Optio
         return Ok(Reply::Int(0));
     };
     entry.end = Some(end);
-    // A key that expires in this millisecond still exists, but cannot be made to.
+    // As in Redis: a key whose expiry is the current millisecond still exists, but setting that
+    // expiry now deletes the key at once.
     if end <= now {
         keyspace.entries.remove(&place(&args[1]));
     }
