@@ -13,20 +13,24 @@ use crate::message::say;
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
 
-/// How long after Ctrl-Z a program stops itself.
+/// If the command is stopped by STOP within this time after Ctrl-Z, it has handled the key and
+/// stopped itself.
 const AFTER_KEY: Duration = Duration::from_secs(1);
 
 /// A command that keeps the terminal. Only the command itself is signalled and ended, not the
 /// processes that it starts: the group is also that of this process and of its pipeline.
 pub(crate) struct Foreground {
-    /// Kills the command if this process is killed. If that happens between the start of the
-    /// command and the message about it, some µs later, the command stays.
+    /// Kills the command if this process is killed. The supervisor learns of the command some µs
+    /// after its start. If this process is killed in between, the command goes on.
     supervisor: Supervisor,
     command: Option<Pid>,
-    /// Without a terminal, no signal reaches the command except through this process.
+    /// Whether keys such as Ctrl-C signal the command directly. Without a terminal, this process
+    /// forwards their signals.
     has_terminal: bool,
     /// When this process got TSTP, which Ctrl-Z sends to the whole group.
     key_at: Option<Instant>,
+    /// The last stop of the command was by STOP, and this process has not suspended itself since.
+    /// If it gets TSTP after that, it assumes that the command stopped itself because of Ctrl-Z.
     is_stopped_by_stop: bool,
 }
 
@@ -91,8 +95,8 @@ impl CommandJob for Foreground {
     }
 
     fn stopped(&mut self, by: Signal, is_held: &dyn Fn() -> bool) -> bool {
-        // A program that handles Ctrl-Z stops itself with STOP. Without the key, another process
-        // has stopped the command, and will continue it.
+        // A program that handles Ctrl-Z stops itself with STOP. If nobody pressed Ctrl-Z,
+        // another process has stopped the command, and will continue it.
         self.is_stopped_by_stop = by == Signal::STOP;
         let by_key = self.key_at.is_some_and(|at| at.elapsed() < AFTER_KEY);
         if !self.is_stopped_by_stop || by_key {
