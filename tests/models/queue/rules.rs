@@ -6,10 +6,11 @@ pub(super) const CLIENTS: usize = 3;
 /// How many ids each client has.
 pub(super) const IDS: usize = 2;
 
-/// How many ticks a place lasts after a refresh, and a grant to it.
+/// How many ticks a place lasts after a refresh. A grant to it ends at the same time, unless it is
+/// renewed.
 pub(super) const GRANT: u8 = 3;
 
-/// All higher ages count as this one.
+/// The highest age of a command of a client, in ticks: all higher ages count as this one.
 pub(super) const OLD: u8 = 6;
 
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,7 @@ pub struct Rules {
     pub entries: u8,
     /// How often each client refreshes and renews, in runs that are not prompt.
     pub calls: u8,
+    /// How many ticks a lease lasts after an acquire or a renewal.
     pub ttl: u8,
     /// Whether clients without a place first try to acquire the lock.
     pub tries_first: bool,
@@ -60,13 +62,13 @@ pub enum Flaw {
     PlacedClientTries,
     /// A client whose release could not pass the lock on tries to acquire it.
     TriesBeforeReaders,
-    /// A grant has the last token again.
+    /// A grant repeats the last token that was drawn.
     GrantDrawsNoToken,
-    /// A grant keeps only the first token of its block.
+    /// The fence records only the first token of a block that was drawn.
     BlockIsNotKept,
-    /// A client takes the block that it wants now for the one that it was granted.
+    /// A client uses a block of the size that it wants now, not of the size that it was granted.
     TakesWhatItWantsNow,
-    /// A client takes the token in the reply to a refresh for the first of the block that it wants.
+    /// A client treats the token in the reply to a refresh as the first of the block that it wants.
     RefreshGivesABlock,
     /// An enter that the network runs again queues the id that holds the lock.
     SecondRunIsQueued,
