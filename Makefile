@@ -31,32 +31,24 @@ demo: servers
 	$(WITH_SERVER) $(CARGO) run --release --example payments
 
 # The binaries of the integration tests; those of them that mostly compute; those that load the
-# machine little; those that measure time or what the process logs, which run when all others have
-# ended.
+# machine little; `it`, and those that run after it.
 BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing fail_fast health_endpoint long_job
 COMPUTING = layers rustdoc memory lease_model permits_model queue_model quorum_model rw_model set_model
 LIGHT = differential metrics repository serialize testing testing_alone
 WITH_IT = --lib --bins $(patsubst %,--test %,$(COMPUTING) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
-AFTER_IT = $(patsubst %,--test %,$(filter-out it $(COMPUTING) $(LIGHT),$(BINARIES)))
+IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(COMPUTING) $(LIGHT),$(BINARIES)))
 
-# Where cargo puts the largest binary of tests.
-IT = $$($(CARGO) --color never test --all-features --no-run --test it 2>&1 | sed -n 's/.*Executable tests.it.main.rs (\(.*\))/\1/p')
-
-# Runs unit tests, integration tests and doctests, built once with all features. The first tests of
-# `it` mostly wait, and assert no bounds of time: meanwhile the rest is built, and some of it runs.
-# `it` is not started by cargo, which would wait for that build.
+# Runs unit tests, integration tests and doctests, built once with all features. Some run beside the
+# first tests of `it`, which mostly wait, and assert no bounds of time.
 test: servers
-	$(CARGO) test --all-features --no-run --test it
-	@it=$(IT); log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
-	{ $(CARGO) test --all-features --no-run --tests && \
-		$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(WITH_IT); } >"$$log" 2>&1 & \
+	$(CARGO) test --all-features --no-run --tests
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
+	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(WITH_IT) >"$$log" 2>&1 & \
 	others=$$!; \
-	$(WITH_SERVER) "$$it" || status=$$?; \
-	wait $$others || status=$$?; cat "$$log"; \
-	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(AFTER_IT) || status=$$?; \
-	exit $$status
+	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \
+	wait $$others || status=$$?; cat "$$log"; exit $$status
 	$(WITH_SERVER) $(CARGO) test --all-features --doc
 
 # Runs the unit tests with `tls` in their names in a build without that feature.
