@@ -34,17 +34,9 @@
 //! The number in each test is the number of all states within its bounds: no search is cut off. Any
 //! change of the model changes these numbers.
 
-mod promise;
-mod protocol;
-mod release;
-mod search;
-mod state;
-
 use std::env;
 
-use promise::{Promise, Step};
-use protocol::{Bounds, Flaw, Protocol};
-use search::search;
+use models::quorum::{Bounds, Flaw, Promise, Protocol, SERVERS, Step, search};
 
 /// The promises that hold if no key expires early and no server loses data.
 const ALWAYS: [Promise; 2] = [Promise::Exclusion, Promise::RisingByHolding];
@@ -229,7 +221,7 @@ fn restarted_server(steps: &[Step]) -> usize {
 
 /// Asserts that `server`, and no other, granted to both attempts.
 fn assert_granted_both(steps: &[Step], server: usize) {
-    let both: Vec<_> = (0..state::SERVERS)
+    let both: Vec<_> = (0..SERVERS)
         .filter(|&server| (0..2).all(|id| steps.contains(&Step::Grants { server, id })))
         .collect();
     assert_eq!(both, [server]);

@@ -1,37 +1,37 @@
 //! The protocol and its environment: all possible next steps of a state.
 
-use crate::promise::Step;
-use crate::state::{ATTEMPTS, Attempt, Phase, Progress, State};
+use super::promise::Step;
+use super::state::{ATTEMPTS, Attempt, Phase, Progress, State};
 
 const MAJORITY: usize = 2;
 
 /// The bounds of a search.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub struct Bounds {
     /// Attempts to take the lock, each with its own id and independent of the others.
-    pub(crate) attempts: usize,
+    pub attempts: usize,
     /// Every attempt may propose any token from 1 to this one.
-    pub(crate) tokens: u8,
+    pub tokens: u8,
     /// The ttl of keys, in ticks. All share one clock; within a tick, any number of other steps may
     /// happen.
-    pub(crate) ttl: u8,
-    pub(crate) renewing: bool,
+    pub ttl: u8,
+    pub renewing: bool,
     /// The number of tokens that a grant reserves. With 2, the lease can be handed off once, under
     /// the second token.
-    pub(crate) block: u8,
+    pub block: u8,
     /// How often a key expires early on some server.
-    pub(crate) early: u8,
+    pub early: u8,
     /// How often some server restarts empty.
-    pub(crate) restarts: u8,
+    pub restarts: u8,
     /// Whether releases to one of the servers are messages on connections. The servers keep or
     /// delete keys independently, so one is enough. The others may delete the key of an attempt
     /// that is over at any time, which is more than connections allow.
-    pub(crate) connections: bool,
+    pub connections: bool,
 }
 
 /// A mistake in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flaw {
+pub enum Flaw {
     /// The second attempt, which follows the first, counts grants to the first as votes.
     VotesOverTwoIds,
     /// An attempt asks the servers that refused again with a higher token, and counts all its
@@ -52,13 +52,13 @@ pub(crate) enum Flaw {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Protocol {
-    pub(crate) bounds: Bounds,
-    pub(crate) flaw: Option<Flaw>,
+pub struct Protocol {
+    pub bounds: Bounds,
+    pub flaw: Option<Flaw>,
 }
 
 impl Protocol {
-    pub(crate) fn start(&self) -> State {
+    pub(super) fn start(&self) -> State {
         let bounds = self.bounds;
         let highest = bounds.tokens + bounds.block - 1;
         let is_small = bounds.attempts <= ATTEMPTS && highest < 8 && bounds.ttl < 4;
@@ -75,12 +75,12 @@ impl Protocol {
         start
     }
 
-    pub(crate) fn has(&self, flaw: Flaw) -> bool {
+    pub(super) fn has(&self, flaw: Flaw) -> bool {
         self.flaw == Some(flaw)
     }
 
     /// Calls `then` with each possible next step of `state`, and the state that it leads to.
-    pub(crate) fn each_next(&self, state: &State, mut then: impl FnMut(Step, State)) {
+    pub(super) fn each_next(&self, state: &State, mut then: impl FnMut(Step, State)) {
         let mut take = |step, change: &dyn Fn(&mut State)| {
             let mut next = *state;
             change(&mut next);

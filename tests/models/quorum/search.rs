@@ -2,20 +2,20 @@
 
 use std::hash::{Hash, Hasher};
 
-use models::{Counterexample, Model, count_states};
+use crate::search::{Model, count_states};
 
-use crate::promise::{Promise, Step};
-use crate::protocol::Protocol;
-use crate::state::State;
+use super::promise::{Promise, Step};
+use super::protocol::Protocol;
+use super::state::State;
 
-pub(crate) struct Search<'a> {
+struct Search<'a> {
     protocol: &'a Protocol,
     promises: &'a [Promise],
 }
 
 /// A state that is equal to those that differ only in the order of servers.
 #[derive(Clone)]
-pub(crate) struct Packed {
+struct Packed {
     state: State,
     packed: (u128, u64),
 }
@@ -66,10 +66,7 @@ impl Model for Search<'_> {
 
 /// Returns the number of states; or a broken promise, and the shortest sequence of steps that
 /// breaks it.
-pub(crate) fn search<'a>(
-    protocol: &'a Protocol,
-    promises: &'a [Promise],
-) -> Result<usize, Counterexample<Search<'a>>> {
+pub fn search(protocol: &Protocol, promises: &[Promise]) -> Result<usize, (Promise, Vec<Step>)> {
     let search = Search { protocol, promises };
     count_states(&search, protocol.start().into())
 }

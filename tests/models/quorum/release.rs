@@ -1,13 +1,13 @@
 //! The releases of an attempt as messages: behind its acquire, or on another connection.
 
-use crate::promise::Step;
-use crate::protocol::{Flaw, Protocol};
-use crate::state::{Phase, Progress, Release, Server, State};
+use super::promise::Step;
+use super::protocol::{Flaw, Protocol};
+use super::state::{Phase, Progress, Release, Server, State};
 
 impl Protocol {
     /// Calls `take` with each possible step of a client and a server that concerns the releases of
     /// an attempt or the answer to its acquire.
-    pub(crate) fn each_of_releases(
+    pub(super) fn each_of_releases(
         &self,
         state: &State,
         server: usize,
@@ -87,7 +87,7 @@ fn runs(
 
 impl Server {
     /// Drops the state of an attempt that is over, as far as it has no further effect.
-    pub(crate) fn forget_what_is_gone(&mut self, id: usize) {
+    pub(super) fn forget_what_is_gone(&mut self, id: usize) {
         let may_be_here = self.acquire[id] == Progress::Sent || self.holder == Some(id);
         if !may_be_here {
             self.release[id] = Release::Over;

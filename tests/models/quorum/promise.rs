@@ -1,9 +1,9 @@
 //! The steps of the model, and the promises that every sequence of steps must keep.
 
-use crate::state::{ATTEMPTS, Phase, Release, State};
+use super::state::{ATTEMPTS, Phase, Release, State};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     Tick,
     Asks {
         id: usize,
@@ -86,7 +86,7 @@ pub(crate) enum Step {
 
 /// A property that every sequence of steps must keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Promise {
+pub enum Promise {
     /// No two attempts believe at the same time that they hold the lock.
     Exclusion,
     /// Each holder has a higher token than every earlier holder.
@@ -104,7 +104,7 @@ pub(crate) enum Promise {
 }
 
 impl Promise {
-    pub(crate) fn is_broken(self, before: &State, step: Step) -> bool {
+    pub(super) fn is_broken(self, before: &State, step: Step) -> bool {
         let (id, token) = match step {
             Step::Holds { id, token } | Step::HandsOn { id, token } => (id, token),
             Step::EndsRelease { server, id } if self == Self::NoKeyStays => {

@@ -1,11 +1,11 @@
 //! A state of three servers and of the attempts that contend for one lock on them.
 
-pub(crate) const SERVERS: usize = 3;
-pub(crate) const ATTEMPTS: usize = 3;
+pub const SERVERS: usize = 3;
+pub(super) const ATTEMPTS: usize = 3;
 
 /// The progress of a request to one server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(super) enum Progress {
     /// Not sent, or refused for good.
     #[default]
     No,
@@ -17,7 +17,7 @@ pub(crate) enum Progress {
 
 /// The progress of the releases of one attempt at one server: the first, and its repetitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Release {
+pub(super) enum Release {
     /// None is in flight. One may be sent once the attempt is over.
     #[default]
     NotSent,
@@ -33,26 +33,26 @@ pub(crate) enum Release {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Server {
+pub(super) struct Server {
     /// The attempt whose id is in the key.
-    pub(crate) holder: Option<usize>,
+    pub(super) holder: Option<usize>,
     /// Ticks until the key expires.
-    pub(crate) left: u8,
-    pub(crate) counter: u8,
-    pub(crate) acquire: [Progress; ATTEMPTS],
-    pub(crate) renew: [Progress; ATTEMPTS],
+    pub(super) left: u8,
+    pub(super) counter: u8,
+    pub(super) acquire: [Progress; ATTEMPTS],
+    pub(super) renew: [Progress; ATTEMPTS],
     /// Whether clients and this server exchange messages on connections.
-    pub(crate) has_connections: bool,
-    pub(crate) release: [Release; ATTEMPTS],
+    pub(super) has_connections: bool,
+    pub(super) release: [Release; ATTEMPTS],
     /// The client has read the answer to the acquire.
-    pub(crate) is_answered: [bool; ATTEMPTS],
+    pub(super) is_answered: [bool; ATTEMPTS],
     /// The connection of the acquire has ended, so its answer is never read. The acquire may still
     /// run.
-    pub(crate) is_cut: [bool; ATTEMPTS],
+    pub(super) is_cut: [bool; ATTEMPTS],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(super) enum Phase {
     #[default]
     Idle,
     Asking,
@@ -62,37 +62,37 @@ pub(crate) enum Phase {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Attempt {
-    pub(crate) phase: Phase,
+pub(super) struct Attempt {
+    pub(super) phase: Phase,
     /// The proposed token.
-    pub(crate) token: u8,
+    pub(super) token: u8,
     /// Ticks of validity, counted from the request.
-    pub(crate) left: u8,
+    pub(super) left: u8,
     /// Ticks of validity that the renewal in flight would give.
-    pub(crate) renewed_left: u8,
-    pub(crate) has_renewed: bool,
-    pub(crate) is_handed_off: bool,
+    pub(super) renewed_left: u8,
+    pub(super) has_renewed: bool,
+    pub(super) is_handed_off: bool,
     /// The highest token of any holder when this attempt began. No participant knows it.
-    pub(crate) floor: u8,
+    pub(super) floor: u8,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct State {
-    pub(crate) servers: [Server; SERVERS],
-    pub(crate) attempts: [Attempt; ATTEMPTS],
+pub(super) struct State {
+    pub(super) servers: [Server; SERVERS],
+    pub(super) attempts: [Attempt; ATTEMPTS],
     /// The tokens of all holders so far, a bit for each. No participant knows them.
-    pub(crate) held: u8,
-    pub(crate) early: u8,
-    pub(crate) restarts: u8,
+    pub(super) held: u8,
+    pub(super) early: u8,
+    pub(super) restarts: u8,
 }
 
 impl State {
-    pub(crate) fn highest_held(&self) -> u8 {
+    pub(super) fn highest_held(&self) -> u8 {
         self.held.checked_ilog2().unwrap_or(0) as u8
     }
 
     /// Packs the state into two numbers, equal for states that differ only in the order of servers.
-    pub(crate) fn pack(&self) -> (u128, u64) {
+    pub(super) fn pack(&self) -> (u128, u64) {
         let mut servers = self.servers.each_ref().map(Server::pack);
         servers.sort_unstable();
         let servers = servers
