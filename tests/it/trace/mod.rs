@@ -32,8 +32,9 @@ support::tests![
 const TTL: Duration = ms(60_000);
 const LONGER: Duration = ms(120_000);
 
-/// Shorter than two command timeouts, which is the least time for which a lock is kept.
-const SHORT: Duration = ms(1);
+/// Shorter than two command timeouts, which is the least time for which a lock is kept; and so long
+/// that it is not over by the call, which would then release the lock.
+const SHORT: Duration = ms(9_000);
 
 /// Longer than any test, so that nothing happens on a timer.
 const NEVER: Duration = ms(3_600_000);
