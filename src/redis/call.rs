@@ -169,3 +169,65 @@ impl Server {
         Ok(answer)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    use crate::config::Config;
+    use crate::holder_id::HolderId;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
+    use crate::redis::conn::connector::Connector;
+    use crate::url::Address;
+
+    /// Longer than the breaker stays open.
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn call_without_a_connection_leaves_the_probe_to_the_next_call() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let config = Config {
+            breaker_after: 1,
+            max_connections: 1,
+            connect_timeout: LONG,
+            ..Config::default()
+        };
+        let connector = Connector::to_server(Address::parse(&url).unwrap(), None, &config);
+        let server = Server::new(connector, &config, None);
+        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        let id = HolderId::fresh("x");
+        let call = || {
+            let call = keys.renew(&id, LONG, false);
+            let outcome = server.call_or_undo(call, Instant::now(), Cap::Counted, None);
+            let Err(NodeFault::Fault(fault)) = outcome else {
+                panic!("all connections are in use");
+            };
+            fault
+        };
+        thread::scope(|scope| {
+            let accepting = scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
+                stream
+            });
+            let in_use = server.acquire_connection(Instant::now().after(LONG), Cap::Counted);
+            let _in_use = in_use.unwrap_or_else(|fault| panic!("{fault:?}"));
+            let _stream = accepting.join().unwrap();
+            server.health.failed(Some(&Cause::text("no reply")), true);
+            let end = Instant::now().after(LONG);
+            while matches!(call(), Fault::Open(_)) {
+                assert!(Instant::now() < end, "no call was admitted");
+                crate::clock::sleep(Duration::from_millis(10));
+            }
+            let next = call();
+            assert!(matches!(next, Fault::NotRun(_)), "{next:?}");
+        });
+    }
+}
