@@ -46,16 +46,19 @@ LIGHT = differential metrics repository serialize testing testing_alone
 WITH_IT = --lib --bins $(patsubst %,--test %,$(COMPUTING) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
 IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(COMPUTING) $(LIGHT),$(BINARIES)))
 
-# Runs unit tests, integration tests and doctests, built once with all features. Some run beside the
-# first tests of `it`, which mostly wait, and assert no bounds of time.
+# Runs unit tests, integration tests and doctests, built once with all features. Some run beside
+# `it`, whose tests mostly wait. They assert no bounds of time, and leave the processor to those that
+# do.
 test: servers
 	$(CARGO) test --all-features --no-run --tests
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
-	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(WITH_IT) >"$$log" 2>&1 & \
+	( status=0; \
+	$(WITH_SERVER) nice -n 5 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
+	$(WITH_SERVER) nice -n 5 $(CARGO) test --all-features --doc || status=$$?; \
+	exit $$status ) >"$$log" 2>&1 & \
 	others=$$!; \
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \
 	wait $$others || status=$$?; cat "$$log"; exit $$status
-	$(WITH_SERVER) $(CARGO) test --all-features --doc
 
 # Runs the unit tests with `tls` in their names in a build without that feature.
 test-without-tls:

@@ -15,7 +15,7 @@ pub(crate) const SENTINELS: usize = 5;
 pub(crate) const CLUSTER: usize = 6;
 
 /// A test waits for its first permit while the sum of weights would exceed this.
-const LIMIT: usize = 16;
+const LIMIT: usize = 24;
 
 /// The sum of the weights of all permits.
 static USED: Mutex<usize> = Mutex::new(0);

@@ -14,10 +14,10 @@ use super::{chaos, child, contention, counter, terminal};
 const THREADS: usize = 12;
 
 /// Threads for tests that measure time, with wide bounds.
-const ROUGHLY_TIMED_THREADS: usize = 7;
+const ROUGHLY_TIMED_THREADS: usize = 10;
 
 /// Threads for tests with narrower bounds: more would disturb the measurements.
-const TIMED_THREADS: usize = 2;
+const TIMED_THREADS: usize = 3;
 
 /// The functions that one module lists with [`tests!`](crate::tests),
 /// [`roughly_timed!`](crate::roughly_timed), [`timed!`](crate::timed) or [`roles!`](crate::roles).
