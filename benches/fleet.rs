@@ -1,10 +1,10 @@
 //! Processes and threads contending for one name, with empty critical sections and with sections of
-//! 1 ms. Alternates with hand-written pollers (every 1 ms) and a hand-written queue.
+//! 1 ms. The locks of the crate alternate with hand-written pollers (every 1 ms).
 //!
-//! Shows the cost of first come, first served, and the cost of the subscriber thread that serves
-//! all waiters of a client. `FLEET=all cargo bench --bench fleet` runs more candidates, among them
-//! the hand-written queue. `CHAOS=60 cargo bench --bench fleet` kills and pauses processes at
-//! random for a minute instead.
+//! Shows the cost of first come, first served. `FLEET=all cargo bench --bench fleet` also runs a
+//! hand-written queue, with and without a subscriber thread: the difference is the cost of that
+//! thread. `CHAOS=60 cargo bench --bench fleet` kills and pauses processes at random instead, in
+//! three runs of at least 60 s each.
 
 use std::env;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use support::{Chaos, Server, ms, survivor};
 const ROUNDS: usize = 5;
 const PROCESSES: usize = 8;
 
-/// Long enough for every process to hold the lock many times. Twice as long with several threads,
-/// since a process then hands the lock between its own threads.
+/// The length of a run: every process holds the lock many times. Runs with several threads in a
+/// process last twice as long, because a process then hands the lock off between its own threads.
 const LASTS: Duration = ms(4_000);
 
 const POLLER: &str = "poller, every 1 ms";
@@ -31,8 +31,8 @@ const MUTEX: &str = "Mutex";
 const MUTEX_4: &str = "Mutex, 4 threads each";
 const POLLER_4: &str = "poller, 4 threads each";
 
-/// The kinds of lock in the chaos run, whether processes are paused too, and the figure for the
-/// longest time without a holder.
+/// The runs with `CHAOS`: the kind of lock, whether processes are paused too, and the key of the
+/// figure for the longest time without an acquisition.
 const KINDS: [(&str, bool, &str); 3] = [
     ("mutex", true, "mutex_stall_s"),
     ("fair", true, "fair_stall_s"),
@@ -40,9 +40,9 @@ const KINDS: [(&str, bool, &str); 3] = [
 ];
 
 /// Label, kind, threads per process, and the length of the section.
-type Comparison = (&'static str, &'static str, usize, Duration);
+type Candidate = (&'static str, &'static str, usize, Duration);
 
-const CANDIDATES: [Comparison; 7] = [
+const CANDIDATES: [Candidate; 7] = [
     (FAIR, "fair", 1, ms(1)),
     (MUTEX, "mutex", 1, ms(1)),
     (POLLER, "poller", 1, ms(1)),
@@ -53,7 +53,7 @@ const CANDIDATES: [Comparison; 7] = [
 ];
 
 /// Added by `FLEET=all`.
-const MORE_CANDIDATES: [Comparison; 5] = [
+const MORE_CANDIDATES: [Candidate; 5] = [
     (GRANTED, "granted", 1, ms(1)),
     (DIRECTLY, "granted-directly", 1, ms(1)),
     ("FairMutex, 4 threads each", "fair", 4, ms(1)),
@@ -71,12 +71,12 @@ fn main() {
     }
     let seconds = env::var("CHAOS").ok().and_then(|n| n.parse().ok());
     match seconds {
-        Some(seconds) => strike(Duration::from_secs(seconds)),
-        None => take_turns(),
+        Some(seconds) => run_chaos(Duration::from_secs(seconds)),
+        None => compare(),
     }
 }
 
-fn take_turns() {
+fn compare() {
     let server = Server::start().long_lived();
     let report = Report::begin(
         "fleet",
@@ -90,8 +90,8 @@ fn take_turns() {
     if env::var("FLEET").is_ok_and(|which| which == "all") {
         candidates.extend(MORE_CANDIDATES);
     }
-    let empty = |(label, _, _, section): &Comparison| Series::new(label, *section);
-    let mut series: Vec<Series> = candidates.iter().map(empty).collect();
+    let new_series = |(label, _, _, section): &Candidate| Series::new(label, *section);
+    let mut series: Vec<Series> = candidates.iter().map(new_series).collect();
     run_in_turns(ROUNDS, &mut series, |n| {
         let (_, kind, threads, section) = candidates[n];
         let terms = Terms {
@@ -117,8 +117,9 @@ fn survive_and_end() {
     std::process::exit(0);
 }
 
-/// Kills and pauses the processes at random. The protected resource decides whether exclusion held.
-fn strike(lasts: Duration) {
+/// Kills and pauses processes at random, for at least `lasts` in each run. The protected resource
+/// records the processes that lost the lock: [`Chaos::run`] asserts that all were killed or paused.
+fn run_chaos(lasts: Duration) {
     let report = Report::begin(
         "chaos",
         1,
@@ -134,26 +135,26 @@ fn strike(lasts: Duration) {
             duration: lasts,
         };
         let (server, witness) = (Server::start().long_lived(), Server::start().long_lived());
-        let went = chaos.run(&server, &witness);
-        let [stall, bound] = [went.stall, went.bound].map(|it| it.as_secs_f64());
+        let outcome = chaos.run(&server, &witness);
+        let [stall, bound] = [outcome.stall, outcome.bound].map(|it| it.as_secs_f64());
         let label = match pauses {
             true => kind.to_owned(),
             false => format!("{kind}, killed only"),
         };
         rows.push(vec![
             label.clone(),
-            went.killed.to_string(),
-            went.paused.to_string(),
-            went.accepted.to_string(),
-            went.overtaken.to_string(),
-            went.rejected.to_string(),
+            outcome.killed.to_string(),
+            outcome.paused.to_string(),
+            outcome.accepted.to_string(),
+            outcome.overtaken.to_string(),
+            outcome.rejected.to_string(),
             format!("{stall:.2}"),
             format!("{bound:.2}"),
         ]);
         let bar = Row::bar(label, Spread::of([stall].into_iter()));
         bars.push(bar.ours().mark("≤", (bound * 100.0).round() / 100.0));
         figures.push((figure, format!("{stall:.3}")));
-        went.assert_promises();
+        outcome.assert_promises();
     }
     common::print_table(
         &[
@@ -175,8 +176,8 @@ fn strike(lasts: Duration) {
     report.end(&figures, &picture);
 }
 
-/// The figures for the p99 of the wait, the acquisitions per second, and the p50 of the gap between
-/// two holders.
+/// The keys of the figures of a candidate relative to the poller: the p99 of the wait, the
+/// acquisitions per second, and the p50 of the gap between two holders.
 const FAIR_VS_POLLER: [&str; 3] = [
     "fair_wait_p99_vs_poller",
     "fair_acq_vs_poller",

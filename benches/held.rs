@@ -16,7 +16,7 @@ const TTL: Duration = Duration::from_secs(10);
 /// How long the leases are watched. Each is renewed six times in this time, every third of its ttl.
 const WATCHED: Duration = Duration::from_secs(20);
 
-/// The number of parts of that time. The share of the processor is measured in each.
+/// The number of parts of [`WATCHED`]. The processor time is measured in each.
 const PARTS: u32 = 10;
 
 const RENEW: &str = concat!(
@@ -206,6 +206,7 @@ fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration
         let batch = &chunk[..left.min(chunk.len())];
         let mut pipe = redis::pipe();
         for (lock, id) in batch {
+            // 10_000 is the ttl in ms; with 0 the renewal cannot shorten it.
             pipe.invoke_script(script.key(lock).arg(id.as_str()).arg(10_000).arg(0));
         }
         let answers: Vec<i64> = pipe.query(&mut connection).unwrap();

@@ -1,8 +1,9 @@
 //! Permits of a semaphore: acquire and release on one thread, processes that share four permits,
-//! and one process that wants all four while seven want one.
+//! and one process that wants all four while seven want one each.
 //!
-//! Alternates with the same scripts by hand, with Redisson's by hand, with `FairMutex`, with the
-//! simplest queue by hand, and with processes that poll every 1 ms.
+//! The calls on one thread alternate with the same scripts by hand, with Redisson's scripts by hand
+//! and with `FairMutex`. The runs of the processes alternate with the simplest queue by hand and
+//! with processes that poll every 1 ms.
 
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ use leasehold::{Client, Unlocked};
 use support::{Server, ms};
 
 const PAIR_ROUNDS: usize = 200;
+
+/// How many pairs of acquire and release each runner times in a round.
 const PAIRS: usize = 25;
 
 /// How many other permits are out while the pairs are measured.
@@ -46,7 +49,8 @@ const CANDIDATES: [(&str, &str); 4] = [
 const LARGE: u64 = 1;
 const SMALL: u64 = 0;
 
-/// The figures in the picture: key, label, and the most that is allowed.
+/// The figures in the picture: key, label, and the highest value that meets the target, if there is
+/// one.
 const BARS: [(&str, &str, Option<f64>); 8] = [
     ("pair_vs_scripts", "pair vs its scripts by hand", Some(1.05)),
     ("pair_vs_fair", "pair vs FairMutex", Some(1.3)),
@@ -140,8 +144,10 @@ fn figures(pairs: &[Samples], series: &[Series; 4]) -> Vec<(&'static str, Spread
     ]
 }
 
-/// Measures the pair of the client and of its scripts by hand for each number of permits out, and
-/// last those of Redisson's scripts by hand and of `FairMutex`.
+/// Times pairs of acquire and release; returns the samples and the names of the runners.
+///
+/// For each number in `OTHERS`, the client runs first and its scripts by hand second. The last two
+/// are Redisson's scripts by hand and `FairMutex`.
 fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
     let url = server.url();
     let client = Client::open(&url).unwrap();
@@ -150,13 +156,13 @@ fn pairs(server: &Server) -> (Vec<Samples>, Vec<String>) {
         let permits = 2_000;
         let name = format!("pairs-{others}");
         let semaphore = client.semaphore(&name, permits);
-        // Renewed by nobody: the run must end before they do.
-        let long = semaphore
+        // The other permits are never released or renewed: the bench must end within their ttl.
+        let unrenewed = semaphore
             .clone()
             .many(1)
             .ttl(ms(3_600_000))
             .auto_renew(false);
-        (0..others).for_each(|_| std::mem::forget(long.acquire().unwrap()));
+        (0..others).for_each(|_| std::mem::forget(unrenewed.acquire().unwrap()));
         let mut hand = PermitHand::new(&url, &name, permits);
         names.push(format!("{OURS}, {others} others out"));
         runners.push(Box::new(move || {
@@ -196,6 +202,7 @@ fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
             section: SECTION,
             lasts: LASTS,
         };
+        // In each mixed run, the first process to claim this key wants all permits.
         server.run("DEL", &["large"]);
         let window = measure(server, terms);
         window.holds_at_most(PERMITS as usize);
@@ -229,7 +236,7 @@ fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
     series
 }
 
-/// Opens a candidate of a member process.
+/// Opens the candidate of this kind, in a process with the role `member`.
 fn open(kind: &str, url: &str) -> Lockers {
     let semaphore = || Client::open(url).unwrap().semaphore("contended", PERMITS);
     match kind {

@@ -16,7 +16,7 @@ const WAITERS: usize = 1_000;
 /// The length of a round. Places are refreshed every 0.9 s, so a round has about 22 refreshes.
 const WATCHED: Duration = Duration::from_secs(20);
 
-/// Longer than the bench: the holder does not renew during it.
+/// The ttl of the holder: so long that no renewal is due during the bench.
 const HELD_FOR: Duration = Duration::from_secs(3_600);
 
 /// The stack of a waiting thread, in bytes: a wait needs no more.
@@ -31,12 +31,12 @@ fn main() {
     );
     let plain = watch(&server, |client| client.mutex("a").lock());
     let fair = watch(&server, |client| client.fair_mutex("b").lock());
-    let rows = [("Mutex", &plain), ("FairMutex", &fair)].map(|(name, it)| {
+    let rows = [("Mutex", &plain), ("FairMutex", &fair)].map(|(name, costs)| {
         vec![
             name.to_owned(),
-            it.requests.show(2),
-            it.core.show(2),
-            format!("{:.1}", it.kib),
+            costs.requests.show(2),
+            costs.core.show(2),
+            format!("{:.1}", costs.kib),
         ]
     });
     common::print_table(
@@ -86,9 +86,10 @@ fn main() {
 struct Costs {
     /// Requests per second of all waiters together.
     requests: Spread,
-    /// Processor time of all waiters together, in % of a core.
+    /// Processor time of this process, in % of a core: of all waiters, of the idle holder, and of
+    /// the thread that counts requests.
     core: Spread,
-    /// Memory of one waiter and its thread.
+    /// Memory of one waiter and its thread, in KiB.
     kib: f64,
 }
 
@@ -107,7 +108,8 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Cos
     }
     let all = WAITERS as u64;
     eventually(ms(30_000), || client.stats().waiting == all);
-    // The first waiter may still be subscribing: its connection and thread count, too.
+    // The first waiter may still be subscribing. The measured memory includes its connection and
+    // the subscriber thread.
     thread::sleep(ms(2_000));
     let kib = (resident_kib() - before) / WAITERS as f64;
 

@@ -63,11 +63,11 @@ fn two_services() -> Outcome {
     Ok(())
 }
 
-fn work(client: &Client, lock: impl Fn(usize) -> String) -> Outcome {
+fn work(client: &Client, lock_name: impl Fn(usize) -> String) -> Outcome {
     thread::scope(|scope| {
         let workers: Vec<_> = (0..WORKERS)
             .map(|worker| {
-                let mutex = client.mutex(lock(worker));
+                let mutex = client.mutex(lock_name(worker));
                 scope.spawn(move || {
                     for _ in 0..TURNS {
                         let _guard = mutex.lock()?;

@@ -72,7 +72,7 @@ impl PermitHolder {
         &self.id
     }
 
-    /// Returns how many permits it holds.
+    /// Returns how many permits this holder has.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -86,7 +86,7 @@ impl PermitHolder {
         self.permits
     }
 
-    /// Returns how long it holds them without a renewal.
+    /// Returns how long this holder keeps its permits without a renewal.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -94,7 +94,7 @@ impl PermitHolder {
     /// let api = client.semaphore("api.example.com", 10);
     /// let permit = api.acquire()?;
     /// if let Some(first) = api.holders()?.first() {
-    ///     println!("{} may have died: see again in {:?}", first.owner(), first.remaining());
+    ///     println!("{} may have died: check again in {:?}", first.owner(), first.remaining());
     /// }
     /// # assert!(!api.holders()?[0].remaining().is_zero());
     /// # Ok::<(), leasehold::Error>(())
@@ -104,8 +104,8 @@ impl PermitHolder {
     }
 }
 
-/// The owner and the first eight digits of the id; then how many permits it holds, and how long
-/// without a renewal.
+/// The owner and the first eight digits of the uuid; then how many permits the holder has, and how
+/// long it keeps them without a renewal.
 impl fmt::Display for PermitHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -140,7 +140,8 @@ mod tests {
             assert_eq!(id.short().to_string(), shown);
         }
         assert_eq!((found.owner(), found.permits()), ("2 web/7", 12));
-        // Only the text counts.
+        // Ids with the same text are equal, although `parse` takes the number for a part of the
+        // owner.
         assert_eq!(HolderId::parse(id.as_str().as_bytes()), Some(id));
     }
 

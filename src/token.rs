@@ -6,8 +6,8 @@ use std::str::FromStr;
 use crate::error::Error;
 use crate::name::shown;
 
-/// All tokens are below this. From 2^53 on, Lua numbers skip integers: two holders could get one
-/// token.
+/// All tokens are below this. From 2^53 on, Lua numbers skip integers: two holders could get the
+/// same token.
 const LIMIT: u64 = 1 << 53;
 
 /// A number that is higher for every later holder of a name.
@@ -17,11 +17,11 @@ const LIMIT: u64 = 1 << 53;
 /// [`ensure_held`](crate::MutexGuard::ensure_held) and its write, until its lease had ended, does
 /// no harm. See Martin Kleppmann, [How to do distributed locking][kleppmann].
 ///
-/// The script that acquires the lock draws the token: `max(last + 1, the server's clock in µs)`. So
-/// tokens keep rising over a release and an expiry. They also rise over `FLUSHALL`, and over a
-/// restart without data or from an old snapshot, unless the server's clock was set back in the
-/// meantime. They rise over a failover to a lagging replica, if the servers' clocks differ by less
-/// than the failover takes.
+/// The script that acquires the lock, or grants it to a waiter, draws the token:
+/// `max(last + 1, the server's clock in µs)`. So tokens keep rising after a release or an expiry.
+/// They also keep rising after `FLUSHALL`, and after a restart without data or from an old
+/// snapshot, unless the server's clock was set back in the meantime. After a failover to a lagging
+/// replica they keep rising if the servers' clocks differ by less than the failover takes.
 ///
 /// If other threads of the client wait, the script reserves up to 64 tokens for
 /// [local hand-offs](crate::Mutex::local_handoffs). Over a [quorum](crate::guide::quorum) the
@@ -65,10 +65,10 @@ impl FencingToken {
 
     /// Parses a token from decimal digits.
     pub(crate) fn parse(digits: &[u8]) -> Option<Self> {
-        // `parse` accepts a sign; the scripts do not.
-        let is_number = digits.iter().all(u8::is_ascii_digit);
+        // `str::parse` accepts a sign; the scripts do not.
+        let are_digits = digits.iter().all(u8::is_ascii_digit);
         let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
-        Self::read(number).filter(|_| is_number)
+        Self::read(number).filter(|_| are_digits)
     }
 
     /// Returns the token as a number, which is always below 2^53.
@@ -92,7 +92,7 @@ impl From<FencingToken> for u64 {
     }
 }
 
-/// The type that databases keep; the value is never negative.
+/// The integer type of most databases; the value is never negative.
 impl From<FencingToken> for i64 {
     fn from(token: FencingToken) -> Self {
         token.0.cast_signed()

@@ -41,7 +41,7 @@ const ADDED: u64 = 512;
 
 const NAMES: usize = 5_000;
 
-/// More names than a client keeps unused subscriptions for.
+/// The number of contended names: more than the unused subscriptions that a client keeps.
 const CONTENDED: usize = 1_100;
 
 fn client() -> Client {
@@ -82,7 +82,7 @@ impl Size {
 }
 
 /// Returns the resident memory in KiB, without that of files: the kernel loads the program's code
-/// piece by piece. The kernel's faster counters lag by some pages per CPU.
+/// only when it is used. `/proc/self/statm` is faster to read, but lags by some pages per CPU.
 fn resident() -> u64 {
     let rollup = fs::read_to_string("/proc/self/smaps_rollup").unwrap();
     let line = rollup
@@ -215,10 +215,10 @@ fn contention_adds_nothing(role: &str) {
     resume_child(&server);
     let second = Size::receive(&child);
     second.assert_not_grown_since(&first);
-    // By chance, more calls may overlap than before.
+    // By chance, more calls may overlap than in the first half, each over its own connection.
     assert!(connections(&server) <= before + 3);
-    // Only a limited number of unused subscriptions is kept. Waiters for permits listen elsewhere
-    // than those for locks.
+    // A client keeps a limited number of unused subscriptions to the channels of locks. All its
+    // waiters for permits share one channel.
     eventually(ms(5_000), || server.subscribed_channels("*") < CONTENDED);
     resume_child(&server);
     child.wait().succeeded();
@@ -296,19 +296,19 @@ fn threads_start_when_needed_and_never_per_lock() {
 fn threads() {
     const LOCKS: usize = 500;
     const WAITERS: usize = 20;
-    let is = |expected: &[&str]| eventually(ms(5_000), || own_threads() == expected);
+    let threads_become = |expected: &[&str]| eventually(ms(5_000), || own_threads() == expected);
     let client = client();
     let other = self::client();
     client.ping().unwrap();
     let mutexes: Vec<_> = (0..LOCKS).map(|n| client.mutex(format!("{n}"))).collect();
-    is(&[]);
+    threads_become(&[]);
 
     let guards: Vec<_> = mutexes.iter().map(|mutex| mutex.lock().unwrap()).collect();
-    is(&["leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-io", "leasehold-timer"]);
 
     // `try_lock` does not wait, so it starts no thread.
     assert!(client.mutex("0").try_lock().unwrap().is_none());
-    is(&["leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-io", "leasehold-timer"]);
 
     let (entered, entries) = bounded(0);
     thread::scope(|scope| {
@@ -320,7 +320,7 @@ fn threads() {
                 assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
             });
         }
-        is(&[
+        threads_become(&[
             "leasehold-io",
             "leasehold-io",
             "leasehold-subsc",
@@ -333,12 +333,12 @@ fn threads() {
         }
     });
     drop(other);
-    is(&["leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-io", "leasehold-timer"]);
 
     let guard = client.mutex("callback").on_lost(|_| ()).lock().unwrap();
-    is(&["leasehold-callb", "leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-callb", "leasehold-io", "leasehold-timer"]);
     drop((client, mutexes));
-    is(&["leasehold-callb", "leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-callb", "leasehold-io", "leasehold-timer"]);
     drop(guard);
-    is(&[]);
+    threads_become(&[]);
 }

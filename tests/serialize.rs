@@ -26,13 +26,13 @@ fn tokens_are_numbers_and_only_tokens_are_read() {
 }
 
 #[test]
-fn names_are_text_or_bytes() {
+fn names_are_text_or_bytes_and_are_also_read_from_numbers() {
     assert_form(&Name::from("order:7"), json!("order:7"));
     assert_form(&Name::from(b"\xff\x00"), json!([255, 0]));
     assert_eq!(from_value::<Name>(json!(7)).unwrap(), Name::from("7"));
     assert_eq!(from_value::<Name>(json!(-7)).unwrap(), Name::from(-7));
     assert!(from_value::<Name>(json!([256])).is_err());
-    // A binary format cannot tell text from bytes.
+    // In a binary format a name is always bytes: some such formats do not say which type follows.
     let bytes = Token::Bytes(b"order:7");
     assert_tokens(&Name::from("order:7").compact(), &[bytes]);
 }
@@ -76,7 +76,7 @@ fn holders_show_no_whole_id() {
     }
 }
 
-/// Formats such as bincode write the number of fields first.
+/// Formats such as MessagePack write the number of fields first.
 #[test]
 fn held_lock_has_a_known_number_of_fields() {
     let server = Server::start();
@@ -113,7 +113,7 @@ fn statistics_are_read_back_and_may_lack_fields() {
     let form = to_value(stats).unwrap();
     assert_eq!(form["totals"]["acquired_at_once"], 1);
     assert_form(&stats, form);
-    // A value that an earlier version has written lacks the fields of later ones.
+    // A value that an earlier version has written lacks the fields of later versions.
     assert_eq!(
         from_value::<Stats>(json!({"held": 0})).unwrap(),
         Stats::default()

@@ -1,4 +1,4 @@
-//! The report of a bench: its last line, a line of JSON, and a picture.
+//! The report of a bench: lines on standard output, a line of JSON in a file, and a picture.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -12,7 +12,7 @@ use crate::picture::Picture;
 pub struct Report {
     bench: &'static str,
     rounds: usize,
-    /// The machine's processors; read first, since a bench may restrict itself to some of them.
+    /// The processors available at the start: the bench may restrict itself to some of them later.
     cores: usize,
     load: String,
 }
@@ -47,8 +47,8 @@ impl Report {
             .collect();
         let figures = format!("{{{}}}", figures.join(","));
 
-        let kept = target().join("bench");
-        fs::create_dir_all(&kept).expect("the target directory can be written");
+        let folder = target().join("bench");
+        fs::create_dir_all(&folder).expect("the target directory can be written");
         let list = |load: &str| format!("[{}]", load.replace(' ', ","));
         let line = format!(
             "{{\"date\":\"{}\",\"rounds\":{},\"cores\":{},\"load\":{},\"load_after\":{},\
@@ -62,21 +62,21 @@ impl Report {
         OpenOptions::new()
             .create(true)
             .append(true)
-            .open(kept.join(format!("{}.jsonl", self.bench)))
+            .open(folder.join(format!("{}.jsonl", self.bench)))
             .and_then(|mut file| file.write_all(line.as_bytes()))
             .expect("the target directory can be written");
 
         let svg = format!("{}.svg", self.bench);
-        picture.draw(&kept.join(&svg));
+        picture.draw(&folder.join(&svg));
         if env::var_os("LEASEHOLD_PICTURES").is_some() {
-            fs::create_dir_all(docs()).expect("the tree can be written");
+            fs::create_dir_all(docs()).expect("the repository can be written");
             picture.draw(&docs().join(&svg));
         }
         println!("figures: {figures}");
     }
 }
 
-/// The load over 1, 5 and 15 minutes.
+/// Returns the load averages over 1, 5 and 15 minutes, separated by spaces.
 fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")

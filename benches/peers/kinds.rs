@@ -1,5 +1,5 @@
-//! The other crates, each as its documentation shows it, and with the settings that suit this
-//! contention best.
+//! The other crates, each once as its documentation shows it, and once with the settings that suit
+//! this contention best.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,7 +17,8 @@ use crate::shared;
 use common::candidates;
 use common::fleet::{Locker, Lockers};
 
-/// Each process has one contending thread; an async crate gets a runtime on it.
+/// Opens a candidate by its kind. Each process has one contending thread, on which an async crate
+/// gets a runtime.
 pub(crate) fn open(kind: &str, url: &str) -> Lockers {
     if let Some(lockers) = shared::open(kind, url) {
         return lockers;
@@ -25,7 +26,7 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
     let url = url.to_owned();
     match kind {
         "rslock" => Box::new(move || rslock(&url, None)),
-        // The pause is random between 0 and this.
+        // Each pause is random and shorter than this; likewise for redlock, in ms.
         "rslock-tuned" => Box::new(move || rslock(&url, Some(2 * TUNED))),
         "redlock" => Box::new(move || redlock(&url, None)),
         "redlock-tuned" => Box::new(move || redlock(&url, Some(2))),
@@ -43,11 +44,11 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
     }
 }
 
-fn rslock(url: &str, longest_pause: Option<Duration>) -> Locker {
+fn rslock(url: &str, pause_limit: Option<Duration>) -> Locker {
     let runtime = runtime();
     let mut manager = LockManager::new(vec![url]);
-    if let Some(longest_pause) = longest_pause {
-        manager.set_retry(u32::MAX, longest_pause);
+    if let Some(pause_limit) = pause_limit {
+        manager.set_retry(u32::MAX, pause_limit);
     }
     Box::new(move |section| {
         runtime.block_on(async {
@@ -60,10 +61,10 @@ fn rslock(url: &str, longest_pause: Option<Duration>) -> Locker {
     })
 }
 
-fn redlock(url: &str, longest_pause_ms: Option<u32>) -> Locker {
+fn redlock(url: &str, pause_limit_ms: Option<u32>) -> Locker {
     let mut lock = RedLock::new(vec![url]);
-    if let Some(longest_pause_ms) = longest_pause_ms {
-        lock.set_retry(u32::MAX, longest_pause_ms);
+    if let Some(pause_limit_ms) = pause_limit_ms {
+        lock.set_retry(u32::MAX, pause_limit_ms);
     }
     let ttl = TTL.as_millis() as usize;
     Box::new(move |section| {
@@ -91,13 +92,13 @@ fn redis_lock(url: &str, options: fn() -> LockAcrossOptions) -> Locker {
     })
 }
 
-/// Its `acquire` tries once, whatever the timeout. The default settings count a refusal as a
-/// failure; the tuned ones retry.
+/// The `acquire` of this crate tries once, whatever the timeout. A refusal counts as a failure with
+/// the default settings, and is retried here with the tuned ones.
 fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
     let runtime = runtime();
     let provider = distributed_lock_provider(&runtime, url, is_tuned);
     Box::new(move |section| {
-        // The holder id belongs to the lock object: each acquisition gets a new one.
+        // A lock object has one holder id, so each acquisition gets a new object.
         let lock = provider.create_lock(NAME);
         runtime.block_on(async {
             let handle = loop {
@@ -109,7 +110,7 @@ fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
                     Ok(Some(handle)) => break handle,
                     Ok(None) => thread::sleep(TUNED),
                     Err(error) => {
-                        // The caller pauses rather than retrying at once.
+                        // A user's program would pause here; the bench calls again at once.
                         thread::sleep(TUNED);
                         return Err(error.to_string());
                     }

@@ -1,17 +1,18 @@
-//! The wait loop of every kind of lock: takes the action of the call's [`Position`] until it ends.
+//! The wait loop of every kind of lock: acts on the call's [`Position`] until the call ends.
 //!
 //! A call waits in the local queue of this client, by a place in the queue in Redis, or in both.
-//! The calls of a mutex share one place: it counts for the call that has it; the others are behind.
+//! The calls of a mutex share one place: one of them has it, and the others are behind that call.
 //! A set of names on one server waits by its own place (`set_place.rs`), in no local queue.
 //!
 //! ```text
-//! position? <------------------------ Woken, or TimedOut before the deadline ----+
+//! position? <------------------------ Woken or TimedOut -------------------------+
 //!    |                                                                           |
 //!    |  in the local queue                                                       |
-//!    +-- Behind -------- sleep; shortly before the deadline, try Redis, or have -+
-//!    |                   the shared place refreshed, if the replies to others    |
-//!    |                   do not suffice                                          |
-//!    +-- HeldLocally --- sleep until the holder wakes this call, or backstop ----+
+//!    +-- Behind -------- sleep; shortly before the deadline, if the replies to   |
+//!    |                   other calls do not suffice, have the shared place       |
+//!    |                   refreshed, or try Redis: granted --> Acquired           |
+//!    |                   otherwise ----------------------------------------------+
+//!    +-- HeldLocally --- sleep until the holder wakes this call, or a timeout ---+
 //!    +-- Yield --------- sleep for 1 ms, or until the release message -----------+
 //!    +-- HandedOff ----- take the lease --> Acquired                             |
 //!    |                   lost before that ---------------------------------------+
@@ -22,13 +23,14 @@
 //!    |                   lapsed -------------------------------------------------+
 //!    |  in neither                                                               |
 //!    +-- Contend ------- the lock was left open: sleep for its 2 ms -------------+
-//!                        the calls share a place, or must now: the position by   |
-//!                        that place decides                                      |
+//!                        due to join the calls that share a place: the position  |
+//!                        by that place decides                                   |
 //!                        another call has just taken the shared place -----------+
 //!                        else try Redis: granted --> Acquired                    |
 //!                        refused, with a place now, or able to take one ---------+
-//!                        refused, without: join that name's queue, sleep until a |
-//!                        release, the end of the ttl or the backstop ------------+
+//!                        refused, neither: join the local queue of the refused   |
+//!                        name, sleep until a release, the end of the ttl or the  |
+//!                        backstop -----------------------------------------------+
 //!                        split vote, or no reply: sleep for a backoff -----------+
 //!
 //! From any of them: --> None once the deadline has passed and the name is known to be taken, or
@@ -65,7 +67,7 @@ impl WaitingCall<'_> {
         if matches!(outcome, Ok(Some(_))) || self.attempt.is_ended() {
             return outcome;
         }
-        // The lock may have been handed or granted to this call in the meantime: take it.
+        // A hand-off or a grant may have arrived since the call last read its position: take it.
         let place = self.place.as_ref();
         let hold = match place.and_then(|place| place.ticket.take_grant()) {
             Some(grant) => match self.take_grant(grant) {
@@ -78,7 +80,7 @@ impl WaitingCall<'_> {
     }
 
     fn run_until_over(&mut self) -> Result<Infallible, Over> {
-        // The start of the call saves reading the clock.
+        // Not read from the clock, to save time: the call has just started.
         let mut now = self.attempt.start;
         let mut must_try = false;
         loop {
@@ -102,7 +104,8 @@ impl WaitingCall<'_> {
                 self.log_waiting_once(None);
                 self.ensure_subscribed()?;
                 self.count_spurious_wake();
-                // The holder wakes this call. A timeout is for a wake-up that was missed.
+                // The holder wakes this call. Under `Wake`, the timeout is for a wake-up that was
+                // missed. Under `Backoff`, it is the pause of the policy.
                 self.sleep_after_refusal(true, None, Instant::NEVER)
             }
             Position::Yield => self.park(FLEET_YIELD),
@@ -129,8 +132,8 @@ impl WaitingCall<'_> {
 
     /// Sleeps until `until` while this call, or one ahead of it, has the place that they share.
     ///
-    /// No reply to the others may count at the deadline of this call: shortly before that, it makes
-    /// one refresh of the place due at once.
+    /// Shortly before its deadline, the call makes one refresh of the place due at once if the
+    /// replies so far do not suffice for an outcome at the deadline.
     fn sleep_by_shared_place(&mut self, now: Instant, until: Instant) -> Result<SleepEnd, Over> {
         let last_attempt = self.span().last_attempt();
         if now < last_attempt {
@@ -145,7 +148,7 @@ impl WaitingCall<'_> {
         self.sleep_while_others_ask(now, until)
     }
 
-    /// Returns whether the replies to the others say too little about the name at the deadline.
+    /// Returns whether the replies so far do not suffice for an outcome at the deadline.
     fn needs_own_reply(&self) -> bool {
         // After a split vote nobody holds the name.
         let answers = self.queue().answers();
@@ -218,8 +221,7 @@ impl WaitingCall<'_> {
             return Ok(TimedOut(None));
         }
         if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
-            // A release before this call joined the queue woke other waiters: try at once, as if
-            // it had woken this one.
+            // A release before this call joined the queue has not woken it: try at once.
             self.back_off_after_move();
             return Ok(Woken);
         }

@@ -1,4 +1,5 @@
-//! Model test: the local queue and hand-offs in thousands of schedules, over a Redis of one key.
+//! Model test: the local queue and hand-offs in thousands of thread schedules. A struct with one
+//! key and a fence stands for Redis.
 
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -34,7 +35,7 @@ const TERMS: LeaseTerms = LeaseTerms {
     handoffs: 2,
 };
 
-/// The clock stands still: nothing in the model takes time.
+/// Always the same instant: nothing in the model takes time, and no lease expires.
 fn now() -> Instant {
     Instant::START.after(Duration::from_secs(1))
 }
@@ -45,8 +46,8 @@ struct World {
     redis: Mutex<Redis>,
     /// The state that the lock protects.
     inside: Mutex<Inside>,
-    /// A third party deletes the key at any time.
-    has_thief: bool,
+    /// Another program deletes the key at any time.
+    is_key_deleted: bool,
 }
 
 #[derive(Default)]
@@ -57,10 +58,13 @@ struct Redis {
 
 #[derive(Default)]
 struct Inside {
-    now: usize,
-    newest: u64,
+    /// The threads in the critical section.
+    holders: usize,
+    newest_token: u64,
+    /// How many critical sections were entered.
     entered: usize,
-    handed: usize,
+    /// How many calls took a lease that was handed off.
+    handed_off: usize,
 }
 
 impl Redis {
@@ -108,11 +112,11 @@ impl World {
             match ticket.position(now(), must_try) {
                 Position::HandedOff => match ticket.take(now(), Duration::MAX, holding) {
                     Some(Ok(hold)) => {
-                        self.inside.lock().unwrap().handed += 1;
+                        self.inside.lock().unwrap().handed_off += 1;
                         break Some((Arc::clone(&hold), hold.token()));
                     }
                     Some(Err(handed)) => self.pass_on_unclaimed(&handed),
-                    None => panic!("it was handed one"),
+                    None => panic!("the position is `HandedOff`, but no lease can be taken"),
                 },
                 Position::Contend => {
                     if let Some(granted) = self.ask(ticket.about_to_try(now())) {
@@ -120,7 +124,7 @@ impl World {
                     }
                 }
                 Position::Yield | Position::HeldLocally | Position::Behind => {}
-                position => panic!("{position:?} in a local queue"),
+                position => panic!("a local queue returned {position:?}"),
             }
             // Sleeps until woken or timed out; the call may then give up.
             must_try = loop {
@@ -153,8 +157,8 @@ impl World {
         yield_now();
         let token = self.redis.lock().unwrap().acquire(&id, block)?;
         assert!(
-            token > self.inside.lock().unwrap().newest,
-            "the token was used before"
+            token > self.inside.lock().unwrap().newest_token,
+            "the new token is not above those used before"
         );
         yield_now();
         let token = FencingToken::new(token);
@@ -172,11 +176,11 @@ impl World {
             ),
             downgraded: OnceLock::new(),
         });
-        for before in self.waiters.granted(&hold) {
-            let before = before.upgrade();
-            if let Some(before) = before {
-                before.lose(Lost::Taken, now());
-                self.waiters.ended(&before, None);
+        for evicted in self.waiters.granted(&hold) {
+            let evicted = evicted.upgrade();
+            if let Some(evicted) = evicted {
+                evicted.lose(Lost::Taken, now());
+                self.waiters.ended(&evicted, None);
             }
         }
         Some((hold, token))
@@ -206,8 +210,8 @@ impl World {
             Some(LeaseStatus::Lost(_)) => {
                 self.waiters.ended(hold, None);
                 yield_now();
-                // Two calls of this client may have tried at once, and received their grants in
-                // reverse order.
+                // The key may still be this lease's. Another call of this client may have acquired
+                // the lock before this one, but recorded it later: that evicted this lease.
                 self.redis.lock().unwrap().release(&hold.id);
             }
             Some(LeaseStatus::Released) | None => panic!("{token} was released before"),
@@ -217,27 +221,34 @@ impl World {
     fn section(&self, token: FencingToken) {
         {
             let mut inside = self.inside.lock().unwrap();
-            inside.now += 1;
+            inside.holders += 1;
             inside.entered += 1;
-            assert!(inside.now == 1 || self.has_thief, "two holders at once");
-            if !self.has_thief {
-                assert!(token.value() > inside.newest, "the token did not rise");
+            assert!(
+                inside.holders == 1 || self.is_key_deleted,
+                "two holders at once"
+            );
+            if !self.is_key_deleted {
+                assert!(
+                    token.value() > inside.newest_token,
+                    "the token did not rise"
+                );
             }
-            inside.newest = inside.newest.max(token.value());
+            inside.newest_token = inside.newest_token.max(token.value());
         }
         yield_now();
-        self.inside.lock().unwrap().now -= 1;
+        self.inside.lock().unwrap().holders -= 1;
     }
 }
 
-/// Returns how many critical sections were entered, and how many of them after a hand-off.
-fn run(threads: usize, has_thief: bool) -> (usize, usize) {
+/// Runs one schedule; returns how many critical sections were entered, and how many of them after a
+/// hand-off.
+fn run(threads: usize, is_key_deleted: bool) -> (usize, usize) {
     let world = Arc::new(World {
         waiters: Waiters::default(),
         keys: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
         redis: Mutex::default(),
         inside: Mutex::default(),
-        has_thief,
+        is_key_deleted,
     });
     let mut all: Vec<_> = (0..threads)
         .map(|_| {
@@ -252,7 +263,7 @@ fn run(threads: usize, has_thief: bool) -> (usize, usize) {
             })
         })
         .collect();
-    if has_thief {
+    if is_key_deleted {
         let world = Arc::clone(&world);
         all.push(spawn(move || {
             for _ in 0..2 {
@@ -264,10 +275,10 @@ fn run(threads: usize, has_thief: bool) -> (usize, usize) {
     for one in all {
         one.join().unwrap();
     }
-    assert_eq!(world.redis.lock().unwrap().key, None, "the key is gone");
-    assert!(world.waiters.is_idle(), "no waiter is left");
+    assert_eq!(world.redis.lock().unwrap().key, None, "the key is left");
+    assert!(world.waiters.is_idle(), "a waiter or a held name is left");
     let inside = world.inside.lock().unwrap();
-    (inside.entered, inside.handed)
+    (inside.entered, inside.handed_off)
 }
 
 #[test]
@@ -290,7 +301,7 @@ fn holders_exclude_each_other_with_rising_tokens_and_nothing_is_left() {
 }
 
 #[test]
-fn tokens_rise_and_nothing_is_left_when_a_stranger_deletes_the_key() {
+fn new_tokens_are_above_used_ones_and_nothing_is_left_when_the_key_is_deleted() {
     let check = || {
         run(4, true);
     };

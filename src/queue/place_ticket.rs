@@ -97,7 +97,8 @@ impl PlaceTicket<'_> {
             let waiter = places.waiter(self.serial);
             waiter.refused(reply, remaining);
             if waiter.pace.backoff.is_some() {
-                // A call that receives grant messages takes the shared place over from this one.
+                // A call that receives grant messages can take the shared place over from this
+                // one, which receives none.
                 places.wake_without_place(self.serial);
             }
         });
@@ -170,8 +171,8 @@ impl PlaceTicket<'_> {
         });
     }
 
-    /// Passes a refresh that is due on to another waiter: no reply to this call could arrive
-    /// before its deadline.
+    /// Leaves a due refresh to another waiter: no reply to this call could arrive before its
+    /// deadline.
     pub(crate) fn pass_refresh_on(&self, why: Wake) {
         self.with_places(|places| places.pass_refresh_on(self.serial, why));
     }
@@ -185,7 +186,8 @@ impl PlaceTicket<'_> {
 impl Queue for PlaceTicket<'_> {
     /// The caller must report the outcome of a refresh with
     /// [`note_refreshed`](Self::note_refreshed) or
-    /// [`note_not_refreshed`](Self::note_not_refreshed), or pass it on.
+    /// [`note_not_refreshed`](Self::note_not_refreshed), or leave it to another waiter with
+    /// [`pass_refresh_on`](Self::pass_refresh_on).
     fn position(&self, now: Instant, _must_try: bool) -> Position {
         let position = self.with_places(|places| places.position(self.serial, now));
         if let Position::Granted(_) = position {
@@ -205,7 +207,8 @@ impl Queue for PlaceTicket<'_> {
 
     fn about_to_try(&self, now: Instant) -> bool {
         self.with_places(|places| places.answers.asked(now));
-        // The local queue reports the calls behind this one: only there are leases handed off.
+        // The local queue reports whether calls wait behind this one. Without a local queue,
+        // leases are not handed off.
         false
     }
 

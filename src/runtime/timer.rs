@@ -2,7 +2,7 @@
 //! so that no server can delay the detection of a lost lease.
 //!
 //! ```text
-//!            a lease is scheduled earlier, or `until` is reached
+//!            a lease is due before `until`, or `until` is reached
 //!   +--------+ ------------------------------------------------> +-------+
 //!   | asleep |                                                   | awake |
 //!   +--------+ <------------------------------------------------ +-------+
@@ -35,7 +35,7 @@ struct State {
     drained: bool,
 }
 
-/// When the thread checks the leases without being woken.
+/// How long the thread sleeps, and when another thread has promised to wake it if necessary.
 struct Sleep {
     /// When the thread's sleep ends; `Instant::START` while it is awake.
     until: Instant,
@@ -44,14 +44,14 @@ struct Sleep {
 }
 
 impl Sleep {
-    /// Returns true if the thread must be woken for a lease due at `at`. The lease may wait until
-    /// `by` if a wake-up is promised for `at` or earlier.
+    /// Returns true if the thread must be woken for a lease due at `at`. The thread may check the
+    /// lease as late as `by` if a wake-up is promised for `at` or earlier.
     fn misses(&self, at: Instant, by: Instant) -> bool {
         at < self.until && (at < self.promised_at || by < self.until)
     }
 
-    /// Records that the next wake-up is promised for `again`; returns true if `next` is due before
-    /// that and before the end of the sleep.
+    /// Records that the next wake-up is promised for `again`. The first lease is due at `next`:
+    /// returns true if that is before the promised wake-up and before the end of the sleep.
     fn promise(&mut self, next: Instant, again: Instant) -> bool {
         self.promised_at = again;
         next < self.until.min(again)
@@ -78,12 +78,13 @@ impl Default for Timer {
 }
 
 impl Timer {
-    /// Schedules what is due next for the lease at `now`, in place of an earlier schedule. Returns
-    /// false if the lease has ended.
+    /// Schedules the next action for the lease, as of `now`, and replaces an earlier schedule.
+    /// Returns false if the lease has ended or is being released.
     pub(crate) fn schedule(&self, hold: &Arc<HeldLease>, now: Instant) -> bool {
         let mut state = self.state.lock();
-        // Read under the timer's lock: an older plan must not replace that of a thread that has
-        // changed the lease since. And nothing would remove a lease that was released meanwhile.
+        // The lease is read under the timer's lock. Otherwise an outdated action could replace the
+        // one that another thread scheduled after it changed the lease. A lease that was released
+        // meanwhile could be added, and nothing would remove it.
         let (at, by) = match hold.lease(|lease| lease.due(now)) {
             Due::At { best, latest } => (best, latest),
             Due::Renewal => (now, now),
@@ -167,8 +168,9 @@ impl Timer {
                 self.changed.wait(&mut state);
                 idle = false;
             } else {
-                // The first sleep without leases is bounded, so that its end is known. A caller
-                // that locks and unlocks repeatedly then need not wake this thread each time.
+                // The first sleep without leases ends within `LONGEST_SLEEP`. A lease that is due
+                // after that does not wake this thread: a caller that locks and unlocks repeatedly
+                // need not wake it each time.
                 idle = next == Instant::NEVER;
                 state.sleep.until = next.min(now.after(LONGEST_SLEEP));
                 self.changed.wait_for(&mut state, nap(now, next));
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn promised_wake_up_spares_another() {
+    fn promised_wake_up_makes_another_unnecessary() {
         let mut sleep = Sleep {
             until: at(1_000),
             promised_at: Instant::NEVER,
@@ -207,12 +209,12 @@ mod tests {
     }
 
     #[test]
-    fn later_promise_replaces_the_earlier() {
+    fn later_promise_replaces_an_earlier_one() {
         let mut sleep = Sleep {
             until: at(1_000),
             promised_at: at(3),
         };
-        // The first wake-up comes late, when another is already promised.
+        // The promise for 3 ms is kept: nothing is due, and the next promise is for 7 ms.
         assert!(!sleep.promise(Instant::NEVER, at(7)));
         assert!(!sleep.misses(at(8), at(2_000)));
         assert!(sleep.promise(at(8), at(11)));
@@ -232,8 +234,8 @@ mod tests {
         assert!(timer.all().is_empty());
     }
 
-    /// One thread suspects a lease, for example because its slot has moved, while another has the
-    /// reply to a renewal. An older plan must not replace a newer one.
+    /// One thread suspects a lease, for example because its slot has moved, while another handles
+    /// the reply to a renewal. An outdated action must not replace a newer one in the schedule.
     #[test]
     fn lease_suspected_while_its_renewal_ends_is_checked_at_once() {
         let runtime = runtime_of("redis://127.0.0.1:1");
@@ -242,8 +244,8 @@ mod tests {
             let request = hold.lease(|lease| lease.begin_renewal(Instant::now()));
             let request = request.expect("no other renewal is in flight");
             thread::scope(|scope| {
-                // Most likely the other thread suspects the lease now, and changes the schedule
-                // only after this one.
+                // While this thread holds the timer's lock, the other one suspects the lease and
+                // waits for the lock. Most likely it changes the schedule after this thread.
                 let schedule = runtime.timer.state.lock();
                 scope.spawn(|| runtime.suspect(&hold));
                 let began = Instant::now();

@@ -17,7 +17,7 @@ use super::reply::Reply;
 use super::resp::read_request;
 use super::script::Scripts;
 
-/// The ttl of a foreign holder's lease: that of a client's lock without other settings.
+/// The ttl of a foreign holder's lease: the default ttl of a client.
 pub(super) const FOREIGN_TTL: Duration = Duration::from_secs(10);
 
 /// The most by which a server's clock can be moved ahead: 100 years. Fencing tokens are its time in
@@ -26,7 +26,7 @@ const LONGEST_AHEAD: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 pub(super) struct ServerState {
     pub(super) database: Arc<Mutex<Database>>,
-    /// Lua is started for the first script.
+    /// The Lua interpreter, started for the first script.
     scripts: Option<Scripts>,
     pub(super) port: Port,
     pub(super) connections: BTreeMap<u64, ClientConnection>,
@@ -35,9 +35,9 @@ pub(super) struct ServerState {
     pub(super) faults: Faults,
     /// How often each command was called.
     pub(super) calls: BTreeMap<String, u64>,
-    /// The keys and ids of foreign holders, which renew their leases.
+    /// The keys and holder ids of the foreign holders whose leases the server's thread renews.
     pub(super) foreign: Vec<(Vec<u8>, Vec<u8>)>,
-    /// How often the thread has looked at this.
+    /// How many rounds the server's thread has begun.
     pub(super) rounds: u64,
     pub(super) is_stopping: bool,
 }
@@ -59,9 +59,9 @@ impl ServerState {
         }
     }
 
-    /// Moves the clock ahead.
+    /// Moves the clock ahead by `time` and a millisecond.
     pub(super) fn advance(&mut self, time: Duration) {
-        // A key exists until its last millisecond has passed.
+        // A key exists until the end of its last millisecond.
         let time = time.saturating_add(Duration::from_millis(1));
         // Foreign holders renew their leases while the time passes: none of them expires.
         self.renew_foreign(time.min(LONGEST_AHEAD) + FOREIGN_TTL);
@@ -69,7 +69,8 @@ impl ServerState {
         self.renew_foreign(FOREIGN_TTL);
     }
 
-    /// Runs `act`, and returns the holder ids of the leases that it has ended.
+    /// Runs `act`, and returns the values that it has removed or replaced. The holder ids of all
+    /// leases that it has ended are among them.
     pub(super) fn ended_by(&mut self, act: impl FnOnce(&mut Self)) -> Vec<Vec<u8>> {
         let before = self.values();
         act(self);
@@ -78,8 +79,9 @@ impl ServerState {
         ended.map(|(_, _, value)| value.clone()).collect()
     }
 
-    /// Returns the values of all strings, and the members of all sorted sets that have not ended,
-    /// with their databases and keys. The holder ids of all leases are among them.
+    /// Returns the values of all strings with their databases and keys, and likewise the members of
+    /// all sorted sets whose score, an end in ms, has not passed. The holder ids of all leases are
+    /// among them.
     fn values(&mut self) -> BTreeSet<(u32, Vec<u8>, Vec<u8>)> {
         let now = (self.clock.now() / 1_000).to_string();
         let mut values = BTreeSet::new();
@@ -165,7 +167,7 @@ impl ServerState {
         }
     }
 
-    /// Reads and serves what a connection has sent.
+    /// Reads the requests that a connection has sent, and serves them.
     pub(super) fn receive(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -173,7 +175,7 @@ impl ServerState {
         let is_open = connection.receive();
         let mut input = std::mem::take(&mut connection.input);
         let mut served = 0;
-        // A connection that ends is not served any more, even if the peer has sent more.
+        // A connection that is ending is not served any more, even if the peer has sent more.
         while self.is_served(id) {
             match read_request(input.get(served..).unwrap_or_default()) {
                 Ok(None) => break,
@@ -199,7 +201,7 @@ impl ServerState {
         connection.is_some_and(|connection| !connection.is_ending)
     }
 
-    /// Closes a connection when `last` is sent.
+    /// Sends `last` as the last reply of a connection, and then closes the connection.
     pub(super) fn end(&mut self, id: u64, last: &Reply) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.protocol.write(last, &mut connection.output);
@@ -207,7 +209,8 @@ impl ServerState {
         }
     }
 
-    /// Sends all replies and messages as far as the sockets take them.
+    /// Sends all replies and messages as far as the sockets take them; nothing while the server is
+    /// paused.
     pub(super) fn deliver(&mut self) {
         let messages = std::mem::take(&mut self.database.lock().outbox);
         for Message {
@@ -251,7 +254,7 @@ impl ServerState {
         }
     }
 
-    /// Closes all connections, and refuses further ones.
+    /// Closes all connections, and refuses new ones.
     pub(super) fn close_port(&mut self) {
         let open: Vec<u64> = self.connections.keys().copied().collect();
         for id in open {
@@ -268,8 +271,8 @@ impl ServerState {
             .expect("a socket that is bound to the port can listen");
     }
 
-    /// Extends the leases of foreign holders to `ttl`, unless faults keep their commands away.
-    /// Forgets holders whose leases have ended.
+    /// Extends the leases of foreign holders to `ttl`, and forgets holders whose leases have ended.
+    /// Does nothing while the server is paused or cut off.
     pub(super) fn renew_foreign(&mut self, ttl: Duration) {
         if self.faults.pauses > 0 || self.faults.cuts > 0 {
             return;
@@ -287,11 +290,13 @@ impl ServerState {
     }
 }
 
-/// The server's time, which goes on with the machine's and is moved ahead by the test.
+/// The server's clock: it runs at the speed of the machine's clock, and the test moves it ahead.
 struct ServerClock {
     /// The wall clock when the server started.
     base: Duration,
+    /// The time since the machine started, when the server started.
     started: Duration,
+    /// By how much the test has moved the clock ahead.
     ahead: Duration,
 }
 

@@ -1,6 +1,6 @@
-//! Property: for any bytes from a peer, no decoder panics or reads a grant that was not replied.
+//! Property: for any bytes from a peer, no decoder panics or reads a grant that is not in them.
 //!
-//! Nor does a decoder return more than it was given.
+//! Nor does a decoder return more bytes or items than it was given.
 
 mod answers;
 mod arbitrary;
@@ -47,9 +47,11 @@ impl Drop for Case {
     }
 }
 
+/// Decodes `value` with every decoder, and checks the results.
 fn check(value: Value) {
     let most = weight(&value);
     check_value(&value, most);
+    // An error becomes a `Fault` and is never read as an answer.
     if !matches!(value, Value::ServerError(_)) {
         check_answers(&Reply::from(value), most);
     }
@@ -62,6 +64,7 @@ fn weight(value: &Value) -> usize {
         Value::SimpleString(text) => text.len(),
         Value::Array(items) | Value::Push { data: items, .. } => items.iter().map(weight).sum(),
         Value::Map(pairs) => pairs.iter().map(|(k, v)| weight(k) + weight(v)).sum(),
+        // An integer, for example: its text is shorter.
         _ => 64,
     }
 }
@@ -79,7 +82,8 @@ fn run(seed: u64, cases: impl Iterator<Item = u64>) {
             let mut bytes = replies[which].clone();
             garble(&mut bytes, &mut random);
             if let Some(value) = value(&bytes) {
-                // The client library reads the same, as text: no number equals NaN.
+                // The parser of the redis crate must read the same value. The two are compared as
+                // text, because NaN is not equal to itself.
                 let read = redis::parse_redis_value(&bytes).unwrap();
                 assert_eq!(format!("{value:?}"), format!("{read:?}"));
                 check(value);
@@ -95,7 +99,7 @@ fn run(seed: u64, cases: impl Iterator<Item = u64>) {
 }
 
 #[test]
-fn no_decoder_panics_or_reads_a_grant_that_was_not_replied() {
+fn no_decoder_panics_or_reads_a_grant_that_is_not_in_the_reply() {
     let seed = env::var("LEASEHOLD_SEED").ok();
     let seed = seed.map_or(SEED, |seed| seed.parse().unwrap());
     for reply in replies() {

@@ -184,7 +184,8 @@ fn plain_and_fair_locks_share_rising_tokens() {
     let mut server = Server::start();
     let client = server.client();
     let mut last = 0;
-    let mut rise = |server: &Server, ahead: Option<u64>| {
+    // `ahead` is the stored token, if it is ahead of the clock.
+    let mut assert_tokens_rise = |server: &Server, ahead: Option<u64>| {
         let before = lock_and_release(&client);
         let [found_free, passed_on] = lock_fairly_twice(server, &client);
         let after = lock_and_release(&client);
@@ -196,18 +197,18 @@ fn plain_and_fair_locks_share_rising_tokens() {
         assert_eq!(stored_token(server), after);
         last = after;
     };
-    rise(&server, None);
+    assert_tokens_rise(&server, None);
     let snapshot = server.snapshot();
-    rise(&server, None);
+    assert_tokens_rise(&server, None);
     server.run("FLUSHALL", &[]);
-    rise(&server, None);
+    assert_tokens_rise(&server, None);
     server.restart();
-    rise(&server, None);
+    assert_tokens_rise(&server, None);
     server.restart_from(&snapshot);
-    rise(&server, None);
+    assert_tokens_rise(&server, None);
     let ahead = micros_since_1970() + 3_600_000_000;
     set_fence(&server, ahead);
-    rise(&server, Some(ahead));
+    assert_tokens_rise(&server, Some(ahead));
 }
 
 fn fair_token_rises_after_an_expiry_and_stays_below_two_to_the_53() {

@@ -1,6 +1,5 @@
-//! Promise: a peer that sends endlessly or byte by byte costs little memory and delays no call.
-//!
-//! This holds on every kind of connection.
+//! Promise: a peer that sends endlessly or byte by byte costs little memory, and delays no call
+//! beyond its deadline. This holds on every kind of connection.
 
 use std::fs;
 use std::io::Write;
@@ -29,15 +28,16 @@ support::roughly_timed![
 /// The most memory that a hostile peer may add to a process, in KiB.
 const ADDED: u64 = 16 * 1024;
 
-/// The deadline of each call.
+/// The deadline of each call, unless a test names another.
 const LIMIT: Duration = ms(300);
 
-/// How late a call may be on a busy machine. Without a deadline it would be seconds.
+/// How late a call may be on a busy machine. A call that ignores its deadline is seconds late.
 const SLACK: Duration = ms(700);
 
 /// The reply to `acquire` if another client holds the lock for a minute.
 const REFUSED: &[u8] = b"*3\r\n:0\r\n$5\r\nother\r\n:60000\r\n";
 
+/// The reply to `propose` if the server grants the lock.
 const GRANTED: &[u8] = b"*2\r\n:1\r\n:1700000000000000\r\n";
 
 /// Kinds of connections, and the command that gets the hostile reply on each.
@@ -55,7 +55,7 @@ const STREAMS: [(&str, &str); 7] = [
     ("*1000000000\r\n", ":1\r\n"),
     ("+", "x"),
     ("", "*1\r\n"),
-    // In RESP3, a server may push these without a request.
+    // A server may send the next two without a request in RESP3, and the third in RESP2.
     ("", ">2\r\n+message\r\n+x\r\n"),
     ("", ">2\r\n$10\r\ninvalidate\r\n*0\r\n"),
     ("", "*3\r\n$7\r\nmessage\r\n$1\r\nd\r\n$1\r\np\r\n"),
@@ -101,23 +101,24 @@ fn peak_memory() -> u64 {
     kib.unwrap().parse().unwrap()
 }
 
-/// A child's role: makes calls in several threads, then reports its growth and the latest call.
+/// A child's role: makes calls in several threads. Then reports by how many KiB its peak memory has
+/// grown, and by how many ms a call was late at most.
 fn caller() {
     let client = builder(&parameter("URL")).build().unwrap();
     let before = peak_memory();
     let overrun = std::thread::scope(|scope| {
         let call = || {
             let mutex = client.mutex("x");
-            let calls = (0..3).map(|_| {
+            let overruns = (0..3).map(|_| {
                 let timed = Control::run(LIMIT, || mutex.try_lock_for(LIMIT));
                 assert!(!matches!(timed.value, Ok(Some(_))));
                 timed.overrun()
             });
-            calls.max().unwrap()
+            overruns.max().unwrap()
         };
         let callers: Vec<_> = (0..4).map(|_| scope.spawn(call)).collect();
-        let overrun = callers.into_iter().map(|caller| caller.join().unwrap());
-        overrun.max().unwrap()
+        let overruns = callers.into_iter().map(|caller| caller.join().unwrap());
+        overruns.max().unwrap()
     });
     let report = client.shutdown(ms(5_000)).unwrap();
     assert!(report.is_clean(), "{report:?}");
@@ -158,15 +159,18 @@ fn assert_endless_reply_is_harmless(
     let caller = Child::spawn("hostile::caller", &[("URL", &url(connection, &server))]);
     let line = caller.next_line();
     caller.wait().succeeded();
-    let shown = format!("{connection} {head:?} {unit:?}: {line}");
+    let shown = format!("{connection} {head:?} {unit:?}");
     let words: Vec<&str> = line.split(' ').collect();
     let [grown, overrun] = words[..] else {
-        panic!("{shown}")
+        panic!("{shown}: {line}")
     };
-    assert!(grown.parse::<u64>().unwrap() < ADDED, "{shown} KiB");
+    assert!(
+        grown.parse::<u64>().unwrap() < ADDED,
+        "{shown}: memory grew by {grown} KiB"
+    );
     assert!(
         overrun.parse::<u128>().unwrap() < SLACK.as_millis(),
-        "{shown} late"
+        "{shown}: a call was {overrun} ms late"
     );
 }
 
@@ -185,20 +189,22 @@ fn subscriber_closes_a_connection_that_never_confirms() {
         let client = client.build().unwrap();
         let granted = client.mutex("x").try_lock_for(LIMIT);
         assert!(!matches!(granted, Ok(Some(_))));
-        // The second SUBSCRIBE goes over a new connection.
+        // The server still writes to the first connection: a second SUBSCRIBE is on a new one.
         eventually(ms(30_000), || server.requests("SUBSCRIBE").len() >= 2);
         let report = client.shutdown(ms(5_000)).unwrap();
         assert!(report.is_clean(), "{unit:?}: {report:?}");
     }
 }
 
-/// Replies a little shorter than the longest of a script, and of a command that lists keys.
+/// The lengths of replies in bytes, a little below the limits: that for a script, and that for a
+/// command that lists keys. The client must reject the second, because the command is `acquire`.
 const LONG: [usize; 2] = [32 * 1024 - 64, 1024 * 1024 - 64];
 
-/// How many calls get such a reply at the same time, each on its own connection.
+/// How many calls get a reply of such a length at the same time, each on its own connection.
 const CALLS: usize = 32;
 
-/// A child's role: makes many calls at a time, then reports its growth.
+/// A child's role: makes [`CALLS`] calls at the same time, then reports by how many KiB its peak
+/// memory has grown.
 fn many_callers() {
     let client = builder(&parameter("URL")).build().unwrap();
     let before = peak_memory();
@@ -258,26 +264,21 @@ fn assert_trickling_reply_is_harmless(connection: &str, command: &'static str) {
         let granted = timed.no_later_than(SLACK);
         assert!(!matches!(granted, Ok(Some(_))), "{connection}");
     }
-    // Dialer threads have a deadline too, so none remains.
+    // The report is clean only if no dialer thread is left: they have a deadline, too.
     let report = client.shutdown(ms(5_000)).unwrap();
     assert!(report.is_clean(), "{connection}: {report:?}");
 }
 
 fn trickling_server_does_not_delay_the_rest_of_a_quorum() {
-    let assert_trickling_reply_is_harmless =
-        FakeServer::with_writer(|request, client| match request.name().as_str() {
-            "propose" => GRANTED.iter().try_for_each(|byte| {
-                std::thread::sleep(ms(80));
-                client.write_all(&[*byte])
-            }),
-            _ => client.write_all(&default_reply(request).unwrap_or_default()),
-        });
+    let trickling = FakeServer::with_writer(|request, client| match request.name().as_str() {
+        "propose" => GRANTED.iter().try_for_each(|byte| {
+            std::thread::sleep(ms(80));
+            client.write_all(&[*byte])
+        }),
+        _ => client.write_all(&default_reply(request).unwrap_or_default()),
+    });
     let (one, two) = (Server::start(), Server::start());
-    let urls = [
-        assert_trickling_reply_is_harmless.url(),
-        one.url(),
-        two.url(),
-    ];
+    let urls = [trickling.url(), one.url(), two.url()];
     let client = Client::builder()
         .quorum(urls)
         .command_timeout(ms(2_500))
@@ -287,7 +288,7 @@ fn trickling_server_does_not_delay_the_rest_of_a_quorum() {
     assert!(client.ping().is_ok());
     for n in 0..5 {
         let lock = || client.mutex(format!("x{n}")).try_lock_for(ms(4_000));
-        // The trickling reply takes 2.1 s.
+        // The trickling reply takes 2.2 s.
         let timed = Control::run(ms(1_000), lock);
         let guard = timed.no_later_than(SLACK).unwrap().unwrap();
         drop(guard);

@@ -47,7 +47,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
 fn builder(server: &Server) -> ClientBuilder {
-    // A waiter that returns before this was woken.
+    // With this backstop, a waiter that returns within seconds was woken.
     Client::builder().url(server.url()).backstop(MINUTE)
 }
 
@@ -214,14 +214,14 @@ fn force_unlock_from_spares_a_later_holder() {
     let [one, two] = [(); 2].map(|()| client(&server));
     let operator = client(&server).mutex("a");
     let first = one.mutex("a").lock().unwrap();
-    let seen = operator.inspect().unwrap().expect("it is held");
+    let inspected = operator.inspect().unwrap().expect("it is held");
     drop(first);
     let second = two.mutex("a").lock().unwrap();
-    assert!(!operator.force_unlock_from(&seen).unwrap());
+    assert!(!operator.force_unlock_from(&inspected).unwrap());
     assert!(second.ensure_held().is_ok());
-    let seen = operator.inspect().unwrap().expect("it is held");
-    assert_eq!(seen.holder_id(), Some(second.holder_id()));
-    assert!(operator.force_unlock_from(&seen).unwrap());
+    let inspected = operator.inspect().unwrap().expect("it is held");
+    assert_eq!(inspected.holder_id(), Some(second.holder_id()));
+    assert!(operator.force_unlock_from(&inspected).unwrap());
     assert!(operator.inspect().unwrap().is_none());
 }
 
@@ -291,10 +291,10 @@ fn renew_resets_the_lease_to_the_whole_ttl() {
     server.run("PEXPIRE", &["lock:a", "20000"]);
     let first = guard.remaining().unwrap();
     eventually(WAIT_LIMIT, || guard.remaining().unwrap() + ms(300) < first);
-    let before = Instant::now() + guard.remaining().unwrap();
+    let old_end = Instant::now() + guard.remaining().unwrap();
     guard.renew().unwrap();
     let left = guard.remaining().unwrap();
-    assert!(Instant::now() + left >= before + ms(200));
+    assert!(Instant::now() + left >= old_end + ms(200));
     assert!(server.pttl("lock:a") > 30_000);
 }
 
@@ -498,7 +498,7 @@ fn a_kept_lock_is_free_once_its_time_is_over() {
     writing.keep_for(at_least).unwrap();
     downgraded.keep_for(at_least).unwrap();
     for name in ["a", "b", "c", "d", "f", "g", "h"] {
-        // Nearly always taken, unless the machine stood still.
+        // Taken, unless this machine was paused until the time was over.
         assert!(!server.is_free(name) || began.elapsed() >= at_least);
     }
     assert!(semaphore.available().unwrap() == 0 || began.elapsed() >= at_least);

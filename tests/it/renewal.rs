@@ -147,7 +147,7 @@ fn without_renewal_a_lease_expires() {
     assert_eq!(server.calls(&["pexpire"]), 0);
 }
 
-/// The lease is renewed as fast as possible, so that a renewal is in flight at each release.
+/// Each lease is renewed every 1 ms, so that a renewal is in flight at many of the releases.
 fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
     let server = Server::start();
     let client = client(&server.url());
@@ -267,7 +267,8 @@ fn renew_extends_the_lease_to_the_whole_ttl() {
         guard.renew().unwrap();
         assert!(server.pttl("lock:a") > 10_000);
         let remaining = guard.remaining().unwrap();
-        // The lease counts from the renewal. The two values are read from different clocks.
+        // The lease counts from the renewal, which was sent after `asked`. The 1 ms is for the two
+        // clocks: `remaining` and `elapsed` do not read the same one.
         assert!(remaining + ms(1) > before - asked.elapsed());
         assert_held(&guard, &server);
     }
@@ -297,7 +298,7 @@ fn set_ttl_sets_the_ttl_of_later_renewals() {
         next_renewal(&renewals);
     }
 
-    // Shorter than the interval that the longer ttl had.
+    // For longer than this ttl: the renewals keep the lease.
     guard.set_ttl(ms(600)).unwrap();
     let began = Instant::now();
     while began.elapsed() < ms(1_500) {

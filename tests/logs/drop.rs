@@ -52,7 +52,7 @@ const WAIT_LIMIT: Duration = Duration::from_secs(5);
 const COMMAND_TIMEOUT: Duration = ms(800);
 
 fn builder(url: impl Into<String>) -> ClientBuilder {
-    // A waiter that returns before this was woken.
+    // With this backstop, a waiter that returns within seconds was woken.
     Client::builder()
         .url(url)
         .backstop(MINUTE)
@@ -82,8 +82,9 @@ fn leasehold_threads() -> Vec<String> {
         .collect()
 }
 
-/// Makes the client start every thread that it can have.
-fn with_all_threads(mutex: &Mutex) {
+/// Makes the client of `mutex` start its timer, io, subscriber and callback threads. The mutex must
+/// have a callback.
+fn start_all_threads(mutex: &Mutex) {
     let guard = mutex.lock().unwrap();
     let waiter = thread::spawn({
         let mutex = mutex.clone();
@@ -96,6 +97,7 @@ fn with_all_threads(mutex: &Mutex) {
                     .iter()
                     .any(|thread| thread.starts_with(name))
             };
+            // The kernel cuts the names after 15 bytes.
             ["timer", "io", "subsc", "callb"]
                 .iter()
                 .all(|name| has(&format!("leasehold-{name}")))
@@ -168,11 +170,11 @@ fn the_last_guard_of_a_silent_server_is_dropped_in_time() {
     dropped.no_later_than(SLACK);
 }
 
-/// The client is dropped while it repeats the release of a guard in vain.
+/// The client is dropped while it repeats the release of a guard, without a reply.
 fn the_last_client_of_a_silent_server_is_dropped_in_time() {
     let server = Server::start();
     let client = client(&server);
-    with_all_threads(&client.mutex("a").on_lost(|_| ()));
+    start_all_threads(&client.mutex("a").on_lost(|_| ()));
     let guard = client.mutex("b").ttl(MINUTE).lock().unwrap();
     server.pause();
     drop(guard);
@@ -185,7 +187,7 @@ fn the_last_guard_of_a_slow_server_is_dropped_in_time() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = builder(proxy.url()).build().unwrap();
-    with_all_threads(&client.mutex("a").on_lost(|_| ()));
+    start_all_threads(&client.mutex("a").on_lost(|_| ()));
     let guard = client.mutex("b").ttl(MINUTE).lock().unwrap();
     drop(client);
     proxy.delay(Duration::ZERO, COMMAND_TIMEOUT * 3 / 4);
@@ -196,12 +198,12 @@ fn the_last_guard_of_a_slow_server_is_dropped_in_time() {
 fn a_guard_dropped_after_shutdown_leaves_the_next_holder_alone() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
-    let (dropped, asked) = (
+    let (dropped, unlocked) = (
         one.mutex("a").lock().unwrap(),
         one.mutex("b").lock().unwrap(),
     );
     assert!(one.shutdown(WAIT_LIMIT).unwrap().is_clean());
-    assert!(!dropped.is_held() && !asked.is_held());
+    assert!(!dropped.is_held() && !unlocked.is_held());
     let next = [
         two.mutex("a")
             .try_lock()
@@ -214,7 +216,7 @@ fn a_guard_dropped_after_shutdown_leaves_the_next_holder_alone() {
     ];
     drop(dropped);
     assert_eq!(
-        asked.unlock().unwrap(),
+        unlocked.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::ShutDown)
     );
     for guard in next {
@@ -286,15 +288,15 @@ fn no_thread_outlives_the_last_owner_of_a_client() {
 }
 
 fn last_owners() {
-    // The kernel still lists a thread for a moment after its end, and can leave out another while
-    // one ends.
+    // The kernel may list a thread for a moment after its end. While one thread ends, its list may
+    // lack another that still runs.
     let wait_until_no_threads = || eventually(WAIT_LIMIT, || leasehold_threads().is_empty());
     let open = || {
         let client = builder(parameter("URL")).build().unwrap();
         let mutex = client.mutex("a").on_lost(|_| ());
         // Threads start only when needed.
         wait_until_no_threads();
-        with_all_threads(&mutex);
+        start_all_threads(&mutex);
         let guard = mutex.lock().unwrap();
         (client, mutex, guard)
     };
@@ -322,16 +324,17 @@ fn last_owners() {
     drop(guard);
 }
 
-/// The last owners of a client.
-type Last = Arc<parking_lot::Mutex<Option<(Client, Mutex, MutexGuard)>>>;
+/// The last owners of a client, until a callback takes them.
+type LastOwners = Arc<parking_lot::Mutex<Option<(Client, Mutex, MutexGuard)>>>;
 
-/// Lets a callback drop the last owners; asserts that it returns and that no thread is left.
-fn drop_last_owner_in_callback(lock: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sync>) -> Mutex) {
+/// Drops the last owners in the callback that `set` adds to a mutex; asserts that the callback
+/// returns and that no thread is left.
+fn drop_last_owner_in_callback(set: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sync>) -> Mutex) {
     // With a long timeout, a thread that waits for its own end fails the test.
     let client = builder(parameter("URL")).command_timeout(MINUTE).build();
     let client = client.unwrap();
     let (dropped, done): (Sender<()>, Receiver<()>) = unbounded();
-    let last = Last::default();
+    let last = LastOwners::default();
     let callback = {
         let last = Arc::clone(&last);
         move || {
@@ -342,10 +345,10 @@ fn drop_last_owner_in_callback(lock: impl FnOnce(Mutex, Box<dyn Fn() + Send + Sy
             }
         }
     };
-    let mutex = lock(client.mutex("a").ttl(ms(300)), Box::new(callback));
-    // Locked before the lock is acquired, so that no callback runs too early.
+    let mutex = set(client.mutex("a").ttl(ms(300)), Box::new(callback));
+    // Locked until the owners are stored: a callback that runs before that waits for them.
     let mut slot = last.lock();
-    with_all_threads(&client.mutex("b").on_lost(|_| ()));
+    start_all_threads(&client.mutex("b").on_lost(|_| ()));
     let guard = mutex.lock().unwrap();
     *slot = Some((client, mutex, guard));
     drop(slot);
@@ -387,7 +390,7 @@ fn drop_after_server_died() {
         .mutex("a")
         .ttl(ms(500))
         .on_lost(|_| ());
-    with_all_threads(&mutex);
+    start_all_threads(&mutex);
     let guard = mutex.lock().unwrap();
     support::tell_parent("holding");
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
@@ -396,7 +399,7 @@ fn drop_after_server_died() {
     eventually(WAIT_LIMIT, || leasehold_threads().is_empty());
 }
 
-/// Runs when its thread's other thread-locals are destroyed.
+/// Calls its closure when it is destroyed: at the end of its thread, as a thread-local.
 struct AtTheEnd(Cell<Option<Box<dyn FnOnce()>>>);
 
 impl Drop for AtTheEnd {

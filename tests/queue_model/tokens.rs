@@ -1,18 +1,19 @@
-//! Promise: every holder has a token that is above those of all holders before it.
+//! Promise: every holder has a higher token than all holders before it. If the key is deleted, the
+//! tokens still differ.
 
 use models::assert_found;
 use models::queue::{Broken, Flaw, Rules, State, holds, long_holds};
 
 use super::{PROMPT, SAFETY, start};
 
-/// Clients that enter once, without renewals.
+/// Two clients that enter once, and send no refreshes or renewals.
 const TOKENS: Rules = Rules {
     calls: 0,
     has_tokens: true,
     ..SAFETY
 };
 
-/// Two clients that enter twice.
+/// Two clients that enter twice each.
 const PROMPT_TOKENS: Rules = Rules {
     clients: 2,
     entries: 2,
@@ -20,7 +21,8 @@ const PROMPT_TOKENS: Rules = Rules {
     ..PROMPT
 };
 
-/// Another thread of each client wants the lock, too: its place wants a block of tokens then.
+/// Returns a start at which a second thread of each client may want the lock, too. The client's
+/// place then wants a block of tokens.
 fn with_threads(rules: &Rules) -> State {
     let mut state = start(rules);
     for client in &mut state.clients {
@@ -67,7 +69,8 @@ fn tokens_rise_from_first_attempts_to_grants() {
     assert_eq!(holds(&rules, state), Ok(()));
 }
 
-/// Its holder goes on without knowing, under a token that nobody else uses.
+/// The holder of the deleted key does not know of the deletion, and keeps its token. Later holders
+/// have other tokens.
 #[test]
 fn tokens_differ_although_the_key_is_deleted() {
     let state = State {
@@ -89,16 +92,17 @@ fn a_grant_must_keep_the_whole_block() {
     assert_found(holds(&rules, with_threads(&rules)), Broken::Token);
 }
 
-/// Another thread may have come after the grant.
+/// If another thread comes after the grant, the client wants more tokens than it was granted.
 #[test]
-fn a_client_must_go_by_the_block_that_it_was_granted() {
+fn a_client_must_not_use_more_tokens_than_it_was_granted() {
     let rules = PROMPT_TOKENS.with(Flaw::TakesWhatItWantsNow);
     assert_found(holds(&rules, with_threads(&rules)), Broken::Token);
 }
 
-/// The reply may contain the last token of the block.
+/// If the grant message is lost, the reply contains the last token of the block. The tokens after
+/// it are not reserved.
 #[test]
-fn a_token_in_the_reply_to_a_refresh_must_count_alone() {
+fn a_token_in_the_reply_to_a_refresh_must_not_begin_a_block() {
     let rules = PROMPT_TOKENS.with(Flaw::RefreshGivesABlock);
     let state = State {
         losses: 1,

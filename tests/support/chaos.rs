@@ -1,7 +1,7 @@
 //! Processes that contend for a lock while some are killed or paused at random.
 //!
-//! The resource that the lock protects records overtaken entries, rejected entries and the longest
-//! time without an entry.
+//! The resource that the lock protects records the time of each entry, and the processes that were
+//! overtaken or rejected.
 
 use std::collections::HashSet;
 use std::process;
@@ -16,19 +16,20 @@ use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
 use super::time::{Control, SLACK, WAKE_UPS, eventually, let_pass, ms};
 
-/// The lease of a killed holder expires after at most this.
+/// The ttl: the lease of a killed holder expires within this time.
 const TTL: Duration = ms(2_000);
 
-/// How often waiters refresh their places in the queue: a quarter of the ttl, at most 1 s.
+/// The longest time between two refreshes of a waiter's place in the queue: a quarter of the ttl,
+/// at most 1 s. A waiter sends each refresh a tenth earlier, because threads wake late.
 const REFRESH: Duration = ms(500);
 
-/// The first lease of a lock granted to a dead waiter that still has a place: 3 s, at most the ttl.
+/// How long a grant lasts at most if the waiter does not renew it: 3 s, or the ttl if shorter.
 const GRANT: Duration = TTL;
 
 /// Enters the protected resource, which rejects a token that is not newer than the newest one.
 ///
-/// It records the ids of processes that were inside when another entered, the rejected ones, and
-/// the time of each entry.
+/// It records the time of each entry. It also records the ids of processes that were inside when
+/// another entered, and of processes that it rejected.
 const ENTER: &str = "
 if tonumber(ARGV[1]) <= tonumber(redis.call('GET', 'newest') or 0) then
   redis.call('RPUSH', 'rejected', ARGV[2])
@@ -54,7 +55,7 @@ pub struct Chaos {
     pub processes: usize,
     /// In each process.
     pub threads: usize,
-    /// Some of the processes are paused; otherwise all of them are killed.
+    /// Some of the victims are paused; otherwise all of them are killed.
     pub pauses: bool,
     pub duration: Duration,
 }
@@ -67,7 +68,7 @@ pub struct ChaosReport {
     pub accepted: usize,
     /// How often a holder entered while another, which had been killed or paused, was inside.
     pub overtaken: usize,
-    /// How often a paused holder entered too late and was rejected.
+    /// How often the resource rejected a holder that tried to enter after a newer one.
     pub rejected: usize,
     /// The longest time without an entry.
     pub stall: Duration,
@@ -109,7 +110,7 @@ impl Chaos {
         for child in children {
             child.wait().succeeded();
         }
-        // A second lease would cost more than this.
+        // Must stay below the ttl: a stall that lasts for one more lease must fail the test.
         let margin = WAKE_UPS * control.overshoot() + 2 * SLACK;
         self.report(&harmed, witness, self.bound() + margin)
     }
@@ -152,12 +153,12 @@ impl Chaos {
     /// Returns the longest stall that processes killed or paused at the same time may cause.
     fn bound(self) -> Duration {
         match self.kind {
-            // The lease of the harmed holder expires. A fair lock passes over those that were
-            // killed, and waiters ask again when it expires.
+            // The lease of the killed or paused holder expires, and the waiters then ask again.
             "mutex" => TTL,
+            // The same: a grant passes over killed waiters, which do not listen.
             _ if !self.pauses => TTL,
-            // A paused holder may also resume just before that and grant the lock to a waiter that
-            // was killed at the same time. The refresh after that grant's expiry ends the stall.
+            // Just before the holder's lease expires, the lock may be granted to a paused waiter,
+            // which still listens. The refresh after that grant's expiry ends the stall.
             _ => TTL + GRANT + REFRESH,
         }
     }
@@ -173,12 +174,12 @@ struct Harmed {
 }
 
 impl Harmed {
-    /// Kills some of the processes and starts others in their places. If it `pauses`, pauses others
-    /// for a while.
+    /// Kills some of the processes and starts others in their places. If `pauses` is true, pauses
+    /// some of them for a while instead.
     fn harm_some(&mut self, pauses: bool, children: &mut Vec<Child>, start: impl Fn() -> Child) {
         let mut random = rand::rng();
-        // Several victims at once are likelier to include the holder. They delay the others no
-        // longer than one, since their leases and places expire at the same time.
+        // Several victims at once are more likely to include the holder. They delay the others no
+        // longer than one victim does, because their leases and places expire at the same time.
         let victims = random.random_range(1..children.len());
         let pause = TTL.mul_f64(random.random_range(0.1..1.5));
         let mut stopped = Vec::new();
@@ -198,13 +199,13 @@ impl Harmed {
         }
         self.killed += dead.len();
         self.paused += stopped.len();
-        // The next victims are at the end: the processes that have run for longest.
         let fresh: Vec<Child> = dead.iter().map(|_| start()).collect();
         // The others must make progress meanwhile.
         let_pass(pause);
         for child in &stopped {
             child.resume();
         }
+        // The next victims are taken from the end: the processes that were spared for longest.
         children.splice(0..0, stopped.into_iter().chain(fresh));
     }
 }
@@ -272,7 +273,7 @@ fn survive(mut witness: Connection, lock: impl Fn() -> Result<MutexGuard, Error>
             .expect("the witness replies");
         match guard.unlock() {
             Ok(Unlocked::Released) => {}
-            // The call of a paused process exceeds its command timeout.
+            // If the process was paused during the call, the call exceeds its command timeout.
             Ok(Unlocked::AlreadyLost(_)) | Err(Error::Unreachable { .. }) => redis::cmd("RPUSH")
                 .arg("known losses")
                 .arg(own)

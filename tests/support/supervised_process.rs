@@ -1,4 +1,4 @@
-//! Child processes that end with the process that started them, however it ends.
+//! Child processes that end when the process that started them ends, even if that one is killed.
 
 use std::ffi::OsStr;
 use std::fs;

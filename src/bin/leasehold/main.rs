@@ -5,7 +5,7 @@ compile_error!("the feature `cli` needs Unix process groups and signals");
 
 mod args;
 mod command;
-#[expect(dead_code, reason = "the library compiles this file, too")]
+#[expect(dead_code, reason = "this program uses only a part of it")]
 #[path = "../../escape.rs"]
 mod escape;
 mod exit;

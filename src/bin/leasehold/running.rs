@@ -1,4 +1,4 @@
-//! A running command, with its lock, until both have ended.
+//! A running command: waits for its end, and ends it if the lock is lost.
 
 use std::process::{Child, ExitStatus};
 use std::thread;
@@ -16,15 +16,18 @@ use crate::message::say;
 /// How often to check whether the processes that the command left behind have ended.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// How long to wait after KILL. A process that is left after that hangs in the kernel.
-const DYING: Duration = Duration::from_secs(2);
+/// How long to wait for processes to end after KILL. One that is left after that hangs in the
+/// kernel.
+const AFTER_KILL: Duration = Duration::from_secs(2);
 
-/// A running command, with its lock.
+/// A running command, and the guard of the lock under which it runs.
 pub(crate) struct Running<'a> {
     job: Box<dyn CommandJob>,
     command: Child,
     guard: &'a dyn Guard,
+    /// The time from TERM to KILL.
     kill_after: Duration,
+    /// When to send KILL, if TERM was sent and KILL was not.
     kill_at: Option<Instant>,
     end: End,
 }
@@ -33,9 +36,9 @@ pub(crate) struct Running<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct End {
     pub(crate) status: Option<ExitStatus>,
-    /// Why the lock was lost meanwhile.
+    /// Why the lock was lost before the command and its processes had ended, if it was.
     pub(crate) lost: Option<Lost>,
-    /// The command was ended because it asked for the terminal.
+    /// The command was terminated because it needed the terminal.
     pub(crate) needed_terminal: bool,
 }
 
@@ -58,8 +61,11 @@ impl<'a> Running<'a> {
 
     /// Waits until the command and all its processes have ended.
     ///
-    /// After the command itself, or after the loss of the lock, the processes are ended: TERM
-    /// first, and KILL after `kill_after`.
+    /// Ends the processes that still run with TERM, and `kill_after` later with KILL, as soon as
+    ///
+    /// - the command itself has ended,
+    /// - the lock is lost, or
+    /// - the command needs the terminal and does not have it.
     pub(crate) fn until_the_end(mut self, signals: &Receiver<i32>) -> End {
         let mut events = self.watch();
         let mut lost = self.guard.lost();
@@ -95,7 +101,8 @@ impl<'a> Running<'a> {
         self.end
     }
 
-    /// Ends what is left when it is time for that; returns whether all has ended.
+    /// Sends TERM or KILL to the remaining processes, if that is due. Returns true if the command
+    /// has ended and no other process is left, except those that KILL does not end.
     fn has_ended(&mut self) -> bool {
         let command_has_ended = self.end.status.is_some();
         if command_has_ended {
@@ -109,7 +116,7 @@ impl<'a> Running<'a> {
         if self.kill_at.is_some_and(|at| Instant::now() >= at) {
             self.job.kill();
             if command_has_ended {
-                self.see_them_die();
+                self.wait_after_kill();
                 return true;
             }
             self.kill_at = None;
@@ -125,7 +132,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Sends TERM, and KILL later.
+    /// Sends TERM, and schedules KILL for `kill_after` from now unless it is scheduled already.
     fn terminate(&mut self) {
         self.job.terminate();
         self.kill_at
@@ -141,10 +148,11 @@ impl<'a> Running<'a> {
         }
     }
 
-    fn see_them_die(&mut self) {
+    /// Waits until the killed processes have ended, for at most [`AFTER_KILL`].
+    fn wait_after_kill(&mut self) {
         let killed = Instant::now();
         while !self.job.is_empty() {
-            if killed.elapsed() > DYING {
+            if killed.elapsed() > AFTER_KILL {
                 say("the command left processes behind that do not end after KILL");
                 return;
             }
@@ -172,7 +180,7 @@ fn watch_once(process: Pid, tell: &Sender<Signal>) -> bool {
     ) {
         Err(Errno::INTR) => true,
         Ok(Some(status)) if status.stopped() => {
-            // Takes the stop, which the next wait would report again.
+            // Consumes this stop: otherwise the next wait would report it again.
             let _ = waitid(id, stopped | WaitIdOptions::NOHANG);
             let by = status.stopping_signal();
             let by = by.and_then(Signal::from_named_raw);

@@ -22,7 +22,7 @@ use crate::status::OptionalQuery;
 pub(crate) fn top(connection: &ConnectionArgs, args: &Top) -> Result<u8, Failure> {
     let mut screen = Screen::new(args);
     let signals = match screen {
-        // A signal must not end this process before the terminal is as it was.
+        // A signal must not end this process before the terminal is restored.
         Screen::Terminal { .. } => {
             signals().map_err(|error| Failure::system("cannot catch signals", &error))?
         }
@@ -43,7 +43,7 @@ pub(crate) fn top(connection: &ConnectionArgs, args: &Top) -> Result<u8, Failure
         let began = Instant::now();
         match watched.refresh(began) {
             Ok(rows) => screen.show(&rows)?,
-            // Redis may be reachable at the next refresh. At the first one, this is a failure.
+            // Redis may be reachable at the next refresh. An error at the first one ends `top`.
             Err(error) if error.is_unreachable() && refreshes > 0 => screen.show_error(&error)?,
             Err(error) => return Err(error.into()),
         }
@@ -68,20 +68,28 @@ pub(crate) fn top(connection: &ConnectionArgs, args: &Top) -> Result<u8, Failure
 struct Watched {
     client: Client,
     prefix: Vec<u8>,
+    /// How often each lock changes holders.
     rates: Rates,
+    /// How many clients wait for a lock.
     waiting: OptionalQuery,
+    /// How often permits of each semaphore are acquired.
     permit_rates: Rates,
+    /// The semaphores with permits out.
     permits: OptionalQuery,
+    /// How many calls wait for permits.
     queued: OptionalQuery,
+    /// How long the first place in a queue has waited.
     longest: OptionalQuery,
 }
 
 impl Watched {
-    /// Returns all held locks, those released recently, and all semaphores with permits out; the
-    /// busiest first.
+    /// Returns all held locks, those released recently, and all semaphores with permits out.
+    ///
+    /// Those with the most waiters come first, then those with the most changes of holder.
     fn refresh(&mut self, now: Instant) -> Result<Vec<Row>, Error> {
         let mut rows = self.locks(now)?;
         rows.extend(self.semaphores(now)?);
+        // `f64` is not `Ord`, and the screen shows tenths.
         let tenths = |row: &Row| (row.changes * 10.0) as u64;
         // The sort is stable: equally busy locks stay sorted by name.
         rows.sort_by_key(|row| Reverse((row.waiting, tenths(row))));
@@ -156,7 +164,7 @@ impl Watched {
     }
 }
 
-/// Asks for the longest wait unless no client waits.
+/// Asks for the longest wait, unless the number of waiters is known to be 0.
 fn if_any(
     waiting: Option<u64>,
     longest: impl FnOnce() -> Result<Option<Option<Duration>>, Error>,

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 
-/// The most calls in one write: the reader of their replies is delayed by no more.
+/// The most calls in one write. It limits how many replies one thread reads for other calls.
 const MOST: usize = 32;
 
-/// The queue of calls to be combined, in order of arrival. A free connection takes as many as fit
-/// in one write.
+/// The queue of calls to be combined, in order of arrival. One write takes at most [`MOST`].
 #[derive(Debug)]
 pub(crate) struct CallQueue<T> {
     waiting: VecDeque<Waiting<T>>,
@@ -59,31 +58,32 @@ impl<T> CallQueue<T> {
         self.waiting.iter().any(|waiting| waiting.ticket == ticket)
     }
 
-    /// Returns how long the first call whose deadline has not passed has waited at `now`.
+    /// Returns how long the first call with time left has waited at `now`.
     pub(crate) fn waited(&self, now: Instant) -> Option<Duration> {
         let mut waiting = self.waiting.iter();
         let first = waiting.find(|waiting| waiting.until > now)?;
         Some(first.since.until(now))
     }
 
-    /// Removes a call. Returns false if it was taken out before: it is being sent, or its thread
-    /// must send.
+    /// Removes a call. Returns false if it was taken out before: it is part of a write, or its
+    /// thread must send it alone.
     pub(crate) fn leave(&mut self, ticket: Ticket) -> bool {
         let before = self.waiting.len();
         self.waiting.retain(|waiting| waiting.ticket != ticket);
         self.waiting.len() < before
     }
 
-    /// Takes out the calls for one write at `now`: the call that reads the replies, and the others
-    /// in order. Calls whose deadline has passed stay: sent, they would only leave something to
-    /// undo.
+    /// Takes out the calls for one write at `now`: the call whose thread reads the replies, and the
+    /// others in order. A call whose deadline has passed stays in the queue: to send it would only
+    /// leave something to undo.
     ///
-    /// The call with the latest deadline reads: its deadline ends the connection for the others.
+    /// The reader is the call with the latest deadline, because the connection is closed for all
+    /// calls of the write when the reader's deadline passes.
     pub(crate) fn take(&mut self, now: Instant) -> Option<(T, Vec<T>)> {
         let has_time = |waiting: &Waiting<T>| waiting.until > now;
         let waiting = self.waiting.iter().enumerate();
         let waiting = waiting.filter(|(_, waiting)| has_time(waiting));
-        // Of several, the first.
+        // `max_by_key` returns the last of several maxima: in reverse, the call that joined first.
         let (reader, _) = waiting.rev().max_by_key(|(_, waiting)| waiting.until)?;
         let reader = self.waiting.remove(reader)?.call;
         let mut others = Vec::with_capacity(self.waiting.len().min(MOST));

@@ -7,9 +7,10 @@
 //!   (none) -------> working <--+
 //!                    |  |  |   |
 //!                    |  |  +---+
-//!                    |  +--- stop: no more to do ---> ended
+//!                    |  +--- stop ---> ended
 //!                    |
-//!                    | start of another: it hangs; abandon_current: another server took over
+//!                    | start of another dialer, because this one hangs;
+//!                    | abandon_current, because another server has taken over
 //!                    v
 //!                 abandoned --- begin: false ---> ended
 //! ```
@@ -20,10 +21,9 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::wait_policy::RECONNECT;
 
-/// With this many abandoned dialers, a further one that hangs is not replaced until one of them
-/// returns.
+/// While this many abandoned dialers have not returned, a dialer that hangs is not replaced.
 ///
-/// A DNS server that does not reply blocks a dialer for 10 s or more.
+/// Each is a blocked thread: a DNS server that does not reply blocks a dialer for 10 s or more.
 const MOST_ABANDONED: usize = 8;
 
 /// Why no connection could be made.
@@ -59,7 +59,7 @@ impl ConnectError {
 /// another replaces it.
 #[derive(Debug, Default)]
 pub(super) struct Dialing {
-    /// The number of the working dialer, and when it began its current connection.
+    /// The number of the working dialer, and when it began its current connection or pause.
     current: Option<(u64, Instant)>,
     /// The number of the dialer that was started last.
     number: u64,
@@ -77,8 +77,8 @@ pub(super) struct Dialing {
 }
 
 impl Dialing {
-    /// Returns whether a dialer must start: none is working, or the current one hangs. A dialer
-    /// hangs if one connection takes longer than `limit`.
+    /// Returns whether a dialer must start: none is working, or the current one hangs and may be
+    /// replaced. A dialer hangs if one connection or pause takes longer than `limit`.
     pub(super) fn needs_dialer(&self, now: Instant, limit: Duration) -> bool {
         match self.current {
             None => true,
@@ -108,8 +108,10 @@ impl Dialing {
         self.succeeded();
     }
 
-    /// Records that the dialer `number` begins a connection or a pause. Returns false if it was
-    /// abandoned, even before it first ran, and must end.
+    /// Records that the dialer `number` begins a connection or a pause.
+    ///
+    /// Returns false if the dialer was abandoned, even before it first ran. It then counts as
+    /// returned, and must end.
     pub(super) fn begin(&mut self, number: u64, now: Instant) -> bool {
         if self.is_current(number) {
             self.current = Some((number, now));
@@ -119,12 +121,12 @@ impl Dialing {
         false
     }
 
-    /// Returns whether the dialer `number` is the working one: whether its failures count.
+    /// Returns whether the dialer `number` is the working one: only the failures of that one count.
     pub(super) fn is_current(&self, number: u64) -> bool {
         self.current.is_some_and(|(current, _)| current == number)
     }
 
-    /// Records that the working dialer ends because it has nothing left to do.
+    /// Records that the working dialer ends, or that its thread could not be started.
     pub(super) fn stop(&mut self) {
         self.current = None;
     }
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn no_call_waits_for_the_previous_server() {
+    fn after_a_takeover_a_new_dialer_starts_without_a_pause() {
         let mut dialing = Dialing::default();
         let before = dialing.start(at(0));
         dialing.failed(
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn abandoned_dialer_counts_until_it_returns_once() {
+    fn abandoned_dialer_counts_until_it_returns() {
         let mut dialing = Dialing::default();
         for _ in 0..2 * MOST_ABANDONED {
             let number = dialing.start(at(0));

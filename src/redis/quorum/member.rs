@@ -34,10 +34,10 @@ pub(crate) struct Member {
     pub(crate) index: usize,
     /// Recent reply time in ns; 0 until one has been measured.
     latency: AtomicU64,
-    /// True while a [`MemberTask::ReadUnread`] is queued.
+    /// True after a [`MemberTask::ReadUnread`] was sent, until the io thread begins to read.
     has_unread: AtomicBool,
     /// True after a failure, until the server replies to a probe. While a majority is up, calls
-    /// skip it.
+    /// skip a server that is down.
     down: AtomicBool,
     /// The most idle connections kept; more are kept only while they have unread replies.
     max_idle: usize,
@@ -97,10 +97,11 @@ impl Member {
         self.latency.store(nanos, Ordering::Relaxed);
     }
 
-    /// Updates the recent latency by a reply that took `took`, for which a caller waited `waited`.
+    /// Updates the recent latency after a reply. It came `took` after the command was sent; for the
+    /// last `waited` of that time, a caller waited for it.
     pub(super) fn answered_after(&self, took: Duration, waited: Duration) {
         let (latency, nanos) = (self.latency(), took.as_nanos() as u64);
-        // A reply that was there before anyone waited for it is only an upper bound of the latency.
+        // If a reply arrived before a caller waited for it, `took` may exceed the latency.
         let was_waited_for = waited * 8 >= took;
         let latency = match nanos {
             _ if latency == 0 => nanos,
@@ -112,10 +113,10 @@ impl Member {
         self.latency.store(latency, Ordering::Relaxed);
     }
 
-    /// Reads what callers left unread, at most `timeout` for each connection. Returns false if a
-    /// reply did not come in time.
+    /// Drains the idle connections on which callers left replies unread. Each may take `timeout`
+    /// for these replies, and again for a ping. Returns false if a connection failed.
     pub(crate) fn read_unread(&self, timeout: Duration) -> bool {
-        // Cleared first: replies left unread from here on schedule the next run.
+        // Cleared first: for replies left unread from here on, another task is sent.
         self.has_unread.store(false, Ordering::SeqCst);
         let most = self.idle.lock().len();
         for _ in 0..most {
@@ -132,7 +133,8 @@ impl Member {
         true
     }
 
-    /// Takes an idle connection. One with too many unread replies goes to the io thread first.
+    /// Takes the idle connection that was used last. If it has too many unread replies, sends it to
+    /// the io thread and takes the next one. Returns `None` if that one has too many as well.
     pub(super) fn take_idle(&self) -> Option<PipelinedConnection> {
         let connection = self.idle.lock().pop()?;
         if connection.pending() < MAX_PENDING {
@@ -182,8 +184,8 @@ impl Member {
         drop(idle);
     }
 
-    /// Reads all unread replies of `connection` within `timeout`, then pings. Returns false if the
-    /// connection failed.
+    /// Reads all unread replies of `connection` within `timeout`, then measures the latency by a
+    /// ping, also within `timeout`. Returns false if the connection failed.
     pub(crate) fn drain(&self, mut connection: PipelinedConnection, timeout: Duration) -> bool {
         let until = Instant::now().after(timeout);
         while connection.pending() > 0 {
@@ -234,7 +236,8 @@ impl Member {
         }
     }
 
-    /// Lets the io thread repeat a release until it is confirmed, unless nothing was acquired here.
+    /// Has the io thread repeat a release until it is confirmed, unless this server certainly
+    /// granted nothing.
     pub(super) fn undo(&self, release: PendingRelease) {
         let votes = release.votes.as_ref();
         let nothing = [Vote::NotAsked, Vote::Refused];

@@ -50,7 +50,8 @@ pub(crate) fn renewed(
 /// Changes the lease by the reply to a renewal or change of ttl, and returns the state of the key,
 /// if known.
 ///
-/// A failed call is not a loss; a reply that the key is gone or has another holder is.
+/// A failed call is not a loss; a reply that the key is gone or has another holder is. If `counts`
+/// is true, the meters count the call as a renewal that was confirmed or failed.
 pub(crate) fn settle(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
@@ -70,7 +71,7 @@ pub(crate) fn settle(
     match found {
         Some(KeyState::Gone) => hold.lose(Lost::Deleted, now),
         Some(KeyState::Foreign) => hold.lose(Lost::Taken, now),
-        // The lag behind the due time. A lease found gone counts as a loss instead.
+        // A lease whose key is gone or has another holder is counted as a loss instead.
         Some(KeyState::Ours) if counts => runtime.meters.renewed(Some(lag)),
         None if counts => runtime.meters.renewed(None),
         Some(KeyState::Ours) | None => {}
@@ -97,6 +98,8 @@ fn report_renewal(runtime: &Runtime, hold: &Arc<HeldLease>, remaining: Duration,
     );
 }
 
+/// Records a server's reply to its part of a renewal. If that decides the round, applies the result
+/// to the lease.
 pub(in crate::runtime) fn settle_renewal(
     runtime: &Runtime,
     endpoint: &Endpoint,
@@ -118,6 +121,8 @@ pub(in crate::runtime) fn settle_renewal(
         if let Some((sent, answer)) = round.cast(sent, answer) {
             renewed(runtime, &round.hold, round.request, sent, &answer);
         }
+        // Inside `contain`: the part may own the last of a user's closures, whose destructor may
+        // panic.
         drop(part);
     });
 }

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(super) type StringValue = Vec<u8>;
 
-/// In the order of the fields. Redis's order is arbitrary.
+/// Sorted by field. Redis's order is arbitrary.
 pub(super) type HashValue = BTreeMap<Vec<u8>, Vec<u8>>;
 
 pub(super) type ListValue = VecDeque<Vec<u8>>;
 
-/// In the order of the members. Redis's order is arbitrary.
+/// Sorted by member. Redis's order is arbitrary.
 pub(super) type SetValue = BTreeSet<Vec<u8>>;
 
-/// The score of each member. Ranges sort by score: no set of a test is large.
+/// The score of each member. Each range sorts all members by score, because the sets of tests are
+/// small.
 pub(super) type SortedSetValue = BTreeMap<Vec<u8>, f64>;
 
 #[derive(Debug)]
@@ -26,8 +27,10 @@ pub(super) enum Value {
 
 /// A type of values.
 pub(super) trait ValueKind: Default {
+    /// Returns the content of a value of this type; `None` for another type.
     fn of(value: &mut Value) -> Option<&mut Self>;
     fn into_value(self) -> Value;
+    /// Returns true if Redis deletes a key with this value.
     fn is_empty(&self) -> bool;
 }
 
@@ -53,7 +56,7 @@ macro_rules! kind {
     };
 }
 
-// An empty string is a value; an empty container does not exist.
+// Redis keeps an empty string, but deletes a key when its hash, list or set becomes empty.
 kind!(StringValue, String, |_| false);
 kind!(HashValue, Hash, HashValue::is_empty);
 kind!(ListValue, List, ListValue::is_empty);

@@ -1,4 +1,4 @@
-//! The steps of the network: commands run or are lost, grant messages are read or lost.
+//! The steps of the network: commands run or are lost, and grant messages are read or lost.
 
 use super::phase::Phase;
 use super::rules::Flaw;
@@ -7,7 +7,7 @@ use super::steps::{Step, Steps};
 use super::wire::Command;
 
 impl<F: FnMut(Step, State)> Steps<'_, F> {
-    /// The steps of each command of a holder id that is on its way.
+    /// The steps of all commands with this holder id that are on their way.
     pub(super) fn network(&mut self, id: Id) {
         let it = self.state.on_their_way[id];
         for command in Command::ALL {
@@ -79,7 +79,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                     }
                     next.learn_grant(id, age, tokens, rules);
                 }
-                // No call waits under this id any more: the client passes the lock on.
+                // No call waits under this id any more: the client releases the lock.
                 _ => next.on_their_way[id].send(Command::Release),
             }
         });
@@ -91,7 +91,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         }
     }
 
-    /// Sends the undo of an abandoned acquire or enter, on a connection other than its own.
+    /// Sends the undo of an abandoned acquire or enter, on another connection than that command.
     pub(super) fn undo(&mut self, id: Id) {
         let it = self.state.on_their_way[id];
         let is_under_way = it.has(Command::Release) || it.released.is_some();

@@ -13,7 +13,8 @@ pub enum Phase {
         id: Id,
         age: u8,
     },
-    /// Of version 0.1: tries again when a release is announced.
+    /// The lock was refused to a client of `Version::Broadcast`: it tries again when a release is
+    /// announced.
     Sleeping {
         id: Id,
     },
@@ -23,11 +24,13 @@ pub enum Phase {
     },
     Waiting {
         id: Id,
-        /// The age of the last command whose reply said that it waits.
+        /// The age of the last command whose reply said that the client waits.
         proof: u8,
+        /// The age of the refresh that is in flight.
         refresh: Option<u8>,
     },
-    /// Renews a grant that may have ended before it counts it as held.
+    /// Has learned of a grant that may have ended. The client renews it, and holds the lock only
+    /// if the reply confirms it.
     Confirming {
         id: Id,
         age: u8,
@@ -35,7 +38,9 @@ pub enum Phase {
     },
     Held {
         id: Id,
+        /// How many ticks the lease is still valid.
         validity: u8,
+        /// The age of the renewal that is in flight.
         renewal: Option<u8>,
         /// The token of the thread that holds, and those for the threads after it.
         tokens: Tokens,
@@ -77,7 +82,7 @@ impl Phase {
         matches!(self, Self::Held { .. })
     }
 
-    /// The phase a tick later. What is not valid any more is not held.
+    /// The phase one tick later. A client whose lease is no longer valid does not hold the lock.
     pub(super) fn older(mut self) -> Self {
         let older = |age: u8| (age + 1).min(OLD);
         match &mut self {

@@ -1,4 +1,4 @@
-//! Reading the replies to commands: the client decides what to do next.
+//! The steps in which a client reads a reply and decides what to do next.
 
 use super::phase::Phase;
 use super::rules::{Broken, Flaw, GRANT, OLD, Rules};
@@ -7,7 +7,7 @@ use super::steps::{Step, Steps};
 use super::wire::{Command, Entered, Refreshed, Released, Tokens};
 
 impl<F: FnMut(Step, State)> Steps<'_, F> {
-    /// The client reads a reply to a command of this id.
+    /// The steps in which the client reads one of the replies to commands of this id.
     pub(super) fn replies(&mut self, id: Id) {
         let it = self.state.on_their_way[id];
         if let Some(answer) = it.entered {
@@ -141,7 +141,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             it.released = None;
             match found {
                 Released::Done | Released::NotPassedOn => it.undone = 0,
-                // A moment later, the release of nothing grants.
+                // The client sends a second release, which finds nothing to release and grants.
                 Released::LeftOpen => it.send(Command::Release),
                 Released::NotOurs => {}
             }
@@ -155,7 +155,8 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
 }
 
 impl State {
-    /// The client learns of a grant that may be as old as its last proof of waiting.
+    /// The client learns of a grant. It may be as old as the last command whose reply said that the
+    /// client waits: `proof` is that command's age.
     pub(super) fn learn_grant(&mut self, id: Id, proof: u8, tokens: Tokens, rules: &Rules) {
         let client = &mut self.clients[owner(id)];
         client.is_fresh = false;
@@ -182,7 +183,7 @@ impl State {
         }
     }
 
-    /// A thread holds under this token.
+    /// Records that a thread holds the lock under this token, and checks that it may.
     pub(super) fn use_token(&mut self, token: u8, rules: &Rules) {
         if !rules.has_tokens {
             return;
@@ -192,6 +193,7 @@ impl State {
         if is_used || is_low && !self.was_deleted {
             self.break_promise(Broken::Token);
         }
+        // If no key was or can be deleted, tokens must rise: only the highest matters.
         if !self.was_deleted && self.deletions == 0 {
             self.used = 0;
         }
