@@ -53,7 +53,7 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
     Ok(match release(guard, granted, args.min_hold, &signals) {
         Err(lost) => lost_code(lost),
         Ok(()) if end.needed_terminal => exit::USAGE,
-        Ok(()) => exit::code(end.status.unwrap_or_default()),
+        Ok(()) => end.code.expect("`until_the_end` waits for the command"),
     })
 }
 

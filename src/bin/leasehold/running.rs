@@ -1,6 +1,6 @@
 //! A running command: waits for its end, and ends it if the lock is lost.
 
-use std::process::{Child, ExitStatus};
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use leasehold::crossbeam_channel::{Receiver, Sender, after, bounded, never, sele
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
+use crate::exit::{self, Failure};
 use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::message::say;
@@ -35,7 +36,8 @@ pub(crate) struct Running<'a> {
 /// How the command has ended.
 #[derive(Debug, Default)]
 pub(crate) struct End {
-    pub(crate) status: Option<ExitStatus>,
+    /// The exit code for it; `None` until it has ended.
+    pub(crate) code: Option<u8>,
     /// Why the lock was lost before the command and its processes had ended, if it was.
     pub(crate) lost: Option<Lost>,
     /// The command was terminated because it needed the terminal.
@@ -77,8 +79,13 @@ impl<'a> Running<'a> {
                     Err(_) => {
                         events = never();
                         self.job.ended();
-                        // Fails only if other code has waited for the command already.
-                        self.end.status = Some(self.command.wait().unwrap_or_default());
+                        self.end.code = Some(match self.command.wait() {
+                            Ok(status) => exit::code(status),
+                            Err(error) => {
+                                Failure::system("cannot learn how the command ended", &error)
+                                    .print()
+                            }
+                        });
                     }
                 },
                 recv(lost) -> why => {
@@ -104,7 +111,7 @@ impl<'a> Running<'a> {
     /// Sends TERM or KILL to the remaining processes, if that is due. Returns true if the command
     /// has ended and no other process is left, except those that KILL does not end.
     fn has_ended(&mut self) -> bool {
-        let command_has_ended = self.end.status.is_some();
+        let command_has_ended = self.end.code.is_some();
         if command_has_ended {
             if self.job.is_empty() {
                 return true;
@@ -126,7 +133,7 @@ impl<'a> Running<'a> {
 
     fn next_check(&self) -> Receiver<Instant> {
         match self.kill_at {
-            _ if self.end.status.is_some() => after(CHECK_EVERY),
+            _ if self.end.code.is_some() => after(CHECK_EVERY),
             Some(at) => after(at.saturating_duration_since(Instant::now())),
             None => never(),
         }

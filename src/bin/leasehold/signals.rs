@@ -1,10 +1,11 @@
 //! The signals to this process, received on a channel.
 
 use std::io;
+use std::sync::Arc;
 use std::thread;
 
 use leasehold::crossbeam_channel::{Receiver, unbounded};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -23,9 +24,14 @@ pub(crate) fn suspend() {
 
 /// Catches signals and returns a channel that receives them.
 ///
-/// Signals that the parent process ignored (`nohup`, a shell's `&`) stay ignored.
+/// Signals that the parent process ignored (`nohup`, a shell's `&`) stay ignored, except SIGCHLD.
 pub(crate) fn signals() -> io::Result<Receiver<i32>> {
     let ignored = ignored();
+    if ignored & bit(SIGCHLD) != 0 {
+        // While SIGCHLD is ignored, the kernel forgets how a child has ended. A handler, which
+        // does nothing, ends that.
+        signal_hook::flag::register(SIGCHLD, Arc::default())?;
+    }
     let caught = CAUGHT.iter().filter(|&&signal| ignored & bit(signal) == 0);
     let mut signals = Signals::new(caught)?;
     let (sender, receiver) = unbounded();

@@ -5,15 +5,16 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::BufReader;
 use std::os::unix::ffi::OsStrExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use support::{Server, eventually, free_port, ms};
 
-use super::{Program, WAIT_LIMIT, client, code, delete, hold, output, program};
+use super::{PROGRAM, Program, WAIT_LIMIT, client, code, delete, hold, output, program};
 
 support::tests![
     exit_code_is_that_of_the_command,
+    exit_code_is_that_of_the_command_if_its_parent_ignores_children,
     usage_outage_and_refusal_have_their_exit_codes,
     lock_that_another_program_replaced_counts_as_lost,
     wait_that_ends_with_an_open_breaker_exits_69,
@@ -47,6 +48,17 @@ fn exit_code_is_that_of_the_command() {
         let args = ["run", "a", "--min-hold", "60s", "--", command];
         assert_eq!(code(&url, &args), expected, "{command}");
         assert!(server.is_free("a"), "the command did not run: {command}");
+    }
+}
+
+fn exit_code_is_that_of_the_command_if_its_parent_ignores_children() {
+    let server = Server::start();
+    for options in [&[][..], &["--foreground"]] {
+        let mut program = Command::new("env");
+        program.args(["--ignore-signal=CHLD", PROGRAM, "--url", &server.url()]);
+        program.args(["run", "a"]).args(options);
+        program.args(["--", "sh", "-c", "exit 7"]);
+        assert_eq!(program.status().unwrap().code(), Some(7), "{options:?}");
     }
 }
 
