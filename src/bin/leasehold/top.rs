@@ -151,10 +151,11 @@ impl Watched {
             self.rates.add(&name, token, record.holder.is_some());
             let waiting = self.waiting.ask(|| self.client.mutex(&name).waiting())?;
             let fair = self.client.fair_mutex(&name);
-            let longest = || self.longest.ask(|| fair.longest_wait());
+            // Calls that wait with `Backoff` have a place and are not among those that wait.
+            let longest = self.longest.ask(|| fair.longest_wait())?.flatten();
             rows.push(Row {
                 waiting,
-                longest: if_any(waiting, longest)?,
+                longest,
                 changes: self.rates.of(&name),
                 subject: Subject::Lock(record),
             });

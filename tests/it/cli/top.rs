@@ -4,8 +4,11 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::thread;
 use std::time::Instant;
 
+use leasehold::{Backoff, WaitPolicy};
+use support::fair::wait_for_queue_length;
 use support::{Proxy, Server, Traffic, eventually, ms};
 
 use super::{Program, WAIT_LIMIT, client, hold, json, program, text};
@@ -13,6 +16,7 @@ use super::{Program, WAIT_LIMIT, client, hold, json, program, text};
 support::tests![
     changes_of_holder_are_counted,
     longest_wait_is_shown,
+    longest_wait_of_a_call_that_backs_off_is_shown,
     outage_is_outlasted,
     terminal_is_refreshed_in_place
 ];
@@ -101,6 +105,24 @@ fn longest_wait_is_shown() {
         .strip_suffix('s')
         .and_then(|wait| wait.parse::<f64>().ok());
     assert!(longest.is_some_and(|longest| longest >= 0.5), "{plain}");
+}
+
+fn longest_wait_of_a_call_that_backs_off_is_shown() {
+    let server = Server::start();
+    let (url, client) = (server.url(), client(&server));
+    let fair = client.fair_mutex("a");
+    let held = fair.lock().unwrap();
+    thread::scope(|scope| {
+        let backoff = Backoff::new(ms(1), ms(10));
+        let waiting = fair.clone().wait_policy(WaitPolicy::Backoff(backoff));
+        let waiting = scope.spawn(move || drop(waiting.lock().unwrap()));
+        wait_for_queue_length(&server, 1);
+        let mut top = Program::start(&url, &["top", "--json", "--interval", "20ms"]);
+        let is_shown = || json(&top.next_line())["longest_wait_ms"] != "null";
+        eventually(WAIT_LIMIT, is_shown);
+        drop(held);
+        waiting.join().unwrap();
+    });
 }
 
 fn outage_is_outlasted() {
