@@ -59,7 +59,8 @@ impl ConnectError {
 /// another replaces it.
 #[derive(Debug, Default)]
 pub(super) struct Dialing {
-    /// The number of the working dialer, and when it began its current connection or pause.
+    /// The number of the working dialer, and when it began its current connection or when its
+    /// current pause ends.
     current: Option<(u64, Instant)>,
     /// The number of the dialer that was started last.
     number: u64,
@@ -78,7 +79,7 @@ pub(super) struct Dialing {
 
 impl Dialing {
     /// Returns whether a dialer must start: none is working, or the current one hangs and may be
-    /// replaced. A dialer hangs if one connection or pause takes longer than `limit`.
+    /// replaced. A dialer hangs if one connection takes longer than `limit`.
     pub(super) fn needs_dialer(&self, now: Instant, limit: Duration) -> bool {
         match self.current {
             None => true,
@@ -131,9 +132,16 @@ impl Dialing {
         self.current = None;
     }
 
-    /// Returns how long the next connection must wait after failures.
-    pub(super) fn pause(&self, now: Instant) -> Duration {
-        self.not_before.map_or(Duration::ZERO, |at| now.until(at))
+    /// Returns how long the next connection must wait after failures. A dialer that works is
+    /// expected back after that.
+    pub(super) fn pause(&mut self, now: Instant) -> Duration {
+        let Some(at) = self.not_before else {
+            return Duration::ZERO;
+        };
+        if let Some((_, since)) = &mut self.current {
+            *since = now.max(at);
+        }
+        now.until(at)
     }
 
     pub(super) fn succeeded(&mut self) {
@@ -163,6 +171,14 @@ mod tests {
 
     fn at(seconds: u64) -> Instant {
         Instant::START.after(Duration::from_secs(seconds))
+    }
+
+    fn refused() -> ConnectError {
+        ConnectError {
+            cause: Cause::text("refused"),
+            is_final: false,
+            is_servers_fault: true,
+        }
     }
 
     #[test]
@@ -196,17 +212,24 @@ mod tests {
     }
 
     #[test]
+    fn a_dialer_that_pauses_does_not_hang() {
+        let mut dialing = Dialing::default();
+        let number = dialing.start(at(0));
+        for _ in 0..10 {
+            dialing.failed(at(0), refused());
+        }
+        assert!(dialing.begin(number, at(0)));
+        let pause = dialing.pause(at(0));
+        let limit = pause / 4;
+        assert!(!dialing.needs_dialer(at(0).after(pause), limit));
+        assert!(dialing.needs_dialer(at(0).after(pause * 2), limit));
+    }
+
+    #[test]
     fn after_a_takeover_a_new_dialer_starts_without_a_pause() {
         let mut dialing = Dialing::default();
         let before = dialing.start(at(0));
-        dialing.failed(
-            at(0),
-            ConnectError {
-                cause: Cause::text("refused"),
-                is_final: false,
-                is_servers_fault: true,
-            },
-        );
+        dialing.failed(at(0), refused());
         dialing.abandon_current();
         assert!(dialing.needs_dialer(at(0), LIMIT));
         assert_eq!(dialing.pause(at(0)), Duration::ZERO);
@@ -232,16 +255,11 @@ mod tests {
     #[test]
     fn failures_are_followed_by_growing_pauses() {
         let mut dialing = Dialing::default();
-        let connect_error = ConnectError {
-            cause: Cause::text("refused"),
-            is_final: false,
-            is_servers_fault: true,
-        };
-        dialing.failed(at(0), connect_error.clone());
+        dialing.failed(at(0), refused());
         let first = dialing.pause(at(0));
         assert!(first > Duration::ZERO && first <= Duration::from_millis(50));
         for _ in 0..10 {
-            dialing.failed(at(0), connect_error.clone());
+            dialing.failed(at(0), refused());
         }
         assert!(dialing.pause(at(0)) > first && dialing.pause(at(0)) <= Duration::from_millis(500));
         assert!(dialing.failure().is_some());
