@@ -156,15 +156,17 @@ impl Member {
     }
 
     fn keep(&self, connection: PipelinedConnection) {
-        if self.closed.load(Ordering::SeqCst) {
-            return;
-        }
-        let has_surplus = || connection.pending() == 0 && connection.connection().has_surplus();
-        if self.is_down() || has_surplus() {
-            return self.settle_all(connection);
-        }
+        let has_surplus = connection.pending() == 0 && connection.connection().has_surplus();
         let mut idle = self.idle.lock();
-        if idle.len() < self.max_idle || connection.pending() > 0 {
+        // Read under the lock: `close` and `mark_down` set these before they empty the list, and
+        // would miss a connection that is added after that.
+        let is_closed = self.closed.load(Ordering::SeqCst);
+        if is_closed || has_surplus || self.is_down() {
+            drop(idle);
+            if !is_closed {
+                self.settle_all(connection);
+            }
+        } else if idle.len() < self.max_idle || connection.pending() > 0 {
             idle.push(connection);
         }
     }
