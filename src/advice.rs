@@ -1,8 +1,11 @@
 //! Advice for common error replies and connection errors.
 
+const UNTRUSTED_CLIENT: &str = "; the server rejects the client certificate: a certificate \
+                                authority that the server trusts must issue it";
+
 /// Parts of error texts, each with its advice and a leading separator. The first part that the text
 /// contains counts.
-const ADVICE: [(&str, &str); 23] = [
+const ADVICE: [(&str, &str); 29] = [
     // The error lists the missing permissions already. The names of keys in that list may contain
     // any of the texts below.
     (" needs +", ""),
@@ -70,10 +73,18 @@ const ADVICE: [(&str, &str); 23] = [
         "alert: HandshakeFailure",
         "; if the server requires a client certificate, set ClientBuilder::tls_client_cert",
     ),
+    ("alert: BadCertificate", UNTRUSTED_CLIENT),
+    ("alert: UnsupportedCertificate", UNTRUSTED_CLIENT),
+    ("alert: CertificateUnknown", UNTRUSTED_CLIENT),
+    ("alert: UnknownCA", UNTRUSTED_CLIENT),
+    ("alert: AccessDenied", UNTRUSTED_CLIENT),
     (
-        "fatal alert",
-        "; the server rejects the client certificate: a certificate authority that the server \
-         trusts must issue it",
+        "alert: CertificateExpired",
+        "; the client certificate has expired: pass a new one to ClientBuilder::tls_client_cert",
+    ),
+    (
+        "alert: CertificateRevoked",
+        "; the client certificate was revoked: pass a new one to ClientBuilder::tls_client_cert",
     ),
     (
         "WRONGPASS",
@@ -111,4 +122,20 @@ const ADVICE: [(&str, &str); 23] = [
 pub(crate) fn advice(text: &str) -> &'static str {
     let found = ADVICE.iter().find(|(part, _)| text.contains(part));
     found.map_or("", |(_, advice)| advice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_alerts_about_the_client_certificate_advise_on_it() {
+        let of_alert = |name: &str| advice(&format!("received fatal alert: {name}"));
+        assert_eq!(of_alert("UnknownCA"), UNTRUSTED_CLIENT);
+        assert!(of_alert("CertificateExpired").contains("expired"));
+        assert!(of_alert("CertificateRevoked").contains("revoked"));
+        for other in ["ProtocolVersion", "UnrecognizedName", "InternalError"] {
+            assert_eq!(of_alert(other), "");
+        }
+    }
 }
