@@ -206,6 +206,8 @@ fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
         server.run("DEL", &["large"]);
         let window = measure(server, terms);
         window.holds_at_most(PERMITS as usize);
+        // Only holds of all permits have this mark.
+        window.is_held_alone(LARGE);
         window
     });
     let rows = series.iter().map(|series| {

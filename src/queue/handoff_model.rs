@@ -1,6 +1,7 @@
 //! Model test: the local queue and hand-offs in thousands of thread schedules. A struct with one
 //! key and a fence stands for Redis.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -61,6 +62,8 @@ struct Inside {
     /// The threads in the critical section.
     holders: usize,
     newest_token: u64,
+    /// The tokens of all critical sections.
+    used: HashSet<u64>,
     /// How many critical sections were entered.
     entered: usize,
     /// How many calls took a lease that was handed off.
@@ -233,6 +236,7 @@ impl World {
                     "the token did not rise"
                 );
             }
+            assert!(inside.used.insert(token.value()), "{token} was used before");
             inside.newest_token = inside.newest_token.max(token.value());
         }
         yield_now();

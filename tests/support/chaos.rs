@@ -123,10 +123,6 @@ impl Chaos {
                 .query(&mut witness.connection())
                 .expect("the witness replies")
         };
-        let numbers = |key: &str| -> Vec<u64> {
-            let list = list(key).into_iter();
-            list.map(|n| n.parse().expect("a number")).collect()
-        };
         let (overtaken, rejected) = (list("overtaken"), list("rejected"));
         let known_losses = list("known losses");
         for process in overtaken.iter().chain(&rejected).chain(&known_losses) {
@@ -135,14 +131,13 @@ impl Chaos {
                 "process {process} lost the lock, but was neither killed nor paused: {self:?}"
             );
         }
-        let accepted = numbers("accepted");
-        assert!(accepted.is_sorted_by(|earlier, later| earlier < later));
-        let at = numbers("at");
+        let at = list("at").into_iter();
+        let at: Vec<u64> = at.map(|n| n.parse().expect("a number")).collect();
         let stalls = at.windows(2).map(|both| both[1] - both[0]);
         ChaosReport {
             killed: harmed.killed,
             paused: harmed.paused,
-            accepted: accepted.len(),
+            accepted: at.len(),
             overtaken: overtaken.len(),
             rejected: rejected.len(),
             stall: Duration::from_micros(stalls.max().expect("there were several entries")),
