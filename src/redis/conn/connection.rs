@@ -20,10 +20,11 @@ use crate::protocol::verb::Verb;
 use crate::url::Address;
 
 /// A message must end within this time after it was first found unfinished. A subscription waits
-/// for no reply, so no other deadline ends a peer that sends byte by byte.
+/// for no reply, so no other deadline stops a peer that sends its bytes one by one.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(1);
 
-/// The most reads in a row of bytes that have already arrived.
+/// The most reads in one [`Connection::answer_at_hand`]: while a peer keeps sending, no read times
+/// out.
 const MOST_READS: u32 = 16;
 
 /// A buffer of commands larger than this, in bytes, is not kept.
@@ -35,13 +36,16 @@ pub(crate) type Replied = Result<Answer, ServerError>;
 /// A reply, or why none came.
 pub(crate) type CallResult = RedisResult<Replied>;
 
-/// A connection that is logged on. Any error ends it: a late reply would be taken for the next one.
+/// A connection to a server. After an error it must not be used for another command: a late reply
+/// would be taken for the next one. Only a timeout of [`message`](Self::message) does no harm.
 pub(crate) struct Connection {
     stream: Stream,
     input: Box<Input>,
-    /// The buffer in which commands are packed, kept for the next one.
+    /// The buffer in which commands are packed, kept for the next ones.
     buffer: Vec<u8>,
-    /// When the first part of an unfinished message was seen.
+    /// True if the end of what was last written may be missing.
+    is_cut_off: bool,
+    /// When the current message was first found unfinished.
     message_since: Option<Instant>,
     /// The generation of its pool to which it belongs; set by the pool.
     pub(crate) generation: u64,
@@ -50,7 +54,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects by `until`, without logging on.
+    /// Connects by `until`, without logging on. `accepted` is called when the peer has accepted the
+    /// connection, before the TLS handshake.
     pub(super) fn connect(
         address: &Address,
         until: Instant,
@@ -61,6 +66,7 @@ impl Connection {
             stream: Stream::connect(address, &mut input, until, accepted)?,
             input,
             buffer: Vec::new(),
+            is_cut_off: false,
             message_since: None,
             generation: 0,
             open: None,
@@ -90,7 +96,7 @@ impl Connection {
         answer
     }
 
-    /// Accepts long replies from now on: those of a subscription, whose messages others write.
+    /// Accepts long replies from now on. A subscription needs this: others write its messages.
     pub(crate) fn accept_long(&mut self) {
         self.input.limit = Limit::MOST;
     }
@@ -134,10 +140,9 @@ impl Connection {
         self.input.is_within_reply()
     }
 
-    /// Reads one reply if all of it has arrived. For a connection that [`wait_for_any`] has
-    /// reported as ready, or whose last read may have brought several replies.
+    /// Returns one reply if all of it has arrived. An earlier read may have brought it. Reads from
+    /// the socket only if the connection `is_ready`, as [`wait_for_any`] reports.
     pub(crate) fn answer_at_hand(&mut self, is_ready: bool) -> RedisResult<Option<Value>> {
-        // A read never times out while a peer keeps sending.
         let mut reads = if is_ready { MOST_READS } else { 0 };
         loop {
             match self.input.next()? {
@@ -163,6 +168,7 @@ impl Connection {
         pack(&mut self.buffer);
         self.input.limit.raise_for(self.buffer.len());
         let sent = self.stream.write(&self.buffer, until);
+        self.is_cut_off = sent.is_err();
         if self.buffer.capacity() > LARGE {
             // Only unusually long names need a large buffer, and there may be many connections.
             self.buffer = Vec::new();
@@ -186,8 +192,8 @@ impl Connection {
         }
     }
 
-    /// Waits for a message until `until`. Unlike [`receive`](Self::receive), it may time out and be
-    /// called again.
+    /// Waits for a message until `until`; returns its channel and its payload. Unlike
+    /// [`receive`](Self::receive), it may be called again after a timeout.
     pub(crate) fn message(&mut self, until: Instant) -> RedisResult<(Vec<u8>, Vec<u8>)> {
         loop {
             match self.receive(until) {
@@ -211,6 +217,8 @@ impl Connection {
         }
     }
 
+    /// Returns the error of a wait that ended with `timeout`: another one if the current message
+    /// has been unfinished for [`MESSAGE_WITHIN`].
     fn no_message(&mut self, timeout: RedisError) -> RedisError {
         if !self.input.is_within_reply() {
             self.message_since = None;
@@ -226,16 +234,22 @@ impl Connection {
         }
     }
 
-    /// Writes `undos` behind commands without replies, and closes the connection. An undo cannot
-    /// overtake its command, and runs directly after one that runs late.
+    /// Writes `undos` behind commands that got no reply, and closes the connection. On the same
+    /// connection an undo cannot overtake its command: if the command runs late, the undo follows.
+    ///
+    /// If only a part of the commands was written, nothing is added: the server would take the
+    /// undos for the rest of an argument, and could acquire for a holder id that nobody releases.
     pub(crate) fn undo_behind<'a, I>(mut self, undos: I)
     where
         I: IntoIterator<Item = Call<'a>>,
     {
+        if self.is_cut_off {
+            return;
+        }
         self.buffer.clear();
         let mut known: Option<&'static str> = None;
         for undo in undos {
-            // The source of a script, sent once, serves the undos after it.
+            // The server keeps a script whose source was sent: the next undos need only its digest.
             if known.replace(undo.script.name) == Some(undo.script.name) {
                 undo.pack_by_sha(&mut self.buffer);
             } else {
@@ -250,8 +264,8 @@ impl Connection {
     }
 }
 
-/// Waits until one of the connections may have something to read, at most until `until`, and
-/// possibly less. Returns which of them are ready.
+/// Waits until one of the connections may have something to read, and returns which of them are
+/// ready. Returns at `until` at the latest, and possibly earlier although none is ready.
 pub(crate) fn wait_for_any(connections: &[&Connection], until: Instant) -> RedisResult<Vec<bool>> {
     let sockets: Vec<_> = connections
         .iter()
@@ -260,7 +274,8 @@ pub(crate) fn wait_for_any(connections: &[&Connection], until: Instant) -> Redis
     Ok(wait_to_read(&sockets, until)?)
 }
 
-/// A read never times out while a peer keeps sending.
+/// Fails if `until` has passed. While a peer keeps sending, no read times out, so loops over
+/// replies check the deadline.
 fn ensure_left(until: Instant) -> RedisResult<()> {
     if Instant::now() >= until {
         return Err(timed_out().into());
@@ -279,5 +294,39 @@ pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
     match value {
         Value::ServerError(error) => Err(error),
         value => Ok(Reply::from(value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::TcpListener;
+
+    use super::*;
+
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
+    use crate::protocol::primitive::AtRelease;
+
+    #[test]
+    fn nothing_is_written_behind_a_part_of_a_command() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let long = Instant::now().after(Duration::from_secs(60));
+        let connection = Connection::connect(&Address::parse(&url).unwrap(), long, || ());
+        let (mut connection, mut server) = (connection.unwrap(), listener.accept().unwrap().0);
+
+        // More than the sockets buffer.
+        let command = |buffer: &mut Vec<u8>| buffer.resize(64 << 20, b'x');
+        let soon = Instant::now().after(Duration::from_millis(50));
+        assert!(connection.write(soon, command).is_err());
+        // From now on there is room for the undo.
+        let mut received = vec![0; 1 << 20];
+        server.read_exact(&mut received).unwrap();
+        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        connection.undo_behind([keys.release(b"id", AtRelease::Plain)]);
+
+        server.read_to_end(&mut received).unwrap();
+        assert!(received.iter().all(|byte| *byte == b'x'));
     }
 }
