@@ -143,6 +143,14 @@ impl Deployment {
         }
     }
 
+    /// Returns all servers that are known to be in use.
+    pub(crate) fn servers(&self) -> Vec<Arc<Server>> {
+        match self {
+            Self::One(_) | Self::Quorum(_) => self.fixed().to_vec(),
+            Self::Cluster(cluster) => cluster.map.masters(),
+        }
+    }
+
     /// Returns how many servers have each name, and how many of them decide.
     pub(crate) fn size(&self) -> Majority {
         match self {

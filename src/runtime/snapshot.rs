@@ -43,9 +43,9 @@ impl Runtime {
         [wait, hold, command]
     }
 
-    /// Returns all servers in use: the configured ones, and those discovered later.
+    /// Returns all servers in use, and replaced ones whose threads have not ended.
     fn all_servers(&self) -> Vec<Arc<Server>> {
-        let mut servers = self.deployment.fixed().to_vec();
+        let mut servers = self.deployment.servers();
         for endpoint in self.endpoints.all() {
             let is_known = |known| Arc::ptr_eq(known, &endpoint.server);
             if !servers.iter().any(is_known) {
@@ -64,8 +64,9 @@ impl Runtime {
         })
     }
 
-    /// Starts a thread that sends counters, if they are sent at all. In a cluster a server's
-    /// threads start on demand, and a lock that is released before its first renewal needs none.
+    /// On the first call, starts the io thread that sends counters, if they are sent at all. In a
+    /// cluster these threads start on demand, and a lock that is released before its first renewal
+    /// needs none.
     pub(crate) fn begin_stats(&self, key: Key<'_>) {
         if self.shared_stats.must_start() {
             self.endpoints_of(if self.shared_stats.is_shared {
@@ -76,14 +77,14 @@ impl Runtime {
         }
     }
 
-    /// Returns the server of the hash; with a quorum, the first server.
+    /// Returns the server of the shared statistics' hash; with a quorum, the first server.
     fn stats_server(&self) -> Arc<Server> {
         self.deployment
             .primary_owner_of(self.shared_stats.lock_keys.key(0))
     }
 
-    /// Returns true if `endpoint` sends the counters for all. With shared statistics that is the
-    /// endpoint of the hash's server, and else the first one in use.
+    /// Returns true if `endpoint` is the one that sends the client's counters. With shared
+    /// statistics that is the endpoint of the hash's server, otherwise the first one in use.
     fn sends_stats(&self, endpoint: &Endpoint) -> bool {
         if self.shared_stats.is_shared {
             Arc::ptr_eq(&self.stats_server(), &endpoint.server)
@@ -95,8 +96,11 @@ impl Runtime {
         }
     }
 
-    /// Returns the additions that `endpoint` must write now, if it is the one that sends them.
-    /// When `stopping`, that is everything left.
+    /// Returns the additions to the shared statistics that `endpoint` must write now, if it is the
+    /// one that sends them; then also exports the counters, with the feature `metrics`.
+    ///
+    /// They are due at `at`, which is then set to the next time; `None` means never. If `stopping`,
+    /// everything left is due at once.
     pub(in crate::runtime) fn stats_due(
         &self,
         endpoint: &Endpoint,

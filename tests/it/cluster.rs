@@ -18,6 +18,7 @@ use support::{
 support::roles![tidy_contender];
 
 support::tests![
+    statistics_count_masters_on_which_locks_were_only_acquired_and_released,
     leases_are_renewed_on_every_master,
     name_whose_keys_would_have_different_slots_is_an_error,
     moved_slot_costs_one_redirect,
@@ -62,6 +63,18 @@ fn lock_within_30_s(client: &Client, name: &str) -> MutexGuard {
 /// Returns how many script calls a node has executed.
 fn script_calls(cluster: &Cluster, node: usize) -> u64 {
     cluster.node(node).script_calls()
+}
+
+fn statistics_count_masters_on_which_locks_were_only_acquired_and_released() {
+    let cluster = shared();
+    let client = client(&cluster.url());
+    for node in 0..3 {
+        let name = cluster.name_owned_by("counted", node);
+        assert_released(client.mutex(name).lock().unwrap().unlock());
+    }
+    let stats = client.stats();
+    assert!(stats.connections >= 3, "{stats:?}");
+    assert!(stats.command.count >= 6, "{stats:?}");
 }
 
 /// The promises of one server hold on each master, with one subscribed connection to each.

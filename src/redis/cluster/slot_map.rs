@@ -124,7 +124,7 @@ impl SlotMap {
     }
 
     /// Returns every known master that owns a slot.
-    pub(super) fn masters(&self) -> Vec<Arc<Server>> {
+    pub(in crate::redis) fn masters(&self) -> Vec<Arc<Server>> {
         self.known.lock().owners.masters().cloned().collect()
     }
 
