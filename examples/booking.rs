@@ -23,7 +23,8 @@ mod support {
 /// How long a table stays locked at most after the process of its guest has died.
 const TTL: Duration = Duration::from_secs(2);
 
-/// Starts a private Redis and then calls `evening`. Your own program would not need this.
+/// Calls `evening`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(evening, &[("guest who crashes", guest_who_crashes)])
 }

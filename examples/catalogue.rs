@@ -1,5 +1,6 @@
 //! A shop's catalogue: some processes read it through a cache while another updates it. A reader
-//! stores a page with its fencing token as the stamp, so an old page never replaces a newer one.
+//! stores a page with the reader's fencing token as the stamp. The cache rejects a page whose stamp
+//! is lower than its own, so a page from before an update does not replace a newer one.
 //! A page whose stamp equals the reader's token can still be old in rare cases, which the
 //! documentation of `RwLock` lists. A real cache therefore also limits the age of its pages.
 
@@ -7,7 +8,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, RwLock, Unlocked};
+use leasehold::{Client, RwLock, RwLockReadGuard, Unlocked};
 use redis::Commands;
 
 use support::child::Child;
@@ -25,7 +26,7 @@ const READS: u32 = 25;
 const UPDATES: u32 = 10;
 
 /// Replaces the cached page unless the cached stamp is higher. To keep the example short, the cache
-/// and the database are in the Redis of the locks.
+/// and the database are in the same Redis as the locks.
 const FILL: &str = "
 local stamp = tonumber(redis.call('HGET', KEYS[1], 'stamp') or 0)
 if tonumber(ARGV[1]) < stamp then return 0 end
@@ -33,7 +34,8 @@ redis.call('HSET', KEYS[1], 'stamp', ARGV[1], 'page', ARGV[2])
 return 1
 ";
 
-/// Starts a private Redis and then calls `one_day`. Your own program would not need this.
+/// Calls `one_day`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(one_day, &[("reader", reader), ("updater", updater)])
 }
@@ -52,11 +54,9 @@ fn reader() -> Outcome {
             redis.hmget(key("cache"), &["stamp", "page"])?;
         // This example always reads the database, to check the cached page. A shop would read it
         // only if the stamp differs from the token.
-        let page = page(&mut redis)?;
-        // If this process was paused for longer than its lease, the page may have been updated.
-        guard.ensure_held()?;
+        let page = page(&mut redis, &guard)?;
         if stamp == Some(token) {
-            assert_eq!(cached, Some(page), "the stamp says that it is current");
+            assert_eq!(cached, Some(page), "a page with this stamp is current");
         } else {
             let _: bool = redis::Script::new(FILL)
                 .key(key("cache"))
@@ -70,10 +70,12 @@ fn reader() -> Outcome {
 }
 
 /// Returns the page as it is in the database: two prices, which must belong together.
-fn page(redis: &mut redis::Connection) -> Outcome<String> {
+fn page(redis: &mut redis::Connection, guard: &RwLockReadGuard) -> Outcome<String> {
     let net: u32 = redis.get(key("net"))?;
     thread::sleep(Duration::from_millis(1));
     let gross: u32 = redis.get(key("gross"))?;
+    // If this process was paused for longer than its lease, the prices may have been updated.
+    guard.ensure_held()?;
     assert_eq!(
         gross,
         net * 2,
@@ -87,13 +89,16 @@ fn updater() -> Outcome {
     let (catalogue, mut redis) = (catalogue()?, connect()?);
     for _ in 0..UPDATES {
         let guard = catalogue.write()?;
-        let net: u32 = redis.incr(key("net"), 1)?;
-        thread::sleep(Duration::from_millis(1));
+        let net: u32 = redis.get(key("net"))?;
+        let net = net + 1;
+        // Before the first write: a loss that is noticed here leaves both prices as they are.
         guard.ensure_held()?;
+        let () = redis.set(key("net"), net)?;
+        thread::sleep(Duration::from_millis(1));
         let () = redis.set(key("gross"), net * 2)?;
         // Continues as a reader: nobody can update until this process has read the new page.
         let guard = guard.downgrade();
-        assert!(page(&mut redis)?.starts_with(&net.to_string()));
+        assert!(page(&mut redis, &guard)?.starts_with(&net.to_string()));
         assert_eq!(guard.unlock()?, Unlocked::Released);
     }
     Ok(())
@@ -112,8 +117,8 @@ fn one_day() -> Outcome {
     }
     println!("{READERS} processes read {READS} times each, during {UPDATES} updates: no old page.");
 
-    // Simulates a reader that was paused for a day: it now stores the page that it had read, with
-    // its token of that time.
+    // Stores the current page. Then simulates a reader that was paused since an earlier update: it
+    // tries to store the page that it read before that, with the lower token that it had then.
     let lock = catalogue()?;
     let reading = lock.read()?;
     let fresh = reading.fencing_token().value();
@@ -122,7 +127,7 @@ fn one_day() -> Outcome {
         let mut call = script.key(key("cache"));
         call.arg(stamp).arg(page).invoke::<bool>(redis)
     };
-    let page = page(&mut redis)?;
+    let page = page(&mut redis, &reading)?;
     assert!(fill(&mut redis, fresh, &page)?);
     assert!(!fill(&mut redis, fresh - 1, "the prices of yesterday")?);
     let cached: String = redis.hget(key("cache"), "page")?;

@@ -19,7 +19,8 @@ mod support {
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Starts a private Redis and then calls `three_nights`. Your own program would not need this.
+/// Calls `three_nights`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(three_nights, &[("worker", worker)])
 }

@@ -15,7 +15,8 @@ use support::run::{Outcome, run};
 /// How long a request may wait for Redis.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Starts a private Redis and then calls `story`. Your own program would not need this.
+/// Calls `story`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(story, &[])
 }

@@ -21,7 +21,8 @@ mod support {
 
 const ORDERS: [&str; 4] = ["order 1", "order 2", "order 3", "order 4"];
 
-/// Starts a private Redis and then calls `warehouse`. Your own program would not need this.
+/// Calls `warehouse`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(warehouse, &[("service", service)])
 }

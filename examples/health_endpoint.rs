@@ -14,7 +14,8 @@ use std::time::Duration;
 use leasehold::Client;
 use support::run::{Outcome, run};
 
-/// Starts a private Redis and then calls `story`. Your own program would not need this.
+/// Calls `story`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(story, &[])
 }

@@ -1,4 +1,5 @@
-//! A job that takes longer than its lease: once undisturbed, and once with the lock forced open.
+//! A job that takes longer than the ttl of its lock: once undisturbed, and once with the lock
+//! forced open.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,9 +18,10 @@ mod support {
 
 const TTL: Duration = Duration::from_secs(1);
 const PAGES: u32 = 8;
-const PAGE: Duration = Duration::from_millis(300);
+const TIME_PER_PAGE: Duration = Duration::from_millis(300);
 
-/// Starts a private Redis and then calls `two_jobs`. Your own program would not need this.
+/// Calls `two_jobs`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(two_jobs, &[])
 }
@@ -48,7 +50,7 @@ fn printer() -> Receiver<u32> {
     let (sender, pages) = bounded(0);
     thread::spawn(move || {
         for page in 1..=PAGES {
-            thread::sleep(PAGE);
+            thread::sleep(TIME_PER_PAGE);
             if sender.send(page).is_err() {
                 return;
             }
@@ -65,7 +67,8 @@ fn two_jobs() -> Outcome {
 }
 
 fn undisturbed(mutex: &Mutex) -> Outcome {
-    println!("A job of {:.1?} under a lease of {TTL:.1?}.", PAGE * PAGES);
+    let length = TIME_PER_PAGE * PAGES;
+    println!("A job of {length:.1?} under a lock with a ttl of {TTL:.1?}.");
     let renewals = Arc::new(AtomicU32::new(0));
     let mutex = mutex.clone().on_renew({
         let renewals = Arc::clone(&renewals);
@@ -78,7 +81,7 @@ fn undisturbed(mutex: &Mutex) -> Outcome {
     let guard = mutex.lock()?;
     print_book(&guard).map_err(Error::Lost)?;
     let took = began.elapsed();
-    assert!(took > 2 * TTL, "the job outlasts the lease");
+    assert!(took > 2 * TTL, "the job was shorter than two ttls");
 
     // The lease was renewed all the time, so another client still cannot get the lock.
     assert!(Client::from_env()?.mutex("printer").try_lock()?.is_none());
@@ -94,7 +97,7 @@ fn taken_away(mutex: &Mutex) -> Outcome {
     let guard = mutex.lock()?;
     let operator = thread::spawn(|| -> Outcome<Instant> {
         let client = Client::from_env()?;
-        thread::sleep(PAGE * 2 + PAGE / 2);
+        thread::sleep(TIME_PER_PAGE * 2 + TIME_PER_PAGE / 2);
         assert!(client.mutex("printer").force_unlock()?);
         println!("  The operator forces the lock open.");
         Ok(Instant::now())

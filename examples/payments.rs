@@ -26,7 +26,8 @@ const WITHDRAWALS: usize = 100;
 /// Less than all customers together ask for, so that some withdrawals are refused.
 const OPENING_BALANCE: i64 = 12_000;
 
-/// Starts a private Redis and then calls `bank`. Your own program would not need this.
+/// Calls `bank`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(bank, &[("cash machine", cash_machine)])
 }

@@ -30,7 +30,8 @@ const CALLS_PER_WORKER: u32 = 10;
 /// How long the permits of a killed process stay unavailable.
 const TTL: Duration = Duration::from_secs(2);
 
-/// Starts a private Redis and then calls `one_day`. Your own program would not need this.
+/// Calls `one_day`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     let roles = [
         ("workers", workers as fn() -> Outcome),

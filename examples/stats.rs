@@ -21,7 +21,8 @@ const TOO_MUCH: f64 = 0.05;
 const WORKERS: usize = 8;
 const TURNS: usize = 20;
 
-/// Starts a private Redis and then calls `two_services`. Your own program would not need this.
+/// Calls `two_services`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(two_services, &[])
 }

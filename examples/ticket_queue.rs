@@ -17,7 +17,8 @@ mod support {
     pub(crate) mod run;
 }
 
-/// Starts a private Redis and then calls `one_morning`. Your own program would not need this.
+/// Calls `one_morning`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(one_morning, &[("customer", customer)])
 }

@@ -26,7 +26,8 @@ const TRANSFERS: usize = 60;
 const ACCOUNTS: [&str; 4] = ["Ada", "Ben", "Cleo", "Dan"];
 const OPENING_BALANCE: i64 = 100;
 
-/// Starts a private Redis and then calls `bank`. Your own program would not need this.
+/// Calls `bank`, with a private Redis unless `REDIS_URL` is set. Your own program would not
+/// need this.
 fn main() -> ExitCode {
     run(bank, &[("clerks", clerks)])
 }
