@@ -7,6 +7,8 @@ use super::shared::Shared;
 
 /// The server answers nothing until this is dropped; see [`Server::pause`](super::Server::pause).
 ///
+/// If there are several, the server answers again when the last one is dropped.
+///
 /// ```
 /// # use std::time::Duration;
 /// # use leasehold::testing::Server;
@@ -36,6 +38,8 @@ impl Drop for Pause {
 
 /// The server cannot be reached until this is dropped; see [`Server::cut`](super::Server::cut).
 ///
+/// If there are several, the server can be reached again when the last one is dropped.
+///
 /// ```
 /// # use std::time::Duration;
 /// # use leasehold::testing::Server;
@@ -53,8 +57,9 @@ pub struct Cut(Arc<Shared>);
 impl Cut {
     pub(super) fn begin(shared: &Arc<Shared>) -> Self {
         shared.change(|state| {
-            state.faults.cuts += 1;
+            // First, because it may panic: no guard would then end the cut.
             state.close_port();
+            state.faults.cuts += 1;
         });
         Self(Arc::clone(shared))
     }
@@ -74,6 +79,8 @@ impl Drop for Cut {
 /// The server refuses scripts until this is dropped; see
 /// [`Server::refuse`](super::Server::refuse).
 ///
+/// If there are several, the error of the newest one applies.
+///
 /// ```
 /// # use leasehold::{Error, testing::Server};
 /// # let server = Server::start();
@@ -91,6 +98,7 @@ pub struct Refusal {
 
 impl Refusal {
     pub(super) fn begin(shared: &Arc<Shared>, error: &str) -> Self {
+        // The writer of replies adds the `-` with which RESP marks an error.
         let error = error.trim_start_matches('-').to_owned();
         let number = shared.change(|state| state.faults.refuse(error));
         Self {
