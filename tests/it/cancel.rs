@@ -139,7 +139,7 @@ fn permits_queue(client: &Client) -> u64 {
     client.semaphore("a", 1).waiting().unwrap()
 }
 
-/// Whether the holder is another call of the client or another client.
+/// The lock is held first by a guard of the same client, then by one of another client.
 fn call_behind_others_of_its_client_is_cancelled_alone() {
     for same_client in [true, false] {
         let server = Server::start();
@@ -148,12 +148,12 @@ fn call_behind_others_of_its_client_is_cancelled_alone() {
         let guard = holder.mutex("a").ttl(HOUR).lock().unwrap();
         let token = CancelToken::new();
         let mutex = one.mutex("a");
-        let cancelled = mutex.clone().cancel_on(&token);
-        let first = spawn_waiter(&cancelled);
+        let cancellable = mutex.clone().cancel_on(&token);
+        let first = spawn_waiter(&cancellable);
         wait_until_waiting(&one, 1);
         let second = spawn_waiter(&mutex);
         wait_until_waiting(&one, 2);
-        let third = spawn_waiter(&cancelled);
+        let third = spawn_waiter(&cancellable);
         wait_until_waiting(&one, 3);
         token.cancel();
         assert_cancelled(result_of(&first));
@@ -202,7 +202,7 @@ fn call_that_begins_cancelled_sends_nothing() {
 fn cancelled_call_for_several_slots_sends_nothing_to_later_slots() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     let client = patient(&cluster.url());
-    // The slots are asked in their order.
+    // The client asks the slots one after the other, in ascending order.
     let names = [0, 1].map(|master| cluster.name_owned_by("slot", master));
     let fence = |n: usize| {
         cluster
@@ -219,7 +219,7 @@ fn cancelled_call_for_several_slots_sends_nothing_to_later_slots() {
     token.cancel();
     assert_cancelled(result_of(&waiting));
     cluster.resume(0);
-    // Node 0 has granted its part, and has it back.
+    // Node 0 grants its part when it resumes, and the client then releases that part.
     let key = format!("lock:{}", names[0]);
     eventually(PATIENCE, || {
         fence(0) != fences[0] && cluster.node(0).get(&key).is_none()
@@ -243,10 +243,10 @@ fn lock_that_is_granted_to_a_cancelled_call_is_released() {
     wait_until_only_fences_remain(&server);
     let totals = client.stats().totals;
     assert_eq!((totals.cancelled, totals.acquired_at_once), (1, 1));
-    assert_eq!(totals.released, 1, "`warm`: nobody had the other one");
+    assert_eq!(totals.released, 1, "the cancelled call returned no guard");
 }
 
-/// Owned by a user's callback.
+/// A value that a user's callback owns: its drop drops the client, and then panics.
 struct PanicsOnDrop(Option<Client>);
 
 impl Drop for PanicsOnDrop {
@@ -256,7 +256,7 @@ impl Drop for PanicsOnDrop {
     }
 }
 
-/// The callback owns the last handle of the client.
+/// A callback of the lock owns the caller's last handle of the client.
 fn lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are_dropped() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
@@ -275,7 +275,7 @@ fn lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are
     assert_cancelled(result_of(&waiting));
     proxy.set_all(Traffic::Pass);
     wait_until_only_fences_remain(&server);
-    // The last handle was dropped: no thread keeps a connection.
+    // The callback, and with it the last handle, was dropped: no thread keeps a connection.
     eventually(PATIENCE, || server.client_list().is_empty());
 }
 
@@ -284,9 +284,9 @@ fn calls_cancelled_at_the_moment_of_their_grant_leave_nothing_behind() {
     let server = Server::start();
     let (one, two) = (client(&server.url()), client(&server.url()));
     for (n, waiter) in (0..ROUNDS).map(|n| (n, if n % 2 == 0 { &one } else { &two })) {
-        // The holder is a call of the same client, or another client.
+        // The holder's client is that of the waiter in even rounds, and another one in odd rounds.
         let guard = one.mutex("a").ttl(HOUR).try_lock_for(PATIENCE).unwrap();
-        let guard = guard.expect("nobody else has it");
+        let guard = guard.expect("the lock becomes free");
         let token = CancelToken::new();
         let mutex = waiter.mutex("a").ttl(HOUR).cancel_on(&token);
         let waiting = spawn_waiter(&mutex);
@@ -312,9 +312,10 @@ fn cancelled_token_ends_the_calls_of_all_its_locks_and_no_guard() {
     let server = Server::start();
     let client = client(&server.url());
     let token = CancelToken::new();
-    let guard = client.mutex("a").cancel_on(&token).lock().unwrap();
-    let waiting = ["a", "a"].map(|name| spawn_waiter(&client.mutex(name).cancel_on(&token)));
-    wait_until_waiting(&client, 2);
+    let held = |name: &str| client.mutex(name).cancel_on(&token).lock().unwrap();
+    let guards = ["a", "c"].map(held);
+    let waiting = ["a", "a", "c"].map(|name| spawn_waiter(&client.mutex(name).cancel_on(&token)));
+    wait_until_waiting(&client, 3);
     token.cancel();
     for waiting in &waiting {
         assert_cancelled(result_of(waiting));
@@ -324,8 +325,10 @@ fn cancelled_token_ends_the_calls_of_all_its_locks_and_no_guard() {
     assert_cancelled(mutex.try_lock().map(drop));
     assert_cancelled(mutex.try_lock_for(PATIENCE).map(drop));
     assert_cancelled(mutex.with(|_| ()).map_err(Error::from));
-    guard.renew().unwrap();
-    assert_released(guard.unlock());
+    for guard in guards {
+        guard.renew().unwrap();
+        assert_released(guard.unlock());
+    }
 }
 
 fn shutdown_ends_calls_that_could_be_cancelled() {
@@ -342,9 +345,9 @@ fn shutdown_ends_calls_that_could_be_cancelled() {
     assert_released(guard.unlock());
 }
 
-/// Acquires a lock for an hour on the server, cancels the call, and has its reply never arrive.
+/// Cancels a call that the server has granted a lock for an hour. The proxy drops the reply.
 ///
-/// The call still waits for that reply until its connection is cut.
+/// The call's own thread still waits for that reply until its connection is cut.
 fn cancel_with_a_lost_reply(server: &Server, proxy: &Proxy, client: &Client) {
     assert_released(client.mutex("warm").lock().unwrap().unlock());
     proxy.set_open(Traffic::DropReplies);
@@ -361,7 +364,7 @@ fn shutdown_waits_for_the_undo_of_a_cancelled_call() {
     let client = patient(&proxy.url());
     cancel_with_a_lost_reply(&server, &proxy, &client);
     let report = spawn_call(move || client.shutdown(PATIENCE).unwrap());
-    assert!(report.recv_timeout(ms(300)).is_err(), "the call still runs");
+    assert!(report.recv_timeout(ms(300)).is_err(), "did not wait");
     proxy.cut();
     let report = result_of(&report);
     assert_eq!(server.get("lock:a"), None);
@@ -374,10 +377,7 @@ fn last_drop_waits_for_the_undo_of_a_cancelled_call() {
     let client = patient(&proxy.url());
     cancel_with_a_lost_reply(&server, &proxy, &client);
     let dropped = spawn_call(move || drop(client));
-    assert!(
-        dropped.recv_timeout(ms(300)).is_err(),
-        "the call still runs"
-    );
+    assert!(dropped.recv_timeout(ms(300)).is_err(), "did not wait");
     proxy.cut();
     result_of(&dropped);
     assert_eq!(server.get("lock:a"), None);
@@ -413,7 +413,7 @@ fn set_that_is_partly_granted_after_the_shutdown_is_released() {
     cluster.resume(0);
     let outcome = result_of(&waiting);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
-    assert!(cluster.node(0).get(fence + "}").is_some(), "it was granted");
+    assert!(cluster.node(0).get(fence + "}").is_some(), "not granted");
     assert_eq!(cluster.node(0).get(key), None);
 }
 
@@ -457,7 +457,8 @@ fn call_is_cancelled_while_it_connects() {
     assert_cancelled(cancelled.no_later_than(SLACK));
 }
 
-/// Cancels five calls as soon as they sleep; returns the shortest time that one took to return.
+/// Cancels five calls, one after the other, as soon as each sleeps. Returns the shortest time from
+/// a cancel to the end of its call.
 ///
 /// A busy machine delays some of the calls, but not all of them.
 fn shortest_cancel(mut begin: impl FnMut(&CancelToken) -> Receiver<Result<(), Error>>) -> Duration {
@@ -486,7 +487,7 @@ fn the_shortest_of_several_cancels_takes_less_than_10_ms() {
     let client = patient(&proxy.url());
     let mut names = ["a", "b", "c", "d", "e"].into_iter();
     let reading = shortest_cancel(|token| {
-        // Opens a connection, unless one is open whose replies arrive.
+        // Leaves an open connection to the call: `set_open` changes only connections that are open.
         assert_released(client.mutex("warm").lock().unwrap().unlock());
         proxy.set_open(Traffic::DropReplies);
         let name = names.next().expect("one for each call");

@@ -1,4 +1,4 @@
-//! Exercises every call of a client once.
+//! Exercises every kind of lock of one name.
 
 use std::thread;
 use std::time::Instant;
@@ -11,7 +11,8 @@ use leasehold::{
 use super::server::Server;
 use super::time::{eventually, ms};
 
-/// Makes every call that opens a connection: commands, renewals and the subscription.
+/// Uses every kind of lock of one name, over every kind of connection: those for commands, for
+/// renewals and for the subscription.
 ///
 /// `owners` are the servers that store the name. Returns the clients, still connected.
 #[track_caller]
@@ -26,19 +27,23 @@ pub fn exercise_every_call(
     // With this backstop, only the release can wake the waiter in time.
     let two = builder().backstop(ms(60_000)).build().unwrap();
     pass_on(guard, name, [&one, &two], owners);
-    take_turns([&one, &two].map(|client| client.fair_mutex(name)), &two);
-    share_permits([&one, &two].map(|client| client.semaphore(name, 2)), &two);
-    read_and_write([&one, &two].map(|client| client.rw_lock(name)));
+    if owners.len() == 1 {
+        take_turns([&one, &two].map(|client| client.fair_mutex(name)), &two);
+        share_permits([&one, &two].map(|client| client.semaphore(name, 2)), &two);
+        read_and_write([&one, &two].map(|client| client.rw_lock(name)), &two);
+    } else {
+        // A quorum has no locks of these kinds.
+        assert_config_error(one.fair_mutex(name).lock());
+        assert_config_error(one.semaphore(name, 2).acquire());
+        assert_config_error(one.rw_lock(name).write());
+    }
     [one, two]
 }
 
-/// Returns what a call acquired; `None` if its client is one of a quorum, which has only plain
-/// locks.
 #[track_caller]
-fn unless_quorum<T>(answer: Result<T, Error>) -> Option<T> {
-    answer
-        .map_err(|error| assert!(matches!(error, Error::Config(_)), "{error}"))
-        .ok()
+fn assert_config_error<T>(answer: Result<T, Error>) {
+    let error = answer.err();
+    assert!(matches!(error, Some(Error::Config(_))), "{error:?}");
 }
 
 /// Locks a name, and renews its lease in the background and by the guard's own calls.
@@ -57,7 +62,8 @@ fn lock_and_renew(mutex: &Mutex) -> MutexGuard {
     guard
 }
 
-/// Releases a lock of the first client to a waiter of the second, and then by force.
+/// Releases a lock of the first client, for which the second waits, and then the second client's
+/// lock by force.
 fn pass_on(guard: MutexGuard, name: &str, [one, two]: [&Client; 2], owners: &[&Server]) {
     assert!(two.mutex(name).try_lock().unwrap().is_none());
     let held = two
@@ -83,11 +89,9 @@ fn pass_on(guard: MutexGuard, name: &str, [one, two]: [&Client; 2], owners: &[&S
     });
 }
 
-/// Makes every call of a fair lock. `two` is the client of the one that waits.
+/// Uses a fair lock. `two` is the client of `second`, which waits.
 fn take_turns([first, second]: [FairMutex; 2], two: &Client) {
-    let Some(guard) = unless_quorum(first.lock()) else {
-        return;
-    };
+    let guard = first.lock().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| second.try_lock_for(ms(30_000)).unwrap());
         eventually(ms(10_000), || two.stats().waiting == 1);
@@ -98,11 +102,9 @@ fn take_turns([first, second]: [FairMutex; 2], two: &Client) {
     });
 }
 
-/// Makes every call of a semaphore of two permits. `two` is the client of the one that waits.
+/// Uses a semaphore of two permits. `two` is the client of `second`, which waits.
 fn share_permits([first, second]: [Semaphore; 2], two: &Client) {
-    let Some(permit) = unless_quorum(first.clone().many(2).acquire()) else {
-        return;
-    };
+    let permit = first.clone().many(2).acquire().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| second.try_acquire_for(ms(30_000)).unwrap());
         eventually(ms(10_000), || two.stats().waiting == 1);
@@ -118,14 +120,12 @@ fn share_permits([first, second]: [Semaphore; 2], two: &Client) {
     });
 }
 
-/// Makes every call of a read-write lock.
-fn read_and_write([one, two]: [RwLock; 2]) {
-    let Some(guard) = unless_quorum(one.write()) else {
-        return;
-    };
+/// Uses a read-write lock, with a downgrade. `two` is the client of `second`, which waits.
+fn read_and_write([first, second]: [RwLock; 2], two: &Client) {
+    let guard = first.write().unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| two.try_read_for(ms(30_000)).unwrap());
-        eventually(ms(10_000), || one.inspect().unwrap().is_some());
+        let waiting = scope.spawn(|| second.try_read_for(ms(30_000)).unwrap());
+        eventually(ms(10_000), || two.stats().waiting == 1);
         let guard = guard.downgrade();
         guard.renew().unwrap();
         let reading = waiting.join().unwrap().expect("readers share");
