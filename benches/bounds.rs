@@ -1,8 +1,11 @@
-//! How late calls return when nothing answers: on an open connection that hangs, from `lock` with
-//! `unreachable_for`, and from a peer that accepts connections and sends nothing. Next to each
-//! call, a thread only sleeps for the same time.
+//! How late calls return when nothing answers: `try_lock_for` on an open connection that hangs,
+//! `lock` with `unreachable_for`, and `try_lock` on a peer that accepts connections and sends
+//! nothing.
 //!
-//! About half a minute; with `QUICK=1`, which leaves out the longest bound, a few seconds.
+//! While a call runs, another thread sleeps for 20 ms again and again. Three times its longest
+//! delay is subtracted from the call's: see `Timed::overrun`.
+//!
+//! Takes about half a minute; with `QUICK=1`, which leaves out the longest bound, a few seconds.
 
 use std::env;
 use std::thread;
@@ -13,7 +16,7 @@ use common::{Report, Spread};
 use leasehold::{Client, ClientBuilder};
 use support::{BlackHole, Control, Server, Timed, let_pass, ms};
 
-/// Calls of each kind and bound, all concurrent.
+/// Calls of each kind for each bound.
 const REPEATS: usize = 20;
 
 const BOUNDS: [(&str, Duration); 3] = [
@@ -22,22 +25,25 @@ const BOUNDS: [(&str, Duration); 3] = [
     ("15 s", ms(15_000)),
 ];
 
-/// How much later than the sleep a call may return.
+/// How late a call may return, as [`Timed::overrun`] measures it.
 const ALLOWED: Duration = ms(50);
 
-/// The interval between two starts: calls that end together would compete for a processor.
+/// The time between the starts of two calls: calls that end together would compete for a processor.
 const APART: Duration = ms(23);
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// A way to wait for nothing: the call, and what the keys of its figures begin with.
+/// A kind of call that no server answers.
 struct Kind {
     name: &'static str,
+    /// The first part of the keys of its figures.
     key: &'static str,
+    /// Prepares a call to the server at a URL, with a bound.
     call: fn(&str, Duration) -> Call,
 }
 
-/// Returns its client, which is dropped when all calls have returned.
+/// A call that must fail. It returns its client, so that the client is dropped only after all calls
+/// have returned.
 type Call = Box<dyn FnOnce() -> Client + Send>;
 
 const KINDS: [Kind; 3] = [
@@ -103,7 +109,7 @@ fn main() {
     report.end(&figures, &Picture { title, panels });
 }
 
-/// Runs all calls with this bound concurrently. Returns by kind how late each was.
+/// Starts the calls with this bound, one every [`APART`]. Returns how late each was, by kind.
 fn lates(bound: Duration) -> [Vec<Duration>; 3] {
     let server = Server::start().long_lived();
     let hole = BlackHole::start();
@@ -125,7 +131,8 @@ fn lates(bound: Duration) -> [Vec<Duration>; 3] {
     let ended: Vec<(usize, Timed<Client>)> = ended
         .map(|call| call.expect("the call fails as expected"))
         .collect();
-    // The clients, which are dropped at the end, undo their calls now.
+    // The clients are dropped when this function returns, and undo their calls: the server must
+    // reply.
     server.resume();
     drop(hole);
     let mut lates = KINDS.each_ref().map(|_| Vec::new());

@@ -1,6 +1,7 @@
 //! Measures which calls a stuck connection delays. Many threads share connections, and a proxy
 //! delays one write that contains the commands of several calls. The bench counts the calls that
-//! take longer than in a run without the delay: only the calls in that write should.
+//! take more than 10 ms longer than the slowest call before the delay. The promise is that only
+//! calls in that write do.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,7 @@ const BATCH: usize = 8;
 /// How long the write is held back, and how long the control before it runs.
 const HELD: Duration = ms(800);
 
-/// How much longer than any call of the control a call may take that was not in the write.
+/// How much longer than the slowest call of the control a call outside the write may take.
 const ALLOWED: Duration = ms(10);
 
 fn main() {
@@ -36,15 +37,15 @@ fn main() {
         ),
     );
     let mut rows = Vec::new();
-    let mut others = Vec::new();
+    let mut beyond_by_round = Vec::new();
     for n in 1..=ROUNDS {
         let round = round(&server);
         let slowest = round.control.iter().max().copied().unwrap_or_default();
-        let stalled = |took: &&Duration| **took > slowest + ALLOWED;
-        let stalled = round.stuck.iter().filter(stalled).count();
+        let is_stalled = |took: &&Duration| **took > slowest + ALLOWED;
+        let stalled = round.stuck.iter().filter(is_stalled).count();
         let beyond = stalled.saturating_sub(round.in_write);
-        others.push(beyond as f64);
-        // The calls in the write are the slowest of all.
+        beyond_by_round.push(beyond as f64);
+        // The slowest calls, as many as were in the write, count as those in the write.
         let mut slowest_first = round.stuck.clone();
         slowest_first.sort_unstable_by(|a, b| b.cmp(a));
         let slowest_other = slowest_first.get(round.in_write).copied();
@@ -71,8 +72,8 @@ fn main() {
         "10 ms",
     ];
     common::print_table(&heads, &rows);
-    let most = others.iter().copied().fold(0.0, f64::max);
-    let bar = Row::bar("calls", Spread::of(others.into_iter()));
+    let most = beyond_by_round.iter().copied().fold(0.0, f64::max);
+    let bar = Row::bar("calls", Spread::of(beyond_by_round.into_iter()));
     let picture = Picture {
         title: "Calls that wait for a stuck connection without being sent over it".to_owned(),
         panels: vec![Panel::new(
@@ -84,9 +85,10 @@ fn main() {
 }
 
 struct Round {
-    /// The time of each call before the write is held back.
+    /// The times of `lock` and `unlock` of each pair that ends before the proxy begins to look for
+    /// a write to hold back.
     control: Vec<Duration>,
-    /// The time of each call that ends later.
+    /// The same times of each pair that ends later.
     stuck: Vec<Duration>,
     /// How many calls were in the write.
     in_write: usize,
@@ -146,19 +148,19 @@ fn round(server: &Server) -> Round {
         let_pass(HELD);
         phase.is_stuck.store(true, Ordering::Relaxed);
         proxy.set_on_batch(BATCH, Traffic::StallRequests);
-        let found = loop {
+        let (connection, in_write) = loop {
             match proxy.found_batch() {
                 Some(found) => break found,
                 None => let_pass(ms(1)),
             }
         };
         let_pass(HELD);
-        proxy.set_nth(found.0, Traffic::Pass);
+        proxy.set_nth(connection, Traffic::Pass);
         phase.is_over.store(true, Ordering::Relaxed);
         let mut round = Round {
             control: Vec::new(),
             stuck: Vec::new(),
-            in_write: found.1,
+            in_write,
         };
         for thread in threads {
             let (control, stuck) = thread.join().expect("the calls succeed");

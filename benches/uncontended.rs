@@ -1,6 +1,6 @@
-//! Lock and unlock on one thread. Alternates with the same scripts called by hand, and with the
-//! plain SET NX and compare-and-delete that other crates send. Also measures each call inside the
-//! scripts.
+//! Lock and unlock on one thread. The client takes turns with the same scripts called by hand, and
+//! with the plain SET NX and compare-and-delete that other crates send. Also measures what each
+//! call inside the scripts costs.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -68,12 +68,11 @@ struct Pairs {
     vs_scripts: Spread,
     spinning_vs_default: Spread,
     scripts_vs_bare: Spread,
-    /// Against the scripts without a queue, which a release asked nothing about.
+    /// Relative to the scripts without a queue, whose release does not ask whether a client waits.
     scripts_vs_before: Spread,
     times: Vec<Row>,
 }
 
-/// Runs the client with and without `spin`, its scripts by hand, and the bare pair.
 const HEADS: [&str; 6] = [
     "pair",
     "p50 µs",
@@ -83,6 +82,8 @@ const HEADS: [&str; 6] = [
     "vs bare (quartiles)",
 ];
 
+/// Runs the client with and without `spin`, its scripts by hand, the bare pair, and the scripts
+/// without a queue.
 fn pairs(server: &Server) -> Pairs {
     let url = server.url();
     let client = Client::open(&url).unwrap();
@@ -139,7 +140,7 @@ fn lock_and_unlock(mutex: &Mutex) {
     assert_eq!(mutex.lock().unwrap().unlock().unwrap(), Unlocked::Released);
 }
 
-/// Times each pair and records its processor time.
+/// Times each pair of a round, and records the processor time of a pair, averaged over the round.
 fn round(used: &RefCell<Samples>, pair: impl FnMut()) -> Vec<Duration> {
     let before = processor_time();
     let times = common::timed(PAIRS, pair);
@@ -148,11 +149,11 @@ fn round(used: &RefCell<Samples>, pair: impl FnMut()) -> Vec<Duration> {
     times
 }
 
-/// The scripts with one call left out, written as they would be without it.
+/// The scripts with one or several calls left out, written as they would be without them.
 struct Variant {
     without: &'static str,
     serves: &'static str,
-    /// The text in the script, and its replacement without the call.
+    /// Texts in each script, and their replacements without the calls.
     acquire: &'static [(&'static str, &'static str)],
     release: &'static [(&'static str, &'static str)],
 }
@@ -225,7 +226,7 @@ fn without(script: &str, calls: &[(&str, &str)]) -> String {
         })
 }
 
-/// Measures what each call inside the scripts costs, all of them called by hand.
+/// Measures what each call inside the scripts costs. All scripts are called by hand.
 fn calls(server: &Server) -> Vec<Row> {
     let url = server.url();
     let mut hands = vec![Hand::new(&url, "whole")];
@@ -258,7 +259,7 @@ fn calls(server: &Server) -> Vec<Row> {
             ]
         })
         .collect();
-    println!("the scripts by hand, with one call left out of the pair");
+    println!("the scripts by hand, with one or several calls left out");
     let heads = [
         "without",
         "p50 µs",

@@ -11,8 +11,9 @@ use crate::error_reply::{is_tls_refusal, library_text};
 use crate::escape::Escaped;
 use crate::violation::{NoFirstReply, Violation};
 
-/// The `command` of `Error::Refused` if the server refuses to log on the user.
+/// The `command` of `Error::Refused` if the server refuses to log the user on.
 pub(crate) const LOG_ON: &str = "the log-on";
+/// The `command` of `Error::Refused` if the server refuses the TLS handshake.
 pub(crate) const HANDSHAKE: &str = "the TLS handshake";
 
 /// The last failure of a server: an error of the connection, or an error reply.
@@ -40,7 +41,7 @@ pub struct Cause {
 enum CauseKind {
     /// A command was sent, and no reply came.
     NoReply,
-    /// Another timeout, such as of connecting.
+    /// Another timeout, such as that of a connection attempt.
     Timeout,
     /// The connection failed, or none could be made.
     Connection,
@@ -64,11 +65,12 @@ impl Cause {
         }
     }
 
+    /// A failure that is no timeout: the server replied, or its state is the reason.
     pub(crate) fn text(text: impl AsRef<str>) -> Self {
         Self::new(CauseKind::Server, text.as_ref())
     }
 
-    /// A timeout, such as of connecting.
+    /// A timeout, such as that of a connection attempt.
     pub(crate) fn silence(text: impl AsRef<str>) -> Self {
         Self::new(CauseKind::Timeout, text.as_ref())
     }
@@ -101,7 +103,7 @@ impl Cause {
         Self::new(kind, &format!("{event}{hint}"))
     }
 
-    /// An error of connecting, which may take this long.
+    /// An error of a connection attempt, whose timeout is `limit`.
     pub(crate) fn no_connection(error: RedisError, limit: Duration) -> Self {
         match error.is_timeout() {
             true => Self::silence(format!("no connection in {}", Rounded(limit))),
@@ -120,7 +122,7 @@ impl Cause {
         matches!(self.kind, CauseKind::NoReply | CauseKind::Timeout)
     }
 
-    /// Whether the connection was refused, so that nothing listens at the address.
+    /// Whether the connection was refused: nothing listens at the address.
     fn is_refusal(&self) -> bool {
         let error = self.error.as_ref().and_then(|error| error.downcast_ref());
         error.is_some_and(RedisError::is_connection_refusal)
@@ -153,7 +155,7 @@ impl Cause {
         Self::new(CauseKind::NotRedis, &text)
     }
 
-    /// Returns this text with the kind of `cause`.
+    /// Returns this cause, but with the kind of `cause`.
     pub(crate) fn with_kind_of(self, cause: &Self) -> Self {
         let kind = cause.kind;
         Self { kind, ..self }
@@ -172,13 +174,15 @@ impl Cause {
     pub(crate) fn at(mut self, server: &str) -> Self {
         self.text = format!("{server}: {self}").into();
         if self.kind == CauseKind::NoReply {
-            // The text now says more than that.
+            // The message of `NoReply` leaves out the text, which now names one of the servers.
             self.kind = CauseKind::Timeout;
         }
         self
     }
 
-    /// Records this cause in `said`; a mere timeout is returned with the recorded cause instead.
+    /// Returns this cause. The cause in `said`, if there is one, is appended to a timeout.
+    ///
+    /// Any other cause is recorded in `said`.
     pub(crate) fn or_said_before(self, said: &mut Option<Self>) -> Self {
         match said {
             Some(before) if self.is_silence() => {
@@ -191,9 +195,10 @@ impl Cause {
         }
     }
 
-    /// Returns the first source from which on every source adds to the text and needs no escaping.
+    /// Returns the first source that callers can print together with all sources below it.
     ///
-    /// Callers print the returned sources without escaping them.
+    /// Each of these adds to the texts above it, and needs no escaping: callers print sources as
+    /// they are.
     pub(crate) fn below(&self) -> Option<&(dyn std::error::Error + 'static)> {
         let mut said = self.text.to_string();
         let mut first = None;
@@ -214,8 +219,8 @@ impl Cause {
     /// Writes the message of a call to `server` that failed for this cause.
     pub(crate) fn write_message(&self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let advice = advice(&self.text);
-        let is_waited_out = !self.is_of_client() && !self.is_malformed();
-        let Some(time) = self.unserved_for.filter(|_| is_waited_out) else {
+        let shows_time = !self.is_of_client() && !self.is_malformed();
+        let Some(time) = self.unserved_for.filter(|_| shows_time) else {
             return write!(f, "the call to {server} failed: {self}{advice}");
         };
         let time = Rounded(time);

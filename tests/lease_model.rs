@@ -1,15 +1,18 @@
 //! A model of a lease with unanswered commands, searched exhaustively for broken promises.
 //!
-//! One lease on one server. From every state, the search takes every possible step: the client
-//! renews, sets a ttl, stops waiting for a reply, hands the lease off or releases it; the server
-//! runs any command that was sent; a command or reply is lost; time passes. No step is forced, so a
-//! command may run at any time or never, and a reply may arrive at any time.
+//! The model has one lease on one server. From every state, the search takes every possible step:
+//! the client renews, sets a ttl, stops waiting for a reply, hands the lease off or releases it;
+//! the server runs any command that was sent; a command is lost; time passes. No step is forced, so
+//! a command or a reply may arrive late or never.
 //!
-//! Time is counted in ticks of one clock. A key's expiry starts when the server runs a command,
-//! validity starts when the client sends it, and both end with the same tick: the tightest case. A
-//! command runs within the longest requested expiry, or never, counted from the release or from
-//! when the client stopped waiting for the reply: without a bound on delays, no number of
-//! repetitions would suffice. An acquire and its undo are not in the model.
+//! Time is counted in ticks of one clock. A key's expiry counts from when the server runs a
+//! command, and validity counts from when the client sends it. No margin for drift separates the
+//! two: if a command runs in the tick in which it was sent, both end with the same tick.
+//!
+//! A command that the client no longer waits for runs within the longest requested expiry, or
+//! never. That time counts from the release, or from when the client stopped waiting. Without such
+//! a bound, no number of repeated releases would suffice. An acquire and its undo are not in the
+//! model.
 
 use models::{Counterexample, Model, count_states};
 
@@ -18,7 +21,7 @@ const TTL: u8 = 3;
 const SHORTER: u8 = 1;
 const LONGER: u8 = 5;
 
-/// The number of renewals and changes of ttl.
+/// The largest number of renewals and changes of ttl.
 const CALLS: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,8 +35,8 @@ enum Command {
 enum Phase {
     /// Certainly held for this many ticks; lost at zero.
     Held(u8),
-    /// The release is repeated for the first number of ticks, and was first sent the second number
-    /// of ticks ago.
+    /// The first number: for how many more ticks the release is repeated. The second: how many
+    /// ticks ago it was first sent.
     Releasing(u8, u8),
     /// The release is no longer repeated.
     Over,
@@ -61,9 +64,11 @@ struct State {
     phase: Phase,
     was_handed_off: bool,
     ttl: u8,
+    /// The shortest ttl that was set without a reply: no later request counts for longer.
     renewal_limit: u8,
+    /// The longest expiry that a command has set or may still set.
     longest: u8,
-    /// How long a command may still run for whose reply the client no longer waits.
+    /// A command that the client stopped waiting for may still run for this many ticks.
     unsettled: u8,
     request: Option<Request>,
     calls: u8,
@@ -83,8 +88,8 @@ enum Flaw {
     RepeatedForTheLongest,
     /// The lease is handed off although its key may outlast the ttl.
     HandedOffAnyway,
-    /// An answered change of ttl lowers the longest expiry although an earlier one may run after
-    /// it.
+    /// An answered change of ttl lowers the longest expiry although an earlier command may run
+    /// after it.
     LongestFallsAtOnce,
 }
 
@@ -138,9 +143,11 @@ impl State {
             Phase::Releasing(0 | 1, _) | Phase::Over => Phase::Over,
             Phase::Releasing(left, ago) => Phase::Releasing(left - 1, ago + 1),
         };
+        // Commands sent before the release can no longer run.
         if matches!(next.phase, Phase::Releasing(_, ago) if ago > next.longest) {
             next.net.retain(|sent| sent.1 == Command::Release);
         }
+        // Commands that the client stopped waiting for can no longer run.
         if next.unsettled == 1 && matches!(next.phase, Phase::Held(_)) {
             let request = next.request.map(|request| request.call);
             next.net.retain(|sent| Some(sent.0) == request);
@@ -289,8 +296,8 @@ impl State {
             lost.net.remove(n);
             all.push((("loses", command), lost));
         }
-        let mut may = |what, next: Option<Self>| {
-            all.extend(next.map(|next| ((what, None), next)));
+        let mut may = |name, next: Option<Self>| {
+            all.extend(next.map(|next| ((name, None), next)));
         };
         for (_, found) in &self.replies {
             may("reads the reply", self.read(*found, flaw));
@@ -345,7 +352,7 @@ fn assert_found(flaw: Flaw, promise: Promise) {
 }
 
 #[test]
-fn held_lease_has_its_key_and_release_leaves_none() {
+fn protocol_without_a_flaw_keeps_every_promise() {
     if let Err((promise, steps)) = search(None) {
         panic!("{promise:?} is broken by {steps:#?}");
     }

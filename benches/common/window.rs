@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use crate::samples::percentile;
 
-/// The report of a process: its holds, the processor time it used, and its failures.
+/// The report of a process about its run.
 pub(super) struct Account {
     pub(super) holds: Vec<HeldPeriod>,
+    /// Processor time.
     pub(super) used: Duration,
     pub(super) failures: u64,
+    /// The text of the first failure; empty without one.
     pub(super) first: String,
 }
 
-/// Times are ns of the clock shared by all processes.
+/// A period in which one thread held the lock. Times are in ns, on the clock that all processes
+/// share.
 #[derive(Clone, Copy)]
 pub struct HeldPeriod {
     pub process: u64,
@@ -21,7 +24,8 @@ pub struct HeldPeriod {
     pub asked: u64,
     pub from: u64,
     pub to: u64,
-    /// 0 if the lock has none.
+    /// The fencing token, or 0 without one. Some benchmarks store a mark here instead, for the kind
+    /// of hold.
     pub token: u64,
 }
 
@@ -54,17 +58,21 @@ impl HeldPeriod {
     }
 }
 
+/// The record of one run: all holds, and the part of the run that is measured.
 #[derive(Default)]
 pub struct Window {
     pub(super) processes: usize,
+    /// Threads of each process.
     pub(super) threads: usize,
     /// Start and end of the measured window.
     pub(super) window: [u64; 2],
+    /// The server's processor time in the window.
     pub(super) server_used: Duration,
     /// Start and end of the counting of requests, and their number.
     pub(super) monitored: ([u64; 2], u64),
     /// Ordered by start.
     pub(super) holds: Vec<HeldPeriod>,
+    /// The processor time of all client processes in the whole run.
     pub(super) clients_used: Duration,
     pub failures: u64,
     pub first_failure: String,
@@ -90,42 +98,45 @@ impl Window {
         }
     }
 
-    pub(super) fn sum_up(&mut self, counted: u64) {
+    /// Checks the holds of all processes. `counter` is the final value of the counter that each
+    /// section increments.
+    pub(super) fn sum_up(&mut self, counter: u64) {
         self.holds.sort_by_key(|hold| hold.from);
         // The increments of a process that hangs are unknown.
         if self.hung == 0 {
-            self.miscounted = (self.holds.len() as u64).saturating_sub(counted);
+            self.miscounted = (self.holds.len() as u64).saturating_sub(counter);
         }
-        let both = self.holds.windows(2);
-        self.overlaps = both.clone().filter(|it| it[1].from < it[0].to).count();
-        self.out_of_order = both
+        let pairs = self.holds.windows(2);
+        self.overlaps = pairs.clone().filter(|it| it[1].from < it[0].to).count();
+        self.out_of_order = pairs
             .filter(|it| it[1].token != 0 && it[1].token <= it[0].token)
             .count();
     }
 
-    /// Asserts that every process reported, and that one holder at a time held the lock, each with
-    /// a higher token than the one before.
+    /// Asserts that every process reported, that no call failed, and that one thread at a time held
+    /// the lock, each with a higher token than the one before.
     pub fn holds_what_it_promises(&self) {
         assert_eq!(self.hung, 0, "processes that did not report");
         assert_eq!(self.failures, 0, "{}", self.first_failure);
         assert_eq!(self.overlaps, 0, "two holders at a time");
-        assert_eq!(self.miscounted, 0, "two holders at a time");
+        assert_eq!(self.miscounted, 0, "lost increments of the counter");
         assert_eq!(self.out_of_order, 0, "tokens that did not rise");
     }
 
-    /// Asserts that every process reported, and that at most `most` threads held permits at a time.
+    /// Asserts that every process reported, that no call failed, and that at most `most` threads
+    /// held permits at a time.
     pub fn holds_at_most(&self, most: usize) {
         assert_eq!(self.hung, 0, "processes that did not report");
         assert_eq!(self.failures, 0, "{}", self.first_failure);
         assert_eq!(self.begun_over(most), 0, "more than {most} at a time");
     }
 
-    /// Returns how many holds began when `most` threads or more held already.
+    /// Returns how many holds began while `most` or more others lasted.
     pub fn begun_over(&self, most: usize) -> usize {
         let starts = self.holds.iter().map(|hold| (hold.from, 1));
         let ends = self.holds.iter().map(|hold| (hold.to, -1));
         let mut steps: Vec<(u64, i64)> = starts.chain(ends).collect();
-        // At one instant, those that end come first.
+        // Holds that end at an instant come before those that begin then: -1 sorts before 1.
         steps.sort_unstable();
         let mut held = 0;
         let is_over = |(_, step): &(u64, i64)| {
@@ -135,18 +146,18 @@ impl Window {
         steps.iter().copied().filter(is_over).count()
     }
 
-    /// Asserts that no hold overlaps one with this mark in place of a token.
+    /// Asserts that holds with this mark in place of a token overlap no other hold.
     pub fn is_held_alone(&self, mark: u64) {
         assert_eq!(self.overlaps_with(mark), 0, "two holders at a time");
     }
 
-    /// Returns how many holds began during one with this mark, or have it and began during any.
+    /// Returns how many holds began during an earlier one, if at least one of the two has this
+    /// mark.
     pub fn overlaps_with(&self, mark: u64) -> usize {
         let (mut end, mut marked_end, mut count) = (0, 0, 0);
-        // Ordered by start.
         for hold in &self.holds {
-            let others = if hold.token == mark { end } else { marked_end };
-            count += usize::from(hold.from < others);
+            let free_from = if hold.token == mark { end } else { marked_end };
+            count += usize::from(hold.from < free_from);
             end = end.max(hold.to);
             if hold.token == mark {
                 marked_end = marked_end.max(hold.to);
@@ -167,6 +178,7 @@ impl Window {
         [mean(&marked), longest].map(|wait| wait / mean(&all))
     }
 
+    /// The holds that began in the window.
     fn counted(&self) -> impl Iterator<Item = &HeldPeriod> + Clone {
         let [begins, ends] = self.window;
         let holds = self.holds.iter();
@@ -183,8 +195,8 @@ impl Window {
         self.counted().count() as f64 / Duration::from_nanos(ends - begins).as_secs_f64()
     }
 
-    /// Gaps between the end of one thread's section and the start of another's, in µs: p50, p99,
-    /// max.
+    /// The times from the end of a section to the start of the next one, if another thread runs it,
+    /// in µs: p50, p99, max.
     pub fn gaps(&self) -> [f64; 3] {
         let pairs = self.counted().zip(self.counted().skip(1));
         let gaps = pairs
@@ -193,13 +205,13 @@ impl Window {
         points(gaps.collect())
     }
 
-    /// Waits from asking to acquiring, in µs: p50, p99, max. Includes each wait that overlaps the
-    /// window, also if it ended after the others had stopped.
+    /// Waits from asking to acquiring, in µs: p50, p99, max. Includes every wait that overlaps the
+    /// window, even if it ended after the window.
     pub fn waits(&self) -> [f64; 3] {
         self.waits_where(|_| true)
     }
 
-    /// The same of the holds with this mark in place of a token.
+    /// Like [`waits`](Self::waits), but only of the holds with this mark in place of a token.
     pub fn waits_of(&self, mark: u64) -> [f64; 3] {
         self.waits_where(|hold| hold.token == mark)
     }
@@ -216,6 +228,7 @@ impl Window {
         )
     }
 
+    /// Jain's index of the numbers of holds that each thread began in the window.
     pub fn jain_threads(&self) -> f64 {
         let mut counts = vec![0.0; self.processes * self.threads];
         for hold in self.counted() {
@@ -224,6 +237,7 @@ impl Window {
         jain(&counts)
     }
 
+    /// Jain's index of the numbers of holds that each process began in the window.
     pub fn jain_processes(&self) -> f64 {
         let mut counts = vec![0.0; self.processes];
         for hold in self.counted() {
@@ -244,13 +258,14 @@ impl Window {
         self.clients_used.as_secs_f64() * 1e6 / self.holds.len().max(1) as f64
     }
 
-    /// In µs.
+    /// Processor time of the server per acquisition, in µs.
     pub fn server_cpu_per_acquisition(&self) -> f64 {
         self.server_used.as_secs_f64() * 1e6 / self.counted().count().max(1) as f64
     }
 }
 
-/// NaN if there are none: no thread held the lock, or always the same one.
+/// Returns p50, p99 and maximum of the values; NaN without values. [`Window::gaps`] has none if the
+/// same thread made all holds.
 fn points(values: Vec<f64>) -> [f64; 3] {
     match values.is_empty() {
         true => [f64::NAN; 3],
@@ -258,7 +273,7 @@ fn points(values: Vec<f64>) -> [f64; 3] {
     }
 }
 
-/// Jain's index: 1 for equal shares, 1/n if one had everything.
+/// Jain's index of n counts: 1 if all are equal, 1/n if only one is not 0, and 0 if all are 0.
 fn jain(counts: &[f64]) -> f64 {
     let sum: f64 = counts.iter().sum();
     let squares: f64 = counts.iter().map(|count| count * count).sum();

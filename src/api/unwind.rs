@@ -13,8 +13,9 @@ use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::semaphore::Semaphore;
 use crate::api::semaphore_permit::SemaphorePermit;
 
-/// A panic cannot leave these half-changed: the crate does not panic while it changes shared state,
-/// and it never calls users' code, such as a callback or a logger, in the middle of such a change.
+/// Implements the traits for these types. A panic cannot leave a value of them half-changed: the
+/// crate does not panic while it changes shared state, and it never calls users' code, such as a
+/// callback or a logger, in the middle of such a change.
 macro_rules! unwind_safe {
     ($($type:ty)+) => {$(
         impl UnwindSafe for $type {}

@@ -7,7 +7,8 @@ use crate::lost::Lost;
 
 /// A renewal that is due within this time is sent early, with one that is due now.
 ///
-/// With a short ttl the time is shorter: a twentieth of the ttl.
+/// With a ttl below 2 s, the time is a twentieth of the ttl. The first renewal of a lease that a
+/// queue in Redis granted is never sent early.
 pub(crate) const RENEWAL_WINDOW: Duration = Duration::from_millis(100);
 
 /// The delay of the first renewal of a lease that a queue in Redis granted.
@@ -41,6 +42,7 @@ pub(crate) enum Due {
 /// A request to Redis to renew a lease, or only to check it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RenewalRequest {
+    /// The ttl to set; 1 ms, which changes nothing, if `renews` is false.
     pub(crate) ttl: Duration,
     /// If false, the command only checks that the client still holds the lease, and changes
     /// nothing.

@@ -1,4 +1,4 @@
-//! The commands of a waiting call: an attempt, or a refresh of its places.
+//! The commands of a waiting call: an attempt, or a refresh of this client's places.
 
 use std::time::Duration;
 
@@ -16,13 +16,16 @@ use crate::stats::Wake;
 
 /// The outcome of [`WaitingCall::try_once`] after which the call keeps waiting.
 pub(crate) enum Tried {
-    /// A refusal. The call was in the queue of another name before if it `has_moved`.
+    /// A refusal. If it `has_moved`, the call has left the queue of another name for that of the
+    /// refused name.
     Refused {
         has_moved: bool,
         remaining: Option<Duration>,
     },
-    /// No refusal: the call has slept after a split vote or without a reply, or goes on at once
-    /// since another call of this client has the place, or since its user may have none.
+    /// No refusal:
+    /// * After a split vote, or a command without a reply, the call has already slept.
+    /// * If another call of this client has just taken the shared place, or if the user lacks the
+    ///   permission for places, the call goes on at once.
     NotRefused(SleepEnd),
 }
 
@@ -32,7 +35,8 @@ impl WaitingCall<'_> {
     pub(crate) fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
         self.note_queue_rights();
         let entering = match &self.place {
-            // While this client holds the name alone, an attempt only checks that.
+            // While this client holds the name alone, the attempt takes no place: it only checks
+            // whether Redis refuses.
             Some(place) if !self.shares_place || !self.attempt.is_held_alone() => {
                 let Some(id) = place.begin_entering() else {
                     return Ok(Tried::NotRefused(SleepEnd::Woken));
@@ -83,13 +87,15 @@ impl WaitingCall<'_> {
             Err(fault) => {
                 let pause = self.pause_after(fault)?;
                 self.park(pause);
-                // The name may be free: try again even if this client holds it.
+                // A timeout even if the pause ended with a wake-up: the name may be free in Redis,
+                // so the call must try again even if this client has a lease of it.
                 Ok(Tried::NotRefused(TimedOut(None)))
             }
         }
     }
 
-    /// Refreshes all places of this client, unless no reply can arrive before the deadline.
+    /// Refreshes all places of this client for the name. If no reply can arrive before the
+    /// deadline, leaves the refresh to another call, and sleeps until the deadline at most.
     pub(crate) fn refresh(
         &mut self,
         now: Instant,
@@ -121,7 +127,7 @@ impl WaitingCall<'_> {
             Err(Fault::Rejected(error)) if self.leave_queue_if_forbidden(&error) => {}
             Err(fault) => {
                 let pause = self.pause_after(fault);
-                // Another call may have a later deadline.
+                // If this call gives up, another one with a later deadline may refresh at once.
                 let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
                 if let Some(place) = &self.place {
                     place.ticket.note_not_refreshed(why, until);

@@ -1,12 +1,14 @@
 -- Shared by the admissions to a lock and to a read-write lock. Prepended to the scripts of their
--- queues, behind the functions that know `holder`, the value of the lock key.
+-- queues, after the file that declares `holder`, the value of the lock key: admit_lock.lua or
+-- readers.lua.
 -- KEYS[1] lock
 
--- Ends the hold that is the value of the lock key, and returns whether this client has it. The key
--- stays until `left`: a grant replaces it.
+-- Ends the hold of `id` if `id` is the value of the lock key, and returns whether it was. The key
+-- itself stays: a grant replaces it, or `left` deletes it.
 local function take_out(id)
   local value = holder
-  -- A forced release names a longer value as the inspect script does: by its start and its digest.
+  -- A forced release names a value of more than 1088 bytes as the inspect script does: by its first
+  -- 1088 bytes and the SHA-1 of the whole.
   if value and #id > 1088 and #value > 1088 then
     value = string.sub(value, 1, 1088) .. redis.sha1hex(value)
   end
@@ -15,8 +17,8 @@ local function take_out(id)
   return true
 end
 
--- Frees the lock after `take_out` unless others hold it or it was granted since, and announces
--- that.
+-- Deletes the lock key after `take_out`, and publishes the release. Does nothing if other readers
+-- still hold the lock, or a grant has given it to a waiter.
 local function left(channel, id)
   if holder then return end
   redis.call('DEL', KEYS[1])

@@ -51,7 +51,7 @@ impl Script {
 pub(crate) struct Call<'a> {
     pub(crate) verb: Verb,
     pub(crate) script: &'static Script,
-    /// The lock keys, then further keys; the script of the call defines both.
+    /// Two slices of keys, in the order of the script: usually the lock keys, then the others.
     pub(crate) keys: [&'a [Vec<u8>]; 2],
     pub(crate) args: [Arg<'a>; 4],
     /// Further arguments: wake channels, holder ids or an inbox.
@@ -64,8 +64,9 @@ pub(crate) struct Call<'a> {
     pub(crate) without_queue: Option<WithoutQueue<'a>>,
 }
 
-/// The script that does without a queue what another does with one, by the same arguments. It
-/// serves users who lack the rights for queues, and clusters that are migrating the slot.
+/// The script that does the same without a queue, with only the first slice of keys and the first
+/// two arguments. It serves users who lack the rights for queues, and clusters that are migrating
+/// the slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WithoutQueue<'a> {
     pub(crate) script: &'static Script,
@@ -118,14 +119,15 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Records that a server refused the call to this user.
+    /// Records that this user lacks the rights for queues, if the call can do without a queue: a
+    /// server has refused it.
     pub(crate) fn note_refused(&self) {
         if let Some(without) = &self.without_queue {
             without.rights.refused();
         }
     }
 
-    /// Returns the call that does the same with the lock key alone, if there is one.
+    /// Returns the call that does the same with the lock keys alone, if there is one.
     pub(crate) fn without_queue(self) -> Option<Self> {
         let WithoutQueue { script, .. } = self.without_queue?;
         let [id, channel, ..] = self.args;
@@ -152,7 +154,7 @@ impl<'a> Call<'a> {
         Self { asking, ..self }
     }
 
-    /// Appends the call by the script's digest, which is always tried first.
+    /// Appends the call by the script's digest, which is usually tried first: it is much shorter.
     pub(crate) fn pack_by_sha(&self, buffer: &mut Vec<u8>) {
         self.pack("EVALSHA", self.script.sha(), buffer);
     }
@@ -180,7 +182,8 @@ impl<'a> Call<'a> {
         )
     }
 
-    fn pack(&self, verb: &str, script: &str, buffer: &mut Vec<u8>) {
+    /// Appends the call by `command`, with the script's digest or text.
+    fn pack(&self, command: &str, script: &str, buffer: &mut Vec<u8>) {
         if self.asking {
             header(b'*', 1, buffer);
             bulk(b"ASKING", buffer);
@@ -196,7 +199,7 @@ impl<'a> Call<'a> {
             3 + keys + args.clone().count() + self.rest.len(),
             buffer,
         );
-        bulk(verb.as_bytes(), buffer);
+        bulk(command.as_bytes(), buffer);
         bulk(script.as_bytes(), buffer);
         number(keys as u64, buffer);
         for key in first.iter().chain(second) {
@@ -219,7 +222,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Appends the header of an array (`*`) or a string (`$`) of a request:
+/// Appends the header of an array (`*`) or a bulk string (`$`) of a request:
 /// <https://redis.io/docs/latest/develop/reference/protocol-spec/>.
 fn header(mark: u8, len: usize, buffer: &mut Vec<u8>) {
     buffer.push(mark);
@@ -237,8 +240,8 @@ fn number(n: u64, buffer: &mut Vec<u8>) {
     bulk(itoa::Buffer::new().format(n).as_bytes(), buffer);
 }
 
-/// Appends the command that waits until `replicas` have received the earlier writes of this
-/// connection.
+/// Appends the command `WAIT`: it waits until `replicas` have acknowledged the earlier writes of
+/// this connection.
 pub(crate) fn pack_wait(replicas: &Replicas, buffer: &mut Vec<u8>) {
     header(b'*', 3, buffer);
     bulk(b"WAIT", buffer);

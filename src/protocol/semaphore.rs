@@ -18,8 +18,8 @@ use crate::protocol::verb::Verb;
 /// The most permits that a semaphore can have.
 const MOST_PERMITS: u32 = (1 << 31) - 1;
 
-/// The channel that a client listens to while it waits for permits. Nothing is published there:
-/// grants arrive in the client's inbox, over the same connection.
+/// The channel to which a client subscribes while it waits for permits. Nothing is published there:
+/// the subscription starts the thread whose connection also receives grants, in the client's inbox.
 const CHANNEL: &[u8] = b"leasehold:grants";
 
 /// The start of the permits key of every name.
@@ -32,7 +32,8 @@ pub(super) static RULES: QueueRules = QueueRules {
         "later_end",
         "admit_permits"
     ),
-    // Only distinguishes kinds that share a queue. A semaphore shares its queue with no other kind.
+    // The admission only distinguishes kinds that share a queue. No other kind uses the queue of a
+    // semaphore.
     admission: Admission::Exclusive,
     is_shared: true,
 };
@@ -158,15 +159,15 @@ pub(crate) fn pattern_of_all() -> Vec<u8> {
     format!("{KEY_PREFIX}*").into_bytes()
 }
 
-/// Returns the keys of the lock with the name of the semaphore whose permits key this is; `None` if
-/// it is no permits key.
+/// Returns the keys of the lock that has the same name as the semaphore with this permits key;
+/// `None` if `key` is no permits key.
 pub(crate) fn lock_of(key: &[u8], key_prefix: &str, channel_prefix: &str) -> Option<Keys> {
     let rest = key.strip_prefix(KEY_PREFIX.as_bytes())?;
     let bare = rest
         .strip_prefix(b"{")
         .and_then(|rest| rest.strip_suffix(b"}"));
-    // `sibling_key` adds braces unless the lock key has a hash tag: these may be part of the lock
-    // key. The check at the end tells which it is.
+    // `sibling_key` adds braces unless the lock key has a hash tag. So braces around the rest may
+    // be added ones, or belong to the lock key: the comparison at the end decides.
     let locks = [Some(rest), bare].into_iter().flatten();
     let mut keys = locks.filter_map(|lock| {
         let name = Name::from(lock.strip_prefix(key_prefix.as_bytes())?);

@@ -1,4 +1,4 @@
-//! Another client that holds a lock, and is none of the program's.
+//! A lock holder that is not a client of the program.
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ const CHANNEL_PREFIX: &str = "lock_release:";
 
 /// Another client, which holds a lock; see [`Server::hold`](super::Server::hold).
 ///
-/// Its lease of 10 s is renewed like that of a live client, until this is dropped or forgotten: so
-/// not while the server is paused or cut.
+/// It renews its lease of 10 s until it is dropped or forgotten. Like a real client, it cannot do
+/// so while the server is paused or cut off.
 ///
 /// ```
 /// # use leasehold::testing::Server;
@@ -46,7 +46,7 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Acquires the lock; otherwise returns the value of its key.
+    /// Acquires the lock. If it is taken, fails with the value of its key.
     pub(super) fn hold(shared: &Arc<Shared>, name: &str) -> Result<Self, String> {
         let id = HolderId::fresh(OWNER);
         let keys = MutexKeys::of(keys(name));
@@ -129,11 +129,11 @@ pub(super) fn is_locked(shared: &Shared, name: &str) -> bool {
     state.run_on_data(&[b"EXISTS", &lock_key(name)]) == Reply::Int(1)
 }
 
-/// Takes the lock and the permits of this name from all holders, and announces it; returns false if
-/// there were none.
+/// Takes the lock and the permits of this name from all holders, and makes the clients of this
+/// process check the lost leases. Returns false if there was no holder.
 pub(super) fn lose(shared: &Shared, name: &str) -> bool {
     let ended = shared.change(|state| state.ended_by(|state| release_all(state, name)));
-    // A client without waiters does not listen to the channel.
+    // The release publishes a message, but a client without waiters does not listen to the channel.
     for client in live_clients::all() {
         for holder in &ended {
             client.suspect_lease(holder);
@@ -151,7 +151,7 @@ fn release_all(state: &mut ServerState, name: &str) {
             state.run_on_data(&[b"DEL", &sibling_key(&lock_key(name), "readers")]);
         }
     }
-    // The number of permits that are out is a member with a negative score.
+    // Only scores from 0: the member `out`, which is no holder, has a negative score.
     let semaphore = SemaphoreKeys::of(keys(name), 1, 1);
     for holder in state.members_from(0, &sibling_key(&lock_key(name), "permits"), b"0") {
         run(state, &semaphore.release(&holder, AtRelease::Plain));

@@ -26,7 +26,7 @@ fn a_socket_path_gives_address_and_credentials() {
 }
 
 #[test]
-fn errors_name_what_is_wrong_and_keep_the_password() {
+fn a_rejected_url_is_a_config_error_without_the_password() {
     let wrong = [
         "",
         "s3cret",
@@ -90,9 +90,10 @@ fn each_mistake_in_a_url_says_what_to_do() {
             panic!("{url} was accepted")
         };
         assert!(text.contains(word), "{url}: {text}");
-        let is_told =
-            text.contains("s3") || text.contains("cret") || text.contains("InvalidClient");
-        assert!(!is_told, "{url}: {text}");
+        let shows_password = text.contains("s3") || text.contains("cret");
+        // The redis crate names its kind of error, which does not help the user.
+        let shows_kind = text.contains("InvalidClient");
+        assert!(!shows_password && !shows_kind, "{url}: {text}");
     }
     for url in [
         "redis://:p@ss@h:1/2",
@@ -232,7 +233,7 @@ fn a_quorum_url_gives_servers_and_their_common_settings() {
 }
 
 #[test]
-fn nodes_and_sentinels_can_be_given_in_parts() {
+fn nodes_and_sentinels_can_be_given_as_lists() {
     let nodes = ["h1:7000".into(), "h2".into()];
     let Ok(Target::Cluster(cluster)) = Target::cluster(&nodes) else {
         panic!("rejected")
@@ -262,7 +263,7 @@ fn nodes_and_sentinels_can_be_given_in_parts() {
 
 #[cfg(not(feature = "tls"))]
 #[test]
-fn tls_names_its_feature() {
+fn a_tls_url_without_the_feature_is_an_error_that_names_it() {
     let Err(error) = Address::parse("rediss://h") else {
         panic!("accepted")
     };

@@ -1,4 +1,4 @@
-//! The same commands on both servers, with the same clock.
+//! Runs the same commands on a real server and on the test kit, by the real server's clock.
 //!
 //! Commands run in batches: each between two `TIME`s of the real server, in one write. The kit runs
 //! them at the first of the two times. A batch in which the real server took too long proves
@@ -6,11 +6,12 @@
 //! again in shorter batches. After each batch the keys are compared, and the kit takes over the
 //! exact times of the real server, so that differences do not add up.
 //!
-//! Each command depends only on the seed, its number and the time: a run with the same seed repeats
-//! the commands, however long the batches are.
+//! Each command depends only on the seed, its number and the time. So a run with the same seed
+//! repeats the commands, except for the times in them, however long the batches are.
 //!
-//! No key and no place in a queue expires while a batch runs: the next batch waits until those have
-//! expired that would. So both servers agree on what has expired, however slow the machine is.
+//! Nothing expires while a batch runs, neither a key nor a place, a reader or a permit: before the
+//! batch, the session waits until those have expired that would. So both servers agree on what has
+//! expired, however slow the machine is.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -30,16 +31,16 @@ use crate::words::{Command, Words};
 /// The largest number of commands in a batch.
 const BATCH: u64 = 100;
 
-/// A batch that takes longer does not count, in µs.
+/// A batch that takes longer than this, in µs, does not count.
 const BATCH_LIMIT: u64 = 10_000;
 
-/// Nor does a batch with a command that takes longer.
+/// A batch with a command that takes longer than this, in µs, does not count.
 const COMMAND_LIMIT: u64 = 1_000;
 
 /// The longest time for 100 000 commands, on a machine that is overloaded.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// No key expires this long after a batch begins, in ms.
+/// Nothing expires within this time after a batch begins, in ms: longer than [`BATCH_LIMIT`].
 const QUIET: u64 = 20;
 
 /// Short ttls in ms: they end after a batch, and the next one waits for that.
@@ -51,9 +52,11 @@ pub(crate) struct Session {
     keys: &'static [&'static str],
     /// Both servers' keys at the start of the batch.
     state: State,
-    batch: u64,
+    /// The number of commands in the next batch.
+    batch_size: u64,
+    /// The number of commands compared.
     done: u64,
-    /// The digests of scripts that have replied with something else than an error.
+    /// The digests of scripts that have replied with something other than an error.
     pub(crate) succeeded: BTreeSet<Vec<u8>>,
 }
 
@@ -63,7 +66,7 @@ struct Batch {
     replies: Vec<Reply>,
     /// The time before each command and after the last, in µs.
     times: Vec<u64>,
-    /// When the generator had the time, and when the keys had been read, in µs.
+    /// From the time for which the commands were made, until the keys had been read, in µs.
     span: Range<u64>,
     state: State,
     messages: Reply,
@@ -76,7 +79,7 @@ impl Session {
             kit: Kit::new(),
             keys,
             state: State::default(),
-            batch: 1,
+            batch_size: 1,
             done: 0,
             succeeded: BTreeSet::new(),
         }
@@ -96,13 +99,14 @@ impl Session {
 
     /// Runs random commands until `steps` of them were compared.
     pub(crate) fn run(&mut self, steps: u64, seed: u64, next: impl Fn(&mut Words<'_>) -> Command) {
-        // Not by `eprintln!`: the harness would keep its text to itself if the process is aborted.
+        // Not by `eprintln!`: the test harness captures that, and the text would be lost if the
+        // watchdog aborts the process.
         let _ = writeln!(io::stderr(), "LEASEHOLD_SEED={seed}");
         // A script that never ends on the kit must not keep the test running.
         let _watchdog = watchdog(LIMIT * u32::try_from(steps / 100_000 + 1).unwrap());
         while self.done < steps {
             let now = self.wait_until_nothing_expires();
-            let count = self.batch.min(steps - self.done);
+            let count = self.batch_size.min(steps - self.done);
             let commands = (self.done..self.done + count).map(|step| {
                 let mut words = Words {
                     rng: &mut SmallRng::seed_from_u64(seed.rotate_left(32) ^ step),
@@ -115,21 +119,22 @@ impl Session {
             let batch = self.run_on_real(now, commands);
             if batch.took_too_long() {
                 self.undo();
-                self.batch = (self.batch / 2).max(1);
+                self.batch_size = (self.batch_size / 2).max(1);
                 continue;
             }
             if let Err(difference) = self.repeat_on_kit(&batch) {
                 panic!(
-                    "LEASEHOLD_SEED={seed}, step {}: {difference}\nbefore: {}",
+                    "LEASEHOLD_SEED={seed}, batch from step {}: {difference}\nbefore: {}",
                     self.done, self.state
                 );
             }
             self.done += count;
-            self.batch = (self.batch + 1).min(BATCH);
+            self.batch_size = (self.batch_size + 1).min(BATCH);
             self.state = batch.state;
         }
     }
 
+    /// Waits until nothing expires for [`QUIET`]. Returns the real server's time then, in µs.
     fn wait_until_nothing_expires(&mut self) -> u64 {
         loop {
             let now = time(&self.real.run(&[vec![b"TIME".to_vec()]])[0]);
@@ -143,7 +148,7 @@ impl Session {
         }
     }
 
-    /// Redis counts keys that have expired until they are removed, which a read of them does.
+    /// Puts a read of all keys before `DBSIZE`: it counts expired keys until a read removes them.
     fn with_expired_removed(&self, command: Command) -> Vec<Command> {
         if !command[0].eq_ignore_ascii_case(b"DBSIZE") {
             return vec![command];
@@ -180,7 +185,8 @@ impl Session {
         batch
     }
 
-    /// Runs a batch on the kit, and returns the first difference.
+    /// Runs a batch on the kit, and fails with the first difference. Without one, gives the kit the
+    /// exact times of the real server.
     fn repeat_on_kit(&mut self, batch: &Batch) -> Result<(), String> {
         let windows = batch.times.windows(2);
         let steps = batch.commands.iter().zip(&batch.replies).zip(windows);

@@ -46,13 +46,13 @@ impl<const N: u32> Model for Session<N> {
         let client = self.clients[rng.random_range(0..self.clients.len())].clone();
         match rng.random_range(0..10) {
             0..5 => {
-                // Some clients believe that there are fewer permits.
+                // Some calls give the semaphore fewer permits: each call counts by its own number.
                 let permits = rng.random_range(N.div_ceil(2)..=N);
                 let many = rng.random_range(1..=permits.min(3));
                 let semaphore = client.semaphore(&*self.name, permits).many(many);
-                // A call with a deadline may have had no time for its reply.
                 let waits = rng.random_ratio(1, 40);
                 let fits = self.out() + u64::from(many) <= u64::from(permits);
+                // A call that waits may reach its deadline before its reply arrives.
                 return self.acquire(&semaphore, fits, waits, loses || waits);
             }
             5 => {
@@ -87,7 +87,7 @@ impl<const N: u32> Model for Session<N> {
         Ended::WithReply
     }
 
-    /// Redis must have exactly the holders of the model, and nobody waits.
+    /// Redis must have exactly the holders of the model.
     fn difference(&mut self) -> Option<String> {
         let mut expected: Vec<(String, u64)> = self
             .held
@@ -125,13 +125,13 @@ impl<const N: u32> Session<N> {
         let ended = ended(&permit, waits);
         match permit {
             Ok(Some(permit)) => {
-                assert!(fits, "one permit too many");
+                assert!(fits, "granted although too few permits are free");
                 let token = permit.fencing_token();
                 assert!(Some(token) > self.newest);
                 self.newest = Some(token);
                 self.held.push(permit);
             }
-            Ok(None) => assert!(loses || !fits, "refused although permits are free"),
+            Ok(None) => assert!(loses || !fits, "refused although enough permits are free"),
             Err(error) => assert!(loses, "{error}"),
         }
         if waits {

@@ -1,14 +1,14 @@
-//! Reads Rust source as far as imports need it: comments, strings and tests removed, then paths.
+//! Finds the paths in Rust source that may be imports, after comments, literals and tests are
+//! removed.
 
-/// Removes comments, and the contents of strings and character literals: paths in them import
-/// nothing.
+/// Replaces each comment, string and character literal by a space: paths in them import nothing.
 pub(crate) fn without_comments(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(first) = rest.chars().next() {
         let skipped = skipped(rest, &plain);
         if skipped > 0 {
-            // Keeps words apart.
+            // The words on both sides stay apart.
             plain.push(' ');
             rest = &rest[skipped..];
         } else {
@@ -20,6 +20,7 @@ pub(crate) fn without_comments(source: &str) -> String {
 }
 
 /// Returns the length of the comment or literal at the beginning of `rest`; 0 if there is none.
+/// `before` is the text before it.
 fn skipped(rest: &str, before: &str) -> usize {
     let until = |end: &str, from: usize| {
         let at = rest.get(from..).and_then(|tail| tail.find(end));
@@ -43,7 +44,7 @@ fn skipped(rest: &str, before: &str) -> usize {
         return until(&format!("\"{}", "#".repeat(hashes)), hashes + 2);
     }
     if let Some(character) = rest.strip_prefix('\'') {
-        // Anything else with one quote is a lifetime.
+        // A quote that begins no character literal begins a lifetime.
         let mut chars = character.char_indices().skip(1);
         return match character.starts_with('\\') {
             true => until("'", 3),
@@ -56,6 +57,7 @@ fn skipped(rest: &str, before: &str) -> usize {
     0
 }
 
+/// Returns where the string ends: the position of its first quote that is not escaped.
 fn closing_quote(string: &str) -> Option<usize> {
     let mut is_escaped = false;
     string.find(|c| {
@@ -73,7 +75,7 @@ pub(crate) fn begins_tests(line: &str) -> bool {
     scope.is_some_and(|scope| scope.is_empty() || scope.starts_with("pub"))
 }
 
-/// Removes a file's modules of tests, which may import anything. `plain` has no comments.
+/// Removes the modules of tests, which may import anything. `plain` has no comments or literals.
 pub(crate) fn without_tests(plain: &str) -> String {
     let Some((code, rest)) = plain.split_once("#[cfg(test)]") else {
         return plain.to_owned();
@@ -96,13 +98,14 @@ fn closing_brace(text: &str) -> Option<usize> {
 
 /// An import or re-export of one item.
 pub(crate) struct Use {
+    /// Whether it is a re-export: it has a `pub`, perhaps with a restriction, as in `pub(crate)`.
     pub(crate) is_public: bool,
     pub(crate) path: Vec<String>,
-    /// The name that the item has in this file; `*` if it is all of a module.
+    /// The name that the item has in this file; `*` if every item of a module is imported.
     pub(crate) name: String,
 }
 
-/// The words and symbols of a source without comments; `::` is one.
+/// Returns the words and symbols of a source without comments and literals; `::` is one symbol.
 pub(crate) fn tokens(plain: &str) -> Vec<&str> {
     let is_word = |c: char| c == '_' || c.is_alphanumeric();
     let mut found = Vec::new();
@@ -123,7 +126,7 @@ pub(crate) fn tokens(plain: &str) -> Vec<&str> {
 pub(crate) fn uses(tokens: &[&str]) -> Vec<Use> {
     let mut found = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
-        // `use<'a>` is a bound.
+        // `use<'a>` is a bound of a type, not an import.
         if *token == "use" && tokens.get(at + 1) != Some(&"<") {
             let is_public = at > 0 && ["pub", ")"].contains(&tokens[at - 1]);
             expand(&tokens[at + 1..], &[], &mut |path, name| {
@@ -138,7 +141,8 @@ pub(crate) fn uses(tokens: &[&str]) -> Vec<Use> {
     found
 }
 
-/// Calls `each` with every path of a `use` tree and its local name. Returns the tree's length.
+/// Calls `each` with every path of a `use` tree and its local name. Returns the number of tokens in
+/// the tree.
 fn expand(tokens: &[&str], prefix: &[String], each: &mut impl FnMut(Vec<String>, String)) -> usize {
     let mut path = prefix.to_vec();
     let mut at = 0;
@@ -171,7 +175,7 @@ fn expand(tokens: &[&str], prefix: &[String], each: &mut impl FnMut(Vec<String>,
     at
 }
 
-/// Returns every path outside a `use` that begins with one of `roots`.
+/// Returns every path that begins with one of `roots`; in a `use`, only the part before a brace.
 pub(crate) fn inline_paths(tokens: &[&str], roots: &[&str]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
@@ -195,7 +199,7 @@ pub(crate) fn inline_paths(tokens: &[&str], roots: &[&str]) -> Vec<Vec<String>> 
     found
 }
 
-/// Returns the names of the modules whose file a `#[path]` names.
+/// Returns the names of the modules that have a `#[path]` attribute.
 pub(crate) fn modules_with_a_path<'a>(tokens: &[&'a str]) -> Vec<&'a str> {
     let attributes = tokens.windows(3).enumerate();
     let attributes = attributes.filter(|(_, it)| *it == ["#", "[", "path"]);

@@ -10,8 +10,8 @@ pub trait Model {
     type Step: Copy + Debug;
     type Broken;
 
-    /// The fewest states of a search that finds no broken promise. A model in which hardly any step
-    /// is possible keeps all its promises.
+    /// The fewest states of a search that finds no broken promise; with fewer, the search panics. A
+    /// model in which hardly any step is possible keeps all its promises.
     const FEWEST: usize;
 
     /// Calls `take` with every step that is possible in this state, and the state after it.
@@ -40,7 +40,7 @@ pub(crate) struct Found<M: Model> {
     /// For each state, the one before it on a shortest way from the start, and the step from there.
     before: Vec<(u32, Option<M::Step>)>,
     /// A hash table with open addressing: the upper half of a state's hash, and the state's index
-    /// plus one.
+    /// plus one. In an empty slot both are 0.
     slots: Vec<(u32, u32)>,
 }
 
@@ -55,7 +55,7 @@ impl<M: Model> Found<M> {
         found
     }
 
-    /// Returns the index of the state, which is now found.
+    /// Adds the state unless it is there already, and returns its index.
     fn insert(&mut self, state: M::State, before: (u32, Option<M::Step>)) -> usize {
         let hash = BuildHasherDefault::<Mixed>::default().hash_one(&state);
         let tag = (hash >> 32) as u32;
@@ -73,13 +73,13 @@ impl<M: Model> Found<M> {
         self.states.len() - 1
     }
 
-    /// Returns the slot with this tag of the state that is found, or the empty one where it
-    /// belongs.
-    fn slot(&self, tag: u32, is_found: impl Fn(usize) -> bool) -> usize {
+    /// Returns the slot with this tag whose state `is_same`, by its index; without one, the empty
+    /// slot for a new state with this tag.
+    fn slot(&self, tag: u32, is_same: impl Fn(usize) -> bool) -> usize {
         let last = self.slots.len() - 1;
         let mut slot = tag as usize & last;
         while self.slots[slot].1 != 0
-            && (self.slots[slot].0 != tag || !is_found(self.slots[slot].1 as usize - 1))
+            && (self.slots[slot].0 != tag || !is_same(self.slots[slot].1 as usize - 1))
         {
             slot = (slot + 1) & last;
         }
@@ -108,8 +108,8 @@ impl<M: Model> Found<M> {
     }
 }
 
-/// How many states a search that would take minutes covers: the first few, or all of them if
-/// `LEASEHOLD_LONG_MODELS` is set.
+/// Returns how many states a search covers that would otherwise take minutes: `few`, or all of them
+/// if `LEASEHOLD_LONG_MODELS` is set.
 pub(crate) fn most_states(few: usize) -> usize {
     match env::var_os("LEASEHOLD_LONG_MODELS") {
         Some(_) => usize::MAX,
@@ -117,9 +117,9 @@ pub(crate) fn most_states(few: usize) -> usize {
     }
 }
 
-/// Searches all states; returns a broken promise and the shortest sequence of steps to it.
+/// Searches all states; fails with a broken promise and the shortest sequence of steps to it.
 ///
-/// Of a space larger than `most` states, the search covers the first steps.
+/// Once `most` states are found, the search takes no further steps, and only checks those states.
 pub(crate) fn holds<M: Model>(
     model: &M,
     start: M::State,
@@ -138,7 +138,8 @@ pub fn count_states<M: Model>(model: &M, start: M::State) -> Result<usize, Count
     Ok(found.states.len())
 }
 
-/// As [`holds`], and calls `edge` with every step: the state before it, and the one after it.
+/// Like [`holds`], but returns the states. Calls `edge` for every step: with the index in
+/// [`Found::states`] of the state before it, the step, and the index of the state after it.
 ///
 /// Panics if there are fewer than [`Model::FEWEST`] states.
 pub(crate) fn explore<M: Model>(

@@ -39,7 +39,7 @@ impl Server {
         keys
     }
 
-    /// Returns the number of connections that subscribe to a channel.
+    /// Returns the number of connections that are subscribed to a channel.
     pub fn subscribers(&self, channel: impl AsRef<[u8]>) -> usize {
         let (_, count): (Value, usize) = redis::cmd("PUBSUB")
             .arg("NUMSUB")
@@ -59,10 +59,12 @@ impl Server {
         channels.len()
     }
 
-    /// Waits until a waiter has subscribed to the channel and sent the attempts that follow a
-    /// subscription: no script has run for 50 ms.
+    /// Waits until a waiter has subscribed to the channel, and then until no script has run for
+    /// 50 ms. Unless the machine is overloaded, the attempts that follow a subscription have then
+    /// arrived.
     ///
-    /// From then on only a wake-up makes the waiter try again before its backstop.
+    /// After that, the waiter sends commands only after a wake-up, to refresh its place in a queue,
+    /// at the end of the holder's ttl, at its backstop, or shortly before its deadline.
     pub fn wait_until_waiter_sleeps(&self, channel: impl AsRef<[u8]>) {
         eventually(ms(10_000), || self.subscribers(&channel) > 0);
         let mut last = (0, Instant::now());

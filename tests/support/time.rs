@@ -1,4 +1,4 @@
-//! Waiting for other processes, and measuring how late this machine is.
+//! Waits for state outside of the test, and measures how late this machine wakes its threads.
 
 use std::panic::Location;
 use std::thread::{self, JoinHandle};
@@ -10,17 +10,19 @@ pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// How often a thread is woken in a call, at most: each time, it may run as late as after a plain
-/// wait.
+/// The largest number of wake-ups of threads that a measured call needs, one after the other. Each
+/// may be as late as the end of a plain wait of [`Control`].
 pub const WAKE_UPS: u32 = 3;
 
-/// How much later a bounded call may return, for tests in which a missed bound costs a second or
-/// more. The benchmark `bounds` measures how late calls really are.
+/// How much later a call may return than its limit and the machine's delays explain. For tests in
+/// which a broken bound delays a call by a second or more. The benchmark `bounds` measures how late
+/// calls really are.
 pub const SLACK: Duration = ms(500);
 
+/// The length of a plain wait, which involves no code of the crate.
 const PLAIN_WAIT: Duration = ms(20);
 
-/// Sleeps for `time`, for tests that assert that nothing happens meanwhile.
+/// Sleeps for `time`. Use [`eventually`] to wait for something that must happen.
 pub fn let_pass(time: Duration) {
     let _ = never::<()>().recv_timeout(time);
 }
@@ -43,9 +45,9 @@ pub fn eventually(within: Duration, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Short plain waits in another thread, one after the other, while the measured call runs.
+/// Plain waits in another thread, one after the other, while the measured call runs.
 ///
-/// How much they overshoot is due to the machine and not to the crate.
+/// If a plain wait takes longer than its length, the machine is the cause, not the crate.
 pub struct Control {
     /// Dropped to end the waits.
     running: Sender<()>,
@@ -58,13 +60,13 @@ impl Control {
         let (running, is_over) = bounded::<()>(0);
         let waiting = thread::spawn(move || {
             let _ = ready.send(());
-            let mut most = Duration::ZERO;
+            let mut overshoot = Duration::ZERO;
             loop {
                 let began = Instant::now();
                 let ended = is_over.recv_timeout(PLAIN_WAIT);
-                most = most.max(began.elapsed().saturating_sub(PLAIN_WAIT));
+                overshoot = overshoot.max(began.elapsed().saturating_sub(PLAIN_WAIT));
                 if ended == Err(RecvTimeoutError::Disconnected) {
-                    return most;
+                    return overshoot;
                 }
             }
         });
@@ -72,7 +74,7 @@ impl Control {
         Self { running, waiting }
     }
 
-    /// Ends the waits, and returns the most by which one exceeded its length.
+    /// Ends the waits, and returns the longest time by which one of them exceeded its length.
     pub fn overshoot(self) -> Duration {
         drop(self.running);
         self.waiting.join().expect("a plain wait does not panic")
@@ -97,24 +99,24 @@ pub struct Timed<T> {
     pub value: T,
     pub took: Duration,
     pub limit: Duration,
+    /// The longest time by which a plain wait exceeded its length.
     pub overshoot: Duration,
 }
 
 impl<T> Timed<T> {
-    /// Returns by how much the call exceeded the limit and [`WAKE_UPS`] plain waits' overshoot.
+    /// Returns how much longer the call took than the limit plus [`WAKE_UPS`] times the overshoot.
     pub fn overrun(&self) -> Duration {
         self.took
             .saturating_sub(self.limit + WAKE_UPS * self.overshoot)
     }
 
-    /// Returns the value; fails the test if the call was more than `slack` later than
-    /// [`WAKE_UPS`] plain waits overshoot.
+    /// Returns the value; fails the test if the [overrun](Self::overrun) is more than `slack`.
     #[track_caller]
     pub fn no_later_than(self, slack: Duration) -> T {
         assert!(
             self.overrun() <= slack,
-            "took {:?} with a limit of {:?}; {WAKE_UPS} plain waits overshoot by {:?} each, and \
-             {slack:?} more are allowed",
+            "took {:?}; allowed: a limit of {:?}, {WAKE_UPS} times an overshoot of {:?}, and \
+             {slack:?} more",
             self.took,
             self.limit,
             self.overshoot,

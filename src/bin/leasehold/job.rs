@@ -1,38 +1,43 @@
-//! The processes of a command, which `run` signals and ends.
+//! The processes that `leasehold run` signals and ends.
 
 use std::io;
 use std::process::{Child, Command};
 
 use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
 
-/// The processes of a command.
+/// The processes of a command: a process group, or with `--foreground` the command alone.
+///
+/// `forward` and `stopped` can suspend this process together with the command. When this process is
+/// continued, they continue the command only if `is_held` returns true: the lock is still held.
 pub(crate) trait CommandJob {
     /// Starts the command.
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child>;
 
-    /// Forwards a signal that this process has received; `is_held` tells whether the command may go
-    /// on.
+    /// Forwards a signal that this process has received, unless the terminal has sent it to the
+    /// command, too.
     fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool);
 
-    /// Handles that the command was stopped by a signal. Returns true if it needs the terminal,
-    /// which it does not have.
+    /// Handles that a signal has stopped the command. Returns true if the command needs the
+    /// terminal and does not have it.
     fn stopped(&mut self, by: Signal, is_held: &dyn Fn() -> bool) -> bool;
 
-    /// Asks all processes to end, including stopped ones.
+    /// Asks all processes to end: sends TERM, then CONT, because a stopped process must run to
+    /// handle TERM.
     fn terminate(&self);
 
     /// Kills all processes.
     fn kill(&mut self);
 
-    /// Handles that the command has ended, before its process id is free for another process.
+    /// Handles that the command has ended. The command must not have been waited for: after that,
+    /// its process id can be another process's.
     fn ended(&mut self);
 
     /// Returns whether no process is left. The command must have been waited for.
     fn is_empty(&mut self) -> bool;
 }
 
-/// Sends a signal to the command, which has not been waited for; to all of its group if it leads
-/// one, as `timeout` does.
+/// Sends a signal to the command, or to its whole process group if the command leads one, as the
+/// program `timeout` does. The command must not have been waited for.
 pub(crate) fn signal_command(command: Pid, signal: Signal) -> rustix::io::Result<()> {
     match getpgid(Some(command)) {
         Ok(group) if group == command => kill_process_group(group, signal),

@@ -66,7 +66,7 @@ impl HeldPermits {
         self.found.out
     }
 
-    /// Returns the holders, at most 10,000, sorted by when their leases end.
+    /// Returns the holders, sorted by when their leases end: the first 10,000 if there are more.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -13,9 +13,9 @@ use super::{Program, WAIT_LIMIT, delete, is_alive, program, wait_until_ended};
 
 support::tests![
     lost_lock_terminates_the_command,
-    lock_expires_without_redis,
+    lease_that_expires_without_redis_ends_the_command,
     max_hold_ends_the_command,
-    killed_program_takes_the_whole_group_with_it,
+    killing_the_program_ends_the_whole_group,
     command_dies_when_the_programs_group_is_killed,
     #[cfg(target_os = "linux")]
     command_that_leaves_the_group_is_ended,
@@ -28,7 +28,8 @@ support::roughly_timed![
     leftover_processes_end_before_the_release
 ];
 
-/// Two processes that TERM does not end; both print their process ids.
+/// Two processes that TERM does not end; both print their process ids. The first prints `term` for
+/// each TERM.
 const STUBBORN: &str = r#"
 trap 'echo term' TERM
 trap '' HUP USR1
@@ -60,6 +61,7 @@ fn lost_lock_kills_a_command_that_ignores_term() {
     assert_eq!(program.next_line(), "term");
     let terminated = Instant::now();
     assert_eq!(program.code(), Some(79));
+    // 100 ms less than --kill-after: the test reads `term` some time after the TERM.
     assert!(
         terminated.elapsed() >= ms(200),
         "{:?}",
@@ -68,7 +70,7 @@ fn lost_lock_kills_a_command_that_ignores_term() {
     assert_eq!(pids.map(is_alive), [false, false]);
 }
 
-fn lock_expires_without_redis() {
+fn lease_that_expires_without_redis_ends_the_command() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let mut program = Program::run(&proxy.url(), &["--ttl", "900ms"], "echo $$; exec sleep 300");
@@ -91,11 +93,11 @@ fn max_hold_ends_the_command() {
     assert!(!is_alive(pid));
 }
 
-fn killed_program_takes_the_whole_group_with_it() {
+fn killing_the_program_ends_the_whole_group() {
     let server = Server::start();
     let mut program = Program::run(&server.url(), &["--ttl", "500ms"], STUBBORN);
     let pids = [program.pid(), program.pid()];
-    // Signals to the group must not end the supervisor that leads it.
+    // The program forwards these to the group. They must not end the supervisor, which leads it.
     for signal in [Signal::HUP, Signal::USR1, Signal::TERM] {
         program.send(signal);
     }
@@ -122,7 +124,7 @@ fn command_dies_when_the_programs_group_is_killed() {
     wait_until_ended(&pids);
 }
 
-/// `timeout` runs its command in its own process group.
+/// `timeout` moves itself into a new process group, and its command starts there.
 #[cfg(target_os = "linux")]
 fn command_that_leaves_the_group_is_ended() {
     let server = Server::start();
@@ -156,7 +158,7 @@ fn command_that_leaves_the_group_is_ended() {
     wait_until_ended(&pids);
 }
 
-/// Returns the processes that have this name of a lock in their environment.
+/// Returns the running processes whose environment contains this name of a lock.
 #[cfg(target_os = "linux")]
 fn processes_with_name(name: &str) -> Vec<Pid> {
     let wanted = format!("LEASEHOLD_NAME={name}");
@@ -184,7 +186,7 @@ fn killing_the_program_never_leaves_an_orphan() {
         let name = format!("orphan-{}-{n}", std::process::id());
         let args = ["run", &name, "--", "sh", "-c", "sleep 300 & sleep 300"];
         let mut process = program(&server.url()).args(args).spawn().unwrap();
-        // Killed at different moments: before it connects, …, while the command runs.
+        // Round n kills the program n ms after its start, so the rounds hit different steps.
         std::thread::sleep(ms(n));
         process.kill().unwrap();
         process.wait().unwrap();
@@ -193,8 +195,8 @@ fn killing_the_program_never_leaves_an_orphan() {
 }
 
 fn leftover_processes_end_before_the_release() {
-    // This process adopts orphans and does not reap them, as init does in many containers. The
-    // program must not take such zombies for running processes.
+    // This process adopts orphans and does not reap them, like the init process of many containers.
+    // The program must not count such zombies as running processes.
     #[cfg(target_os = "linux")]
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
     let server = Server::start();

@@ -32,8 +32,9 @@ support::tests![
 const TTL: Duration = ms(60_000);
 const LONGER: Duration = ms(120_000);
 
-/// Shorter than two command timeouts, which is the least time for which a lock is kept; and so long
-/// that it is not over by the call, which would then release the lock.
+/// The time for `keep_for`. It is shorter than two command timeouts (10 s), which `keep_for` then
+/// requests instead, so the recorded ttl is always the same. If the time were over before the call,
+/// `keep_for` would release the lock instead.
 const SHORT: Duration = ms(9_000);
 
 /// Longer than any test, so that nothing happens on a timer.
@@ -43,8 +44,8 @@ fn recorded(server: &Server) -> Trace {
     Trace::of(vec![("server", Recorder::to(server.port()))])
 }
 
-/// Returns a builder for clients that send the same commands on a slow machine. Longer timeouts
-/// would delay the end of a client with an unreachable server.
+/// Returns a builder for clients that send the same commands even on a slow machine, because no
+/// timeout ends there. Longer timeouts would delay the end of a client with an unreachable server.
 fn builder() -> ClientBuilder {
     let patience = ms(5_000);
     let builder = Client::builder().owner("owner").connection_name("name");

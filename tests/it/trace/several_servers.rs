@@ -18,8 +18,8 @@ pub(super) fn quorum_calls_are_as_recorded() {
 
 /// Records two servers, and returns two clients of a quorum of these and a third.
 ///
-/// The third server is unreachable: otherwise calls would return before its reply is read, and
-/// later calls would differ.
+/// The third server is unreachable, so each call needs the replies of both others. Otherwise a call
+/// could return before the third reply, and later calls would differ from run to run.
 fn quorum_with_one_away(servers: &[Server; 2]) -> (Trace, Client, Client) {
     let trace = Trace::of(recorders(servers));
     let mut urls = trace.urls();
@@ -55,8 +55,8 @@ fn votes() -> String {
     trace.end("A quorum of three servers, one of which is away")
 }
 
-/// The waiter's attempts, which are those of [`votes`], are left out: their number depends on which
-/// server confirms the subscription first.
+/// The waiter's attempts are left out: [`votes`] records the same command, and their number depends
+/// on which server confirms the subscription first.
 fn waiting() -> String {
     let servers = [(); 2].map(|()| Server::start());
     let (mut trace, one, two) = quorum_with_one_away(&servers);
@@ -108,7 +108,7 @@ struct RecordedCluster {
     cluster: Cluster,
     trace: Trace,
     client: Client,
-    /// A name on each node.
+    /// For each node, a name whose slot it owns.
     names: [String; 2],
 }
 
@@ -147,7 +147,7 @@ impl RecordedCluster {
         }
     }
 
-    fn call(&mut self) {
+    fn lock_single_names(&mut self) {
         let (trace, client) = (&mut self.trace, &self.client);
         let mutex = client.mutex(&*self.names[1]);
         let guard = trace.step("lock", |_| mutex.lock().unwrap());
@@ -167,7 +167,8 @@ impl RecordedCluster {
         trace.step("MutexAll in one slot: unlock", |_| {
             assert_released(guard.unlock())
         });
-        // Far from the other tokens, so that the recording does not depend on the time between two.
+        // Tokens are times in µs, and the recording shows one that is at most 63 µs after another
+        // as `<token n + µs>`. The two nodes' tokens must not be that close by chance.
         let fence = format!("leasehold:fence:{{lock:{}}}", self.names[1]);
         let ahead = ["SET", &fence, "4000000000000000"];
         let () = self.cluster.ask(1, &ahead).unwrap();
@@ -220,7 +221,7 @@ impl RecordedCluster {
 
 pub(super) fn cluster_calls_are_as_recorded() {
     let mut recorded = RecordedCluster::start();
-    recorded.call();
+    recorded.lock_single_names();
     recorded.lock_several_names();
     recorded.call_while_a_slot_moves();
     let trace = &mut recorded.trace;
@@ -248,10 +249,12 @@ pub(super) fn sentinel_calls_are_as_recorded() {
     ];
     let mut trace = Trace::of(servers).naming(&port, "<port>");
     trace.leave_out(&["SENTINEL"]);
-    let asked = trace.urls().swap_remove(0);
-    let client = builder().sentinel([asked], "mymaster").build().unwrap();
+    let sentinel_url = trace.urls().swap_remove(0);
+    let client = builder().sentinel([sentinel_url], "mymaster");
+    let client = client.build().unwrap();
     let guard = trace.step("lock", |passed| {
         let guard = client.mutex("a").lock().unwrap();
+        // The sentinel's confirmation of the subscription.
         passed.wait_for("message", 1);
         guard
     });

@@ -10,7 +10,7 @@ impl State {
     pub(super) fn run(&mut self, command: Command, id: Id, rules: &Rules) {
         match command {
             Command::Acquire => {
-                // A client whose release got no reply cannot know.
+                // A client that got no reply to its release cannot know that it must not try.
                 let is_again = self.freed_by == Some(owner(id)) && !self.has_lost;
                 if is_again && self.holder.is_none() && self.others_wait(id) {
                     self.break_promise(Broken::TwoTurns);
@@ -67,7 +67,7 @@ impl State {
         let answer = if self.holder.is_none() && self.queue[0].is_none() {
             self.acquire(id, rules)
         } else if is_ours && !rules.has(Flaw::SecondRunIsQueued) {
-            // A lease that ends sooner may be a grant by way of the queue: the next refresh tells.
+            // A lease that ends sooner may be a grant to the id's place: the next refresh tells.
             match self.left > GRANT {
                 true => Entered::RanBefore,
                 false => Entered::Refused,
@@ -83,7 +83,8 @@ impl State {
         self.on_their_way[id].entered = Some(answer);
     }
 
-    /// Puts an id at the end of the queue, unless the network runs its enter again.
+    /// Puts an id at the end of the queue. If the network runs its enter again, the id keeps its
+    /// position.
     fn join(&mut self, id: Id, rules: &Rules) {
         let client = self.clients[owner(id)];
         let is_new = client.listens == Listens::Soon;
@@ -126,7 +127,7 @@ impl State {
             };
         }
         let granted = self.grant(id, Some(id), rules).unwrap_or_default();
-        let waits = matches!(self.phase(id), Phase::Waiting { id: by, .. } if by == id);
+        let waits = matches!(self.phase(id), Phase::Waiting { id: current, .. } if current == id);
         let client = &mut self.clients[owner(id)];
         if is_listening {
             client.passed = 0;
@@ -137,14 +138,14 @@ impl State {
             }
         }
         let found = match (self.holder == Some(id), self.is_queued(id)) {
-            // The message of an earlier grant is lost or on its way.
+            // The id was granted the lock before: the message of that is lost or on its way.
             (true, _) if was_ours => Refreshed::Granted(self.fence),
             (true, _) => Refreshed::Granted(granted.first),
             (false, true) => Refreshed::Waiting,
             (false, false) => Refreshed::Gone,
         };
-        let is_whole = !self.has_lost && !self.was_deleted;
-        if found == Refreshed::Gone && rules.is_prompt && waits && is_whole {
+        let is_undisturbed = !self.has_lost && !self.was_deleted;
+        if found == Refreshed::Gone && rules.is_prompt && waits && is_undisturbed {
             self.break_promise(Broken::PlaceLost);
         }
         self.on_their_way[id].refreshed = Some(found);
@@ -184,28 +185,31 @@ impl State {
         });
     }
 
+    /// Whether the id's client uses the lease or the place that a release has removed.
     fn is_in_use(&self, id: Id, was_ours: bool, was_queued: bool) -> bool {
         match self.phase(id) {
-            Phase::Held { id: by, .. } => was_ours && by == id,
-            Phase::Waiting { id: by, .. } | Phase::Entering { id: by, .. } => {
-                was_queued && by == id
+            Phase::Held { id: current, .. } => was_ours && current == id,
+            Phase::Waiting { id: current, .. } | Phase::Entering { id: current, .. } => {
+                was_queued && current == id
             }
             _ => false,
         }
     }
 
-    /// The release of this id has granted the lock.
+    /// Checks the grant by the release of this id: it must not go to the same client while others
+    /// wait.
     fn check_turns(&mut self, id: Id, rules: &Rules) {
-        let is_of = |other: Id| owner(other) == owner(id) && self.on_their_way[other].undone == 0;
+        let is_same_client =
+            |other: Id| owner(other) == owner(id) && self.on_their_way[other].undone == 0;
         // The undo of a lease that was never held is no turn.
         let was_held = self.phase(id) == Phase::Leaving { id };
-        let is_again = was_held && self.holder.is_some_and(is_of);
+        let is_again = was_held && self.holder.is_some_and(is_same_client);
         if rules.is_prompt && is_again && self.others_wait(id) {
             self.break_promise(Broken::TwoTurns);
         }
     }
 
-    /// Whether the queue has a place of another living client, which listens.
+    /// Whether the queue has a living place of another client that lives and listens.
     fn others_wait(&self, id: Id) -> bool {
         self.queue.iter().flatten().any(|place| {
             let client = self.clients[owner(place.id)];
@@ -214,7 +218,7 @@ impl State {
         })
     }
 
-    /// Deletes the key, and announces that to the clients. Only prompt clients react.
+    /// Deletes the key, and announces that to the clients. They react to it only in prompt runs.
     pub(super) fn announce(&mut self, rules: &Rules) {
         self.left = 0;
         for client in &mut self.clients {

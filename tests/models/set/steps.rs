@@ -6,11 +6,12 @@ use super::state::{Ask, Has, Id, OnItsWay, Phase, Reply, State, owner};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Asks(Id, Ask),
+    /// A set has kept the lower names for as long as it may, and asks to pass them on.
     ReachesCap(Id),
     Runs(Id),
     LosesAsk(Id),
     LosesReply(Id),
-    /// The reply is late: the client no longer waits for it.
+    /// The client stops waiting for the reply while the ask is still on its way.
     GivesUp(Id),
     Reads(Id, Reply),
     Undoes(Id),
@@ -21,10 +22,13 @@ pub enum Step {
     TakesItsTurn(Id),
     Releases(Id),
     IsKilled(usize),
-    /// A name that a dead client held, or that a set keeps, expires.
+    /// A name that a dead client or a waiting set has in Redis expires.
     Expires(usize),
+    /// The place of a dead client expires.
     PlaceEnds(Id),
+    /// Only with [`Flaw::AsksInThreeScripts`]: a refused set passes one of its names on.
     PassesOn(Id),
+    /// Only with [`Flaw::AsksInThreeScripts`]: a refused set without names queues.
     Joins(Id),
 }
 
@@ -37,17 +41,17 @@ const NOTHING: Has = Has {
 pub(super) fn each_next(state: &State, rules: &Rules, mut take: impl FnMut(Step, State)) {
     for client in 0..CLIENTS {
         match rules.wants[client] {
-            Wants::Set(_) => of_set(state, rules, client, &mut take),
-            _ => of_plain_call(state, rules, client, &mut take),
+            Wants::Set(_) => set_steps(state, rules, client, &mut take),
+            _ => plain_call_steps(state, rules, client, &mut take),
         }
-        faults(state, rules, client, &mut take);
+        fault_steps(state, rules, client, &mut take);
     }
     for id in 0..CLIENTS * IDS {
-        on_the_way(state, rules, id, &mut take);
+        message_steps(state, rules, id, &mut take);
     }
 }
 
-/// Returns the client to which a step belongs.
+/// Returns the client to which a step belongs; `None` for the expiry of a name.
 pub(super) fn client_of(step: Step) -> Option<usize> {
     match step {
         Step::Asks(id, _)
@@ -81,7 +85,7 @@ fn step(
     take(step, next);
 }
 
-/// Returns an id of the client of which nothing is left.
+/// Returns an id of the client that holds no name, is in no queue and has nothing on its way.
 fn fresh_id(state: &State, client: usize) -> Option<Id> {
     (client * IDS..(client + 1) * IDS).find(|id| {
         let is_queued = (0..NAMES).any(|name| state.is_queued(*id, name));
@@ -103,7 +107,7 @@ fn after_release(rules: &Rules) -> Phase {
     }
 }
 
-fn of_set(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Step, State)) {
+fn set_steps(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Step, State)) {
     match state.phases[client] {
         Phase::Out => {
             if let Some(id) = fresh_id(state, client) {
@@ -125,9 +129,9 @@ fn of_set(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Ste
                 });
             }
             if has.lower && rules.has_cap {
-                let lets_go = Ask { has, keeps: false };
+                let place_only = Ask { has, keeps: false };
                 step(state, Step::ReachesCap(id), take, |next| {
-                    ask(next, id, lets_go);
+                    ask(next, id, place_only);
                 });
             }
         }
@@ -141,7 +145,7 @@ fn of_set(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Ste
                 Some(name) => step(state, Step::PassesOn(id), take, |next| next.pass_on(name)),
                 None => step(state, Step::Joins(id), take, |next| {
                     next.run_enter(id, refused);
-                    next.phases[client] = Phase::Waiting(id, waits_for(refused));
+                    next.phases[client] = Phase::Waiting(id, place_at(refused));
                 }),
             }
         }
@@ -149,14 +153,19 @@ fn of_set(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Ste
     }
 }
 
-fn waits_for(name: usize) -> Has {
+fn place_at(name: usize) -> Has {
     Has {
         at: Some(name),
         lower: false,
     }
 }
 
-fn of_plain_call(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Step, State)) {
+fn plain_call_steps(
+    state: &State,
+    rules: &Rules,
+    client: usize,
+    take: &mut impl FnMut(Step, State),
+) {
     let (Wants::Name(name) | Wants::Reader(name) | Wants::Nested(name, _)) = rules.wants[client]
     else {
         return;
@@ -172,7 +181,7 @@ fn of_plain_call(state: &State, rules: &Rules, client: usize, take: &mut impl Fn
             if let Some(id) = fresh_id(state, client) {
                 let waiting = match wants {
                     Wants::Reader(_) => Phase::WaitingToRead(id),
-                    _ => Phase::Waiting(id, waits_for(name)),
+                    _ => Phase::Waiting(id, place_at(name)),
                 };
                 enter(id, name, Phase::Held(id), waiting);
             }
@@ -192,6 +201,7 @@ fn of_plain_call(state: &State, rules: &Rules, client: usize, take: &mut impl Fn
             });
         }
         (Phase::Held(id), Wants::Nested(_, inner)) => {
+            // A client has two ids: this is the other one.
             let other = id ^ 1;
             let waiting = Phase::HeldAndWaiting(id, other);
             enter(other, inner, Phase::HeldTwice(id, other), waiting);
@@ -216,7 +226,7 @@ fn of_plain_call(state: &State, rules: &Rules, client: usize, take: &mut impl Fn
     }
 }
 
-fn faults(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Step, State)) {
+fn fault_steps(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Step, State)) {
     let phase = state.phases[client];
     if state.kills > 0 && !matches!(phase, Phase::Out | Phase::Done | Phase::Dead) {
         step(state, Step::IsKilled(client), take, |next| {
@@ -231,16 +241,17 @@ fn faults(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Ste
     let ids = client * IDS..(client + 1) * IDS;
     for name in 0..NAMES {
         let is_ours = |id: &Id| state.holders[name] == Some(*id);
-        let keeps = match phase {
+        let is_kept = match phase {
             Phase::Waiting(id, has) | Phase::Asking(id, Ask { has, .. }) => {
-                // Names that an ask was granted last until its reply is read.
+                // Nothing expires between the run of an ask and the reading of its reply: the
+                // client would notice that by its clock, which the model does not have.
                 is_ours(&id) && has.at.is_some() && state.on_their_way[id].reply.is_none()
             }
             _ => false,
         };
-        let keeps = keeps && matches!(rules.wants[client], Wants::Set(_));
+        let is_kept = is_kept && matches!(rules.wants[client], Wants::Set(_));
         let is_dead = phase == Phase::Dead && ids.clone().any(|id| is_ours(&id));
-        if is_dead || keeps && state.expiries > 0 {
+        if is_dead || is_kept && state.expiries > 0 {
             step(state, Step::Expires(name), take, |next| {
                 next.expiries -= u8::from(!is_dead);
                 next.pass_on(name);
@@ -256,7 +267,7 @@ fn faults(state: &State, rules: &Rules, client: usize, take: &mut impl FnMut(Ste
     }
 }
 
-fn on_the_way(state: &State, rules: &Rules, id: Id, take: &mut impl FnMut(Step, State)) {
+fn message_steps(state: &State, rules: &Rules, id: Id, take: &mut impl FnMut(Step, State)) {
     let it = state.on_their_way[id];
     let client = owner(id);
     let is_awaited = matches!(state.phases[client], Phase::Asking(by, _) if by == id);
@@ -288,7 +299,9 @@ fn on_the_way(state: &State, rules: &Rules, id: Id, take: &mut impl FnMut(Step, 
     if it.is_undone {
         step(state, Step::Undoes(id), take, |next| {
             let has_found = next.run_release(id, rules, true);
-            // An ask that has not arrived by the end of its ttl never will.
+            // The product repeats an undo for the length of the ttl, until it finds something. The
+            // model assumes that an ask arrives within that time or never. So here the undo is
+            // repeated as long as the ask is on its way.
             next.on_their_way[id].is_undone = !has_found && it.ask.is_some();
         });
     }

@@ -22,14 +22,14 @@ impl Channel {
         }
     }
 
-    /// Only a release after the attempt counts.
+    /// Drops the messages that have arrived: only a release after the next attempt may end a wait.
     pub(super) fn forget(&self) {
         let messages = self.messages.iter();
         messages.for_each(|messages| while messages.try_recv().is_ok() {});
     }
 
-    /// Waits for a release. The first wait returns at once: a release may have been missed before
-    /// the subscription.
+    /// Waits for a release, for at most `longest`. The first wait returns as soon as it has
+    /// subscribed: a release may have been missed before.
     pub(super) fn wait(&mut self, longest: Option<Duration>) {
         match (&self.messages, longest) {
             (None, _) => self.messages = Some(subscribe(&self.url, self.name.clone())),

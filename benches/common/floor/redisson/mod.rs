@@ -1,12 +1,13 @@
 //! Redisson's semaphore and read-write lock by hand. Each script sends the commands of the original
-//! in their order. Rewritten from the classes that the modules name, as of Redisson's commit
-//! 66863978.
+//! in their order. The documentation of each module names the Redisson classes that it rewrites, as
+//! of Redisson's commit 66863978.
 //!
 //! Two differences favour Redisson:
-//! * The first wait subscribes for the whole run. The original subscribes for each wait, tries
-//!   again after that, and unsubscribes at the end.
-//! * A message that arrives between an attempt and its wait ends the wait. The original ignores a
-//!   writer's release at that moment, and sleeps until the lease would end.
+//! * The first wait subscribes, for the whole run. In the original each call that must wait
+//!   subscribes, tries again, and unsubscribes when it ends.
+//! * A release message that arrives between an attempt and its wait ends the wait. The original
+//!   ignores a writer's message at that moment, and sleeps for the remaining ttl that the attempt
+//!   returned.
 
 mod channel;
 mod permits;

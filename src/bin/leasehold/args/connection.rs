@@ -14,9 +14,9 @@ use crate::server_variables::SERVER_VARIABLES;
 pub(crate) struct ConnectionArgs {
     /// The server, such as `redis://host:6379/0`, in place of the environment's; several servers as
     /// `redis+cluster://host,host`, `redis+sentinel://host,host/name` or
-    /// `redis+quorum://host,host,host`. Other users of the machine can read command lines: put
-    /// the password into REDIS_PASSWORD, and a user into REDIS_USERNAME. They fill in a URL without
-    /// a password
+    /// `redis+quorum://host,host,host`. Other users of the machine can read command lines: put the
+    /// password into REDIS_PASSWORD, and a user into REDIS_USERNAME. These variables fill in a URL
+    /// without a password
     #[arg(long, global = true, help_heading = "Redis")]
     url: Option<String>,
 
@@ -51,11 +51,11 @@ pub(crate) struct ConnectionArgs {
     #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
     tls_ca: Option<PathBuf>,
 
-    /// The PEM file of the certificate to show to the server. Needs --tls-key
+    /// The PEM file of the client certificate. Needs --tls-key
     #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
     tls_cert: Option<PathBuf>,
 
-    /// The PEM file of the private key of --tls-cert
+    /// The PEM file of the private key for --tls-cert
     #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
     tls_key: Option<PathBuf>,
 }
@@ -79,8 +79,8 @@ impl ConnectionArgs {
         if let Some(timeout) = self.command_timeout {
             builder = builder.command_timeout(timeout);
         }
-        if let Some(silence) = self.unreachable_for {
-            builder = builder.unreachable_for(silence);
+        if let Some(limit) = self.unreachable_for {
+            builder = builder.unreachable_for(limit);
         }
         Ok(builder)
     }

@@ -25,11 +25,11 @@ leasehold run [OPTIONS] NAME [--] CMD [ARG]...
 /// the whole group. Processes that the command leaves running in the group are ended before the
 /// lock is released. The group cannot use the terminal. If standard input is a terminal, the
 /// command's standard input is empty. A command that opens the terminal itself, as sudo and ssh do
-/// for a password, is ended with the exit code 64. --foreground gives it the terminal.
+/// for a password, is ended, and this program exits with 64. --foreground gives it the terminal.
 ///
 /// If the lock is lost, the group gets TERM, and KILL after --kill-after. If this process is
 /// killed, the group is killed too. Processes that leave the group (by setsid, or a shell's job
-/// control) are not ended.
+/// control) are not ended, except the command itself, with its own group if it leads one.
 #[derive(Args, Debug)]
 #[command(override_usage = USAGE_OF_RUN)]
 pub(crate) struct Run {
@@ -37,7 +37,8 @@ pub(crate) struct Run {
     #[arg(value_name = "NAME")]
     word: Option<OsString>,
 
-    /// A name, in place of NAME; may be given several times: the lock then holds all names or none
+    /// A name, in place of NAME; may be given several times: the run then holds all of the names or
+    /// none
     #[arg(short, long = "name", value_name = "NAME")]
     names: Vec<OsString>,
 
@@ -52,16 +53,17 @@ pub(crate) struct Run {
     pub(crate) fair: bool,
 
     /// Hold a permit of the semaphore NAME, which has N of them, in place of the lock: at most N
-    /// commands run at a time. The semaphore has nothing to do with the lock of that name
+    /// commands run at a time. The semaphore is independent of the lock of that name
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<u32>,
 
-    /// Hold the lock for reading: other runs with --read may hold it at the same time. Granted in
-    /// the order of the calls
+    /// Hold the lock for reading: other runs with --read may hold it at the same time. Readers and
+    /// writers get it in the order in which they asked for it
     #[arg(long, conflicts_with_all = ["fair", "permits"])]
     pub(crate) read: bool,
 
-    /// Hold the lock for writing: alone. Granted in the order of the calls, those with --read, too
+    /// Hold the lock for writing: no other run may hold it at the same time. Readers and writers
+    /// get it in the order in which they asked for it
     #[arg(long, conflicts_with_all = ["read", "fair", "permits"])]
     pub(crate) write: bool,
 
@@ -114,7 +116,7 @@ impl Run {
         self.word.is_some()
     }
 
-    /// Makes the first word the command's, although it has the place of the name.
+    /// Makes the word in the place of the name the first word of the command.
     pub(super) fn take_word_as_command(&mut self) {
         self.words.splice(0..0, self.word.take());
     }
