@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 
 /// Cancels calls that acquire a lock, from another thread.
 ///
-/// A lock that was made with `cancel_on`, such as [`Mutex::cancel_on`](crate::Mutex::cancel_on),
-/// belongs to the token. Once it is [cancelled](Self::cancel), every call of that lock that still
-/// waits or asks Redis fails with [`Error::Cancelled`](crate::Error::Cancelled), and so does every
-/// later call. Clones are the same token. Locks without the token, and locks that are held already,
-/// are not affected.
+/// A setter such as [`Mutex::cancel_on`](crate::Mutex::cancel_on) gives the token to a lock. Once
+/// the token is [cancelled](Self::cancel), every call that still waits for such a lock or asks
+/// Redis for it fails with [`Error::Cancelled`](crate::Error::Cancelled), and so does every later
+/// call that acquires it. Locks without the token, and locks that are held already, are not
+/// affected. All clones of a token are cancelled together.
 ///
 /// ```
 /// use std::thread;
@@ -54,9 +54,9 @@ impl CancelToken {
         }))
     }
 
-    /// Cancels the calls of all locks with this token, at once and for good.
+    /// Cancels all calls that acquire a lock with this token, including every later one.
     ///
-    /// Returns without waiting for the calls. A second call does nothing.
+    /// Returns without waiting for those calls to end. Cancelling again does nothing.
     ///
     /// ```
     /// # use leasehold::CancelToken;
@@ -117,7 +117,7 @@ impl fmt::Debug for CancelToken {
     }
 }
 
-// A panic cannot leave it half-changed.
+// A panic cannot leave a token half-changed.
 impl UnwindSafe for CancelToken {}
 impl RefUnwindSafe for CancelToken {}
 
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_receiver_of_a_token_learns_of_its_end() {
+    fn cancel_disconnects_every_receiver_of_the_token() {
         let token = CancelToken::new();
         let others = [token.clone(), token.clone()];
         let receivers = others.map(|other| other.receiver().clone());

@@ -1,19 +1,20 @@
-//! The clients of this process, for tests that make time pass or take locks away.
+//! The clients of this process, for tests that move a clock ahead or take locks away.
 
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-/// A client that can be made to check its leases.
+/// A client that tests can make check its leases and wake its waiters.
 pub(crate) trait LiveClient: Send + Sync {
-    /// The clock has jumped: leases may have ended, and deadlines may have passed.
+    /// Checks all leases and deadlines, because the clock of this process has jumped: some leases
+    /// may have ended, and some deadlines may have passed.
     fn clock_jumped(&self);
 
-    /// The clock of the server at `address` has jumped: locks there may have become free. Redis
-    /// announces no expiry.
+    /// Makes the calls that wait for a lock on the server at `address` try again, because the clock
+    /// of that server has jumped: locks may have expired, and Redis announces no expiry.
     fn wake_waiters_of(&self, address: &str);
 
-    /// The lease with this holder id may be lost: asks the server.
+    /// Asks the server whether the lease with this holder id still exists, if this client holds it.
     fn suspect_lease(&self, holder: &[u8]);
 }
 

@@ -20,7 +20,8 @@ use crate::holder::Holder;
 ///     None => println!("free"),
 /// }
 /// if let Some(holders) = catalogue.inspect()? {
-///     println!("{holders}"); // readers web-1/12:1b9d6bcd, for another 8.2 s; web-2/7:ef052da9, for another 9.9 s
+///     // readers web-1/12:1b9d6bcd, for another 8.2 s; web-2/7:ef052da9, for another 9.9 s
+///     println!("{holders}");
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -39,7 +40,7 @@ pub enum RwHolders {
     Readers(Vec<Holder>),
 }
 
-/// The word `writer`, `reader` or `readers`; then the holders, with semicolons between them.
+/// Prints the word `writer`, `reader` or `readers`, then the holders, separated by semicolons.
 impl fmt::Display for RwHolders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -64,7 +65,7 @@ mod tests {
     use crate::holder_id::HolderId;
 
     #[test]
-    fn display_of_a_read_write_lock_tells_readers_from_a_writer() {
+    fn display_distinguishes_a_writer_one_reader_and_several_readers() {
         let id = HolderId::fresh("a");
         let left = Some(Duration::from_millis(1_500));
         let holder = Holder::new(id.as_str().into(), left, None);

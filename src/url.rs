@@ -41,7 +41,7 @@ pub(crate) type HostPort = (String, u16);
 /// The seed nodes of a cluster, and the credentials for all nodes.
 pub(crate) struct Nodes {
     seeds: Vec<Address>,
-    /// The first of them, for the credentials and TLS settings of all nodes.
+    /// The first seed. Its credentials and TLS settings are those of all nodes.
     pub(crate) data: Address,
 }
 
@@ -49,7 +49,8 @@ pub(crate) struct Nodes {
 pub(crate) struct Sentinel {
     pub(crate) sentinels: Vec<Address>,
     pub(crate) master: String,
-    /// The credentials and TLS settings for the master, whatever its address.
+    /// The credentials and TLS settings for the master. The host is a placeholder: the sentinels
+    /// report the address.
     pub(crate) data: Address,
 }
 
@@ -59,9 +60,10 @@ impl Target {
         if let Some((scheme, rest)) = url.split_once("+sentinel://") {
             check_fragment(rest).map_err(sentinel_config)?;
             let parsed = Sentinel::parse(scheme, rest);
-            // Only a valid query may contain an @, in the sentinels' password.
-            let has_slipped = parsed.is_err() && is_logon_cut_off(rest);
-            match has_slipped || is_logon_cut_off(rest.split('?').next().unwrap_or_default()) {
+            // After the hosts, an @ is valid only in the query, in a user or password of the
+            // sentinels. In an invalid URL, it more likely ends an unescaped user or password.
+            let has_stray_at = parsed.is_err() && is_logon_cut_off(rest);
+            match has_stray_at || is_logon_cut_off(rest.split('?').next().unwrap_or_default()) {
                 true => Err(sentinel_config(UNESCAPED)),
                 false => parsed.map(Self::Sentinel),
             }
@@ -82,7 +84,7 @@ impl Target {
         }
     }
 
-    /// All addresses, for a common change.
+    /// Returns every address, for a change to all of them.
     #[cfg(feature = "tls")]
     fn addresses(&mut self) -> Vec<&mut Address> {
         match self {
@@ -113,7 +115,7 @@ impl Target {
         self
     }
 
-    /// Returns whether the connections are encrypted.
+    /// Returns whether the connections to all servers are encrypted.
     #[cfg(feature = "tls")]
     pub(crate) fn has_tls(&mut self) -> bool {
         let mut addresses = self.addresses().into_iter();
@@ -133,7 +135,7 @@ impl Target {
         Ok(self)
     }
 
-    /// A quorum of independent servers.
+    /// Returns the quorum of the independent servers that these URLs name.
     pub(crate) fn quorum(urls: &[String]) -> Result<Self, Error> {
         let parse = |url: &String| match Self::parse(url)? {
             Self::Server(address) => Ok(address),
@@ -147,7 +149,7 @@ impl Target {
         Ok(Self::Quorum(addresses))
     }
 
-    /// A cluster with these seed nodes.
+    /// Returns the cluster with these seed nodes, each `host[:port]` or a URL.
     pub(crate) fn cluster(nodes: &[String]) -> Result<Self, Error> {
         let parse = |node: &String| match node.contains("://") {
             true => Address::parse(node),
@@ -157,7 +159,10 @@ impl Target {
         Nodes::of(seeds).map(Self::Cluster)
     }
 
-    /// A master known to these sentinels.
+    /// Returns the master that these sentinels monitor.
+    ///
+    /// Each sentinel is `[scheme://][user:password@]host[:port]`; `master` is
+    /// `[scheme://][user:password@]name[/db]`.
     pub(crate) fn sentinel(sentinels: &[String], master: &str) -> Result<Self, Error> {
         let (scheme, rest) = master.split_once("://").unwrap_or(("redis", master));
         let (logon, name) = split_logon(rest);
@@ -298,7 +303,7 @@ impl Sentinel {
 
 /// The parts of a URL of several hosts, after the scheme.
 struct Parts<'a> {
-    /// User and password, with the `@` behind them.
+    /// User and password with the `@` after them; empty if there is none.
     logon: &'a str,
     hosts: &'a str,
     path: &'a str,
@@ -319,7 +324,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Parses `[user:password@]host[:port],…[/path][?…]`: all parts but the host are common.
+/// Parses `[user:password@]host[:port],…[/path][?…]`. All parts except `host[:port]` apply to each
+/// address.
 fn addresses(scheme: &str, rest: &str) -> Result<Vec<Address>, Error> {
     let Parts {
         logon,
@@ -343,7 +349,7 @@ fn quorum_servers(scheme: &str, rest: &str) -> Result<Vec<Address>, Error> {
     }
 }
 
-/// Splits off user and password, with the `@` behind them.
+/// Splits off user and password with the `@` after them, both empty if there is none.
 fn split_logon(authority: &str) -> (&str, &str) {
     authority.split_at(authority.rfind('@').map_or(0, |at| at + 1))
 }

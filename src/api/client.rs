@@ -39,9 +39,10 @@ use crate::thread_group::{DIALER, ThreadGroup};
 /// # Threads and shutdown
 ///
 /// Threads start when first needed. Locks and guards keep the client's connections and threads
-/// alive. Dropping the last client, lock or guard, on any thread, ends and joins the threads; this
-/// takes at most one command timeout, or three if a cancelled call still waits for a reply.
-/// [`shutdown`](Self::shutdown) ends them at once. [Threads](crate::guide::threads) lists them.
+/// alive. Dropping the last client, lock or guard, on any thread, ends and joins the threads,
+/// except those that are still connecting. This takes at most one command timeout, or three if a
+/// cancelled call still waits for a reply. [`shutdown`](Self::shutdown) ends the threads at once.
+/// [Threads](crate::guide::threads) lists them.
 ///
 /// ```
 /// use leasehold::Client;
@@ -149,13 +150,17 @@ impl Client {
     /// | `LOCK_KEY_PREFIX` | [`key_prefix`](ClientBuilder::key_prefix) | `lock:` |
     /// | `LOCK_CONNECTION_NAME` | [`connection_name`](ClientBuilder::connection_name) | `leasehold:<host>/<pid>` |
     ///
-    /// An empty variable counts as unset. `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB` are ignored if
-    /// `REDIS_URL` or `REDIS_URLS` is set. `REDIS_USERNAME` and `REDIS_PASSWORD` then fill in each
-    /// URL that has no password, of whatever scheme, and are ignored for the others; with Sentinel,
-    /// they are those of the master. A user in the URL stays. Both must be UTF-8. If none of
-    /// `REDIS_URL`, `REDIS_URLS` and `REDIS_HOST` is set, a log record at level `INFO` says so and
-    /// names the server that the client uses. The files for TLS need a URL with TLS (`rediss://`)
-    /// and the feature `tls`.
+    /// All values must be UTF-8. An empty variable counts as unset.
+    ///
+    /// `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB` are ignored if `REDIS_URL` or `REDIS_URLS` is set.
+    /// If none of `REDIS_URL`, `REDIS_URLS` and `REDIS_HOST` is set, a log record at level `INFO`
+    /// says so and names the server that the client uses.
+    ///
+    /// `REDIS_USERNAME` and `REDIS_PASSWORD` fill in each URL that has no password, whatever its
+    /// scheme, and are ignored for the others. A user in the URL stays. With Sentinel, the two are
+    /// the credentials of the master.
+    ///
+    /// The files for TLS need a URL with TLS (`rediss://`) and the feature `tls`.
     ///
     /// ```
     /// use leasehold::Client;
@@ -167,7 +172,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if a variable is invalid; the message names it and what it expects.
+    /// [`Error::Config`] if a variable is invalid, if `REDIS_URL` and `REDIS_URLS` are both set, or
+    /// if only one of `REDIS_TLS_CERT` and `REDIS_TLS_KEY` is set. The message names the variables.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().with_env()?.build()
     }
@@ -282,10 +288,10 @@ impl Client {
 
     /// Returns the semaphore called `name`, with this many permits. Does no I/O.
     ///
-    /// It has nothing to do with the locks of that name. A call never gets a permit if more than
+    /// It is independent of the locks of that name. A call never gets a permit if more than
     /// `permits` would then be out. Clients may pass different numbers, as during a deployment: see
-    /// [`Semaphore`]. With 0, or more than 2³¹ − 1, the first call fails with [`Error::Config`]. So
-    /// it does over a quorum.
+    /// [`Semaphore`]. The first call fails with [`Error::Config`] if `permits` is 0 or more than
+    /// 2³¹ − 1, or over a quorum.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -302,6 +308,7 @@ impl Client {
     /// Sends a `PING` and returns how long the reply took.
     ///
     /// Returns within the command timeout. In a cluster, a reply from any one master is enough.
+    /// Over a quorum, a majority must reply.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -313,7 +320,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// - [`Error::Unreachable`] if no server replies.
+    /// - [`Error::Unreachable`] if no server replies, or over a quorum no majority.
     /// - [`Error::Refused`] if Redis refuses the credentials or the command.
     /// - [`Error::Closed`] after a shutdown.
     pub fn ping(&self) -> Result<Duration, Error> {
@@ -367,7 +374,7 @@ impl Client {
         self.query(|until| self.runtime().shared_totals(until))
     }
 
-    /// Asks Redis, and again if no reply came.
+    /// Calls `ask`, and once more if its command got no reply.
     fn query<T>(&self, ask: impl Fn(Instant) -> Result<T, Fault>) -> Result<T, Error> {
         query(
             self.runtime(),
@@ -453,7 +460,7 @@ impl Client {
     /// name.
     ///
     /// Meant for operators, like [`list`](Self::list), and scans all keys in the same way. Over a
-    /// quorum there are none.
+    /// quorum the list is empty.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -493,8 +500,8 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
-    /// To let holders finish, first cancel the calls that wait: a worker in `lock` would otherwise
-    /// wait on, and joining it would not end.
+    /// To let holders finish, first cancel the calls that wait. Otherwise a worker in `lock` keeps
+    /// waiting, and joining it does not end.
     ///
     /// ```
     /// use leasehold::{CancelToken, Error};
@@ -513,18 +520,18 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
-    /// A call of a lock with a [`CancelToken`](crate::CancelToken) starts a thread, even if the
-    /// lock is free.
+    /// Each call that acquires a lock with a [`CancelToken`](crate::CancelToken) starts a thread,
+    /// even if the lock is free.
     ///
     /// # Errors
     ///
-    /// None at present: the report contains what could not be done.
+    /// None at present: the report says what could not be done.
     pub fn shutdown(&self, within: Duration) -> Result<ShutdownReport, Error> {
         Ok(shutdown(self.runtime(), within))
     }
 }
 
-// Here, because `Client` imports the builder: two files do not import each other.
+// Not in the builder's file: this file imports that one, and no two files import each other.
 impl ClientBuilder {
     /// Makes the client. Does no I/O.
     ///

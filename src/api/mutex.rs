@@ -46,10 +46,11 @@ use crate::token::FencingToken;
 ///
 /// Clients that wait are also served first come, first served. Each client has one place in a queue
 /// in Redis for all its calls, and a release grants the lock to the first place. While the queue is
-/// not empty, a call overtakes it only if its first attempt finds the lock free:
+/// not empty, a call overtakes it only if its first attempt finds the lock free, for example:
 ///
 /// - after a holder's lease has expired,
 /// - after another program has deleted the key,
+/// - after a release, while the next in the queue is a reader of an [`RwLock`](crate::RwLock),
 /// - in the free moments mentioned below.
 ///
 /// A lock that passes from client to client would never be free for other programs, so some of its
@@ -170,6 +171,8 @@ impl Mutex {
     /// - [`Error::Unreachable`]: Redis has not answered for too long.
     /// - [`Error::Refused`], [`Error::WrongType`], [`Error::BadFence`]: Redis answered, and a retry
     ///   would not help.
+    /// - [`Error::NotReplicated`]: too few replicas acknowledged the lease; see
+    ///   [`min_replicas`](Self::min_replicas).
     /// - [`Error::AttemptsUsedUp`]: the attempts of a
     ///   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) with a limit are used up.
     /// - [`Error::Closed`]: the client was shut down, before or during the wait.
@@ -204,6 +207,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] after the command timeout.
+    /// While the circuit breaker is open, the call fails at once with [`Error::CircuitOpen`].
     pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
         self.acquire(WaitLimit::None)
     }
@@ -226,13 +230,13 @@ impl Mutex {
     ///
     /// A command is unanswered if it failed, or if its reply is overdue at the deadline. It is
     /// overdue after twice the time that the last reply took, but at least 50 ms, and at most half
-    /// of `limit`. A command of another call that was sent later than that does not count:
+    /// of `limit`. A command of another call whose reply is not overdue then does not count:
     /// otherwise calls would fail whenever their deadline falls between a command and its reply.
     ///
-    /// If that reply is older than a second, the call asks once more before the deadline. If none
-    /// of the three is true, the call returns [`Error::Unreachable`] or [`Error::CircuitOpen`]: the
-    /// lock may be free, but Redis could not be asked. An open circuit breaker does not end the
-    /// wait before the deadline, since it may close.
+    /// If the last reply is older than a second, the call asks once more before the deadline. If
+    /// none of the three conditions holds, the call returns [`Error::Unreachable`] or
+    /// [`Error::CircuitOpen`]: the lock may be free, but Redis could not be asked. An open circuit
+    /// breaker does not end the wait before the deadline, since it may close.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -248,8 +252,8 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] if Redis did not answer
-    /// within `limit`.
+    /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] or [`Error::CircuitOpen`] if
+    /// Redis did not answer within `limit`.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
         self.acquire(wait_limit(limit))
     }
@@ -292,8 +296,8 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// [`Error::Unreachable`], [`Error::Refused`], [`Error::WrongType`], [`Error::Config`],
-    /// [`Error::Closed`].
+    /// [`Error::Unreachable`], [`Error::CircuitOpen`], [`Error::Refused`], [`Error::WrongType`],
+    /// [`Error::Config`], [`Error::Closed`].
     pub fn inspect(&self) -> Result<Option<Holder>, Error> {
         let deployment = &self.core.runtime.deployment;
         self.keys.check()?;
@@ -343,7 +347,7 @@ impl Mutex {
     /// # Errors
     ///
     /// The errors of [`inspect`](Self::inspect), and [`Error::BadFence`] if the key of the token's
-    /// counter holds anything else.
+    /// counter holds no valid token.
     pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
         Ok(self.number(Gauge::Token)?.map(FencingToken::new))
     }
@@ -355,7 +359,7 @@ impl Mutex {
         query(runtime, may_repeat, ask)
     }
 
-    /// Returns how many places the queue of a lock that has one has.
+    /// Returns how many places are in the lock's queue; 0 if the lock has no queue.
     pub(super) fn queue_length(&self) -> Result<u64, Error> {
         Ok(self
             .of_queue(|queue| Gauge::Length(queue.key()))?
@@ -365,8 +369,9 @@ impl Mutex {
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
     /// A place is that of a client whose calls wait for the lock, or of a call or a set that waits
-    /// in the same queue. Always `None` over a quorum, where there is no queue. The time is by the
-    /// server's clock. Returns within the command timeout.
+    /// in the same queue. Always `None` if there is no queue: over a quorum, and once this client
+    /// has found that its user lacks the permissions for queues. The time is by the server's clock.
+    /// Returns within the command timeout.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -471,7 +476,7 @@ impl Mutex {
         Ok(is_released)
     }
 
-    /// Sends a release on behalf of a holder; returns whether it had what it released.
+    /// Sends `call`, a release on behalf of a holder; returns whether that holder had the lease.
     pub(super) fn release_by(&self, call: Call<'_>) -> Result<bool, Error> {
         let runtime = &self.core.runtime;
         let until = Instant::now().after(runtime.deployment.command_timeout());

@@ -15,12 +15,13 @@
 //! or none" means on one server and in a cluster, how a set waits, and what the loss of one name
 //! does to the others.
 //!
-//! - **Name every lock in one call.** A thread that holds one name and then locks another can
-//!   deadlock with a thread that does it the other way round; two leases, unlike one, also end at
-//!   different times. A thread that waits for a name that waiting sets keep gets it within 5 s for
-//!   each set ahead of it.
+//! - **Name every lock in one call.** Two threads that lock the same two names one after the other,
+//!   in opposite orders, can deadlock. Two separate leases can also end at different times; a set
+//!   has one lease. While a set waits, it may keep some of its names, each for at most 5 s. So a
+//!   thread that holds one name and waits for another that waiting sets keep gets it within 5 s for
+//!   each of these sets ahead of it.
 //! - **In a cluster, give the names one hash tag**: `{order:7}:stock` and `{order:7}:bill`. Then
-//!   one script acquires them. Names of several slots take a round trip for each slot.
+//!   one script acquires them. Names in several slots take a round trip for each slot.
 //! - **Keep sets small.** A set of a thousand names keeps the server busy for milliseconds, during
 //!   which it serves nothing else.
 //!

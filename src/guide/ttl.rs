@@ -4,15 +4,15 @@
 //! [`max_hold`](crate::Mutex::max_hold) does. The ttl determines two times:
 //!
 //! - *How long other clients wait after a holder has crashed.* At most the ttl: shorter is better.
-//! - *How long a pause or outage a healthy holder survives.* At least two thirds of the ttl,
-//!   because the lease is renewed every third of it: longer is better. (From a grant after a wait
-//!   until the first renewal, a few milliseconds later: up to 3 s.)
+//! - *The longest pause or outage that a healthy holder survives.* About two thirds of the ttl,
+//!   because by default the lease is renewed every third of it: longer is better. A lease that the
+//!   queue in Redis granted lasts at most 3 s until its first renewal, a few milliseconds later.
 //!
 //! The default of 10 s suits most programs: a holder survives a pause of about six seconds, and a
 //! crash costs the others ten.
 //!
-//! - Choose a ttl longer than the longest pause you expect of a process, such as a live migration
-//!   of its machine, and longer than a restart of Redis takes.
+//! - Choose a ttl of which two thirds are longer than a restart of Redis takes, and longer than the
+//!   longest pause you expect of a process, such as a live migration of its machine.
 //! - Choose at least ten times the [`command_timeout`](crate::ClientBuilder::command_timeout), so
 //!   that a failed renewal can be retried.
 //!

@@ -25,8 +25,8 @@ use crate::token::FencingToken;
 /// long plus one critical section.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// How much shorter a run is whose lease came from the queue in Redis. Other clients probably wait
-/// there, and the last of n waits for n - 1 runs.
+/// The divisor of a run's number of hand-offs if the queue in Redis granted the lease. Other
+/// clients probably wait there: the last of n clients waits for n - 1 runs.
 const QUEUED_SHARE: u32 = 4;
 
 /// A run of hand-offs: the successive holders of one lease, from its grant to its release.
@@ -36,11 +36,11 @@ pub(crate) struct HandoffRun {
     /// The last token reserved in Redis: higher tokens may belong to other holders.
     last: FencingToken,
     granted: Instant,
-    /// A release granted the lease to a place in the queue in Redis.
+    /// The lease was granted to a place in the queue in Redis.
     by_release: bool,
 }
 
-/// Why a lease cannot be handed off: its holder must do this instead.
+/// What the holder of a lease must do if the lease cannot be handed off now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoHandoff {
     /// Renew the lease first: it may be gone, or may expire soon.
@@ -50,7 +50,7 @@ pub(crate) enum NoHandoff {
 }
 
 impl HandoffRun {
-    /// Begins with a lease that was granted with `block` tokens, the first of them `first`.
+    /// Returns the run of a lease that was granted with `block` tokens, the first of them `first`.
     pub(crate) fn new(first: FencingToken, block: u64, granted: Instant) -> Self {
         Self {
             first,
@@ -60,7 +60,7 @@ impl HandoffRun {
         }
     }
 
-    /// The same, for a lease that a release granted to a place in the queue in Redis.
+    /// Returns the same run, for a lease that was granted to a place in the queue in Redis.
     pub(crate) fn by_release(self) -> Self {
         Self {
             by_release: true,
@@ -78,7 +78,7 @@ impl HandoffRun {
         self.granted
     }
 
-    /// Returns whether a release granted the lease to a place in the queue in Redis.
+    /// Returns whether the lease was granted to a place in the queue in Redis.
     pub(crate) fn is_by_release(&self) -> bool {
         self.by_release
     }
@@ -93,11 +93,15 @@ impl HandoffRun {
         token > self.first
     }
 
-    /// Returns the token under which the holder of `token` hands the lease off at `now`.
+    /// Returns the token of the next holder if the holder of `token` can hand the lease off at
+    /// `now`.
     ///
-    /// The first waiter wants the lock on `terms`, and both allow `handoffs` in a row, or a quarter
-    /// of that if the queue in Redis granted the lease. A lease that is not held is never handed
-    /// off.
+    /// The first waiter wants the lock on `terms`. The holder and this waiter allow `handoffs` in a
+    /// row, or a quarter of them, rounded up, if the queue in Redis granted the lease. Pass
+    /// `has_renewed` if the holder has just renewed the lease for this hand-off.
+    ///
+    /// The caller must have checked that `max_hold` has not passed. A lease that has otherwise
+    /// ended is never handed off.
     pub(crate) fn step(
         &self,
         lease: &LeaseState,

@@ -27,9 +27,12 @@ pub(crate) enum WaitLimit {
 
 /// Acquires the lock, waiting within `limit`.
 ///
-/// Returns `None` only by the rule of
-/// [`Answers::is_taken`](crate::queue::answers::Answers::is_taken), or while this client holds the
-/// lock.
+/// Returns `None`
+///
+/// * with [`WaitLimit::None`], as [`at_once`] says,
+/// * at the deadline, while this client holds the lock, or by the rule of
+///   [`Answers::is_taken`](crate::queue::answers::Answers::is_taken),
+/// * before the deadline, if the policy allows no more attempts.
 pub(crate) fn acquire(
     runtime: &Arc<Runtime>,
     keys: &Arc<dyn Primitive>,
@@ -76,7 +79,7 @@ fn take(
     (outcome, has_waited)
 }
 
-/// Sets `has_waited` if the call waited for another holder.
+/// Sets `has_waited` if the call waited for another holder, unless it returns an error.
 fn take_or_fail(
     runtime: &Arc<Runtime>,
     keys: &Arc<dyn Primitive>,
@@ -115,7 +118,7 @@ fn take_or_fail(
     let hold = call.run()?;
     *has_waited = call.has_waited;
     match (hold, limit) {
-        // Without a deadline, only the attempt limit of the policy ends a wait.
+        // Without a deadline, only the attempt limit of the policy ends a wait with `None`.
         (None, WaitLimit::Endless) => Err(Error::AttemptsUsedUp {
             attempts: call.refusals(),
         }),
@@ -123,9 +126,16 @@ fn take_or_fail(
     }
 }
 
-/// Acquires the lock without waiting for another holder: within the command timeout.
+/// Acquires the lock without waiting for another holder.
 ///
-/// Retries until Redis replies.
+/// Retries until Redis replies, for at most the command timeout, unless the breaker is open.
+/// Returns `None` if
+///
+/// * this client holds the lock,
+/// * another call of this client has the place in the queue in Redis, and Redis has answered since
+///   the last failure,
+/// * Redis refuses the lock, or
+/// * the votes are still split when no time is left for another attempt.
 fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let key = attempt.keys.key(0);
     let tokens = attempt.tokens(attempt.runtime.waiters.anybody_for(key.name));
@@ -133,7 +143,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let remaining = loop {
         attempt.check_not_ended()?;
         let shared = attempt.shared();
-        // Without an answer since a failure, the place may be gone and the lock free.
+        // After a failure without an answer since, the place may be gone and the lock free.
         let is_failing = || attempt.runtime.deployment.is_failing(key);
         let is_taken = || shared.is_some_and(|it| it.is_taken) && !is_failing();
         if attempt.held_here().is_some() || is_taken() {
@@ -151,7 +161,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
                 let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                 splits += 1;
                 if Instant::now().after(pause) >= attempt.deadline {
-                    // Another client held it on some servers.
+                    // Another client had the lock on some of the servers.
                     break Some(pause);
                 }
                 pause

@@ -31,6 +31,8 @@ pub(crate) const MOST_HOLDERS: u32 = 10_000;
 /// How many names are inspected in one write.
 const NAMES_PER_WRITE: usize = 64;
 
+/// Returns the semaphores whose names begin with `prefix` and that have permits out.
+///
 /// Scans each server page by page and inspects the semaphores on each page.
 pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldPermits>, Error> {
     runtime.check_open()?;
@@ -41,7 +43,7 @@ pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldP
     let config = &runtime.config;
     let pattern = semaphore::pattern_of_all();
     let mut found = BTreeMap::new();
-    for server in twice(runtime, |until| runtime.deployment.all(until))? {
+    for server in with_retry(runtime, |until| runtime.deployment.all(until))? {
         each_page(runtime, &server, b"zset", &pattern, |page| {
             for key in page {
                 let lock = semaphore::lock_of(key, &config.key_prefix, &config.channel_prefix);
@@ -51,7 +53,7 @@ pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldP
                 };
                 let name = lock.names[0].clone();
                 let keys = SemaphoreKeys::of(lock, 1, 1);
-                let permits = twice(runtime, |until| {
+                let permits = with_retry(runtime, |until| {
                     let call = keys.inspect_permits(MOST_HOLDERS);
                     match runtime.deployment.call(call, until, Cap::Counted) {
                         Ok(Answer::Permits(permits)) => Ok(permits),
@@ -73,16 +75,17 @@ pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldP
         .collect())
 }
 
-/// Scans each server page by page and inspects the names on each page.
+/// Returns the held locks whose names begin with `prefix`.
 ///
-/// Over a quorum, a minority of the servers may fail.
+/// Scans each server page by page and inspects the names on each page. Over a quorum, a minority of
+/// the servers may fail.
 pub(crate) fn list(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<Held>, Error> {
     let key_prefix = runtime.config.key_prefix.as_bytes();
     let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
     let mut found = BTreeMap::new();
     let size = runtime.deployment.size();
     let mut may_fail = size.all - size.needed;
-    for server in twice(runtime, |until| runtime.deployment.all(until))? {
+    for server in with_retry(runtime, |until| runtime.deployment.all(until))? {
         match collect(runtime, &server, &pattern, &mut found) {
             Err(error) if error.is_unreachable() && may_fail > 0 => may_fail -= 1,
             outcome => outcome?,
@@ -93,7 +96,7 @@ pub(crate) fn list(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<Held>, Error>
     Ok(held.map(|(name, holder)| Held { name, holder }).collect())
 }
 
-/// Adds the names that one server has to `found`, except those that are there already.
+/// Adds to `found` the names on one server, except those that it contains already.
 fn collect(
     runtime: &Runtime,
     server: &Server,
@@ -105,13 +108,14 @@ fn collect(
         let names: Vec<Arc<dyn Primitive>> = page
             .iter()
             .filter_map(|key| named(key, &runtime.config))
-            // `SCAN` may return a key twice, and keys that are not locks.
+            // Other servers of a quorum have the same names, and `SCAN` may return a key twice. A
+            // cluster cannot keep every name.
             .filter(|keys| {
                 !found.contains_key(keys.key(0).name) && runtime.deployment.check(keys).is_ok()
             })
             .collect();
         for names in names.chunks(NAMES_PER_WRITE) {
-            let holders = twice(runtime, |until| {
+            let holders = with_retry(runtime, |until| {
                 if runtime.deployment.size().all > 1 {
                     return names
                         .iter()
@@ -138,7 +142,7 @@ fn each_page(
 ) -> Result<(), Error> {
     let mut scan = KeyScan::new(Instant::now());
     loop {
-        let page = twice(runtime, |until| scan.page(server, kind, pattern, until))?;
+        let page = with_retry(runtime, |until| scan.page(server, kind, pattern, until))?;
         act(&page)?;
         if scan.is_over() {
             return Ok(());
@@ -156,7 +160,8 @@ fn each_page(
 /// Returns the holder of a name over a quorum.
 ///
 /// If a minority has the key and another server does not answer, no majority can tell who holds the
-/// name: the name then counts as free. The scan has already shown that a majority answers.
+/// name: the name then counts as free. If no majority answers, the scans of the silent servers
+/// fail, and with them the list.
 fn by_majority(runtime: &Runtime, keys: &Keys) -> Result<Option<Holder>, Fault> {
     // Each name has its own deadline, so that one without a reply leaves the next ones their time.
     let until = Instant::now().after(runtime.deployment.command_timeout());
@@ -178,7 +183,7 @@ fn known(answer: Result<Answer, Fault>) -> Result<Option<Holder>, Fault> {
 /// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
 ///
 /// The pooled connection may have been dead already, and the commands change nothing.
-fn twice<T>(
+fn with_retry<T>(
     runtime: &Runtime,
     mut ask: impl FnMut(Instant) -> Result<T, Fault>,
 ) -> Result<T, Error> {

@@ -49,7 +49,7 @@ impl<'a> Place<'a> {
     }
 
     /// Returns the id under which the call must [`enter`](Self::enter) now; `None` if another call
-    /// now has the place that they share.
+    /// of this client has taken the place that its calls share.
     pub(crate) fn begin_entering(&self) -> Option<HolderId> {
         let Attempt { runtime, keys, .. } = self.attempt;
         let id = keys.fresh_id(&runtime.config.owner);
@@ -59,7 +59,7 @@ impl<'a> Place<'a> {
 
     /// Acquires the lock, or a place at the end of the queue if it is refused.
     ///
-    /// Wants this number of `tokens`. Also returns when the command was sent.
+    /// A grant reserves this number of `tokens`. Also returns when the command was sent.
     pub(crate) fn enter(&self, id: HolderId, tokens: u64) -> Result<(Attempted, Instant), Fault> {
         let Attempt { runtime, keys, .. } = self.attempt;
         logging::trace!(
@@ -81,8 +81,9 @@ impl<'a> Place<'a> {
             if refusal.holder == id.as_str().as_bytes()
                 && refusal.remaining.is_none_or(|left| left > provisional(ttl))
             {
-                // The first run of the command found the lock free, and a proxy or the network ran
-                // it again. A grant by way of the queue lasts no longer than a place.
+                // The first run of the command acquired the free lock, and a proxy or the network
+                // ran it again. A grant to the new place would last no longer than the place. With
+                // a ttl of at most 3 s both look alike: then the next refresh finds the lease.
                 self.ticket.note_not_entered();
                 return Err(self.attempt.undo(
                     keys,
@@ -110,7 +111,7 @@ impl<'a> Place<'a> {
                 let was_sent =
                     |error: &Error| !matches!(error, Error::Closed | Error::Thread { .. });
                 if matches!(&fault, Fault::Rejected(error) if was_sent(error)) {
-                    // It has a place if a grant to another waiter failed.
+                    // The script may have made the place before its grant to another waiter failed.
                     self.leave(id);
                 }
                 Err(fault)
@@ -118,10 +119,10 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Refreshes the places of all calls of this client that wait for the name.
+    /// Refreshes the places `ids`: those of all calls of this client that wait for the name.
     ///
-    /// Returns the state of each, and when the command was sent. The caller must report the outcome
-    /// to the ticket.
+    /// A later grant to one of them reserves this number of `tokens`. Returns the state of each
+    /// place, and when the command was sent. The caller must report the outcome to the ticket.
     pub(crate) fn refresh(
         &self,
         ids: &[HolderId],
@@ -148,7 +149,8 @@ impl<'a> Place<'a> {
 
     /// Returns the provisional lease of a grant, unless Redis must confirm it.
     ///
-    /// Redis must do so if the grant may be about to lapse, or if replicas must acknowledge it.
+    /// Redis must confirm it if replicas must acknowledge it, or if less than half of its time may
+    /// be left.
     pub(crate) fn lease(&self, grant: &Grant, now: Instant) -> Option<LeaseState> {
         let terms = &self.attempt.terms;
         if terms.replicas.is_some() {
@@ -177,15 +179,15 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Ends the wait: leaves the queue, or leaves the place to another call of this client that
-    /// shares it, if `others_wait`.
+    /// Ends the wait. A shared place passes to another call of this client if `others_wait`;
+    /// otherwise the call leaves the queue.
     pub(crate) fn end(self, others_wait: bool) {
         if let Some(id) = self.ticket.hand_over(others_wait) {
             self.leave(id);
         }
     }
 
-    /// Leaves the queue, or passes on the grant to `id`.
+    /// Removes the place `id` from the queue. If it was granted the lock, releases the lock.
     pub(crate) fn leave(&self, id: HolderId) {
         leave(self.attempt, self.attempt.keys, id);
     }
@@ -202,7 +204,7 @@ pub(crate) fn refresh_pace(attempt: &Attempt<'_>) -> RefreshPace {
     }
 }
 
-/// Returns how this client receives grants of the first name, unless none of its calls can.
+/// Returns the inbox for grants of the first name; an empty one unless a call `can_receive` them.
 pub(crate) fn inbox(attempt: &Attempt<'_>, can_receive: bool) -> Inbox {
     match can_receive {
         true => attempt.runtime.inbox(attempt.keys.key(0)),
@@ -210,7 +212,7 @@ pub(crate) fn inbox(attempt: &Attempt<'_>, can_receive: bool) -> Inbox {
     }
 }
 
-/// Describes a place whose grants arrive in `inbox`.
+/// Describes a new place; a grant to it is published to `inbox`.
 pub(crate) fn new_place<'a>(attempt: &Attempt<'_>, inbox: &'a Inbox) -> NewPlace<'a> {
     NewPlace {
         inbox: &inbox.channel,
@@ -235,7 +237,7 @@ pub(crate) fn waiting_reply(
     }
 }
 
-/// Leaves the queue, or passes on the grant to `id`.
+/// Removes the place `id` from the queue. If it was granted the lock, releases the lock.
 pub(crate) fn leave(attempt: &Attempt<'_>, keys: &Arc<dyn Primitive>, id: HolderId) {
     let until = Instant::now().after(attempt.terms.ttl);
     let release = Release::of_place(Arc::clone(keys), id, until);

@@ -1,5 +1,5 @@
-//! The lock of one name on a server with queues, a cohort lock (Dice, Marathe, Shavit 2012): its
-//! clients wait in a queue in Redis, and the calls of each client, its cohort, behind each other.
+//! The lock of one name on a server with queues, a cohort lock (Dice, Marathe, Shavit 2012).
+//! Clients wait in a queue in Redis. The calls of each client, a cohort, wait in a local queue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,10 @@ use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
 use crate::protocol::verb::Verb;
 
-/// Grants to the first waiter, or frees the lock.
+/// Releases the lock: grants it to the first waiter, or frees it.
 ///
-/// The functions of the queue are inside a function, which runs only if a client waits.
+/// The files from `open_queue` to `pass_on` are one Lua function. The script calls it only if a
+/// client waits, so Redis does not create the functions of the queue in other releases.
 pub(super) static RELEASE: Script = script!(
     "cohort_release",
     "get pttl pexpire set del lindex hdel lrem time lpop hget hset",
@@ -29,7 +30,7 @@ pub(super) static RELEASE: Script = script!(
     "queue",
     "pass_on"
 );
-/// Says what the places of a client want from now on, and refreshes them.
+/// Sets what the places of a client want from now on, and refreshes them.
 pub(super) static REFRESH: Script = queue_script!(
     "queue_refresh",
     " pexpire",
@@ -41,7 +42,7 @@ pub(super) static REFRESH: Script = queue_script!(
 /// The keys and calls of a [`Mutex`](crate::Mutex), unless a quorum keeps it.
 #[derive(Debug)]
 pub(crate) struct CohortKeys {
-    /// Both kinds of lock share the queue of a name.
+    /// The queue of the name, which its fair lock and its read-write lock use, too.
     queue: QueueKeys,
     rights: Arc<QueueRights>,
 }
@@ -54,7 +55,8 @@ impl CohortKeys {
         })
     }
 
-    /// Returns `call`, or the same without a queue if the user may not use queues.
+    /// Adds a fallback to `call`: the script `without`, which needs no queue. Returns the fallback
+    /// itself if the user is known to lack the rights for queues.
     fn or_without_queue<'a>(&'a self, call: Call<'a>, without: &'static Script) -> Call<'a> {
         let call = Call {
             without_queue: Some(WithoutQueue {
@@ -75,8 +77,8 @@ impl Primitive for CohortKeys {
         &self.queue.keys
     }
 
-    /// Acquires the lock if it is free. Clients that wait in the queue count only for a call with a
-    /// place, or one that goes behind them.
+    /// Acquires the lock if it is free. A call with `Queueing::Barge` ignores the queue; for other
+    /// calls no client may wait there.
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
         if let Queueing::Barge = request.queueing {
             return mutex::acquire(self.keys(), &request, [&ACQUIRE, &mutex::PROPOSE]);
@@ -85,7 +87,8 @@ impl Primitive for CohortKeys {
         self.queue.enter(&request, Arg::Block(tokens), tokens)
     }
 
-    /// Also passes the lock to the next client, unless it leaves it free for a moment.
+    /// Also grants the lock to the next client, unless this release leaves the lock free for a
+    /// moment.
     fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a> {
         let may_leave_open = match at {
             AtRelease::MayLeaveOpen => Arg::Number(1),

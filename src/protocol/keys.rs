@@ -23,9 +23,10 @@ pub(crate) struct Keys {
     pub(super) channels: OneOrMany<Vec<u8>>,
 }
 
-/// The place of a lock's keys.
+/// How a deployment distributes the keys of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
+    /// All on one server, or on the master that sentinels name.
     OneServer,
     /// Spread over the slots of a cluster.
     Slots,
@@ -54,29 +55,29 @@ impl Keys {
     }
 
     pub(super) fn of(names: &[Name], key_prefix: &str, channel_prefix: &str) -> Self {
-        let behind = |prefix: &str| -> OneOrMany<Vec<u8>> {
+        let prefixed = |prefix: &str| -> OneOrMany<Vec<u8>> {
             let bytes = names.iter().map(Name::as_bytes);
             bytes
                 .map(|name| [prefix.as_bytes(), name].concat())
                 .collect()
         };
-        let locks = behind(key_prefix);
+        let locks = prefixed(key_prefix);
         Self {
             fences: locks
                 .iter()
                 .map(|lock| sibling_key(lock, "fence"))
                 .collect(),
-            channels: behind(channel_prefix),
+            channels: prefixed(channel_prefix),
             locks,
             names: names.iter().cloned().collect(),
         }
     }
 
-    /// Returns the n-th name with its key and channel.
+    /// Returns the name at index `n`, with its key and channel.
     ///
     /// # Panics
     ///
-    /// If there are not more than `n` names.
+    /// If `n` is not below the number of names.
     pub(crate) fn key(&self, n: usize) -> Key<'_> {
         Key {
             name: &self.names[n],
@@ -116,8 +117,8 @@ impl Keys {
     ///
     /// # Errors
     ///
-    /// `Error::Config` if there is no name, a name is invalid, or a key would collide with
-    /// leasehold's.
+    /// `Error::Config` if there is no name, a name is invalid, or a lock key begins with
+    /// `leasehold:`, as leasehold's other keys do.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.names.is_empty() {
             return Err(Error::Config(
@@ -141,7 +142,7 @@ impl Keys {
     ///
     /// # Errors
     ///
-    /// `Error::Config` for a name with a closing brace and no hash tag.
+    /// `Error::Config` for a lock key with a closing brace and no hash tag.
     pub(crate) fn check_slots(&self) -> Result<(), Error> {
         let mut keys = self.locks.iter().zip(&*self.fences).zip(&*self.names);
         match keys.find(|((lock, fence), _)| slot(lock) != slot(fence)) {
@@ -166,7 +167,8 @@ impl fmt::Display for Keys {
     }
 }
 
-/// Returns another key of the same name, in the cluster slot of the lock key.
+/// Returns another key of the same name, in the cluster slot of the lock key unless
+/// [`Keys::check_slots`] rejects that.
 ///
 /// It never equals a lock key: [`Keys::check`] rejects lock keys that begin with `leasehold:`.
 pub(crate) fn sibling_key(lock: &[u8], what: &str) -> Vec<u8> {
@@ -201,8 +203,8 @@ mod tests {
         assert_eq!(keys("a{b").fences[0], b"leasehold:fence:{lock:a{b}");
     }
 
-    /// Tries all names of up to seven of the characters `a{}`. Only a name with a closing brace and
-    /// without a hash tag is rejected.
+    /// Tries all names of one to seven of the characters `a{}`, behind several prefixes. Only a
+    /// lock key with a closing brace and without a hash tag is rejected.
     #[test]
     fn all_keys_of_a_name_are_in_one_slot_or_the_name_is_rejected() {
         let mut names = vec![String::new()];
@@ -213,8 +215,8 @@ mod tests {
                 for prefix in ["lock:", "", "{t}", "}", "{"] {
                     let keys = Keys::new(name.as_str().into(), prefix, "r:");
                     let lock = [prefix, name].concat();
-                    let can_be = !lock.contains('}') || hash_tag(lock.as_bytes()).is_some();
-                    assert_eq!(keys.check_slots().is_ok(), can_be, "{lock}");
+                    let is_valid = !lock.contains('}') || hash_tag(lock.as_bytes()).is_some();
+                    assert_eq!(keys.check_slots().is_ok(), is_valid, "{lock}");
                 }
             }
         }

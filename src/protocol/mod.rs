@@ -1,4 +1,4 @@
-//! The wire protocol: keys, the calls of scripts, and what their replies mean. No I/O.
+//! The wire protocol: keys, scripts, their calls, and the meaning of their replies. No I/O.
 
 pub(crate) mod all;
 pub(crate) mod answer;

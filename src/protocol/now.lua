@@ -1,9 +1,9 @@
--- Shared by the scripts of a queue; prepended to each of them.
+-- The server's clock. Prepended to the scripts of queues, and to those of readers and permits.
 
--- The server's clock, in µs and in ms; nil until `read_clock`.
+-- The time since 1970, in µs and in whole ms; nil until `read_clock`.
 local micros, now
 
--- Reads the clock, once in each script. A release to nobody does not need it.
+-- Reads the clock at its first call in a run: most releases find no waiter and need no clock.
 local function read_clock()
   if now then return end
   local time = redis.call('TIME')

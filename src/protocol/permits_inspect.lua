@@ -1,8 +1,8 @@
 -- Reads the number of permits of a semaphore that are out, and their holders.
 -- KEYS[1] permits, KEYS[2] fence
 -- ARGV[1] the most holders to return
--- {permits out, last fencing token or nil, holder id, ms until its permits end, …}, sorted by that
--- time.
+-- Returns {permits out, last fencing token or nil, holder id, ms until its permits end, …}. The
+-- holders are sorted by the end of their permits, the first end first.
 read_clock()
 local used, n, found = 0, 0, nil
 repeat
@@ -16,7 +16,7 @@ repeat
   end
   n = n + 1001
 until #found < 2002
--- A token has at most 16 digits: with a seventeenth it is none.
+-- A token has at most 16 digits. 17 bytes of a longer value are enough for the client to reject it.
 local fence = redis.pcall('GET', KEYS[2])
 fence = type(fence) == 'string' and string.sub(fence, 1, 17)
 local reply = {math.min(math.max(used, 0), 2 ^ 53), fence}

@@ -1,9 +1,12 @@
--- Adds a client's counts to the shared statistics, exactly once.
+-- Adds a client's counts to the shared statistics. A call that is repeated within an hour adds
+-- nothing.
 -- KEYS[1] hash of the statistics, KEYS[2] number of the client's last addition
 -- ARGV[1] number of this addition, which rises
 -- ARGV[2] fields and counts, as "attempts 3 released 2"
 -- Added: 1. Added before, by a try whose reply was lost: 0.
--- Errors: an error of HINCRBY if it failed for every field. After an error nothing was added.
+-- Errors: an error of HINCRBY if it failed for every field. After an error nothing was added,
+-- unless only the SET failed, as for a user without the permission: then the client's next call
+-- adds the counts again.
 if tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[1]) then
   return 0
 end
@@ -16,7 +19,7 @@ for field, count in string.gmatch(ARGV[2], '(%S+) (%d+)') do
     added = added + 1
   end
 end
--- A field that holds no integer must not keep the others from being added.
+-- A field that holds no integer must not keep the others from being added: only its count is lost.
 if added == 0 then
   return refused
 end

@@ -12,13 +12,13 @@ pub(crate) enum Verb {
     Acquire(Wanted),
     /// Acquires a set of this number of names, or waits for one of them.
     AcquireSet(usize),
-    /// Releases a lock; `counts` the subscribers that receive the wake-up.
+    /// Releases a lock. If it `counts`, the reply tells how many subscribers received the wake-up.
     Release {
         counts: bool,
     },
-    /// Releases a lock with a queue, or grants it to the next client.
+    /// Releases a cohort lock: grants it to the next client in its queue, or frees it.
     PassOn,
-    /// Releases for this number of holder ids.
+    /// Releases the lock, or removes the place, of each of this number of holder ids.
     Undo(usize),
     Renew,
     /// Reads the holder.
@@ -27,7 +27,7 @@ pub(crate) enum Verb {
     ReadFence,
     /// Reads the holders of a semaphore's permits.
     InspectPermits,
-    /// Reads the holders of a lock that readers share.
+    /// Reads the writer or the readers of a read-write lock.
     InspectShared,
     /// Refreshes this number of places in a queue. Several can be granted at once only if the lock
     /// is shared.

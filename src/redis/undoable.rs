@@ -11,11 +11,13 @@ use crate::holder_id::HolderId;
 use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::script::Call;
 
-/// A lease that an unanswered call may leave behind on a server.
+/// A lease that may stay on a server if its acquire or its release gets no reply.
 pub(crate) struct Undoable<'a> {
     pub(crate) keys: &'a Arc<dyn Primitive>,
     pub(crate) id: &'a HolderId,
+    /// How long the key may stay. Its release is repeated for at most this long.
     pub(crate) ttl: Duration,
+    /// `None` unless over a quorum.
     pub(crate) votes: Option<&'a Arc<ServerVotes>>,
 }
 
@@ -25,7 +27,7 @@ impl Undoable<'_> {
             .release(self.id.as_str().as_bytes(), AtRelease::Plain)
     }
 
-    /// The known state of the acquiring command at a server.
+    /// Returns the known state of the acquiring command at a server; `Asked` without votes.
     pub(super) fn vote(&self, server: usize) -> Vote {
         self.votes.map_or(Vote::Asked, |votes| votes.vote(server))
     }
@@ -54,8 +56,8 @@ pub(crate) enum Vote {
 
 /// The known state of one acquiring command at each server.
 ///
-/// A release skips the servers that acquired nothing. "Key not found" is proof only if the command
-/// is known to have run.
+/// A release skips the servers at which the command acquired nothing. If a release finds no key,
+/// that is final only if the command is known to have run: otherwise the command may run later.
 #[derive(Debug)]
 pub(crate) struct ServerVotes(Mutex<Box<[Vote]>>);
 
@@ -76,12 +78,12 @@ impl ServerVotes {
     }
 }
 
-/// A release that must be repeated until the key is certainly gone from a server.
+/// A release that is repeated until the key is certainly gone from a server, at most until `until`.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingRelease {
     pub(crate) keys: Arc<dyn Primitive>,
     pub(crate) id: HolderId,
-    /// When the key has certainly expired.
+    /// When the repetition ends, whatever the server has replied.
     pub(crate) until: Instant,
     pub(crate) votes: Option<Arc<ServerVotes>>,
 }

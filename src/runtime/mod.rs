@@ -39,7 +39,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::url::Target;
 
-    /// The runtime of a client of the server at `url`; no thread runs yet.
+    /// Returns the runtime of a client of the server at `url`; no thread runs yet.
     pub(crate) fn runtime_of(url: &str) -> Arc<Runtime> {
         let config = Config::default();
         let target = Target::parse(url).unwrap();

@@ -16,8 +16,8 @@ pub(crate) enum Wake {
     Ttl,
     Backstop,
     Reconnect,
-    /// Nothing was released: the waiter moved up in the queue, its subscription was confirmed, or
-    /// the client was shut down.
+    /// Any other reason; not counted. For example: the waiter moved up in the queue, its
+    /// subscription was confirmed, its deadline is near, or the client was shut down.
     Turn,
 }
 
@@ -27,29 +27,30 @@ pub(crate) struct Meters {
     pub(crate) counters: Counters,
     pub(crate) wait: Histogram,
     pub(crate) hold: Histogram,
-    /// The renewal lag in nanoseconds, plus one; 0 before the first renewal.
+    /// The lag of the last confirmed renewal in nanoseconds, plus one; 0 before the first.
     lag: AtomicU64,
 }
 
 impl Meters {
-    /// Counts a call that acquired its lock `after` this time.
-    pub(crate) fn acquired(&self, has_waited: bool, after: Duration) {
+    /// Counts a call that acquired its lock and `took` this time.
+    pub(crate) fn acquired(&self, has_waited: bool, took: Duration) {
         if has_waited {
             self.counters.acquired_after_waiting.up();
         } else {
             self.counters.acquired_at_once.up();
         }
-        self.wait.record(after);
+        self.wait.record(took);
     }
 
-    /// Counts a lock that its holder released, `after` having it for this time.
-    pub(crate) fn released(&self, in_time: bool, after: Duration) {
+    /// Counts a lock that its holder released after it had `held` the lock for this time; `in_time`
+    /// if the lease had not ended before.
+    pub(crate) fn released(&self, in_time: bool, held: Duration) {
         if in_time {
             self.counters.released.up();
         } else {
             self.counters.released_too_late.up();
         }
-        self.hold.record(after);
+        self.hold.record(held);
     }
 
     pub(crate) fn lost(&self, lost: Lost) {
@@ -75,12 +76,13 @@ impl Meters {
         }
     }
 
+    /// Returns the lag of the last confirmed renewal; `None` before the first.
     pub(crate) fn lag(&self) -> Option<Duration> {
         let nanos = self.lag.load(Ordering::Relaxed).checked_sub(1)?;
         Some(Duration::from_nanos(nanos))
     }
 
-    /// Counts a waiter that retries; returns false for a reason that is not counted.
+    /// Counts a waiter that woke; returns false for a reason that is not counted.
     pub(crate) fn woke(&self, wake: Wake) -> bool {
         let counters = &self.counters;
         match wake {

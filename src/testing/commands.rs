@@ -46,7 +46,7 @@ const UNSUPPORTED: [(&str, &[&str]); 5] = [
     ),
 ];
 
-/// The commands that a subscribed connection may send, in version 2 of the protocol.
+/// The commands that a subscribed connection may send, if it uses version 2 of the protocol.
 const WHILE_SUBSCRIBED: [&str; 3] = ["SUBSCRIBE", "UNSUBSCRIBE", "PING"];
 
 impl ServerState {
@@ -118,7 +118,7 @@ impl ServerState {
         }
     }
 
-    /// Runs a script. Returns its reply, or `None` if a fault loses the reply.
+    /// Runs a script. Returns its reply, or `None` if the test drops the reply.
     fn eval(&mut self, by_source: bool, args: &[Vec<u8>]) -> Option<Reply> {
         if let Some(error) = self.faults.refusal() {
             return Some(Reply::Error(error.into()));
@@ -155,7 +155,8 @@ impl ServerState {
         }
     }
 
-    /// Runs a script for the test. The faults that the test has begun do not apply to it.
+    /// Runs a script for the test itself, even while the server refuses scripts or drops replies.
+    /// `drop_messages` applies to it, too.
     pub(super) fn eval_without_faults(&mut self, words: &[Vec<u8>]) -> Reply {
         self.prepare(0);
         let faults = std::mem::take(&mut self.faults);
@@ -295,7 +296,8 @@ impl ServerState {
         list
     }
 
-    /// Closes the connections of a type: the caller's only with `SKIPME no`.
+    /// Closes the connections of the type that the option TYPE names, or else all. Closes the
+    /// caller's own only with `SKIPME no`.
     fn client_kill(&mut self, id: u64, args: &[Vec<u8>]) -> Reply {
         match args {
             [] => return Reply::Error(wrong_number("client|kill")),
@@ -332,7 +334,7 @@ impl ServerState {
         Reply::Int(killed)
     }
 
-    /// Returns the sections that tools read, whichever the command names.
+    /// Returns the sections that tools read, whatever sections the command names.
     fn info(&self) -> String {
         let mut info = format!(
             "# Server\r\nredis_version:{VERSION}\r\nredis_mode:standalone\r\n\r\n# Replication\r\n\
@@ -357,8 +359,8 @@ impl ServerState {
         *self.calls.entry(name).or_default() += 1;
     }
 
-    /// Sends the replies before a lost one, and nothing after it: the client would take a later
-    /// reply for the lost one.
+    /// Sends the replies before a dropped one, and nothing after it: the client would take a later
+    /// reply for the dropped one.
     fn mute(&mut self, id: u64) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.send();

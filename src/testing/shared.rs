@@ -7,13 +7,14 @@ use parking_lot::{Condvar, Mutex};
 
 use super::state::ServerState;
 
-/// The longest time for which the server's thread can be busy, on a machine that is overloaded.
+/// Longer than any round of the server's thread takes, even on an overloaded machine.
 const LONGEST_ROUND: Duration = Duration::from_secs(60);
 
 pub(super) struct Shared {
     pub(super) state: Mutex<ServerState>,
-    /// Notified in every round of the thread.
+    /// Notified at the start of every round of the thread.
     pub(super) round: Condvar,
+    /// A byte written here ends the thread's wait for its sockets.
     waker: PipeWriter,
 }
 
@@ -28,14 +29,18 @@ impl Shared {
         Ok((shared, reader))
     }
 
-    /// Changes the state, and returns when the thread has seen the change: what it did before is
-    /// over. The caller borrows the server, so the thread runs.
+    /// Changes the state, and returns when the thread has begun another round: it has then finished
+    /// what it did before the change.
+    ///
+    /// The caller must have borrowed the server, so that its thread runs.
     pub(super) fn change<T>(&self, act: impl FnOnce(&mut ServerState) -> T) -> T {
         self.change_if_running(act)
             .expect("a server runs while it is borrowed")
     }
 
-    /// The same for a guard, which can outlive the server; then it changes nothing.
+    /// Like [`change`](Self::change), for a guard, which can outlive the server.
+    ///
+    /// Returns `None`, and changes nothing, if the server has been dropped.
     pub(super) fn change_if_running<T>(
         &self,
         act: impl FnOnce(&mut ServerState) -> T,
@@ -63,6 +68,7 @@ impl Shared {
         let _ = (&self.waker).write(&[0]);
     }
 
+    /// Makes the thread end, without waiting for that.
     pub(super) fn stop(&self) {
         self.state.lock().is_stopping = true;
         self.wake();

@@ -1,4 +1,4 @@
-//! Arbitrary replies, of numbers and texts with which decoders might go wrong.
+//! Arbitrary replies, made of numbers and texts that decoders might read wrongly.
 
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
@@ -58,7 +58,7 @@ pub(super) fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
     from[random.random_range(0..from.len())]
 }
 
-/// Returns any value that is not a list, or an empty list.
+/// Returns a random value without items: a number, a text, nil, or an empty list, for example.
 pub(super) fn scalar(random: &mut SmallRng) -> Value {
     let text = |random: &mut SmallRng| String::from_utf8_lossy(pick(random, &TEXTS)).into_owned();
     match random.random_range(0..12) {
@@ -75,7 +75,9 @@ pub(super) fn scalar(random: &mut SmallRng) -> Value {
     }
 }
 
-/// Returns any value, with lists in lists at most `depth` deep.
+/// Returns a random value; lists, maps and pushes are nested at most `depth` deep.
+///
+/// It contains no set, attribute or error reply.
 pub(super) fn arbitrary(random: &mut SmallRng, depth: usize) -> Value {
     if depth == 0 || random.random_range(0..3) == 0 {
         return scalar(random);

@@ -1,4 +1,5 @@
-//! Checks of what is read from a value outside of scripts: roles, addresses, messages and errors.
+//! Checks of what is read from values that are no replies of scripts: cluster layouts, addresses,
+//! roles, log-on replies, messages and errors.
 
 use redis::{Msg, PushKind, Value};
 
@@ -13,6 +14,8 @@ use crate::runtime::subscriber::pubsub::{Received, read as read_received};
 
 use super::answers::check_grant;
 
+/// Checks everything that is read from `value` except the answers of scripts and commands. No
+/// result may have more than `most` bytes or items.
 pub(super) fn check_value(value: &Value, most: usize) {
     let asked = ("asked".to_owned(), 1);
     if let Some(layout) = SlotLayout::read(value.clone(), &asked) {
@@ -28,31 +31,32 @@ pub(super) fn check_value(value: &Value, most: usize) {
     if let Some(Some((host, port))) = read_address(value.clone()) {
         assert!(host.len() <= most && port > 0);
     }
-    check_roles(value);
+    check_new_connection(value);
     check_messages(value, most);
     if let Value::ServerError(error) = value {
         if let Some(Redirect::Moved(host, port) | Redirect::Ask(host, port)) = Redirect::read(error)
         {
-            let said = error.details().unwrap_or_default();
-            let mut words = said.split(' ');
+            let text = error.details().unwrap_or_default();
+            let mut words = text.split(' ');
             assert!(
                 words
                     .next()
-                    .is_some_and(|slot| slot.parse().is_ok_and(|slot: u16| slot < SLOTS))
+                    .is_some_and(|slot| slot.parse().is_ok_and(|slot: u16| slot < SLOTS)),
+                "{text}"
             );
             assert!(
                 port > 0
                     && words
                         .next()
                         .is_some_and(|address| address.starts_with(&host)),
-                "{said}"
+                "{text}"
             );
         }
         let _ = (error_reply::meaning(error), error_reply::words(error));
     }
 }
 
-/// Reads what a value says at its first place, if it is a list with a text there.
+/// Returns the first item of an array, if it is a bulk string.
 fn first_text(value: &Value) -> Option<&[u8]> {
     match value {
         Value::Array(items) => match items.first() {
@@ -63,7 +67,7 @@ fn first_text(value: &Value) -> Option<&[u8]> {
     }
 }
 
-/// The channel in the confirmation of a SUBSCRIBE.
+/// Returns the channel in the confirmation of a SUBSCRIBE; `None` for another value.
 fn confirmed_channel(value: &Value) -> Option<&[u8]> {
     let channel = match value {
         Value::Array(items) => {
@@ -82,7 +86,8 @@ fn confirmed_channel(value: &Value) -> Option<&[u8]> {
     }
 }
 
-fn check_roles(value: &Value) {
+/// Checks what a new connection reads: the role, the subscription at a sentinel, and the log-on.
+fn check_new_connection(value: &Value) {
     let is_error = matches!(value, Value::ServerError(_));
     if is_master(value.clone()) == Some(true) {
         assert!(

@@ -23,10 +23,10 @@ pub(crate) use crate::args::run::Run;
 /// The server is read from --url, else from REDIS_URL or, for a quorum, REDIS_URLS, else from
 /// REDIS_HOST, REDIS_PORT and REDIS_DB, which are ignored if there is a URL. The default is
 /// 127.0.0.1:6379. REDIS_USERNAME and REDIS_PASSWORD fill in any URL without a password, even that
-/// of --url. REDIS_TLS_CA, REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. These
-/// variables set what no option sets: LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_CONNECT_TIMEOUT_MS,
+/// of --url. REDIS_TLS_CA, REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. Other settings
+/// are read from LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_CONNECT_TIMEOUT_MS,
 /// LOCK_COMMAND_TIMEOUT_MS, LOCK_UNREACHABLE_FOR_MS, LOCK_KEY_PREFIX and LOCK_CONNECTION_NAME.
-/// Results go to standard output, messages to standard error.
+/// Options override the variables. Results go to standard output, messages to standard error.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_long_help = TABLE)]
 pub(crate) struct Cli {
@@ -45,7 +45,8 @@ impl Cli {
     pub(crate) fn read(args: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         let args: Vec<OsString> = args.into_iter().collect();
         let mut cli = Self::try_parse_from(&args)?;
-        // clap does not tell whether `--` precedes a word, so the words before it are parsed alone.
+        // clap does not tell whether `--` precedes the word that it took as the name. So the words
+        // before `--` are parsed alone: if they contain no such word, it belongs to the command.
         let before = args.split(|word| word == "--").next().unwrap_or_default();
         if let Action::Run(run) = &mut cli.action
             && let Ok(Action::Run(named)) = Self::try_parse_from(before).map(|cli| cli.action)
@@ -72,8 +73,8 @@ struct Messages {
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
 
-    /// Print what happens to the lock: waits, grants, renewals and releases. Give it twice for
-    /// every attempt
+    /// Print what happens to the lock: waits, grants, renewals and releases. Give it twice to print
+    /// every attempt as well
     #[arg(short, long, global = true, action = ArgAction::Count)]
     verbose: u8,
 }
@@ -170,7 +171,7 @@ pub(crate) struct Form {
 
 /// Releases a lock on behalf of its holder
 ///
-/// It takes away no permits of a semaphore: they return on release, or after their ttl if the
+/// This takes away no permits of a semaphore: they return on release, or after their ttl if the
 /// holder is dead. The library's `Semaphore::force_release` takes them away.
 #[derive(Args, Debug)]
 pub(crate) struct Unlock {
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn command_that_is_missing_is_an_error_that_shows_the_form() {
+    fn missing_command_is_an_error() {
         for args in [&["a"][..], &["-n", "a"], &[]] {
             assert!(run(args).command().is_err(), "{args:?}");
         }

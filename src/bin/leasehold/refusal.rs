@@ -1,4 +1,4 @@
-//! The message of a run that did not get its lock: the holder, and its time.
+//! The message of a run that did not get its lock: who holds it, since when and for how long.
 
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,13 +10,14 @@ use crate::args::{Run, name};
 use crate::exit::Failure;
 use crate::record::shown_holder;
 
-/// The longest time to ask for the holder.
+/// How long to wait at most for Redis to report the holder.
 const ASKING: Duration = Duration::from_secs(1);
 
-/// The longest time to ask for the holder after --wait, which should be over in time.
+/// The same after `--wait`: the run should end soon after that time.
 const ASKING_AFTER_WAIT: Duration = Duration::from_millis(100);
 
-/// The longest time for which a lock can have been held by its token: tokens are kept for a day.
+/// Redis keeps a token for a day. If one seems to be older, the clocks of the server and of this
+/// machine differ.
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Returns the outcome of a run that did not get its lock.
@@ -43,11 +44,11 @@ pub(crate) fn not_acquired(client: &Client, args: &Run) -> Failure {
         None => ASKING,
     };
     let known = answered.recv_timeout(limit).ok().flatten();
-    // Otherwise there was no reply, or the lock was released just now.
+    // If nothing is known, no reply arrived in time, or nobody holds the lock now.
     Failure::outcome(code, known.unwrap_or_else(|| unknown(&names, permits)))
 }
 
-/// Returns the text if the holder is unknown.
+/// Returns the message if the holder is unknown.
 fn unknown(names: &[Name], permits: Option<u32>) -> String {
     match (names, permits) {
         ([name], Some(_)) => format!("no permit of {name} is free, or other calls wait for one"),
@@ -56,7 +57,7 @@ fn unknown(names: &[Name], permits: Option<u32>) -> String {
     }
 }
 
-/// Returns the text about a name that is held; `None` if it is free, or Redis does not say.
+/// Returns the message about a name that is held; `None` if it is free, or if the query fails.
 fn held(client: &Client, name: &Name) -> Option<String> {
     let holder = client.mutex(name).inspect().ok()??;
     let now = SystemTime::now();
@@ -67,7 +68,7 @@ fn held(client: &Client, name: &Name) -> Option<String> {
 /// `now` is the time since 1970.
 fn held_by(name: &Name, holder: &Holder, now: Duration) -> String {
     let mut text = format!("{name} is held by {}", shown_holder(holder));
-    // The token of a foreign holder is that of an earlier one.
+    // If the holder is another program or readers, the token is that of an earlier holder.
     let token = holder.fencing_token().filter(|_| holder.owner().is_some());
     if let Some(held) = token.and_then(|token| held_for(token, now)) {
         text += &format!(", for about {} now", shown_seconds(held));
@@ -81,7 +82,7 @@ fn held_by(name: &Name, holder: &Holder, now: Duration) -> String {
     }
 }
 
-/// Returns for how long the holder with this token has had the lock.
+/// Returns how long ago this token was drawn, and so how long its holder has had the lock.
 ///
 /// A token is the server's clock in µs at the grant, or more if that clock was ahead before.
 fn held_for(token: FencingToken, now: Duration) -> Option<Duration> {
@@ -89,8 +90,8 @@ fn held_for(token: FencingToken, now: Duration) -> Option<Duration> {
     (held <= DAY).then_some(held)
 }
 
-/// Returns the text about the permits that are out; `None` if there are none, or Redis does not
-/// say.
+/// Returns the message about the permits that are out; `None` if there are none, or if the query
+/// fails.
 fn permits_out(client: &Client, name: &Name, permits: u32) -> Option<String> {
     let holders = client.semaphore(name, permits).holders().ok()?;
     let first = holders.first()?;

@@ -16,20 +16,22 @@ pub(crate) fn ends(signal: i32) -> bool {
     [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&signal)
 }
 
-/// Stops this process until it gets CONT.
+/// Stops this process until it receives CONT.
 pub(crate) fn suspend() {
-    // Fails only for signals without a default action.
+    // Fails only for a signal that `signal_hook` does not know.
     let _ = emulate_default_handler(SIGTSTP);
 }
 
 /// Catches signals and returns a channel that receives them.
 ///
-/// Signals that the parent process ignored (`nohup`, a shell's `&`) stay ignored, except SIGCHLD.
+/// A signal that was ignored when this process started (`nohup`, a shell's `&`) stays ignored,
+/// except SIGCHLD. Only systems with `/proc` show which signals these are; on others, this process
+/// catches them as well.
 pub(crate) fn signals() -> io::Result<Receiver<i32>> {
     let ignored = ignored();
     if ignored & bit(SIGCHLD) != 0 {
-        // While SIGCHLD is ignored, the kernel forgets how a child has ended. A handler, which
-        // does nothing, ends that.
+        // While SIGCHLD is ignored, the kernel discards the exit status of a child. Any handler
+        // stops that: this one only sets a flag that nothing reads.
         signal_hook::flag::register(SIGCHLD, Arc::default())?;
     }
     let caught = CAUGHT.iter().filter(|&&signal| ignored & bit(signal) == 0);

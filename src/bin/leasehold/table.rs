@@ -7,12 +7,12 @@ use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::escape::Escaped;
 
-/// Returns the cell of a value that may be missing.
+/// Returns the cell for a value; `-` if it is missing.
 pub(crate) fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
 }
 
-/// Returns the cell of a number that Redis may have refused to tell.
+/// Returns the cell for a number; `?` if Redis refused to report it.
 pub(crate) fn or_unknown(number: Option<u64>) -> String {
     number.map_or_else(|| "?".into(), |number| number.to_string())
 }
@@ -21,13 +21,14 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1}s", time.as_secs_f64())
 }
 
-/// Returns the cells without characters that a terminal would act on.
+/// Returns the cells with all characters escaped that a terminal does not simply print.
 pub(crate) fn escaped<const N: usize>(row: &[String; N]) -> [String; N] {
     row.each_ref()
         .map(|cell| Escaped::whole(cell.as_bytes()).to_string())
 }
 
-/// Returns the rows as lines, with each column as wide as its longest cell.
+/// Returns the header and the rows as lines, with each column as wide as its widest cell. Escapes
+/// the rows, not the header.
 pub(crate) fn lines<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     let header = header.map(str::to_owned);
     let rows: Vec<_> = rows.iter().map(escaped).collect();
@@ -48,7 +49,7 @@ pub(crate) fn lines<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> 
     all().map(line).collect()
 }
 
-/// Returns the start of the line that fits into this many columns of a terminal.
+/// Returns the longest start of the line that fits into this number of terminal columns.
 pub(crate) fn cut(line: &str, columns: usize) -> &str {
     let mut left = columns;
     let end = line.char_indices().find_map(|(at, c)| {
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_their_longest_cell() {
+    fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [["a".into(), "x".into()], ["tisch-ü".into(), String::new()]];
         assert_eq!(
             lines(["NAME", "B"], &rows),

@@ -14,7 +14,8 @@ use crate::lock::{LockWait, Take};
 use crate::refusal::not_acquired;
 use crate::signals::{ends, suspend};
 
-/// How long a release may take after a signal.
+/// The time limit of the client's shutdown after a signal. The shutdown may take one command
+/// timeout longer.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Waits for the lock, and handles signals during the wait.
@@ -28,8 +29,8 @@ pub(crate) fn wait(
     let limit = LockWait::of(args);
     let waiting = move || {
         let taken = take(limit);
-        // After a signal the receiver is gone, and `send` returns the guard: dropping it releases
-        // the lock.
+        // Fails only if a signal has ended the wait. The shutdown of the client releases the lock
+        // if this call has acquired it.
         let _ = answer.send(taken);
     };
     thread::Builder::new()
@@ -45,7 +46,7 @@ pub(crate) fn wait(
             }
             recv(signals) -> signal => match signal {
                 Ok(signal) if ends(signal) => {
-                    // Wakes the waiting thread, and undoes its attempt.
+                    // Wakes the waiting thread, and undoes its attempt or releases its lock.
                     client.shutdown(LEAVING)?;
                     return Err(Failure::new(exit::by_signal(signal), ""));
                 }

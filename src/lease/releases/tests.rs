@@ -33,7 +33,7 @@ fn undone(removed: &[usize], other: Option<&HolderId>) -> Option<Answer> {
     }))
 }
 
-/// Returns what is sent from `from` to `to`, and when, if no try finds anything.
+/// Returns the batches sent from `from` to `to`, each with its time, if no try finds a key.
 fn sent(releases: &mut Releases, from: Instant, to: Instant) -> Vec<(Instant, ReleaseBatch)> {
     let mut all = Vec::new();
     let mut now = from;
@@ -59,7 +59,7 @@ fn releases_of_one_lock_share_a_command() {
     let batches = releases.take_due(at(0), false);
     let mut sizes: Vec<_> = batches.iter().map(|batch| batch.releases.len()).collect();
     sizes.sort_unstable();
-    assert_eq!(sizes, [1, 2], "releases of one lock share a command");
+    assert_eq!(sizes, [1, 2], "one command for each lock");
     assert!(releases.take_due(at(0), false).is_empty());
     for batch in &batches {
         assert!(releases.settle(batch, None).is_empty());
@@ -69,12 +69,12 @@ fn releases_of_one_lock_share_a_command() {
     assert_eq!(
         releases.take_due(at(52), true).len(),
         2,
-        "the last round at shutdown"
+        "a shutdown sends releases before they are due"
     );
 }
 
 #[test]
-fn release_that_begins_later_is_sent_then_whatever_others_are_sent_before() {
+fn planned_release_is_sent_at_its_time_even_if_another_was_just_sent() {
     let mut releases = Releases::default();
     let later = Release {
         began: Some(at(3)),
@@ -89,7 +89,7 @@ fn release_that_begins_later_is_sent_then_whatever_others_are_sent_before() {
     let batch = releases.take_due(at(3), false).remove(0);
     assert_eq!(batch.releases.len(), 1);
     releases.settle(&batch, undone(&[], None));
-    assert_eq!(releases.next(), Some(at(51)), "the other release again");
+    assert_eq!(releases.next(), Some(at(51)), "the other is repeated");
 }
 
 #[test]
@@ -106,18 +106,18 @@ fn release_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
     assert_eq!(
         releases.take_expired(at(0).after(TTL)).len(),
         2,
-        "their ttl has expired"
+        "the others end when their ttl has expired"
     );
     assert!(releases.is_empty() && releases.next().is_none());
 }
 
 #[test]
-fn any_reply_ends_a_release() {
+fn any_reply_ends_the_release_of_an_acquired_lease_and_is_reported() {
     let mut releases = Releases::default();
     let (sender, answers) = unbounded();
     let report = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
     let release = |name| Release::new(keys(name), HolderId::fresh("o"), at(9_000));
-    let is_told = |name| Release {
+    let reported = |name| Release {
         report: Some(report()),
         ..release(name)
     };
@@ -125,11 +125,11 @@ fn any_reply_ends_a_release() {
     let batch = releases.take_due(at(0), false).remove(0);
     let another = undone(&[], Some(&HolderId::fresh("o")));
     assert_eq!(releases.settle(&batch, another).len(), 1);
-    releases.push(is_told("b"), at(0));
+    releases.push(reported("b"), at(0));
     let batch = releases.take_due(at(0), false).remove(0);
     assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
     assert_eq!(answers.recv(), Ok(KeyState::Gone));
-    releases.push(is_told("c"), at(0));
+    releases.push(reported("c"), at(0));
     let batch = releases.take_due(at(0), false).remove(0);
     assert!(releases.settle(&batch, None).is_empty());
     let batch = releases.take_due(at(60), false).remove(0);
@@ -137,13 +137,13 @@ fn any_reply_ends_a_release() {
     assert_eq!(
         answers.recv(),
         Ok(KeyState::Ours),
-        "the first try removed the key"
+        "the first try, which got no reply, may have removed the key"
     );
     assert!(releases.is_empty());
 }
 
-/// Releases are added for 20 s: checks how many commands a name costs, and how long a late
-/// acquire can stay.
+/// Adds a release every 100 ms for 20 s. Checks the pauses between the tries of each release, which
+/// limit how long the key of a late acquire can stay, and the number of commands for the name.
 #[test]
 fn late_acquire_is_removed_soon_and_a_name_costs_few_commands() {
     let mut releases = Releases::default();
@@ -170,11 +170,11 @@ fn late_acquire_is_removed_soon_and_a_name_costs_few_commands() {
     let old: Vec<_> = old.map(|(now, _)| *now).collect();
     let is_rare = |two: &[Instant]| two[0].until(two[1]) >= ms(1_000);
     assert!(old.windows(2).all(is_rare));
-    assert!(old.len() < 60, "{} in ten minutes", old.len());
+    assert!(old.len() < 60, "{} commands in ten minutes", old.len());
 }
 
 #[test]
-fn many_releases_of_one_lock_cost_one_command_a_second() {
+fn thousands_of_releases_of_one_lock_cost_at_most_one_command_a_second() {
     let mut releases = Releases::default();
     for n in 0..5_000 {
         releases.push(release("a", at(n)), at(n));
@@ -185,7 +185,7 @@ fn many_releases_of_one_lock_cost_one_command_a_second() {
             .all(|(_, batch)| batch.releases.len() <= MOST_IDS)
     );
     let old = all.iter().filter(|(now, _)| *now > at(15_000)).count();
-    assert!(old <= 45, "{old} in 45 s");
+    assert!(old <= 45, "{old} commands in 45 s");
     let asked: HashSet<u64> = all
         .iter()
         .flat_map(|(_, batch)| batch.releases.iter().map(|(serial, _)| *serial))
@@ -209,7 +209,7 @@ fn release_of_the_current_holder_is_sent_at_once() {
 }
 
 #[test]
-fn contradictory_reply_changes_no_pause() {
+fn reply_that_names_an_id_of_its_own_batch_as_the_holder_shortens_no_pause() {
     let mut releases = Releases::default();
     releases.push(release("a", at(0)), at(0));
     let batch = releases.take_due(at(0), false).remove(0);
@@ -222,7 +222,7 @@ fn contradictory_reply_changes_no_pause() {
 }
 
 #[test]
-fn recovered_server_is_tried_within_a_second() {
+fn server_without_a_reply_is_tried_again_within_a_second() {
     let mut releases = Releases::default();
     releases.push(release("a", at(0)), at(0));
     let mut now = at(0);

@@ -37,7 +37,7 @@ impl Drop for AskingGuard {
 }
 
 impl SlotMap {
-    /// Asks these nodes at once, and returns the first layout that one of them reports.
+    /// Asks these nodes in parallel, and returns the first layout that one of them reports.
     ///
     /// Skips the nodes that another thread is asking.
     pub(super) fn ask_nodes(self: &Arc<Self>, nodes: Vec<HostPort>) -> Result<SlotLayout, Fault> {
@@ -46,7 +46,7 @@ impl SlotMap {
             .into_iter()
             .filter_map(|address| AskingGuard::new(Arc::clone(self), address))
             .collect();
-        let asked: Vec<HostPort> = guards.iter().map(|guard| guard.address.clone()).collect();
+        let addresses: Vec<HostPort> = guards.iter().map(|guard| guard.address.clone()).collect();
         let asks = guards
             .into_iter()
             .map(|guard| move || guard.map.ask(&guard.address, timeout));
@@ -54,8 +54,8 @@ impl SlotMap {
         {
             NoAnswer::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
             NoAnswer::Silent(Some((n, error))) => {
-                // `n` is an index of `asks`, which has the order of `asked`.
-                let (host, port) = &asked[n];
+                // The index of the request: `asks` and `addresses` have the same order.
+                let (host, port) = &addresses[n];
                 let cause = match NoFirstReply::of(&error) {
                     Some(event) => Cause::no_first_reply(event, self.tls_hint()),
                     None => error.into(),
@@ -83,6 +83,7 @@ impl SlotMap {
     }
 }
 
+/// Returns the error of a refused log-on or CLUSTER SLOTS.
 fn refused(server: String, error: &RedisError) -> Error {
     let rights = match error.code() {
         Some("NOPERM") => "; CLUSTER SLOTS needs +cluster|slots",

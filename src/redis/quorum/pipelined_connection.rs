@@ -11,14 +11,15 @@ use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{CallResult, Connection};
 use crate::redis::undoable::{PendingRelease, ServerVotes};
 
-/// The request that an unread reply answers, for the thread that reads it.
+/// The command that an unread reply will answer: tells the thread that reads the reply what to do
+/// with it.
 #[derive(Debug)]
 pub(crate) enum PendingReply {
-    /// A reply without consequences.
+    /// A command whose reply needs no action.
     Nothing,
     Acquire(Arc<ServerVotes>),
-    /// The reply to a release. `may_overtake` was judged when the release was sent: if the
-    /// acquiring command may run after the release, "key not found" proves nothing.
+    /// A release. `may_overtake` was determined when the release was sent: if the acquiring command
+    /// may run after the release, "key not found" proves nothing.
     Release {
         release: PendingRelease,
         may_overtake: bool,
@@ -46,8 +47,8 @@ impl PipelinedConnection {
         self.pending.len()
     }
 
-    /// The entry for a release that is sent over this connection next. An acquire whose reply is
-    /// still unread on the same connection runs before the release.
+    /// Returns the entry for a release that is sent over this connection next. An acquire whose
+    /// reply is still unread on this connection runs before the release.
     pub(super) fn pending_reply_to(&self, release: PendingRelease, server: usize) -> PendingReply {
         let acquire = release.votes.as_ref();
         let is_behind = acquire.is_some_and(|acquire| {
@@ -92,15 +93,15 @@ impl PipelinedConnection {
             .write(until, |buffer| ping.write_packed_command(buffer))
     }
 
-    /// Reads the next reply and returns it with the entry it belongs to. On an error, the
-    /// connection must not be used again; the entry is returned as well.
+    /// Reads the next reply and returns it with its entry. Also returns the entry on an error; the
+    /// connection must then not be used again.
     pub(crate) fn receive(&mut self, until: Instant) -> (PendingReply, CallResult) {
         let (pending, verb) = self.next_pending();
         (pending, self.connection.answer_to(until, verb))
     }
 
-    /// Like [`receive`](Self::receive), but returns `None` unless the reply has arrived. Pass
-    /// `is_ready` if the socket may have something to read.
+    /// Like [`receive`](Self::receive), but returns `None` if the reply has not arrived yet. Reads
+    /// from the socket only if it `is_ready`: it may have something to read.
     pub(super) fn receive_at_hand(&mut self, is_ready: bool) -> Option<(PendingReply, CallResult)> {
         let value = self.connection.answer_at_hand(is_ready).transpose()?;
         let (pending, verb) = self.next_pending();
@@ -121,8 +122,8 @@ impl PipelinedConnection {
         &self.connection
     }
 
-    /// Closes the connection and returns the entries of its unread replies. Sends `undo` behind
-    /// them first, if given.
+    /// Closes the connection and returns the entries of its unread replies. Before closing it,
+    /// sends `undo`, if given, behind the commands that got no reply.
     pub(super) fn abandon(
         self,
         undo: Option<&Call<'_>>,

@@ -19,9 +19,10 @@ const READ_AFTER: Duration = Duration::from_millis(100);
 const PROBE_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
+/// What the io thread must still read and probe; empty for a server outside a quorum.
 #[derive(Default)]
 pub(in crate::runtime) struct Recovery {
-    /// When the server is probed next, and the number of failed probes before.
+    /// When the server is probed next, and how many probes have failed since it was marked down.
     probe_at: Option<(Instant, u32)>,
     /// When the replies that callers left unread are read.
     read_at: Option<Instant>,
@@ -50,7 +51,8 @@ impl Recovery {
         self.read_at = Some(Instant::START);
     }
 
-    /// Takes over a task from a caller. If the task is an undo, returns the release to repeat.
+    /// Runs or schedules a task from the queue of `member`. If the task is an undo, returns the
+    /// release to repeat.
     pub(in crate::runtime) fn take(
         &mut self,
         runtime: &Runtime,
@@ -79,7 +81,7 @@ impl Recovery {
         None
     }
 
-    /// Reads unread replies and probes a server that is marked down, as far as either is due.
+    /// Reads unread replies if that is due, and probes a server that is marked down if that is due.
     pub(in crate::runtime) fn run_due(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let Some(member) = &endpoint.server.member else {
             return;

@@ -1,8 +1,7 @@
-//! The data of the test kit's server: the commands that scripts, client and tests use, as Redis 7
-//! runs them.
+//! The data of the test kit's server, and the commands on it, which behave as in Redis 7.
 //!
-//! Nothing here does I/O or reads a clock. Each command gets the server's time, which never goes
-//! back.
+//! Nothing here does I/O or reads a clock. The caller passes the server's time to each command, and
+//! that time never goes back.
 
 pub(super) mod args;
 mod data;

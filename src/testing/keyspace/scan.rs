@@ -1,11 +1,11 @@
-//! Listing keys.
+//! The commands that list keys.
 
 use super::super::reply::Reply;
 use super::args::{self, integer, is};
 use super::data::{Keyspace, Outcome};
 use super::glob;
 
-/// How many keys one SCAN looks at, unless COUNT says otherwise.
+/// How many keys one SCAN examines, unless its option COUNT sets another number.
 const COUNT: usize = 10;
 
 pub(super) fn keys(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
@@ -40,17 +40,17 @@ pub(super) fn scan(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     keyspace.remove_expired();
     let mut rest = keyspace.entries.range((cursor, Vec::new())..).peekable();
     let (mut found, mut seen, mut last) = (Vec::new(), 0, None);
-    // All keys at one place are in one page: the cursor is only a place.
-    while let Some(((place, key), entry)) =
-        rest.next_if(|((place, _), _)| seen < count || last == Some(*place))
+    // Keys with the same hash are in one page: the cursor is the hash of the next page's first key.
+    while let Some(((hash, key), entry)) =
+        rest.next_if(|((hash, _), _)| seen < count || last == Some(*hash))
     {
-        (seen, last) = (seen + 1, Some(*place));
+        (seen, last) = (seen + 1, Some(*hash));
         if glob::matches(pattern, key) && kind.is_none_or(|kind| is(kind, entry.value.type_name()))
         {
             found.push(Reply::bulk(key.clone()));
         }
     }
-    let next = rest.peek().map_or(0, |((place, _), _)| *place);
+    let next = rest.peek().map_or(0, |((hash, _), _)| *hash);
     Ok(Reply::array([
         Reply::bulk(next.to_string()),
         Reply::array(found),

@@ -72,7 +72,12 @@ fn another_protocol_is_known_by_its_first_byte() {
         b"\0",
         b"\r\n",
     ] {
-        assert_eq!(end(bytes), Err(ViolationKind::NotResp));
+        assert_eq!(
+            end(bytes),
+            Err(ViolationKind::NotResp),
+            "{}",
+            bytes.escape_ascii()
+        );
     }
 }
 
@@ -102,7 +107,7 @@ fn malformed_reply_is_refused() {
 }
 
 #[test]
-fn limits_apply_before_the_content_arrives() {
+fn reply_beyond_the_limits_is_refused_before_its_end_arrives() {
     for bytes in [
         &b"$1000000000000\r\n"[..],
         b"$99999999999999999999999999\r\n",
@@ -126,7 +131,7 @@ fn limits_apply_before_the_content_arrives() {
     assert_eq!(
         end(&two),
         Err(ViolationKind::TooLarge),
-        "counted in the whole reply"
+        "the limit counts the values of both inner arrays together"
     );
     assert_eq!(end(&b"*1\r\n".repeat(DEEPEST)), Ok(None));
     assert_eq!(
@@ -147,7 +152,7 @@ fn limits_apply_before_the_content_arrives() {
 }
 
 #[test]
-fn usual_reply_may_be_as_much_longer_as_its_command() {
+fn limit_of_a_usual_reply_rises_by_the_length_of_the_command() {
     let whole = format!(
         "${}\r\n{}\r\n",
         2 * USUAL_BYTES,
@@ -164,7 +169,7 @@ fn usual_reply_may_be_as_much_longer_as_its_command() {
 }
 
 #[test]
-fn arbitrary_bytes_neither_panic_nor_seem_to_end_behind_the_last() {
+fn arbitrary_bytes_cause_no_panic_and_no_end_outside_them() {
     use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
     const BYTES: &[u8] = b"+-:$*%~>|_#,(!=\r\n\r\n0123\r\n9x";
     let mut random = SmallRng::seed_from_u64(11);

@@ -10,16 +10,19 @@ use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 use crate::redis::quorum::round::Round;
 use crate::redis::server::Server;
 
-/// Once a majority is connected, how long a call still waits for connections it started itself. A
-/// server that is only a little slower to connect then takes part in the first lock.
+/// How long a call waits at most for further connections once a majority is connected. If the
+/// majority took longer than this, the call waits for at most that time again. So a server that is
+/// only a little slower to connect takes part in the first lock.
 const GRACE: Duration = Duration::from_millis(10);
 
 /// A connection that is being made for the slot with this index.
 type Requested<'a> = (usize, ConnectRequest<'a>);
 
 impl<'a> Round<'a> {
-    /// Gets connections: as many as a majority needs, and others that are ready soon after:
-    /// [`GRACE`].
+    /// Connects to as many servers as a majority needs, and to others that are ready soon after
+    /// (see [`GRACE`]). Removes the servers without a connection from the round.
+    ///
+    /// Fails if no time is left for a reply, or if a dialer cannot be started.
     pub(super) fn connect(&mut self) -> Result<(), Fault> {
         let mut requested = Vec::new();
         for (n, slot) in self.slots.iter_mut().enumerate() {
@@ -34,12 +37,13 @@ impl<'a> Round<'a> {
             self.drop_unconnected();
         }
         if Instant::now() >= self.until {
-            // Too late for a reply: sending would only leave something to undo.
+            // Too late for a reply: an acquire sent now would only leave something to undo.
             return Err(self.fault());
         }
         Ok(())
     }
 
+    /// Waits for the requested connections that this call needs, and takes them.
     fn wait_for(&mut self, mut requested: Vec<Requested<'a>>) {
         let start = Instant::now();
         let enough = self.members.size.needed.min(self.slots.len());
@@ -55,19 +59,20 @@ impl<'a> Round<'a> {
                 by = by.min(now.after(GRACE.max(start.until(now))));
             }
             if had_enough {
-                // The other connections were requested by an earlier call, which waits for them.
+                // An earlier call started the dialers of the other connections. Waiting for those
+                // here would delay every call while one server is slow to connect.
                 requested.retain(|(_, request)| !request.dialer_was_at_work);
             }
             let is_hopeless = connected + requested.len() < enough;
             if requested.is_empty() || is_hopeless || now >= by {
                 break;
             }
-            // Each pool unparks this thread. If one did before, this returns at once.
+            // A pool unparks this thread. If one has done so since `poll`, this returns at once.
             thread::park_timeout(nap(now, by));
         }
     }
 
-    /// Takes the connections that are ready, and marks the servers down to which none can be made.
+    /// Takes the connections that are ready. Marks each server down whose connection failed.
     fn take_connected(&mut self, requested: &mut Vec<Requested<'a>>) {
         let mut failed = Vec::new();
         requested.retain(

@@ -1,4 +1,4 @@
-//! Why a round has no outcome: the faults of its servers in one.
+//! The fault of a round without an outcome, made from the faults of its servers.
 
 use crate::error::Cause;
 use crate::protocol::verb::Verb;
@@ -6,7 +6,7 @@ use crate::redis::fault::Fault;
 use crate::redis::quorum::round::Round;
 
 impl Round<'_> {
-    /// Why the round has no outcome.
+    /// Returns why the round has no outcome.
     pub(super) fn fault(&self) -> Fault {
         let size = self.members.size;
         let mut rejections = self.faults.iter().filter_map(|(_, fault)| match fault {
@@ -25,19 +25,19 @@ impl Round<'_> {
             size.needed,
             self.causes()
         ));
-        let cause = match self.no_redis() {
-            Some(of_too_many) => cause.with_kind_of(of_too_many),
+        let cause = match self.violation_by_too_many() {
+            Some(violation) => cause.with_kind_of(violation),
             None => cause,
         };
         match self.verb {
-            // An acquiring call has been undone.
+            // `NotRun` even if it was sent: the round or the io threads undo what it acquired.
             Verb::Acquire(_) => Fault::NotRun(cause),
             _ if self.sent.is_none() => Fault::NotRun(cause),
             _ => Fault::Unknown(cause),
         }
     }
 
-    /// The causes of all faults, each once with the servers that it concerns.
+    /// Returns the causes of all faults, each once with the servers that it concerns.
     fn causes(&self) -> String {
         let mut causes: Vec<(String, Vec<&str>)> = Vec::new();
         for (server, fault) in &self.faults {
@@ -55,8 +55,9 @@ impl Round<'_> {
         causes.collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns a cause if too many servers are not Redis for a majority.
-    fn no_redis(&self) -> Option<&Cause> {
+    /// Returns the cause of one server if so many servers violated the protocol that the others are
+    /// no majority: a cause that the peer is not Redis if so many are not, else a malformed reply.
+    fn violation_by_too_many(&self) -> Option<&Cause> {
         let spare = self.members.size.all - self.members.size.needed;
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
         let not_redis = causes().filter(|cause| cause.is_not_redis()).nth(spare);
