@@ -117,8 +117,8 @@ impl Keys {
     ///
     /// # Errors
     ///
-    /// `Error::Config` if there is no name, a name is invalid, or a lock key begins with
-    /// `leasehold:`, as leasehold's other keys do.
+    /// `Error::Config` if there is no name, a name is invalid, a lock key begins with `leasehold:`,
+    /// as leasehold's other keys do, or a lock key is the hash tag of another.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.names.is_empty() {
             return Err(Error::Config(
@@ -132,6 +132,14 @@ impl Keys {
                     "the key {} begins with leasehold:, which is reserved for internal keys: \
                      choose another name or key_prefix",
                     shown(lock)
+                )));
+            }
+            if let Some(inner) = same_siblings(lock, name) {
+                return Err(Error::Config(format!(
+                    "the key {} would share its queue and its tokens with the key {}: choose \
+                     another name, or a key_prefix without a brace",
+                    shown(lock),
+                    shown(inner)
                 )));
             }
         }
@@ -180,12 +188,52 @@ pub(crate) fn sibling_key(lock: &[u8], what: &str) -> Vec<u8> {
     }
 }
 
+/// Returns the lock key of another name with the same prefix, if its sibling keys are those of
+/// `lock`: `x` and `{x}` without a prefix.
+fn same_siblings<'a>(lock: &'a [u8], name: &Name) -> Option<&'a [u8]> {
+    let inner = lock.strip_prefix(b"{")?.strip_suffix(b"}")?;
+    let prefix = lock.strip_suffix(name.as_bytes())?;
+    let is_lock = inner.len() > prefix.len() && inner.starts_with(prefix);
+    (is_lock && hash_tag(lock).is_some() && hash_tag(inner).is_none()).then_some(inner)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     fn keys(name: &str) -> Keys {
         Keys::new(name.into(), "lock:", "lock_release:")
+    }
+
+    #[test]
+    fn no_two_names_share_a_key() {
+        let longer = |names: Vec<String>| -> Vec<String> {
+            let add = |name: &String| ["a", "{", "}"].map(|letter| format!("{name}{letter}"));
+            names.iter().flat_map(add).collect()
+        };
+        let mut names = vec![String::new()];
+        let mut all = Vec::new();
+        for _ in 0..6 {
+            names = longer(names);
+            all.extend(names.clone());
+        }
+        for prefix in ["", "lock:", "{", "}", "{a", "{a}"] {
+            let mut fences = HashMap::new();
+            for name in &all {
+                let keys = Keys::new(name.as_str().into(), prefix, "lock_release:");
+                if keys.check().is_ok() {
+                    let other = fences.insert(keys.fence().to_vec(), name);
+                    assert_eq!(other, None, "{prefix:?} {name:?}");
+                }
+            }
+            let rejected = all.len() - fences.len();
+            assert!(rejected * 3 < all.len(), "{prefix:?} {rejected}");
+        }
+        assert!(Keys::new("{a}".into(), "", "c:").check().is_err());
+        assert!(Keys::new("{a}b".into(), "", "c:").check().is_ok());
+        assert!(Keys::new("{a}".into(), "lock:", "c:").check().is_ok());
     }
 
     #[test]
