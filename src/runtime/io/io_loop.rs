@@ -193,7 +193,11 @@ impl IoLoop {
     /// Publishes a message that the subscriber must receive within a second.
     fn probe(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
-        if self.probe_at.is_none_or(|at| at > now) || runtime.is_closed() {
+        if runtime.is_closed() {
+            // Otherwise the probe would stay due, and the thread would not sleep.
+            self.probe_at = None;
+        }
+        if self.probe_at.is_none_or(|at| at > now) {
             return;
         }
         let is_used = || endpoint.subscriber.is_used();
@@ -236,5 +240,29 @@ fn settle(
             over.into_iter()
                 .for_each(|release| runtime.endpoints.forget_release(release));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::runtime::tests::runtime_of;
+
+    /// A shutdown closes the client first, and ends the threads when the releases have replies.
+    #[test]
+    fn no_probe_stays_due_once_the_client_is_closed() {
+        let runtime = runtime_of("redis://127.0.0.1:1");
+        let endpoint = runtime.endpoints.of(&runtime.deployment.servers()[0]);
+        let mut io_loop = IoLoop {
+            probe_at: Some(Instant::START),
+            recovery: Recovery::with_probe_due(),
+            ..IoLoop::default()
+        };
+        runtime.close();
+        io_loop.probe(&runtime, &endpoint);
+        io_loop.recovery.run_due(&runtime, &endpoint);
+        assert_eq!(io_loop.probe_at, None);
+        assert_eq!(io_loop.recovery.due().count(), 0);
     }
 }

@@ -40,6 +40,14 @@ impl Recovery {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn with_probe_due() -> Self {
+        Self {
+            probe_at: Some((Instant::START, 0)),
+            read_at: None,
+        }
+    }
+
     /// Returns the instants at which work is due.
     pub(in crate::runtime) fn due(&self) -> impl Iterator<Item = Instant> {
         let probe_at = self.probe_at.map(|(at, _)| at);
@@ -83,6 +91,10 @@ impl Recovery {
 
     /// Reads unread replies if that is due, and probes a server that is marked down if that is due.
     pub(in crate::runtime) fn run_due(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
+        if runtime.is_closed() {
+            // Otherwise the probe would stay due, and the thread would not sleep.
+            self.probe_at = None;
+        }
         let Some(member) = &endpoint.server.member else {
             return;
         };
@@ -93,10 +105,7 @@ impl Recovery {
                 member.mark_down();
             }
         }
-        let Some((_, failures)) = self
-            .probe_at
-            .filter(|(at, _)| *at <= now && !runtime.is_closed())
-        else {
+        let Some((_, failures)) = self.probe_at.filter(|(at, _)| *at <= now) else {
             return;
         };
         let until = now.after(endpoint.server.command_timeout());
