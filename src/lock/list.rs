@@ -115,17 +115,21 @@ fn collect(
             })
             .collect();
         for names in names.chunks(NAMES_PER_WRITE) {
-            let holders = with_retry(runtime, |until| {
+            let holders: Vec<_> = with_retry(runtime, |until| {
                 if runtime.deployment.size().all > 1 {
                     return names
                         .iter()
                         .map(|keys| by_majority(runtime, keys))
                         .collect();
                 }
-                holders(runtime, server, &mut connection, names, until)
+                let holders = holders(runtime, server, &mut connection, names, until)?;
+                Ok(holders.into_iter().map(Some).collect())
             })?;
+            // A name that no majority decides is asked for again if another server has its key.
             for (keys, holder) in names.iter().zip(holders) {
-                found.insert(keys.key(0).name.clone(), holder);
+                if let Some(holder) = holder {
+                    found.insert(keys.key(0).name.clone(), holder);
+                }
             }
         }
         Ok(())
@@ -157,17 +161,17 @@ fn each_page(
     }
 }
 
-/// Returns the holder of a name over a quorum.
+/// Returns the holder of a name over a quorum, or `None` if no majority can tell: a minority has the
+/// key, and another server does not answer.
 ///
-/// If a minority has the key and another server does not answer, no majority can tell who holds the
-/// name: the name then counts as free. If no majority answers, the scans of the silent servers
-/// fail, and with them the list.
-fn by_majority(runtime: &Runtime, keys: &Keys) -> Result<Option<Holder>, Fault> {
+/// The name then counts as free unless a later server's scan leads to an answer. If no majority
+/// answers at all, the scans of the silent servers fail, and with them the list.
+fn by_majority(runtime: &Runtime, keys: &Keys) -> Result<Option<Option<Holder>>, Fault> {
     // Each name has its own deadline, so that one without a reply leaves the next ones their time.
     let until = Instant::now().after(runtime.deployment.command_timeout());
     match runtime.deployment.call(keys.inspect(), until, Cap::Counted) {
         Err(Fault::NotRun(_) | Fault::Unknown(_)) => Ok(None),
-        answer => known(answer),
+        answer => known(answer).map(Some),
     }
 }
 

@@ -17,7 +17,8 @@ support::tests![
     waiters_are_counted_once_per_client,
     last_fencing_token_is_known_after_the_release,
     locks_of_all_cluster_nodes_are_listed,
-    a_quorum_lists_locks_held_on_a_majority
+    a_quorum_lists_locks_held_on_a_majority,
+    keys_on_a_minority_do_not_open_the_circuit_breaker
 ];
 
 fn set(server: &Server, key: &[u8]) {
@@ -220,6 +221,28 @@ fn locks_of_all_cluster_nodes_are_listed() {
         drop(guards);
         assert!(waiting.join().unwrap().is_ok() && fourth.join().unwrap());
     });
+}
+
+/// With a dead server, no majority can tell who holds such a name. That says nothing against the
+/// servers that answer.
+fn keys_on_a_minority_do_not_open_the_circuit_breaker() {
+    let mut servers = [(); 3].map(|()| Server::start());
+    let urls = servers.each_ref().map(Server::url);
+    let quorum = Client::builder().quorum(urls).command_timeout(ms(500));
+    let client = quorum.breaker(3).build().unwrap();
+    eventually(PATIENCE, || client.health().is_healthy());
+    for n in 0..5 {
+        set(&servers[1], format!("lock:{n}").as_bytes());
+    }
+    servers[0].kill();
+    let error = client.mutex("0").inspect().unwrap_err().to_string();
+    assert!(error.contains("do not agree"), "{error}");
+    assert_eq!(names(&client, b""), [b""; 0]);
+    let taken = client.mutex("free").try_lock();
+    assert!(
+        !matches!(taken, Err(Error::CircuitOpen { .. })),
+        "{taken:?}"
+    );
 }
 
 /// While a server is dead, each call lasts as long as the command timeout, which is short.

@@ -119,9 +119,10 @@ impl Quorum {
         let permit = self.permits.take(cap_rule, until);
         // A call that gets no permit must not keep others from probing the servers.
         let _permit = permit.inspect_err(|_| self.health.withdraw())?;
-        let answer = Round::new(&self.members, Some(call), until, undoable).run();
+        let mut round = Round::new(&self.members, Some(call), until, undoable);
+        let answer = round.run();
         match &answer {
-            Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
+            Err(Fault::NotRun(cause) | Fault::Unknown(cause)) if !round.has_answers() => {
                 // A call with a shorter deadline does not count towards the breaker: the servers
                 // may have had too little time to reply.
                 let counts = asked.until(until) >= self.command_timeout / 10 * 9;

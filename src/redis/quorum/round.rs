@@ -99,7 +99,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<(Answer, Instant), Fault> {
+    pub(super) fn run(&mut self) -> Result<(Answer, Instant), Fault> {
         self.choose();
         let connected = self.connect();
         // A release is sent to every server that can be reached.
@@ -125,6 +125,11 @@ impl<'a> Round<'a> {
             (Verdict::Decided(answer), Some(sent)) => Ok((answer, sent)),
             _ => Err(self.fault()),
         }
+    }
+
+    /// Returns whether a majority has answered, even if the answers do not decide the call.
+    pub(super) fn has_answers(&self) -> bool {
+        self.sent.is_some() && self.faults.len() <= self.members.size.spare()
     }
 
     /// Counts `server` as failed because of `fault`.

@@ -28,7 +28,7 @@ impl Majority {
     }
 
     /// How many servers may disagree or fail without preventing a decision.
-    const fn spare(self) -> usize {
+    pub(crate) const fn spare(self) -> usize {
         self.all - self.needed
     }
 }

@@ -4,6 +4,7 @@ use crate::error::Cause;
 use crate::protocol::verb::Verb;
 use crate::redis::fault::Fault;
 use crate::redis::quorum::round::Round;
+use crate::redis::quorum::votes::Majority;
 
 impl Round<'_> {
     /// Returns why the round has no outcome.
@@ -18,13 +19,7 @@ impl Round<'_> {
         {
             return Fault::Rejected(error.clone());
         }
-        let cause = Cause::text(format!(
-            "{} of {} servers answered, {} needed: {}",
-            size.all - self.faults.len().min(size.all),
-            size.all,
-            size.needed,
-            self.causes()
-        ));
+        let cause = Cause::text(self.text());
         let cause = match self.violation_by_too_many() {
             Some(violation) => cause.with_kind_of(violation),
             None => cause,
@@ -34,6 +29,23 @@ impl Round<'_> {
             Verb::Acquire(_) => Fault::NotRun(cause),
             _ if self.sent.is_none() => Fault::NotRun(cause),
             _ => Fault::Unknown(cause),
+        }
+    }
+
+    fn text(&self) -> String {
+        let Majority { all, needed, .. } = self.members.size;
+        let answered = all - self.faults.len().min(all);
+        match self.faults.is_empty() {
+            true if self.sent.is_none() => "no time was left to ask a server".into(),
+            true => "an earlier call of this client is still being undone".into(),
+            false if self.has_answers() => format!(
+                "{answered} of {all} servers answered, and do not agree: {}",
+                self.causes()
+            ),
+            false => format!(
+                "{answered} of {all} servers answered, {needed} needed: {}",
+                self.causes()
+            ),
         }
     }
 
@@ -47,9 +59,6 @@ impl Round<'_> {
                 None => causes.push((words, vec![server.label()])),
             }
         }
-        if causes.is_empty() {
-            return "no time left to ask".into();
-        }
         let causes = causes.iter();
         let causes = causes.map(|(cause, servers)| format!("{cause} ({})", servers.join(", ")));
         causes.collect::<Vec<_>>().join("; ")
@@ -58,7 +67,7 @@ impl Round<'_> {
     /// Returns the cause of one server if so many servers violated the protocol that the others are
     /// no majority: a cause that the peer is not Redis if so many are not, else a malformed reply.
     fn violation_by_too_many(&self) -> Option<&Cause> {
-        let spare = self.members.size.all - self.members.size.needed;
+        let spare = self.members.size.spare();
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
         let not_redis = causes().filter(|cause| cause.is_not_redis()).nth(spare);
         not_redis.or_else(|| causes().filter(|cause| cause.is_malformed()).nth(spare))
