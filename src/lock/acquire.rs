@@ -161,8 +161,8 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
                 let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                 splits += 1;
                 if Instant::now().after(pause) >= attempt.deadline {
-                    // Another client had the lock on some of the servers.
-                    break Some(pause);
+                    // Other calls had the lock on some of the servers, and no lease is known.
+                    break None;
                 }
                 pause
             }
