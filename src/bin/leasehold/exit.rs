@@ -40,7 +40,7 @@ Exit codes:
   69   Redis is unreachable or does not answer
   71   out of processes, threads or pipes
   74   cannot write to standard output
-  75   the lock is held by another holder, or no permit is free (--not-acquired-exit)
+  75   the lock is held, other calls wait for it, or no permit is free (--not-acquired-exit)
   77   Redis refused: permission denied, bad password, out of memory, or the key is not a lock
   79   the lock was lost before the command ended
   124  the command was ended by --max-hold

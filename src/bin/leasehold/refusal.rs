@@ -52,8 +52,8 @@ pub(crate) fn not_acquired(client: &Client, args: &Run) -> Failure {
 fn unknown(names: &[Name], permits: Option<u32>) -> String {
     match (names, permits) {
         ([name], Some(_)) => format!("no permit of {name} is free, or other calls wait for one"),
-        ([name], None) => format!("{name} is held by another holder"),
-        _ => "one of the names is held by another holder".into(),
+        ([name], None) => format!("{name} is held by another holder, or other calls wait for it"),
+        _ => "one of the names is held by another holder, or other calls wait for it".into(),
     }
 }
 
