@@ -128,14 +128,14 @@ fn any_reply_ends_the_release_of_an_acquired_lease_and_is_reported() {
     releases.push(reported("b"), at(0));
     let batch = releases.take_due(at(0), false).remove(0);
     assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
-    assert_eq!(answers.recv(), Ok(KeyState::Gone));
+    assert_eq!(answers.try_recv(), Ok(KeyState::Gone));
     releases.push(reported("c"), at(0));
     let batch = releases.take_due(at(0), false).remove(0);
     assert!(releases.settle(&batch, None).is_empty());
     let batch = releases.take_due(at(60), false).remove(0);
     assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
     assert_eq!(
-        answers.recv(),
+        answers.try_recv(),
         Ok(KeyState::Ours),
         "the first try, which got no reply, may have removed the key"
     );
@@ -160,7 +160,13 @@ fn late_acquire_is_removed_soon_and_a_name_costs_few_commands() {
             tries.entry(*serial).or_default().push(*now);
         }
     }
+    assert_eq!(tries.len(), 200);
     for tries in tries.values() {
+        let (first, last) = (tries[0], tries[tries.len() - 1]);
+        assert!(
+            first.until(last) >= TTL * 8 / 9,
+            "until its ttl has expired"
+        );
         for two in tries.windows(2) {
             let (gap, age) = (two[0].until(two[1]), tries[0].until(two[1]));
             assert!(gap <= ms(1_000).max(age / 8), "{gap:?} at {age:?}");

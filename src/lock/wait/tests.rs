@@ -10,6 +10,7 @@ use super::*;
 use crate::config::Settings;
 use crate::holder_id::HolderId;
 use crate::lock::acquire::{WaitLimit, acquire};
+use crate::lock::release::Unlocked;
 use crate::lock::release::release;
 use crate::lock::shutdown::Core;
 use crate::protocol::fair::FairMutexKeys;
@@ -68,7 +69,8 @@ fn lock(client: &Core, keys: &Arc<dyn Primitive>) -> Arc<HeldLease> {
 
 fn unlock(client: &Core, hold: &Arc<HeldLease>) {
     let now = Instant::now();
-    let _ = release(&client.runtime, hold, hold.token(), now, now.after(LONG)).unwrap();
+    let released = release(&client.runtime, hold, hold.token(), now, now.after(LONG));
+    assert_eq!(released.unwrap(), Unlocked::Released);
 }
 
 #[test]
