@@ -489,7 +489,7 @@ impl Client {
     /// at most one command timeout. Leases whose release was not confirmed in that time expire
     /// after their ttl. This includes leases that an unanswered call may have acquired. The call
     /// works on any thread. On a callback's thread, that thread is not joined and ends after the
-    /// callback. A second call does nothing.
+    /// callback. A second call returns an empty report at once, even while the first one runs.
     ///
     /// ```
     /// # use std::time::Duration;
