@@ -53,8 +53,8 @@ test: servers
 	$(CARGO) test --all-features --no-run --tests
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
 	( status=0; \
-	$(WITH_SERVER) nice -n 5 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
-	$(WITH_SERVER) nice -n 5 $(CARGO) test --all-features --doc || status=$$?; \
+	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
+	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --doc || status=$$?; \
 	exit $$status ) >"$$log" 2>&1 & \
 	others=$$!; \
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \
