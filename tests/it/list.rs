@@ -223,8 +223,7 @@ fn locks_of_all_cluster_nodes_are_listed() {
     });
 }
 
-/// With a dead server, no majority can tell who holds such a name. That says nothing against the
-/// servers that answer.
+/// With a dead server, no majority can tell who holds such a name, although one answers.
 fn keys_on_a_minority_do_not_open_the_circuit_breaker() {
     let mut servers = [(); 3].map(|()| Server::start());
     let urls = servers.each_ref().map(Server::url);

@@ -64,8 +64,8 @@ impl Round<'_> {
         causes.collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns the cause of one server if so many servers violated the protocol that the others are
-    /// no majority: a cause that the peer is not Redis if so many are not, else a malformed reply.
+    /// Returns the cause of a server that violated the protocol, if too few others are left for a
+    /// majority: that the peer is not Redis if too many are not, else a malformed reply.
     fn violation_by_too_many(&self) -> Option<&Cause> {
         let spare = self.members.size.spare();
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
