@@ -78,20 +78,26 @@ impl SlotMap {
         let answer = connection
             .long_trip(until, |buffer| ask.write_packed_command(buffer))?
             .extract_error()?;
-        SlotLayout::read(answer, node)
-            .ok_or_else(|| (ErrorKind::Client, "the node knows of no slots").into())
+        match SlotLayout::read(answer, node) {
+            Some(layout) if layout.masters.is_empty() => {
+                Err((ErrorKind::Client, "the node knows of no slots").into())
+            }
+            Some(layout) => Ok(layout),
+            None => Err(connection.malformed()),
+        }
     }
 }
 
-/// Returns the error of a refused log-on or CLUSTER SLOTS.
+/// Returns the error of a refused connection or CLUSTER SLOTS.
 fn refused(server: String, error: &RedisError) -> Error {
-    let rights = match error.code() {
-        Some("NOPERM") => "; CLUSTER SLOTS needs +cluster|slots",
-        _ => "",
+    let (command, rights) = match error.code() {
+        Some("NOPERM") => ("CLUSTER SLOTS", "; CLUSTER SLOTS needs +cluster|slots"),
+        _ if is_final_at_logon(error) => (Cause::from(error.clone()).refused_step(), ""),
+        _ => ("CLUSTER SLOTS", ""),
     };
     Error::Refused {
         server,
-        command: "CLUSTER SLOTS",
+        command,
         answer: format!("{}{rights}", library_text(error)),
     }
 }

@@ -16,8 +16,7 @@ pub(crate) struct SlotLayout {
 }
 
 impl SlotLayout {
-    /// Reads the reply to CLUSTER SLOTS from the node at `asked`; `None` if it is malformed or
-    /// names no slot.
+    /// Reads the reply to CLUSTER SLOTS from the node at `asked`; `None` if it is malformed.
     pub(crate) fn read(answer: Value, asked: &HostPort) -> Option<Self> {
         let Value::Array(ranges) = answer else {
             return None;
@@ -44,7 +43,7 @@ impl SlotLayout {
         }
         layout.replicas.sort();
         layout.replicas.dedup();
-        Some(layout).filter(|layout| !layout.masters.is_empty())
+        Some(layout)
     }
 }
 
@@ -112,10 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn replies_that_are_malformed_or_name_no_slot_are_rejected() {
+    fn reply_without_slots_is_not_malformed() {
+        assert_eq!(parsed("*0\r\n"), Some(SlotLayout::default()));
+    }
+
+    #[test]
+    fn malformed_replies_are_rejected() {
         for text in [
-            // No range.
-            "*0\r\n",
             // Not an array.
             ":1\r\n",
             // A range that is not an array.
