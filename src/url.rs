@@ -12,6 +12,7 @@ use std::sync::Arc;
 use redis::ConnectionAddr;
 
 use crate::error::Error;
+use crate::escape::Escaped;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 use crate::url::check::{
@@ -162,10 +163,11 @@ impl Target {
     /// Returns the master that these sentinels monitor.
     ///
     /// Each sentinel is `[scheme://][user:password@]host[:port]`; `master` is
-    /// `[scheme://][user:password@]name[/db]`.
+    /// `[scheme://][user:password@]name[/db][?…]`.
     pub(crate) fn sentinel(sentinels: &[String], master: &str) -> Result<Self, Error> {
         let (scheme, rest) = master.split_once("://").unwrap_or(("redis", master));
         let (logon, name) = split_logon(rest);
+        let (name, query) = name.split_at(name.find('?').unwrap_or(name.len()));
         let (name, db) = name.split_once('/').unwrap_or((name, ""));
         if sentinels.is_empty() {
             return Err(sentinel_config("no sentinel given"));
@@ -175,12 +177,12 @@ impl Target {
         }
         let parse = |sentinel: &String| {
             let (scheme, rest) = sentinel.split_once("://").unwrap_or((scheme, sentinel));
-            sentinel_address(scheme, "", rest)
+            sentinel_address(scheme, "", rest.strip_suffix('/').unwrap_or(rest))
         };
         Ok(Self::Sentinel(Sentinel {
             sentinels: sentinels.iter().map(parse).collect::<Result<_, _>>()?,
             master: name.to_owned(),
-            data: Address::parse(&format!("{scheme}://{logon}master/{db}"))?,
+            data: Address::parse(&format!("{scheme}://{logon}master/{db}{query}"))?,
         }))
     }
 
@@ -290,7 +292,7 @@ impl Sentinel {
     pub(crate) fn label(&self) -> String {
         format!(
             "{} of sentinels {}",
-            self.master,
+            Escaped::said(&self.master),
             labels(&self.sentinels, ",")
         )
     }

@@ -246,14 +246,16 @@ fn nodes_and_sentinels_can_be_given_as_lists() {
     assert!(!error.to_string().contains("s3cret"), "{error}");
     assert!(Target::cluster(&[]).is_err());
 
-    let hosts = ["h1".into(), "redis://:t0p@h2:26380".into()];
-    let master = "redis://ann:s3cret@mymaster/2";
+    let hosts = ["h1".into(), "redis://:t0p@h2:26380/".into()];
+    let master = "redis://ann:s3cret@mymaster/2?protocol=resp3";
     let Ok(Target::Sentinel(sentinel)) = Target::sentinel(&hosts, master) else {
         panic!("rejected")
     };
     assert_eq!(sentinel.label(), "mymaster of sentinels h1:26379,h2:26380");
     assert_eq!(sentinel.data.info.redis_settings().username(), Some("ann"));
     assert_eq!(sentinel.data.info.redis_settings().db(), 2);
+    let protocol = sentinel.data.info.redis_settings().protocol();
+    assert_eq!(protocol, redis::ProtocolVersion::RESP3);
     let passwords = sentinel.sentinels.iter();
     let passwords = passwords.map(|one| one.info.redis_settings().password().map(str::to_owned));
     assert_eq!(passwords.collect::<Vec<_>>(), [None, Some("t0p".into())]);
