@@ -53,19 +53,19 @@ impl Breaker {
         }
     }
 
-    /// Admits a call, or returns how long to wait before asking again.
-    pub(super) fn admit(&mut self, now: Instant) -> Result<(), Duration> {
+    /// Admits a call and returns whether it probes, or returns how long to wait before asking again.
+    pub(super) fn admit(&mut self, now: Instant) -> Result<bool, Duration> {
         match self.state {
-            State::Closed => Ok(()),
+            State::Closed => Ok(false),
             State::Open(until) | State::Probing(until) if now < until => Err(now.until(until)),
             State::Open(_) | State::Probing(_) => {
                 self.state = State::Probing(now.after(PROBE));
-                Ok(())
+                Ok(true)
             }
         }
     }
 
-    /// Records at `now` that an admitted call was not sent: the next call may probe in its place.
+    /// Records at `now` that the probing call was not sent: the next call may probe in its place.
     pub(super) fn withdraw(&mut self, now: Instant) {
         if let State::Probing(_) = self.state {
             self.state = State::Open(now);

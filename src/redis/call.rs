@@ -18,7 +18,8 @@ use crate::replicas::Replicas;
 
 impl Server {
     /// Sends `call` and waits for its reply until `until`, and at most for the command timeout. If
-    /// no reply comes, the undo is written behind the call on the same connection.
+    /// no reply comes, the undo is written behind the call on the same connection, unless only a
+    /// part of the call was written.
     ///
     /// Also returns the instant before the call was sent: a lease counts from then.
     pub(super) fn call_or_undo(
@@ -28,9 +29,7 @@ impl Server {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
-        if cap_rule == Cap::Counted {
-            self.health.admit(self.label())?;
-        }
+        let is_probe = cap_rule == Cap::Counted && self.health.admit(self.label())?;
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
         let may_combine = call.replicas.is_none() && !call.asking;
         let entered = self.pool.enter();
@@ -41,11 +40,15 @@ impl Server {
                 None => {}
             }
         }
-        let mut pooled = self.acquire_connection(until, cap_rule)?;
+        // A call that is not sent must not keep others from probing the server.
+        let mut pooled = self
+            .acquire_connection(until, cap_rule)
+            .inspect_err(|_| self.health.withdraw(is_probe))?;
         let sent = Instant::now();
         if sent >= until {
             // A reply could not come in time: the call would only leave something to undo.
             self.pool.pass_on(pooled);
+            self.health.withdraw(is_probe);
             return Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
         }
         // Several spinning calls would compete for the processor.
@@ -228,6 +231,12 @@ mod tests {
             }
             let next = call();
             assert!(matches!(next, Fault::NotRun(_)), "{next:?}");
+
+            // A command that was not admitted does not end the probe of another call.
+            assert!(matches!(server.health.admit("a"), Ok(true)));
+            let soon = Instant::now();
+            assert!(server.acquire_connection(soon, Cap::Counted).is_err());
+            assert!(server.health.admit("a").is_err());
         });
     }
 }

@@ -55,10 +55,11 @@ impl ServerHealth {
         }
     }
 
-    /// Returns an error while the breaker is open; `server` is the address for its message.
-    pub(super) fn admit(&self, server: &str) -> Result<(), Fault> {
+    /// Admits a call and returns whether it probes, or returns an error while the breaker is open;
+    /// `server` is the address for its message.
+    pub(super) fn admit(&self, server: &str) -> Result<bool, Fault> {
         if !self.open.load(Ordering::Relaxed) {
-            return Ok(());
+            return Ok(false);
         }
         let mut detail = self.detail.lock();
         detail.breaker.admit(Instant::now()).map_err(|retry_in| {
@@ -75,9 +76,11 @@ impl ServerHealth {
         })
     }
 
-    /// Records that an admitted call was not sent, and so cannot close the breaker.
-    pub(super) fn withdraw(&self) {
-        self.detail.lock().breaker.withdraw(Instant::now());
+    /// Records that a call was not sent. If it probes, as `admit` said, another call may do so.
+    pub(super) fn withdraw(&self, is_probe: bool) {
+        if is_probe {
+            self.detail.lock().breaker.withdraw(Instant::now());
+        }
     }
 
     /// Records an answer at `now`. Returns true if it closed the breaker.

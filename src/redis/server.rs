@@ -112,11 +112,6 @@ impl Server {
             .acquire_connection(until, cap_rule)
             .map_err(|refusal| match refusal {
                 GetError::NotYet(connect_error) => {
-                    if connect_error.cause.is_of_client() {
-                        // A call that finds all connections in use must not keep others from
-                        // probing the server.
-                        self.health.withdraw();
-                    }
                     let counts = connect_error.is_servers_fault || self.had_time(asked, until);
                     self.connect_error(connect_error, counts)
                 }
