@@ -113,12 +113,10 @@ impl Quorum {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
         let asked = Instant::now();
-        if cap_rule == Cap::Counted {
-            self.health.admit(&self.label)?;
-        }
+        let is_probe = cap_rule == Cap::Counted && self.health.admit(&self.label)?;
         let permit = self.permits.take(cap_rule, until);
-        // A call that gets no permit must not keep others from probing the servers.
-        let _permit = permit.inspect_err(|_| self.health.withdraw())?;
+        // A call that is not sent must not keep others from probing the servers.
+        let _permit = permit.inspect_err(|_| self.health.withdraw(is_probe))?;
         let mut round = Round::new(&self.members, Some(call), until, undoable);
         let answer = round.run();
         match &answer {
@@ -134,8 +132,13 @@ impl Quorum {
                     );
                 }
             }
-            _ if self.health.answered(Instant::now()) => self.log_closed_breaker(),
+            _ if round.has_replies() && self.health.answered(Instant::now()) => {
+                self.log_closed_breaker();
+            }
             _ => {}
+        }
+        if !round.was_sent() {
+            self.health.withdraw(is_probe);
         }
         answer
     }

@@ -75,6 +75,11 @@ pub(super) struct Round<'a> {
     sent: Option<Instant>,
     /// The servers that gave no vote, and why.
     faults: Vec<(&'a Server, Fault)>,
+    /// How many servers have replied, and how many of them without an error.
+    replies: usize,
+    answers: usize,
+    /// True if a server refused because an earlier call of this client is still being undone.
+    is_in_own_way: bool,
 }
 
 impl<'a> Round<'a> {
@@ -96,6 +101,9 @@ impl<'a> Round<'a> {
             call,
             sent: None,
             faults: Vec::new(),
+            replies: 0,
+            answers: 0,
+            is_in_own_way: false,
         }
     }
 
@@ -127,9 +135,18 @@ impl<'a> Round<'a> {
         }
     }
 
+    pub(super) fn was_sent(&self) -> bool {
+        self.sent.is_some()
+    }
+
+    /// Returns whether any server has replied, even with an error.
+    pub(super) fn has_replies(&self) -> bool {
+        self.replies > 0
+    }
+
     /// Returns whether a majority has answered, even if the answers do not decide the call.
     pub(super) fn has_answers(&self) -> bool {
-        self.sent.is_some() && self.faults.len() <= self.members.size.spare()
+        self.answers >= self.members.size.needed
     }
 
     /// Counts `server` as failed because of `fault`.
@@ -231,8 +248,12 @@ impl<'a> Round<'a> {
 
     /// Counts a server's answer.
     fn count(&mut self, answer: Answer) {
+        self.answers += 1;
         let vote = match answer {
-            Answer::Refused(refusal) if self.members.is_abandoned(&refusal.holder) => None,
+            Answer::Refused(refusal) if self.members.is_abandoned(&refusal.holder) => {
+                self.is_in_own_way = true;
+                None
+            }
             Answer::TooLow(counter) => {
                 self.members.tokens.learn(counter);
                 Some(answer)
@@ -322,6 +343,7 @@ impl<'a> Round<'a> {
         answer: Replied,
     ) -> Option<Answer> {
         let now = Instant::now();
+        self.replies += 1;
         server.answered(self.sent.unwrap_or(now));
         if let Some(sent) = self.sent {
             member.answered_after(sent.until(now), began.until(now));

@@ -34,18 +34,21 @@ impl Round<'_> {
 
     fn text(&self) -> String {
         let Majority { all, needed, .. } = self.members.size;
-        let answered = all - self.faults.len().min(all);
-        match self.faults.is_empty() {
-            true if self.sent.is_none() => "no time was left to ask a server".into(),
-            true => "an earlier call of this client is still being undone".into(),
-            false if self.has_answers() => format!(
-                "{answered} of {all} servers answered, and do not agree: {}",
-                self.causes()
-            ),
-            false => format!(
-                "{answered} of {all} servers answered, {needed} needed: {}",
-                self.causes()
-            ),
+        let why = match self.answers {
+            _ if self.is_in_own_way => {
+                "an earlier call of this client is still being undone".into()
+            }
+            0 if !self.was_sent() && self.faults.len() <= self.members.size.spare() => {
+                "no time was left to ask the servers".into()
+            }
+            answers if self.has_answers() => {
+                format!("{answers} of {all} servers answered, and do not agree")
+            }
+            answers => format!("{answers} of {all} servers answered, {needed} needed"),
+        };
+        match self.causes() {
+            causes if causes.is_empty() => why,
+            causes => format!("{why}: {causes}"),
         }
     }
 
