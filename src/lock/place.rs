@@ -98,12 +98,11 @@ impl<'a> Place<'a> {
         }
         match answer {
             Ok((Answer::Granted(granted), sent)) => {
-                let hold = (self.attempt).hold_granted(id, granted, sent, None, tokens);
-                match &hold {
-                    Ok(_) => drop(self.ticket.forget_id()),
-                    Err(_) => self.ticket.note_not_entered(),
-                }
-                Ok((Attempted::Acquired(hold?), sent))
+                self.ticket.forget_id();
+                let hold = (self.attempt)
+                    .hold_granted(id, granted, sent, None, tokens)
+                    .inspect_err(|_| self.ticket.note_not_entered())?;
+                Ok((Attempted::Acquired(hold), sent))
             }
             Ok(_) => {
                 self.ticket.note_not_entered();
