@@ -263,6 +263,9 @@ impl ClientBuilder {
     ///
     /// All programs that share a lock must use the same prefix. Defaults to `lock:`.
     ///
+    /// With an empty prefix, or one that begins with a brace, some names in braces are rejected: the
+    /// other keys of `{x}` would be those of `x`.
+    ///
     /// ```
     /// # use leasehold::Client;
     /// # let server = leasehold::testing::Server::start();

@@ -434,7 +434,7 @@ impl Client {
     /// minority without a reply, and lists the locks that a majority has.
     ///
     /// Every string key that begins with the [`key_prefix`](ClientBuilder::key_prefix) counts as a
-    /// lock, except keys that begin with `leasehold:`.
+    /// lock, except keys of which no lock can have the name.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -479,6 +479,8 @@ impl Mutex {
     /// Sends `call`, a release on behalf of a holder; returns whether that holder had the lease.
     pub(super) fn release_by(&self, call: Call<'_>) -> Result<bool, Error> {
         let runtime = &self.core.runtime;
+        self.keys.check()?;
+        runtime.deployment.check(&self.keys)?;
         let until = Instant::now().after(runtime.deployment.command_timeout());
         let answer = runtime.deployment.call(call, until, Cap::Counted);
         let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;

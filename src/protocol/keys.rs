@@ -137,7 +137,7 @@ impl Keys {
             if let Some(inner) = same_siblings(lock, name) {
                 return Err(Error::Config(format!(
                     "the key {} would share its queue and its tokens with the key {}: choose \
-                     another name, or a key_prefix without a brace",
+                     another name, or a key_prefix that begins with a letter",
                     shown(lock),
                     shown(inner)
                 )));

@@ -21,6 +21,7 @@ support::tests![
     force_unlock_wakes_waiters_and_a_subscribed_holder,
     force_unlock_deletes_only_the_value_it_read,
     force_unlock_from_spares_a_later_holder,
+    name_in_braces_is_refused_by_every_call_if_keys_have_no_prefix,
     set_ttl_lengthens_and_shortens_a_lease,
     a_lost_lease_is_neither_renewed_nor_extended,
     a_kept_lock_is_free_once_its_time_is_over,
@@ -207,6 +208,30 @@ fn force_unlock_takes_the_lock_from_its_holder() {
     foreign_lock(&server, "lock:a", "");
     assert!(two.mutex("a").force_unlock().unwrap());
     assert_eq!(server.get("lock:a"), None);
+}
+
+/// Its queue would be that of the name without braces, whose holder must not be passed over.
+fn name_in_braces_is_refused_by_every_call_if_keys_have_no_prefix() {
+    let server = Server::start();
+    let client = builder(&server).key_prefix("").build().unwrap();
+    let _held = client.fair_mutex("x").lock().unwrap();
+    let holder = client.fair_mutex("x").inspect().unwrap().unwrap();
+    let (fair, semaphore) = (client.fair_mutex("{x}"), client.semaphore("{x}", 1));
+    for answer in [
+        fair.try_lock().map(drop),
+        fair.inspect().map(drop),
+        fair.force_unlock_from(&holder).map(drop),
+        client.mutex("{x}").lock().map(drop),
+        client.mutex_all(["{x}", "y"]).lock().map(drop),
+        client.rw_lock("{x}").read().map(drop),
+        semaphore.acquire().map(drop),
+        semaphore
+            .force_release(holder.holder_id().unwrap())
+            .map(drop),
+    ] {
+        assert!(matches!(answer, Err(Error::Config(_))), "{answer:?}");
+    }
+    drop(client.mutex("{x}y").lock().unwrap());
 }
 
 fn force_unlock_from_spares_a_later_holder() {
