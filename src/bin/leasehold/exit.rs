@@ -38,7 +38,7 @@ Exit codes:
   1    unlock: the lock was not held; status --exit-code: a lock is held
   64   a command-line argument or setting is invalid, or the command needs --foreground
   69   Redis is unreachable or does not answer
-  71   out of processes, threads or pipes
+  71   out of processes, threads or pipes, or the end of the command is unknown
   74   cannot write to standard output
   75   the lock is held, other calls wait for it, or no permit is free (--not-acquired-exit)
   77   Redis refused: permission denied, bad password, out of memory, or the key is not a lock
