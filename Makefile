@@ -23,12 +23,6 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-# A first build keeps nothing that later builds could reuse: writing that takes a third of the time
-# of these packages.
-ifeq ($(wildcard $(or $(CARGO_TARGET_DIR),target)/debug),)
-export CARGO_INCREMENTAL ?= 0
-endif
-
 .PHONY: demo test test-without-tls test-async test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
 
 # Runs the two examples to begin with.

@@ -263,8 +263,8 @@ impl ClientBuilder {
     ///
     /// All programs that share a lock must use the same prefix. Defaults to `lock:`.
     ///
-    /// With an empty prefix, or one that begins with a brace, some names in braces are rejected: the
-    /// other keys of `{x}` would be those of `x`.
+    /// With an empty prefix, or one that begins with a brace, some names in braces are rejected:
+    /// the other keys of `{x}` would be those of `x`.
     ///
     /// ```
     /// # use leasehold::Client;
