@@ -53,7 +53,8 @@ impl Breaker {
         }
     }
 
-    /// Admits a call and returns whether it probes, or returns how long to wait before asking again.
+    /// Admits a call and returns whether it probes, or returns how long to wait before asking
+    /// again.
     pub(super) fn admit(&mut self, now: Instant) -> Result<bool, Duration> {
         match self.state {
             State::Closed => Ok(false),

@@ -220,8 +220,8 @@ impl Deployment {
     /// Like [`call`](Self::call), for an acquiring call or a release. Also returns the instant
     /// before the call was sent, after connecting: the lease counts from then.
     ///
-    /// If an acquiring call gets no reply, its undo is sent behind it on the same connection, unless
-    /// only a part of the call was written.
+    /// If an acquiring call gets no reply, its undo is sent behind it on the same connection,
+    /// unless only a part of the call was written.
     pub(crate) fn call_or_undo(
         &self,
         call: Call<'_>,
