@@ -62,7 +62,7 @@ impl Pool {
             let made = MutexGuard::unlocked(&mut state, || self.connect());
             let ends_waits = made.as_ref().is_err_and(ConnectError::ends_waits);
             match made {
-                Ok(connection) if connection.generation == self.generation() => {
+                Ok(connection) if self.has_use_for(&connection, &state) => {
                     state.dialing.succeeded();
                     state.idle.push(connection);
                     if state.callers.is_empty() {
@@ -71,7 +71,6 @@ impl Pool {
                         state.dismiss_one();
                     }
                 }
-                // It leads to the previous master.
                 Ok(connection) => MutexGuard::unlocked(&mut state, || drop(connection)),
                 Err(connect_error) if state.dialing.is_current(number) => {
                     state.dialing.failed(Instant::now(), connect_error)
@@ -86,6 +85,13 @@ impl Pool {
                 return state.dialing.stop();
             }
         }
+    }
+
+    /// Returns false if the connection leads to the previous master, or if the pool is closed and
+    /// no call waits for it: an idle connection of a closed pool would stay open.
+    fn has_use_for(&self, connection: &Connection, state: &PoolState) -> bool {
+        let is_current = connection.generation == self.generation();
+        is_current && !(self.is_closed() && state.callers.is_empty())
     }
 
     /// Makes one connection. A panic of the client library or of a user's logger counts as a
@@ -125,6 +131,7 @@ impl Pool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write as _;
     use std::net::TcpListener;
     use std::thread;
 
@@ -134,6 +141,22 @@ mod tests {
     use crate::url::Address;
 
     const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn connection_made_for_nobody_after_the_close_is_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::parse(&format!("redis://{}", listener.local_addr().unwrap()));
+        let connector = Connector::to_server(address.unwrap(), None, &Config::default());
+        let pool = Arc::new(Pool::new(connector, 1));
+        let request = pool.request();
+        let mut server = listener.accept().unwrap().0;
+        drop(request);
+        pool.close();
+        // The log-on succeeds.
+        server.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
+        assert_eq!(pool.connector.dialers.wait(Instant::now().after(LONG)), 0);
+        assert_eq!(pool.connector.connections(), 0);
+    }
 
     #[test]
     fn dialer_abandoned_before_it_runs_ends_and_leaves_room_for_another() {
