@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::os::unix::ffi::OsStrExt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use leasehold::crossbeam_channel::{never, select};
 use leasehold::{Client, Error, Name};
@@ -115,10 +115,13 @@ impl Watched {
             // The length of the queue does not depend on the number of permits.
             let semaphore = self.client.semaphore(name, 1);
             let waiting = self.queued.ask(|| semaphore.waiting())?;
-            let longest = || self.longest.ask(|| semaphore.longest_wait());
+            let longest = match waiting {
+                Some(0) => None,
+                _ => self.longest.ask(|| semaphore.longest_wait())?.flatten(),
+            };
             rows.push(Row {
                 waiting,
-                longest: if_any(waiting, longest)?,
+                longest,
                 changes: self.permit_rates.of(name),
                 subject: Subject::Semaphore(held),
             });
@@ -162,16 +165,5 @@ impl Watched {
         }
         self.rates.forget();
         Ok(rows)
-    }
-}
-
-/// Asks for the longest wait, unless the number of waiters is known to be 0.
-fn if_any(
-    waiting: Option<u64>,
-    longest: impl FnOnce() -> Result<Option<Option<Duration>>, Error>,
-) -> Result<Option<Duration>, Error> {
-    match waiting {
-        Some(0) => Ok(None),
-        _ => Ok(longest()?.flatten()),
     }
 }
