@@ -132,7 +132,7 @@ impl Quorum {
                     );
                 }
             }
-            _ if round.has_replies() && self.health.answered(Instant::now()) => {
+            _ if round.has_reply() && self.health.answered(Instant::now()) => {
                 self.log_closed_breaker();
             }
             _ => {}

@@ -75,8 +75,9 @@ pub(super) struct Round<'a> {
     sent: Option<Instant>,
     /// The servers that gave no vote, and why.
     faults: Vec<(&'a Server, Fault)>,
-    /// How many servers have replied, and how many of them without an error.
-    replies: usize,
+    /// Whether any server has replied, even with an error.
+    has_reply: bool,
+    /// How many servers have replied without an error.
     answers: usize,
     /// True if a server refused because an earlier call of this client is still being undone.
     is_in_own_way: bool,
@@ -101,7 +102,7 @@ impl<'a> Round<'a> {
             call,
             sent: None,
             faults: Vec::new(),
-            replies: 0,
+            has_reply: false,
             answers: 0,
             is_in_own_way: false,
         }
@@ -140,8 +141,8 @@ impl<'a> Round<'a> {
     }
 
     /// Returns whether any server has replied, even with an error.
-    pub(super) fn has_replies(&self) -> bool {
-        self.replies > 0
+    pub(super) fn has_reply(&self) -> bool {
+        self.has_reply
     }
 
     /// Returns whether a majority has answered, even if the answers do not decide the call.
@@ -343,7 +344,7 @@ impl<'a> Round<'a> {
         answer: Replied,
     ) -> Option<Answer> {
         let now = Instant::now();
-        self.replies += 1;
+        self.has_reply = true;
         server.answered(self.sent.unwrap_or(now));
         if let Some(sent) = self.sent {
             member.answered_after(sent.until(now), began.until(now));
