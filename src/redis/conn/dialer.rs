@@ -142,12 +142,17 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    #[test]
-    fn connection_made_for_nobody_after_the_close_is_closed() {
+    /// Returns a listener, and a pool for one connection to it.
+    fn listener_and_pool() -> (TcpListener, Arc<Pool>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = Address::parse(&format!("redis://{}", listener.local_addr().unwrap()));
         let connector = Connector::to_server(address.unwrap(), None, &Config::default());
-        let pool = Arc::new(Pool::new(connector, 1));
+        (listener, Arc::new(Pool::new(connector, 1)))
+    }
+
+    #[test]
+    fn connection_made_for_nobody_after_the_close_is_closed() {
+        let (listener, pool) = listener_and_pool();
         let request = pool.request();
         let mut server = listener.accept().unwrap().0;
         drop(request);
@@ -160,10 +165,7 @@ mod tests {
 
     #[test]
     fn dialer_abandoned_before_it_runs_ends_and_leaves_room_for_another() {
-        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = Address::parse(&format!("redis://{}", silent.local_addr().unwrap()));
-        let connector = Connector::to_server(address.unwrap(), None, &Config::default());
-        let pool = Arc::new(Pool::new(connector, 1));
+        let (_silent, pool) = listener_and_pool();
         pool.state
             .lock()
             .callers
