@@ -40,7 +40,7 @@ pub(crate) struct HandoffRun {
     by_release: bool,
 }
 
-/// What the holder of a lease must do if the lease cannot be handed off now.
+/// The next step of the holder of a lease that cannot be handed off now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoHandoff {
     /// Renew the lease first: it may be gone, or may expire soon.

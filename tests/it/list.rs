@@ -223,7 +223,7 @@ fn locks_of_all_cluster_nodes_are_listed() {
     });
 }
 
-/// With a dead server, no majority can tell who holds such a name, although one answers.
+/// While a server is dead, the other two answer, but do not decide whether such a name is held.
 fn keys_on_a_minority_do_not_open_the_circuit_breaker() {
     let mut servers = [(); 3].map(|()| Server::start());
     let urls = servers.each_ref().map(Server::url);

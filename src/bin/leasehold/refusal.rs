@@ -1,4 +1,4 @@
-//! The message of a run that did not get its lock: who holds it, since when and for how long.
+//! The message of a run that did not get its lock: the holder, and the age and rest of its lease.
 
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -19,7 +19,7 @@ const READ_AFTER: Duration = Duration::from_millis(100);
 const PROBE_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
-/// What the io thread must still read and probe; empty for a server outside a quorum.
+/// The reads and probes that the io thread must still make; none for a server outside a quorum.
 #[derive(Default)]
 pub(in crate::runtime) struct Recovery {
     /// When the server is probed next, and how many probes have failed since it was marked down.
