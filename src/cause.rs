@@ -170,7 +170,7 @@ impl Cause {
         }
     }
 
-    /// Returns the cause with the name of its server, one of several.
+    /// Returns this cause with the name of its server in front, if there are several servers.
     pub(crate) fn at(mut self, server: &str) -> Self {
         self.text = format!("{server}: {self}").into();
         if self.kind == CauseKind::NoReply {
@@ -180,9 +180,9 @@ impl Cause {
         self
     }
 
-    /// Returns this cause. The cause in `said`, if there is one, is appended to a timeout.
+    /// Returns this cause. If it is a timeout, appends the cause in `said`, if there is one.
     ///
-    /// Any other cause is recorded in `said`.
+    /// Records a cause that is no timeout in `said`.
     pub(crate) fn or_said_before(self, said: &mut Option<Self>) -> Self {
         match said {
             Some(before) if self.is_silence() => {

@@ -1,5 +1,4 @@
-//! The clock for leases and deadlines. It advances during suspend where the system has such a
-//! clock.
+//! The clock for leases and deadlines. On Linux and Android it advances during suspend.
 
 #[cfg(feature = "testing")]
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +9,7 @@ use std::time::{Duration, SystemTime};
 /// thread reads this clock again within a second.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// A point in time, as the time since the machine started. Sums saturate at [`Instant::NEVER`].
+/// A point in time, as the time since a fixed start. Sums saturate at [`Instant::NEVER`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Instant(Duration);
 
@@ -55,7 +54,7 @@ pub(crate) fn nap(now: Instant, at: Instant) -> Duration {
     now.until(at).min(LONGEST_SLEEP)
 }
 
-/// Sleeps for `pause`: between attempts for which no other thread wakes this one.
+/// Sleeps for `pause`, between attempts. No other thread can wake this one.
 pub(crate) fn sleep(pause: Duration) {
     thread::sleep(pause);
 }
@@ -84,13 +83,13 @@ pub(crate) fn suspend(time: Duration) {
     });
 }
 
-/// Returns the time since the machine started; ignores `suspend`.
+/// Returns the time since the fixed start; ignores `suspend`.
 #[cfg(feature = "testing")]
 pub(crate) fn unsuspended() -> Duration {
     since_start()
 }
 
-/// Returns the time left until `at`, an instant of a caller; zero if it has passed.
+/// Returns the time left until `at`, an `Instant` of std; zero if it has passed.
 pub(crate) fn left_until(at: std::time::Instant) -> Duration {
     at.saturating_duration_since(std::time::Instant::now())
 }

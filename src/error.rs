@@ -176,9 +176,12 @@ pub enum Error {
     /// queue, and a lock that it is still granted is released.
     Cancelled,
 
-    /// A background thread could not be started.
+    /// A background thread could not be started: the process or the machine has too many.
     ///
-    /// Nothing was sent, and nothing is held. The process or the machine has too many threads.
+    /// - From a call that locks: you do not hold the lock.
+    /// - From `renew` and `set_ttl`: you hold the lock as long as
+    ///   [`is_held`](crate::MutexGuard::is_held) returns true.
+    /// - From [`unlock`](crate::MutexGuard::unlock): the release is repeated in the background.
     #[non_exhaustive]
     Thread {
         /// The thread's name.
@@ -214,12 +217,12 @@ impl Error {
 
     /// Returns whether the same call may succeed later without a change by an operator.
     ///
-    /// Ask it about calls that lock. An [`unlock`](crate::MutexGuard::unlock) is repeated in the
-    /// background, and what was done under the lock must not be done again.
+    /// True if Redis was unreachable, if too few replicas acknowledged in time, or if the attempts
+    /// of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up. False for
+    /// [`Cancelled`](Self::Cancelled): a cancelled token cancels every later call, too.
     ///
-    /// That is so if Redis was unreachable, if too few replicas acknowledged in time, or if the
-    /// attempts of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up. It is not so
-    /// for [`Cancelled`](Self::Cancelled): a cancelled token cancels every later call, too.
+    /// Only calls that lock may be repeated. An [`unlock`](crate::MutexGuard::unlock) is repeated
+    /// in the background, and what was done under the lock must not be done again.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -240,7 +243,7 @@ impl Error {
 
     /// Returns the server that failed or refused the call, without its password.
     ///
-    /// `None` if the error is about none.
+    /// `None` if the error is not about a server.
     ///
     /// ```
     /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
@@ -261,7 +264,7 @@ impl Error {
         }
     }
 
-    /// Returns the message of an error reply, for a text that names the server itself.
+    /// Returns the message without the server, for a text that already names it.
     pub(crate) fn without_server(&self) -> String {
         match self {
             Self::Refused {

@@ -62,15 +62,14 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
 }
 
 /// Returns whether the user lacks a permission.
-///
-/// Inside a script this is an `ERR` with one of these texts; the first is that of Redis 7.2 and
-/// Valkey.
 fn is_about_rights(answer: &ServerError) -> bool {
     answer.code() == "NOPERM" || answer.details().is_some_and(is_permission_error_in_script)
 }
 
-/// Returns whether the text of an error in a script says that the user lacks a permission.
+/// Returns whether the text of an error in a script, an `ERR`, says that the user lacks a
+/// permission.
 pub(crate) fn is_permission_error_in_script(text: &str) -> bool {
+    // The first is the text of Redis 7.2 and Valkey.
     const IN_SCRIPT: [&str; 4] = [
         "ACL failure in script",
         "can't run this command",
@@ -80,8 +79,8 @@ pub(crate) fn is_permission_error_in_script(text: &str) -> bool {
     IN_SCRIPT.iter().any(|words| text.contains(words))
 }
 
-/// Returns the text of an error without the library's name of its kind; an error reply as Redis
-/// sent it.
+/// Returns the text of an error without the library's name of its kind. Returns an error reply as
+/// Redis sent it.
 pub(crate) fn library_text(error: &RedisError) -> String {
     let source = std::error::Error::source(error);
     if let Some(answer) = source.and_then(|source| source.downcast_ref()) {

@@ -20,7 +20,7 @@ use crate::clock;
 pub struct Health {
     /// The servers, all of which were just checked.
     ///
-    /// One, the known masters of a cluster, or all of a quorum.
+    /// One server, the known masters of a cluster, or all servers of a quorum.
     pub servers: Vec<HealthPart>,
     /// The subscriber threads, one for each server in use.
     ///
@@ -76,7 +76,7 @@ pub struct HealthPart {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HealthState {
-    /// It has had nothing to do yet.
+    /// It has had nothing to do yet, or it renews leases and has none left after a failure.
     Idle,
     /// Its last operation succeeded.
     Works,

@@ -1,9 +1,9 @@
 //! `std::sync` for a fleet: blocking locks across processes and machines, kept in Redis or Valkey.
 //!
 //! The crate is for programs without an async runtime: worker pools, batch jobs, payment and
-//! booking services, cron jobs. A waiting thread sleeps on a channel and is woken by the release,
-//! not by polling. A background thread renews held locks. If a lock is lost, its holder finds out
-//! from a local clock, even when the network is down.
+//! booking services, cron jobs. A waiting thread does not poll: it sleeps until the release wakes
+//! it. A background thread renews held locks. If a lock is lost, its holder finds out from a local
+//! clock, even when the network is down.
 //!
 //! ```
 //! use std::time::Duration;
@@ -54,7 +54,7 @@
 // Shows on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// Compiles the examples of the front page, which is no part of the documentation.
+/// Compiles the examples of the README, which is not part of the documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -387,9 +387,9 @@ impl ClientBuilder {
     /// Sets how long a waiter without a place in a queue in Redis sleeps before it asks again.
     ///
     /// This applies over a quorum, to sets in several slots of a cluster, and to users without the
-    /// permissions for queues. It bounds the delay of a lost release message there. Other waiters
-    /// refresh their places every 0.9 s, or more often with a short ttl. Each sleep is shortened at
-    /// random by up to a quarter. At least 10 ms. Defaults to 1 s.
+    /// permissions for queues. It bounds the delay by a lost release message there. Each sleep is
+    /// shortened at random by up to a quarter. At least 10 ms. Defaults to 1 s. Other waiters
+    /// refresh their places every 0.9 s, or more often with a short ttl.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -471,13 +471,15 @@ impl ClientBuilder {
     /// Sets how many failures in a row open a server's circuit breaker. Defaults to 5.
     ///
     /// While the breaker is open, calls that do not wait, such as `try_lock`, fail at once with
-    /// [`Error::CircuitOpen`], `try_lock_for` fails with it at its deadline, and `lock` waits. It
-    /// stays open for 1 s, and twice as long each time that the next call fails too, up to 30 s. A
-    /// call that hit its own, shorter deadline does not count as a failure. 0 disables the breaker.
+    /// [`Error::CircuitOpen`], `try_lock_for` fails with it at its deadline, and `lock` waits. The
+    /// breaker stays open for 1 s, and twice as long each time that the next call fails too, up to
+    /// 30 s. A call that hit its own, shorter deadline does not count as a failure. 0 disables the
+    /// breaker.
     ///
     /// Renewals and releases bypass the breaker, and any reply closes it. While the client has
     /// waiters, holders or failed attempts to undo, it probes the server every 500 ms, so that a
-    /// recovery is noticed quickly.
+    /// recovery is noticed quickly. Each failing server of a quorum is probed at intervals of up to
+    /// 4 s.
     ///
     /// `examples/fail_fast.rs` answers HTTP requests with 503 and `Retry-After` on that error.
     ///
@@ -559,7 +561,7 @@ impl ClientBuilder {
     }
 }
 
-/// Adds to an error about several settings which `variables` that begin with `start` were read.
+/// Adds to an error about several settings the names of the `variables` that begin with `start`.
 fn with_variables(error: Error, variables: &[&str], start: &str) -> Error {
     let variables = variables.iter().filter(|name| name.starts_with(start));
     let variables: Vec<_> = variables.copied().collect();

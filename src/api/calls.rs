@@ -33,8 +33,8 @@ pub(super) fn guard(
     Ok(hold.map(|hold| MutexGuard::new(Arc::clone(core), hold)))
 }
 
-/// Implements these calls of `$lock` with its `lock`, `try_lock` and `try_lock_for`. `$make` is the
-/// code of the examples that makes the lock.
+/// Implements `try_lock_until` and the `with` calls of `$lock`, by means of its `lock`, `try_lock`
+/// and `try_lock_for`. `$make` is the code of the examples that makes the lock.
 macro_rules! lock_calls {
     ($lock:ident, $guard:ident, $make:literal) => {
         /// Acquiring until a point in time.

@@ -123,8 +123,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if there is no URL, or if one is invalid, names more than one server or is
-    /// given twice.
+    /// [`Error::Config`] if there is no URL or more than 63, or if one is invalid, names more than
+    /// one server or is given twice.
     pub fn quorum<U: Into<String>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
         Self::builder().quorum(urls).build()
     }
@@ -178,7 +178,7 @@ impl Client {
         Self::builder().with_env()?.build()
     }
 
-    /// Returns a builder, to make a client with other settings than the default ones.
+    /// Returns a builder, for a client with other settings than the defaults.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -387,7 +387,8 @@ impl Client {
     ///
     /// Sends to all servers at once and returns within the command timeout. A refused connection is
     /// tried again until then, so the call takes the whole time if a server is down. The checks
-    /// bypass an open circuit breaker; a server that answers closes its breaker.
+    /// bypass an open circuit breaker. A server that answers closes its breaker, but not that of a
+    /// quorum.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -449,6 +450,7 @@ impl Client {
     ///
     /// - [`Error::Unreachable`] if Redis does not answer, or if the scan of a server does not end:
     ///   a cursor comes again, or ten minutes have passed.
+    /// - [`Error::CircuitOpen`] while the circuit breaker of a quorum is open.
     /// - [`Error::Refused`] if a permission is missing: `+scan`, or one that [`Mutex::inspect`]
     ///   needs.
     /// - [`Error::Closed`] after a shutdown.

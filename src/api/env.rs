@@ -26,8 +26,8 @@ impl ClientBuilder {
     /// - `REDIS_USERNAME` and `REDIS_PASSWORD` fill in each URL without a password.
     /// - `REDIS_TLS_CA`, `REDIS_TLS_CERT` and `REDIS_TLS_KEY` are read only if the URLs use TLS.
     ///
-    /// Setters called later override the environment. A URL set later gets no credentials from the
-    /// environment.
+    /// Setters called later override the environment. A URL set later gets no user and no password
+    /// from the environment.
     ///
     /// ```
     /// use leasehold::Client;

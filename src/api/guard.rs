@@ -31,9 +31,10 @@ use crate::token::FencingToken;
 /// the network does, it returns false from the moment at which another client could get the lock,
 /// unless the key is deleted or replaced by force. The holder notices that at its next renewal.
 ///
-/// Call it, or [`ensure_held`](Self::ensure_held), before each step that must not be done twice, or
-/// wait on the [`lost`](Self::lost) channel during the work. No lock can detect a pause between
-/// that check and the step; only the [`fencing_token`](Self::fencing_token) protects against it.
+/// Call `is_held` or [`ensure_held`](Self::ensure_held) before each step that must not be done
+/// twice, or wait on the [`lost`](Self::lost) channel during the work. No lock can detect a pause
+/// between the check and the step; only the [`fencing_token`](Self::fencing_token) protects against
+/// it.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -234,7 +235,7 @@ impl MutexGuard {
     /// # Errors
     ///
     /// - [`Error::Lost`] if the lock is lost.
-    /// - [`Error::Unreachable`] or [`Error::Refused`] if the lease was not renewed. The lock is
+    /// - Any other error, such as [`Error::Unreachable`], if the lease was not renewed. The lock is
     ///   still held for [`remaining`](Self::remaining).
     pub fn renew(&self) -> Result<(), Error> {
         let runtime = &self.core.runtime;
@@ -263,8 +264,8 @@ impl MutexGuard {
     ///
     /// - [`Error::Config`] if `ttl` is invalid.
     /// - [`Error::Lost`] if the lock is lost.
-    /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the change. The lock
-    ///   is still held for [`remaining`](Self::remaining).
+    /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change. The
+    ///   lock is still held for [`remaining`](Self::remaining).
     ///
     /// If Redis did not answer, the command may still run:
     ///
@@ -294,11 +295,11 @@ impl MutexGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the release. The
-    ///   lease was valid by this client's clock until now, so what was done under it stands: do not
-    ///   repeat it. [`Mutex::with`](crate::Mutex::with) does not report this error. The release is
-    ///   repeated in the background. Until it succeeds, the lock stays held for at most one of
-    ///   these times:
+    /// - [`Error::Unreachable`], [`Error::Refused`] or [`Error::Thread`] if Redis did not confirm
+    ///   the release. The lease was valid by this client's clock until now, so what was done under
+    ///   it stands: do not repeat it. [`Mutex::with`](crate::Mutex::with) does not report this
+    ///   error. The release is repeated in the background. Until it succeeds, the lock stays held
+    ///   for at most one of these times:
     ///   - its ttl;
     ///   - a longer ttl, if a [`set_ttl`](Self::set_ttl) that requested it got no reply;
     ///   - twice that time, if a renewal got no reply: it may run just before the key expires.
@@ -333,9 +334,9 @@ impl MutexGuard {
     ///
     /// - [`Error::Config`] if no ttl can be that long. The lock is released.
     /// - [`Error::Lost`] if the lock was lost before.
-    /// - [`Error::Unreachable`] or [`Error::Refused`] if Redis did not confirm the change. The lock
-    ///   is not renewed any more. It becomes free at the end of its old ttl, or at the requested
-    ///   time if the command still runs. If the time was over, the error is that of
+    /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change. The
+    ///   lock is not renewed any more. It becomes free at the end of its old ttl, or at the
+    ///   requested time if the command still runs. If the time was over, the error is that of
     ///   [`unlock`](Self::unlock).
     pub fn keep_for(mut self, at_least: Duration) -> Result<(), Error> {
         let now = Instant::now();

@@ -182,7 +182,7 @@ impl MutexAllGuard {
 
     /// Sets the lease's ttl, for now and for later renewals.
     ///
-    /// The lease ends `ttl` from now, whether that is longer or shorter than before. Returns
+    /// The lease lasts `ttl` from now on, whether that is longer or shorter than before. Returns
     /// within the command timeout. [`MutexGuard::set_ttl`] says what happens if Redis does not
     /// answer.
     ///

@@ -41,9 +41,9 @@ use crate::token::FencingToken;
 /// arrive later do not delay a writer: it waits only for calls ahead of it in the queue and for
 /// sections already running.
 ///
-/// The limits described there for processes that die, pauses and lost messages apply here, too; for
-/// `try_read` and `try_write`, those of `try_lock`. A reader that crashes keeps writers out until
-/// its own lease ends, whatever other readers do.
+/// `FairMutex` states the limits for processes that die, pauses and lost messages. They apply here,
+/// too: those of its `try_lock` to `try_read` and `try_write`. A reader that crashes keeps writers
+/// out until its own lease ends, whatever other readers do.
 ///
 /// # Other locks of this name
 ///

@@ -37,9 +37,9 @@ use crate::redis::Cap;
 ///
 /// The permits of a call have a lease, like a lock, which a background thread renews. The permits
 /// of a process that crashes come back after the [`ttl`](Self::ttl): waiting calls get them when it
-/// ends. A holder that loses its permits finds out as described for
-/// [`MutexGuard`]. Redis drops permits by the clock of its master. After a
-/// failover to a replica whose clock is ahead or behind, they end earlier or later by as much.
+/// ends. A holder that loses its permits finds out as described for [`MutexGuard`]. Redis drops
+/// permits by the clock of its master. After a failover to a replica whose clock is ahead or
+/// behind, they end earlier or later by as much.
 ///
 /// # Order
 ///
@@ -169,8 +169,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// The errors of [`acquire`](Self::acquire), but [`Error::Unreachable`] after the command
-    /// timeout.
+    /// The errors of [`Mutex::try_lock`] and [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Result<Option<SemaphorePermit>, Error> {
         Ok(self.lock.try_lock()?.map(|guard| self.permit(guard)))
     }
@@ -195,8 +194,7 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// The errors of [`acquire`](Self::acquire), but [`Error::Unreachable`] if Redis did not answer
-    /// within `limit`.
+    /// The errors of [`Mutex::try_lock_for`] and [`acquire`](Self::acquire).
     pub fn try_acquire_for(&self, limit: Duration) -> Result<Option<SemaphorePermit>, Error> {
         let guard = self.lock.try_lock_for(limit)?;
         Ok(guard.map(|guard| self.permit(guard)))
@@ -259,8 +257,8 @@ impl Semaphore {
 
     /// Asks Redis how many permits are free: the number of permits less those that are out.
     ///
-    /// 0 if other clients have given out more. Calls that wait in the queue do not count. Returns
-    /// within the command timeout.
+    /// Returns 0 if clients with a higher number have given out more. Calls that wait in the queue
+    /// do not count. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -29,9 +29,9 @@ macro_rules! lock_settings {
 
             /// Sets how often a held lease is renewed.
             ///
-            /// Defaults to a third of the [`ttl`](Self::ttl) that the lock sets, or to the client's
-            /// [`renew_every`](crate::ClientBuilder::renew_every) if it sets none. The limits are
-            /// stated there.
+            /// Defaults to a third of the lock's own [`ttl`](Self::ttl). If the lock sets no ttl,
+            /// defaults to the client's [`renew_every`](crate::ClientBuilder::renew_every), which
+            /// states the limits.
             ///
             /// ```
             /// # use std::time::Duration;

@@ -143,7 +143,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
     let remaining = loop {
         attempt.check_not_ended()?;
         let shared = attempt.shared();
-        // After a failure without an answer since, the place may be gone and the lock free.
+        // If nothing was answered since a failure, the place may be gone and the lock free.
         let is_failing = || attempt.runtime.deployment.is_failing(key);
         let is_taken = || shared.is_some_and(|it| it.is_taken) && !is_failing();
         if attempt.held_here().is_some() || is_taken() {
@@ -161,7 +161,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
                 let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                 splits += 1;
                 if Instant::now().after(pause) >= attempt.deadline {
-                    // Other calls had the lock on some of the servers, and no lease is known.
+                    // Other calls hold the lock on some servers each: no remaining time is known.
                     break None;
                 }
                 pause

@@ -250,8 +250,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Releases granted parts. Unless the call has ended, waits for that for at most the command
-    /// timeout.
+    /// Releases granted parts. Unless the call has ended, waits for the replies, for at most the
+    /// command timeout.
     fn give_back(&self, parts: &[Arc<dyn Primitive>], id: &HolderId) {
         let until = self.silence.reply_deadline();
         let (sender, found) = unbounded();
@@ -311,10 +311,10 @@ impl Attempt<'_> {
             cell: LeaseCell::new(lease, holding),
             downgraded: OnceLock::new(),
         });
-        let before = runtime.waiters.granted(&hold);
-        for before in before.iter().filter_map(Weak::upgrade) {
-            before.lose(Lost::Taken, Instant::now());
-            runtime.reschedule(&before);
+        let evicted = runtime.waiters.granted(&hold);
+        for evicted in evicted.iter().filter_map(Weak::upgrade) {
+            evicted.lose(Lost::Taken, Instant::now());
+            runtime.reschedule(&evicted);
         }
         runtime.reschedule(&hold);
         if runtime.is_closed() {
@@ -378,8 +378,8 @@ impl Attempt<'_> {
         self.first_name_held(true).is_some()
     }
 
-    /// Returns the index of the first name that a lease of this client keeps from others: also a
-    /// reader's, unless the lock is wanted by a reader (`is_shared`).
+    /// Returns the index of the first name that a lease of this client keeps from others. A
+    /// reader's lease counts unless the lock is wanted by a reader (`is_shared`).
     fn first_name_held(&self, is_shared: bool) -> Option<usize> {
         self.keys.names.iter().position(|name| {
             let holder = self.runtime.waiters.excludes(name, is_shared);

@@ -92,7 +92,7 @@ pub(super) fn until_cancelled(
     (Err(Error::Cancelled), false)
 }
 
-/// Releases what a call was granted whose caller has left.
+/// Releases what was granted to a call whose caller has left.
 fn give_back(runtime: &Runtime, (outcome, _): CallOutcome) {
     let Ok(Some(hold)) = outcome else {
         return;

@@ -14,8 +14,8 @@ use crate::wait_policy::RECONNECT;
 /// Downgrades the lease to `reader`, the side of the readers. Returns within the command timeout.
 ///
 /// The holder counts as a reader from before the command is sent: if no reply arrives, the command
-/// may have run, or may run later. Every later renewal repeats it, and until one has run the others
-/// are merely kept out. So this cannot fail; a loss is reported as always.
+/// may have run, or may run later. Every later renewal repeats it. Until one has run, other readers
+/// stay locked out. So this cannot fail; a loss is reported as usual.
 pub(crate) fn downgrade(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,

@@ -154,7 +154,7 @@ pub(crate) fn keep_until(
         return outcome;
     }
     count(runtime, true, since, now);
-    // No release will be announced: the waiters of this client ask Redis when the key ends.
+    // No release will be announced: woken waiters learn from Redis when the key expires.
     runtime.waiters.ended(hold, None);
     hold.lease(LeaseState::released);
     log(hold, "kept until it expires", outcome.as_ref().err());
@@ -194,9 +194,9 @@ fn note_outcome(
         }
         Err(error) => {
             let mut repeated = hold.to_repeated_release(Instant::now());
-            // Before the lease ends: an attempt that the lease refuses sees one of the two.
+            // Before the lease ends: an attempt that its key refuses sees the lease or this mark.
             runtime.endpoints.note_unanswered(&mut repeated);
-            // The repeated release publishes the message for the end that this call did not see.
+            // `None`: the message that the repeated release publishes must wake a waiter.
             runtime.waiters.ended(hold, None);
             hold.lease(LeaseState::released);
             runtime.release(repeated);
@@ -348,7 +348,7 @@ fn answered(runtime: &Runtime, hold: &HeldLease, answer: &Answer, may_have_run: 
     Unlocked::Released
 }
 
-/// Leaves the lock free for a moment, and then has it granted to the first client in its queue.
+/// Plans the second release, which grants the lock that this one has left free for a moment.
 fn leave_open(runtime: &Runtime, hold: &HeldLease) {
     let now = Instant::now();
     let name = hold.keys.key(0).name;
@@ -381,7 +381,7 @@ fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
 /// * until it expires, since two clocks may differ,
 /// * after `max_hold`,
 /// * on a minority of servers,
-/// * if the command that took the lock away reached Redis before this client's.
+/// * if it was evicted by a lease whose acquire had reached Redis before its own.
 fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
     runtime.announce_loss(hold);
     if lost != Lost::ShutDown {
@@ -408,7 +408,7 @@ fn why_expired(hold: &HeldLease, lost: Lost) -> &'static str {
 
 /// Releases a lease that was granted during a shutdown.
 ///
-/// No caller has received it, so no loss is announced.
+/// No caller has received it, so this announces no loss.
 pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: Instant) {
     let status = hold.release(hold.token(), Instant::now());
     runtime.timer.forget(hold);

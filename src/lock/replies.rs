@@ -11,7 +11,7 @@ use crate::queue::answers::{Answers, Span};
 use crate::redis::Fault;
 use crate::wait_policy::WaitPolicy;
 
-/// The end of a wait, with the outcome of the call. As an `Err`, so that `?` ends the wait.
+/// The end of a wait, with the outcome of the call. Returned in an `Err`, so that `?` passes it on.
 pub(crate) struct Over(pub(crate) Result<Option<Arc<HeldLease>>, Error>);
 
 impl From<Error> for Over {
@@ -39,7 +39,7 @@ impl WaitingCall<'_> {
 
     /// Returns whether this call may report at its deadline that another holder has the name.
     pub(crate) fn is_taken(&self) -> bool {
-        // In this order: the end of a lease held here is recorded as a refusal first.
+        // In this order: before a lease held here ends, its end is recorded as a refusal.
         self.attempt.held_here().is_some() || self.queue().answers().is_taken(self.span())
     }
 

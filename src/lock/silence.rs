@@ -1,4 +1,4 @@
-//! The commands of a call that got no reply: its pauses after them, and the error when it gives up.
+//! A call's commands without a reply: the pauses after them, and the error when the call gives up.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -58,16 +58,16 @@ impl<'a> Silence<'a> {
         }
     }
 
-    /// Until when a reply to a command sent now is awaited.
+    /// Returns until when to wait for the reply to a command sent now.
     pub(crate) fn reply_deadline(&self) -> Instant {
         let now = Instant::now();
         let timeout = self.runtime.deployment.command_timeout();
         now.after(timeout).min(self.end(now))
     }
 
-    /// Why the last command failed, if Redis has since been silent for too long.
+    /// Returns why the last command failed, if Redis has since been silent for too long.
     ///
-    /// A further command with no time for a reply would hide why there was none.
+    /// A further command would have no time for a reply, and its failure would hide this cause.
     pub(crate) fn final_failure(&self) -> Option<Cause> {
         let failure = self.failure.borrow();
         let cause = failure.as_ref()?;

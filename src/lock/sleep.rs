@@ -15,9 +15,10 @@ const UNSUBSCRIBED_BACKOFF: Backoff =
 
 /// How a sleep ended.
 pub(crate) enum SleepEnd {
-    /// With a wake-up: the position has changed.
+    /// A wake-up ended it: the position has changed.
     Woken,
-    /// Without one, for this reason: the call tries Redis even if this client holds the name.
+    /// Nothing woke the call, which now tries Redis even if this client holds the name. Contains
+    /// the reason to count, if there is one.
     TimedOut(Option<Wake>),
 }
 
@@ -54,7 +55,7 @@ impl WaitingCall<'_> {
         }
     }
 
-    /// When to try again after a refusal without a wake-up, and the reason to record then.
+    /// Returns when to try again if nothing wakes the call, and the reason to record then.
     fn next_attempt(
         &self,
         is_subscribed: bool,
@@ -103,7 +104,7 @@ impl WaitingCall<'_> {
         }
     }
 
-    /// Sleeps until `until`, or until woken or the deadline, but no longer than the clock allows.
+    /// Sleeps until `until`, or until woken or the deadline, for at most `LONGEST_SLEEP`.
     fn sleep(&self, until: Instant) -> SleepEnd {
         // Not from when the position was read, which may be long ago: the sleep would end too late.
         let pause = nap(Instant::now(), until.min(self.attempt.deadline));

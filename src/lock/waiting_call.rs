@@ -35,7 +35,7 @@ pub(crate) struct WaitingCall<'a> {
     /// The calls of this client share a place in Redis.
     pub(crate) shares_place: bool,
     subscription: Option<Subscription<'a>>,
-    /// Refusals by Redis in this call that gave it no place.
+    /// How often Redis refused this call, without the refusals that `place` counts.
     pub(crate) refusals: u32,
     /// Refusals in a row that each named another name than the one before.
     moves: u32,
@@ -106,8 +106,8 @@ impl<'a> WaitingCall<'a> {
         ));
     }
 
-    /// Leaves the queue in Redis with the place of an earlier call of this client, if no other call
-    /// waits that could take it over. One for a set in several slots could not.
+    /// Removes from the queue in Redis a place that an earlier call of this client has left, unless
+    /// a call waits that can take it over. A call for a set in several slots cannot.
     fn leave_last_place(&self, name_index: usize) {
         let Attempt { runtime, keys, .. } = self.attempt;
         let name = keys.key(name_index).name;
@@ -119,15 +119,14 @@ impl<'a> WaitingCall<'a> {
         }
     }
 
-    /// Shares no place any more if another call of this client has learnt that its user may have
-    /// none.
+    /// Stops sharing a place if another call of this client has found that its user may have none.
     pub(crate) fn note_queue_rights(&mut self) {
         if self.shares_place && self.attempt.keys.queue().is_none() {
             self.stop_sharing_place();
         }
     }
 
-    /// Gives up the place, and what other calls of this client for the name share of it.
+    /// Gives up the place, and stops all calls of this client for the name from sharing one.
     fn stop_sharing_place(&mut self) {
         // First: a call that wakes then finds that no other has the place.
         self.end_place(false);
@@ -148,9 +147,12 @@ impl<'a> WaitingCall<'a> {
     /// Joins the calls of this client that share a place in Redis, if it is time for that. Returns
     /// whether it did.
     ///
-    /// The first attempt of a call takes a free lock only. A call that is refused joins, and one
-    /// whose client has a place, or was refused a moment before `now` and is still subscribed, or
-    /// has just freed the lock without a grant to the queue.
+    /// The first attempt of a call takes a free lock only. It is time to join if
+    ///
+    /// * the call was refused before,
+    /// * this client has a place,
+    /// * this client was refused a moment before `now` and is still subscribed, or
+    /// * this client has just freed the lock without a grant to the queue.
     pub(crate) fn join_queue_if_due(&mut self, shared: SharedPlace, now: Instant) -> bool {
         let endpoints = &self.attempt.runtime.endpoints;
         let was_refused = || {
@@ -290,7 +292,7 @@ impl<'a> WaitingCall<'a> {
     }
 }
 
-/// However the wait ends, a lease that was handed to this call goes to the next waiter.
+/// Passes a lease that was handed to this call, and that it has not taken, to the next waiter.
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
         // First: the call that comes next in the local queue takes over the place.

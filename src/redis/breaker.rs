@@ -5,9 +5,9 @@
 //! +--------+ -----------------------------> +------+ --------------------------> +---------+
 //! | closed |                                | open |                             | probing |--+
 //! +--------+ <----------------------------- +------+ <-------------------------- +---------+  |
-//!     ^             any reply                             a failure: a longer pause    |  ^   |
+//!     ^           a valid reply                           a failure: a longer pause    |  ^   |
 //!     +--------------------------------------------------------------------------------+  +---+
-//!                                 any reply                         no outcome for PROBE:
+//!                               a valid reply                       no outcome for PROBE:
 //!                                                                   another call is admitted
 //! ```
 //!

@@ -232,10 +232,10 @@ mod tests {
             let next = call();
             assert!(matches!(next, Fault::NotRun(_)), "{next:?}");
 
-            // A command that was not admitted does not end the probe of another call.
+            // A command that bypasses the breaker does not end the probe of another call.
             assert!(matches!(server.health.admit("a"), Ok(true)));
-            let soon = Instant::now();
-            assert!(server.acquire_connection(soon, Cap::Counted).is_err());
+            let now = Instant::now();
+            assert!(server.acquire_connection(now, Cap::Counted).is_err());
             assert!(server.health.admit("a").is_err());
         });
     }

@@ -101,7 +101,7 @@ impl Fault {
         match self {
             Self::NotRun(cause) => Self::Unknown(cause),
             Self::Rejected(error) => Self::NotReplicated(error),
-            said => said,
+            fault => fault,
         }
     }
 
@@ -110,7 +110,7 @@ impl Fault {
         match self {
             Self::NotRun(cause) => Self::NotRun(cause.at(node)),
             Self::Unknown(cause) => Self::Unknown(cause.at(node)),
-            said => said,
+            fault => fault,
         }
     }
 

@@ -21,7 +21,8 @@ use crate::health::{BreakerState, HealthPart, HealthState};
 use crate::redis::breaker::Breaker;
 use crate::redis::fault::{Fault, OpenCircuit};
 
-/// Callers record the outcome of their calls. Recording a success takes no lock.
+/// The outcomes of calls, recorded by their callers. Recording a success takes a lock only after a
+/// failure.
 #[derive(Debug)]
 pub(crate) struct ServerHealth {
     /// When the server last answered anything, in ns of [`Instant`]; 0 if never.
@@ -99,8 +100,8 @@ impl ServerHealth {
 
     /// Records a call without a valid answer. Returns true if it opened the breaker.
     ///
-    /// Pass `counts` unless the caller gave the server too little time: only then the failure is
-    /// the server's.
+    /// Pass `counts` if the failure counts towards the breaker: not if the caller gave the server
+    /// too little time.
     pub(crate) fn failed(&self, cause: Option<&Cause>, counts: bool) -> bool {
         let mut detail = self.detail.lock();
         if !self.failing.swap(true, Ordering::Relaxed) {
@@ -136,8 +137,8 @@ impl ServerHealth {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// When it stopped answering, but not before `start`, when the caller first asked. Returns
-    /// `now` if nothing has failed since the last answer.
+    /// Returns when the server stopped answering, at the earliest `start`, when the caller first
+    /// asked. Returns `now` if nothing has failed since the last answer.
     pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         if !self.is_failing() {
             return now;

@@ -124,7 +124,7 @@ impl Deployment {
         (servers, self.size())
     }
 
-    /// Returns the server for what is stored on one server only: over a quorum, the first.
+    /// Returns the server for data that is stored on one server only: over a quorum, the first.
     pub(crate) fn primary_owner_of(&self, key: Key<'_>) -> Arc<Server> {
         match self {
             Self::One(server) => Arc::clone(server),
@@ -179,8 +179,7 @@ impl Deployment {
         !matches!(self, Self::Quorum(_))
     }
 
-    /// Returns a new record of what each server did about an acquiring command; `None` unless over
-    /// a quorum.
+    /// Returns a new record of the votes on an acquiring command; `None` unless over a quorum.
     pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
         match self {
             Self::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.members.size.all))),
@@ -267,8 +266,8 @@ impl Deployment {
         }
     }
 
-    /// When the owner of a name stopped answering, but not before `start`, when the caller first
-    /// asked. Returns `now` if nothing has failed since the last answer.
+    /// Returns when the owner of a name stopped answering, at the earliest `start`, when the caller
+    /// first asked. Returns `now` if nothing has failed since the last answer.
     pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {
         match self {
             Self::Quorum(quorum) => quorum.silent_since(now, start),
@@ -332,8 +331,8 @@ impl Deployment {
 
     /// Ends the calls that wait for a connection, except releases.
     ///
-    /// Over a quorum they end by themselves within the command timeout: its connections may have
-    /// replies to read that tell what to undo.
+    /// Over a quorum they end by themselves within the command timeout. Its connections stay open:
+    /// their unread replies may tell what to undo.
     pub(crate) fn end_connecting(&self) {
         match self {
             Self::One(server) => server.pool.close(),

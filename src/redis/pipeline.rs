@@ -31,7 +31,7 @@ impl Server {
             if let Err(NodeFault::Fault(Fault::Rejected(error))) = &answer
                 && error.lacks_right()
             {
-                // It is repeated without the queue.
+                // A repeated call does without the queue.
                 call(&job).note_refused();
             }
             let (sent, answer) = match answer {
@@ -108,7 +108,7 @@ impl Server {
             .iter()
             .map(|call| {
                 let error = match &broken {
-                    // After one timeout nothing more is read.
+                    // After one error nothing more is read.
                     Some(error) => error.clone(),
                     None => match connection.answer_to(until, call.verb) {
                         Ok(answer) => return Ok(answer),

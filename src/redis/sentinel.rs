@@ -31,7 +31,7 @@ struct KnownMaster {
     address: Option<HostPort>,
     /// The master may have moved: ask the sentinels before connecting.
     suspected: bool,
-    /// The number of announcements: a reply to a question asked before one is out of date.
+    /// The number of announcements. A reply is out of date if one came after its question.
     announced: u64,
     /// How many times a report named another address than before.
     moves: u64,
@@ -47,8 +47,8 @@ impl KnownMaster {
         has_moved
     }
 
-    /// Returns the address after the sentinels were asked, when this many moves had been announced,
-    /// and whether it differs from the last one.
+    /// Returns the address after the sentinels were asked, and whether it differs from the last
+    /// one. `announced` is the number of announcements before the question.
     fn settle(
         &mut self,
         asked: RedisResult<HostPort>,
@@ -154,8 +154,8 @@ impl Sentinels {
         self.known.lock().suspected = true;
     }
 
-    /// Handles an announcement on `+switch-master`. Returns true if our master has moved and no
-    /// other sentinel has announced that before.
+    /// Handles an announcement on `+switch-master`. Returns true if our master has moved and that
+    /// is news, or if its new address is malformed.
     fn switched(&self, announcement: &[u8]) -> bool {
         let text = String::from_utf8_lossy(announcement);
         let mut words = text.split(' ');
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_counts_if_only_a_malformed_announcement_is_newer() {
+    fn a_reply_older_than_an_announcement_counts_only_if_no_address_is_known() {
         let sentinels = sentinels();
         assert!(sentinels.switched(b"m nonsense"));
         let address: HostPort = ("h".into(), 1);

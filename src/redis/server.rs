@@ -1,4 +1,4 @@
-//! One server: its connections, and how it does.
+//! One server: its connections and its health.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ impl Server {
         }
     }
 
-    /// Records that no reply came. Pass `counts` unless another call reports the same connection.
+    /// Records that no reply came. Pass `counts` unless another call reports this failure, too.
     pub(super) fn no_answer(
         &self,
         error: RedisError,

@@ -35,9 +35,8 @@ pub(super) struct Spin {
     limit: Duration,
     /// The time to spin, as learned so far, in nanoseconds.
     length: AtomicU64,
-    /// How many of the next calls do not spin. After a yield to another thread, the processor comes
-    /// back only after a slice of the scheduler, a few milliseconds. A sleeping thread is woken in
-    /// time.
+    /// How many of the next calls do not spin. A thread that yields to another one runs again only
+    /// after that one's time slice, a few milliseconds. A sleeping thread is woken in time.
     skip: AtomicU32,
     /// How many calls the next interruption will skip: twice as many after each interruption, half
     /// as many after a call that kept its processor.
@@ -170,7 +169,7 @@ mod tests {
     #[test]
     fn without_a_limit_calls_read_at_once() {
         let spin = Spin::new(Duration::ZERO);
-        // 584 years, if it counted.
+        // With a limit, a call would spin for 584 years.
         spin.length.store(u64::MAX, Relaxed);
         assert_eq!(spin.read(|| 7), 7);
         assert_eq!(spin.length.load(Relaxed), u64::MAX);

@@ -15,7 +15,7 @@ pub(crate) struct Callbacks {
     /// `None` ends the thread once it has run the callbacks queued before it.
     queue: Sender<Option<Job>>,
     jobs: Receiver<Option<Job>>,
-    /// Locked while something is queued: a job queued behind the end would stay.
+    /// Locked while a job is queued: one queued behind the `None` would never run.
     stopped: Mutex<bool>,
     pub(crate) worker: Worker,
 }

@@ -14,7 +14,7 @@ use crate::runtime::io::acknowledged::AcknowledgedRenewals;
 use crate::runtime::io::{Io, IoRequest};
 use crate::runtime::subscriber::Subscriber;
 
-/// One server and its threads. Each server has its own, so that one that hangs delays no other.
+/// One server and its own threads, so that a server that hangs delays no other.
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     pub(crate) io: Io,
@@ -45,7 +45,8 @@ impl Endpoint {
         workers.iter().all(|worker| worker.is_finished()) && self.acknowledged.is_finished()
     }
 
-    /// Ends the threads after a delay: a caller may be about to send them a job.
+    /// Ends the io thread after a delay, because a caller may be about to send it a job, and those
+    /// for replicas at once. The subscriber thread ends by itself.
     fn retire(&self) {
         self.acknowledged.stop();
         let _ = self.io.send(IoRequest::Retire);
@@ -103,10 +104,11 @@ impl Endpoints {
             .cloned()
     }
 
-    /// Tells the threads of replaced servers to end, and removes the endpoints whose threads have.
+    /// Tells the threads of replaced servers to end, and removes the endpoints whose threads have
+    /// ended.
     pub(crate) fn sweep(&self) {
-        // Before the removal: an endpoint whose threads a caller is about to start counts as
-        // finished. Such a thread finds this request when it starts.
+        // Before the removal, which includes endpoints whose threads a caller is about to start.
+        // Such a thread finds the `Retire` request when it starts.
         for endpoint in self.all() {
             if endpoint.server.is_retired() {
                 endpoint.retire();
@@ -157,12 +159,12 @@ impl Endpoints {
     /// reply.
     pub(crate) fn note_unanswered(&self, release: &mut Release) {
         if release.keys.is_split() {
-            // A call for a set in several slots knows what refused it by its holder id.
+            // A refusal of a set in several slots has the holder's id, which `is_releasing` knows.
             return;
         }
         let mut unanswered = self.unanswered.lock();
         if unanswered.len() == unanswered.capacity() {
-            // Those that were answered before the last of their marks was dropped.
+            // Removes names whose last mark was dropped after `forget_release` had run.
             unanswered.retain(|_, mark| !is_answered(mark));
         }
         let mark = (unanswered.entry(release.keys.key(0).name.clone())).or_default();
@@ -171,7 +173,7 @@ impl Endpoints {
         release.unanswered = Some(shared);
     }
 
-    /// Returns whether a lease of this name, whose acquire or release got no reply, may still hold.
+    /// Returns whether a lease whose acquire or release got no reply may still hold the name.
     pub(crate) fn has_unanswered(&self, name: &Name) -> bool {
         let unanswered = self.unanswered.lock();
         unanswered.get(name).is_some_and(|mark| !is_answered(mark))
@@ -224,7 +226,7 @@ mod tests {
         let round = RenewalRound::new(Arc::clone(&hold), request, Majority::of(1));
         let part = RenewalPart::new(&Arc::new(round), &hold.keys);
         runtime.renew_at(&replaced, vec![part]);
-        // The server does not have its key.
+        // The server does not have the lease's key.
         eventually(LONG, || hold.lease(|lease| lease.lost().is_some()));
 
         runtime.endpoints.note_release(&hold.id);

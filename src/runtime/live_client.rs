@@ -1,4 +1,4 @@
-//! A client that tests can make to check its leases at once.
+//! Lets tests make a client check its leases at once, or wake its waiters.
 
 use std::sync::{Arc, Weak};
 

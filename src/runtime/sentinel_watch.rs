@@ -1,4 +1,4 @@
-//! The threads that listen to the sentinels, one of which announces that the master has moved.
+//! The threads that listen to the sentinels for announcements that the master has moved.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};

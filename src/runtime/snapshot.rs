@@ -43,7 +43,7 @@ impl Runtime {
         [wait, hold, command]
     }
 
-    /// Returns all servers in use, and replaced ones whose threads have not ended.
+    /// Returns all servers in use, and the replaced ones that still have an endpoint.
     fn all_servers(&self) -> Vec<Arc<Server>> {
         let mut servers = self.deployment.servers();
         for endpoint in self.endpoints.all() {
@@ -96,8 +96,8 @@ impl Runtime {
         }
     }
 
-    /// Returns the additions to the shared statistics that `endpoint` must write now, if it is the
-    /// one that sends them; then also exports the counters, with the feature `metrics`.
+    /// Returns the additions to the shared statistics that `endpoint` must write now: none, unless
+    /// it sends the client's counters. With the feature `metrics`, also exports these counters.
     ///
     /// They are due at `at`, which is then set to the next time; `None` means never. If `stopping`,
     /// everything left is due at once.

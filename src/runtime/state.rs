@@ -56,7 +56,7 @@ pub(crate) struct Runtime {
     pub(crate) queue_rights: Arc<QueueRights>,
     closed: AtomicBool,
     /// Whether releases can be queued for the io threads. Read-locked while one is queued, so that
-    /// it precedes `Stop`.
+    /// the release precedes `Stop`.
     accepts_releases: RwLock<bool>,
     unconfirmed: Unconfirmed,
     serial: AtomicU64,

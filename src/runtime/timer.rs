@@ -50,8 +50,8 @@ impl Sleep {
         at < self.until && (at < self.promised_at || by < self.until)
     }
 
-    /// Records that the next wake-up is promised for `again`. The first lease is due at `next`:
-    /// returns true if that is before the promised wake-up and before the end of the sleep.
+    /// Records that the next wake-up is promised for `again`. Returns true if the first lease, due
+    /// at `next`, is due before both that wake-up and the end of the sleep.
     fn promise(&mut self, next: Instant, again: Instant) -> bool {
         self.promised_at = again;
         next < self.until.min(again)

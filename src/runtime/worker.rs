@@ -42,8 +42,8 @@ impl Worker {
         self.started.load(Ordering::Acquire)
     }
 
-    /// Starts the thread, unless it was started before. A `body` that panics is run again: only a
-    /// user's logger can make it panic, and leases depend on these threads.
+    /// Starts the thread, unless it was started before. A `body` that panics is run again, because
+    /// leases depend on these threads.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Returns true if the thread has ended or was never started.
+    /// Returns true if the thread has ended or was never started, and after `join`.
     pub(crate) fn is_finished(&self) -> bool {
         let running = self.running.lock();
         let running = running.as_ref();
@@ -104,9 +104,9 @@ impl Worker {
     }
 }
 
-/// Runs a part of a thread's work that may call a user's code: a logger, or the drop of a closure.
-/// If that code panics, only this part of the work is lost.
+/// Runs a part of a thread's work that may call a user's code: a metrics recorder, or the drop of a
+/// closure. If that code panics, only this part of the work is lost.
 pub(crate) fn contain(act: impl FnOnce()) {
-    // Not logged: the panic hook has printed it, and the logger may be what panics.
+    // Not logged: the panic hook has printed it.
     let _ = catch_unwind(AssertUnwindSafe(act));
 }

@@ -90,11 +90,12 @@ totals! {
     acquired_at_once,
     /// Calls that acquired the lock after waiting.
     ///
-    /// For another holder, or behind earlier waiters of this client.
+    /// They waited for another holder, or behind earlier waiters of this client.
     acquired_after_waiting,
     /// Calls that ended without the lock because it was held, though not at a deadline.
     ///
-    /// `try_lock`, and calls that used up the attempts of their [`Backoff`](crate::Backoff).
+    /// These are `try_lock`, and calls that used up the attempts of their
+    /// [`Backoff`](crate::Backoff).
     refused,
     /// Calls that ended without the lock because it was still held at their deadline.
     timed_out,
@@ -105,7 +106,7 @@ totals! {
     failed,
     /// Locks that were released while they were held.
     ///
-    /// Also those whose release was not confirmed and is repeated in the background.
+    /// Includes those whose release was not confirmed and is repeated in the background.
     released,
     /// Locks that were already lost when their holder released them:
     /// [`AlreadyLost`](crate::Unlocked::AlreadyLost).
@@ -138,7 +139,7 @@ totals! {
     wakes_ttl,
     /// Waiters that retried without having been woken.
     ///
-    /// At a refresh of their place in the queue, after the
+    /// They retried at a refresh of their place in the queue, after the
     /// [`backstop`](crate::ClientBuilder::backstop), after a pause of their
     /// [`Backoff`](crate::Backoff), or after a pause because messages cannot be received.
     wakes_backstop,

@@ -296,8 +296,8 @@ impl ServerState {
         list
     }
 
-    /// Closes the connections of the type that the option TYPE names, or else all. Closes the
-    /// caller's own only with `SKIPME no`.
+    /// Closes all connections, or those of the type that the option TYPE names. Closes the caller's
+    /// own only with `SKIPME no`.
     fn client_kill(&mut self, id: u64, args: &[Vec<u8>]) -> Reply {
         match args {
             [] => return Reply::Error(wrong_number("client|kill")),

@@ -105,7 +105,7 @@ impl Database {
         self.subscribers.get(channel).map_or(0, BTreeSet::len)
     }
 
-    /// Runs a part of PUBSUB.
+    /// Runs a subcommand of PUBSUB.
     pub(super) fn pubsub(&self, what: &str, args: &[Vec<u8>]) -> Reply {
         match (what, args) {
             ("NUMSUB", channels) => Reply::array(channels.iter().flat_map(|channel| {

@@ -18,9 +18,9 @@
 //! # a_seat_that_another_request_books_is_taken();
 //! ```
 //!
-//! `book` is the program's function, which takes `&Client`. With `#[test]` above it, that is a
-//! whole test. `examples/testing.rs` tests a booking service with contention, a loss in the middle
-//! of a booking, Redis unreachable, and a holder that crashes.
+//! `book` is the program's function, which takes `&Client`. With `#[test]` above it, the second
+//! function is a whole test. `examples/testing.rs` tests a booking service with contention, a loss
+//! in the middle of a booking, Redis unreachable, and a holder that crashes.
 //!
 //! ```toml
 //! [dev-dependencies]
@@ -86,8 +86,8 @@
 //!
 //! # What it does not do
 //!
-//! The server is one Redis that never fails over. It refuses the following with an error that names
-//! `leasehold::testing`; test them with real servers:
+//! The server is one Redis that never fails over. It lacks the following: test them with real
+//! servers. Its errors about unsupported commands name `leasehold::testing`.
 //!
 //! - Cluster and Sentinel.
 //! - Replicas: a lock with [`min_replicas`](crate::Mutex::min_replicas) is not acquired.

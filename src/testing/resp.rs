@@ -2,10 +2,10 @@
 
 use super::reply::Reply;
 
-/// The most bytes of a request. Longer requests are rejected.
+/// The most bytes of a word, and the most words of a request. Requests with more are rejected.
 const MOST_BYTES: usize = 512 * 1024 * 1024;
 
-/// A command and its arguments, and its length in bytes.
+/// The words of a command, and the length of the request in bytes.
 type Request = (Vec<Vec<u8>>, usize);
 
 /// Reads the request at the start of `input`; `None` while a part of it is missing.
@@ -35,7 +35,7 @@ pub(super) fn read_request(input: &[u8]) -> Result<Option<Request>, &'static str
     Ok(Some((words, at)))
 }
 
-/// Reads a line such as `$3`, and moves `at` behind it.
+/// Reads a line such as `$3`, and moves `at` past it.
 fn read_length(input: &[u8], mark: u8, at: &mut usize) -> Result<Option<usize>, &'static str> {
     let rest = input.get(*at..).unwrap_or_default();
     match rest.first() {

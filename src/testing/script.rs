@@ -225,7 +225,7 @@ fn table_to_reply(table: &Table) -> Reply {
     Reply::Array(Some(items.collect()))
 }
 
-/// Words an error that the script did not catch.
+/// Returns the reply for an error that the script did not catch.
 fn uncaught(error: &Value, name: &str) -> Reply {
     let field = |field: &str| error.as_table()?.get::<String>(field).ok();
     let text = field("err").unwrap_or_else(|| "ERR unknown error".into());
@@ -238,7 +238,7 @@ fn uncaught(error: &Value, name: &str) -> Reply {
 /// Returns the line that the script has reached.
 fn line_of_script(lua: &Lua) -> Option<usize> {
     let mut level = 0;
-    // The innermost function of the script: those of the prelude lie above it on the stack.
+    // Finds the innermost function of the script: those of the prelude are above it on the stack.
     loop {
         let line = lua.inspect_stack(level, |frame| {
             let is_script = frame.source().source.as_deref() == Some(CHUNK);
@@ -263,8 +263,7 @@ mod tests {
         }
     }
 
-    /// The replies of Redis 7.0.
-    /// A script and its error, without the place.
+    /// Scripts and their errors in Redis 7.0, without the line at the end of each error.
     const ERRORS: [(&str, &str); 14] = [
         (
             "redis.call('RPUSH', 'k', 'x') return redis.call('GET', 'k')",
@@ -331,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn returned_errors_bear_no_place() {
+    fn returned_errors_contain_no_line() {
         for (source, text) in [
             ("return redis.error_reply('X')", "ERR X"),
             ("return redis.error_reply('-X')", "ERR X"),

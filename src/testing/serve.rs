@@ -23,8 +23,8 @@ const ACCEPT_AGAIN_AFTER: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 
-/// A socket that the thread waits for. It keeps the socket open meanwhile: the descriptor number of
-/// a closed one could be given to another.
+/// A socket that the thread waits for. This value keeps it open meanwhile: the system could give
+/// the number of a closed descriptor to another file.
 enum PolledSocket {
     Listener(Arc<Listener>),
     Connection {

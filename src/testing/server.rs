@@ -215,7 +215,7 @@ impl Server {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
-    /// A real client that nobody waits behind would notice the deletion at its next renewal.
+    /// If no call waits, a client in another process notices the deletion at its next renewal.
     ///
     /// # Panics
     ///

@@ -14,8 +14,8 @@ use crate::escape::Escaped;
 use crate::tls::Tls;
 use crate::url::check::{check_places, check_query, invalid};
 
-/// Idle time before TCP keepalive: the kernel notices a dead peer within about half a minute, even
-/// if no call reads.
+/// Idle time before TCP keepalive: the kernel notices a dead peer within about a minute, even if no
+/// call reads.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// The query parameters of each kind of URL.
@@ -40,8 +40,8 @@ pub(crate) struct Logon {
 }
 
 impl Address {
-    /// Parses `redis://`, `rediss://`, `redis+unix://` and their `valkey` forms. No error contains
-    /// any part of the URL: any part of a mistyped one may be the password.
+    /// Parses `redis://`, `rediss://`, `redis+unix://` and their `valkey` forms. Any part of a
+    /// mistyped URL may be the password, so errors contain at most the name of a parameter.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         let known = [
@@ -126,7 +126,7 @@ impl Address {
         }
     }
 
-    /// Sets the password, and the user if there is none, unless there is a password.
+    /// If there is no password, sets it, and the user if there is none.
     pub(super) fn fill_in_logon(&mut self, logon: &Logon) {
         let mut redis = self.info.redis_settings().clone();
         if redis.password().is_some() {

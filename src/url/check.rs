@@ -103,7 +103,7 @@ pub(super) fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the error for a URL that is none of the `expected` form.
+/// Returns the error for a URL that is not of the `expected` form.
 pub(super) fn invalid(what: impl AsRef<str>, expected: &str) -> Error {
     Error::Config(format!(
         "invalid URL: {}; expected {expected}",

@@ -9,9 +9,9 @@ use leasehold::Error;
 use crate::message::{note, say};
 use crate::server_variables::SERVER_VARIABLES;
 
-/// With `status --exit-code`.
+/// The code of `status --exit-code` if a lock is held or permits are out.
 pub(crate) const HELD: u8 = 1;
-/// With `unlock`.
+/// The code of `unlock` if the lock was not held.
 pub(crate) const NOT_HELD: u8 = 1;
 // 64 to 78 follow sysexits.h.
 pub(crate) const USAGE: u8 = 64;
@@ -66,7 +66,7 @@ impl Failure {
         }
     }
 
-    /// Returns an outcome that is no error, which --quiet does not print.
+    /// Returns an outcome that is not an error: with --quiet it is not printed.
     pub(crate) fn outcome(code: u8, text: impl Into<String>) -> Self {
         Self {
             is_outcome: true,
@@ -79,7 +79,7 @@ impl Failure {
         Self::new(SYSTEM, format!("{what}: {error}"))
     }
 
-    /// Adds to a failure to reach Redis that the server is the default one.
+    /// If Redis is unreachable, adds to the message that the server is the default one.
     ///
     /// The usual reason is a forgotten variable: cron does not pass on the environment of a shell.
     pub(crate) fn of_default_server(mut self) -> Self {

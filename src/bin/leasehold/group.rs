@@ -37,7 +37,7 @@ impl ProcessGroup {
 
     fn signal(&self, signal: Signal) {
         let id = self.supervisor.id();
-        // An error means that the group is empty.
+        // Fails if the group is empty, or if all of it runs as another user.
         let _ = kill_process_group(id, signal);
         if let Some(command) = self.command
             && getpgid(Some(command)) != Ok(id)

@@ -22,8 +22,8 @@ pub(crate) trait Guard: Send {
     fn release(self: Box<Self>) -> Result<Unlocked, Error>;
 }
 
-/// Implements [`Guard`] for guards that have the calls of [`MutexGuard`], with the name of the one
-/// that releases.
+/// Implements [`Guard`] for each type, with the name of its call that releases, and a closure that
+/// returns the token of a name. The other calls are those of [`MutexGuard`].
 macro_rules! guards {
     ($($guard:ty, $release:ident, $token:expr);+) => {$(
         impl Guard for $guard {

@@ -9,16 +9,17 @@ use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
 ///
 /// `forward` and `stopped` can suspend this process together with the command. When this process is
 /// continued, they continue the command only if `is_held` returns true: the lock is still held.
+/// With `--foreground`, the shell's `fg` continues the command directly, even if the lock was lost.
 pub(crate) trait CommandJob {
     /// Starts the command.
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child>;
 
-    /// Forwards a signal that this process has received, unless the terminal has sent it to the
-    /// command, too.
+    /// Forwards a signal that this process has received. With `--foreground` on a terminal, not
+    /// INT, QUIT and TSTP: the terminal sends those of its keys to the command, too.
     fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool);
 
-    /// Handles that a signal has stopped the command. Returns true if the command needs the
-    /// terminal and does not have it.
+    /// Handles a stop of the command by a signal. Returns true if the command needs the terminal
+    /// and does not have it.
     fn stopped(&mut self, by: Signal, is_held: &dyn Fn() -> bool) -> bool;
 
     /// Asks all processes to end: sends TERM, then CONT, because a stopped process must run to
@@ -28,8 +29,8 @@ pub(crate) trait CommandJob {
     /// Kills all processes.
     fn kill(&mut self);
 
-    /// Handles that the command has ended. The command must not have been waited for: after that,
-    /// its process id can be another process's.
+    /// Handles the end of the command, which must not have been waited for: after that, its process
+    /// id can be another process's.
     fn ended(&mut self);
 
     /// Returns whether no process is left. The command must have been waited for.

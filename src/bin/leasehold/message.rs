@@ -13,7 +13,7 @@ use crate::escape::Escaped;
 pub(crate) enum Verbosity {
     /// Errors.
     Quiet,
-    /// Also outcomes that are no error.
+    /// Also outcomes that are not errors.
     Normal,
     /// Also what happens to the lock.
     Verbose,
@@ -48,7 +48,7 @@ pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "leasehold: {text}");
 }
 
-/// Prints an outcome that is no error, in one line, unless --quiet was given.
+/// Prints an outcome that is not an error, in one line, unless --quiet was given.
 pub(crate) fn note(text: &str) {
     if prints(Verbosity::Normal) {
         say(text);

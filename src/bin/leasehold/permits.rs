@@ -8,7 +8,8 @@ use crate::json::Object;
 use crate::message::say;
 use crate::table::{self, or_dash, or_unknown, seconds};
 
-/// A holder of permits of a semaphore, or nobody; and how many calls wait, if that was asked.
+/// A semaphore and one of its holders, or `None` if no permit is out; and how many calls wait, if
+/// that is known.
 pub(crate) struct PermitRecord {
     pub(crate) name: Name,
     pub(crate) holder: Option<PermitHolder>,
@@ -41,7 +42,7 @@ impl PermitRecord {
     }
 }
 
-/// Returns the semaphores with permits that are out; none if Redis refuses, which is printed.
+/// Returns the semaphores with permits out. If Redis refuses, prints that and returns none.
 pub(crate) fn held(client: &Client, prefix: &[u8]) -> Result<Vec<HeldPermits>, Error> {
     match client.list_permits(prefix) {
         Err(error @ Error::Refused { .. }) => {
@@ -88,7 +89,8 @@ pub(crate) fn records(held: &[HeldPermits]) -> Vec<PermitRecord> {
     held.iter().flat_map(of).collect()
 }
 
-/// Prints the records as JSON objects, or as a table if there are any; `follows` another table.
+/// Prints the records as JSON objects, or as a table if there are any. An empty line precedes the
+/// table if it `follows` another one.
 pub(crate) fn print(
     out: &mut impl Write,
     records: &[PermitRecord],

@@ -1,4 +1,5 @@
-//! The message of a run that did not get its lock: the holder, and the age and rest of its lease.
+//! The message of a run that did not get its lock: the holder, how long it has held the lock, and
+//! when its lease ends.
 
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,7 +14,7 @@ use crate::record::shown_holder;
 /// How long to wait at most for Redis to report the holder.
 const ASKING: Duration = Duration::from_secs(1);
 
-/// The same after `--wait`: the run should end soon after that time.
+/// The limit after `--wait`: the run should end soon after that time.
 const ASKING_AFTER_WAIT: Duration = Duration::from_millis(100);
 
 /// Redis keeps a token for a day. If one seems to be older, the clocks of the server and of this

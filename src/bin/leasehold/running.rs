@@ -18,7 +18,7 @@ use crate::message::say;
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// How long to wait for processes to end after KILL. One that is left after that hangs in the
-/// kernel.
+/// kernel, or runs as another user.
 const AFTER_KILL: Duration = Duration::from_secs(2);
 
 /// A running command, and the guard of the lock under which it runs.

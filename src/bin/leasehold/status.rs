@@ -11,7 +11,7 @@ use crate::permits::{self, PermitRecord};
 use crate::record::Record;
 use crate::table::{self, or_unknown};
 
-/// A lock, and how many clients wait for it, if Redis tells.
+/// A lock, how many clients wait for it, and the length of its queue, if Redis permits the queries.
 struct Seen {
     record: Record,
     waiting: Option<u64>,
@@ -85,7 +85,7 @@ pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, F
     Ok(code)
 }
 
-/// Prints the locks, and the permits. A name that only a semaphore has is not among the locks.
+/// Prints the locks and the permits. Omits a lock whose name only a semaphore has.
 fn print_tables(out: &mut impl Write, seen: &[Seen], permits: &[PermitRecord]) -> io::Result<()> {
     let is_lock =
         |seen: &&Seen| seen.is_in_use() || permits.iter().all(|it| it.name != seen.record.name);
@@ -104,14 +104,14 @@ fn print_tables(out: &mut impl Write, seen: &[Seen], permits: &[PermitRecord]) -
     permits::print(out, permits, false, !rows.is_empty())
 }
 
-/// Asks what the user may not be permitted to ask, until Redis refuses.
+/// A kind of query that Redis may refuse. It is not sent again after that.
 #[derive(Default)]
 pub(crate) struct OptionalQuery {
     refused: bool,
 }
 
 impl OptionalQuery {
-    /// Returns the answer; `None` if Redis refuses, which is printed once.
+    /// Returns the answer. If Redis refuses, prints that once and returns `None`.
     pub(crate) fn ask<T>(
         &mut self,
         ask: impl FnOnce() -> Result<T, Error>,

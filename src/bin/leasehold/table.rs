@@ -21,7 +21,7 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1}s", time.as_secs_f64())
 }
 
-/// Returns the cells with all characters escaped that a terminal does not simply print.
+/// Returns the cells with all characters escaped that are not printable.
 pub(crate) fn escaped<const N: usize>(row: &[String; N]) -> [String; N] {
     row.each_ref()
         .map(|cell| Escaped::whole(cell.as_bytes()).to_string())

@@ -154,7 +154,7 @@ impl Watched {
             self.rates.add(&name, token, record.holder.is_some());
             let waiting = self.waiting.ask(|| self.client.mutex(&name).waiting())?;
             let fair = self.client.fair_mutex(&name);
-            // Calls that wait with `Backoff` have a place and are not among those that wait.
+            // Asked even if nobody is subscribed: calls that wait with `Backoff` have a place, too.
             let longest = self.longest.ask(|| fair.longest_wait())?.flatten();
             rows.push(Row {
                 waiting,

@@ -32,7 +32,7 @@ pub(crate) fn unlock(connection: &ConnectionArgs, args: &Unlock) -> Result<u8, F
         }
     }
     // The name itself is valid: `inspect` has checked it. The query does not depend on the number
-    // of permits. A user that may not read them learns about the lock alone.
+    // of permits. If Redis refuses it, the message is about the lock alone.
     let holders = client.semaphore(&name, 1).holders().unwrap_or_default();
     let permits: u64 = (holders.iter().map(PermitHolder::permits).map(u64::from)).sum();
     note(&match permits {

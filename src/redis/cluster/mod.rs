@@ -141,8 +141,8 @@ impl Cluster {
         Ok(masters)
     }
 
-    /// Runs `ask` on the master that owns a slot; after a redirect or an unsent call, refreshes the
-    /// slot map and retries once.
+    /// Runs `ask` on the master that owns a slot. After [`Fault::NotRun`], refreshes the slot map
+    /// and retries once.
     pub(in crate::redis) fn ask_owner<T>(
         &self,
         slot: u16,

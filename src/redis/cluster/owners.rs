@@ -147,7 +147,8 @@ impl Owners {
         change
     }
 
-    /// Returns true if there were any: the layout decides about their slots again.
+    /// Forgets old redirects and those to failing servers: the layout decides about their slots
+    /// again. Returns true if there were any.
     fn forget_old_redirects(&mut self, asked: Instant) -> bool {
         let (servers, before) = (&self.servers, self.redirects.len());
         self.redirects.retain(|_, (address, at)| {
@@ -159,7 +160,7 @@ impl Owners {
         self.redirects.len() < before
     }
 
-    /// Makes `server` the owner of `slot`, and notes it in `moved` if another server was.
+    /// Makes `server` the owner of `slot`, and notes in `moved` if it replaces another server.
     fn assign(&mut self, slot: u16, server: &Arc<Server>, moved: &mut Option<Moved>) {
         if let Some(owner) = self.by_slot.get_mut(usize::from(slot))
             && owner

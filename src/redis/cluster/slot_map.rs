@@ -50,7 +50,8 @@ pub(crate) struct SlotMap {
     known: Mutex<KnownSlots>,
     /// Notified after each refresh, successful or not.
     refreshed: Condvar,
-    /// Stands in for the owner of a slot while none is known; nothing is sent to it.
+    /// Stands in for the owner of a slot while none is known. Its address is that of the first
+    /// seed.
     nobody: Arc<Server>,
     /// The nodes being asked now.
     pub(super) in_flight: Mutex<HashSet<HostPort>>,
@@ -117,7 +118,7 @@ impl SlotMap {
         let _ = self.follower.set(follower);
     }
 
-    /// Returns the known owner of a slot, or a stand-in that nothing can be sent to.
+    /// Returns the known owner of a slot, or the stand-in `nobody`.
     pub(in crate::redis) fn owner_of(&self, slot: u16) -> Arc<Server> {
         let known = self.known.lock();
         Arc::clone(known.owners.owner_of(slot).unwrap_or(&self.nobody))

@@ -19,8 +19,8 @@ use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::conn::socket::timed_out;
 use crate::redis::undoable::Undoable;
 
-/// Longer commands, of unusually long names, are not combined. A batch must fit into the socket's
-/// buffer, so that its sender does not block for others.
+/// Commands of more bytes, those of unusually long names, are not combined. A batch must fit into
+/// the socket's buffer, so that its sender does not block for others.
 const LONG: usize = 1024;
 
 /// A call that was sent in a batch.

@@ -16,13 +16,13 @@ use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
 use crate::url::Address;
 
-/// Longer than anything here takes; without the promise, the calls below wait for it.
+/// Longer than anything here takes. A call that nobody serves waits this long.
 const LONG: Duration = Duration::from_secs(30);
 
-/// The longest buffers of a socket are far smaller.
+/// In bytes: the largest buffers of a socket are far smaller.
 const MORE_THAN_A_SOCKET_TAKES: usize = 64 * 1024 * 1024;
 
-/// Two of `CLIENT SETINFO`, and `CLIENT SETNAME`.
+/// The replies to two `CLIENT SETINFO` and one `CLIENT SETNAME`.
 const LOGGED_ON: &[u8] = b"+OK\r\n+OK\r\n+OK\r\n";
 
 fn pool_of(listener: &TcpListener, cap: usize) -> Arc<Pool> {

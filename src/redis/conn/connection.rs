@@ -217,7 +217,7 @@ impl Connection {
         }
     }
 
-    /// Returns the error of a wait that ended with `timeout`: another one if the current message
+    /// Returns the error of a wait that timed out: `timeout`, or a violation if the current message
     /// has been unfinished for [`MESSAGE_WITHIN`].
     fn no_message(&mut self, timeout: RedisError) -> RedisError {
         if !self.input.is_within_reply() {

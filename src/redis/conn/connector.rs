@@ -25,7 +25,7 @@ pub(crate) struct Connector {
     pub(super) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(super) dialers: ThreadGroup,
-    /// One reference more than connections to it are open.
+    /// Its reference count is the number of open connections plus one.
     open: Arc<()>,
     /// The server has accepted a connection that is being made, and has not yet replied on it.
     has_accepted: AtomicBool,
@@ -100,8 +100,9 @@ impl Connector {
         }
     }
 
-    /// Connects and logs on, each within `connect_timeout`. Name resolution cannot be interrupted,
-    /// so this may block for longer: only a dialer calls it.
+    /// Connects and logs on within `connect_timeout`; before that, asking the sentinels may take as
+    /// long. Name resolution cannot be interrupted, so this may block for longer: only a dialer
+    /// calls it.
     ///
     /// Calls `moved` if the sentinels name another master than before.
     pub(super) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Connection> {

@@ -71,7 +71,7 @@ pub(super) struct Dialing {
     /// When the pause after a failure ends. It applies to all callers, so that a restarting server
     /// is not flooded.
     not_before: Option<Instant>,
-    /// The last failure, unless a connection was made since.
+    /// The last failure, until a connection is made or another server takes over.
     failure: Option<ConnectError>,
     /// How many attempts have failed in all.
     pub(super) failed_times: u64,
@@ -132,8 +132,8 @@ impl Dialing {
         self.current = None;
     }
 
-    /// Returns how long the next connection must wait after failures. A dialer that works is
-    /// expected back after that.
+    /// Returns how long the next connection must wait after failures. During that pause the working
+    /// dialer does not count as hanging.
     pub(super) fn pause(&mut self, now: Instant) -> Duration {
         let Some(at) = self.not_before else {
             return Duration::ZERO;
@@ -157,7 +157,7 @@ impl Dialing {
         self.failed_times += 1;
     }
 
-    /// Returns the last failure, unless a connection was made since.
+    /// Returns the last failure, unless a connection was made or another server took over since.
     pub(super) fn failure(&self) -> Option<&ConnectError> {
         self.failure.as_ref()
     }

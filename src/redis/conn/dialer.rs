@@ -17,14 +17,16 @@ use crate::redis::conn::pool_state::PoolState;
 use crate::thread_group::DIALER;
 
 impl Pool {
-    /// Starts a dialer if a connection is wanted and no dialer works. Dialing has its own thread:
-    /// name resolution and connecting to a unix socket may block for longer than a caller has time.
+    /// Starts a dialer if a connection is wanted and no dialer works, or the working one hangs.
+    ///
+    /// Dialing has its own thread: name resolution and connecting to a unix socket may block for
+    /// longer than a caller has time.
     pub(super) fn ensure_dialer(
         self: &Arc<Self>,
         state: &mut PoolState,
         now: Instant,
     ) -> Result<(), Error> {
-        // Connecting and logging on may each take the whole timeout.
+        // Asking the sentinels and connecting may each take the whole timeout.
         let limit = self.connector.connect_timeout * 2 + Duration::from_millis(100);
         if !state.wants_connection(self.cap) || !state.dialing.needs_dialer(now, limit) {
             return Ok(());
@@ -43,7 +45,7 @@ impl Pool {
 
     /// Makes connections until none is wanted or the dialer is abandoned.
     ///
-    /// It can be abandoned whenever the state is unlocked, and before it first ran.
+    /// A dialer can be abandoned whenever the state is unlocked, even before it first runs.
     fn dial(&self, number: u64) {
         let mut state = self.state.lock();
         loop {
@@ -66,8 +68,8 @@ impl Pool {
                     state.dialing.succeeded();
                     state.idle.push(connection);
                     if state.callers.is_empty() {
-                        // The caller that requested it has another connection now, and a combined
-                        // call may wait for a connection that does not come back.
+                        // The caller that requested this connection has another one now, and a
+                        // combined call may wait for a connection that does not come back.
                         state.dismiss_one();
                     }
                 }
@@ -80,8 +82,8 @@ impl Pool {
             }
             self.wake_all(&state);
             if ends_waits && state.dialing.is_current(number) {
-                // All waiting calls fail with it. The next call starts a dialer, which first
-                // pauses.
+                // All waiting calls fail with this error. The next call starts a dialer, which
+                // first pauses.
                 return state.dialing.stop();
             }
         }

@@ -9,9 +9,10 @@ use crate::violation::ViolationKind;
 /// read in pages.
 const MOST_BYTES: usize = 1024 * 1024;
 
-/// The most bytes of another reply beyond those of the commands that were sent: scripts return at
-/// most 1 KiB of a value that others wrote, and less for each name than the name takes in the
-/// command. Many connections may get such a reply at the same time.
+/// How many bytes any other reply may have in addition to those of the commands that were sent.
+/// Scripts that change locks return little more than 1 KiB of a value that others wrote, and less
+/// for each name than the name takes in the command. Many connections may get such a reply at the
+/// same time.
 const USUAL_BYTES: usize = 32 * 1024;
 
 /// The most bytes of a line of text: a status or an error.

@@ -138,10 +138,10 @@ impl Step {
 
     /// Returns why this error reply prevents the connection; `None` if the log-on continues.
     ///
-    /// With `knows_users` false, the commands will be sent again after a log-on without a user.
+    /// If `knows_users` is false, the commands will be sent again, in a log-on without a user.
     pub(crate) fn refusal(self, error: &ServerError, knows_users: bool) -> Option<RedisError> {
         let text = error.details().unwrap_or_default();
-        // Sent to every new connection, before the server reads a command.
+        // The server sends these errors to a new connection before it reads a command.
         if text.contains("max number of clients") || error.code() == "DENIED" {
             return Some(error.clone().into());
         }
@@ -190,11 +190,11 @@ mod tests {
 
     use super::*;
 
-    /// Answers as a server older than ACL users, and returns what it was sent.
+    /// Answers as a server older than ACL users, and returns the second log-on that it was sent.
     fn old_server(listener: &TcpListener) -> String {
         let (mut stream, _) = listener.accept().unwrap();
         let mut sent = String::new();
-        let mut until = |stream: &mut TcpStream, word: &str| {
+        let mut read_until = |stream: &mut TcpStream, word: &str| {
             while !sent.contains(word) {
                 let mut bytes = [0; 1024];
                 let count = stream.read(&mut bytes).unwrap();
@@ -203,11 +203,11 @@ mod tests {
             }
             std::mem::take(&mut sent)
         };
-        until(&mut stream, env!("CARGO_PKG_VERSION"));
+        read_until(&mut stream, env!("CARGO_PKG_VERSION"));
         let refused = "-ERR wrong number of arguments for 'auth' command\r\n".to_owned();
         let unknown = "-NOAUTH Authentication required.\r\n".repeat(3);
         stream.write_all((refused + &unknown).as_bytes()).unwrap();
-        let sent = until(&mut stream, env!("CARGO_PKG_VERSION"));
+        let sent = read_until(&mut stream, env!("CARGO_PKG_VERSION"));
         stream.write_all(&b"+OK\r\n".repeat(4)).unwrap();
         sent
     }

@@ -68,7 +68,7 @@ impl Input {
         }
     }
 
-    /// Returns whether a part of a reply has arrived.
+    /// Returns whether bytes have arrived that belong to no reply taken out.
     pub(super) fn is_within_reply(&self) -> bool {
         self.start < self.end
     }
@@ -100,7 +100,7 @@ impl Input {
 
     fn make_room(&mut self) {
         let held = self.end - self.start;
-        // A reply beyond the limit is rejected before, so this ends.
+        // A reply beyond the limit is rejected earlier, so the buffer stops growing.
         let wanted = (held * 2).clamp(CHUNK, self.limit.bytes() + CHUNK);
         if wanted.saturating_sub(held) >= LEAST_ROOM && wanted > self.bytes.len() {
             let mut bytes = vec![0; wanted].into_boxed_slice();

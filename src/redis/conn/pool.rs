@@ -8,7 +8,7 @@
 //!   (wanted) -----> idle -----------> in use -----> kept by a thread
 //!                    | ^                |  |   keep
 //!                    | +----------------+  |
-//!      leave, close  |      put_back       |  dropped after an error, or no room
+//!      forget_idle   |      put_back       |  dropped after an error, or no room
 //!                    v                     v
 //!                  closed                closed
 //! ```
@@ -44,11 +44,11 @@ pub(crate) struct Pool {
 pub(crate) struct PooledConnection<'a> {
     pub(in crate::redis) pool: &'a Pool,
     pub(in crate::redis) connection: Option<Connection>,
-    /// When a batch of combined calls was sent over it whose replies are still unread.
+    /// When its unanswered batch of combined calls was sent; `None` without such a batch.
     pub(in crate::redis) sent: Option<Instant>,
 }
 
-/// A request for a connection, made while the caller does something else.
+/// A request for a connection, which a dialer makes while the caller does something else.
 pub(crate) struct ConnectRequest<'a> {
     pool: &'a Pool,
     number: Number,
@@ -60,7 +60,7 @@ pub(crate) struct ConnectRequest<'a> {
 
 /// Why a caller got no connection.
 pub(crate) enum GetError {
-    /// No connection was available in time.
+    /// No connection could be made, or none was available in time.
     NotYet(ConnectError),
     Never(Error),
 }

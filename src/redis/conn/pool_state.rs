@@ -79,8 +79,8 @@ impl PoolState {
         !self.queue.is_empty()
     }
 
-    /// Removes the first combined call from the queue, so that it asks for its own connection.
-    /// Without this, no connection may come back to the queue.
+    /// In the queue's turn, has its first combined call ask for its own connection. Otherwise no
+    /// connection might come back to the queue.
     pub(super) fn dismiss_one(&mut self) {
         if self.is_turn_of_queue()
             && let Some(call) = self.queue.first(Instant::now())

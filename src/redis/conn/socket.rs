@@ -88,8 +88,8 @@ impl Socket {
         }
     }
 
-    /// Reads what has arrived, and waits for it until `until`. Bytes already there are read even
-    /// after `until`.
+    /// Waits for bytes until `until`, and reads those that have arrived. Bytes already there are
+    /// read even after `until`.
     pub(in crate::redis) fn read(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
         self.receive(bytes, until, RecvFlags::empty())
     }
@@ -158,7 +158,7 @@ impl AsFd for Socket {
 
 /// Returns the flags for sending what the socket takes at once.
 ///
-/// A closed peer must be an error and not a signal. On systems without this flag, the socket was
+/// A closed peer must be an error and not a signal. On systems without `NOSIGNAL`, the socket was
 /// created with an equivalent option.
 pub(crate) fn flags_of_send() -> SendFlags {
     #[cfg(not(target_vendor = "apple"))]
@@ -173,8 +173,8 @@ fn wait(socket: &OwnedFd, what: PollFlags, left: Duration) -> io::Result<()> {
     wait_for(&mut [PollFd::new(socket, what)], left)
 }
 
-/// Waits until one of the sockets can be read, at most until `until`, and possibly less. Returns
-/// which of them are ready.
+/// Waits until one of the sockets can be read, or until `until`; may return earlier. Returns which
+/// of them are ready.
 pub(super) fn wait_to_read(sockets: &[BorrowedFd<'_>], until: Instant) -> io::Result<Vec<bool>> {
     let polled = |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN);
     let mut polled: Vec<_> = sockets.iter().copied().map(polled).collect();

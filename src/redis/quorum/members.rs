@@ -42,7 +42,7 @@ impl Members {
         servers.filter_map(|(server, member)| Some((server, member?)))
     }
 
-    /// When the majority stopped replying; see `ServerHealth::silent_since`.
+    /// Returns when the majority stopped replying; see `ServerHealth::silent_since`.
     pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         let each = |server: &Arc<Server>| server.health.silent_since(now, start);
         let mut since: Vec<Instant> = self.servers.iter().map(each).collect();

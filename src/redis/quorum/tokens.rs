@@ -19,7 +19,8 @@ pub(crate) struct Tokens {
 }
 
 impl Tokens {
-    /// Returns a token higher than `above`, than all proposed before, and at least our clock in µs.
+    /// Returns a token higher than `above`, and at least our clock in µs. It is also higher than
+    /// all proposed before, except those that an `above` raised.
     pub(crate) fn propose(&self, above: u64) -> u64 {
         self.propose_at(clock(), above)
     }
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_always_rise_and_follow_a_servers_counter() {
+    fn tokens_rise_and_follow_a_servers_counter() {
         let tokens = Tokens::default();
         assert_eq!(tokens.propose_at(1_000, 0), 1_000);
         assert_eq!(tokens.propose_at(1_000, 0), 1_001);

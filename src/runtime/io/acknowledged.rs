@@ -34,8 +34,8 @@ struct Thread {
 }
 
 impl AcknowledgedRenewals {
-    /// Renews a lease that `replicas` must acknowledge, on a thread that runs `body`. Returns the
-    /// renewal if there is no thread for it, with the error if none could be started.
+    /// Queues a renewal that `replicas` must acknowledge, for a thread that runs `body`. Returns
+    /// the renewal if there is no thread for it, with the error if none could be started.
     pub(in crate::runtime) fn renew(
         &self,
         replicas: Replicas,

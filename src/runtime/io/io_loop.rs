@@ -203,7 +203,7 @@ impl IoLoop {
         let is_used = || endpoint.subscriber.is_used();
         if !is_used() {
             endpoint.io.probing.store(false, Ordering::SeqCst);
-            // A caller that still saw the flag set has registered as a user before: check again.
+            // A caller that found the flag still set is registered as a user by now: check again.
             if !is_used() {
                 self.probe_at = None;
                 return;

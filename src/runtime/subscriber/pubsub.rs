@@ -30,8 +30,8 @@ pub(in crate::runtime) struct PubSub<'a> {
     connection: Connection,
     /// A refusal was logged as a warning: once for each connection.
     has_warned: bool,
-    /// When this thread wakes the timer thread for a received grant, if it does. A short delay, so
-    /// that the timer thread does not compete with the new holder for a core.
+    /// When this thread wakes the timer thread for a received grant; `None` if it need not. The
+    /// delay keeps the timer thread from competing with the new holder for a core.
     wakes_timer_at: Option<Instant>,
 }
 
@@ -51,7 +51,8 @@ impl<'a> PubSub<'a> {
         }
     }
 
-    /// Returns true if, as far as is known, it leads to the server that grants the locks now.
+    /// Returns true if, as far as is known, the connection leads to the server that grants the
+    /// locks now.
     pub(in crate::runtime) fn is_current(&self) -> bool {
         self.endpoint.server.is_current(&self.connection)
     }
@@ -81,8 +82,8 @@ impl<'a> PubSub<'a> {
             } else if let Some((id, tokens)) = read_grant(payload) {
                 drop(state);
                 let now = Instant::now();
-                // A wake-up that is almost due, or late, would come before the new lease is due
-                // and leave it without one: postpone it.
+                // A wake-up that is almost due, or late, would come before the new lease is due:
+                // postpone it.
                 if self
                     .wakes_timer_at
                     .is_none_or(|at| at <= now.after(FIRST_RENEWAL_AFTER / 4))
@@ -94,7 +95,8 @@ impl<'a> PubSub<'a> {
                 self.runtime.waiters.granted_by_message(&id, tokens);
             } else if let Some(id) = read_refresh(payload) {
                 drop(state);
-                // Only locks that several hold at a time have more grants than one script makes.
+                // Only a lock with several holders at a time can need more grants than one script
+                // makes.
                 self.runtime.waiters.own_places.refresh_place_now(&id);
             }
             return;

@@ -46,7 +46,7 @@ impl<'a> Subscription<'a> {
 
 impl<'a> Part<'a> {
     /// Registers a user of a name's channel. When the server confirms the subscription, the name's
-    /// first waiter retries: a release between its last attempt and then was not delivered.
+    /// contender retries: releases between its last attempt and the confirmation did not arrive.
     pub(in crate::runtime) fn subscribe(
         endpoint: Arc<Endpoint>,
         key: Key<'a>,

@@ -37,7 +37,7 @@ pub(super) fn score(arg: &[u8]) -> Result<f64, String> {
         .ok_or_else(|| "ERR value is not a valid float".to_owned())
 }
 
-/// Refuses what stands behind the first `count` arguments.
+/// Returns an error if there are more than `count` arguments.
 pub(super) fn no_options(args: &[Vec<u8>], count: usize) -> Result<(), String> {
     match args.get(count) {
         None => Ok(()),
@@ -45,7 +45,7 @@ pub(super) fn no_options(args: &[Vec<u8>], count: usize) -> Result<(), String> {
     }
 }
 
-/// Words the refusal of a part of a command that the kit lacks.
+/// Returns the error for a part of a command that the kit does not support.
 pub(crate) fn unknown_part(command: &[u8], part: &[u8]) -> String {
     let [command, part] = [command, part].map(|word| word.to_ascii_uppercase());
     format!(

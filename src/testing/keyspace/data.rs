@@ -1,4 +1,4 @@
-//! The keys of one server, their values, and the commands for keys of any type.
+//! The keys of one database, their values, and the commands for keys of any type.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,7 +10,7 @@ use super::value::{Value, ValueKind};
 /// A reply, or the text of an error.
 pub(super) type Outcome = Result<Reply, String>;
 
-/// The data of one server.
+/// The data of one database: a server has several, which SELECT numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Keyspace {
     /// In the order of [`place`], so that SCAN can continue after keys were added or deleted.

@@ -39,7 +39,8 @@ fn one(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     }
 }
 
-/// Returns the pattern behind a class, which must contain the byte. The end closes a class, too.
+/// Returns the pattern behind a class, which must contain the byte. The end of the pattern also
+/// ends a class.
 fn class(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     let inverted = pattern.strip_prefix(b"^");
     let mut rest = inverted.unwrap_or(pattern);

@@ -105,7 +105,7 @@ pub(super) fn zrangebyscore(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcom
         // The sort keeps members with the same score in their order. `f64::total_cmp` would order
         // the scores -0 and 0.
         found.sort_by(|(_, one), (_, other)| one.partial_cmp(other).expect("no score is NaN"));
-        // A negative offset skips all, a negative limit is none.
+        // A negative offset skips all members. A negative limit means no limit.
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let found = found.into_iter().skip(offset).take(limit);

@@ -1,8 +1,8 @@
-//! Tests of the values for tests.
+//! Tests of the functions that make a `Lost`.
 
 use super::*;
 
-/// Has no arm for "others", so that it does not compile for a variant without a constructor.
+/// Has no wildcard arm, so it does not compile if a variant has no constructor.
 fn constructor(lost: Lost) -> fn() -> Lost {
     match lost {
         Lost::Expired => expired,

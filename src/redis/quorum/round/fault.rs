@@ -67,8 +67,9 @@ impl Round<'_> {
         causes.collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns the cause of a server that violated the protocol, if too few others are left for a
-    /// majority: that the peer is not Redis if too many are not, else a malformed reply.
+    /// Returns a violation of the protocol if the servers without one are fewer than a majority.
+    ///
+    /// If the servers that may be Redis are already fewer, returns that a peer is not Redis.
     fn violation_by_too_many(&self) -> Option<&Cause> {
         let spare = self.members.size.spare();
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());

@@ -1,4 +1,4 @@
-//! The end of a round that must be undone or repeated at some servers.
+//! The end of a round: undoes an acquire, or repeats a release, at some of the servers.
 
 use crate::clock::Instant;
 use crate::redis::quorum::round::{Round, Slot};
