@@ -52,7 +52,7 @@ pub(crate) struct Holding {
     pub(crate) on_renew: Option<Arc<OnRenew>>,
 }
 
-/// The mutable part of a lease, for its own methods alone.
+/// The mutable part of a lease. Only the methods of [`HeldLease`] use it.
 pub(crate) struct LeaseCell {
     state: Mutex<State>,
     /// Notified when a renewal or change of ttl has ended.
@@ -99,7 +99,7 @@ impl LeaseCell {
 }
 
 impl HeldLease {
-    /// Returns its release, to be repeated until `until`.
+    /// Returns the release of the lease, to be repeated until `until`.
     pub(crate) fn to_release(&self, until: Instant) -> Release {
         Release {
             votes: self.votes.clone(),
@@ -107,12 +107,12 @@ impl HeldLease {
         }
     }
 
-    /// Returns its release, to be repeated until the key has expired.
+    /// Returns the release of the lease, to be repeated until the key has expired.
     pub(crate) fn to_lasting_release(&self, now: Instant) -> Release {
         self.to_release(now.after(self.lease(|lease| lease.key_may_last())))
     }
 
-    /// Returns the repetition of its release, until the key has expired.
+    /// Returns the repetition of a release that was sent before, until the key has expired.
     pub(crate) fn to_repeated_release(&self, now: Instant) -> Release {
         Release {
             was_sent: true,
@@ -120,7 +120,7 @@ impl HeldLease {
         }
     }
 
-    /// Returns the keys under which it is renewed.
+    /// Returns the keys under which the lease is renewed.
     pub(crate) fn renewed_keys(&self) -> &Arc<dyn Primitive> {
         self.downgraded.get().unwrap_or(&self.keys)
     }
@@ -151,7 +151,7 @@ impl HeldLease {
         self.cell.state.lock().holding.since
     }
 
-    /// Records that no call takes the lease: no callback runs at its end, which is not counted.
+    /// Records that no call takes the lease: its end is not counted, and no callback runs then.
     ///
     /// Returns the callbacks. The caller must drop them outside any lock: they may own a user's
     /// closure.
@@ -280,13 +280,13 @@ impl HeldLease {
         Some((lost, state.holding.on_lost.clone()))
     }
 
-    /// Runs `act` on the state. If it finds the lease lost, sends that to the listeners.
+    /// Runs `act` on the state. If the lease is lost afterwards, sends the loss to the listeners.
     fn with_state<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.cell.state.lock();
         let result = act(&mut state);
         if let Some(lost) = state.lease.lost() {
             for listener in state.listeners.drain(..) {
-                // Each channel has room for its one message; a dropped receiver wants none.
+                // Fails only if the receiver was dropped: each channel has room for one message.
                 let _ = listener.try_send(lost);
             }
         }
@@ -305,10 +305,10 @@ impl HeldLease {
         result
     }
 
-    /// Begins a renewal or change of ttl by `begin`, for the holder of `token`, once none is in
-    /// flight.
+    /// Waits until no renewal or change of ttl is in flight, then begins one with `begin`.
     ///
-    /// `None` after `until`, or if the lease has ended.
+    /// `None` if one is still in flight at `until`, if the lease has ended, or if `token` is not
+    /// that of the current holder.
     pub(crate) fn begin<T>(
         &self,
         token: FencingToken,

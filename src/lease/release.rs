@@ -32,8 +32,8 @@ pub(crate) struct Release {
     /// How each server of a quorum answered the acquire: one that has not answered yet may run it
     /// after the release.
     pub(crate) votes: Option<Arc<ServerVotes>>,
-    /// Of an undo, or a release that got no reply: dropped at its first answer. Until then Redis
-    /// may refuse the lock to this client because of this lease.
+    /// The mark of an undo, or of a release that got no reply; dropped at the first answer. Until
+    /// then Redis may refuse the lock to this client because of this lease.
     pub(crate) unanswered: Option<Arc<()>>,
     /// Counts the first answers of the servers, for a caller that waits for them.
     pub(crate) report: Option<Arc<ReleaseReport>>,
@@ -126,8 +126,8 @@ impl Release {
     }
 }
 
-/// The leases whose release no server confirmed before the threads ended, each with the number of
-/// those servers.
+/// The leases whose release some servers had not confirmed when the threads ended, each with the
+/// number of these servers.
 #[derive(Debug, Default)]
 pub(crate) struct Unconfirmed(Mutex<HashMap<HolderId, usize>>);
 
@@ -137,7 +137,7 @@ impl Unconfirmed {
         *self.0.lock().entry(id).or_default() += servers;
     }
 
-    /// Returns how many leases too few servers of a deployment of this `size` have released.
+    /// Returns how many leases too few servers have released, in a deployment of this `size`.
     pub(crate) fn count(&self, size: Majority) -> usize {
         let servers = self.0.lock();
         let held = servers

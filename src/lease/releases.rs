@@ -31,8 +31,7 @@ const MOST_IDS: usize = 256;
 /// The pause between the first tries of a release.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// The pause between tries of a release that is a few seconds old: below 1 s with a sixteenth
-/// added.
+/// The pause between tries of a release that is a few seconds old. With 1/16 added it is below 1 s.
 const YOUNG: Duration = Duration::from_millis(800);
 
 /// The longest pause after a try without a reply, so that the recovery of Redis is noticed soon.
@@ -87,7 +86,7 @@ struct Group {
     ids: HashMap<HolderId, u64>,
     /// When the newest release was added.
     newest: Instant,
-    /// When a release begins that must be sent then: neither before, nor later with others.
+    /// When the newest planned release must be sent: neither before, nor later with others.
     planned: Option<Instant>,
     /// When the last command was sent.
     last: Option<Instant>,

@@ -137,7 +137,8 @@ impl LeaseState {
         self.longest.saturating_mul(2)
     }
 
-    /// Returns the same at `now`; shorter if no renewal or change of ttl may still run.
+    /// Like [`key_may_last`](Self::key_may_last) at `now`, but shorter if no renewal or change of
+    /// ttl may still run.
     pub(crate) fn key_may_last_at(&self, now: Instant) -> Duration {
         match self.renewing || now < self.settled_at {
             true => self.key_may_last(),
@@ -259,10 +260,10 @@ impl LeaseState {
         Some(RenewalRequest { ttl, renews })
     }
 
-    /// Begins a renewal if one is due now, or soon enough to be sent with those that are.
+    /// Begins a renewal if one is due now, or soon enough to be sent with those of other leases.
     pub(crate) fn begin_due_renewal(&mut self, now: Instant) -> Option<RenewalRequest> {
         let soon = match self.provisional {
-            // Most are released before this renewal is due.
+            // Most such leases are released before this renewal is due.
             true => now,
             false => now.after(RENEWAL_WINDOW.min(self.ttl / 20)),
         };
@@ -357,7 +358,7 @@ impl LeaseState {
     fn failed(&mut self, now: Instant) {
         // Without automatic renewal, the holder repeats its own request.
         if self.renew_at != Instant::NEVER {
-            // At least four more tries fit into the remaining time.
+            // At most a quarter of the remaining time: a long pause must not end the lease.
             let left = now.until(self.end());
             self.renew_at = now.after(RECONNECT.pause(self.failures).min(left / 4));
         }
@@ -375,7 +376,8 @@ impl LeaseState {
         }
     }
 
-    /// Returns whether the key certainly belongs to this lease at `now`: held, or being released.
+    /// Returns whether the key belongs to this lease at `now`, as far as is known: the lease is
+    /// held, or its release has no reply yet.
     pub(crate) fn covers(&self, now: Instant) -> bool {
         matches!(self.phase, Phase::Held | Phase::Releasing) && now < self.end()
     }

@@ -29,7 +29,8 @@ local function settle()
     end
     if used <= sum then
       -- All have ended, or someone else has written here: then no holder keeps its permits.
-      -- Only if there is a key: after any write, a server whose memory is full allows more.
+      -- Only if there is a key: after any write of a script, a server whose memory is full allows
+      -- its other writes, too.
       if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DEL', KEYS[1]) end
       used = 0
       return
@@ -84,7 +85,7 @@ local function held(id)
   return token
 end
 
--- Takes the permits back that the client has, and returns whether it had any.
+-- Takes back the permits that the client has, and returns whether it had any.
 local function take_out(id)
   local k = string.match(id, '^(%d+) ')
   if not k or redis.call('ZREM', KEYS[1], id) == 0 then return false end
@@ -100,7 +101,7 @@ end
 -- Publishes nothing: every waiter has a place, and only a grant ends its wait.
 local function left() end
 
--- Returns in how many ms the first of the holders ends; -2 if nobody holds.
+-- Returns in how many ms the first permits end; -2 if nobody holds any.
 local function soonest()
   local first = redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   return first[2] and math.min(first[2] - now, 2 ^ 53) or -2

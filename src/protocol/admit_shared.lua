@@ -1,10 +1,10 @@
 -- The admission to a read-write lock: one writer, or any number of readers. Prepended to the
 -- scripts of its queue, in place of admit_lock.lua, behind readers.lua and lock_key.lua.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[5] readers
--- A waiter that wants `r` reads. Any other writes, and wants a block of fencing tokens, given by
--- its size.
+-- A waiter whose want is `r` reads. Any other waiter writes, and wants a block of fencing tokens,
+-- given by its size.
 
--- Whether `draw` made up the token of a reader, which `store` must then keep.
+-- Whether `draw` drew a new token for a reader, which `store` must then keep.
 local is_drawn
 
 -- Returns whether a waiter with this want fits; without one, whether any waiter can.
@@ -15,7 +15,7 @@ end
 
 -- Returns a reader's token, or the first token of the next block of a writer. Otherwise nil and an
 -- error: BADFENCE if the fence holds no integer that, with the block, is below 2^53.
--- A reader has the last token drawn, that of the writer before it. Without one it draws.
+-- A reader has the last token drawn, that of the writer before it. If there is none, it draws one.
 local function draw(want)
   local more = want == 'r' and 0 or want - 1
   local last, bad = last_token(KEYS[2], '', more)

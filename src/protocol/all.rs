@@ -108,7 +108,8 @@ impl MutexAllKeys {
         !self.queues.is_empty() && !self.rights.are_missing()
     }
 
-    /// Returns the call of the script that ends what holder ids have, or the same without queues.
+    /// Returns the call that releases the locks and removes the places of holder ids. If the lock
+    /// cannot use queues, it calls the script `without`, which only releases.
     fn leave<'a, const N: usize>(
         &'a self,
         verb: Verb,

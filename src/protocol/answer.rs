@@ -91,7 +91,7 @@ pub(crate) struct RefusedName {
 }
 
 impl RefusedName {
-    /// Returns whether it names the holder. One by permits or readers does not.
+    /// Returns whether it names the holder. A refusal because of permits or readers does not.
     pub(crate) fn names_holder(&self) -> bool {
         !self.holder.is_empty() && self.holder != READERS
     }

@@ -1,5 +1,5 @@
 -- Shared by the scripts of several locks with queues; prepended to each of them. The functions
--- behind it act on one name at a time: they see the name's lock, fence, queue and places as KEYS[1]
+-- after it act on one name at a time: they see the name's lock, fence, queue and places as KEYS[1]
 -- to KEYS[4].
 -- KEYS the locks, then the fences, the queues and the places, in the same order
 local all = KEYS

@@ -7,7 +7,7 @@ if not holder then return false end
 local is_shared = holder == 'leasehold:readers'
 -- A foreign value can be megabytes long. No holder id is longer than this.
 if #holder > 1088 then holder = string.sub(holder, 1, 1088) .. redis.sha1hex(holder) end
--- A token has at most 16 digits: with a seventeenth it is none.
+-- A token has at most 16 digits: 17 bytes are enough for the client to reject a longer text.
 local fence = redis.pcall('GET', KEYS[2])
 fence = type(fence) == 'string' and string.sub(fence, 1, 17)
 local reply = {holder, redis.call('PTTL', KEYS[1]), fence}

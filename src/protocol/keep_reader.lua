@@ -5,7 +5,7 @@ local function keep(id, ttl, may_shorten)
   read_clock()
   local till = now + ttl
   if holder == id then
-    -- Not before its end as a writer, which the client may count on.
+    -- No earlier than its end as a writer: the client may count on that.
     join(id, later_end(KEYS[1], till))
     return 1
   end

@@ -117,8 +117,8 @@ impl Keys {
     ///
     /// # Errors
     ///
-    /// `Error::Config` if there is no name, a name is invalid, a lock key begins with `leasehold:`,
-    /// as leasehold's other keys do, or a lock key is the hash tag of another.
+    /// `Error::Config` if there is no name, a name is invalid, or a lock key begins with
+    /// `leasehold:`, as leasehold's other keys do, or would share those with another lock key.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.names.is_empty() {
             return Err(Error::Config(

@@ -1,6 +1,6 @@
 -- Shared by the scripts that draw fencing tokens; prepended to each of them.
--- Returns the last token of a fence, nil if there is none. Otherwise nil and an error:
--- BADFENCE if the fence holds no integer that, with `more` added, is below 2^53. `which` precedes
+-- Returns the last token of a fence; nil if there is no fence; nil and an error if it cannot be
+-- used: BADFENCE if it holds no integer that, with `more` added, is below 2^53. `which` precedes
 -- the error's text.
 local function last_token(key, which, more)
   local fence = redis.pcall('GET', key)

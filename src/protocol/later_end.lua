@@ -1,6 +1,5 @@
--- Returns the later of `till`, in ms, and the end of a key. It reads the clock behind PTTL: with
--- the time from before, a pause of the server between the two would bring the end of the key
--- nearer.
+-- Returns the later of `till`, in ms, and the end of a key. It reads the clock after PTTL: with an
+-- earlier time, a pause of the server between the two would make the end of the key too early.
 local function later_end(key, till)
   local left = redis.call('PTTL', key)
   local time = redis.call('TIME')

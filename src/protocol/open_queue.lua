@@ -1,2 +1,2 @@
--- Begins a function that contains those of a queue; pass_on.lua ends it.
+-- Begins a function that contains the functions of a queue; pass_on.lua ends it.
 local function open_queue()

@@ -1,8 +1,8 @@
--- The end of the function that begins with open_queue.lua and the functions of the queue. A release
--- calls it only if a client waits: Redis would create them in every release.
+-- The end of the function that open_queue.lua begins, and that contains the functions of the queue.
+-- A release calls it only if a client waits: otherwise Redis would create those in every release.
 
 -- Returns the number of the last of a sequence of moments, each 81 to 99 ms after the one before.
--- Their distance changes all the time, over and over in 19.8 s: a program that asks for the lock at
+-- Their distance changes all the time, in a cycle of 19.8 s: a program that asks for the lock at
 -- regular times must not miss all of them.
 local function last_moment(ms)
   local part = ms % 19800 / 19800
@@ -12,15 +12,15 @@ end
 -- Returns whether a release must leave the lock free for a moment, although clients wait in the
 -- queue: it is the first release after one of the moments. The last token drawn tells when the
 -- holder was granted the lock.
--- It is not while the first 100 places contain a FairMutex, which promises its order to all: a
--- longer look would delay all other commands.
+-- Returns false while one of the first 100 places belongs to a fair lock or a read-write lock,
+-- which promise their order to all waiters. Reading more places would delay all other commands.
 local function leaves_open()
   read_clock()
   local fence = redis.pcall('GET', KEYS[2])
   local granted = type(fence) == 'string' and tonumber(fence)
   if not granted then return false end
   granted = granted / 1000
-  -- A fence that is ahead of the clock does not tell: any release soon after a moment will do.
+  -- A fence ahead of the clock does not tell this: any release within 11 ms after a moment will do.
   if granted > now + 1 then granted = now - 11 end
   if last_moment(granted) >= last_moment(now) then return false end
   for n = 0, 99 do

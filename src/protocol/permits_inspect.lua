@@ -16,7 +16,7 @@ repeat
   end
   n = n + 1001
 until #found < 2002
--- A token has at most 16 digits. 17 bytes of a longer value are enough for the client to reject it.
+-- A token has at most 16 digits: 17 bytes are enough for the client to reject a longer text.
 local fence = redis.pcall('GET', KEYS[2])
 fence = type(fence) == 'string' and string.sub(fence, 1, 17)
 local reply = {math.min(math.max(used, 0), 2 ^ 53), fence}

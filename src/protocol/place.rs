@@ -7,8 +7,8 @@ use crate::holder_id::HolderId;
 use crate::protocol::reply::{Reply, read_pttl};
 use crate::token::FencingToken;
 
-/// The longest provisional time, for which a grant lasts without a renewal, and a place without a
-/// refresh. A waiter that died delays the others for at most this long.
+/// How long, at most, a grant lasts without a renewal, and a place without a refresh. A waiter that
+/// died delays the others for at most this long.
 const PROVISIONAL: Duration = Duration::from_secs(3);
 
 /// The longest time between two refreshes of a place.
@@ -55,7 +55,7 @@ pub(crate) fn refresh_every(ttl: Duration) -> Duration {
     (ttl / 40 * 9).min(REFRESH)
 }
 
-/// Returns how long a grant to a place lasts that is refreshed this often: no longer than
+/// Returns how long a grant lasts if its place is refreshed this often: no longer than
 /// [`provisional`] of its ttl.
 pub(crate) fn provisional_of(refresh_every: Duration) -> Duration {
     provisional(refresh_every / 9 * 10 * 4)

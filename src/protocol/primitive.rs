@@ -37,7 +37,7 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         HolderId::fresh(owner)
     }
 
-    /// Returns an error if no lock can have these names, or a call cannot want what it wants.
+    /// Returns an error if the names, or the numbers of permits, are invalid.
     fn check(&self) -> Result<(), Error> {
         self.keys().check()
     }
@@ -170,8 +170,8 @@ impl NewPlace<'_> {
 pub(crate) enum Reached {
     /// While its client listens to the inbox.
     WhileListening,
-    /// The same from the first refresh on at which its client listens. Until then it is about to
-    /// listen for the first time, and refreshes when it does.
+    /// Always until the first refresh at which its client listens, then while it listens. The
+    /// client is about to listen for the first time, and refreshes when it does.
     Soon,
     /// Always: its client may listen at another node, where the server cannot see it.
     Always,
@@ -220,7 +220,7 @@ pub(crate) trait RedisQueue {
 pub(crate) trait SetQueues {
     /// The further arguments of a call that acquires the set.
     ///
-    /// If it `keeps` them, the names below the one that it must queue for stay with the set.
+    /// If the call `keeps` names, those below the one that it must queue for stay with the set.
     fn rest(&self, keeps: bool, place: NewPlace<'_>) -> Vec<Vec<u8>>;
 
     /// Acquires all names, joins the queue of the first that is refused, or refreshes its place.

@@ -25,7 +25,7 @@
 
 -- refreshed: the set of the holder ids whose places the script refreshes; their client learns of a
 --   grant from the reply. nil if the script refreshes none.
--- granted: from each holder id that `grant` made a holder to its first token. Only
+-- granted: a map from each holder id that `grant` made a holder to its first token. Only
 --   queue_refresh.lua sets it, for its reply.
 local refreshed, granted
 
@@ -34,7 +34,7 @@ local refreshed, granted
 -- over. Returns an error if a grant failed. Returns nil and true if it stopped at a waiter that a
 -- grant reaches but that does not fit. Otherwise returns nil.
 local function grant()
-  -- n: how many places were passed over, and so the index of the next one. count: of grants.
+  -- n: how many places were passed over, and so the index of the next one. count: how many grants.
   local n, count = 0, 0
   -- The set of the inboxes that have no listener, and their number. From 100 on, no other inbox is
   -- looked up, and its places count as not reached.
@@ -55,7 +55,7 @@ local function grant()
       want, mark = '1', 'a'
     end
     local left = seen and seen + lasts - now or 0
-    -- `seen` is in the future if the clock was set back: no place lasts longer than `lasts`.
+    -- `seen` is in the future if the clock was set back: no grant lasts longer than `lasts`.
     if left > 0 and left - lasts > 0 then left = lasts + 0 end
     local is_reached = mark ~= 'l' and mark ~= 'p' or refreshed and refreshed[id]
     if left > 0 and not is_reached and inbox ~= '' and not (silent and silent[inbox])

@@ -4,9 +4,10 @@
 -- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] what it wants, ARGV[4] the mark of its place, or 0
 -- not to join the queue, ARGV[5] inbox
 -- Granted: {1, first token}. Refused, and queued unless ARGV[4] is 0: {0, value of the holder, ms
--- until it ends, -1 without an expiry, or -2 if nobody holds}. If the network has run the call
--- twice and the first run was granted, the value is the caller's own id, and the call is not
--- queued.
+-- until it ends, -1 without an expiry, or -2 if nobody holds}. The value is the caller's own id,
+-- and the call is not queued, in two cases: the network has run the call twice, and the first run
+-- was granted; or the grant below passed over all places before the caller's and made it the holder
+-- of a lock of one holder.
 -- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the caller holds
 -- nothing. It can have a place, if a grant to another waiter has failed; grants before that stand.
 read_clock()
@@ -32,13 +33,13 @@ local first_run
 first_run, bad = held(ARGV[1])
 if bad then return bad end
 if first_run then
-  -- Permits of others may have ended since.
+  -- Permits of others may have ended since the first run.
   bad = grant()
   return bad or {0, ARGV[1], soonest()}
 end
 if ARGV[4] == '0' then
   -- A write that changes nothing: a server that has become a replica replies READONLY, not
-  -- "refused". And an error if the queue is no list, as without a 0.
+  -- "refused". LINDEX fails if the queue is no list, as RPUSH below does.
   redis.call('HDEL', KEYS[4], '')
   redis.call('LINDEX', KEYS[3], '0')
 else

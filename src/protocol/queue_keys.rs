@@ -67,11 +67,10 @@ pub(super) struct QueueRules {
 #[derive(Debug)]
 pub(crate) struct QueueKeys {
     pub(super) keys: Keys,
-    /// The fence, the queue, and the places: the holder id of each waiter with its refresh time.
-    /// Then the further keys of the admission.
+    /// The fence, the queue, the places, and then the further keys of the admission.
     ///
-    /// Those of a lock are made when a call first needs them. A lock that is only held does not:
-    /// they would be an eighth of its memory.
+    /// Those of a lock are made when a call first needs them. A lock that is only held needs none,
+    /// and they would be an eighth of its memory.
     others: OnceLock<Box<[Vec<u8>]>>,
     rules: &'static QueueRules,
 }
@@ -92,7 +91,7 @@ impl QueueKeys {
         }
     }
 
-    /// The further keys are those of a lock.
+    /// The fence, the queue and the places are those of a lock, made when a call first needs them.
     pub(super) fn of_lock(keys: Keys, rules: &'static QueueRules) -> Self {
         Self {
             keys,

@@ -27,7 +27,7 @@ for n = 2, #ARGV do
     if mark ~= 'l' and mark ~= 'a' then
       if listens == nil then
         local listeners = redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])
-        -- As in queue.lua.
+        -- A user without the permission for PUBSUB counts as listening.
         listens = ARGV[1] ~= '' and (listeners.err ~= nil or listeners[2] > 0)
       end
       mark = listens and 'l' or mark == 'p' and 'r' or mark

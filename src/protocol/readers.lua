@@ -28,7 +28,7 @@ local function join(id, till)
   local is_new = holder ~= FLAG
   if is_new then redis.call('DEL', readers) end
   redis.call('ZADD', readers, till, id)
-  -- Never nearer: the other readers need the flag, too.
+  -- Never an earlier end: the other readers need the flag, too.
   if not is_new then till = later_end(KEYS[1], till) end
   redis.call('SET', KEYS[1], FLAG, 'PXAT', till)
   redis.call('PEXPIREAT', readers, till)

@@ -15,7 +15,7 @@ pub(crate) struct Script {
     /// Its name in errors and log records.
     pub(crate) name: &'static str,
     pub(super) source: &'static str,
-    /// The commands that the user must be permitted to run; PUBLISH is optional.
+    /// The commands that the user must be permitted to run; PUBLISH and PUBSUB are optional.
     pub(super) commands: &'static str,
     pub(super) sha: OnceLock<String>,
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::protocol::place::Refreshed;
 
-/// The shortest time before its deadline at which a call makes its last attempt; most servers reply
-/// in this time.
+/// How long before its deadline a call makes its last attempt, unless the call is short or the
+/// server distant. Most servers reply in this time.
 const LAST_ATTEMPT: Duration = Duration::from_millis(250);
 
 /// The reply to a command that was sent less than this before the deadline may still be on its way,
@@ -32,8 +32,8 @@ impl Span {
     /// Returns whether the reply to a command sent at `sent` is overdue at the deadline, judging by
     /// the last reply, which took `took`.
     ///
-    /// A command that was sent later is neither answered nor unanswered then. Many waiters would
-    /// fail on a working server if it counted.
+    /// A command whose reply is not overdue then counts neither as answered nor as unanswered.
+    /// Otherwise many waiters would fail on a working server.
     fn is_overdue(self, sent: Instant, took: Duration) -> bool {
         let half = self.start.until(self.deadline) / 2;
         let usual = self.last_reply_took.max(took).saturating_mul(2);
@@ -159,7 +159,7 @@ impl Answers {
             .is_some_and(|refusal| refusal.until >= span.deadline || !is_unanswered)
     }
 
-    /// Returns whether a call must try once more before its deadline, not only wait for it.
+    /// Returns whether a call must try once more before its deadline.
     pub(crate) fn needs_another_reply(&self, span: Span) -> bool {
         let Some(refusal) = self.refusal_in(span) else {
             return true;

@@ -28,7 +28,7 @@ struct NamedLease {
     thread: Option<ThreadId>,
 }
 
-/// The set of a mutex.
+/// No leases, of a name that one lease can hold at a time.
 impl Default for HeldLeases {
     fn default() -> Self {
         Self {
@@ -40,7 +40,7 @@ impl Default for HeldLeases {
 }
 
 impl HeldLeases {
-    /// Returns the set of a lock that this many holders share.
+    /// Returns no leases, of a name that this many can hold at a time.
     pub(super) fn with_capacity(capacity: usize) -> Self {
         Self {
             capacity,
@@ -157,7 +157,7 @@ impl HeldLeases {
         Some(self.others.remove(n))
     }
 
-    /// Removes the lease with this holder id; returns whether it was in the set.
+    /// Removes the lease with this holder id; returns whether there was one.
     pub(super) fn remove(&mut self, id: &HolderId) -> bool {
         let is_it = |lease: &NamedLease| lease.id == *id;
         if self.first.as_ref().is_some_and(is_it) {
@@ -170,7 +170,7 @@ impl HeldLeases {
 }
 
 thread_local! {
-    /// The thread for which this one makes calls, if it makes none for itself.
+    /// The thread on whose behalf this one makes calls; `None` if it makes its own.
     static CALLER: Cell<Option<ThreadId>> = const { Cell::new(None) };
 }
 
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_holds_as_many_leases_as_it_has_room_for() {
+    fn a_name_is_held_under_at_most_as_many_leases_as_its_capacity() {
         let mut held = HeldLeases::with_capacity(3);
         let [a, b, c, d] = ids();
         for id in [&a, &b, &c] {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_leases_end_those_of_writers_and_a_writer_ends_all() {
+    fn shared_lease_evicts_a_writer_and_a_writer_evicts_all() {
         let mut held = HeldLeases::default();
         let [writer, a, b, c] = ids();
         held.insert(writer.clone(), Weak::new(), false);
@@ -233,7 +233,7 @@ mod tests {
         assert!(held.excludes(true).is_none() && held.excludes(false).is_some());
         assert!(
             held.is_full() && !held.is_alone(),
-            "a mutex waits in the queue"
+            "calls for a mutex wait by a place in Redis"
         );
         assert_eq!(held.insert(writer.clone(), Weak::new(), false).len(), 2);
         held.share(&writer);

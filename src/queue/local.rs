@@ -22,8 +22,8 @@ use crate::token::FencingToken;
 /// How long a release can leave a lock free for other programs, although clients wait in its queue.
 const OPEN_FOR: Duration = Duration::from_millis(2);
 
-/// How long after that the waiters ask for the lock themselves, or up to twice as long: the client
-/// that left it open may have died.
+/// How long after the message about an open lock a waiter refreshes its place at the earliest. At
+/// the latest it does so after twice this time, because the client that left it open may have died.
 const GRANTED_WITHIN: Duration = Duration::from_millis(20);
 
 /// The names that this client holds or waits for.
@@ -195,7 +195,7 @@ impl Waiters {
 
     /// Handles a message about the lease with this id.
     ///
-    /// `has_place`: the call with the place that this client's calls share asks for all of them.
+    /// If this client `has_place`, the call with that place asks for all calls that share it.
     fn note_message(
         &self,
         name: &Name,
@@ -256,7 +256,7 @@ impl Waiters {
         self.note_message(name, id, announcer, has_place)
     }
 
-    /// Wakes the contender of the name to try Redis, since its subscription is now live.
+    /// Wakes the waiters that ask Redis for the name: this client may have missed messages.
     pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
         self.own_places.refresh_now(name, why);
         self.sets.ask_now(name, why);
@@ -295,14 +295,15 @@ impl Waiters {
     /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
         let placed = self.own_places.wake_all() + self.sets.wake_all();
-        // Their calls wait in the local queues, too.
+        // Not counted: their calls wait in the local queues, too.
         self.shared_places.wake_all();
         let mut names = self.names.lock();
         let waiters = names.values_mut().flat_map(|queue| &mut queue.waiters);
         waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + placed
     }
 
-    /// Returns how many leases this client holds, and how many of its calls sleep for a name.
+    /// Returns how many leases this client holds, a set's once for each of its names, and how many
+    /// of its calls sleep for a name.
     pub(crate) fn count(&self) -> (u64, u64) {
         let names = self.names.lock();
         let held: usize = names.values().map(|queue| queue.held.len()).sum();

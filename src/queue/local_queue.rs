@@ -43,27 +43,27 @@ use crate::token::FencingToken;
 pub(super) struct LocalQueue {
     /// The leases under which this client holds the name.
     pub(super) held: HeldLeases,
-    /// The last lease released here while a call waited. Its own release message must not wake the
-    /// contender again.
+    /// The last lease that ended here, if its release was confirmed. Its release message must not
+    /// wake the contender again.
     released: Option<HolderId>,
-    /// Release messages that fewer than the needed number of servers have sent, or just enough.
+    /// Recent release messages, each with the servers that have sent it.
     pub(super) announcements: VecDeque<PartialAnnouncement>,
     pub(super) waiters: VecDeque<Waiter>,
     /// The number of waiters that share a place in Redis.
     sharing_count: usize,
     next: u64,
-    /// `None` until the first note: most held names have no waiters, and there may be many names.
+    /// `None` until something is recorded: there may be many names, and most have no waiters.
     answers: Option<Box<Answers>>,
     pub(super) fleet_yield: FleetYield,
 }
 
-/// Whether the first waiter must let other clients go first after a run of hand-offs.
+/// Whether a waiter must let other clients go first after a run of hand-offs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum FleetYield {
     #[default]
     None,
     Due,
-    /// The first waiter is yielding now.
+    /// A waiter has begun to yield.
     Begun,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct PartialAnnouncement {
     by: u64,
 }
 
-/// The most incomplete messages kept for a name.
+/// The most messages kept for a name.
 ///
 /// If a message is evicted, a waiter may sleep until the backstop.
 pub(super) const MAX_PARTIAL_ANNOUNCEMENTS: usize = 64;
@@ -373,7 +373,7 @@ impl LocalQueue {
 
     /// Takes the lease that was handed to the waiter, if one was, and removes the waiter.
     ///
-    /// Returns it as an error if the lease was lost before the waiter woke.
+    /// Returns the hand-off as an error if the lease was lost before the waiter woke.
     pub(super) fn take(
         &mut self,
         id: u64,
@@ -438,7 +438,7 @@ impl LocalQueue {
     pub(super) fn announced(&mut self, payload: &[u8], announcer: Announcer) {
         let released = self.released.as_ref();
         if self.held.is_full() {
-            // Of an older lease.
+            // The message is about an older lease.
         } else if released.is_some_and(|id| id.as_str().as_bytes() == payload) {
             // Its waiters were woken when this client recorded the end.
             if std::mem::take(&mut self.fleet_yield) == FleetYield::Begun {

@@ -72,7 +72,7 @@ impl QueueTicket<'_> {
 
     /// Takes the lease that was handed to the waiter, if one was, and leaves the queue with it.
     ///
-    /// Returns it as an error if the lease was lost before the waiter woke.
+    /// Returns the hand-off as an error if the lease was lost before the waiter woke.
     pub(crate) fn take(
         &self,
         now: Instant,
@@ -84,7 +84,7 @@ impl QueueTicket<'_> {
         taken
     }
 
-    /// Returns whether other calls of this client wait for the name that share a place in Redis.
+    /// Returns whether other calls of this client share a place in Redis and wait for the name.
     pub(crate) fn others_share_place(&self) -> bool {
         let names = self.waiters.names.lock();
         let queue = names.get(self.name);

@@ -7,10 +7,9 @@ use crossbeam_channel::{Receiver, Sender, bounded, select};
 
 /// Blocks one waiting thread until another thread calls [`unpark`](Self::unpark).
 ///
-/// Every clone has both ends of the channel, so the channel is never disconnected. The waiter also
-/// does not free it while another thread calls `unpark`: the last end to be dropped takes the lock
-/// that the waking thread holds until the kernel has woken the waiter. That can take as long as
-/// everything else the waiter does.
+/// Every clone has both ends of the channel, so the waiter never disconnects it while another
+/// thread calls `unpark`. Disconnecting takes the lock that the waking thread holds until the
+/// kernel has woken the waiter. That can take as long as everything else the waiter does.
 #[derive(Clone, Debug)]
 pub(crate) struct Parker {
     sender: Sender<()>,

@@ -207,8 +207,8 @@ impl Queue for PlaceTicket<'_> {
 
     fn about_to_try(&self, now: Instant) -> bool {
         self.with_places(|places| places.answers.asked(now));
-        // The local queue reports whether calls wait behind this one. Without a local queue,
-        // leases are not handed off.
+        // The local queue reports whether other calls wait. Without a local queue, leases are not
+        // handed off.
         false
     }
 

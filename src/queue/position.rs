@@ -12,7 +12,8 @@ use crate::stats::Wake;
 /// A queue, seen by one of the calls that wait in it.
 ///
 /// A call can wait in several at once: in one of this client, and by a place in Redis. It asks them
-/// in that order, and the first that does not let it contend decides.
+/// in that order, and the first that does not let it contend decides. Once the call has a place,
+/// that place decides, unless a lease was handed to the call.
 pub(crate) trait Queue {
     /// Returns what the call must do at `now`.
     ///
@@ -26,7 +27,7 @@ pub(crate) trait Queue {
     fn take_wake(&self) -> Option<Wake>;
 
     /// Records that the call is about to ask Redis; returns whether other calls of this client wait
-    /// behind it.
+    /// in the queue.
     fn about_to_try(&self, now: Instant) -> bool;
 
     /// Returns what Redis last said about the name to any waiter of this client.
@@ -48,7 +49,7 @@ pub(crate) enum Position {
     Contend,
     /// Sleep until then: the place in Redis is kept until the next refresh.
     Placed(Instant),
-    /// Refresh these places, all those of this client, for this reason.
+    /// Refresh these places, for this reason: all those of this client for the name.
     Refresh(Vec<HolderId>, Wake),
     /// Take the lease that was handed to the call.
     HandedOff,

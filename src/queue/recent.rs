@@ -29,8 +29,8 @@ pub(crate) struct SharedPlace {
     pub(super) refused: Instant,
     /// When a release of this client last freed the name although others waited in its queue.
     pub(super) not_passed_on: Instant,
-    /// A release has left the lock open: free for a moment, for programs outside the queue. Until
-    /// then this client does not ask for it.
+    /// Until when this client does not ask for the lock: a release has left it open, free for a
+    /// moment for programs outside the queue.
     pub(crate) left_open_until: Instant,
 }
 

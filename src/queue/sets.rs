@@ -32,8 +32,8 @@ use crate::stats::Wake;
 
 /// How long a set keeps names while it waits for others.
 ///
-/// A program that holds a name and locks a lower one can wait for a name that a set keeps, while
-/// the set waits for the name that the program holds.
+/// The limit ends a deadlock: a program that holds a name and locks a lower one can wait for a name
+/// that the set keeps, while the set waits for the name that the program holds.
 const KEEPS_FOR: Duration = Duration::from_secs(5);
 
 /// The places of this client's sets, as far as known.
@@ -52,7 +52,7 @@ struct State {
 struct SetWaiter {
     keys: Arc<dyn Primitive>,
     parker: Parker,
-    /// The holder id with a place in Redis, or a call under way; a set that begins again uses
+    /// The holder id of the place in Redis, or of the call under way. A set that starts over uses
     /// another.
     id: Option<HolderId>,
     /// `None` before the first reply under the id.
@@ -61,7 +61,7 @@ struct SetWaiter {
     keeps_since: Option<Instant>,
     /// When the set must ask again.
     due: Instant,
-    /// It must do so at once: it may have been granted the name that it waits for.
+    /// Why the set must ask at once; `None` if it need not.
     wake: Option<Wake>,
     answers: Answers,
 }
@@ -193,8 +193,8 @@ impl SetTicket<'_> {
 
     /// Records that the call is about to ask at `now`; `fresh` is its id unless it has one.
     ///
-    /// Returns its id, what it has under that, and whether it keeps the names below that for which
-    /// it must wait.
+    /// Returns its id, what the set has under that id, and whether it keeps the names below the one
+    /// that it must wait for.
     pub(crate) fn begin_call(
         &self,
         now: Instant,

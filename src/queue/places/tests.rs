@@ -246,7 +246,7 @@ fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
     ));
 }
 
-/// It has slept since before the last reply, which said that the lock expires soon.
+/// The waiter fell asleep before the last reply, which said that the lock expires soon.
 #[test]
 fn waiter_that_would_oversleep_a_refresh_is_woken_if_another_leaves() {
     let (places, keys) = (Places::default(), keys());

@@ -87,7 +87,7 @@ fn call_that_took_a_hand_off_sees_the_others_that_wait() {
     assert!(!first.others_share_place());
 }
 
-/// As a call for a set in several slots of a cluster does.
+/// A call for a set in several slots of a cluster shares none.
 #[test]
 fn call_that_shares_no_place_takes_none_over() {
     let (waiters, name) = (Waiters::default(), Name::from("a"));
@@ -139,7 +139,7 @@ fn the_next_waiter_is_woken_after_the_first_stopped_sharing_a_place_and_left() {
     assert_eq!(second.position(NOW, false), Position::Contend);
 }
 
-/// It slept because another call had the place.
+/// The first waiter slept because another call had the place.
 #[test]
 fn the_first_waiter_is_woken_when_another_stops_sharing_a_place() {
     let (waiters, name) = (Waiters::default(), Name::from("a"));
