@@ -9,7 +9,6 @@ pub(crate) mod guard;
 pub(crate) mod mutex;
 pub(crate) mod mutex_all;
 pub(crate) mod mutex_all_guard;
-pub(crate) mod query;
 pub(crate) mod rw_lock;
 pub(crate) mod rw_lock_guards;
 pub(crate) mod sections;

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crate::api::calls::{ENDLESS, guard, lock_calls, wait_limit};
 use crate::api::guard::MutexGuard;
-use crate::api::query::{may_repeat, query};
 use crate::api::settings::lock_settings;
 use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::acquire::WaitLimit;
+use crate::lock::query::{may_repeat, query};
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
@@ -401,7 +401,10 @@ impl Mutex {
         &'a self,
         what: impl FnOnce(&'a dyn RedisQueue) -> Gauge<'a>,
     ) -> Result<Option<u64>, Error> {
-        self.core.runtime.deployment.check(&self.keys)?;
+        let runtime = &self.core.runtime;
+        runtime.check_open()?;
+        self.keys.check()?;
+        runtime.deployment.check(&self.keys)?;
         match self.keys.queue() {
             Some(queue) => self.number(what(queue)),
             None => Ok(None),

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::api::guard::MutexGuard;
 use crate::api::mutex::Mutex;
-use crate::api::query::{may_repeat, query};
 use crate::api::sections::section_calls;
 use crate::api::semaphore_permit::SemaphorePermit;
 use crate::api::settings::lock_settings;
@@ -14,6 +13,7 @@ use crate::clock::left_until;
 use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::lock::list::MOST_HOLDERS;
+use crate::lock::query::{may_repeat, query};
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;

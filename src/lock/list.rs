@@ -14,6 +14,7 @@ use crate::holder::Holder;
 use crate::lock::list::held::Held;
 use crate::lock::list::held_permits::HeldPermits;
 use crate::lock::list::key_scan::KeyScan;
+use crate::lock::query::{may_repeat, query};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
@@ -43,7 +44,7 @@ pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldP
     let config = &runtime.config;
     let pattern = semaphore::pattern_of_all();
     let mut found = BTreeMap::new();
-    for server in with_retry(runtime, |until| runtime.deployment.all(until))? {
+    for server in query(runtime, may_repeat, |until| runtime.deployment.all(until))? {
         each_page(runtime, &server, b"zset", &pattern, |page| {
             for key in page {
                 let lock = semaphore::lock_of(key, &config.key_prefix, &config.channel_prefix);
@@ -53,7 +54,7 @@ pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldP
                 };
                 let name = lock.names[0].clone();
                 let keys = SemaphoreKeys::of(lock, 1, 1);
-                let permits = with_retry(runtime, |until| {
+                let permits = query(runtime, may_repeat, |until| {
                     let call = keys.inspect_permits(MOST_HOLDERS);
                     match runtime.deployment.call(call, until, Cap::Counted) {
                         Ok(Answer::Permits(permits)) => Ok(permits),
@@ -85,7 +86,7 @@ pub(crate) fn list(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<Held>, Error>
     let mut found = BTreeMap::new();
     let size = runtime.deployment.size();
     let mut may_fail = size.all - size.needed;
-    for server in with_retry(runtime, |until| runtime.deployment.all(until))? {
+    for server in query(runtime, may_repeat, |until| runtime.deployment.all(until))? {
         match collect(runtime, &server, &pattern, &mut found) {
             Err(error) if error.is_unreachable() && may_fail > 0 => may_fail -= 1,
             outcome => outcome?,
@@ -115,7 +116,7 @@ fn collect(
             })
             .collect();
         for names in names.chunks(NAMES_PER_WRITE) {
-            let holders: Vec<_> = with_retry(runtime, |until| {
+            let holders: Vec<_> = query(runtime, may_repeat, |until| {
                 if runtime.deployment.size().all > 1 {
                     return names
                         .iter()
@@ -146,7 +147,9 @@ fn each_page(
 ) -> Result<(), Error> {
     let mut scan = KeyScan::new(Instant::now());
     loop {
-        let page = with_retry(runtime, |until| scan.page(server, kind, pattern, until))?;
+        let page = query(runtime, may_repeat, |until| {
+            scan.page(server, kind, pattern, until)
+        })?;
         act(&page)?;
         if scan.is_over() {
             return Ok(());
@@ -182,22 +185,6 @@ fn known(answer: Result<Answer, Fault>) -> Result<Option<Holder>, Fault> {
         Err(Fault::Rejected(Error::WrongType { .. })) => Ok(None),
         Err(fault) => Err(fault),
     }
-}
-
-/// Calls `ask` with the command timeout as its deadline, and once more if a connection failed.
-///
-/// The pooled connection may have been dead already, and the commands change nothing.
-fn with_retry<T>(
-    runtime: &Runtime,
-    mut ask: impl FnMut(Instant) -> Result<T, Fault>,
-) -> Result<T, Error> {
-    runtime.check_open()?;
-    let until = Instant::now().after(runtime.deployment.command_timeout());
-    match ask(until) {
-        Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => ask(until),
-        answer => answer,
-    }
-    .map_err(|fault| runtime.deployment.error(fault))
 }
 
 /// Returns the holders of `names`, asking the server that has their keys in one write.

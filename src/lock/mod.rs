@@ -7,6 +7,7 @@ mod cancellable;
 pub(crate) mod downgrade;
 pub(crate) mod list;
 mod place;
+pub(crate) mod query;
 pub(crate) mod release;
 pub(crate) mod renew;
 mod replies;

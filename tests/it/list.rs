@@ -18,7 +18,8 @@ support::tests![
     last_fencing_token_is_known_after_the_release,
     locks_of_all_cluster_nodes_are_listed,
     a_quorum_lists_locks_held_on_a_majority,
-    keys_on_a_minority_do_not_open_the_circuit_breaker
+    keys_on_a_minority_do_not_open_the_circuit_breaker,
+    queries_without_a_queue_check_the_name_and_the_client
 ];
 
 fn set(server: &Server, key: &[u8]) {
@@ -273,4 +274,16 @@ fn a_quorum_lists_locks_held_on_a_majority() {
     servers[1].kill();
     assert!(watcher.list("").unwrap_err().is_unreachable());
     assert!(watcher.mutex("a").waiting().unwrap_err().is_unreachable());
+}
+
+/// A quorum keeps no queues, so these queries send nothing.
+fn queries_without_a_queue_check_the_name_and_the_client() {
+    let servers = [(); 3].map(|()| Server::start());
+    let urls = servers.each_ref().map(Server::url);
+    let client = Client::builder().quorum(urls).build().unwrap();
+    let (good, bad) = (client.mutex("a"), client.mutex(""));
+    assert_eq!(good.longest_wait().unwrap(), None);
+    assert!(matches!(bad.longest_wait(), Err(Error::Config(_))));
+    client.shutdown(ms(1_000)).unwrap();
+    assert!(matches!(good.longest_wait(), Err(Error::Closed)));
 }

@@ -10,10 +10,10 @@ use crate::runtime::Runtime;
 ///
 /// The first call may have failed because its pooled connection was dead already. Only a second
 /// failure says anything about Redis. Both calls share the deadline.
-pub(super) fn query<T>(
+pub(crate) fn query<T>(
     runtime: &Runtime,
     repeats: impl Fn(&Fault) -> bool,
-    ask: impl Fn(Instant) -> Result<T, Fault>,
+    mut ask: impl FnMut(Instant) -> Result<T, Fault>,
 ) -> Result<T, Error> {
     runtime.check_open()?;
     let until = Instant::now().after(runtime.deployment.command_timeout());
@@ -26,6 +26,6 @@ pub(super) fn query<T>(
 
 /// Returns whether a query with this fault may be repeated: the server has not run it, or has not
 /// replied.
-pub(super) fn may_repeat(fault: &Fault) -> bool {
+pub(crate) fn may_repeat(fault: &Fault) -> bool {
     matches!(fault, Fault::NotRun(_) | Fault::Unknown(_))
 }
