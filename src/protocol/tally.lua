@@ -4,12 +4,13 @@
 -- ARGV[1] number of this addition, which rises
 -- ARGV[2] fields and counts, as "attempts 3 released 2"
 -- Added: 1. Added before, by a try whose reply was lost: 0.
--- Errors: an error of HINCRBY if it failed for every field. After an error nothing was added,
--- unless only the SET failed, as for a user without the permission: then the client's next call
--- adds the counts again.
-if tonumber(redis.call('GET', KEYS[2]) or 0) >= tonumber(ARGV[1]) then
+-- Errors: an error of HINCRBY if it failed for every field. After an error nothing was added.
+local last = redis.call('GET', KEYS[2]) or '0'
+if tonumber(last) >= tonumber(ARGV[1]) then
   return 0
 end
+-- Before the counts: a user who may not set the number must not add them again with each try.
+redis.call('SET', KEYS[2], ARGV[1], 'EX', 3600)
 local added, refused = 0, nil
 for field, count in string.gmatch(ARGV[2], '(%S+) (%d+)') do
   local answer = redis.pcall('HINCRBY', KEYS[1], field, count)
@@ -21,7 +22,7 @@ for field, count in string.gmatch(ARGV[2], '(%S+) (%d+)') do
 end
 -- A field that holds no integer must not keep the others from being added: only its count is lost.
 if added == 0 then
+  redis.call('SET', KEYS[2], last, 'EX', 3600)
   return refused
 end
-redis.call('SET', KEYS[2], ARGV[1], 'EX', 3600)
 return 1

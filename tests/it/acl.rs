@@ -20,6 +20,7 @@ support::tests![
     operator_can_inspect_locks_but_not_acquire_them,
     operator_needs_more_permissions_to_force_a_lock_from_its_readers,
     shared_statistics_need_the_additional_rule,
+    refused_statistics_are_not_added_with_each_try,
     set_needs_the_same_permissions_as_one_name,
     only_the_first_database_works_without_select,
     min_replicas_fails_without_wait,
@@ -516,6 +517,29 @@ fn shared_statistics_need_the_additional_rule() {
         client.shared_stats().is_ok_and(|stats| stats.released == 2)
     });
     assert_eq!(refused(acl_log(&server)), [""; 0]);
+}
+
+fn refused_statistics_are_not_added_with_each_try() {
+    let server = Server::start();
+    set_user(&server, &documented("leasehold"));
+    let rules = "SETUSER leasehold ~lock_stats +hincrby +hgetall -set".split(' ');
+    set_user(&server, &rules.map(str::to_owned).collect::<Vec<_>>());
+    let sharing = Client::builder().url(url(&server)).shared_stats(true);
+    let client = sharing.build().unwrap();
+    let error = client.mutex("a").try_lock().unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let refusals = || -> u64 {
+        let entries = acl_log(&server).into_iter();
+        let counts = entries.map(|mut entry| entry.remove("count").unwrap());
+        counts
+            .map(|count| redis::from_redis_value::<u64>(count).unwrap())
+            .sum()
+    };
+    let before = refusals();
+    eventually(ms(10_000), || refusals() >= before + 3);
+    let mut fields = redis::cmd("HLEN");
+    let fields = fields.arg("lock_stats").query(&mut server.connection());
+    assert_eq!(fields, Ok(0));
 }
 
 /// Without one of the permissions, no set is partly held.
