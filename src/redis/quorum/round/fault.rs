@@ -34,17 +34,16 @@ impl Round<'_> {
 
     fn text(&self) -> String {
         let Majority { all, needed, .. } = self.members.size;
-        let why = match self.answers {
-            _ if self.is_in_own_way => {
-                "an earlier call of this client is still being undone".into()
-            }
-            0 if !self.was_sent() && self.faults.len() <= self.members.size.spare() => {
-                "no time was left to ask the servers".into()
-            }
-            answers if self.has_answers() => {
-                format!("{answers} of {all} servers answered, and do not agree")
-            }
-            answers => format!("{answers} of {all} servers answered, {needed} needed"),
+        let answers = self.answers;
+        let why = if self.is_in_own_way {
+            "an earlier call of this client is still being undone".into()
+        } else if answers == 0 && !self.was_sent() && self.faults.len() <= self.members.size.spare()
+        {
+            "no time was left to ask the servers".into()
+        } else if self.has_answers() {
+            format!("{answers} of {all} servers answered, and do not agree")
+        } else {
+            format!("{answers} of {all} servers answered, {needed} needed")
         };
         match self.causes() {
             causes if causes.is_empty() => why,
