@@ -186,7 +186,11 @@ fn killing_the_program_never_leaves_an_orphan() {
         let name = format!("orphan-{}-{n}", std::process::id());
         let args = ["run", &name, "--", "sh", "-c", "sleep 300 & sleep 300"];
         let mut process = program(&server.url()).args(args).spawn().unwrap();
-        // Round n kills the program n ms after its start, so the rounds hit different steps.
+        // Even rounds kill the program n ms after its start, odd ones n ms after its command's, so
+        // the rounds hit different steps.
+        if n % 2 == 1 {
+            eventually(WAIT_LIMIT, || !processes_with_name(&name).is_empty());
+        }
         std::thread::sleep(ms(n));
         process.kill().unwrap();
         process.wait().unwrap();
