@@ -52,6 +52,11 @@ impl SharedPlace {
     pub(crate) fn is_behind_others(&self, now: Instant) -> bool {
         counts(self.not_passed_on, now)
     }
+
+    /// Returns whether a release left the lock open a moment before `now`.
+    pub(crate) fn was_left_open(&self, now: Instant) -> bool {
+        counts(self.left_open_until, now)
+    }
 }
 
 fn counts(noted: Instant, now: Instant) -> bool {
@@ -101,7 +106,8 @@ mod tests {
         assert!(!recent.of(&name).was_refused(at(1)));
         recent.refused(&name, at(1));
         recent.left_open(&name, at(7));
-        assert!(!recent.of(&name).is_behind_others(at(8)));
+        let known = recent.of(&name);
+        assert!(known.was_left_open(at(8)) && !known.is_behind_others(at(8)));
         recent.not_passed_on(&name, at(2));
         let known = recent.of(&name);
         assert!(known.is_behind_others(at(1_001)) && !known.is_behind_others(at(1_002)));

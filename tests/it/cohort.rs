@@ -26,6 +26,7 @@ support::tests![
     thread_that_locks_again_is_behind_the_clients_that_wait,
     calls_of_a_client_share_one_place_and_hand_the_lock_off,
     lock_without_hand_offs_goes_to_the_next_client_each_time,
+    waiting_call_leaves_an_open_lock_to_other_programs,
     call_that_gives_up_leaves_its_place_to_the_next_of_its_client,
     last_call_that_gives_up_leaves_the_queue,
     full_server_does_not_end_the_use_of_queues,
@@ -266,6 +267,40 @@ fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
         let guard = next.join().unwrap();
         assert!(!behind.is_finished());
         assert_released(guard.unlock());
+        assert_released(behind.join().unwrap().unlock());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// The call behind enters the queue. It makes no attempt that could take the open lock before the
+/// clients in the queue.
+fn waiting_call_leaves_an_open_lock_to_other_programs() {
+    let server = Server::start();
+    let [holder] = mutexes(&server);
+    let client = client(&server.url());
+    let mutex = client.mutex("a").local_handoffs(0);
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        let first = spawn_waiter(scope, &server, &mutex);
+        let behind = scope.spawn(|| lock(&mutex));
+        wait_until_asleep(&client, 2);
+        // The refusal of the first call counts for a second.
+        wait_for_refresh(&client);
+        wait_for_refresh(&client);
+        push_place(&server, "waiter", "+1", "a ");
+        assert_released(guard.unlock());
+        let guard = first.join().unwrap();
+        // The lock is left open at least every 100 ms.
+        let_pass(ms(200));
+        let before = client.stats().totals.attempts;
+        assert_released(guard.unlock());
+        eventually(PATIENCE, || {
+            server.get("lock:a").as_deref() == Some(b"waiter") && queue_length(&server) == 1
+        });
+        assert_eq!(client.stats().totals.attempts, before + 1);
+        let release = release_by_script("waiter", false);
+        let released: u64 = release.query(&mut server.connection()).unwrap();
+        assert_eq!(released, 1);
         assert_released(behind.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
