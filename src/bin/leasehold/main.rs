@@ -68,6 +68,7 @@ fn main() {
             exit::USAGE
         }
     };
+    message::flush();
     // Exits without joining threads that still wait for Redis.
     process::exit(code.into());
 }

@@ -1,8 +1,12 @@
 //! The messages of the program on standard error.
 
 use std::io::{self, Write};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+use std::time::Duration;
 
+use leasehold::crossbeam_channel::{Sender, bounded, unbounded};
 use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::escape::Escaped;
@@ -20,6 +24,22 @@ pub(crate) enum Verbosity {
     /// Also every attempt.
     Everything,
 }
+
+/// The most lines that wait for the printing thread. Further lines are lost.
+const MOST_LINES: usize = 10_000;
+
+/// How long [`flush`] waits.
+const FLUSH_LIMIT: Duration = Duration::from_secs(2);
+
+/// A request to the printing thread.
+enum Request {
+    Print(String),
+    /// Drop this, which closes its channel.
+    Flush(Sender<()>),
+}
+
+/// Sends to the printing thread, once it is started.
+static PRINTER: OnceLock<Sender<Request>> = OnceLock::new();
 
 static VERBOSITY: AtomicU8 = AtomicU8::new(Verbosity::Normal as u8);
 
@@ -41,8 +61,50 @@ fn prints(verbosity: Verbosity) -> bool {
     VERBOSITY.load(Ordering::Relaxed) >= verbosity as u8
 }
 
+/// Starts a thread that prints all messages from now on.
+///
+/// A write to standard error blocks while a pager reads no further or Ctrl-S was pressed. It must
+/// not block the threads that renew the lock or end the command.
+pub(crate) fn print_in_background() -> io::Result<()> {
+    let (printer, requests) = unbounded();
+    let print_all = move || {
+        for request in requests {
+            match request {
+                Request::Print(text) => print(&text),
+                Request::Flush(done) => drop(done),
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("leasehold-print".into())
+        .spawn(print_all)?;
+    // Fails only if it was called before.
+    let _ = PRINTER.set(printer);
+    Ok(())
+}
+
+/// Waits until all messages are printed, for a limited time.
+pub(crate) fn flush() {
+    if let Some(printer) = PRINTER.get() {
+        let (done, is_done) = bounded(0);
+        let _ = printer.send(Request::Flush(done));
+        let _ = is_done.recv_timeout(FLUSH_LIMIT);
+    }
+}
+
 /// Prints an error, in one line.
 pub(crate) fn say(text: &str) {
+    match PRINTER.get() {
+        Some(printer) if printer.len() >= MOST_LINES => {}
+        Some(printer) => {
+            // The thread never ends.
+            let _ = printer.send(Request::Print(text.into()));
+        }
+        None => print(text),
+    }
+}
+
+fn print(text: &str) {
     // If standard error is closed, the exit code still reports the failure.
     let text = Escaped::whole(text.as_bytes());
     let _ = writeln!(io::stderr(), "leasehold: {text}");

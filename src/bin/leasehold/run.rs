@@ -13,6 +13,7 @@ use crate::foreground::Foreground;
 use crate::group::ProcessGroup;
 use crate::job::CommandJob;
 use crate::lock::take;
+use crate::message::print_in_background;
 use crate::release::release;
 use crate::running::Running;
 use crate::signals::signals;
@@ -26,6 +27,7 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
         ));
     }
     args.command()?;
+    print_in_background().map_err(|error| Failure::system("cannot start a thread", &error))?;
     let signals = signals().map_err(|error| Failure::system("cannot catch signals", &error))?;
     let mut builder = connection.builder()?;
     if let Some(owner) = &args.owner {

@@ -91,9 +91,9 @@ impl<'a> Running<'a> {
                 recv(lost) -> why => {
                     lost = never();
                     if let Ok(why) = why {
-                        say(&format!("{why}; ending the command"));
                         self.end.lost = Some(why);
                         self.terminate();
+                        say(&format!("{why}; ending the command"));
                     }
                 }
                 recv(signals) -> signal => {
@@ -149,9 +149,9 @@ impl<'a> Running<'a> {
     fn stopped(&mut self, by: Signal) {
         let guard = self.guard;
         if self.job.stopped(by, &|| guard.is_held()) && self.kill_at.is_none() {
-            say("the command needs the terminal, which it has only with --foreground; ending it");
             self.end.needed_terminal = true;
             self.terminate();
+            say("the command needs the terminal, which it has only with --foreground; ending it");
         }
     }
 

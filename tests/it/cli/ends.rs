@@ -2,10 +2,11 @@
 
 #[cfg(target_os = "linux")]
 use std::fs;
-use std::io::{BufReader, Write};
+use std::io::{BufReader, ErrorKind, PipeReader, PipeWriter, Write};
 use std::process::Stdio;
 use std::time::Instant;
 
+use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal};
 use support::{Proxy, Server, Traffic, eventually, ms};
 
@@ -13,6 +14,7 @@ use super::{Program, WAIT_LIMIT, delete, is_alive, program, wait_until_ended};
 
 support::tests![
     lost_lock_terminates_the_command,
+    lost_lock_kills_the_command_while_standard_error_is_blocked,
     lease_that_expires_without_redis_ends_the_command,
     max_hold_ends_the_command,
     killing_the_program_ends_the_whole_group,
@@ -50,6 +52,38 @@ fn lost_lock_terminates_the_command() {
     delete(&server);
     assert_eq!(polite.code(), Some(79));
     assert!(polite.errors().contains("no longer exists in Redis"));
+}
+
+/// Returns a pipe that has no room for another byte.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    ioctl_fionbio(&writer, true).unwrap();
+    while let Ok(_written) = writer.write(&[b'\n'; 4096]) {}
+    let error = writer.write(b"\n").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    ioctl_fionbio(&writer, false).unwrap();
+    (reader, writer)
+}
+
+fn lost_lock_kills_the_command_while_standard_error_is_blocked() {
+    let server = Server::start();
+    // The shell itself prints to its standard error which of its processes were killed.
+    let script = format!("exec 2>/dev/null\n{STUBBORN}");
+    // With `-v`, the threads that renew the lease print as well.
+    for verbosity in ["-q", "-v"] {
+        let (_reader, writer) = full_pipe();
+        let mut command = program(&server.url());
+        command.args(["run", "a", verbosity, "--ttl", "600ms", "--max-hold", "60s"]);
+        command.args(["--kill-after", "300ms", "--", "sh", "-c", &script]);
+        let mut process = command.stderr(writer).spawn().unwrap();
+        drop(command);
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        let mut program = Program { process, lines };
+        let pids = [program.pid(), program.pid()];
+        delete(&server);
+        assert_eq!(program.code(), Some(79), "{verbosity}");
+        assert_eq!(pids.map(is_alive), [false, false]);
+    }
 }
 
 fn lost_lock_kills_a_command_that_ignores_term() {
