@@ -17,6 +17,9 @@ pub(crate) trait Guard: Send {
 
     fn is_held(&self) -> bool;
 
+    /// Returns an error unless the lock is certainly held now.
+    fn ensure_held(&self) -> Result<(), Error>;
+
     fn set_ttl(&self, ttl: Duration) -> Result<(), Error>;
 
     fn release(self: Box<Self>) -> Result<Unlocked, Error>;
@@ -38,6 +41,10 @@ macro_rules! guards {
 
             fn is_held(&self) -> bool {
                 self.is_held()
+            }
+
+            fn ensure_held(&self) -> Result<(), Error> {
+                self.ensure_held()
             }
 
             fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {

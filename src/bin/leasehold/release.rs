@@ -26,21 +26,31 @@ pub(crate) fn release(
     min_hold: Duration,
     signals: &Receiver<i32>,
 ) -> Result<(), Lost> {
-    let mut said = false;
+    if let Err(Error::Lost(lost)) = guard.ensure_held() {
+        return Err(said_lost(lost));
+    }
+    // A request for a shorter ttl without a reply: the lease ends with that ttl by the local clock,
+    // and the key may expire with it. The command has ended before, under a valid lease, so a later
+    // loss does not count.
+    let mut is_shortened = false;
     loop {
         let left = min_hold.saturating_sub(granted.elapsed());
         if left < SHORTEST {
             thread::sleep(left);
-            break;
+            return release_now(guard, is_shortened);
         }
         match guard.set_ttl(left) {
-            Ok(()) => {
-                mem::forget(guard);
-                return Ok(());
+            Ok(()) => break,
+            // The reply to this very request may arrive after the end of its ttl, too.
+            Err(Error::Lost(lost))
+                if is_shortened || matches!(lost, Lost::Expired | Lost::MaxHold) =>
+            {
+                say_free_early(lost);
+                break;
             }
             Err(Error::Lost(lost)) => return Err(said_lost(lost)),
             Err(error) => {
-                if !mem::replace(&mut said, true) {
+                if !mem::replace(&mut is_shortened, true) {
                     say(&format!(
                         "{error}; this process renews the lock until --min-hold is over"
                     ));
@@ -49,8 +59,7 @@ pub(crate) fn release(
                     recv(signals) -> signal => {
                         if signal.is_ok_and(ends) {
                             note("exiting before --min-hold ends: the lock is free after the ttl");
-                            mem::forget(guard);
-                            return Ok(());
+                            break;
                         }
                     }
                     default(ASK_AGAIN) => {}
@@ -58,8 +67,18 @@ pub(crate) fn release(
             }
         }
     }
+    // Dropping the guard would release the lock.
+    mem::forget(guard);
+    Ok(())
+}
+
+fn release_now(guard: Box<dyn Guard>, is_shortened: bool) -> Result<(), Lost> {
     match guard.release() {
         Ok(Unlocked::Released) => Ok(()),
+        Ok(Unlocked::AlreadyLost(lost)) if is_shortened => {
+            say_free_early(lost);
+            Ok(())
+        }
         Ok(Unlocked::AlreadyLost(lost)) => Err(said_lost(lost)),
         Err(error @ Error::WrongType { .. }) => {
             say(&format!(
@@ -75,6 +94,12 @@ pub(crate) fn release(
             Ok(())
         }
     }
+}
+
+fn say_free_early(lost: Lost) {
+    say(&format!(
+        "the lock may be free before --min-hold is over: {lost}"
+    ));
 }
 
 fn said_lost(lost: Lost) -> Lost {

@@ -10,7 +10,8 @@ use super::{Program, WAIT_LIMIT, client, code};
 
 support::tests![
     min_hold_outlasts_a_signal_and_starts_at_the_grant,
-    min_hold_is_waited_for_while_redis_is_unreachable
+    min_hold_is_waited_for_while_redis_is_unreachable,
+    min_hold_that_redis_does_not_confirm_is_no_loss
 ];
 
 support::roughly_timed![min_hold_runs_the_command_once_for_three_concurrent_starts];
@@ -74,4 +75,27 @@ fn min_hold_is_waited_for_while_redis_is_unreachable() {
     assert!(output.contains("--min-hold"), "{output}");
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(0));
+}
+
+/// An unconfirmed change of the ttl ends the lease by the local clock. That is after the command.
+fn min_hold_that_redis_does_not_confirm_is_no_loss() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let options = [
+        "--ttl",
+        "60s",
+        "--min-hold",
+        "2s",
+        "--command-timeout",
+        "200ms",
+    ];
+    let script = "trap 'exit 3' USR1; echo ready; while :; do sleep 0.02; done";
+    let mut program = Program::run(&proxy.url(), &options, script);
+    assert_eq!(program.next_line(), "ready");
+    proxy.set_all(Traffic::Stall);
+    program.send(Signal::USR1);
+    let code = program.code();
+    let errors = program.errors();
+    assert_eq!(code, Some(3), "{errors}");
+    assert!(!errors.contains("lost"), "{errors}");
 }
