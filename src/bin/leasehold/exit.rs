@@ -42,7 +42,7 @@ Exit codes:
   74   cannot write to standard output
   75   the lock is held, other calls wait for it, or no permit is free (--not-acquired-exit)
   77   Redis refused: permission denied, bad password, out of memory, or the key is not a lock
-  79   the lock was lost before the command ended
+  79   the lock was lost before the command ended, or before it started
   124  the command was ended by --max-hold
   126  the command cannot be run
   127  the command was not found

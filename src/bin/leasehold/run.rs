@@ -11,6 +11,7 @@ use crate::command::start;
 use crate::exit::{self, Failure};
 use crate::foreground::Foreground;
 use crate::group::ProcessGroup;
+use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::lock::take;
 use crate::message::print_in_background;
@@ -46,6 +47,7 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
     let mut job = job(args)
         .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
     // On failure the guard is dropped, which frees the name at once: the command has not run.
+    ensure_held(&*guard)?;
     let command = start(&mut *job, &*guard, args)?;
     let running = Running::new(job, command, &*guard, args.kill_after);
     let end = running.until_the_end(&signals);
@@ -66,9 +68,69 @@ fn job(args: &Run) -> io::Result<Box<dyn CommandJob>> {
     })
 }
 
+/// Returns an error unless the lock is held. This process may have been stopped since the grant.
+fn ensure_held(guard: &dyn Guard) -> Result<(), Failure> {
+    guard.ensure_held().map_err(|error| {
+        let code = error.lost().map_or(exit::LOST, lost_code);
+        Failure::new(code, format!("the command was not started: {error}"))
+    })
+}
+
 fn lost_code(lost: Lost) -> u8 {
     match lost {
         Lost::MaxHold => exit::TOO_LONG,
         _ => exit::LOST,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold::crossbeam_channel::{Receiver, never};
+    use leasehold::{Error, FencingToken, Name, Unlocked};
+
+    use super::*;
+
+    /// A guard of a lock that is held, or lost for this reason.
+    struct FakeGuard(Option<Lost>);
+
+    impl Guard for FakeGuard {
+        fn token(&self, _: &Name) -> Option<FencingToken> {
+            None
+        }
+
+        fn lost(&self) -> Receiver<Lost> {
+            never()
+        }
+
+        fn is_held(&self) -> bool {
+            self.0.is_none()
+        }
+
+        fn ensure_held(&self) -> Result<(), Error> {
+            self.0.map_or(Ok(()), |lost| Err(lost.into()))
+        }
+
+        fn set_ttl(&self, _: Duration) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn release(self: Box<Self>) -> Result<Unlocked, Error> {
+            Ok(Unlocked::Released)
+        }
+    }
+
+    #[test]
+    fn command_is_not_started_if_the_lock_is_lost() {
+        for (lost, expected) in [
+            (None, None),
+            (Some(Lost::Expired), Some(79)),
+            (Some(Lost::Deleted), Some(79)),
+            (Some(Lost::MaxHold), Some(124)),
+        ] {
+            let outcome = ensure_held(&FakeGuard(lost));
+            assert_eq!(outcome.err().map(Failure::print), expected, "{lost:?}");
+        }
     }
 }
