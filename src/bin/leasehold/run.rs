@@ -5,6 +5,8 @@ use std::mem;
 use std::time::Instant;
 
 use leasehold::Lost;
+use leasehold::crossbeam_channel::Receiver;
+use signal_hook::consts::SIGTSTP;
 
 use crate::args::{ConnectionArgs, Run};
 use crate::command::start;
@@ -17,7 +19,7 @@ use crate::lock::take;
 use crate::message::print_in_background;
 use crate::release::release;
 use crate::running::Running;
-use crate::signals::signals;
+use crate::signals::{ends, signals, suspend};
 use crate::wait::wait;
 
 pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure> {
@@ -47,6 +49,7 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
     let mut job = job(args)
         .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
     // On failure the guard is dropped, which frees the name at once: the command has not run.
+    ensure_not_cancelled(&signals)?;
     ensure_held(&*guard)?;
     let command = start(&mut *job, &*guard, args)?;
     let running = Running::new(job, command, &*guard, args.kill_after);
@@ -68,6 +71,22 @@ fn job(args: &Run) -> io::Result<Box<dyn CommandJob>> {
     })
 }
 
+/// Returns an error if a signal asked this process to end after the grant.
+///
+/// With `--foreground`, INT that arrives before the command starts would otherwise be dropped: the
+/// terminal sends it to running commands only.
+fn ensure_not_cancelled(signals: &Receiver<i32>) -> Result<(), Failure> {
+    for signal in signals.try_iter() {
+        match signal {
+            signal if ends(signal) => return Err(Failure::new(exit::by_signal(signal), "")),
+            SIGTSTP => suspend(),
+            // USR1 and USR2 are meant for the command, which does not run yet.
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Returns an error unless the lock is held. This process may have been stopped since the grant.
 fn ensure_held(guard: &dyn Guard) -> Result<(), Failure> {
     guard.ensure_held().map_err(|error| {
@@ -87,8 +106,9 @@ fn lost_code(lost: Lost) -> u8 {
 mod tests {
     use std::time::Duration;
 
-    use leasehold::crossbeam_channel::{Receiver, never};
+    use leasehold::crossbeam_channel::{never, unbounded};
     use leasehold::{Error, FencingToken, Name, Unlocked};
+    use signal_hook::consts::{SIGINT, SIGUSR1};
 
     use super::*;
 
@@ -132,5 +152,16 @@ mod tests {
             let outcome = ensure_held(&FakeGuard(lost));
             assert_eq!(outcome.err().map(Failure::print), expected, "{lost:?}");
         }
+    }
+
+    #[test]
+    fn command_is_not_started_after_a_signal_that_ends_the_wait() {
+        let (sender, signals) = unbounded();
+        sender.send(SIGUSR1).unwrap();
+        assert!(ensure_not_cancelled(&signals).is_ok());
+        sender.send(SIGUSR1).unwrap();
+        sender.send(SIGINT).unwrap();
+        let outcome = ensure_not_cancelled(&signals);
+        assert_eq!(outcome.err().map(Failure::print), Some(130));
     }
 }
