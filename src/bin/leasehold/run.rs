@@ -18,7 +18,7 @@ use crate::job::CommandJob;
 use crate::lock::take;
 use crate::message::print_in_background;
 use crate::release::release;
-use crate::running::Running;
+use crate::running::{Running, Watcher};
 use crate::signals::{ends, signals, suspend};
 use crate::wait::wait;
 
@@ -48,11 +48,12 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
     let granted = Instant::now();
     let mut job = job(args)
         .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
+    let watcher = Watcher::start()?;
     // On failure the guard is dropped, which frees the name at once: the command has not run.
     ensure_not_cancelled(&signals)?;
     ensure_held(&*guard)?;
     let command = start(&mut *job, &*guard, args)?;
-    let running = Running::new(job, command, &*guard, args.kill_after);
+    let running = Running::new(job, command, watcher, &*guard, args.kill_after);
     let end = running.until_the_end(&signals);
     if let Some(lost) = end.lost {
         return Ok(lost_code(lost));

@@ -25,6 +25,8 @@ const AFTER_KILL: Duration = Duration::from_secs(2);
 pub(crate) struct Running<'a> {
     job: Box<dyn CommandJob>,
     command: Child,
+    /// Receives the signals that stop the command, and closes when it has ended.
+    events: Receiver<Signal>,
     guard: &'a dyn Guard,
     /// The time from TERM to KILL.
     kill_after: Duration,
@@ -48,11 +50,13 @@ impl<'a> Running<'a> {
     pub(crate) fn new(
         job: Box<dyn CommandJob>,
         command: Child,
+        watcher: Watcher,
         guard: &'a dyn Guard,
         kill_after: Duration,
     ) -> Self {
         Self {
             job,
+            events: watcher.watch(&command),
             command,
             guard,
             kill_after,
@@ -69,7 +73,7 @@ impl<'a> Running<'a> {
     /// - the lock is lost, or
     /// - the command needs the terminal and does not have it.
     pub(crate) fn until_the_end(mut self, signals: &Receiver<i32>) -> End {
-        let mut events = self.watch();
+        let mut events = self.events.clone();
         let mut lost = self.guard.lost();
         while !self.has_ended() {
             let check = self.next_check();
@@ -166,14 +170,40 @@ impl<'a> Running<'a> {
             thread::sleep(CHECK_EVERY);
         }
     }
+}
+
+/// The thread that waits for the command.
+///
+/// It is started before the command. Without a free thread the run then fails before the command
+/// has run.
+pub(crate) struct Watcher {
+    command: Sender<Pid>,
+    events: Receiver<Signal>,
+}
+
+impl Watcher {
+    pub(crate) fn start() -> Result<Self, Failure> {
+        let (command, started) = bounded(1);
+        let (tell, events) = bounded(1);
+        let watch = move || {
+            // Fails if the command is not started.
+            if let Ok(command) = started.recv() {
+                while watch_once(command, &tell) {}
+            }
+        };
+        thread::Builder::new()
+            .name("leasehold-watch".into())
+            .spawn(watch)
+            .map_err(|error| Failure::system("cannot start a thread", &error))?;
+        Ok(Self { command, events })
+    }
 
     /// Returns a channel that receives the signals that stop the command, and closes when it has
     /// ended.
-    fn watch(&self) -> Receiver<Signal> {
-        let (tell, events) = bounded(1);
-        let command = Pid::from_child(&self.command);
-        thread::spawn(move || while watch_once(command, &tell) {});
-        events
+    fn watch(self, command: &Child) -> Receiver<Signal> {
+        // Succeeds: the thread waits for this.
+        let _ = self.command.send(Pid::from_child(command));
+        self.events
     }
 }
 
