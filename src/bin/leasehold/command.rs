@@ -1,5 +1,6 @@
 //! The command that `run` starts.
 
+use std::env;
 use std::io::{self, IsTerminal};
 use std::process::{Child, Command, Stdio};
 
@@ -34,20 +35,38 @@ pub(crate) fn start(
     })
 }
 
+/// The variables that tell the command a name and its fencing token.
+const NAME: &str = "LEASEHOLD_NAME";
+const FENCING_TOKEN: &str = "LEASEHOLD_FENCING_TOKEN";
+
 /// Tells the command the names and fencing tokens; they are numbered if there are several.
 fn set_environment(command: &mut Command, guard: &dyn Guard, args: &Run) {
+    // If this process is itself such a command, the variables of the outer lock stay out: the
+    // fencing token of one lock must not be used for another.
+    for (variable, _) in env::vars_os() {
+        if variable.to_str().is_some_and(is_of_a_lock) {
+            command.env_remove(variable);
+        }
+    }
     let names = args.names();
     for (n, text) in names.iter().enumerate() {
         let suffix = match names.len() {
             1 => String::new(),
             _ => format!("_{}", n + 1),
         };
-        command.env(format!("LEASEHOLD_NAME{suffix}"), text);
+        command.env(format!("{NAME}{suffix}"), text);
         if let Some(token) = guard.token(&name(text)) {
-            command.env(
-                format!("LEASEHOLD_FENCING_TOKEN{suffix}"),
-                token.to_string(),
-            );
+            command.env(format!("{FENCING_TOKEN}{suffix}"), token.to_string());
         }
     }
+}
+
+/// Returns whether this program sets the variable for a lock, with a number or without.
+fn is_of_a_lock(variable: &str) -> bool {
+    let suffix = variable.strip_prefix(NAME);
+    let suffix = suffix.or_else(|| variable.strip_prefix(FENCING_TOKEN));
+    suffix.is_some_and(|suffix| match suffix.strip_prefix('_') {
+        Some(number) => number.parse::<usize>().is_ok(),
+        None => suffix.is_empty(),
+    })
 }

@@ -19,7 +19,8 @@ support::tests![
     lock_that_another_program_replaced_counts_as_lost,
     wait_that_ends_with_an_open_breaker_exits_69,
     output_that_cannot_be_written_has_its_exit_codes,
-    command_gets_token_and_name_in_its_environment
+    command_gets_token_and_name_in_its_environment,
+    command_gets_no_variables_of_an_outer_lock
 ];
 
 support::roughly_timed![held_lock_is_waited_for_only_as_long_as_asked];
@@ -169,6 +170,31 @@ fn command_gets_token_and_name_in_its_environment() {
         .unwrap();
     let expected = [token.unwrap().to_string().as_bytes(), b" a\xff b"].concat();
     assert_eq!(output.stdout, expected);
+}
+
+fn command_gets_no_variables_of_an_outer_lock() {
+    let server = Server::start();
+    let mut command = program(&server.url());
+    for name in ["NAME", "FENCING_TOKEN", "NAME_3", "FENCING_TOKEN_3"] {
+        command.env(format!("LEASEHOLD_{name}"), "outer");
+    }
+    command.env("LEASEHOLD_NAMES", "of the user");
+    command.args(["run", "-n", "a", "-n", "b", "--", "env"]);
+    let printed = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let variables = printed.lines().filter_map(|line| line.split_once('='));
+    let mut names: Vec<&str> = variables.map(|(name, _)| name).collect();
+    names.retain(|name| {
+        name.starts_with("LEASEHOLD_NAME") || name.starts_with("LEASEHOLD_FENCING_TOKEN")
+    });
+    names.sort_unstable();
+    let expected = [
+        "LEASEHOLD_FENCING_TOKEN_1",
+        "LEASEHOLD_FENCING_TOKEN_2",
+        "LEASEHOLD_NAMES",
+        "LEASEHOLD_NAME_1",
+        "LEASEHOLD_NAME_2",
+    ];
+    assert_eq!(names, expected);
 }
 
 fn held_lock_is_waited_for_only_as_long_as_asked() {
