@@ -19,7 +19,7 @@ const UNREACHABLE: u8 = 69;
 const SYSTEM: u8 = 71;
 const OUTPUT: u8 = 74;
 pub(crate) const NOT_ACQUIRED: u8 = 75;
-const REFUSED: u8 = 77;
+pub(crate) const REFUSED: u8 = 77;
 pub(crate) const LOST: u8 = 79;
 /// The code that `timeout` uses.
 pub(crate) const TOO_LONG: u8 = 124;

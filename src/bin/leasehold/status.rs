@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use leasehold::Error;
 
 use crate::args::{ConnectionArgs, Status, name};
-use crate::exit::{Failure, HELD};
+use crate::exit::{Failure, HELD, REFUSED};
 use crate::message::say;
 use crate::permits::{self, PermitRecord};
 use crate::record::Record;
@@ -69,7 +69,12 @@ pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, F
     }
     let is_held = seen.iter().any(|seen| seen.record.holder.is_some())
         || permits.iter().any(|record| record.holder.is_some());
-    let code = if args.exit_code && is_held { HELD } else { 0 };
+    let code = match args.exit_code {
+        true if is_held => HELD,
+        // Permits may be out.
+        true if holders.refused => REFUSED,
+        _ => 0,
+    };
     let mut out = io::stdout().lock();
     if args.form.json {
         for seen in &seen {

@@ -24,6 +24,7 @@ support::tests![
     certificates_are_options,
     quorum_is_one_url,
     status_exit_code_tells_whether_a_lock_is_held,
+    status_exit_code_is_77_if_redis_refuses_the_query_for_permits,
     unlock_shows_the_holder_that_it_removed,
     unlock_tells_that_permits_of_a_semaphore_are_out,
     credentials_of_the_environment_fill_in_a_url_without_a_password,
@@ -320,6 +321,32 @@ fn status_exit_code_tells_whether_a_lock_is_held() {
     }
     delete(&server);
     assert_eq!(code(&url, &["status", "a", "--exit-code"]), 0);
+}
+
+fn status_exit_code_is_77_if_redis_refuses_the_query_for_permits() {
+    let server = Server::start();
+    let without_permits = [
+        "SETUSER",
+        "ann",
+        "on",
+        ">password",
+        "&*",
+        "+@all",
+        "~lock:*",
+        "~leasehold:queue:*",
+        "~leasehold:places:*",
+        "~leasehold:readers:*",
+        "~leasehold:fence:*",
+    ];
+    server.run("ACL", &without_permits);
+    let url = format!("redis://ann:password@127.0.0.1:{}", server.port());
+    let args = ["status", "a", "--exit-code"];
+    let output = output(&url, &args);
+    assert_eq!(output.status.code(), Some(77), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("NAME"));
+    assert_eq!(code(&url, &["status", "a"]), 0);
+    let _held = hold(&server);
+    assert_eq!(code(&url, &args), 1);
 }
 
 fn unlock_shows_the_holder_that_it_removed() {
