@@ -42,6 +42,7 @@ use std::io::{self, Write};
 use std::process;
 
 use args::{Action, Cli};
+use escape::Escaped;
 use exit::Failure;
 
 fn main() {
@@ -60,11 +61,10 @@ fn main() {
             .map_or_else(|error| Failure::from(error).print(), |()| 0),
         Err(error) => {
             // The error quotes unexpected arguments, such as a URL with a password.
-            let _ = write!(
-                io::stderr(),
-                "{}",
-                exit::without_credentials(&error.to_string())
-            );
+            let text = exit::without_credentials(&error.to_string());
+            for line in text.lines() {
+                let _ = writeln!(io::stderr(), "{}", Escaped::whole(line.as_bytes()));
+            }
             exit::USAGE
         }
     };

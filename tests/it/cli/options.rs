@@ -25,6 +25,7 @@ support::tests![
     quorum_is_one_url,
     status_exit_code_tells_whether_a_lock_is_held,
     status_exit_code_is_77_if_redis_refuses_the_query_for_permits,
+    usage_error_is_escaped,
     unlock_shows_the_holder_that_it_removed,
     unlock_tells_that_permits_of_a_semaphore_are_out,
     credentials_of_the_environment_fill_in_a_url_without_a_password,
@@ -347,6 +348,22 @@ fn status_exit_code_is_77_if_redis_refuses_the_query_for_permits() {
     assert_eq!(code(&url, &["status", "a"]), 0);
     let _held = hold(&server);
     assert_eq!(code(&url, &args), 1);
+}
+
+fn usage_error_is_escaped() {
+    for args in [
+        &["x\u{9b}2J\u{202e}"][..],
+        &["run", "a", "--wait", "x\u{9b}2J\u{202e}", "--", "true"],
+    ] {
+        let output = output("", args);
+        assert_eq!(output.status.code(), Some(64), "{args:?}");
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            errors.contains(r"x\u{9b}2J\u{202e}") && errors.lines().count() > 1,
+            "{errors:?}"
+        );
+        assert!(!errors.contains(['\u{9b}', '\u{202e}']), "{errors:?}");
+    }
 }
 
 fn unlock_shows_the_holder_that_it_removed() {
