@@ -5,11 +5,9 @@ use std::io;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 
-use crate::job::{CommandJob, signal_command};
-use crate::message::say;
+use crate::job::{CommandJob, report, signal_command};
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
 
@@ -51,11 +49,7 @@ impl Foreground {
             return;
         };
         // The command has not been waited for, so its process id is not another process's.
-        if signal_command(command, signal) == Err(Errno::PERM) {
-            say(&format!(
-                "cannot send {signal:?} to the command: it runs as another user"
-            ));
-        }
+        report(signal_command(command, signal), signal);
     }
 
     /// Stops this process, too: from that, the shell learns that its job is stopped. Returns when

@@ -6,10 +6,11 @@ use std::process::{Child, Command};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpgid, kill_process_group, test_kill_process_group, waitpgid,
+    Pid, Signal, WaitOptions, getpgid, kill_process_group, test_kill_process,
+    test_kill_process_group, waitpgid,
 };
 
-use crate::job::{CommandJob, signal_command};
+use crate::job::{CommandJob, report, signal_command};
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
 
@@ -39,12 +40,15 @@ impl ProcessGroup {
         let id = self.supervisor.id();
         // Fails if the group is empty, or if all of it runs as another user.
         let _ = kill_process_group(id, signal);
-        if let Some(command) = self.command
-            && getpgid(Some(command)) != Ok(id)
-        {
-            // Fails if the command runs as another user by now.
-            let _ = signal_command(command, signal);
-        }
+        let Some(command) = self.command else {
+            return;
+        };
+        let sent = match getpgid(Some(command)) {
+            // The supervisor is in the group, so the group's signal never fails.
+            Ok(group) if group == id => test_kill_process(command),
+            _ => signal_command(command, signal),
+        };
+        report(sent, signal);
     }
 
     /// Moves the supervisor out of the group.

@@ -3,7 +3,10 @@
 use std::io;
 use std::process::{Child, Command};
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
+
+use crate::message::say;
 
 /// The processes of a command: a process group, or with `--foreground` the command alone.
 ///
@@ -43,5 +46,16 @@ pub(crate) fn signal_command(command: Pid, signal: Signal) -> rustix::io::Result
     match getpgid(Some(command)) {
         Ok(group) if group == command => kill_process_group(group, signal),
         _ => kill_process(command, signal),
+    }
+}
+
+/// Prints that the command cannot be signalled, if that is why it was not.
+pub(crate) fn report(sent: rustix::io::Result<()>, signal: Signal) {
+    // After another signal failed, CONT changes nothing.
+    if sent == Err(Errno::PERM) && signal != Signal::CONT {
+        say(&format!(
+            "cannot send signal {} to the command: it runs as another user",
+            signal.as_raw()
+        ));
     }
 }
