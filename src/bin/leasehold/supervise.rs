@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use rustix::process::{Pid, Signal, getpgid, getpid, getppid, kill_process_group, setpgid};
-use signal_hook::consts::{FORBIDDEN, SIGKILL, SIGSTOP};
+use signal_hook::consts::FORBIDDEN;
 use signal_hook::flag;
 
 use crate::job::signal_command;
@@ -31,7 +31,7 @@ pub(crate) const WATCH: u8 = b'w';
 pub(crate) fn supervise() {
     // Signals to the group are for the command. A handler that only sets a flag ignores them.
     for signal in 1..=64 {
-        if !FORBIDDEN.contains(&signal) && ![SIGKILL, SIGSTOP].contains(&signal) {
+        if !FORBIDDEN.contains(&signal) {
             // A signal without a handler ends the supervisor as it ends the command.
             let _ = flag::register(signal, Arc::new(AtomicBool::new(false)));
         }
