@@ -359,6 +359,8 @@ fn split_logon(authority: &str) -> (&str, &str) {
 /// Parses the address of a sentinel, whose port is 26379 if none is given.
 fn sentinel_address(scheme: &str, logon: &str, host: &str) -> Result<Address, Error> {
     check_port(host).map_err(sentinel_config)?;
+    // A colon without a port means the default port.
+    let host = host.strip_suffix(':').unwrap_or(host);
     let port = host.rsplit_once(':').map(|(_, port)| port);
     let has_port = port.is_some_and(|port| port.parse::<u16>().is_ok());
     let port = if has_port { "" } else { ":26379" };

@@ -6,6 +6,11 @@ use crate::error::Error;
 pub(super) const UNESCAPED: &str = "a character of the user or password is not escaped \
      (write / as %2F, ? as %3F, # as %23, @ as %40 and % as %25)";
 
+/// The error for a URL such as `redis+quorum://u:p@h1,u:p@h2`.
+const LOGON_PER_HOST: &str = "several hosts have a user and password: write them once, before the \
+     first host (inside a user or password, write @ as %40), or give ClientBuilder::quorum, \
+     cluster or sentinel one URL for each server";
+
 /// Returns an error for a URL that the `redis` crate would misread, or reject without a reason.
 pub(super) fn check_places(url: &str) -> Result<(), String> {
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
@@ -16,6 +21,7 @@ pub(super) fn check_places(url: &str) -> Result<(), String> {
     }
     match is_logon_cut_off(rest) {
         true => Err(UNESCAPED.into()),
+        false if has_logon_per_host(rest) => Err(LOGON_PER_HOST.into()),
         false if host_and_port(rest).contains(',') => Err("several servers: use \
              redis+sentinel://, redis+cluster:// or redis+quorum://"
             .into()),
@@ -28,6 +34,15 @@ pub(super) fn check_places(url: &str) -> Result<(), String> {
 pub(super) fn is_logon_cut_off(rest: &str) -> bool {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     rest.get(end..).is_some_and(|behind| behind.contains('@'))
+}
+
+/// Returns true if, between the first and the last `@` before the path, there is a `,`. Otherwise
+/// the last `@` would end the password, and the password would contain all hosts but the last.
+fn has_logon_per_host(rest: &str) -> bool {
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let behind_first = authority.split_once('@').map(|(_, behind)| behind);
+    let between = behind_first.and_then(|behind| behind.rsplit_once('@'));
+    between.is_some_and(|(between, _)| between.contains(','))
 }
 
 /// Returns an error for a fragment: the `redis` crate ignores most of them.

@@ -102,9 +102,27 @@ fn each_mistake_in_a_url_says_what_to_do() {
         "redis+sentinel://u:p@ss@h1,h2/m?sentinel_pass=p@ss",
         "redis+cluster://u:p@ss@h1,[::1]:7000",
         "redis://h:",
+        "redis+sentinel://h1:,[::1]:/m",
         "redis://u:p,w@h",
     ] {
         assert!(Target::parse(url).is_ok(), "{url}");
+    }
+}
+
+/// The password would reach up to the last `@`, and so contain all hosts but the last.
+#[test]
+fn a_password_for_each_host_is_rejected() {
+    for url in [
+        "redis+quorum://u:s3cret@h1,u:s3cret@h2,u:s3cret@h3",
+        "redis+cluster://u:s3cret@h1,u:s3cret@h2",
+        "redis+sentinel://u:s3cret@h1,:s3cret@h2/m",
+        "redis://u:s3cret@h1,u:s3cret@h2",
+    ] {
+        let Err(Error::Config(text)) = Target::parse(url) else {
+            panic!("{url} was accepted")
+        };
+        assert!(text.contains("first host"), "{url}: {text}");
+        assert!(!text.contains("s3cret"), "{url}: {text}");
     }
 }
 
@@ -167,6 +185,7 @@ fn a_sentinel_url_gives_sentinels_master_and_passwords() {
     for wrong in [
         "redis+sentinel://h1,h2",
         "redis+sentinel://h1,,h2/m",
+        "redis+sentinel://h1,:/m",
         "http+sentinel://h/m",
         "redis+sentinel:///m",
     ] {
