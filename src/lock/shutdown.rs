@@ -254,7 +254,7 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     // Stopping a subscriber publishes to its server: a server that does not reply must leave time
     // for the others.
     let for_subscribers = Instant::now().until(until) / 4;
-    let endpoints = runtime.endpoints.all();
+    let endpoints = runtime.endpoints.close();
     for endpoint in &endpoints {
         endpoint.stop(Instant::now().after(for_subscribers / endpoints.len() as u32));
     }
@@ -286,5 +286,29 @@ impl Drop for Core {
             );
             stop(&self.runtime, Instant::now().after(timeout));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use support::{Server, eventually, ms};
+
+    use super::*;
+    use crate::runtime::tests::runtime_of;
+
+    const LONG: Duration = ms(60_000);
+
+    /// In a cluster, a call may get its first refusal after the shutdown, and then subscribes.
+    #[test]
+    fn threads_started_after_the_shutdown_end() {
+        let server = Server::start();
+        let runtime = runtime_of(&server.url());
+        assert!(shutdown(&runtime, LONG).is_clean());
+        let until = Instant::now().after(LONG);
+        let keys = runtime.keys("a".into());
+        drop(runtime.subscribe(keys.key(0), until).unwrap());
+        let owned_by_threads = Arc::downgrade(&runtime);
+        drop(runtime);
+        eventually(LONG, || owned_by_threads.strong_count() == 0);
     }
 }

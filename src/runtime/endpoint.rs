@@ -59,10 +59,17 @@ impl Endpoint {
     }
 }
 
+#[derive(Default)]
+struct EndpointList {
+    all: Vec<Arc<Endpoint>>,
+    /// The client ends: an endpoint that is created from now on is told to end at once.
+    is_closed: bool,
+}
+
 /// All servers in use.
 #[derive(Default)]
 pub(crate) struct Endpoints {
-    endpoints: RwLock<Vec<Arc<Endpoint>>>,
+    endpoints: RwLock<EndpointList>,
     /// The number of pending releases of each lease: such a lease in Redis has no holder.
     releasing: Mutex<HashMap<HolderId, usize>>,
     /// The names with leases whose acquire or release got no reply, each with a mark that their
@@ -81,11 +88,16 @@ impl Endpoints {
         let is = |endpoint: &&Arc<Endpoint>| Arc::ptr_eq(&endpoint.server, server);
         let mut endpoints = self.endpoints.write();
         // Another thread may have created it between the two locks.
-        if let Some(endpoint) = endpoints.iter().find(is) {
+        if let Some(endpoint) = endpoints.all.iter().find(is) {
             return Arc::clone(endpoint);
         }
         let endpoint = Arc::new(Endpoint::new(Arc::clone(server)));
-        endpoints.push(Arc::clone(&endpoint));
+        if endpoints.is_closed {
+            // A call that was under way got its reply after the threads were told to end. Its
+            // subscriber is not up, so this does not block.
+            endpoint.stop(Instant::START);
+        }
+        endpoints.all.push(Arc::clone(&endpoint));
         drop(endpoints);
         if server.is_retired() {
             // The server was replaced since the caller looked it up, and `sweep` may have run
@@ -98,7 +110,7 @@ impl Endpoints {
     /// Returns the endpoint of `server`, if there is one.
     pub(crate) fn known(&self, server: &Arc<Server>) -> Option<Arc<Endpoint>> {
         let endpoints = self.endpoints.read();
-        let mut endpoints = endpoints.iter();
+        let mut endpoints = endpoints.all.iter();
         endpoints
             .find(|endpoint| Arc::ptr_eq(&endpoint.server, server))
             .cloned()
@@ -116,19 +128,27 @@ impl Endpoints {
         }
         let is_over =
             |endpoint: &mut Arc<Endpoint>| endpoint.server.is_retired() && endpoint.is_finished();
-        let over: Vec<_> = self.endpoints.write().extract_if(.., is_over).collect();
+        let over: Vec<_> = self.endpoints.write().all.extract_if(.., is_over).collect();
         // Closes connections, so not under the lock.
         drop(over);
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Endpoint>> {
-        self.endpoints.read().clone()
+        self.endpoints.read().all.clone()
+    }
+
+    /// Returns all endpoints, for the caller to end. Those that are created later end at once.
+    pub(crate) fn close(&self) -> Vec<Arc<Endpoint>> {
+        let mut endpoints = self.endpoints.write();
+        endpoints.is_closed = true;
+        endpoints.all.clone()
     }
 
     /// Returns the number of servers with a confirmed subscription to `channel`.
     pub(crate) fn subscribed(&self, channel: &[u8]) -> usize {
         let endpoints = self.endpoints.read();
         let subscribed = endpoints
+            .all
             .iter()
             .filter(|endpoint| endpoint.subscriber.is_subscribed(channel));
         subscribed.count()
@@ -218,7 +238,7 @@ mod tests {
         let replaced = runtime.endpoints.all().remove(0);
         replaced.retire();
         eventually(LONG, || replaced.is_finished());
-        runtime.endpoints.endpoints.write().clear();
+        runtime.endpoints.endpoints.write().all.clear();
 
         let now = Instant::now();
         let hold = held_for_an_hour(now);
