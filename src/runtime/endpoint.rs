@@ -302,4 +302,25 @@ mod tests {
         runtime.release(Release::undo(Arc::clone(&hold.keys), hold.id.clone(), end));
         assert_eq!(server.get("lock:a"), None);
     }
+
+    /// A slot moves while a client ends: one io thread passes a release on to another, which has
+    /// ended.
+    #[test]
+    fn a_release_for_a_thread_that_was_stopped_is_unconfirmed() {
+        let server = support::Server::start();
+        let runtime = runtime_of(&server.url());
+        runtime.start().unwrap();
+        let endpoint = runtime.endpoints.close().remove(0);
+        let end = Instant::now().after(LONG);
+        runtime.timer.stop();
+        endpoint.stop(end);
+        assert!(endpoint.join(end) && runtime.timer.worker.join(end));
+
+        let hold = held_for_an_hour(Instant::now());
+        runtime.endpoints.note_release(&hold.id);
+        let release = Release::new(Arc::clone(&hold.keys), hold.id.clone(), end);
+        runtime.release_at(&endpoint, release);
+        assert_eq!(runtime.unconfirmed(), 1);
+        assert!(!runtime.endpoints.is_releasing(hold.id.as_str().as_bytes()));
+    }
 }

@@ -302,8 +302,8 @@ impl Runtime {
             // seconds after it had looked up the owner.
             for part in parts {
                 let keys = Arc::clone(&part.keys);
-                if let Some(owner) = self.endpoints_of(keys.key(0)).0.first() {
-                    self.renew_at(owner, vec![part]);
+                if let Some(owner) = self.other_owner(keys.key(0), endpoint) {
+                    self.renew_at(&owner, vec![part]);
                 }
             }
         }
@@ -405,11 +405,23 @@ impl Runtime {
             && let IoRequest::Release(release) = *request
         {
             // As in `renew_at`.
-            let keys = Arc::clone(&release.keys);
-            if let Some(owner) = self.endpoints_of(keys.key(0)).0.first() {
-                self.release_at(owner, release);
+            if let Some(owner) = self.other_owner(release.keys.key(0), endpoint) {
+                self.release_at(&owner, release);
+                return;
             }
+            if release.may_end_lease && release.report.is_none() {
+                self.note_unconfirmed(release.id.clone(), 1);
+            }
+            self.endpoints.forget_release(release);
         }
+    }
+
+    /// Returns the owner of a key whose job the io thread of `endpoint` did not take. Returns
+    /// `None` if `endpoint` still owns the key: its thread has ended with the client.
+    fn other_owner(&self, key: Key<'_>, endpoint: &Endpoint) -> Option<Arc<Endpoint>> {
+        let (owners, _) = self.endpoints_of(key);
+        let is_owner = owners.iter().any(|owner| std::ptr::eq(&**owner, endpoint));
+        owners.into_iter().next().filter(|_| !is_owner)
     }
 
     /// Releases all `holds`, trying until `until`. The receiver gets the result for each lease that

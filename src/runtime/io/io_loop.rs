@@ -66,7 +66,8 @@ impl IoLoop {
         self.recovery = Recovery::begin(endpoint.server.member.as_ref());
         let mut stopping = false;
         self.stats_at = runtime.shared_stats.first();
-        while !stopping {
+        // Another thread may pass a release on to this one after `Stop`.
+        while !(stopping && endpoint.io.end()) {
             let mut jobs = Vec::new();
             let mut request = self.wait(runtime, endpoint);
             while let Some(next) = request {

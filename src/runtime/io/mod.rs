@@ -40,8 +40,8 @@ pub(in crate::runtime) enum IoRequest {
 pub(crate) struct Io {
     queue: Sender<IoRequest>,
     requests: Receiver<IoRequest>,
-    /// The thread has ended because its server was replaced. Locked while a request is sent, so
-    /// that none follows the last one that the thread takes.
+    /// The thread has ended, with the client or because its server was replaced. Locked while a
+    /// request is sent, so that none follows the last one that the thread takes.
     has_ended: Mutex<bool>,
     /// A `Probe` was sent, and the thread has not yet found that no caller waits.
     probing: AtomicBool,
@@ -65,8 +65,7 @@ impl Default for Io {
 }
 
 impl Io {
-    /// Sends a request to the thread. Returns it if the thread has ended because its server was
-    /// replaced.
+    /// Sends a request to the thread. Returns it if the thread has ended.
     pub(in crate::runtime) fn send(&self, request: IoRequest) -> Result<(), Box<IoRequest>> {
         let has_ended = self.has_ended.lock();
         if *has_ended {
