@@ -11,7 +11,7 @@ use metrics::{
     Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
 };
 use parking_lot::Mutex;
-use support::{Cluster, ClusterSetup, Server, eventually, ms, thread_count};
+use support::{Cluster, ClusterSetup, Proxy, Server, eventually, ms, thread_count};
 
 /// A recorder that keeps all values by name and labels.
 #[derive(Clone, Default)]
@@ -136,6 +136,7 @@ fn basic_metrics_reach_the_recorder() {
     assert_eq!(recorder.gauge("leasehold_held{client=1}"), Some(0.0));
 
     assert_any_io_thread_reports(&recorder);
+    assert_no_lag_without_a_lease(&recorder, &server);
     assert_every_name_is_documented(&recorder);
 }
 
@@ -184,6 +185,18 @@ fn assert_any_io_thread_reports(recorder: &TestRecorder) {
         assert!(client.shutdown(ms(10_000)).unwrap().is_clean());
         assert_eq!(recorder.gauge(&held), Some(0.0));
     }
+}
+
+/// An alert on the lag of a renewal that was late ends with the lock.
+fn assert_no_lag_without_a_lease(recorder: &TestRecorder, server: &Server) {
+    let proxy = Proxy::new(server);
+    let client = Client::open(proxy.url()).unwrap();
+    let guard = client.mutex("a").renew_every(ms(100)).lock().unwrap();
+    proxy.delay(ms(0), ms(400));
+    let lag = || recorder.gauge("leasehold_renewal_lag_seconds{client=6}");
+    eventually(ms(20_000), || lag() > Some(0.0));
+    drop(guard);
+    eventually(ms(20_000), || lag() == Some(0.0));
 }
 
 fn assert_every_name_is_documented(recorder: &TestRecorder) {

@@ -72,7 +72,7 @@
 //! | `leasehold_waiting` | gauge | [`waiting`](crate::Stats::waiting); `client` |
 //! | `leasehold_connections` | gauge | [`connections`](crate::Stats::connections); `client` |
 //! | `leasehold_open_breakers` | gauge | [`open_breakers`](crate::Stats::open_breakers); `client` |
-//! | `leasehold_renewal_lag_seconds` | gauge | [`renewal_lag`](crate::Stats::renewal_lag), after the first renewal; `client` |
+//! | `leasehold_renewal_lag_seconds` | gauge | [`renewal_lag`](crate::Stats::renewal_lag), after the first renewal; 0 while no lock is held; `client` |
 //!
 // `tests/async` runs the example.
 #![cfg_attr(not(doctest), doc = include_str!("tracing.md"))]

@@ -1,6 +1,7 @@
 //! Exports a client's statistics to the `metrics` facade, from the io thread once a second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use metrics::{
     Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
@@ -78,6 +79,11 @@ impl Facade {
             gauge!(name, "client" => self.client.clone()).set(now as f64);
         }
         if let Some(lag) = stats.renewal_lag {
+            // Without a lease there is no renewal whose lag would end an alert.
+            let lag = match is_last || stats.held == 0 {
+                true => Duration::ZERO,
+                false => lag,
+            };
             let name = "leasehold_renewal_lag_seconds";
             gauge!(name, "client" => self.client.clone()).set(lag.as_secs_f64());
         }
@@ -149,7 +155,7 @@ fn describe() {
     describe_gauge!(
         "leasehold_renewal_lag_seconds",
         Unit::Seconds,
-        "Time by which the latest renewal was late"
+        "Time by which the latest renewal was late; 0 while no lock is held"
     );
 }
 
