@@ -106,13 +106,13 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
         if !pubsub.is_current() {
             return Err("the master has moved".into());
         }
-        // Includes channels that were queued before this connection was up, without a wake-up.
-        let wanted = std::mem::take(&mut state.queue);
         let mut unused = Vec::new();
         if tidied.until(now) >= POLL_EVERY {
             tidied = now;
             unused = take_unused(&mut state, now);
         }
+        // Includes channels that were queued before this connection was up, without a wake-up.
+        let wanted = std::mem::take(&mut state.queue);
         drop(state);
         pubsub.unsubscribe(&unused)?;
         pubsub.subscribe(&wanted)?;
@@ -136,5 +136,34 @@ fn take_unused(state: &mut SubscriberState, now: Instant) -> Vec<Vec<u8>> {
         }
         over
     });
-    unused.map(|(channel, _)| channel).collect()
+    let unused = unused.map(|(channel, _)| channel).collect();
+    // A channel that was added and left since the last pass. After its removal from `channels`,
+    // its subscription would never be cancelled.
+    let SubscriberState {
+        channels, queue, ..
+    } = state;
+    queue.retain(|channel| channels.contains_key(channel));
+    unused
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::keys::Keys;
+    use crate::runtime::subscriber::Subscriber;
+
+    /// A call adds a channel and leaves, while very many other channels are unused.
+    #[test]
+    fn an_unused_channel_is_not_subscribed_after_its_removal() {
+        let subscriber = Subscriber::default();
+        for n in 0..=MAX_LINGERING {
+            let keys = Keys::new(n.to_string().into(), "lock:", "r:");
+            subscriber.add_user(keys.key(0));
+            subscriber.remove_user(keys.key(0).channel);
+        }
+        let mut state = subscriber.state.lock();
+        let unused = take_unused(&mut state, Instant::now());
+        assert_eq!(unused.len(), MAX_LINGERING + 1);
+        assert!(state.queue.is_empty(), "a removed channel is wanted");
+    }
 }
