@@ -1,5 +1,9 @@
 //! Tests of reading URLs.
 
+use std::time::Duration;
+
+use redis::io::tcp::socket2::{Domain, Socket, Type};
+
 use crate::error::Error;
 use crate::url::{Address, Target};
 
@@ -14,6 +18,18 @@ fn a_url_gives_address_and_credentials() {
         Address::parse("valkey://[::1]").unwrap().label,
         "[::1]:6379"
     );
+}
+
+#[test]
+fn keepalive_notices_a_dead_peer_within_half_a_minute() {
+    let address = Address::parse("redis://h").unwrap();
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let keepalive = address.info.tcp_settings().keepalive().unwrap();
+    socket.set_tcp_keepalive(keepalive).unwrap();
+    let probes = socket.tcp_keepalive_retries().unwrap();
+    let probing = socket.tcp_keepalive_interval().unwrap() * probes;
+    let idle = socket.tcp_keepalive_time().unwrap();
+    assert_eq!(idle + probing, Duration::from_secs(30));
 }
 
 #[cfg(unix)]
