@@ -5,10 +5,16 @@ const UNTRUSTED_CLIENT: &str = "; the server rejects the client certificate: a c
 
 /// Parts of error texts, each with its advice and a leading separator. The first part that the text
 /// contains counts.
-const ADVICE: [(&str, &str); 29] = [
+const ADVICE: [(&str, &str); 30] = [
     // The error lists the missing permissions already. The names of keys in that list may contain
     // any of the texts below.
     (" needs +", ""),
+    // The error repeats the arguments, which may contain any of the texts below.
+    (
+        "unknown command",
+        "; the server does not have this command, or its configuration (rename-command) has \
+         disabled or renamed it",
+    ),
     // Only a client of a cluster follows redirects.
     (
         "redirected again: ",
@@ -127,6 +133,12 @@ pub(crate) fn advice(text: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_of_an_unknown_command_select_no_advice() {
+        let text = "ERR unknown command 'EVALSHA', with args beginning with: '1' 'lock:ROOM:12' ";
+        assert!(advice(text).contains("rename-command"), "{}", advice(text));
+    }
 
     #[test]
     fn only_alerts_about_the_client_certificate_advise_on_it() {
