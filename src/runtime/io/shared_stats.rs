@@ -46,9 +46,10 @@ struct State {
     /// The totals whose addition Redis has confirmed.
     confirmed: Totals,
     serial: u64,
-    /// An addition without a reply: sent again unchanged, because the script then adds it only
-    /// once.
-    pending: Option<StatsDelta>,
+    /// The additions that Redis has not confirmed, by rising serial number. They are sent again
+    /// unchanged, because the script then adds each only once: an earlier attempt may have run, or
+    /// another thread may be sending, since the slot of the hash has moved.
+    pending: Vec<StatsDelta>,
     has_warned: bool,
 }
 
@@ -121,19 +122,16 @@ impl SharedStats {
     /// With `all`, returns both.
     pub(in crate::runtime) fn next_deltas(&self, totals: Totals, all: bool) -> Vec<StatsDelta> {
         let mut state = self.state.lock();
-        let pending = state.pending.clone();
-        let mut deltas = Vec::from_iter(pending);
-        if deltas.is_empty() || all {
-            let before = deltas
-                .first()
-                .map_or(state.confirmed, |pending| pending.totals);
+        if state.pending.is_empty() || all {
+            let last = state.pending.last();
+            let before = last.map_or(state.confirmed, |last| last.totals);
             let next = StatsDelta::new(&self.keys, state.serial + 1, &before, totals);
             if next.is_some() {
                 state.serial += 1;
             }
-            deltas.extend(next);
+            state.pending.extend(next);
         }
-        deltas
+        state.pending.clone()
     }
 
     /// Applies the reply to `delta`.
@@ -141,17 +139,16 @@ impl SharedStats {
         let mut state = self.state.lock();
         let refusal = match answer {
             Ok(_) => {
-                state.confirmed = delta.totals;
-                state.pending = None;
                 state.has_warned = false;
+                // A late reply to one that is confirmed already must not take `confirmed` back.
+                let mut pending = state.pending.iter();
+                if let Some(at) = pending.position(|pending| pending.serial == delta.serial) {
+                    state.confirmed = delta.totals;
+                    state.pending.drain(..=at);
+                }
                 return;
             }
-            // An addition that did not run is part of the next one.
-            Err(Fault::NotRun(_) | Fault::Open(_)) => return,
-            Err(Fault::Unknown(_)) => {
-                state.pending = Some(delta);
-                return;
-            }
+            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Unknown(_)) => return,
             Err(Fault::Rejected(error) | Fault::NotReplicated(error)) => error.to_string(),
         };
         let has_warned = std::mem::replace(&mut state.has_warned, true);
@@ -204,8 +201,7 @@ mod tests {
     }
 
     fn next(stats: &SharedStats, now: Totals) -> Option<StatsDelta> {
-        let state = stats.state.lock();
-        StatsDelta::new(&stats.keys, state.serial + 1, &state.confirmed, now)
+        stats.next_deltas(now, false).pop()
     }
 
     #[test]
@@ -222,16 +218,39 @@ mod tests {
     fn addition_without_reply_is_sent_again_unchanged() {
         let stats = stats();
         let first = next(&stats, totals(3)).unwrap();
-        stats.settle(first.clone(), Err(Fault::NotRun(Cause::text("away"))));
-        assert!(stats.state.lock().pending.is_none());
         stats.settle(first.clone(), Err(Fault::Unknown(Cause::text("late"))));
         // Even if a later attempt certainly did not run.
         stats.settle(first, Err(Fault::NotRun(Cause::text("away"))));
-        let pending = stats.state.lock().pending.clone().unwrap();
-        assert_eq!((pending.serial, pending.totals), (1, totals(3)));
-        stats.settle(pending, Ok(Answer::Done));
-        assert!(stats.state.lock().pending.is_none());
+        let again = next(&stats, totals(5)).unwrap();
+        assert_eq!((again.serial, again.totals), (1, totals(3)));
+        // The last addition of a client comes with it.
+        let [_, last] = stats.next_deltas(totals(5), true).try_into().ok().unwrap();
+        assert_eq!((last.serial, &*last.text), (2, &b"attempts 2 "[..]));
+        stats.settle(again, Ok(Answer::Done));
         assert_eq!(stats.state.lock().confirmed, totals(3));
+        stats.settle(last, Ok(Answer::Done));
+        assert_eq!(stats.state.lock().confirmed, totals(5));
+    }
+
+    /// While an addition is under way, the slot of the hash moves: the thread of its new owner
+    /// sends, too.
+    #[test]
+    fn two_threads_add_each_count_once() {
+        let stats = stats();
+        let first = stats.next_deltas(totals(3), false).remove(0);
+        let again = stats.next_deltas(totals(5), false).remove(0);
+        assert_eq!((again.serial, again.totals), (first.serial, totals(3)));
+        stats.settle(again, Ok(Answer::Done));
+        let second = stats.next_deltas(totals(5), false).remove(0);
+        assert_eq!((second.serial, &*second.text), (2, &b"attempts 2 "[..]));
+        // Late replies to the other attempt change nothing.
+        stats.settle(first.clone(), Ok(Answer::Done));
+        stats.settle(first.clone(), Err(Fault::Unknown(Cause::text("late"))));
+        stats.settle(first, Err(Fault::NotRun(Cause::text("away"))));
+        let again = stats.next_deltas(totals(7), false).remove(0);
+        assert_eq!((again.serial, again.totals), (2, totals(5)));
+        stats.settle(again, Ok(Answer::Done));
+        assert_eq!(stats.state.lock().confirmed, totals(5));
     }
 
     #[test]
