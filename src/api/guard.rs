@@ -50,7 +50,8 @@ use crate::token::FencingToken;
 #[must_use = "if unused the lock is released at once"]
 #[clippy::has_significant_drop]
 pub struct MutexGuard {
-    core: Arc<Core>,
+    /// `None` only at the end of `drop`.
+    core: Option<Arc<Core>>,
     hold: Arc<HeldLease>,
     /// Identifies this holder: local hand-offs give a lease several holders, one after another.
     token: FencingToken,
@@ -63,7 +64,7 @@ pub struct MutexGuard {
 impl MutexGuard {
     pub(super) fn new(core: Arc<Core>, hold: Arc<HeldLease>) -> Self {
         Self {
-            core,
+            core: Some(core),
             token: hold.token(),
             hold,
             has_ended: false,
@@ -238,7 +239,7 @@ impl MutexGuard {
     /// - Any other error, such as [`Error::Unreachable`], if the lease was not renewed. The lock is
     ///   still held for [`remaining`](Self::remaining).
     pub fn renew(&self) -> Result<(), Error> {
-        let runtime = &self.core.runtime;
+        let runtime = self.runtime();
         let until = Instant::now().after(runtime.deployment.command_timeout());
         renew(runtime, &self.hold, self.token, until)
     }
@@ -274,7 +275,7 @@ impl MutexGuard {
     ///   stays held for that time. The release is repeated for that long, and the lease is not
     ///   handed to another thread of this client.
     pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
-        set_ttl(&self.core.runtime, &self.hold, self.token, ttl)
+        set_ttl(self.runtime(), &self.hold, self.token, ttl)
     }
 
     /// Releases the lock and reports whether it was still held.
@@ -345,17 +346,17 @@ impl MutexGuard {
             self.release()?.into_result()?;
             return Ok(());
         }
-        let runtime = &self.core.runtime;
-        let kept = keep_until(runtime, &self.hold, self.token, end);
+        let kept = keep_until(self.runtime(), &self.hold, self.token, end);
         if self.status() == LeaseStatus::Released {
             self.has_ended = true;
-            self.release_by = Some(now.after(runtime.deployment.command_timeout()));
+            self.release_by = Some(now.after(self.runtime().deployment.command_timeout()));
         }
         kept
     }
 
     pub(super) fn runtime(&self) -> &Runtime {
-        &self.core.runtime
+        let core = self.core.as_ref();
+        &core.expect("only `drop` takes it").runtime
     }
 
     pub(super) fn hold(&self) -> &Arc<HeldLease> {
@@ -374,11 +375,11 @@ impl MutexGuard {
 
     fn release(&mut self) -> Result<Unlocked, Error> {
         let now = Instant::now();
-        let timeout = self.core.runtime.deployment.command_timeout();
+        let timeout = self.runtime().deployment.command_timeout();
         let deadline = now.after(timeout);
         self.has_ended = true;
         self.release_by = Some(deadline);
-        release(&self.core.runtime, &self.hold, self.token, now, deadline)
+        release(self.runtime(), &self.hold, self.token, now, deadline)
     }
 }
 
@@ -388,14 +389,16 @@ impl Drop for MutexGuard {
             // A failure is logged where it happens.
             let _ = self.release();
         }
+        // Exactly one of several guards that are dropped at the same time gets the core. A look at
+        // the count would find the others, and then the drop of the core would wait for longer.
         if let Some(until) = self.release_by
-            && Arc::strong_count(&self.core) == 1
-            && !self.core.runtime.is_closed()
+            && let Some(core) = self.core.take().and_then(Arc::into_inner)
+            && !core.runtime.is_closed()
         {
             // One deadline covers the release and joining the threads: dropping a guard blocks for
             // at most one command timeout.
-            end_calls(&self.core.runtime, until);
-            stop(&self.core.runtime, until);
+            end_calls(&core.runtime, until);
+            stop(&core.runtime, until);
         }
     }
 }
