@@ -39,8 +39,9 @@ pub(crate) use {
     debug_ as debug, error_ as error, info_ as info, record, trace_ as trace, warn_ as warn,
 };
 
-/// Runs `act`, which calls the logger, and contains a panic. The panic hook has already printed its
-/// message.
+/// Runs `act`, which may call a user's code: a logger, a metrics recorder, or the drop of a
+/// closure. If that code panics, only the rest of `act` is lost. The panic hook has already printed
+/// its message.
 pub(crate) fn contain(act: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(act));
 }

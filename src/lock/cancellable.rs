@@ -27,9 +27,9 @@ use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::release::release;
 use crate::logging;
+use crate::logging::contain;
 use crate::queue::held_leases::act_for;
 use crate::runtime::Runtime;
-use crate::runtime::worker::contain;
 use crate::thread_group::CALL;
 
 /// The outcome of a call, and whether it waited for another holder.

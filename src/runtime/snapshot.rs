@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
+#[cfg(feature = "metrics")]
+use crate::logging::contain;
 use crate::protocol::keys::Key;
 use crate::redis::{Cap, Fault, Server};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::shared_stats::{self, SEND_EVERY, StatsDelta};
 use crate::runtime::state::Runtime;
-#[cfg(feature = "metrics")]
-use crate::runtime::worker::contain;
 use crate::stats::{Buckets, Latency, Stats, Totals};
 
 impl Runtime {

@@ -13,7 +13,7 @@ use crate::holder_id::HolderId;
 use crate::lease::held::HeldLease;
 use crate::lease::release::{RecentReleases, Release, ReleaseReport, Unconfirmed};
 use crate::lease::status::RenewalRequest;
-use crate::logging;
+use crate::logging::{self, contain};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::answer::KeyState;
@@ -32,7 +32,6 @@ use crate::runtime::sentinel_watch::SentinelWatch;
 use crate::runtime::subscriber::Inbox;
 use crate::runtime::subscriber::subscription::{Part, Subscription};
 use crate::runtime::timer::Timer;
-use crate::runtime::worker::contain;
 use crate::stats::{Meters, Wake};
 use crate::thread_group::{CALL, ThreadGroup};
 

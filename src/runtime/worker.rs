@@ -103,10 +103,3 @@ impl Worker {
         }
     }
 }
-
-/// Runs a part of a thread's work that may call a user's code: a metrics recorder, or the drop of a
-/// closure. If that code panics, only this part of the work is lost.
-pub(crate) fn contain(act: impl FnOnce()) {
-    // Not logged: the panic hook has printed it.
-    let _ = catch_unwind(AssertUnwindSafe(act));
-}

@@ -90,7 +90,6 @@ pub(super) fn check_port(rest: &str) -> Result<(), String> {
 /// Returns an error for an unknown parameter, which would have no effect. The error names it only
 /// if it cannot be a piece of a password whose `?` or `&` is not escaped.
 pub(super) fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
-    let query = query.split('#').next().unwrap_or_default();
     let mut may_be_secret = query.contains('@');
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, has_value) = match pair.split_once('=') {

@@ -13,7 +13,6 @@
 //! ```
 
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -23,6 +22,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::clock::{Instant, nap, sleep};
 use crate::config::Config;
 use crate::error::Cause;
+use crate::logging::contain;
 use crate::redis::cluster::owners::{Change, Moved, Owners};
 use crate::redis::conn::connector::Connector;
 use crate::redis::fault::Fault;
@@ -300,8 +300,9 @@ impl SlotMap {
         let Some(follower) = self.follower.get() else {
             return;
         };
-        // The user's logger may panic.
-        let _ = catch_unwind(AssertUnwindSafe(|| follower(moved)));
+        // It may drop the last reference to a lease, and with it a user's closure, whose drop may
+        // panic.
+        contain(|| follower(moved));
     }
 
     /// Advice for a node that accepts connections and does not reply; empty once one has replied.

@@ -3,13 +3,13 @@
 use crossbeam_channel::Receiver;
 
 use crate::lease::releases::Releases;
+use crate::logging::contain;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::job::{IoJob, forward_moved};
 use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
-use crate::runtime::worker::contain;
 
 pub(in crate::runtime) fn run(
     runtime: &Runtime,

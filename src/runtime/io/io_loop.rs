@@ -21,6 +21,7 @@ use crossbeam_channel::{after, never, select};
 
 use crate::clock::{Instant, nap};
 use crate::lease::releases::Releases;
+use crate::logging::contain;
 use crate::protocol::answer::Answer;
 use crate::redis::{Cap, Fault};
 use crate::runtime::endpoint::Endpoint;
@@ -30,7 +31,6 @@ use crate::runtime::io::recovery::Recovery;
 use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
-use crate::runtime::worker::contain;
 
 /// How often a server with an open circuit breaker is probed, while a lease, waiter or release
 /// needs it.

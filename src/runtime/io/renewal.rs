@@ -7,7 +7,7 @@ use crate::clock::Instant;
 use crate::lease::held::HeldLease;
 use crate::lease::state::LeaseState;
 use crate::lease::status::{LeaseStatus, RenewalRequest};
-use crate::logging;
+use crate::logging::{self, contain};
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::redis::Fault;
@@ -15,7 +15,6 @@ use crate::renewed::Renewed;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::state::Runtime;
-use crate::runtime::worker::contain;
 
 /// Applies the reply to a renewal, and returns the state of the key, if known.
 pub(crate) fn renewed(

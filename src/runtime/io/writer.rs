@@ -4,13 +4,13 @@ use std::iter;
 
 use crate::clock::Instant;
 use crate::lease::status::LeaseStatus;
+use crate::logging::contain;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::redis::{Cap, Connection, Fault};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::job::IoJob;
 use crate::runtime::state::Runtime;
-use crate::runtime::worker::contain;
 
 /// The most names in one write: their replies must fit into the socket buffers and arrive in time.
 const MAX_BATCH: usize = 256;
