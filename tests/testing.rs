@@ -1,13 +1,15 @@
 //! Promise: the server of `leasehold::testing` does what its page says.
 #![cfg(feature = "testing")]
 
+use std::io::Read;
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::testing::Server;
 use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
-use support::{eventually, let_pass, ms};
+use support::{TempDir, eventually, let_pass, ms};
 
 const NAME: &str = "account:123";
 
@@ -420,6 +422,22 @@ fn cut_server_refuses_connections_and_keeps_its_data() {
     // The first call may find a connection that the cut has closed.
     eventually(LONG, || client.ping().is_ok());
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+#[test]
+fn cut_server_closes_connections_to_its_unix_socket_and_removes_it_at_its_end() {
+    let folder = TempDir::create();
+    let path = folder.join("redis.sock");
+    let server = Server::listen(0, Some(&path)).unwrap();
+    let cut = server.cut();
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it is closed");
+    drop(cut);
+    let client = Client::open(format!("redis+unix://{}", path.display())).unwrap();
+    client.ping().unwrap();
+    drop((client, server));
+    assert!(!path.exists(), "no socket is left");
 }
 
 #[test]

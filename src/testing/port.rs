@@ -5,7 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use redis::io::tcp::socket2::{Domain, Socket, Type};
@@ -49,6 +49,8 @@ pub(super) struct Port {
     pub(super) number: u16,
     tcp: Option<Arc<Listener>>,
     unix: Option<Arc<Listener>>,
+    /// The file of the Unix socket.
+    unix_path: Option<PathBuf>,
     /// Bound and not listening: connections are refused, and no other program gets the port.
     reserved: Option<Socket>,
 }
@@ -57,7 +59,8 @@ impl Port {
     /// Opens a port of this machine; 0 takes a free one.
     pub(super) fn open(number: u16, unix: Option<&Path>) -> io::Result<Self> {
         let tcp = listen(bind(number, false)?)?;
-        let unix = match unix {
+        let unix_path = unix.map(Path::to_owned);
+        let unix = match &unix_path {
             Some(path) => {
                 // A server that was killed has left its socket there. Redis replaces it, too.
                 let _ = fs::remove_file(path);
@@ -71,6 +74,7 @@ impl Port {
             number: tcp.local_addr()?.port(),
             tcp: Some(Arc::new(Listener::Tcp(tcp))),
             unix,
+            unix_path,
             reserved: None,
         })
     }
@@ -101,6 +105,10 @@ impl Port {
     /// Closes everything for good.
     pub(super) fn end(&mut self) {
         (self.tcp, self.unix, self.reserved) = (None, None, None);
+        if let Some(path) = self.unix_path.take() {
+            // Fails if the file is gone already.
+            let _ = fs::remove_file(path);
+        }
     }
 }
 

@@ -118,10 +118,7 @@ fn handle(state: &mut ServerState, sockets: &[PolledSocket], ready: &[bool]) -> 
     }
     for (socket, _) in sockets.iter().zip(ready).filter(|(_, ready)| **ready) {
         match socket {
-            PolledSocket::Listener(listener) if state.faults.cuts == 0 => {
-                can_accept &= state.accept(listener);
-            }
-            PolledSocket::Listener(_) => {}
+            PolledSocket::Listener(listener) => can_accept &= state.accept(listener),
             PolledSocket::Connection { id, .. } => state.receive(*id),
         }
     }

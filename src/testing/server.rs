@@ -61,7 +61,7 @@ impl Server {
     /// Starts a server on this port of the machine, and on this Unix socket if one is given.
     ///
     /// It is for a program that takes the place of `redis-server`. Port 0 takes a free one. A file
-    /// at the path of the socket is replaced. Tests need neither: see [`start`](Self::start).
+    /// at the path of the socket is replaced, and removed when the server ends. Tests need neither: see [`start`](Self::start).
     ///
     /// ```
     /// use leasehold::testing::Server;
@@ -250,6 +250,8 @@ impl Server {
     }
 
     /// Breaks all connections and refuses new ones, until the guard is dropped. The data stays.
+    ///
+    /// New connections to the Unix socket of [`listen`](Self::listen) are closed at once.
     ///
     /// ```
     /// # use std::time::Duration;
