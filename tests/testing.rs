@@ -201,6 +201,36 @@ fn foreign_holder_cannot_renew_while_the_server_is_unreachable() {
 }
 
 #[test]
+fn foreign_holder_cannot_release_while_the_server_is_unreachable() {
+    let server = Server::start();
+    for is_cut in [true, false] {
+        let foreign = server.hold(NAME);
+        let faults = (
+            is_cut.then(|| server.cut()),
+            (!is_cut).then(|| server.pause()),
+        );
+        drop(foreign);
+        drop(faults);
+        assert!(is_taken(&server), "its release did not arrive");
+        server.advance(ms(10_000));
+        assert!(!is_taken(&server), "its lease has run out");
+    }
+}
+
+#[test]
+fn foreign_holder_cannot_take_a_key_of_another_type() {
+    let server = Server::start();
+    let mut connection = redis::Client::open(server.url()).unwrap();
+    let key = format!("lock:{NAME}");
+    redis::cmd("HSET")
+        .arg(&[&*key, "a", "1"])
+        .exec(&mut connection)
+        .unwrap();
+    let message = panic_message(|| drop(server.hold(NAME)));
+    assert!(message.contains("account:123: WRONGTYPE"), "{message}");
+}
+
+#[test]
 fn foreign_holder_cannot_take_a_lock_that_is_taken() {
     let server = Server::start();
     let _first = server.hold(NAME);

@@ -15,6 +15,11 @@ pub(super) struct Faults {
 }
 
 impl Faults {
+    /// Returns true while commands of clients do not arrive.
+    pub(super) fn is_unreachable(&self) -> bool {
+        self.pauses > 0 || self.cuts > 0
+    }
+
     /// Returns the error with which scripts are refused, if they are.
     pub(super) fn refusal(&self) -> Option<&str> {
         self.refusals.last().map(|(_, error)| error.as_str())

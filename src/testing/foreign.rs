@@ -26,8 +26,9 @@ const CHANNEL_PREFIX: &str = "lock_release:";
 
 /// Another client, which holds a lock; see [`Server::hold`](super::Server::hold).
 ///
-/// It renews its lease of 10 s until it is dropped or forgotten. Like a real client, it cannot do
-/// so while the server is paused or cut off.
+/// It renews its lease of 10 s until it is dropped or forgotten. While the server is paused or cut
+/// off, it can neither renew nor release: if it is dropped then, the lock becomes free when its
+/// lease has expired.
 ///
 /// ```
 /// # use leasehold::testing::Server;
@@ -46,7 +47,7 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// Acquires the lock. If it is taken, fails with the value of its key.
+    /// Acquires the lock. If that fails, returns the reason.
     pub(super) fn hold(shared: &Arc<Shared>, name: &str) -> Result<Self, String> {
         let id = HolderId::fresh(OWNER);
         let keys = MutexKeys::of(keys(name));
@@ -64,9 +65,12 @@ impl Foreign {
                 Ok(())
             }
             Reply::Array(Some(items)) => Err(match items.get(1) {
-                Some(Reply::Bulk(Some(value))) => String::from_utf8_lossy(value).into_owned(),
-                _ => "another holder".into(),
+                Some(Reply::Bulk(Some(value))) => {
+                    format!("{} has it", String::from_utf8_lossy(value))
+                }
+                _ => "another holder has it".into(),
             }),
+            Reply::Error(error) => Err(error),
             other => Err(format!("{other:?}")),
         })?;
         Ok(Self {
@@ -106,7 +110,7 @@ impl Drop for Foreign {
         let release = keys.release(id, AtRelease::Plain);
         self.shared.change_if_running(|state| {
             state.foreign.retain(|(_, other)| other != id);
-            if !self.is_forgotten {
+            if !self.is_forgotten && !state.faults.is_unreachable() {
                 // The result is ignored: the lease may have expired or been lost.
                 run(state, &release);
             }

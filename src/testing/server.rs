@@ -180,12 +180,12 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If the lock is taken.
+    /// If the lock is taken, or its key is of another type.
     #[track_caller]
     pub fn hold(&self, name: &str) -> Foreign {
         match Foreign::hold(&self.shared, name) {
             Ok(foreign) => foreign,
-            Err(holder) => panic!("nobody else can acquire {name}: {holder} has it"),
+            Err(reason) => panic!("nobody else can acquire {name}: {reason}"),
         }
     }
 

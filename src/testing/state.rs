@@ -277,7 +277,7 @@ impl ServerState {
     /// Extends the leases of foreign holders to `ttl`, and forgets holders whose leases have ended.
     /// Does nothing while the server is paused or cut off.
     pub(super) fn renew_foreign(&mut self, ttl: Duration) {
-        if self.faults.pauses > 0 || self.faults.cuts > 0 {
+        if self.faults.is_unreachable() {
             return;
         }
         let mut foreign = std::mem::take(&mut self.foreign);
