@@ -112,6 +112,8 @@ macro_rules! lock_settings {
             ///
             /// All callbacks of a client run one after another on one thread. A slow callback
             /// delays the next ones, and a panic ends only that callback; neither affects a lease.
+            /// Calls that wait for their turn stay in memory, without a limit on their number: a
+            /// callback must return.
             /// The receiver that the guard's `lost` returns gets its message sooner. `callback`
             /// receives only the reason: capture the lock's name in the closure.
             ///
@@ -132,6 +134,9 @@ macro_rules! lock_settings {
             }
 
             /// Calls `callback` after every renewal that Redis confirmed, on the callback thread.
+            ///
+            /// Like that of [`on_lost`](Self::on_lost), `callback` must return: while one blocks,
+            /// each renewal adds a call that waits.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();
