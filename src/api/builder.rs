@@ -35,8 +35,9 @@ pub struct ClientBuilder {
     is_source_from_env: bool,
     /// The credentials of the environment, for servers whose URL has no password.
     logon: Logon,
-    /// The environment variables whose values other settings can contradict.
-    variables: Vec<&'static str>,
+    /// The settings that have the value of an environment variable, each with the variable, for
+    /// errors about several settings.
+    variables: Vec<(&'static str, &'static str)>,
     config: Config,
     #[cfg(feature = "tls")]
     tls: Tls,
@@ -105,10 +106,15 @@ impl ClientBuilder {
         self
     }
 
-    /// Notes that a setting has its value from the environment variable `name`.
-    pub(super) fn read_from(mut self, name: &'static str) -> Self {
-        self.variables.push(name);
+    /// Notes that `setting` has its value from the environment `variable`, until a setter
+    /// overrides it.
+    pub(super) fn read_from(mut self, setting: &'static str, variable: &'static str) -> Self {
+        self.variables.push((setting, variable));
         self
+    }
+
+    fn override_variable(&mut self, of: &str) {
+        self.variables.retain(|(setting, _)| *setting != of);
     }
 
     /// Returns whether the servers have been set by URLs with TLS.
@@ -170,6 +176,7 @@ impl ClientBuilder {
     /// ```
     #[cfg(feature = "tls")]
     pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.override_variable("tls_root");
         self.tls.root = Some(pem.into());
         self
     }
@@ -196,6 +203,7 @@ impl ClientBuilder {
         certificate: impl Into<Vec<u8>>,
         key: impl Into<Vec<u8>>,
     ) -> Self {
+        self.override_variable("tls_client_cert");
         self.tls.client = Some(ClientCert {
             chain: certificate.into(),
             key: key.into(),
@@ -231,6 +239,7 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.override_variable("ttl");
         self.config.ttl = ttl;
         self
     }
@@ -255,6 +264,7 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn renew_every(mut self, interval: Duration) -> Self {
+        self.override_variable("renew_every");
         self.config.renew_every = Some(interval);
         self
     }
@@ -360,6 +370,7 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
+        self.override_variable("command_timeout");
         self.config.command_timeout = timeout;
         self
     }
@@ -547,11 +558,11 @@ impl ClientBuilder {
         self.config.check_values()?;
         let target = source.target()?.fill_in_logon(&self.logon);
         let rules = self.config.check_rules();
-        rules.map_err(|error| with_variables(error, &self.variables, "LOCK_"))?;
+        rules.map_err(|error| with_variables(error, &self.variables))?;
         #[cfg(feature = "tls")]
         let target = target
             .with_tls(&self.tls)
-            .map_err(|error| with_variables(error, &self.variables, "REDIS_TLS_"))?;
+            .map_err(|error| with_variables(error, &self.variables))?;
         Ok((self.config, target))
     }
 
@@ -561,17 +572,18 @@ impl ClientBuilder {
     }
 }
 
-/// Adds to an error about several settings the names of the `variables` that begin with `start`.
-fn with_variables(error: Error, variables: &[&str], start: &str) -> Error {
-    let variables = variables.iter().filter(|name| name.starts_with(start));
-    let variables: Vec<_> = variables.copied().collect();
-    match error {
-        Error::Config(what) if !variables.is_empty() => Error::Config(format!(
-            "{what}; read from the environment: {}",
-            variables.join(", ")
-        )),
-        error => error,
-    }
+/// Adds to an error about several settings the names of the variables that set them.
+fn with_variables(error: Error, variables: &[(&str, &str)]) -> Error {
+    let Error::Config(what) = error else {
+        return error;
+    };
+    // An error names the settings that it is about.
+    let named = (variables.iter()).filter(|(setting, _)| what.contains(setting));
+    let named: Vec<_> = named.map(|(_, variable)| *variable).collect();
+    Error::Config(match named.is_empty() {
+        true => what,
+        false => format!("{what}; read from the environment: {}", named.join(", ")),
+    })
 }
 
 fn strings(items: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {

@@ -67,12 +67,12 @@ fn builder(
         password: text("REDIS_PASSWORD")?,
     });
     builder = tls(builder, &text, had_source)?;
-    for (name, set) in DURATIONS {
+    for (name, setting, set) in DURATIONS {
         if let Some(value) = text(name)? {
             let value = millis(name, &value)?;
             // Checked without the other settings, so that an error can only be about this variable.
             checked(name, set(ClientBuilder::default(), value).check_values())?;
-            builder = set(builder, value).read_from(name);
+            builder = set(builder, value).read_from(setting, name);
         }
     }
     if let Some(prefix) = text("LOCK_KEY_PREFIX")? {
@@ -89,13 +89,29 @@ fn builder(
 /// A setter of a duration.
 type Set = fn(ClientBuilder, Duration) -> ClientBuilder;
 
-/// The variables that contain milliseconds.
-const DURATIONS: [(&str, Set); 5] = [
-    ("LOCK_TTL_MS", ClientBuilder::ttl),
-    ("LOCK_RENEW_INTERVAL_MS", ClientBuilder::renew_every),
-    ("LOCK_CONNECT_TIMEOUT_MS", ClientBuilder::connect_timeout),
-    ("LOCK_COMMAND_TIMEOUT_MS", ClientBuilder::command_timeout),
-    ("LOCK_UNREACHABLE_FOR_MS", ClientBuilder::unreachable_for),
+/// The variables that contain milliseconds, each with its setting.
+const DURATIONS: [(&str, &str, Set); 5] = [
+    ("LOCK_TTL_MS", "ttl", ClientBuilder::ttl),
+    (
+        "LOCK_RENEW_INTERVAL_MS",
+        "renew_every",
+        ClientBuilder::renew_every,
+    ),
+    (
+        "LOCK_CONNECT_TIMEOUT_MS",
+        "connect_timeout",
+        ClientBuilder::connect_timeout,
+    ),
+    (
+        "LOCK_COMMAND_TIMEOUT_MS",
+        "command_timeout",
+        ClientBuilder::command_timeout,
+    ),
+    (
+        "LOCK_UNREACHABLE_FOR_MS",
+        "unreachable_for",
+        ClientBuilder::unreachable_for,
+    ),
 ];
 
 const DEFAULT_HOST: &str = "127.0.0.1";
@@ -175,7 +191,7 @@ fn tls(
             }
             .check(),
         )?;
-        builder = builder.tls_root(root).read_from("REDIS_TLS_CA");
+        builder = builder.tls_root(root).read_from("tls_root", "REDIS_TLS_CA");
     }
     match (file("REDIS_TLS_CERT")?, file("REDIS_TLS_KEY")?) {
         (Some(chain), Some(key)) => {
@@ -189,7 +205,7 @@ fn tls(
             )?;
             Ok(builder
                 .tls_client_cert(chain, key)
-                .read_from("REDIS_TLS_CERT"))
+                .read_from("tls_client_cert", "REDIS_TLS_CERT"))
         }
         (None, None) => Ok(builder),
         _ => Err(Error::Config(

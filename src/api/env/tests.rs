@@ -85,6 +85,26 @@ fn settings_are_compared_when_all_of_them_are_known() {
 }
 
 #[test]
+fn only_variables_that_an_error_is_about_are_named() {
+    let vars = [
+        ("LOCK_TTL_MS", "9000"),
+        ("LOCK_RENEW_INTERVAL_MS", "2000"),
+        ("LOCK_CONNECT_TIMEOUT_MS", "1111"),
+    ];
+    let builder = || read(&vars).unwrap();
+    let interval = check(builder().ttl(Duration::from_secs(1))).unwrap_err();
+    assert!(
+        interval.ends_with("environment: LOCK_RENEW_INTERVAL_MS"),
+        "{interval}"
+    );
+    let ttl = check(builder().renew_every(Duration::from_secs(60))).unwrap_err();
+    assert!(ttl.ends_with("environment: LOCK_TTL_MS"), "{ttl}");
+    let none = builder().ttl(Duration::from_secs(1));
+    let none = check(none.renew_every(Duration::from_secs(60))).unwrap_err();
+    assert!(!none.contains("environment"), "{none}");
+}
+
+#[test]
 fn servers_set_after_the_environment_replace_its_servers() {
     let urls = ["redis://one:1", "redis://two:2", "redis://three:3"];
     for vars in [&[][..], &[("REDIS_URL", "redis://here:1")]] {
