@@ -6,7 +6,7 @@ use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::reply;
-use crate::redis::fault::Fault;
+use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
 
 impl Server {
@@ -20,6 +20,18 @@ impl Server {
         cap_rule: Cap,
         read: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Fault> {
+        Ok(self.node_command(name, args, until, cap_rule, read)?)
+    }
+
+    /// Like [`command`](Self::command), for a server that may be a node of a cluster.
+    pub(super) fn node_command<T>(
+        &self,
+        name: &'static str,
+        args: &[&[u8]],
+        until: Instant,
+        cap_rule: Cap,
+        read: impl FnOnce(Reply) -> Option<T>,
+    ) -> Result<T, NodeFault> {
         let mut command = redis::cmd(name);
         command.arg(args);
         let mut pooled = self.acquire_connection(until, cap_rule)?;
@@ -37,16 +49,14 @@ impl Server {
         });
         match answer {
             Ok(answer) => {
-                let answer =
-                    answer.map_err(|error| self.refusal(name, &error, || rights(name, args)));
-                let not_run = match &answer {
-                    Err(Fault::NotRun(cause)) => Some(cause),
-                    _ => None,
-                };
-                self.settle(pooled, sent, not_run);
+                let answer = answer.map_err(|error| {
+                    self.redirect(&error)
+                        .unwrap_or_else(|| self.refusal(name, &error, || rights(name, args)).into())
+                });
+                self.settle(pooled, sent, NodeFault::not_run_in(&answer));
                 answer
             }
-            Err(error) => Err(self.no_answer(error, sent, until, true)),
+            Err(error) => Err(self.no_answer(error, sent, until, true).into()),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::error::{Cause, Error};
 use crate::health::HealthPart;
 use crate::name::shown;
 use crate::protocol::answer::Answer;
-use crate::protocol::keys::Keys;
+use crate::protocol::keys::{Key, Keys};
 use crate::protocol::place::entered_ms;
 use crate::protocol::reply::Reply;
 use crate::redis::Deployment;
@@ -48,7 +48,7 @@ impl Deployment {
         until: Instant,
     ) -> Result<Option<u64>, Fault> {
         match self {
-            Self::One(server) => server.number(keys, what, until),
+            Self::One(server) => Ok(server.number(keys, what, until)?),
             Self::Cluster(cluster) => cluster.ask_owner(keys.key(0).slot(), until, |server| {
                 server.number(keys, what, until)
             }),
@@ -59,7 +59,10 @@ impl Deployment {
                     // A server that hangs must leave time for the others.
                     let now = Instant::now();
                     let part = now.until(until) / (quorum.members.size.all - n) as u32;
-                    match server.number(keys, what, now.after(part)) {
+                    match server
+                        .number(keys, what, now.after(part))
+                        .map_err(Fault::from)
+                    {
                         Ok(number) => {
                             highest = highest.max(number);
                             answered += 1;
@@ -72,6 +75,22 @@ impl Deployment {
                 }
                 Ok(highest)
             }
+        }
+    }
+
+    /// Reads data of `key` that is stored on one server only: over a quorum, on the first.
+    pub(crate) fn read_on_primary<T>(
+        &self,
+        key: Key<'_>,
+        name: &'static str,
+        args: &[&[u8]],
+        until: Instant,
+        read: impl Fn(Reply) -> Option<T>,
+    ) -> Result<T, Fault> {
+        let ask = |server: &Server| server.node_command(name, args, until, Cap::Counted, &read);
+        match self {
+            Self::Cluster(cluster) => cluster.ask_owner(key.slot(), until, ask),
+            Self::One(_) | Self::Quorum(_) => Ok(ask(&self.primary_owner_of(key))?),
         }
     }
 }
@@ -147,7 +166,12 @@ impl Server {
         self.command("SCAN", &args, until, Cap::Counted, read_page)
     }
 
-    fn number(&self, keys: &Keys, what: Gauge<'_>, until: Instant) -> Result<Option<u64>, Fault> {
+    fn number(
+        &self,
+        keys: &Keys,
+        what: Gauge<'_>,
+        until: Instant,
+    ) -> Result<Option<u64>, NodeFault> {
         let cap_rule = Cap::Counted;
         match what {
             Gauge::Token => {
@@ -161,22 +185,22 @@ impl Server {
                     Ok((Answer::Fence(fence), _)) => fence,
                     Ok(_) => None,
                     Err(NodeFault::Fault(Fault::Rejected(Error::WrongType { .. }))) => {
-                        return Err(bad());
+                        return Err(bad().into());
                     }
-                    Err(fault) => return Err(fault.into()),
+                    Err(fault) => return Err(fault),
                 };
                 match fence.as_deref() {
                     // A counter of 0 is valid but no token: the scripts continue from it.
                     None | Some(b"0") => Ok(None),
                     Some(digits) => match FencingToken::parse(digits) {
                         Some(token) => Ok(Some(token.value())),
-                        None => Err(bad()),
+                        None => Err(bad().into()),
                     },
                 }
             }
             Gauge::Length(queue) => {
                 let read = |reply: Reply| read_count(&reply);
-                self.command("LLEN", &[queue], until, cap_rule, read)
+                self.node_command("LLEN", &[queue], until, cap_rule, read)
                     .map(Some)
             }
             Gauge::LongestWait { queue, places } => self.longest_wait(queue, places, until),
@@ -184,7 +208,7 @@ impl Server {
                 let channel = keys.key(0).channel;
                 let args: [&[u8]; 2] = [b"NUMSUB", channel];
                 let read = |reply| read_listeners(&reply, channel);
-                self.command("PUBSUB", &args, until, cap_rule, read)
+                self.node_command("PUBSUB", &args, until, cap_rule, read)
                     .map(Some)
             }
         }
@@ -195,9 +219,9 @@ impl Server {
         queue: &[u8],
         places: &[u8],
         until: Instant,
-    ) -> Result<Option<u64>, Fault> {
+    ) -> Result<Option<u64>, NodeFault> {
         let text = |name, args: &[&[u8]]| {
-            self.command(name, args, until, Cap::Counted, read_optional_text)
+            self.node_command(name, args, until, Cap::Counted, read_optional_text)
         };
         let Some(first) = text("LINDEX", &[queue, b"0"])? else {
             return Ok(None);

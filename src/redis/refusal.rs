@@ -52,17 +52,18 @@ impl Server {
 
     /// Like [`fault`](Self::fault), for a server that may be a node of a cluster.
     pub(super) fn node_fault(&self, call: &Call<'_>, error: &ServerError) -> NodeFault {
-        let redirect = Redirect::read(error).filter(|_| self.pool.connector.is_member());
-        match redirect {
-            Some(Redirect::TryAgain) => {
-                NodeFault::Redirected(Redirect::TryAgain, Cause::text(words(error)))
-            }
-            Some(redirect) => {
-                let text = format!("redirected again: {}", words(error));
-                NodeFault::Redirected(redirect, Cause::text(text))
-            }
-            None => self.fault(call, error).into(),
-        }
+        self.redirect(error)
+            .unwrap_or_else(|| self.fault(call, error).into())
+    }
+
+    /// Returns the redirect with which a node of a cluster refused to run something.
+    pub(super) fn redirect(&self, error: &ServerError) -> Option<NodeFault> {
+        let redirect = Redirect::read(error).filter(|_| self.pool.connector.is_member())?;
+        let text = match redirect {
+            Redirect::TryAgain => words(error),
+            _ => format!("redirected again: {}", words(error)),
+        };
+        Some(NodeFault::Redirected(redirect, Cause::text(text)))
     }
 
     /// Returns what an error reply to `command` means. `rights` lists the permissions that it

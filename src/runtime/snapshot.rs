@@ -6,7 +6,7 @@ use crate::clock::Instant;
 #[cfg(feature = "metrics")]
 use crate::logging::contain;
 use crate::protocol::keys::Key;
-use crate::redis::{Cap, Fault, Server};
+use crate::redis::{Fault, Server};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::shared_stats::{self, SEND_EVERY, StatsDelta};
 use crate::runtime::state::Runtime;
@@ -57,11 +57,11 @@ impl Runtime {
 
     /// Reads the sums of all clients from the shared statistics.
     pub(crate) fn shared_totals(&self, until: Instant) -> Result<Totals, Fault> {
-        let server = self.stats_server();
+        let key = self.shared_stats.lock_keys.key(0);
         let [hash] = &self.shared_stats.keys.hash;
-        server.command("HGETALL", &[hash], until, Cap::Counted, |reply| {
-            shared_stats::read(&reply)
-        })
+        let read = |reply| shared_stats::read(&reply);
+        self.deployment
+            .read_on_primary(key, "HGETALL", &[hash], until, read)
     }
 
     /// On the first call, starts the io thread that sends counters, if they are sent at all. In a

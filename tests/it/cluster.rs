@@ -22,6 +22,7 @@ support::tests![
     leases_are_renewed_on_every_master,
     name_whose_keys_would_have_different_slots_is_an_error,
     moved_slot_costs_one_redirect,
+    queries_follow_a_moved_slot,
     place_is_not_left_to_a_set_in_several_slots,
     unanswered_acquire_is_undone,
     password_is_sent_to_every_node
@@ -196,6 +197,20 @@ fn moved_slot_costs_one_redirect() {
             script_calls(&cluster, to) >= before_there + 5
         });
     }
+}
+
+fn queries_follow_a_moved_slot() {
+    let cluster = shared();
+    let patient = builder(&cluster.url()).command_timeout(ms(10_000));
+    let client = patient.build().unwrap();
+    let name = cluster.name_owned_by("queried", 0);
+    let slot = cluster.slot(&lock(&name));
+    let mutex = client.fair_mutex(&*name);
+    assert_eq!(mutex.waiting().unwrap(), 0);
+    cluster.move_slot(slot, 0, 1);
+    assert_eq!(mutex.waiting().unwrap(), 0);
+    cluster.move_slot(slot, 1, 0);
+    assert_eq!(mutex.longest_wait().unwrap(), None);
 }
 
 /// While the slot of a held name migrates, the lease is renewed and a waiter stays queued.

@@ -25,6 +25,7 @@ support::tests![
     held_locks_waiters_and_connections_are_counted,
     counts_of_many_threads_add_up,
     short_locks_in_a_cluster_are_added_to_the_shared_totals,
+    shared_totals_are_the_first_call_of_a_client_of_a_cluster,
     two_clients_add_to_one_hash,
     unanswered_additions_are_added_exactly_once,
     unsent_additions_are_added_after_the_outage,
@@ -602,6 +603,17 @@ fn short_locks_in_a_cluster_are_added_to_the_shared_totals() {
     eventually(WAIT_LIMIT, || {
         client.shared_stats().is_ok_and(|stats| stats.released == 3)
     });
+}
+
+/// The client knows no owner of a slot yet.
+fn shared_totals_are_the_first_call_of_a_client_of_a_cluster() {
+    let cluster = cluster::shared();
+    for node in 0..3 {
+        let key = format!("lock:{}", cluster.name_owned_by("shared-stats", node));
+        let builder = Client::builder().url(cluster.url());
+        let client = builder.shared_stats_key(key).build().unwrap();
+        assert_eq!(client.shared_stats().unwrap(), Totals::default());
+    }
 }
 
 fn two_clients_add_to_one_hash() {

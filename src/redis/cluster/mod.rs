@@ -141,20 +141,28 @@ impl Cluster {
         Ok(masters)
     }
 
-    /// Runs `ask` on the master that owns a slot. After [`Fault::NotRun`], refreshes the slot map
-    /// and retries once.
+    /// Runs `ask` on the master that owns a slot. Retries once: at the new owner of a moved slot,
+    /// or after a refresh of the slot map if `ask` did not run for another reason.
     pub(in crate::redis) fn ask_owner<T>(
         &self,
         slot: u16,
         until: Instant,
-        ask: impl Fn(&Server) -> Result<T, Fault>,
+        ask: impl Fn(&Server) -> Result<T, NodeFault>,
     ) -> Result<T, Fault> {
-        match ask(&*self.map.find_owner(slot, until)?) {
-            Err(Fault::NotRun(_)) if Instant::now() < until => {
-                self.map.refresh(until);
-                ask(&*self.map.find_owner(slot, until)?)
+        let server = self.map.find_owner(slot, until)?;
+        let next = match ask(&server) {
+            Err(NodeFault::Redirected(Redirect::Moved(host, port), _)) => {
+                let address = self.map.address(&server, &host, port);
+                self.map.moved(slot, address)
             }
-            answer => answer,
-        }
+            Err(NodeFault::Redirected(..) | NodeFault::Fault(Fault::NotRun(_)))
+                if Instant::now() < until =>
+            {
+                self.map.refresh(until);
+                self.map.find_owner(slot, until)?
+            }
+            answer => return Ok(answer?),
+        };
+        Ok(ask(&next)?)
     }
 }
