@@ -146,10 +146,14 @@ impl ServerHealth {
         start.max(Instant::from_nanos(self.answered.load(Ordering::Relaxed)))
     }
 
+    /// The state of the breaker for the public report.
+    pub(super) fn breaker_state(&self) -> BreakerState {
+        self.detail.lock().breaker_state()
+    }
+
     /// The public report.
     pub(crate) fn part(&self, server: &str, latency: Option<Duration>) -> HealthPart {
         let detail = self.detail.lock();
-        let retry_in = detail.breaker.retry_in(Instant::now());
         let state = match (self.is_failing(), self.answered.load(Ordering::Relaxed)) {
             (true, _) => HealthState::Fails,
             (false, 0) => HealthState::Idle,
@@ -161,9 +165,16 @@ impl ServerHealth {
             since: detail.since,
             last_error: detail.last_error.as_ref().map(Cause::to_string),
             latency,
-            breaker: retry_in.map_or(BreakerState::Closed, |retry_in| BreakerState::Open {
-                retry_in,
-            }),
+            breaker: detail.breaker_state(),
         }
+    }
+}
+
+impl Detail {
+    fn breaker_state(&self) -> BreakerState {
+        let retry_in = self.breaker.retry_in(Instant::now());
+        retry_in.map_or(BreakerState::Closed, |retry_in| BreakerState::Open {
+            retry_in,
+        })
     }
 }

@@ -32,11 +32,17 @@ impl Deployment {
         // The second half of the time is for the pings.
         let servers = self.all(now.after(now.until(until) / 2));
         let servers = servers.unwrap_or_default();
+        let mut parts = check_health_of_all(&servers, until);
         let needed = match self {
             Self::One(_) | Self::Cluster(_) => servers.len().max(1),
-            Self::Quorum(quorum) => quorum.members.size.needed,
+            Self::Quorum(quorum) => {
+                // The servers of a quorum share one breaker.
+                let breaker = quorum.health.breaker_state();
+                parts.iter_mut().for_each(|part| part.breaker = breaker);
+                quorum.members.size.needed
+            }
         };
-        (check_health_of_all(&servers, until), needed)
+        (parts, needed)
     }
 
     /// Reads a number that belongs to a lock, or `None` if there is none. Over a quorum, returns

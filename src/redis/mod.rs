@@ -151,6 +151,11 @@ impl Deployment {
         }
     }
 
+    /// Returns whether the circuit breaker that the servers of a quorum share is open.
+    pub(crate) fn has_open_shared_breaker(&self) -> bool {
+        matches!(self, Self::Quorum(quorum) if quorum.health.is_open())
+    }
+
     /// Returns how many servers have each name, and how many of them decide.
     pub(crate) fn size(&self) -> Majority {
         match self {

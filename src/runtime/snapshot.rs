@@ -24,7 +24,8 @@ impl Runtime {
             held,
             waiting,
             connections: servers.iter().map(|server| server.connections()).sum(),
-            open_breakers: open.count() as u64,
+            open_breakers: open.count() as u64
+                + u64::from(self.deployment.has_open_shared_breaker()),
             renewal_lag: self.meters.lag(),
             wait: Latency::of(&wait),
             hold: Latency::of(&hold),

@@ -100,7 +100,8 @@ pub struct Stats {
     ///
     /// Connections to sentinels do not count.
     pub connections: u64,
-    /// How many servers have an open circuit breaker now: calls that do not wait fail.
+    /// How many circuit breakers are open now: calls that do not wait fail. Each server has one,
+    /// and the servers of a quorum share one.
     ///
     /// [`Client::health`](crate::Client::health) says which, and why.
     pub open_breakers: u64,

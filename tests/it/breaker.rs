@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{BreakerState, Client, ClientBuilder, Error, HealthState, Lost, Unlocked};
+use leasehold::{
+    BreakerState, Client, ClientBuilder, Error, HealthPart, HealthState, Lost, Unlocked,
+};
 use support::{
     Child, Control, SLACK, Sentinels, Server, Setup, eventually, free_port, ms, parameter,
     tell_parent,
@@ -263,10 +265,16 @@ fn breaker_of_a_quorum_opens_without_a_majority() {
     servers[0].pause();
     assert!(client.health().is_healthy(), "a majority replies");
     servers[1].pause();
+    assert_eq!(client.stats().open_breakers, 0);
     open_breaker(&client);
-    assert!(!client.health().is_healthy());
+    assert_eq!(client.stats().open_breakers, 1);
+    let health = client.health();
+    assert!(!health.is_healthy());
+    let is_open = |part: &HealthPart| matches!(part.breaker, BreakerState::Open { .. });
+    assert!(health.servers.iter().all(is_open), "{health}");
     servers[0].resume();
     eventually(ms(10_000), || client.mutex("a").try_lock().is_ok());
+    assert_eq!(client.stats().open_breakers, 0);
 }
 
 fn health_reports_servers_and_threads() {
