@@ -137,6 +137,12 @@ impl ServerHealth {
         self.open.load(Ordering::Relaxed)
     }
 
+    /// Returns whether the breaker is open and admits no call yet.
+    pub(super) fn rejects_calls(&self) -> bool {
+        let retry_in = || self.detail.lock().breaker.retry_in(Instant::now());
+        self.is_open() && retry_in().is_some_and(|retry_in| !retry_in.is_zero())
+    }
+
     /// Returns when the server stopped answering, at the earliest `start`, when the caller first
     /// asked. Returns `now` if nothing has failed since the last answer.
     pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {

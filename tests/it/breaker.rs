@@ -7,8 +7,8 @@ use leasehold::{
     BreakerState, Client, ClientBuilder, Error, HealthPart, HealthState, Lost, Unlocked,
 };
 use support::{
-    Child, Control, SLACK, Sentinels, Server, Setup, eventually, free_port, ms, parameter,
-    tell_parent,
+    Child, Cluster, ClusterSetup, Control, SLACK, Sentinels, Server, Setup, eventually, free_port,
+    ms, parameter, tell_parent,
 };
 
 support::roles![without_threads];
@@ -26,6 +26,8 @@ support::tests![
 
 support::roughly_timed![
     calls_fail_at_once_until_the_first_reply,
+    calls_fail_at_once_at_a_node_of_a_cluster,
+    try_lock_finds_the_new_master_of_a_cluster_behind_an_open_breaker,
     waiter_behind_an_open_breaker_gets_the_lock,
     waiter_gives_up_after_unreachable_for,
     try_lock_for_behind_an_open_breaker_fails_at_its_deadline,
@@ -87,6 +89,42 @@ fn calls_fail_at_once_until_the_first_reply() {
     assert!(client.health().is_healthy());
     assert_eq!(client.stats().open_breakers, 0);
     assert!(client.mutex("a").try_lock().unwrap().is_some());
+}
+
+/// The calls do not wait for a refresh of the slot map.
+fn calls_fail_at_once_at_a_node_of_a_cluster() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let builder = Client::builder().url(cluster.url());
+    let client = builder.command_timeout(COMMAND_TIMEOUT).build().unwrap();
+    let mutex = client.mutex(cluster.name_owned_by("a", 0));
+    drop(mutex.lock().unwrap());
+    cluster.pause(0);
+    let is_open = || matches!(mutex.try_lock(), Err(Error::CircuitOpen { .. }));
+    eventually(ms(10_000), is_open);
+    // Far less time than a refresh for each call.
+    let start = Instant::now();
+    let rejected = (0..40).filter(|_| is_open()).count();
+    let took = start.elapsed();
+    assert!(rejected >= 30, "{rejected}");
+    assert!(took < 8 * COMMAND_TIMEOUT, "{took:?}");
+    cluster.resume(0);
+    eventually(ms(30_000), || mutex.try_lock().is_ok());
+}
+
+fn try_lock_finds_the_new_master_of_a_cluster_behind_an_open_breaker() {
+    let mut cluster = Cluster::start(3, 1);
+    let builder = Client::builder().url(cluster.url()).breaker(1);
+    let client = builder.command_timeout(COMMAND_TIMEOUT).build().unwrap();
+    let mutex = client.mutex(cluster.name_owned_by("a", 0));
+    drop(mutex.lock().unwrap());
+    cluster.kill(0);
+    eventually(ms(10_000), || {
+        matches!(mutex.try_lock(), Err(Error::CircuitOpen { .. }))
+    });
+    cluster.wait_for_new_master(0);
+    let back = Instant::now();
+    eventually(ms(30_000), || mutex.try_lock().is_ok());
+    assert!(back.elapsed() < ms(5_000), "{:?}", back.elapsed());
 }
 
 fn open_breaker_names_the_server_and_its_last_failure() {

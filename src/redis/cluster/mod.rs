@@ -57,7 +57,12 @@ impl Cluster {
     ) -> Result<(Answer, Instant), Fault> {
         let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
         let slot = slot(first);
-        let mut server = self.map.find_owner(slot, until)?;
+        let known = self.map.owner_of(slot);
+        // `find_owner` would wait for a refresh before the breaker rejects the call.
+        let mut server = match cap_rule == Cap::Counted && known.health.rejects_calls() {
+            true => known,
+            false => self.map.find_owner(slot, until)?,
+        };
         let mut asking = false;
         let (mut hops, mut tries) = (0, 0);
         loop {
@@ -89,7 +94,12 @@ impl Cluster {
                     let address = self.map.address(&server, host, *port);
                     Some(self.map.at(&address))
                 }
-                NodeFault::Fault(Fault::NotRun(_) | Fault::Open(_)) => {
+                NodeFault::Fault(Fault::Open(_)) => {
+                    // The refresh in the background finds a new master for the next call.
+                    self.map.suspect();
+                    None
+                }
+                NodeFault::Fault(Fault::NotRun(_)) => {
                     // The slot map may be out of date.
                     self.map.refresh(until);
                     Some(self.map.owner_of(slot)).filter(|owner| !Arc::ptr_eq(owner, &server))
