@@ -60,7 +60,8 @@ impl SlotMap {
                     Some(event) => Cause::no_first_reply(event, self.tls_hint()),
                     None => error.into(),
                 };
-                Fault::NotRun(cause.at(&format!("{host}:{port}")))
+                // A node may have reported this host: its label is escaped.
+                Fault::NotRun(cause.at(&self.nodes.at(host, *port).label))
             }
             NoAnswer::Silent(None) => {
                 Fault::NotRun(Cause::silence("no node of the cluster answered in time"))
