@@ -403,7 +403,9 @@ impl Client {
         let runtime = self.runtime();
         let until = Instant::now().after(runtime.deployment.command_timeout());
         let (servers, needed) = runtime.deployment.check_health(until);
-        let endpoints = runtime.endpoints.all();
+        let mut endpoints = runtime.endpoints.all();
+        // The threads of a replaced server end, and its endpoint stays until slots move again.
+        endpoints.retain(|endpoint| !endpoint.server.is_retired());
         let subscribers = endpoints.iter().map(|endpoint| {
             let health = &endpoint.subscriber.health;
             health.part(endpoint.server.label(), None)

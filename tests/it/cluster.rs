@@ -25,6 +25,7 @@ support::tests![
     queries_follow_a_moved_slot,
     place_is_not_left_to_a_set_in_several_slots,
     unanswered_acquire_is_undone,
+    health_leaves_out_the_threads_of_a_replaced_master,
     password_is_sent_to_every_node
 ];
 
@@ -419,6 +420,24 @@ fn unanswered_acquire_is_undone() {
     cluster.resume(1);
     let guard = two.mutex(&*name).try_lock_for(ms(10_000)).unwrap();
     assert_released(guard.expect("the acquire was undone").unlock());
+}
+
+fn health_leaves_out_the_threads_of_a_replaced_master() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 1));
+    let client = client(&cluster.url());
+    let mutex = client.mutex(cluster.name_owned_by("a", 0));
+    let _guard = mutex.renew_every(ms(200)).lock().unwrap();
+    let renews = |node: usize| {
+        let health = client.health();
+        let label = format!("127.0.0.1:{}", cluster.client_port(node));
+        let mut renewers = health.renewers.iter();
+        renewers.any(|renewer| renewer.server == label)
+    };
+    eventually(ms(10_000), || renews(0));
+    let replica = cluster.replicas_of(0).next();
+    cluster.failover(replica.expect("the master has a replica"));
+    let new = cluster.wait_for_new_master(0);
+    eventually(ms(30_000), || renews(new) && !renews(0));
 }
 
 fn wrong_url_scheme_is_named_in_the_error() {
