@@ -35,7 +35,7 @@ impl Round<'_> {
     fn text(&self) -> String {
         let Majority { all, needed, .. } = self.members.size;
         let answers = self.answers;
-        let why = if self.is_in_own_way {
+        let why = if self.is_in_own_way && self.has_answers() {
             "an earlier call of this client is still being undone".into()
         } else if answers == 0 && !self.was_sent() && self.faults.len() <= self.members.size.spare()
         {
@@ -74,5 +74,37 @@ impl Round<'_> {
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
         let not_redis = causes().filter(|cause| cause.is_not_redis()).nth(spare);
         not_redis.or_else(|| causes().filter(|cause| cause.is_malformed()).nth(spare))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Instant;
+    use crate::config::Config;
+    use crate::redis::quorum::Quorum;
+    use crate::url::Address;
+
+    fn three() -> Quorum {
+        let at = |port| Address::parse(&format!("redis://127.0.0.1:{port}")).unwrap();
+        let addresses = [1, 2, 3].map(at).to_vec();
+        Quorum::new(addresses, "quorum of three".into(), &Config::default()).unwrap()
+    }
+
+    fn round(quorum: &Quorum) -> Round<'_> {
+        Round::new(&quorum.members, None, Instant::now(), None)
+    }
+
+    #[test]
+    fn too_few_answers_are_reported_before_a_pending_undo() {
+        let quorum = three();
+        let mut round = round(&quorum);
+        round.is_in_own_way = true;
+        round.answers = 1;
+        let text = round.text();
+        assert!(text.contains("1 of 3 servers answered, 2 needed"), "{text}");
+        round.answers = 2;
+        let text = round.text();
+        assert!(text.contains("still being undone"), "{text}");
     }
 }
