@@ -73,7 +73,11 @@ impl Round<'_> {
         let spare = self.members.size.spare();
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
         let not_redis = causes().filter(|cause| cause.is_not_redis()).nth(spare);
-        not_redis.or_else(|| causes().filter(|cause| cause.is_malformed()).nth(spare))
+        let malformed = || causes().filter(|cause| cause.is_malformed());
+        not_redis.or_else(|| {
+            let mut is_malformed = malformed().filter(|cause| !cause.is_not_redis());
+            is_malformed.next().filter(|_| malformed().count() > spare)
+        })
     }
 }
 
@@ -84,6 +88,7 @@ mod tests {
     use crate::config::Config;
     use crate::redis::quorum::Quorum;
     use crate::url::Address;
+    use crate::violation::{Violation, ViolationKind};
 
     fn three() -> Quorum {
         let at = |port| Address::parse(&format!("redis://127.0.0.1:{port}")).unwrap();
@@ -106,5 +111,25 @@ mod tests {
         round.answers = 2;
         let text = round.text();
         assert!(text.contains("still being undone"), "{text}");
+    }
+
+    #[test]
+    fn peer_is_called_not_redis_only_if_too_few_others_may_be() {
+        let quorum = three();
+        let cause = |kind| Cause::from(redis::RedisError::from(Violation::new(kind, b"x")));
+        let (malformed, not_resp) = (ViolationKind::Malformed, ViolationKind::NotResp);
+        for (kinds, is_not_redis) in [
+            ([malformed, not_resp], false),
+            ([not_resp, malformed], false),
+            ([not_resp, not_resp], true),
+        ] {
+            let mut round = round(&quorum);
+            for (server, kind) in quorum.members.servers.iter().zip(kinds) {
+                round.note_fault(server, Fault::Unknown(cause(kind)));
+            }
+            let violation = round.violation_by_too_many().unwrap();
+            assert_eq!(violation.is_not_redis(), is_not_redis, "{kinds:?}");
+        }
+        assert!(round(&quorum).violation_by_too_many().is_none());
     }
 }
