@@ -112,7 +112,6 @@ impl Quorum {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
-        let asked = Instant::now();
         let is_probe = cap_rule == Cap::Counted && self.health.admit(&self.label)?;
         let permit = self.permits.take(cap_rule, until);
         // A call that is not sent must not keep others from probing the servers.
@@ -123,7 +122,7 @@ impl Quorum {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause)) if !round.has_answers() => {
                 // A call with a shorter deadline does not count towards the breaker: the servers
                 // may have had too little time to reply.
-                let counts = asked.until(until) >= self.command_timeout / 10 * 9;
+                let counts = round.had_time(self.command_timeout);
                 if self.health.failed(Some(cause), counts) {
                     logging::warn!(
                         "circuit breaker open for the {}: calls that do not wait fail at once \
@@ -181,12 +180,17 @@ fn check(addresses: &[Address]) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
 
     use crate::error::Cause;
     use crate::holder_id::HolderId;
     use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;
+    use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 
     /// Longer than the breaker stays open.
     const LONG: Duration = Duration::from_secs(60);
@@ -217,5 +221,44 @@ mod tests {
         }
         let next = call();
         assert!(matches!(next, Fault::NotRun(_)), "{next:?}");
+    }
+
+    /// Its other connections stay, and no call skips it.
+    #[test]
+    fn server_is_not_down_if_a_call_gave_it_too_little_time() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let config = Config {
+            command_timeout: Duration::from_millis(500),
+            connect_timeout: LONG,
+            ..Config::default()
+        };
+        let address = Address::parse(&url).unwrap();
+        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config).unwrap();
+        let server = &quorum.members.servers[0];
+        let member = server.member.as_ref().unwrap();
+        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        let id = HolderId::fresh("x");
+        let mut silent = Vec::new();
+        for (time, is_down) in [
+            (Duration::from_millis(20), false),
+            (config.command_timeout * 2, true),
+        ] {
+            thread::scope(|scope| {
+                let accepting = scope.spawn(|| {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
+                    stream
+                });
+                let connection = server.connection(Instant::now().after(LONG));
+                let connection = connection.unwrap_or_else(|fault| panic!("{fault:?}"));
+                member.put_back(PipelinedConnection::new(connection));
+                silent.push(accepting.join().unwrap());
+            });
+            let call = keys.renew(&id, LONG, false);
+            let outcome = quorum.call(call, Instant::now().after(time), Cap::Counted, None);
+            assert!(outcome.is_err());
+            assert_eq!(member.is_down(), is_down, "{time:?}");
+        }
     }
 }

@@ -65,6 +65,7 @@ impl Slot<'_> {
 pub(super) struct Round<'a> {
     members: &'a Members,
     call: Option<Call<'a>>,
+    began: Instant,
     until: Instant,
     undoable: Option<&'a Undoable<'a>>,
     verb: Verb,
@@ -94,6 +95,7 @@ impl<'a> Round<'a> {
         let verb = call.as_ref().map_or(Verb::Ping, |call| call.verb);
         Self {
             members,
+            began: Instant::now(),
             until,
             undoable,
             slots: Vec::with_capacity(members.size.all),
@@ -138,6 +140,11 @@ impl<'a> Round<'a> {
 
     pub(super) fn was_sent(&self) -> bool {
         self.sent.is_some()
+    }
+
+    /// Returns whether the round had nearly the whole command timeout.
+    pub(super) fn had_time(&self, command_timeout: Duration) -> bool {
+        self.began.until(self.until) >= command_timeout / 10 * 9
     }
 
     /// Returns whether any server has replied, even with an error.
@@ -379,8 +386,11 @@ impl<'a> Round<'a> {
         let (server, member) = (*server, *member);
         let connection = connection.take();
         server.failed();
-        server.pool.forget_idle();
-        member.mark_down();
+        // A call with a shorter deadline may have given the server too little time to reply.
+        if !error.is_timeout() || self.had_time(server.command_timeout()) {
+            server.pool.forget_idle();
+            member.mark_down();
+        }
         if let Some(connection) = connection {
             let is_acquire = matches!(self.verb, Verb::Acquire(_));
             let undo = self.undoable.filter(|_| is_acquire).map(Undoable::release);
