@@ -181,7 +181,7 @@ fn check(addresses: &[Address]) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::thread;
 
     use super::*;
@@ -194,6 +194,22 @@ mod tests {
 
     /// Longer than the breaker stays open.
     const LONG: Duration = Duration::from_secs(60);
+
+    /// Opens an idle connection to a member of a quorum; returns the end of the peer.
+    pub(super) fn add_idle_connection(server: &Server, listener: &TcpListener) -> TcpStream {
+        thread::scope(|scope| {
+            let accepting = scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
+                stream
+            });
+            let connection = server.connection(Instant::now().after(LONG));
+            let connection = connection.unwrap_or_else(|fault| panic!("{fault:?}"));
+            let member = server.member.as_ref().unwrap();
+            member.put_back(PipelinedConnection::new(connection));
+            accepting.join().unwrap()
+        })
+    }
 
     #[test]
     fn call_without_a_permit_leaves_the_probe_to_the_next_call() {
@@ -244,17 +260,7 @@ mod tests {
             (Duration::from_millis(20), false),
             (config.command_timeout * 2, true),
         ] {
-            thread::scope(|scope| {
-                let accepting = scope.spawn(|| {
-                    let (mut stream, _) = listener.accept().unwrap();
-                    stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
-                    stream
-                });
-                let connection = server.connection(Instant::now().after(LONG));
-                let connection = connection.unwrap_or_else(|fault| panic!("{fault:?}"));
-                member.put_back(PipelinedConnection::new(connection));
-                silent.push(accepting.join().unwrap());
-            });
+            silent.push(add_idle_connection(server, &listener));
             let call = keys.renew(&id, LONG, false);
             let outcome = quorum.call(call, Instant::now().after(time), Cap::Counted, None);
             assert!(outcome.is_err());

@@ -231,6 +231,7 @@ impl<'a> Round<'a> {
     /// one that hangs or sends slowly delays no other.
     fn read(&mut self) {
         let began = Instant::now();
+        let mut is_last = false;
         loop {
             for n in 0..self.slots.len() {
                 if self.votes.is_decided() {
@@ -242,9 +243,12 @@ impl<'a> Round<'a> {
             }
             let is_over =
                 self.votes.is_decided() || !self.slots.iter().any(|slot| slot.unread().is_some());
-            if is_over || Instant::now() >= self.until {
+            if is_over || is_last {
                 break;
             }
+            // After the deadline, sockets are read once more: this thread may have been paused
+            // while replies arrived.
+            is_last = Instant::now() >= self.until;
             if let Err(error) = self.wait() {
                 return self.lose_unread(&error);
             }
@@ -401,5 +405,44 @@ impl<'a> Round<'a> {
         let now = Instant::now();
         let cause = Cause::lost_reply(error, self.sent.unwrap_or(now).until(now));
         self.note_fault(server, Fault::Unknown(cause));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::redis::quorum::Quorum;
+    use crate::redis::quorum::tests::add_idle_connection;
+    use crate::url::Address;
+
+    /// The thread was paused from sending the call until after its deadline.
+    #[test]
+    fn reply_that_arrived_before_the_first_read_counts_after_the_deadline() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let config = Config {
+            connect_timeout: Duration::from_secs(60),
+            ..Config::default()
+        };
+        let address = Address::parse(&url).unwrap();
+        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config).unwrap();
+        let mut peer = add_idle_connection(&quorum.members.servers[0], &listener);
+        let until = Instant::now().after(config.connect_timeout);
+        let mut round = Round::new(&quorum.members, None, until, None);
+        round.choose();
+        assert!(round.connect().is_ok());
+        round.send();
+        peer.write_all(b"+PONG\r\n").unwrap();
+        while !round.slots[0].is_ready {
+            round.wait().unwrap();
+        }
+        round.slots[0].is_ready = false;
+        round.until = Instant::now();
+        round.read();
+        assert!(round.has_answers());
     }
 }
