@@ -355,6 +355,7 @@ impl Mutex {
     fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
         let runtime = &self.core.runtime;
         self.keys.check()?;
+        runtime.deployment.check(&self.keys)?;
         let ask = |until| runtime.deployment.number(&self.keys, what, until);
         query(runtime, may_repeat, ask)
     }

@@ -161,6 +161,7 @@ fn name_whose_keys_would_have_different_slots_is_an_error() {
         for error in [
             client.mutex(name).try_lock().map(drop).unwrap_err(),
             client.mutex(name).inspect().map(drop).unwrap_err(),
+            client.mutex(name).last_fencing_token().unwrap_err(),
         ] {
             assert!(matches!(error, Error::Config(_)), "{error:?}");
             assert!(error.to_string().contains("slots"), "{error}");
