@@ -21,6 +21,10 @@ use crate::url::check::{
 
 pub(crate) use crate::url::address::{Address, Logon};
 
+/// The most servers: local queues record which servers have announced a release in the bits of one
+/// `u64`, and an odd number of servers is best.
+const MOST_SERVERS: usize = 63;
+
 /// The query parameters of a URL of sentinels.
 const SENTINEL_PARAMETERS: [&str; 3] = ["sentinel_user", "sentinel_pass", "protocol"];
 
@@ -146,7 +150,8 @@ impl Target {
                     .into(),
             )),
         };
-        let addresses = urls.iter().map(parse).collect::<Result<_, _>>()?;
+        let addresses = urls.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        check_quorum(&addresses)?;
         Ok(Self::Quorum(addresses))
     }
 
@@ -347,8 +352,32 @@ fn quorum_servers(scheme: &str, rest: &str) -> Result<Vec<Address>, Error> {
         true => Err(quorum_config(
             "a server of a quorum needs a host and a port, not a socket path",
         )),
-        false => Ok(servers),
+        false => check_quorum(&servers).map(|()| servers),
     }
+}
+
+/// Returns an error if no quorum can consist of these servers.
+fn check_quorum(addresses: &[Address]) -> Result<(), Error> {
+    let wrong = |what: String| Err(Error::Config(format!("the quorum cannot work: {what}")));
+    if addresses.is_empty() || addresses.len() > MOST_SERVERS {
+        return wrong(format!(
+            "it has {} servers; expected 1 to {MOST_SERVERS}, best 3 or 5",
+            addresses.len()
+        ));
+    }
+    for (n, address) in addresses.iter().enumerate() {
+        if addresses
+            .iter()
+            .take(n)
+            .any(|other| other.label == address.label)
+        {
+            return wrong(format!(
+                "{} is named twice: each server has one vote",
+                address.label
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Splits off user and password with the `@` after them, both empty if there is none.

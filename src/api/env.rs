@@ -4,6 +4,7 @@
 mod tests;
 
 use std::ffi::OsString;
+use std::num::NonZeroU16;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -250,8 +251,8 @@ fn checked<T>(name: &str, value: Result<T, Error>) -> Result<T, Error> {
 /// Returns the URL made of `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB`.
 fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<String, Error> {
     let host = text("REDIS_HOST")?.unwrap_or_else(|| DEFAULT_HOST.into());
-    let port: u16 = text("REDIS_PORT")?.map_or(Ok(DEFAULT_PORT), |port| {
-        parsed("REDIS_PORT", &port, "a port number")
+    let port = text("REDIS_PORT")?.map_or(Ok(DEFAULT_PORT), |port| {
+        parsed("REDIS_PORT", &port, "a port number").map(NonZeroU16::get)
     })?;
     let db: u32 = text("REDIS_DB")?.map_or(Ok(0), |db| {
         parsed("REDIS_DB", &db, "the number of a database")

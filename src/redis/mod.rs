@@ -62,7 +62,7 @@ impl Deployment {
         Ok(match target {
             Target::Cluster(nodes) => Self::Cluster(Cluster::new(nodes, config)),
             Target::Quorum(addresses) => {
-                Self::Quorum(Box::new(Quorum::new(addresses, label, config)?))
+                Self::Quorum(Box::new(Quorum::new(addresses, label, config)))
             }
             Target::Server(address) => one(Connector::to_server(address, None, config)),
             Target::Sentinel(sentinel) => one(Connector::to_master(sentinel, config)),

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::Error;
 use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
@@ -29,10 +28,6 @@ use crate::redis::server::Server;
 use crate::redis::undoable::Undoable;
 use crate::url::Address;
 
-/// The most servers: local queues record which servers have announced a release in the bits of one
-/// `u64`, and an odd number of servers is best.
-const MOST_SERVERS: usize = 63;
-
 /// Several independent servers as one deployment.
 pub(crate) struct Quorum {
     pub(super) members: Members,
@@ -45,12 +40,7 @@ pub(crate) struct Quorum {
 }
 
 impl Quorum {
-    pub(crate) fn new(
-        addresses: Vec<Address>,
-        label: String,
-        config: &Config,
-    ) -> Result<Self, Error> {
-        check(&addresses)?;
+    pub(crate) fn new(addresses: Vec<Address>, label: String, config: &Config) -> Self {
         let servers = addresses.into_iter().enumerate().map(|(index, address)| {
             let member = Some(Member::new(index, config.max_connections));
             let connector = Connector::to_server(address, None, config);
@@ -67,13 +57,13 @@ impl Quorum {
                 size.all + 1
             );
         }
-        Ok(Self {
+        Self {
             members,
             label,
             permits: Permits::new(config.max_connections),
             health: ServerHealth::new(config.breaker_after),
             command_timeout: config.command_timeout,
-        })
+        }
     }
 
     /// Closes the circuit breaker if a majority is up again. Call this when a server has recovered.
@@ -155,29 +145,6 @@ impl Quorum {
     }
 }
 
-fn check(addresses: &[Address]) -> Result<(), Error> {
-    let wrong = |what: String| Err(Error::Config(format!("the quorum cannot work: {what}")));
-    if addresses.is_empty() || addresses.len() > MOST_SERVERS {
-        return wrong(format!(
-            "it has {} servers; expected 1 to {MOST_SERVERS}, best 3 or 5",
-            addresses.len()
-        ));
-    }
-    for (n, address) in addresses.iter().enumerate() {
-        if addresses
-            .iter()
-            .take(n)
-            .any(|other| other.label == address.label)
-        {
-            return wrong(format!(
-                "{} is named twice: each server has one vote",
-                address.label
-            ));
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
@@ -219,7 +186,7 @@ mod tests {
             ..Config::default()
         };
         let address = Address::parse("redis://127.0.0.1:1").unwrap();
-        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config).unwrap();
+        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config);
         let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
         let id = HolderId::fresh("x");
         let call = || {
@@ -250,7 +217,7 @@ mod tests {
             ..Config::default()
         };
         let address = Address::parse(&url).unwrap();
-        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config).unwrap();
+        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config);
         let server = &quorum.members.servers[0];
         let member = server.member.as_ref().unwrap();
         let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));

@@ -429,7 +429,7 @@ mod tests {
             ..Config::default()
         };
         let address = Address::parse(&url).unwrap();
-        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config).unwrap();
+        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config);
         let mut peer = add_idle_connection(&quorum.members.servers[0], &listener);
         let until = Instant::now().after(config.connect_timeout);
         let mut round = Round::new(&quorum.members, None, until, None);

@@ -93,7 +93,7 @@ mod tests {
     fn three() -> Quorum {
         let at = |port| Address::parse(&format!("redis://127.0.0.1:{port}")).unwrap();
         let addresses = [1, 2, 3].map(at).to_vec();
-        Quorum::new(addresses, "quorum of three".into(), &Config::default()).unwrap()
+        Quorum::new(addresses, "quorum of three".into(), &Config::default())
     }
 
     fn round(quorum: &Quorum) -> Round<'_> {
