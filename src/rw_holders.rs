@@ -36,7 +36,8 @@ pub enum RwHolders {
     /// A writer, a holder of a [`Mutex`](crate::Mutex) or a [`FairMutex`](crate::FairMutex) of the
     /// same name, or another program.
     Writer(Holder),
-    /// The readers, each with its own time left; at least one.
+    /// The readers, at least one, each with its own time left, sorted by when their leases end: the
+    /// first 10,000 if there are more, and fewer if their ids are long.
     Readers(Vec<Holder>),
 }
 

@@ -376,7 +376,8 @@ impl RwLock {
 
     /// Asks Redis for the holders of the lock; returns `None` if it is free.
     ///
-    /// Returns within the command timeout.
+    /// Returns the first 10,000 readers, or fewer if their ids are long. Returns within the command
+    /// timeout.
     ///
     /// ```
     /// use leasehold::RwHolders;

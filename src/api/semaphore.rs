@@ -281,7 +281,8 @@ impl Semaphore {
 
     /// Asks Redis for the holders of permits, sorted by when their leases end.
     ///
-    /// Returns at most 10,000 holders, within the command timeout.
+    /// Returns the first 10,000 holders, or fewer if their ids are long: the reply has at most
+    /// 1 MiB, enough for 900 ids of the greatest length. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -1,7 +1,9 @@
 -- Reads the holders of a read-write lock.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] readers
 -- Free: nil. A writer: {value, ttl in ms or -1, last fencing token or nil}, as inspect.lua.
--- Readers: {their flag, ttl of the last of them, last fencing token or nil, holder id, ttl, ...}.
+-- Readers: {their flag, ttl of the last of them, last fencing token or nil, holder id, ttl, ...}:
+-- the first 10,000 to end. Long ids can leave room for fewer of them: the client rejects a reply of
+-- more than 1 MiB.
 local holder = redis.call('GET', KEYS[1])
 if not holder then return false end
 local is_shared = holder == 'leasehold:readers'
@@ -13,10 +15,16 @@ fence = type(fence) == 'string' and string.sub(fence, 1, 17)
 local reply = {holder, redis.call('PTTL', KEYS[1]), fence}
 if not is_shared then return reply end
 read_clock()
-local members = redis.call('ZRANGEBYSCORE', KEYS[3], now, '+inf', 'WITHSCORES')
+local members =
+  redis.call('ZRANGEBYSCORE', KEYS[3], now, '+inf', 'WITHSCORES', 'LIMIT', '0', '10000')
 if #members == 0 then return false end
+local bytes = 0
 for n = 1, #members, 2 do
-  reply[#reply + 1] = string.sub(members[n], 1, 1088)
+  local id = string.sub(members[n], 1, 1088)
+  -- Besides the id: its length, the ttl of 16 digits, and the marks and line ends of both.
+  bytes = bytes + #id + 28
+  if bytes > 1040000 then break end
+  reply[#reply + 1] = id
   -- Another program may have written any score; a ttl is an integer that is not negative.
   reply[#reply + 1] = math.floor(math.min(members[n + 1] - now, 9007199254740991))
 end

@@ -2,7 +2,8 @@
 -- KEYS[1] permits, KEYS[2] fence
 -- ARGV[1] the most holders to return
 -- Returns {permits out, last fencing token or nil, holder id, ms until its permits end, …}. The
--- holders are sorted by the end of their permits, the first end first.
+-- holders are sorted by the end of their permits, the first end first. Long ids can leave room for
+-- fewer of them: the client rejects a reply of more than 1 MiB.
 read_clock()
 local used, n, found = 0, 0, nil
 repeat
@@ -21,9 +22,14 @@ local fence = redis.pcall('GET', KEYS[2])
 fence = type(fence) == 'string' and string.sub(fence, 1, 17)
 local reply = {math.min(math.max(used, 0), 2 ^ 53), fence}
 found = redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf', 'WITHSCORES', 'LIMIT', '0', ARGV[1])
+local bytes = 0
 for i = 1, #found, 2 do
   -- A foreign member can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
-  reply[#reply + 1] = string.sub(found[i], 1, 1088)
+  local id = string.sub(found[i], 1, 1088)
+  -- Besides the id: its length, the ms of 16 digits, and the marks and line ends of both.
+  bytes = bytes + #id + 28
+  if bytes > 1040000 then break end
+  reply[#reply + 1] = id
   reply[#reply + 1] = math.min(found[i + 1] - now, 2 ^ 53)
 end
 return reply

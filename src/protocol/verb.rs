@@ -44,6 +44,11 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
+    /// Returns whether the reply lists holders: then it may have 1 MiB.
+    pub(crate) fn lists_holders(self) -> bool {
+        matches!(self, Self::InspectPermits | Self::InspectShared)
+    }
+
     /// Reads a reply; `None` if no such call can have it.
     pub(crate) fn read(self, reply: Reply) -> Option<Answer> {
         match self {

@@ -31,7 +31,8 @@ impl Server {
     ) -> Result<(Answer, Instant), NodeFault> {
         let is_probe = cap_rule == Cap::Counted && self.health.admit(self.label())?;
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
-        let may_combine = call.replicas.is_none() && !call.asking;
+        // Other calls must not wait behind a long reply.
+        let may_combine = call.replicas.is_none() && !call.asking && !call.verb.lists_holders();
         let entered = self.pool.enter();
         if may_combine && entered.is_one_of_many(cap_rule) {
             match self.pool.combine(&call, until, cap_rule, undoable) {

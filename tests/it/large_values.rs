@@ -1,9 +1,12 @@
-//! Promise: a foreign value of megabytes disturbs no other lock, and calls about its key succeed.
+//! Promise: neither a foreign value of megabytes nor thousands of holders disturb another lock, and
+//! calls about their keys succeed.
 
 use std::ops::RangeInclusive;
+use std::thread;
 
-use leasehold::{Client, Error, Lost, Unlocked};
+use leasehold::{Client, Error, Lost, RwHolders, Unlocked};
 use redis::Value;
+use support::permits::PERMITS;
 use support::{Server, eventually, ms};
 
 support::tests![
@@ -16,6 +19,9 @@ support::tests![
     force_unlock_deletes_values_of_all_lengths,
     a_release_deletes_no_other_value_with_the_same_start,
     long_names_are_listed_in_pages_of_any_weight,
+    many_holders_of_permits_are_returned_up_to_the_limit,
+    many_readers_are_returned_up_to_the_limit,
+    reads_of_many_holders_fail_no_call_of_other_threads,
 ];
 
 /// More bytes than the client accepts in one reply.
@@ -28,6 +34,12 @@ const DIGEST: usize = 40;
 
 /// The largest reply: the start of the value, its digest and the start of a fence.
 const SMALL: usize = CUT + DIGEST + 17;
+
+/// The most holders that an inspection returns.
+const MOST_HOLDERS: usize = 10_000;
+
+/// The most holders with ids of more than 1 KiB: their reply has nearly 1 MiB.
+const MOST_LONG: usize = 900;
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
 
@@ -370,4 +382,115 @@ fn long_names_are_listed_in_pages_of_any_weight() {
         .iter()
         .filter(|held| held.name().as_bytes().len() == 60_000);
     assert_eq!((held.len(), long.count()), (2 * LONG, LONG));
+}
+
+/// Adds leases to the sorted set `key`, in the order in which they end. Each member is a holder id
+/// whose owner has `owner` bytes, behind `prefix`.
+fn add_holders(server: &Server, key: &str, prefix: &str, count: usize, owner: usize) {
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
+    let end = (seconds + 3600) * 1000;
+    let mut pipe = redis::pipe();
+    for n in 0..count {
+        let owner = "o".repeat(owner);
+        let member = format!("{prefix}{owner}:123e4567-e89b-42d3-a456-{n:012}");
+        pipe.cmd("ZADD")
+            .arg(key)
+            .arg(end + n as u64)
+            .arg(member)
+            .ignore();
+    }
+    pipe.exec(&mut server.connection()).unwrap();
+}
+
+/// Lets `count` holders have one permit each of the semaphore `a`.
+fn add_permits(server: &Server, count: usize, owner: usize) {
+    server.run("DEL", &[PERMITS]);
+    server.run("ZADD", &[PERMITS, &format!("-{count}"), "out"]);
+    add_holders(server, PERMITS, "1 ", count, owner);
+}
+
+fn many_holders_of_permits_are_returned_up_to_the_limit() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let semaphore = client.semaphore("a", 20_000);
+    for (count, owner) in [(500, 20), (MOST_HOLDERS, 20), (MOST_HOLDERS + 100, 20)] {
+        add_permits(&server, count, owner);
+        let holders = semaphore.holders().unwrap();
+        assert_eq!(holders.len(), count.min(MOST_HOLDERS));
+        // Those whose leases end first.
+        for (n, holder) in holders.iter().enumerate() {
+            let id = holder.holder_id().as_str();
+            assert!(id.ends_with(&format!("{n:012}")), "{n}: {id}");
+        }
+        let listed = client.list_permits("").unwrap();
+        assert_eq!(listed[0].permits(), count as u64);
+        assert_eq!(listed[0].holders().len(), holders.len());
+        assert_eq!(semaphore.available().unwrap(), 20_000 - count as u32);
+    }
+    add_permits(&server, MOST_HOLDERS, 1024);
+    let holders = semaphore.holders().unwrap();
+    assert!(
+        (MOST_LONG..MOST_HOLDERS).contains(&holders.len()),
+        "{}",
+        holders.len()
+    );
+    let listed = client.list_permits("").unwrap();
+    assert_eq!(listed[0].permits(), MOST_HOLDERS as u64);
+    assert_eq!(listed[0].holders().len(), holders.len());
+}
+
+fn many_readers_are_returned_up_to_the_limit() {
+    const READERS: &str = "leasehold:readers:{lock:a}";
+    let server = Server::start();
+    let client = client(&server.url());
+    set(&server, "lock:a", b"leasehold:readers");
+    let readers = || match client.rw_lock("a").inspect().unwrap() {
+        Some(RwHolders::Readers(readers)) => readers,
+        other => panic!("{other:?}"),
+    };
+    for count in [500, MOST_HOLDERS, MOST_HOLDERS + 100] {
+        server.run("DEL", &[READERS]);
+        add_holders(&server, READERS, "", count, 20);
+        let readers = readers();
+        assert_eq!(readers.len(), count.min(MOST_HOLDERS));
+        for (n, reader) in readers.iter().enumerate() {
+            let id = reader.holder_id().unwrap().as_str();
+            assert!(id.ends_with(&format!("{n:012}")), "{n}: {id}");
+        }
+    }
+    server.run("DEL", &[READERS]);
+    add_holders(&server, READERS, "", MOST_HOLDERS, 1024);
+    let count = readers().len();
+    assert!((MOST_LONG..MOST_HOLDERS).contains(&count), "{count}");
+}
+
+fn reads_of_many_holders_fail_no_call_of_other_threads() {
+    let server = Server::start();
+    add_permits(&server, MOST_HOLDERS, 20);
+    let patience = ms(20_000);
+    let builder = Client::builder().url(server.url());
+    let builder = builder.connect_timeout(patience).command_timeout(patience);
+    // Calls that find the connection in use are sent together.
+    let client = builder.max_connections(1).build().unwrap();
+    thread::scope(|scope| {
+        for n in 0..12 {
+            let client = &client;
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let guard = client.mutex(format!("own:{n}")).lock().unwrap();
+                    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+                }
+            });
+        }
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    let holders = client.semaphore("a", 1).holders().unwrap();
+                    assert_eq!(holders.len(), MOST_HOLDERS);
+                }
+            });
+        }
+    });
+    // Nor did a call fail and succeed when it was repeated.
+    assert_eq!(client.health().servers[0].last_error, None);
 }

@@ -68,6 +68,8 @@ impl HeldPermits {
 
     /// Returns the holders, sorted by when their leases end: the first 10,000 if there are more.
     ///
+    /// Returns fewer if their ids are long.
+    ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();

@@ -115,8 +115,13 @@ impl Connection {
 
     /// Reads the reply to a call, by `until`.
     pub(crate) fn answer_to(&mut self, until: Instant, verb: Verb) -> CallResult {
-        let value = self.answer(until)?;
-        self.meaning_of(value, verb)
+        let usual = self.input.limit;
+        if verb.lists_holders() {
+            self.accept_long();
+        }
+        let value = self.answer(until);
+        self.input.limit = usual;
+        self.meaning_of(value?, verb)
     }
 
     /// Returns what `value`, the last reply read, means. A reply that the call cannot have is an
