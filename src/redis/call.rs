@@ -177,7 +177,7 @@ impl Server {
 #[cfg(test)]
 mod tests {
     use std::io::Write as _;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::thread;
     use std::time::Duration;
 
@@ -193,18 +193,50 @@ mod tests {
     /// Longer than the breaker stays open.
     const LONG: Duration = Duration::from_secs(60);
 
-    #[test]
-    fn call_without_a_connection_leaves_the_probe_to_the_next_call() {
+    /// Returns a listener, and a client's server at it for which one connection may be made.
+    fn listener_and_server(command_timeout: Duration) -> (TcpListener, Server) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let config = Config {
             breaker_after: 1,
             max_connections: 1,
             connect_timeout: LONG,
+            command_timeout,
             ..Config::default()
         };
         let connector = Connector::to_server(Address::parse(&url).unwrap(), None, &config);
-        let server = Server::new(connector, &config, None);
+        (listener, Server::new(connector, &config, None))
+    }
+
+    /// Accepts a connection and replies to its log-on.
+    fn accept(listener: &TcpListener) -> TcpStream {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
+        stream
+    }
+
+    #[test]
+    fn running_out_of_connections_is_no_failure_of_the_server() {
+        let short = Duration::from_millis(50);
+        let (listener, server) = listener_and_server(short);
+        thread::scope(|scope| {
+            let accepting = scope.spawn(|| accept(&listener));
+            let in_use = server.acquire_connection(Instant::now().after(LONG), Cap::Counted);
+            let _in_use = in_use.unwrap_or_else(|fault| panic!("{fault:?}"));
+            let _stream = accepting.join().unwrap();
+            // The call has all the time of a command.
+            let fault = server.ping(Instant::now().after(short), Cap::Counted);
+            let Err(Fault::NotRun(cause)) = fault else {
+                panic!("{fault:?}");
+            };
+            assert!(cause.is_of_client(), "{cause}");
+            assert!(!server.health.is_open() && !server.health.is_failing());
+        });
+    }
+
+    #[test]
+    fn call_without_a_connection_leaves_the_probe_to_the_next_call() {
+        let (listener, server) = listener_and_server(Config::default().command_timeout);
         let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
         let id = HolderId::fresh("x");
         let call = || {
@@ -216,11 +248,7 @@ mod tests {
             fault
         };
         thread::scope(|scope| {
-            let accepting = scope.spawn(|| {
-                let (mut stream, _) = listener.accept().unwrap();
-                stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
-                stream
-            });
+            let accepting = scope.spawn(|| accept(&listener));
             let in_use = server.acquire_connection(Instant::now().after(LONG), Cap::Counted);
             let _in_use = in_use.unwrap_or_else(|fault| panic!("{fault:?}"));
             let _stream = accepting.join().unwrap();

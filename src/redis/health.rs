@@ -107,7 +107,7 @@ impl ServerHealth {
         if !self.failing.swap(true, Ordering::Relaxed) {
             detail.since = wall_time();
         }
-        if let Some(cause) = cause.filter(|cause| !cause.is_of_client()) {
+        if let Some(cause) = cause {
             detail.last_error = Some(cause.clone());
         }
         let opens = counts && detail.breaker.failed(Instant::now());

@@ -111,6 +111,8 @@ impl Server {
         self.pool
             .acquire_connection(until, cap_rule)
             .map_err(|refusal| match refusal {
+                // The client ran out of connections, which says nothing about the server.
+                GetError::NotYet(error) if error.cause.is_of_client() => Fault::NotRun(error.cause),
                 GetError::NotYet(connect_error) => {
                     let counts = connect_error.is_servers_fault || self.had_time(asked, until);
                     self.connect_error(connect_error, counts)
