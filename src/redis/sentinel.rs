@@ -141,7 +141,7 @@ impl Sentinels {
         let address = sentinels
             .get(n)
             .ok_or((ErrorKind::Client, "no such sentinel"))?;
-        Connection::open(address, None, until, || ())
+        Connection::open(address, None, until, |_| ())
     }
 
     /// How many times the master was found to have moved.

@@ -73,7 +73,7 @@ impl SlotMap {
     fn ask(&self, node: &HostPort, timeout: Duration) -> RedisResult<SlotLayout> {
         let until = Instant::now().after(timeout);
         let address = self.nodes.at(&node.0, node.1);
-        let mut connection = Connection::open(&address, None, until, || ())?;
+        let mut connection = Connection::open(&address, None, until, |_| ())?;
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");
         let answer = connection

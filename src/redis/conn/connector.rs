@@ -27,8 +27,8 @@ pub(crate) struct Connector {
     pub(super) dialers: ThreadGroup,
     /// Its reference count is the number of open connections plus one.
     open: Arc<()>,
-    /// The server has accepted a connection that is being made, and has not yet replied on it.
-    has_accepted: AtomicBool,
+    /// The server has accepted a connection that is being made, and has not sent anything on it.
+    awaits_first: AtomicBool,
     /// The server has replied on an earlier connection.
     has_replied: AtomicBool,
 }
@@ -77,7 +77,7 @@ impl Connector {
             command_timeout: config.command_timeout,
             dialers: config.dialers.clone(),
             open: Arc::default(),
-            has_accepted: AtomicBool::new(false),
+            awaits_first: AtomicBool::new(false),
             has_replied: AtomicBool::new(false),
         }
     }
@@ -143,7 +143,7 @@ impl Connector {
 
     /// Returns why no connection was ready in time.
     pub(super) fn no_connection_yet(&self) -> Cause {
-        match self.has_accepted.load(Ordering::Relaxed) {
+        match self.awaits_first.load(Ordering::Relaxed) {
             true => Cause::no_first_reply(NoFirstReply::Silent, self.tls_hint()),
             false => Cause::silence("no connection in time"),
         }
@@ -167,9 +167,9 @@ impl Connector {
     }
 
     fn log_on(&self, address: &Address, until: Instant) -> RedisResult<Connection> {
-        let accepted = || self.has_accepted.store(true, Ordering::Relaxed);
-        let opened = Connection::open(address, Some(&self.connection_name), until, accepted);
-        self.has_accepted.store(false, Ordering::Relaxed);
+        let awaits_first = |awaits| self.awaits_first.store(awaits, Ordering::Relaxed);
+        let opened = Connection::open(address, Some(&self.connection_name), until, awaits_first);
+        awaits_first(false);
         let mut connection = opened?;
         self.has_replied.store(true, Ordering::Relaxed);
         connection.open = Some(Arc::clone(&self.open));

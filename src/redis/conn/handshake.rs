@@ -1,8 +1,8 @@
 //! Logs on a new connection: HELLO or AUTH, SELECT, and the client's name, in one write.
 
 use redis::{
-    Cmd, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, ServerError, ServerErrorKind,
-    Value, cmd,
+    Cmd, ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, ServerError,
+    ServerErrorKind, Value, cmd,
 };
 
 use super::connection::Connection;
@@ -25,18 +25,21 @@ pub(crate) enum Step {
 impl Connection {
     /// Connects and logs on by `until`: name resolution, all addresses, TLS and the log-on
     /// together. Name resolution cannot be interrupted, so only a dialer calls this. `name` becomes
-    /// the name of the connection. `accepted` is called when the peer has accepted the connection
-    /// and has not sent anything yet.
+    /// the name of the connection. `awaits_first` is called with true when the peer has accepted
+    /// the connection and has not sent anything yet, and with false when a TLS handshake has
+    /// succeeded.
     pub(crate) fn open(
         address: &Address,
         name: Option<&str>,
         until: Instant,
-        accepted: impl FnOnce(),
+        awaits_first: impl Fn(bool),
     ) -> RedisResult<Self> {
-        let mut connection = Self::connect(address, until, accepted)?;
+        let mut connection = Self::connect(address, until, || awaits_first(true))?;
+        let is_plain = !matches!(address.info.addr(), ConnectionAddr::TcpTls { .. });
+        awaits_first(is_plain);
         let redis = address.info.redis_settings();
-        if !connection.log_on(&commands(redis, name, true), until)? {
-            connection.log_on(&commands(redis, name, false), until)?;
+        if !connection.log_on(&commands(redis, name, true), until, is_plain)? {
+            connection.log_on(&commands(redis, name, false), until, false)?;
         }
         match connection.has_surplus() {
             true => Err(connection.malformed()),
@@ -45,7 +48,13 @@ impl Connection {
     }
 
     /// Returns false if the server is older than ACL users, and needs the log-on without a user.
-    fn log_on(&mut self, commands: &[(Step, Cmd)], until: Instant) -> RedisResult<bool> {
+    /// With `awaits_first`, the peer has not sent anything yet.
+    fn log_on(
+        &mut self,
+        commands: &[(Step, Cmd)],
+        until: Instant,
+        awaits_first: bool,
+    ) -> RedisResult<bool> {
         // If writing fails, the server may have sent the reason before it closed the connection.
         let sent = self.write(until, |buffer| {
             for (_, command) in commands {
@@ -60,7 +69,7 @@ impl Connection {
                 Err(error) => {
                     return Err(match ignored {
                         Some(why) if error.is_connection_dropped() => why.into(),
-                        _ if n == 0 => NoFirstReply::mark(error),
+                        _ if n == 0 && awaits_first => NoFirstReply::mark(error),
                         _ => error,
                     });
                 }
@@ -220,7 +229,7 @@ mod tests {
         let server = thread::spawn(move || old_server(&listener));
         let address = Address::parse(&url).unwrap();
         let until = Instant::now().after(Duration::from_secs(30));
-        let opened = Connection::open(&address, None, until, || ());
+        let opened = Connection::open(&address, None, until, |_| ());
         assert!(opened.is_ok(), "{:?}", opened.err());
         let sent = server.join().unwrap();
         assert!(sent.starts_with("*2\r\n$4\r\nAUTH\r\n$6\r\ns3cret\r\n*2\r\n$6\r\nSELECT"));

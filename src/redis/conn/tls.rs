@@ -163,6 +163,7 @@ impl AsFd for TlsStream {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::net::{TcpListener, TcpStream};
     use std::sync::{Arc, mpsc};
     use std::thread;
@@ -174,7 +175,9 @@ mod tests {
     use rustls::{ServerConfig, ServerConnection};
 
     use crate::clock::Instant;
+    use crate::config::Config;
     use crate::redis::conn::connection::Connection;
+    use crate::redis::conn::connector::Connector;
     use crate::tls::{Tls, install_provider};
     use crate::url::Address;
 
@@ -212,29 +215,57 @@ mod tests {
         stream
     }
 
-    #[test]
-    fn reply_sent_with_the_last_message_of_the_handshake_is_read() {
-        install_provider();
-        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    fn address_of(listener: &TcpListener) -> Address {
         let port = listener.local_addr().unwrap().port();
-        let (over, is_over) = mpsc::channel::<()>();
-        let server = thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            let _open = serve(stream, b"-ERR max number of clients reached\r\n");
-            let _ = is_over.recv();
-        });
-        let address = Address {
+        Address {
             tls: Arc::new(Tls {
                 root: Some(pem!("ca.pem").to_vec()),
                 client: None,
             }),
             ..Address::parse(&format!("rediss://localhost:{port}")).unwrap()
-        };
+        }
+    }
+
+    #[test]
+    fn reply_sent_with_the_last_message_of_the_handshake_is_read() {
+        install_provider();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let (over, is_over) = mpsc::channel::<()>();
+        let address = address_of(&listener);
+        let server = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let _open = serve(stream, b"-ERR max number of clients reached\r\n");
+            let _ = is_over.recv();
+        });
         let until = Instant::now().after(LONG);
         let mut connection = Connection::connect(&address, until, || ()).unwrap();
         let read = connection.receive(until);
         assert!(matches!(read, Ok(Value::ServerError(_))), "{read:?}");
         drop(over);
         server.join().unwrap();
+    }
+
+    /// As a TLS terminator does whose Redis is down.
+    #[test]
+    fn peer_that_is_silent_after_the_handshake_is_not_said_to_speak_no_tls() {
+        install_provider();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let config = Config {
+            connect_timeout: LONG,
+            ..Config::default()
+        };
+        let connector = Connector::to_server(address_of(&listener), None, &config);
+        thread::scope(|scope| {
+            let connecting = scope.spawn(|| connector.connect(|| ()));
+            let mut stream = serve(listener.accept().unwrap().0, b"");
+            // The log-on arrives: the client has completed the handshake.
+            stream.read_exact(&mut [0]).unwrap();
+            let cause = connector.no_connection_yet().to_string();
+            assert!(!cause.contains("redis://"), "{cause}");
+            drop(stream);
+            let error = connecting.join().unwrap().err().unwrap();
+            let cause = connector.no_connection(error).to_string();
+            assert!(!cause.contains("redis://"), "{cause}");
+        });
     }
 }
