@@ -162,6 +162,7 @@ mod tests {
         // The log-on succeeds.
         server.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
         assert_eq!(pool.connector.dialers.wait(Instant::now().after(LONG)), 0);
+        assert_eq!(pool.state.lock().dialing.failed_times, 0);
         assert_eq!(pool.connector.connections(), 0);
     }
 
