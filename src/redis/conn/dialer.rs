@@ -144,17 +144,17 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Returns a listener, and a pool for one connection to it.
-    fn listener_and_pool() -> (TcpListener, Arc<Pool>) {
+    /// Returns a listener, and a pool for `cap` connections to it.
+    fn listener_and_pool(cap: usize) -> (TcpListener, Arc<Pool>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = Address::parse(&format!("redis://{}", listener.local_addr().unwrap()));
         let connector = Connector::to_server(address.unwrap(), None, &Config::default());
-        (listener, Arc::new(Pool::new(connector, 1)))
+        (listener, Arc::new(Pool::new(connector, cap)))
     }
 
     #[test]
     fn connection_made_for_nobody_after_the_close_is_closed() {
-        let (listener, pool) = listener_and_pool();
+        let (listener, pool) = listener_and_pool(1);
         let request = pool.request();
         let mut server = listener.accept().unwrap().0;
         drop(request);
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn dialer_abandoned_before_it_runs_ends_and_leaves_room_for_another() {
-        let (_silent, pool) = listener_and_pool();
+        let (_silent, pool) = listener_and_pool(1);
         pool.state
             .lock()
             .callers
@@ -186,5 +186,43 @@ mod tests {
         let now = Instant::now();
         state.dialing.start(now);
         assert!(state.dialing.needs_dialer(now.after(LONG), Duration::ZERO));
+    }
+
+    /// There is room to dial for the second waiter, and its wake-up went to the first.
+    #[test]
+    fn waiter_that_gets_a_connection_wakes_the_next_one() {
+        let (listener, pool) = listener_and_pool(2);
+        let accepting = thread::spawn(move || {
+            [(); 2].map(|()| {
+                let mut stream = listener.accept().unwrap().0;
+                stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
+                stream
+            })
+        });
+        let acquire = |pool: &Arc<Pool>| {
+            let pooled = pool.acquire_connection(Instant::now().after(LONG), Cap::Counted);
+            pooled.ok().expect("a connection").into_connection()
+        };
+        let [failed, returned] = [acquire(&pool), acquire(&pool)];
+        let _streams = accepting.join().unwrap();
+        let first = {
+            let pool = Arc::clone(&pool);
+            thread::spawn(move || acquire(&pool))
+        };
+        while pool.state.lock().callers.is_empty() {
+            thread::yield_now();
+        }
+        let mut state = pool.state.lock();
+        state.callers.join(Cap::Counted, thread::current());
+        // Before the first waiter runs, one connection is closed and the other is put back.
+        drop(failed);
+        pool.vacated(&mut state);
+        state.put_back(returned);
+        pool.wake_next(&state);
+        drop(state);
+        let _taken = first.join().unwrap();
+        let until = Instant::now().after(LONG);
+        thread::park_timeout(LONG);
+        assert!(Instant::now() < until, "the second waiter was not woken");
     }
 }

@@ -93,6 +93,10 @@ impl Pool {
         if pooled.is_err() {
             // Other calls may need the connection that this call was about to get.
             state.dismiss_one();
+        }
+        if pooled.is_err() || number.is_some() {
+            // Several wake-ups may have gone to this call: one connection was returned and another
+            // one closed.
             self.wake_next(&state);
         }
         pooled
