@@ -18,6 +18,7 @@ use crate::protocol::reply::Reply;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
 use crate::url::Address;
+use crate::violation::ViolationKind;
 
 /// A message must end within this time after it was first found unfinished. A subscription waits
 /// for no reply, so no other deadline stops a peer that sends its bytes one by one.
@@ -145,6 +146,13 @@ impl Connection {
         self.input.is_within_reply()
     }
 
+    /// Returns the error for a connection that [`has_surplus`](Self::has_surplus).
+    pub(super) fn surplus(&self) -> RedisError {
+        self.input
+            .violation_by_rest(ViolationKind::Malformed)
+            .into()
+    }
+
     /// Returns one reply if all of it has arrived. An earlier read may have brought it. Reads from
     /// the socket only if the connection `is_ready`, as [`wait_for_any`] reports.
     pub(crate) fn answer_at_hand(&mut self, is_ready: bool) -> RedisResult<Option<Value>> {
@@ -231,7 +239,9 @@ impl Connection {
         }
         let now = Instant::now();
         match self.message_since {
-            Some(since) if since.until(now) >= MESSAGE_WITHIN => self.input.endless().into(),
+            Some(since) if since.until(now) >= MESSAGE_WITHIN => {
+                self.input.violation_by_rest(ViolationKind::Endless).into()
+            }
             _ => {
                 self.message_since.get_or_insert(now);
                 timeout

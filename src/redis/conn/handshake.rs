@@ -42,7 +42,7 @@ impl Connection {
             connection.log_on(&commands(redis, name, false), until, false)?;
         }
         match connection.has_surplus() {
-            true => Err(connection.malformed()),
+            true => Err(connection.surplus()),
             false => Ok(connection),
         }
     }
@@ -193,7 +193,7 @@ impl Step {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{Shutdown, TcpListener, TcpStream};
     use std::thread;
     use std::time::Duration;
 
@@ -233,6 +233,31 @@ mod tests {
         assert!(opened.is_ok(), "{:?}", opened.err());
         let sent = server.join().unwrap();
         assert!(sent.starts_with("*2\r\n$4\r\nAUTH\r\n$6\r\ns3cret\r\n*2\r\n$6\r\nSELECT"));
+    }
+
+    /// Logs on to a server that sends `reply` and then ends the connection.
+    fn error_after(reply: &'static [u8]) -> String {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+            stream.write_all(reply).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            // Closed with unread bytes in it, the connection would lose the reply.
+            stream
+        });
+        let address = Address::parse(&url).unwrap();
+        let until = Instant::now().after(Duration::from_secs(30));
+        let opened = Connection::open(&address, None, until, |_| ());
+        let _open = server.join().unwrap();
+        opened.err().expect("an error").to_string()
+    }
+
+    #[test]
+    fn bytes_behind_the_log_on_are_quoted() {
+        let error = error_after(b"+OK\r\n+OK\r\n$3\r\nwho\r\n");
+        assert!(error.contains(r"$3\r\nwho\r\n"), "{error}");
     }
 
     fn commands_of(url: &str, name: Option<&str>, with_user: bool) -> Vec<String> {

@@ -79,10 +79,10 @@ impl Input {
         Violation::new(ViolationKind::Malformed, reply)
     }
 
-    /// Returns the violation by a reply that does not end in time.
-    pub(super) fn endless(&self) -> Violation {
+    /// Returns a violation by the bytes that belong to no reply taken out.
+    pub(super) fn violation_by_rest(&self, kind: ViolationKind) -> Violation {
         let bytes = self.bytes.get(self.start..self.end).unwrap_or_default();
-        Violation::new(ViolationKind::Endless, bytes)
+        Violation::new(kind, bytes)
     }
 
     /// Returns where to put the next bytes; never empty.
