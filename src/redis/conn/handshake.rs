@@ -82,7 +82,10 @@ impl Connection {
                 return Err(refusal);
             }
             knows_users &= *step != Step::AuthWithUser;
-            ignored = Some(error);
+            // A missing permission for an optional command closes no connection.
+            if error.code() != "NOPERM" {
+                ignored = Some(error);
+            }
         }
         sent?;
         Ok(knows_users)
@@ -236,7 +239,7 @@ mod tests {
     }
 
     /// Logs on to a server that sends `reply` and then ends the connection.
-    fn error_after(reply: &'static [u8]) -> String {
+    fn error_after(reply: &'static [u8]) -> RedisError {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let server = thread::spawn(move || {
@@ -251,13 +254,23 @@ mod tests {
         let until = Instant::now().after(Duration::from_secs(30));
         let opened = Connection::open(&address, None, until, |_| ());
         let _open = server.join().unwrap();
-        opened.err().expect("an error").to_string()
+        opened.err().expect("an error")
     }
 
     #[test]
     fn bytes_behind_the_log_on_are_quoted() {
-        let error = error_after(b"+OK\r\n+OK\r\n$3\r\nwho\r\n");
+        let error = error_after(b"+OK\r\n+OK\r\n$3\r\nwho\r\n").to_string();
         assert!(error.contains(r"$3\r\nwho\r\n"), "{error}");
+    }
+
+    #[test]
+    fn connection_lost_after_an_optional_command_is_not_a_missing_permission() {
+        let error =
+            error_after(b"-NOPERM this user has no permissions to run 'client|setinfo'\r\n");
+        assert!(error.is_connection_dropped(), "{error}");
+        // Such a server may close the connection because of what it replied.
+        let error = error_after(b"-NOAUTH Authentication required.\r\n");
+        assert_eq!(error.code(), Some("NOAUTH"), "{error}");
     }
 
     fn commands_of(url: &str, name: Option<&str>, with_user: bool) -> Vec<String> {
