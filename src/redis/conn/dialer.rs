@@ -102,8 +102,11 @@ impl Pool {
         let mut generation = self.generation();
         let made = catch_unwind(AssertUnwindSafe(|| {
             let moved = || {
-                self.leave(generation);
-                generation += 1;
+                // If another thread was first, yet another master may have taken over since: the
+                // connection stays of the old generation, and is not used.
+                if self.leave(generation) {
+                    generation += 1;
+                }
             };
             let made = self.connector.connect(moved).map(|mut connection| {
                 connection.generation = generation;

@@ -258,17 +258,18 @@ impl Pool {
     }
 
     /// Gives up all connections of this generation, because their server is wrong or cannot serve
-    /// now. Those in use are closed when they are returned.
-    pub(crate) fn leave(&self, generation: u64) {
+    /// now. Those in use are closed when they are returned. Returns false if another thread was
+    /// first.
+    pub(crate) fn leave(&self, generation: u64) -> bool {
         let next = generation + 1;
         let left =
             self.generation
                 .compare_exchange(generation, next, Ordering::SeqCst, Ordering::SeqCst);
-        // Otherwise another thread was first.
         if left.is_ok() {
             self.combiner.forget_trips();
             self.forget_idle();
         }
+        left.is_ok()
     }
 
     /// As [`leave`](Self::leave), after a server replied that it cannot serve now. The next
