@@ -100,9 +100,11 @@ impl Input {
 
     fn make_room(&mut self) {
         let held = self.end - self.start;
-        // A reply beyond the limit is rejected earlier, so the buffer stops growing.
+        // A reply beyond the limit is rejected earlier, so the buffer stops growing. With TLS, more
+        // replies may follow this one in a record: no byte of it must stay outside.
         let wanted = (held * 2).clamp(CHUNK, self.limit.bytes() + CHUNK);
-        if wanted.saturating_sub(held) >= LEAST_ROOM && wanted > self.bytes.len() {
+        let wanted = wanted.max(held + CHUNK);
+        if wanted > self.bytes.len() {
             let mut bytes = vec![0; wanted].into_boxed_slice();
             if let (Some(to), Some(from)) =
                 (bytes.get_mut(..held), self.bytes.get(self.start..self.end))
@@ -134,4 +136,21 @@ pub(crate) fn read_frame(mut bytes: &[u8]) -> Result<Option<Value>, RedisError> 
     let value = input.next();
     assert!(input.bytes.len() <= Limit::MOST.bytes() + CHUNK);
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_left_beyond_the_limit_of_one_reply() {
+        let mut input = Input::default();
+        // TLS decrypts a record at a time, and all of it is moved before the next reply is read.
+        let record = 16 * 1024;
+        while input.end < input.limit.bytes() + record {
+            let room = input.room().len();
+            assert!(room > 0, "at {} bytes", input.end);
+            input.filled(room);
+        }
+    }
 }
