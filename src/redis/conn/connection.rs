@@ -195,6 +195,7 @@ impl Connection {
         let mut is_last = false;
         loop {
             if let Some(value) = self.input.next()? {
+                self.message_since = None;
                 return Ok(value);
             }
             if is_last {
@@ -211,7 +212,6 @@ impl Connection {
         loop {
             match self.receive(until) {
                 Ok(value) => {
-                    self.message_since = None;
                     // In RESP3 a server may push values that were not requested.
                     let is_push = matches!(value, Value::Push { .. });
                     match Msg::from_owned_value(value) {
@@ -314,7 +314,7 @@ pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read as _;
+    use std::io::{Read as _, Write as _};
     use std::net::TcpListener;
 
     use super::*;
@@ -343,5 +343,24 @@ mod tests {
 
         server.read_to_end(&mut received).unwrap();
         assert!(received.iter().all(|byte| *byte == b'x'));
+    }
+
+    #[test]
+    fn end_of_a_message_is_noted_although_an_exchange_reads_it() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let long = Instant::now().after(Duration::from_secs(60));
+        let connection = Connection::connect(&Address::parse(&url).unwrap(), long, || ());
+        let (mut connection, mut server) = (connection.unwrap(), listener.accept().unwrap().0);
+
+        server.write_all(b"$3\r\nab").unwrap();
+        while connection.message_since.is_none() {
+            let soon = Instant::now().after(Duration::from_millis(10));
+            let error = connection.message(soon).unwrap_err();
+            assert!(error.is_timeout() && Instant::now() < long, "{error}");
+        }
+        server.write_all(b"c\r\n").unwrap();
+        connection.receive(long).unwrap();
+        assert!(connection.message_since.is_none());
     }
 }
