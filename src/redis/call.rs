@@ -121,10 +121,12 @@ impl Server {
         })?;
         let mut read = || {
             let answer = match call.asking {
-                // If ASKING itself was refused, its error is the one to report.
+                // If ASKING itself was refused, its error is the one to report, unless the call
+                // ran: the node had become the owner.
                 true => {
                     let asked = connection.answer_to(first_until, Verb::Asking)?;
-                    asked.and(connection.answer_to(first_until, call.verb)?)
+                    let answer = connection.answer_to(first_until, call.verb)?;
+                    answer.or_else(|error| asked.and(Err(error)))
                 }
                 false => connection.answer_to(first_until, call.verb)?,
             };
@@ -176,7 +178,7 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
     use std::thread;
     use std::time::Duration;
@@ -231,6 +233,29 @@ mod tests {
             };
             assert!(cause.is_of_client(), "{cause}");
             assert!(!server.health.is_open() && !server.health.is_failing());
+        });
+    }
+
+    #[test]
+    fn call_that_ran_without_asking_is_done() {
+        let (listener, server) = listener_and_server(LONG);
+        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        let id = HolderId::fresh("x");
+        thread::scope(|scope| {
+            let replying = scope.spawn(|| {
+                let mut stream = accept(&listener);
+                let mut bytes = [0; 1024];
+                while !bytes.windows(6).any(|six| six == b"ASKING") {
+                    assert!(stream.read(&mut bytes).unwrap() > 0);
+                }
+                stream.write_all(b"-NOPERM no asking\r\n:1\r\n").unwrap();
+                stream
+            });
+            let call = keys.renew(&id, LONG, false).asking(true);
+            let until = Instant::now().after(LONG);
+            let outcome = server.call_or_undo(call, until, Cap::Counted, None);
+            assert!(outcome.is_ok_and(|(answer, _)| answer.is_done()));
+            drop(replying.join().unwrap());
         });
     }
 
