@@ -125,15 +125,23 @@ pub enum Error {
         wanted: usize,
     },
 
-    /// The lock's key exists but is not a string: another program uses it.
+    /// A key of the lock has the wrong type: another program wrote it.
     ///
-    /// Nothing was changed, and nothing is held. Rename the lock, set another
-    /// [`key_prefix`](crate::ClientBuilder::key_prefix), or delete the key.
+    /// It can be the key in this error, or another key of leasehold for the same lock: the
+    /// server does not tell which. A call that acquires holds nothing after this error, but
+    /// another holder can: do not delete a key before `TYPE` shows that it is the wrong one.
+    /// The key of a lock is a string. The other keys are lists (`leasehold:queue:…`,
+    /// `leasehold:permits-queue:…`), hashes (`leasehold:places:…`,
+    /// `leasehold:permits-places:…`) and sorted sets (`leasehold:readers:…`,
+    /// `leasehold:permits:…`).
+    ///
+    /// Delete only the key of the wrong type, rename the lock, or set another
+    /// [`key_prefix`](crate::ClientBuilder::key_prefix).
     #[non_exhaustive]
     WrongType {
         /// The server, without its password.
         server: String,
-        /// The key in Redis.
+        /// The key of the lock in Redis; with several names, that of one of them.
         key: String,
     },
 
@@ -383,8 +391,9 @@ impl fmt::Display for Error {
 
 fn wrong_type(key: &str, at: &str) -> String {
     format!(
-        "the key {key}{at} exists but is not a string: another program uses it; \
-         rename the lock, set another key_prefix, or delete the key"
+        "the key {key}{at} or a key of leasehold for the same lock (leasehold:*) has the wrong \
+         type: another program wrote it; find it with TYPE and delete only that one, rename the \
+         lock, or set another key_prefix"
     )
 }
 
@@ -518,7 +527,7 @@ mod tests {
                     server: server(),
                     key: key(),
                 },
-                "the key lock:a exists but is not a string",
+                "the key lock:a or a key of leasehold",
             ),
             (
                 Error::BadFence {

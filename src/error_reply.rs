@@ -13,7 +13,7 @@ pub(crate) enum Meaning {
     NoScript,
     /// The server cannot run commands now: connect again and retry.
     NotServing,
-    /// A key exists but is not a string.
+    /// A key exists but has another type than the command or script needs.
     WrongType,
     /// A script found no token in the fencing key.
     BadFence,

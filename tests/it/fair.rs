@@ -677,15 +677,24 @@ fn broken_queue_fails_acquires_but_not_releases() {
     let server = Server::start();
     let guard = fair_mutex(&server).lock().unwrap();
     server.run("SET", &[QUEUE, "x"]);
-    assert!(matches!(
-        fair_mutex(&server).try_lock(),
-        Err(Error::WrongType { .. })
-    ));
+    let assert_refused = || {
+        let error = fair_mutex(&server).try_lock().unwrap_err();
+        assert!(
+            matches!(&error, Error::WrongType { key, .. } if key == "lock:a"),
+            "{error:?}"
+        );
+        // The lock key itself can be intact, and held.
+        let text = error.to_string();
+        assert!(
+            text.contains("or a key of leasehold for the same lock"),
+            "{text}"
+        );
+        assert!(text.contains("find it with TYPE"), "{text}");
+        assert!(!text.contains("delete the key"), "{text}");
+    };
+    assert_refused();
     assert_released(guard.unlock());
-    assert!(matches!(
-        fair_mutex(&server).try_lock(),
-        Err(Error::WrongType { .. })
-    ));
+    assert_refused();
     assert!(server.get("lock:a").is_none());
 }
 

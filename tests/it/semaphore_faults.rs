@@ -421,7 +421,13 @@ fn foreign_members_do_not_break_the_count() {
     wait_until_only_permit_fences_remain(&server);
     server.run("SET", &[PERMITS, "no set"]);
     for error in [semaphore.try_acquire().err(), semaphore.holders().err()] {
-        assert!(matches!(error, Some(Error::WrongType { .. })), "{error:?}");
+        let error = error.expect("the key is no sorted set");
+        assert!(
+            matches!(&error, Error::WrongType { key, .. } if key == PERMITS),
+            "{error:?}"
+        );
+        let text = error.to_string();
+        assert!(!text.contains("string"), "{text}");
     }
 }
 
