@@ -19,17 +19,11 @@ local keeps = ARGV[5] == '1'
 -- How long a kept lock lasts without a refresh, in ms: as long as a place.
 local provisional = math.min(3000, tonumber(ARGV[2]))
 
--- Turns to the n-th name, reads its holder, and returns the value of its lock, or false if the lock
--- is free. Returns nil and an error if the lock cannot be read.
+-- As read_lock, and reads the holder of the lock.
 local function read(n)
-  turn_to(n)
-  local value = redis.pcall('GET', all[n])
-  if type(value) ~= 'table' then
-    settle()
-    return value
-  end
-  if not string.find(value.err, 'WRONGTYPE', 1, true) then return nil, value end
-  return nil, redis.error_reply('WRONGTYPE ' .. n .. ' the lock is no string')
+  local value, bad = read_lock(n)
+  if not bad then settle() end
+  return value, bad
 end
 
 -- Releases the n-th lock if the set holds it: grants it to the next in its queue, or frees it.

@@ -7,19 +7,25 @@
 -- hold, 0 if it is free, or the other holder's value.
 -- For several ids: a list of that 0 or value for the first lock that none of them held, then the
 -- index, from 1, of each id that held a lock or had a place.
+-- Errors: WRONGTYPE n if the n-th lock is no string. All others are released.
 local ids, channels = {ARGV[1]}, 1
 if #ARGV > count + 1 then ids, channels = {unpack(ARGV, count + 1)}, 0 end
 local asked, held, placed = {}, {}, {}
 for _, id in ipairs(ids) do asked[id] = true end
-local other
+local other, unreadable
 -- Always a write: a server that has become a replica then replies READONLY, not "not yours".
 turn_to(1)
 local written = redis.pcall('HDEL', KEYS[4], '')
 -- Damaged places must not keep the locks from being released.
 if written ~= 0 and not string.find(written.err, 'WRONGTYPE', 1, true) then return written end
 for n = 1, count do
-  turn_to(n)
-  settle()
+  local _, bad = read_lock(n)
+  if bad then
+    holder = nil
+    unreadable = unreadable or bad
+  else
+    settle()
+  end
   local id = holder
   if id and asked[id] then
     take_out(id)
@@ -36,11 +42,13 @@ for n = 1, count do
         placed[waiter] = true
       end
     end
-    -- A damaged queue must not keep the lock from being released.
-    pcall(grant)
+    -- A damaged queue must not keep the lock from being released. A grant would overwrite a lock
+    -- that cannot be read.
+    if not bad then pcall(grant) end
   end
   if id then left(ARGV[channels + n], id) end
 end
+if unreadable then return unreadable end
 if not ids[2] then
   return (held[ids[1]] == count or placed[ids[1]]) and 1 or other or 0
 end

@@ -3,10 +3,17 @@
 -- ARGV[1] holder id, ARGV[2..] wake channels in the same order
 -- All released: 1. Otherwise, for the first lock that the caller did not hold: 0 if it is free, or
 -- the other holder's value.
-local mine, other = 0, nil
+-- Errors: WRONGTYPE n if the n-th lock is no string. All others are released.
+local mine, other, unreadable = 0, nil, nil
 for n = 1, #KEYS do
-  local holder = redis.call('GET', KEYS[n])
-  if holder == ARGV[1] then
+  local holder = redis.pcall('GET', KEYS[n])
+  if type(holder) == 'table' then
+    -- The other locks first.
+    if string.find(holder.err, 'WRONGTYPE', 1, true) then
+      holder = redis.error_reply('WRONGTYPE ' .. n .. ' the lock is no string')
+    end
+    unreadable = unreadable or holder
+  elseif holder == ARGV[1] then
     redis.call('DEL', KEYS[n])
     -- A user without the PUBLISH permission can still release.
     redis.pcall('PUBLISH', ARGV[n + 1], ARGV[1])
@@ -16,6 +23,7 @@ for n = 1, #KEYS do
     other = holder and string.sub(holder, 1, 1088) or 0
   end
 end
+if unreadable then return unreadable end
 if mine == #KEYS then return 1 end
 if mine == 0 then rewrite(KEYS[1]) end
 return other

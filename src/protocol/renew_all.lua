@@ -3,9 +3,16 @@
 -- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] 1 if this may shorten a ttl
 -- All renewed: 1. Otherwise none is; the reply is about the first lock that the caller does not
 -- hold: 0 if it is free, or the other holder's value.
+-- Errors: WRONGTYPE n if the n-th lock is no string. Then none is renewed.
 local suspect, other = 1, nil
 for n = 1, #KEYS do
-  local holder = redis.call('GET', KEYS[n])
+  local holder = redis.pcall('GET', KEYS[n])
+  if type(holder) == 'table' then
+    if string.find(holder.err, 'WRONGTYPE', 1, true) then
+      return redis.error_reply('WRONGTYPE ' .. n .. ' the lock is no string')
+    end
+    return holder
+  end
   if holder ~= ARGV[1] then
     -- A foreign value can be megabytes long. No holder id is longer than this.
     suspect, other = n, holder and string.sub(holder, 1, 1088) or 0

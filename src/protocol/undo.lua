@@ -3,13 +3,20 @@
 -- ARGV their wake channels in the same order, then the holder ids
 -- Replies with a list: the value of the first lock whose holder is none of the ids, or 0 if there
 -- is none; then the index, from 1, of each id that held all of the locks.
+-- Errors: WRONGTYPE n if the n-th lock is no string. All others are released.
 local count = #KEYS
 local asked, released = {}, {}
 for n = count + 1, #ARGV do asked[ARGV[n]] = true end
-local other, any = 0, false
+local other, any, unreadable = 0, false, nil
 for n = 1, count do
-  local holder = redis.call('GET', KEYS[n])
-  if holder and asked[holder] then
+  local holder = redis.pcall('GET', KEYS[n])
+  if type(holder) == 'table' then
+    -- The other locks first.
+    if string.find(holder.err, 'WRONGTYPE', 1, true) then
+      holder = redis.error_reply('WRONGTYPE ' .. n .. ' the lock is no string')
+    end
+    unreadable = unreadable or holder
+  elseif holder and asked[holder] then
     redis.call('DEL', KEYS[n])
     -- A user without the PUBLISH permission can still release.
     redis.pcall('PUBLISH', ARGV[n], holder)
@@ -20,6 +27,7 @@ for n = 1, count do
     other = string.sub(holder, 1, 1088)
   end
 end
+if unreadable then return unreadable end
 if not any then rewrite(KEYS[1]) end
 local reply = {other}
 for n = count + 1, #ARGV do

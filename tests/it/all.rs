@@ -34,6 +34,7 @@ support::tests![
     set_without_renewal_expires_entirely,
     set_of_a_thousand_names_is_held_renewed_and_released,
     unreadable_key_is_an_error_and_nothing_stays_held,
+    key_that_became_unreadable_is_named_and_the_others_are_released,
     unanswered_acquire_is_undone_and_release_repeated,
     acquire_with_too_few_replicas_is_undone,
     server_that_became_a_replica_reports_a_set_neither_held_nor_lost,
@@ -580,6 +581,36 @@ fn set_of_a_thousand_names_is_held_renewed_and_released() {
     assert!(token(&again, "account:777") > before);
     drop(again);
     assert_eq!(lock_keys(&server), [""; 0]);
+}
+
+/// Another program overwrites the key of one name while the set is held.
+fn key_that_became_unreadable_is_named_and_the_others_are_released() {
+    let overwrite = |server: &Server| {
+        server.run("DEL", &["lock:b"]);
+        server.run("RPUSH", &["lock:b", "x"]);
+    };
+    let server = Server::start();
+    let guard = client(&server.url()).mutex_all(["a", "b", "c"]).lock();
+    let guard = guard.unwrap();
+    overwrite(&server);
+    for error in [guard.renew().err(), guard.unlock().err()] {
+        assert!(
+            matches!(&error, Some(Error::WrongType { key, .. }) if key == "lock:b"),
+            "{error:?}"
+        );
+    }
+    assert_eq!(lock_keys(&server), ["lock:b"]);
+    // Over a quorum, sets have no queues, and another script releases them.
+    let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let client = Client::builder().quorum(&urls).ttl(LONG).build().unwrap();
+    let guard = client.mutex_all(["a", "b", "c"]).lock().unwrap();
+    eventually(ms(10_000), || {
+        servers.iter().all(|server| lock_keys(server).len() == 3)
+    });
+    overwrite(&servers[0]);
+    assert_released(guard.unlock());
+    eventually(ms(10_000), || lock_keys(&servers[0]) == ["lock:b"]);
 }
 
 /// A key that another program has overwritten is an error that names it, and nothing is held.
