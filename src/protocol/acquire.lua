@@ -9,7 +9,8 @@ if bad then return bad end
 local time = redis.call('TIME')
 local token = math.max(time[1] * 1000000 + time[2], (last or 0) + 1)
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  local kept = redis.pcall('SET', KEYS[2], token + more, 'EX', 86400)
+  -- As text: Redis 7.2.0 to 7.2.4 write a number that is a multiple of 10^8 with an exponent.
+  local kept = redis.pcall('SET', KEYS[2], string.format('%.0f', token + more), 'EX', 86400)
   if kept.err then
     redis.call('DEL', KEYS[1])
     return kept

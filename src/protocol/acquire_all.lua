@@ -31,9 +31,10 @@ for n = 1, count do
   if bad then return bad end
   reply[n + 1] = math.max(now, (last or 0) + 1)
 end
--- Fences first: a token that no client receives does no harm.
+-- Fences first: a token that no client receives does no harm. As text, as in acquire.lua.
 for n = 1, count do
-  local kept = redis.pcall('SET', KEYS[count + n], reply[n + 1], 'EX', 86400)
+  local digits = string.format('%.0f', reply[n + 1])
+  local kept = redis.pcall('SET', KEYS[count + n], digits, 'EX', 86400)
   if kept.err then return kept end
 end
 for n = 1, count do

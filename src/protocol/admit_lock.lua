@@ -29,7 +29,8 @@ end
 -- Makes a client the holder for this many ms, under a token from `draw`, a number or its digits.
 -- Returns an error if it is not the holder.
 local function hold(id, want, ms, token)
-  local last = want == '1' and token or token + want - 1
+  -- As text, as in acquire.lua.
+  local last = string.format('%.0f', token + want - 1)
   local kept = redis.pcall('SET', KEYS[2], last, 'EX', '86400')
   if kept.err then return kept end
   redis.call('SET', KEYS[1], id, 'PX', ms)

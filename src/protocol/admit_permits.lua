@@ -57,11 +57,18 @@ local function draw()
   return math.max(micros, (last or 0) + 1)
 end
 
+-- Keeps a token in the fence; returns an error if Redis refuses.
+local function store(token)
+  -- As text, as in acquire.lua.
+  local kept = redis.pcall('SET', KEYS[2], string.format('%.0f', token), 'EX', '86400')
+  if kept.err then return kept end
+end
+
 -- Gives a client the permits that it wants for this many ms, under a token from `draw`. Returns an
 -- error if it has none.
 local function hold(id, want, ms, token)
-  local kept = redis.pcall('SET', KEYS[2], token, 'EX', '86400')
-  if kept.err then return kept end
+  local bad = store(token)
+  if bad then return bad end
   local more = used + string.match(want, '^%d+')
   local new = redis.call('ZADD', KEYS[1], -more, 'out', now + ms, id)
   if new < (used == 0 and 2 or 1) then
@@ -71,7 +78,7 @@ local function hold(id, want, ms, token)
     used = more
   end
   -- The key lasts until the last permit ends.
-  redis.call('PEXPIREAT', KEYS[1], later_end(KEYS[1], now + ms))
+  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', later_end(KEYS[1], now + ms)))
 end
 
 -- Returns a token of the client if it has permits; nil if it has none; nil and an error.
@@ -79,9 +86,8 @@ local function held(id)
   if not redis.call('ZSCORE', KEYS[1], id) then return nil end
   -- Its first token was in a message that is lost or on its way. Others have drawn tokens since.
   local token, bad = draw()
+  bad = bad or store(token)
   if bad then return nil, bad end
-  local kept = redis.pcall('SET', KEYS[2], token, 'EX', '86400')
-  if kept.err then return nil, kept end
   return token
 end
 

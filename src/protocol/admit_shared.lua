@@ -27,7 +27,8 @@ end
 
 -- Keeps the last token of a block in the fence; returns an error if Redis refuses.
 local function store(last)
-  local kept = redis.pcall('SET', KEYS[2], last, 'EX', '86400')
+  -- As text, as in acquire.lua.
+  local kept = redis.pcall('SET', KEYS[2], string.format('%.0f', last), 'EX', '86400')
   is_drawn = false
   if kept.err then return kept end
 end

@@ -13,5 +13,5 @@ if not score or tonumber(score) < now then return 0 end
 local ends = now + ARGV[2]
 if ARGV[3] ~= '1' then ends = math.max(ends, tonumber(score)) end
 redis.call('ZADD', KEYS[1], 'XX', ends, ARGV[1])
-redis.call('PEXPIREAT', KEYS[1], later_end(KEYS[1], ends))
+redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', later_end(KEYS[1], ends)))
 return 1

@@ -148,9 +148,10 @@ for n = 1, count do
   if bad then return give_up(bad) end
   reply[n + 1] = math.max(micros, (last or 0) + 1)
 end
--- Fences first: a token that no client receives does no harm.
+-- Fences first: a token that no client receives does no harm. As text, as in acquire.lua.
 for n = 1, count do
-  local kept_token = redis.pcall('SET', all[count + n], reply[n + 1], 'EX', '86400')
+  local digits = string.format('%.0f', reply[n + 1])
+  local kept_token = redis.pcall('SET', all[count + n], digits, 'EX', '86400')
   if kept_token.err then return give_up(kept_token) end
 end
 for n = 1, count do

@@ -30,8 +30,10 @@ local function join(id, till)
   redis.call('ZADD', readers, till, id)
   -- Never an earlier end: the other readers need the flag, too.
   if not is_new then till = later_end(KEYS[1], till) end
-  redis.call('SET', KEYS[1], FLAG, 'PXAT', till)
-  redis.call('PEXPIREAT', readers, till)
+  -- As text, as in acquire.lua.
+  local digits = string.format('%.0f', till)
+  redis.call('SET', KEYS[1], FLAG, 'PXAT', digits)
+  redis.call('PEXPIREAT', readers, digits)
   holder = FLAG
 end
 

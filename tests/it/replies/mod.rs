@@ -12,7 +12,8 @@ use support::{Cluster, Sentinels, Server, Setup, eventually, in_repository, ms, 
 
 support::tests![
     one_server_replies_as_recorded,
-    several_servers_reply_as_recorded
+    several_servers_reply_as_recorded,
+    no_script_leaves_the_format_of_a_large_number_to_the_server
 ];
 
 /// The source of a script on the queue of a lock.
@@ -46,16 +47,42 @@ macro_rules! of_queues {
 
 mod shared;
 
+/// Runs before a script, and fails if it passes a large number to a command that reads integers:
+/// Redis 7.2.0 to 7.2.4 write a multiple of 10^8 with an exponent. The commands of sorted sets read
+/// floating point.
+const STRICT: &str = "
+    local server = redis
+    local function strict(run)
+      return function(command, ...)
+        for _, word in ipairs({...}) do
+          if type(word) == 'number' and word >= 1e8 and string.sub(command, 1, 1) ~= 'Z' then
+            error('a large number for ' .. command)
+          end
+        end
+        return run(command, ...)
+      end
+    end
+    local redis = {call = strict(server.call), pcall = strict(server.pcall)}
+    redis.error_reply, redis.sha1hex = server.error_reply, server.sha1hex
+";
+
 /// A connection that keeps the bytes of its replies.
-struct Raw(TcpStream);
+struct Raw {
+    stream: TcpStream,
+    /// Runs before each script.
+    before: &'static str,
+}
 
 impl Raw {
     fn to(port: u16) -> Self {
-        Self(TcpStream::connect(("127.0.0.1", port)).unwrap())
+        Self {
+            stream: TcpStream::connect(("127.0.0.1", port)).unwrap(),
+            before: "",
+        }
     }
 
     fn send(&mut self, words: &[&str]) -> Vec<u8> {
-        self.0
+        self.stream
             .write_all(&redis::cmd(words[0]).arg(&words[1..]).get_packed_command())
             .unwrap();
         self.receive()
@@ -63,14 +90,18 @@ impl Raw {
 
     fn script(&mut self, source: &str, keys: &[&str], args: &[&str]) -> Vec<u8> {
         let count = keys.len().to_string();
-        self.send(&[&["EVAL", source, &count], keys, args].concat())
+        let source = self.before.to_owned() + source;
+        let reply = self.send(&[&["EVAL", &source, &count], keys, args].concat());
+        let text = reply.escape_ascii().to_string();
+        assert!(!text.contains("a large number"), "{text}");
+        reply
     }
 
     fn receive(&mut self) -> Vec<u8> {
         let mut reply = Vec::new();
         while redis::parse_redis_value(&reply).is_err() {
             let mut bytes = [0; 4096];
-            let count = self.0.read(&mut bytes).unwrap();
+            let count = self.stream.read(&mut bytes).unwrap();
             assert!(count > 0, "closed after {}", reply.escape_ascii());
             reply.extend_from_slice(&bytes[..count]);
         }
@@ -162,6 +193,21 @@ fn one_server_replies_as_recorded() {
     shared::rw_lock(&mut Raw::to(server.port()), &mut replies);
     commands(server.port(), &mut replies);
     compare("one_server.txt", &replies);
+}
+
+fn no_script_leaves_the_format_of_a_large_number_to_the_server() {
+    let server = Server::start();
+    let mut raw = Raw::to(server.port());
+    raw.before = STRICT;
+    let mut replies = Replies::default();
+    mutex(&mut raw, &mut replies);
+    mutex_all(&mut raw, &mut replies);
+    waiting_set(&mut raw, &mut replies);
+    quorum(&mut raw, &mut replies);
+    fair(&mut raw, &mut replies);
+    shared::cohort(&mut raw, &mut replies);
+    shared::semaphore(&mut raw, &mut replies);
+    shared::rw_lock(&mut raw, &mut replies);
 }
 
 /// Leaves `lock:a` held by the first id, and `lock:foreign` without a ttl.
