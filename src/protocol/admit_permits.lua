@@ -64,6 +64,19 @@ local function store(token)
   if kept.err then return kept end
 end
 
+-- Takes back the permits that the client has, and returns whether it had any.
+local function take_out(id)
+  local k = string.match(id, '^(%d+) ')
+  if not k or redis.call('ZREM', KEYS[1], id) == 0 then return false end
+  used = used - k
+  if used > 0 then
+    redis.call('ZADD', KEYS[1], -used, 'out')
+  else
+    redis.call('DEL', KEYS[1])
+  end
+  return true
+end
+
 -- Gives a client the permits that it wants for this many ms, under a token from `draw`. Returns an
 -- error if it has none.
 local function hold(id, want, ms, token)
@@ -78,7 +91,13 @@ local function hold(id, want, ms, token)
     used = more
   end
   -- The key lasts until the last permit ends.
-  redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', later_end(KEYS[1], now + ms)))
+  local ends = string.format('%.0f', later_end(KEYS[1], now + ms))
+  local kept = redis.pcall('PEXPIREAT', KEYS[1], ends)
+  if type(kept) == 'table' then
+    -- The call fails, so nobody would give these permits back.
+    take_out(id)
+    return kept
+  end
 end
 
 -- Returns a token of the client if it has permits; nil if it has none; nil and an error.
@@ -89,19 +108,6 @@ local function held(id)
   bad = bad or store(token)
   if bad then return nil, bad end
   return token
-end
-
--- Takes back the permits that the client has, and returns whether it had any.
-local function take_out(id)
-  local k = string.match(id, '^(%d+) ')
-  if not k or redis.call('ZREM', KEYS[1], id) == 0 then return false end
-  used = used - k
-  if used > 0 then
-    redis.call('ZADD', KEYS[1], -used, 'out')
-  else
-    redis.call('DEL', KEYS[1])
-  end
-  return true
 end
 
 -- Publishes nothing: every waiter has a place, and only a grant ends its wait.

@@ -45,7 +45,10 @@ local function hold(id, want, ms, token)
   end
   if bad then return bad end
   if want == 'r' then
-    join(id, now + ms)
+    bad = join(id, now + ms)
+    -- The call fails, so nobody would end this read lock.
+    if bad then redis.call('ZREM', readers, id) end
+    return bad
   else
     redis.call('SET', KEYS[1], id, 'PX', ms)
     holder = id

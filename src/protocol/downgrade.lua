@@ -4,6 +4,7 @@
 -- A reader now, or before: 1. Otherwise 0 if the lock is free, or the other holder's value.
 settle()
 local reply = keep(ARGV[1], ARGV[2])
+if type(reply) == 'table' then return reply end
 -- A damaged queue must not keep the writer from its downgrade.
 pcall(grant)
 return reply

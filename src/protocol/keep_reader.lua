@@ -1,18 +1,16 @@
 -- Shared by the scripts that renew a reader; prepended to each of them, behind readers.lua.
 -- Sets the ttl of a reader's lease. A writer becomes a reader: its downgrade may not have run.
--- Returns what renew.lua returns.
+-- Returns what renew.lua returns, or an error.
 local function keep(id, ttl, may_shorten)
   read_clock()
   local till = now + ttl
   if holder == id then
     -- No earlier than its end as a writer: the client may count on that.
-    join(id, later_end(KEYS[1], till))
-    return 1
+    return join(id, later_end(KEYS[1], till)) or 1
   end
   local before = holder == FLAG and redis.call('ZSCORE', readers, id)
   if before then
-    join(id, may_shorten and till or math.max(till, tonumber(before)))
-    return 1
+    return join(id, may_shorten and till or math.max(till, tonumber(before))) or 1
   end
   -- A write that changes nothing that counts: a server that has become a replica replies READONLY,
   -- not "not yours". Under the flag, `settle` was one.

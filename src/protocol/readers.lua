@@ -23,17 +23,23 @@ local function settle()
   end
 end
 
--- Makes a client a reader until `till`, in ms.
+-- Makes a client a reader until `till`, in ms. Returns an error if Redis refuses: the client is
+-- among the readers then, but the lock key is as before.
 local function join(id, till)
-  local is_new = holder ~= FLAG
-  if is_new then redis.call('DEL', readers) end
+  local ends = till
+  if holder == FLAG then
+    -- Never an earlier end: the other readers need the flag, too.
+    ends = later_end(KEYS[1], till)
+  else
+    redis.call('DEL', readers)
+  end
   redis.call('ZADD', readers, till, id)
-  -- Never an earlier end: the other readers need the flag, too.
-  if not is_new then till = later_end(KEYS[1], till) end
   -- As text, as in acquire.lua.
-  local digits = string.format('%.0f', till)
-  redis.call('SET', KEYS[1], FLAG, 'PXAT', digits)
-  redis.call('PEXPIREAT', readers, digits)
+  ends = string.format('%.0f', ends)
+  local kept = redis.pcall('PEXPIREAT', readers, ends)
+  if type(kept) == 'table' then return kept end
+  kept = redis.pcall('SET', KEYS[1], FLAG, 'PXAT', ends)
+  if kept.err then return kept end
   holder = FLAG
 end
 

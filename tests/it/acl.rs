@@ -8,7 +8,8 @@ use std::thread;
 
 use leasehold::{Client, ClientBuilder, Error, RwHolders, RwLock, Unlocked};
 use support::{
-    Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, eventually, exercise_every_call, ms,
+    Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, eventually,
+    exercise_every_call, ms,
 };
 
 support::tests![
@@ -22,6 +23,7 @@ support::tests![
     shared_statistics_need_the_additional_rule,
     refused_statistics_are_not_added_with_each_try,
     set_needs_the_same_permissions_as_one_name,
+    refused_call_keeps_no_permit_and_no_read_lock,
     only_the_first_database_works_without_select,
     min_replicas_fails_without_wait,
     documented_user_can_do_everything_in_a_cluster,
@@ -578,6 +580,28 @@ fn set_needs_the_same_permissions_as_one_name() {
         let there = names.map(|name| server.get(format!("lock:{name}")).is_some());
         assert_eq!(there[0], there[1], "{right}");
     }
+}
+
+fn refused_call_keeps_no_permit_and_no_read_lock() {
+    let server = Server::start();
+    set_user(&server, &without("leasehold", "+pexpireat"));
+    let (refused, other) = (client(&url(&server)), server.client());
+    let take_a_permit = || refused.semaphore("a", 2).try_acquire();
+    let permit = other.semaphore("a", 2).acquire().unwrap();
+    assert_refused(take_a_permit(), &["+pexpireat"]);
+    assert_eq!(other.semaphore("a", 2).available().unwrap(), 1);
+    assert_released(permit.release());
+    assert_refused(take_a_permit(), &["+pexpireat"]);
+    assert_eq!(other.semaphore("a", 2).available().unwrap(), 2);
+
+    let lock = other.rw_lock("a");
+    let reading = lock.read().unwrap();
+    assert_refused(refused.rw_lock("a").try_read(), &["+pexpireat"]);
+    assert_released(reading.unlock());
+    assert!(lock.inspect().unwrap().is_none());
+    assert_refused(refused.rw_lock("a").try_read(), &["+pexpireat"]);
+    assert!(lock.inspect().unwrap().is_none());
+    assert!(lock.try_write().unwrap().is_some());
 }
 
 fn only_the_first_database_works_without_select() {
