@@ -83,12 +83,14 @@ local function grant()
       n = n + 1
     else
       if left > 0 and not fits(want) then return nil, true end
+      -- The place first: if Redis refuses the second command, the list has an id without a place,
+      -- which the next grant removes. A place that is not in the list would never be granted.
+      redis.call('HDEL', KEYS[4], id)
       if n == 0 then
         redis.call('LPOP', KEYS[3])
       else
         redis.call('LREM', KEYS[3], '1', id)
       end
-      redis.call('HDEL', KEYS[4], id)
       if left > 0 then
         local token, bad = draw(want)
         local digits = token and string.format('%.0f', token)

@@ -21,8 +21,9 @@ if fits(ARGV[3]) then
     local place = redis.call('HGET', KEYS[4], first)
     local seen, lasts = string.match(place or '', '^(%d+) (%d+) ')
     if seen and seen + lasts > now then break end
-    redis.call('LPOP', KEYS[3])
+    -- The place first, as in queue.lua.
     redis.call('HDEL', KEYS[4], first)
+    redis.call('LPOP', KEYS[3])
     first = redis.call('LINDEX', KEYS[3], '0')
   end
   if not first then

@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::thread;
 
 use leasehold::{Client, ClientBuilder, Error, RwHolders, RwLock, Unlocked};
+use support::fair::{fair_mutex, spawn_subscribed_waiter, spawn_waiter};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, eventually,
     exercise_every_call, ms,
@@ -24,6 +25,7 @@ support::tests![
     refused_statistics_are_not_added_with_each_try,
     set_needs_the_same_permissions_as_one_name,
     refused_call_keeps_no_permit_and_no_read_lock,
+    grant_by_a_user_without_hdel_strands_no_waiter,
     only_the_first_database_works_without_select,
     min_replicas_fails_without_wait,
     documented_user_can_do_everything_in_a_cluster,
@@ -221,9 +223,8 @@ const CLIENT_FAILURES: [(&str, &[&str]); 37] = [
     ("+hset", &["fair wait"]),
     ("+hget", &["fair wait"]),
     ("+lpop", &["fair wait"]),
-    // A waiter that gets no grant finds the lock free at its next refresh. The place of a waiter
-    // that gave up is skipped like that of a dead one.
-    ("+hdel", &[]),
+    ("+hdel", &["fair wait"]),
+    // The place of a waiter that gave up is skipped like that of a dead one.
     ("+lrem", &[]),
     // Needed by semaphores and read-write locks only.
     ("+zadd", &[]),
@@ -602,6 +603,21 @@ fn refused_call_keeps_no_permit_and_no_read_lock() {
     assert_refused(refused.rw_lock("a").try_read(), &["+pexpireat"]);
     assert!(lock.inspect().unwrap().is_none());
     assert!(lock.try_write().unwrap().is_some());
+}
+
+fn grant_by_a_user_without_hdel_strands_no_waiter() {
+    let server = Server::start();
+    set_user(&server, &without("leasehold", "+hdel"));
+    let held = client(&url(&server)).fair_mutex("a").lock().unwrap();
+    thread::scope(|scope| {
+        let first = spawn_subscribed_waiter(scope, &server, fair_mutex(&server));
+        let second = spawn_waiter(scope, &server, fair_mutex(&server));
+        assert_released(held.unlock());
+        let guard = first.join().unwrap();
+        assert!(!second.is_finished());
+        assert_released(guard.unlock());
+        assert_released(second.join().unwrap().unlock());
+    });
 }
 
 fn only_the_first_database_works_without_select() {
