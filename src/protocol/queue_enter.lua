@@ -48,12 +48,13 @@ else
     -- The queue was empty, or someone deleted it: places without a queue would never be granted.
     redis.call('DEL', KEYS[4])
   end
+  -- A queue in which all waiters have died ends after twice the longest provisional time. At once:
+  -- if Redis refuses a later command, the queue must end, too.
+  redis.call('PEXPIRE', KEYS[3], '6000')
   local seen = now .. ' '
   local lasts = tonumber(ARGV[2]) < 3000 and ARGV[2] or '3000'
   local place = seen .. lasts .. ' ' .. ARGV[3] .. ' ' .. seen .. ARGV[4] .. ' ' .. (ARGV[5] or '')
   redis.call('HSET', KEYS[4], ARGV[1], place)
-  -- A queue in which all waiters have died ends after twice the longest provisional time.
-  redis.call('PEXPIRE', KEYS[3], '6000')
   redis.call('PEXPIRE', KEYS[4], '6000')
 end
 bad = grant()

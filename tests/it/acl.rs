@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::thread;
 
 use leasehold::{Client, ClientBuilder, Error, RwHolders, RwLock, Unlocked};
-use support::fair::{fair_mutex, spawn_subscribed_waiter, spawn_waiter};
+use support::fair::{QUEUE, fair_mutex, spawn_subscribed_waiter, spawn_waiter};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, eventually,
     exercise_every_call, ms,
@@ -26,6 +26,7 @@ support::tests![
     set_needs_the_same_permissions_as_one_name,
     refused_call_keeps_no_permit_and_no_read_lock,
     grant_by_a_user_without_hdel_strands_no_waiter,
+    queue_of_a_refused_waiter_expires,
     only_the_first_database_works_without_select,
     min_replicas_fails_without_wait,
     documented_user_can_do_everything_in_a_cluster,
@@ -618,6 +619,16 @@ fn grant_by_a_user_without_hdel_strands_no_waiter() {
         assert_released(guard.unlock());
         assert_released(second.join().unwrap().unlock());
     });
+}
+
+fn queue_of_a_refused_waiter_expires() {
+    let server = Server::start();
+    set_user(&server, &without("leasehold", "+hset"));
+    let _held = fair_mutex(&server).lock().unwrap();
+    let waiting = client(&url(&server)).fair_mutex("a");
+    let refused = waiting.try_lock_for(ms(5_000));
+    assert_refused(refused, &["+hset", "lock:a"]);
+    assert_ne!(server.pttl(QUEUE), -1, "no expiry");
 }
 
 fn only_the_first_database_works_without_select() {
