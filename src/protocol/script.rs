@@ -167,7 +167,10 @@ impl<'a> Call<'a> {
     /// Returns the permissions that the call needs: the server's error may not name the missing
     /// one.
     pub(crate) fn rights(&self) -> String {
-        let firsts = self.keys.iter().filter_map(|keys| keys.first());
+        let [locks, others] = self.keys;
+        // The further keys of the first name: those of one kind are in the order of the names.
+        let others = others.iter().step_by(locks.len().max(1));
+        let firsts = locks.first().into_iter().chain(others);
         let firsts: Vec<String> = firsts.map(|key| shown(key)).collect();
         let more = match self.keys[0] {
             [] | [_] => "",
@@ -277,6 +280,21 @@ mod tests {
         let mut sent = Vec::new();
         call.asking(true).pack_by_sha(&mut sent);
         assert!(sent.starts_with(b"*1\r\n$6\r\nASKING\r\n*6\r\n$7\r\nEVALSHA\r\n"));
+    }
+
+    #[test]
+    fn the_rights_name_all_keys_of_the_first_name() {
+        let keys = |keys: &[&str]| keys.iter().map(|key| key.as_bytes().to_vec()).collect();
+        let (lock, others): (Vec<_>, Vec<_>) = (keys(&["l1"]), keys(&["f1", "q1", "p1"]));
+        let rights = Call::new(Verb::Renew, &TALLY, [&lock, &others], []).rights();
+        assert!(
+            rights.ends_with("on the keys l1 and f1 and q1 and p1"),
+            "{rights}"
+        );
+        let (locks, others) = (keys(&["l1", "l2"]), keys(&["f1", "f2", "q1", "q2"]));
+        let rights = Call::new(Verb::Renew, &TALLY, [&locks, &others], []).rights();
+        let end = "on the keys l1 and f1 and q1, and on those of the other names";
+        assert!(rights.ends_with(end), "{rights}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::thread;
 
 use leasehold::{Client, ClientBuilder, Error, RwHolders, RwLock, Unlocked};
-use support::fair::{QUEUE, fair_mutex, spawn_subscribed_waiter, spawn_waiter};
+use support::fair::{PLACES, QUEUE, fair_mutex, spawn_subscribed_waiter, spawn_waiter};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, eventually,
     exercise_every_call, ms,
@@ -627,7 +627,7 @@ fn queue_of_a_refused_waiter_expires() {
     let _held = fair_mutex(&server).lock().unwrap();
     let waiting = client(&url(&server)).fair_mutex("a");
     let refused = waiting.try_lock_for(ms(5_000));
-    assert_refused(refused, &["+hset", "lock:a"]);
+    assert_refused(refused, &["+hset", "lock:a", QUEUE, PLACES]);
     assert_ne!(server.pttl(QUEUE), -1, "no expiry");
 }
 
