@@ -15,6 +15,8 @@ use crate::violation::{NoFirstReply, Violation};
 pub(crate) const LOG_ON: &str = "the log-on";
 /// The `command` of `Error::Refused` if the server refuses the TLS handshake.
 pub(crate) const HANDSHAKE: &str = "the TLS handshake";
+/// The `command` of `Error::Refused` if the server refuses to wait for replicas.
+pub(crate) const WAIT: &str = "WAIT (min_replicas)";
 
 /// The last failure of a server: an error of the connection, or an error reply.
 ///

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::advice::advice;
-use crate::cause::{HANDSHAKE, LOG_ON, Rounded};
+use crate::cause::{HANDSHAKE, LOG_ON, Rounded, WAIT};
 use crate::error_reply::is_permission_error_in_script;
 use crate::lost::Lost;
 
@@ -302,8 +302,8 @@ impl Error {
             Self::Refused {
                 command, answer, ..
             } => {
-                // Without the right to log on, nothing is known about scripts.
-                *command != LOG_ON
+                // Without the right to log on or to send WAIT, nothing is known about scripts.
+                ![LOG_ON, WAIT].contains(command)
                     && (answer.starts_with("NOPERM") || is_permission_error_in_script(answer))
             }
             _ => false,

@@ -2,6 +2,7 @@
 
 use redis::RedisResult;
 
+use crate::cause::WAIT;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::protocol::answer::Answer;
@@ -158,11 +159,9 @@ impl Server {
             Ok(Answer::Count(n)) => usize::try_from(n).unwrap_or(usize::MAX),
             Ok(_) => 0,
             Err(error) => {
-                return Err(Fault::NotReplicated(self.refused(
-                    "WAIT (min_replicas)",
-                    &error,
-                    || "it needs +wait".into(),
-                )));
+                return Err(Fault::NotReplicated(
+                    self.refused(WAIT, &error, || "it needs +wait".into()),
+                ));
             }
         };
         if acknowledged < replicas.wanted {

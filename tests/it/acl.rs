@@ -648,7 +648,23 @@ fn min_replicas_fails_without_wait() {
     assert_nothing_refused([server]);
     set_user(server, &without("leasehold", "+wait"));
     let client = acknowledged.build().unwrap();
-    assert_refused(client.mutex("b").try_lock(), &["WAIT", "needs +wait"]);
+    let missing = ["WAIT", "needs +wait"];
+    assert_refused(client.mutex("b").try_lock(), &missing);
+    assert_refused(client.mutex("b").lock(), &missing);
+    assert_refused(client.mutex_all(["b", "c"]).try_lock(), &missing);
+    assert_refused(client.mutex_all(["b", "c"]).lock(), &missing);
+
+    // That says nothing about the queues: calls of this client still use them.
+    set_user(server, &documented("leasehold"));
+    let name = "d";
+    let held = self::client(&url).mutex(name).lock().unwrap();
+    thread::scope(|scope| {
+        let lock = scope.spawn(|| client.mutex(name).lock().map(drop));
+        let queued = || self::client(&server.url()).fair_mutex(name).waiting();
+        eventually(ms(10_000), || queued().unwrap() > 0);
+        drop(held);
+        lock.join().unwrap().unwrap();
+    });
 }
 
 /// Locks a name and returns the result of a renewal while the name's slot migrates.
