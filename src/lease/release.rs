@@ -37,6 +37,8 @@ pub(crate) struct Release {
     pub(crate) unanswered: Option<Arc<()>>,
     /// Counts the first answers of the servers, for a caller that waits for them.
     pub(crate) report: Option<Arc<ReleaseReport>>,
+    /// The caller of the report counts the release, or repeats it, if it gets no answer.
+    pub(crate) is_counted: bool,
 }
 
 /// Counts what the servers found at a release, and sends the outcome to the caller.
@@ -96,6 +98,7 @@ impl Release {
             votes: None,
             unanswered: None,
             report: None,
+            is_counted: false,
         }
     }
 

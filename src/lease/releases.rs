@@ -143,12 +143,12 @@ impl Releases {
         self.pending.is_empty()
     }
 
-    /// Returns the leases that may exist because their release has no reply, except those whose
-    /// releases are reported.
+    /// Returns the leases that may exist because their release has no reply, except those that the
+    /// caller of the release counts.
     pub(crate) fn unconfirmed(&self) -> impl Iterator<Item = &HolderId> {
         let pending = self.pending.values().filter(|pending| {
             let release = &pending.release;
-            release.may_end_lease && release.report.is_none() && !pending.was_answered
+            release.may_end_lease && !release.is_counted && !pending.was_answered
         });
         pending.map(|pending| &pending.release.id)
     }

@@ -7,6 +7,7 @@ use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::lease::handoff::HandoffRun;
 use crate::lease::held::HeldLease;
+use crate::lease::release::Release;
 use crate::lease::state::LeaseState;
 use crate::lock::attempt::Attempt;
 use crate::lock::place::Place;
@@ -42,7 +43,10 @@ impl WaitingCall<'_> {
             }
             Ok(None) => Ok(None),
             Err(over) => {
-                place.leave(grant.id);
+                // Not as a place, which lasts for 3 s at most: the renewal may have run.
+                let until = Instant::now().after(self.attempt.terms.ttl);
+                let keys = Arc::clone(self.attempt.keys);
+                runtime.release(Release::new(keys, grant.id, until));
                 Err(over)
             }
         }

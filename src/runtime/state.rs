@@ -435,6 +435,7 @@ impl Runtime {
             let report = ReleaseReport::new(self.size_of(&hold.keys), sender.clone());
             self.release(Release {
                 report: Some(Arc::new(report)),
+                is_counted: true,
                 ..hold.to_release(until)
             });
         }

@@ -2,15 +2,18 @@
 //! end, held locks are released and reported lost, and no thread is left.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
-use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, ShutdownReport, Unlocked};
+use leasehold::{
+    CancelToken, Client, ClientBuilder, Error, Lost, MutexGuard, ShutdownReport, Unlocked,
+};
 use support::fair::PATIENCE;
 use support::{
-    BlackHole, Child, Proxy, Server, Traffic, assert_gives_up, eventually, ms, own_threads,
-    parameter,
+    BlackHole, Child, Cluster, ClusterSetup, FakeServer, Proxy, Server, Traffic, assert_gives_up,
+    assert_released, eventually, ms, own_threads, parameter,
 };
 
 support::roles![shut_down_in_child, last_drop_in_child];
@@ -21,6 +24,8 @@ support::tests![
     shutdown_without_time_for_replies_still_releases_everything,
     locks_lost_before_the_shutdown_are_left_alone_and_counted,
     a_lock_lost_before_the_shutdown_is_released_with_its_guard,
+    grant_whose_renewal_has_no_reply_is_reported,
+    part_of_a_set_without_a_confirmed_release_is_reported,
     calls_after_the_shutdown_are_refused,
     a_second_shutdown_does_nothing,
     renewals_in_flight_neither_delay_the_shutdown_nor_revive_a_lock,
@@ -204,6 +209,64 @@ fn a_lock_lost_before_the_shutdown_is_released_with_its_guard() {
     assert_eq!(lock_keys(&server), 1, "nobody has released it");
     drop(guard);
     assert_eq!(lock_keys(&server), 0);
+}
+
+/// A grant lasts for 3 s at most, but its renewal for the ttl may have run.
+fn grant_whose_renewal_has_no_reply_is_reported() {
+    let hangs = Arc::new(AtomicBool::new(false));
+    let is_hanging = Arc::clone(&hangs);
+    let server = FakeServer::start(move |request| match request.name().as_str() {
+        "renew" => {
+            is_hanging.store(true, Ordering::SeqCst);
+            None
+        }
+        "WAIT" if !is_hanging.load(Ordering::SeqCst) => Some(b":0\r\n".to_vec()),
+        "queue_enter" => Some(b"*3\r\n:0\r\n$5\r\nother\r\n:60000\r\n".to_vec()),
+        // Grants the lock under the token 7.
+        "queue_refresh" => Some(b"*2\r\n:7\r\n:3000\r\n".to_vec()),
+        _ => None,
+    });
+    let client = client(&server.url());
+    // The shutdown waits for a call that can be cancelled.
+    let mutex = client.fair_mutex("a").cancel_on(&CancelToken::new());
+    // Redis must confirm the grant, because replicas must acknowledge it.
+    let mutex = mutex.min_replicas(1, ms(100));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| mutex.lock());
+        eventually(PATIENCE, || hangs.load(Ordering::SeqCst));
+
+        let report = client.shutdown(WITHIN).unwrap();
+
+        assert_eq!(report.unreleased(), 1, "{report:?}");
+        assert!(!report.is_clean(), "{report:?}");
+        assert_closed(waiting.join().unwrap());
+    });
+}
+
+fn part_of_a_set_without_a_confirmed_release_is_reported() {
+    let cluster = Cluster::with(ClusterSetup::steady(2, 0));
+    let client = builder(&cluster.url()).ttl(PATIENCE * 2).build().unwrap();
+    let names = [0, 1].map(|node| cluster.name_owned_by("part", node));
+    let held = self::client(&cluster.url())
+        .mutex(&names[1])
+        .lock()
+        .unwrap();
+    let set = client.mutex_all(&names);
+    cluster.pause(1);
+    thread::scope(|scope| {
+        let refused = scope.spawn(|| set.try_lock());
+        eventually(PATIENCE, || lock_keys(cluster.node(0)) == 1);
+        cluster.pause(0);
+        cluster.resume(1);
+        drop(refused.join().unwrap());
+    });
+
+    let report = client.shutdown(WITHIN).unwrap();
+
+    assert_eq!(counts(&report), [0, 0, 1, 0]);
+    assert!(!report.is_clean(), "{report:?}");
+    cluster.resume(0);
+    assert_released(held.unlock());
 }
 
 fn calls_after_the_shutdown_are_refused() {
