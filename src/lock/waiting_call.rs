@@ -296,11 +296,18 @@ impl<'a> WaitingCall<'a> {
 /// Passes a lease that was handed to this call, and that it has not taken, to the next waiter.
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
+        let had_place = self.place.is_some();
         // First: the call that comes next in the local queue takes over the place.
         self.end_place((self.local.as_ref()).is_some_and(QueueTicket::others_share_place));
         if let Some(handed) = self.local.as_ref().and_then(QueueTicket::leave) {
             pass_on_unclaimed(self.attempt.runtime, &handed);
         }
         self.leave_last_place(self.name_index);
+        let waiters = &self.attempt.runtime.waiters;
+        if had_place && waiters.shared_places.is_left(self.name()) {
+            // The next call may be in a pause of its backoff. Leaving the queue did not wake it if
+            // it was the first before.
+            waiters.wake_active(self.name());
+        }
     }
 }

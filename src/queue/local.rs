@@ -268,6 +268,13 @@ impl Waiters {
         }
     }
 
+    /// Wakes the waiters of the name that send commands to Redis.
+    pub(crate) fn wake_active(&self, name: &Name) {
+        if let Some(queue) = self.names.lock().get_mut(name) {
+            queue.wake_active(Wake::Turn);
+        }
+    }
+
     /// Returns the names that any call waits for.
     pub(crate) fn waiting(&self) -> Vec<Name> {
         let mut waiting = self.own_places.names();

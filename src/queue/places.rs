@@ -126,6 +126,13 @@ impl Places {
         }
     }
 
+    /// Returns whether a call has left its place to the others, and none has taken it over yet.
+    pub(crate) fn is_left(&self, name: &Name) -> bool {
+        let mut state = self.state.lock();
+        let places = state.exclusive().get(name);
+        places.is_some_and(|places| places.left.is_some())
+    }
+
     /// Takes the place that a call has left to the others, because those have left, too. The caller
     /// must leave the queue in Redis with the keys and the id that this returns.
     pub(crate) fn take_left(&self, name: &Name) -> Option<(Arc<dyn Primitive>, HolderId)> {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::unbounded;
 use leasehold::{Backoff, Client, FencingToken, Unlocked, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
+use support::fair::queue_length;
 use support::{
     Child, Control, Proxy, SLACK, Server, Traffic, WAKE_UPS, eventually, let_pass, ms, parameter,
     tell_parent,
@@ -24,6 +25,7 @@ support::tests![
     a_release_wakes_a_waiter_of_another_process,
     waiters_of_one_client_get_the_lock_in_fifo_order,
     waiter_behind_backoff_is_woken,
+    waiter_in_backoff_takes_over_the_place_that_another_leaves,
     a_local_release_wakes_a_waiter_in_backoff,
     a_waiter_in_backoff_is_handed_the_lease_in_its_turn,
     a_release_sends_one_waiter_of_a_client_to_redis,
@@ -188,6 +190,31 @@ fn waiters_of_one_client_get_the_lock_in_fifo_order() {
 
 /// A backoff longer than any test.
 const LONG_BACKOFF: WaitPolicy = WaitPolicy::Backoff(Backoff::new(ms(300_000), ms(300_000)));
+
+fn waiter_in_backoff_takes_over_the_place_that_another_leaves() {
+    let server = Server::start();
+    let (holder, other) = (client(&server.url()), client(&server.url()));
+    let guard = holder.mutex("a").lock().unwrap();
+    thread::scope(|scope| {
+        let in_backoff = spawn_and_wait_until_asleep(scope, || {
+            let mutex = other.mutex("a").wait_policy(LONG_BACKOFF);
+            mutex.try_lock_for(WAIT_LIMIT * 2)
+        });
+        let leaving = scope.spawn(|| other.mutex("a").try_lock_for(ms(1_500)));
+        eventually(WAIT_LIMIT, || {
+            queue_length(&server) == 1 || leaving.is_finished()
+        });
+        assert!(leaving.join().unwrap().unwrap().is_none());
+        assert_eq!(
+            queue_length(&server),
+            1,
+            "the place is left to the other call"
+        );
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        eventually(WAIT_LIMIT, || in_backoff.is_finished());
+        assert!(in_backoff.join().unwrap().unwrap().is_some());
+    });
+}
 
 fn waiter_behind_backoff_is_woken() {
     let server = Server::start();
