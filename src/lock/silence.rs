@@ -175,6 +175,11 @@ impl<'a> Silence<'a> {
     /// Returns the error of a call that gives up at `now` while others await a reply on its behalf.
     pub(crate) fn error_for_others(&self, now: Instant) -> Error {
         let silence = self.since(now).until(now);
+        if silence.is_zero() {
+            // Nothing has failed since the last reply: an earlier failure is not the reason.
+            let cause = "another call of this client got no reply before the deadline";
+            return self.unreachable(Cause::silence(cause), now);
+        }
         let part = (self.keys.parts().iter()).min_by_key(|part| self.part_since(part, now));
         let cause = part.and_then(|part| self.runtime.deployment.last_failure(part.key(0)));
         self.unreachable(cause.unwrap_or_else(|| Cause::no_reply(silence)), now)
@@ -216,5 +221,23 @@ impl<'a> Silence<'a> {
     fn part_since(&self, part: &Arc<dyn Primitive>, now: Instant) -> Instant {
         let deployment = &self.runtime.deployment;
         deployment.silent_since(part.key(0), now, self.counts_from.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
+    use crate::runtime::tests::runtime_of;
+
+    #[test]
+    fn error_does_not_claim_a_silence_of_no_time() {
+        let runtime = runtime_of("redis://127.0.0.1:1");
+        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        let now = Instant::now();
+        let silence = Silence::new(&runtime, &keys, now, now);
+        let error = silence.error_for_others(now).to_string();
+        assert!(error.contains("another call of this client"), "{error}");
     }
 }
