@@ -86,9 +86,12 @@ impl<'a> Silence<'a> {
         }
     }
 
-    /// Records a reply that names the lock's holder: the next fault is the first in a row.
+    /// Records a reply that names the lock's holder: the next fault is the first in a row, and
+    /// earlier ones are not its reason.
     pub(crate) fn note_reply(&self) {
         self.failures.set(0);
+        self.last_cause.take();
+        self.failure.take();
     }
 
     /// Returns how long to pause after a fault before the next attempt.
@@ -231,6 +234,8 @@ mod tests {
     use crate::protocol::mutex::MutexKeys;
     use crate::runtime::tests::runtime_of;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     #[test]
     fn error_does_not_claim_a_silence_of_no_time() {
         let runtime = runtime_of("redis://127.0.0.1:1");
@@ -239,5 +244,20 @@ mod tests {
         let silence = Silence::new(&runtime, &keys, now, now);
         let error = silence.error_for_others(now).to_string();
         assert!(error.contains("another call of this client"), "{error}");
+    }
+
+    #[test]
+    fn error_names_no_failure_before_the_last_reply() {
+        let runtime = runtime_of("redis://127.0.0.1:1");
+        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        let now = Instant::now();
+        let silence = Silence::new(&runtime, &keys, now, now);
+        let fail = |cause| silence.pause_after(Fault::Unknown(cause)).unwrap_err();
+        fail(Cause::text("the server loads its data"));
+        let error = fail(Cause::no_reply(SECOND)).to_string();
+        assert!(error.contains("loads its data"), "{error}");
+        silence.note_reply();
+        let error = fail(Cause::no_reply(SECOND)).to_string();
+        assert!(!error.contains("loads its data"), "{error}");
     }
 }
