@@ -209,6 +209,10 @@ impl Error {
     /// client was shut down sent none. Every [`Unreachable`](Self::Unreachable) counts, even if no
     /// connection was ever made: the error does not tell whether a command was sent.
     ///
+    /// The other errors are about the last attempt of the call. If an earlier attempt got no reply,
+    /// it may have acquired the lock although this returns false: for example if a call that waits
+    /// is [`Refused`](Self::Refused) after an outage.
+    ///
     /// ```
     /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
     /// if error.may_be_held() {

@@ -92,7 +92,9 @@ pub struct Stats {
     pub totals: Totals,
     /// How many locks this client holds now, including leases whose end was not noticed yet.
     ///
-    /// The permits of one call to a semaphore count as one lock.
+    /// The permits of one call to a semaphore count as one lock. A set of
+    /// [`MutexAll`](crate::MutexAll) counts once for each of its names here, but once in the
+    /// `totals`.
     pub held: u64,
     /// How many calls wait for a lock now.
     pub waiting: u64,
