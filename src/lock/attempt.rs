@@ -29,7 +29,8 @@ use crate::token::FencingToken;
 use crate::wait_policy::Backoff;
 
 /// The cause of the error if a lease has expired before the reply that grants it.
-pub(crate) const TTL_TOO_SHORT: &str = "the reply took as long as the lease: ttl too short";
+pub(crate) const TTL_TOO_SHORT: &str =
+    "the reply took as long as the lease: ttl or max_hold too short";
 
 /// The most tokens proposed in a row.
 ///
