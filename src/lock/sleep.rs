@@ -51,6 +51,8 @@ impl WaitingCall<'_> {
         self.attempt.silence.restart();
         match end {
             SleepEnd::Woken => SleepEnd::Woken,
+            // The deadline is near.
+            SleepEnd::TimedOut(_) if latest < until => SleepEnd::TimedOut(None),
             SleepEnd::TimedOut(_) => SleepEnd::TimedOut(Some(timeout_wake)),
         }
     }

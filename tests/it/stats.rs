@@ -20,6 +20,7 @@ support::tests![
     a_message_without_a_release_is_a_spurious_wake,
     an_expired_ttl_counts_as_a_ttl_wake,
     refreshes_count_as_backstop_wakes,
+    attempt_near_the_deadline_counts_as_no_wake,
     reconnections_of_the_subscriber_count_as_wakes,
     losses_are_counted_by_reason,
     held_locks_waiters_and_connections_are_counted,
@@ -354,6 +355,16 @@ fn an_expired_ttl_wakes() -> bool {
     expected.spurious_wakes += refreshes - 1;
     assert_eq!(now, expected);
     true
+}
+
+fn attempt_near_the_deadline_counts_as_no_wake() {
+    let server = Server::start();
+    let _guard = server.client().mutex("a").lock().unwrap();
+    let client = server.client();
+    let pauses = Backoff::new(WAIT_LIMIT * 10, WAIT_LIMIT * 10);
+    let mutex = client.mutex("a").wait_policy(WaitPolicy::Backoff(pauses));
+    assert!(mutex.try_lock_for(ms(2_500)).unwrap().is_none());
+    assert_eq!(client.stats().totals.wakes(), 0);
 }
 
 fn refreshes_count_as_backstop_wakes() {
