@@ -9,7 +9,7 @@ local last = redis.call('GET', KEYS[2]) or '0'
 if tonumber(last) >= tonumber(ARGV[1]) then
   return 0
 end
--- Before the counts: a user who may not set the number must not add them again with each try.
+-- Before the counts: without the permission for SET, each try would add the counts again.
 redis.call('SET', KEYS[2], ARGV[1], 'EX', 3600)
 local added, refused = 0, nil
 for field, count in string.gmatch(ARGV[2], '(%S+) (%d+)') do

@@ -62,7 +62,7 @@ impl Endpoint {
 #[derive(Default)]
 struct EndpointList {
     all: Vec<Arc<Endpoint>>,
-    /// The client ends: an endpoint that is created from now on is told to end at once.
+    /// The client ends: an endpoint that is created from now on must end at once.
     is_closed: bool,
 }
 
