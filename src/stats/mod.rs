@@ -102,10 +102,10 @@ pub struct Stats {
     ///
     /// Connections to sentinels do not count.
     pub connections: u64,
-    /// How many circuit breakers are open now: calls that do not wait fail. Each server has one,
-    /// and the servers of a quorum share one.
+    /// How many circuit breakers are open now: calls that do not wait fail.
     ///
-    /// [`Client::health`](crate::Client::health) says which, and why.
+    /// Each server has one; the servers of a quorum share one.
+    /// [`Client::health`](crate::Client::health) says which are open, and why.
     pub open_breakers: u64,
     /// How long after it was due the latest renewal was confirmed; `None` before the first one.
     ///
