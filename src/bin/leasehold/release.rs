@@ -29,9 +29,8 @@ pub(crate) fn release(
     if let Err(Error::Lost(lost)) = guard.ensure_held() {
         return Err(said_lost(lost));
     }
-    // A request for a shorter ttl without a reply: the lease ends with that ttl by the local clock,
-    // and the key may expire with it. The command has ended before, under a valid lease, so a later
-    // loss does not count.
+    // A request without a reply may have run: then the lease ends with the shorter ttl. The command
+    // has ended before, under a valid lease, so an expiry from here on is no loss.
     let mut is_shortened = false;
     loop {
         let left = min_hold.saturating_sub(granted.elapsed());
@@ -42,9 +41,7 @@ pub(crate) fn release(
         match guard.set_ttl(left) {
             Ok(()) => break,
             // The reply to this very request may arrive after the end of its ttl, too.
-            Err(Error::Lost(lost))
-                if is_shortened || matches!(lost, Lost::Expired | Lost::MaxHold) =>
-            {
+            Err(Error::Lost(lost @ (Lost::Expired | Lost::MaxHold))) => {
                 say_free_early(lost);
                 break;
             }
@@ -75,7 +72,7 @@ pub(crate) fn release(
 fn release_now(guard: Box<dyn Guard>, is_shortened: bool) -> Result<(), Lost> {
     match guard.release() {
         Ok(Unlocked::Released) => Ok(()),
-        Ok(Unlocked::AlreadyLost(lost)) if is_shortened => {
+        Ok(Unlocked::AlreadyLost(lost @ (Lost::Expired | Lost::MaxHold))) if is_shortened => {
             say_free_early(lost);
             Ok(())
         }

@@ -11,6 +11,7 @@ use super::{Program, WAIT_LIMIT, client, code};
 support::tests![
     min_hold_outlasts_a_signal_and_starts_at_the_grant,
     min_hold_is_waited_for_while_redis_is_unreachable,
+    lock_that_another_program_took_during_min_hold_is_lost,
     min_hold_that_redis_does_not_confirm_is_no_loss
 ];
 
@@ -78,6 +79,33 @@ fn min_hold_is_waited_for_while_redis_is_unreachable() {
 }
 
 /// An unconfirmed change of the ttl ends the lease by the local clock. That is after the command.
+/// The first request for the shorter ttl gets no reply. Another program has the lock by the next.
+fn lock_that_another_program_took_during_min_hold_is_lost() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let options = [
+        "--ttl",
+        "60s",
+        "--min-hold",
+        "50s",
+        "--command-timeout",
+        "200ms",
+    ];
+    let script = "trap 'exit 3' USR1; echo ready; while :; do sleep 0.02; done";
+    let mut program = Program::run(&proxy.url(), &options, script);
+    assert_eq!(program.next_line(), "ready");
+    proxy.set_all(Traffic::Stall);
+    program.send(Signal::USR1);
+    // The first line of errors tells that there was no reply.
+    let mut line = String::new();
+    let mut errors = BufReader::new(program.process.stderr.as_mut().unwrap());
+    errors.read_line(&mut line).unwrap();
+    assert!(line.contains("until --min-hold is over"), "{line}");
+    server.run("SET", &["lock:a", "other"]);
+    proxy.set_all(Traffic::Pass);
+    assert_eq!(program.code(), Some(79));
+}
+
 fn min_hold_that_redis_does_not_confirm_is_no_loss() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
