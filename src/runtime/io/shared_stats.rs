@@ -60,6 +60,8 @@ pub(crate) struct StatsDelta {
     serial: u64,
     /// The totals that are confirmed once this is added.
     totals: Totals,
+    /// An attempt got no reply.
+    may_have_run: bool,
     text: Vec<u8>,
 }
 
@@ -74,6 +76,7 @@ impl StatsDelta {
             keys: Arc::clone(keys),
             serial,
             totals: now,
+            may_have_run: false,
             text: text.into_bytes(),
         })
     }
@@ -118,7 +121,7 @@ impl SharedStats {
         self.is_wanted() && !self.is_started.swap(true, Ordering::Relaxed)
     }
 
-    /// Returns the additions to send now: the pending one, or else what was counted since the last.
+    /// Returns the additions to send now: the pending ones, or else what was counted since the last.
     /// With `all`, returns both.
     pub(in crate::runtime) fn next_deltas(&self, totals: Totals, all: bool) -> Vec<StatsDelta> {
         let mut state = self.state.lock();
@@ -148,8 +151,20 @@ impl SharedStats {
                 }
                 return;
             }
-            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Unknown(_)) => return,
-            Err(Fault::Rejected(error) | Fault::NotReplicated(error)) => error.to_string(),
+            Err(Fault::Unknown(_)) => {
+                let mut pending = state.pending.iter_mut();
+                if let Some(at) = pending.find(|pending| pending.serial == delta.serial) {
+                    at.may_have_run = true;
+                }
+                return;
+            }
+            Err(Fault::NotRun(_) | Fault::Open(_)) => return,
+            Err(Fault::Rejected(error) | Fault::NotReplicated(error)) => {
+                // Its counts become a part of the next addition. A field that Redis refuses must
+                // not keep the counts of the others back.
+                (state.pending).pop_if(|last| last.serial == delta.serial && !last.may_have_run);
+                error.to_string()
+            }
         };
         let has_warned = std::mem::replace(&mut state.has_warned, true);
         drop(state);
@@ -185,7 +200,7 @@ pub(crate) fn read(reply: &Reply) -> Option<Totals> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Cause;
+    use crate::error::{Cause, Error};
 
     fn stats() -> SharedStats {
         SharedStats::new(&Config {
@@ -230,6 +245,23 @@ mod tests {
         assert_eq!(stats.state.lock().confirmed, totals(3));
         stats.settle(last, Ok(Answer::Done));
         assert_eq!(stats.state.lock().confirmed, totals(5));
+    }
+
+    #[test]
+    fn refused_addition_is_a_part_of_the_next() {
+        let stats = stats();
+        let refused = || {
+            Err(Fault::Rejected(Error::Config(
+                "a field is no integer".into(),
+            )))
+        };
+        stats.settle(next(&stats, totals(3)).unwrap(), refused());
+        let second = next(&stats, totals(5)).unwrap();
+        assert_eq!((second.serial, &*second.text), (2, &b"attempts 5 "[..]));
+        // An earlier attempt may have run.
+        stats.settle(second.clone(), Err(Fault::Unknown(Cause::text("late"))));
+        stats.settle(second, refused());
+        assert_eq!(next(&stats, totals(7)).unwrap().serial, 2);
     }
 
     /// While an addition is under way, the slot of the hash moves: the thread of its new owner
