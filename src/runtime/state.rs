@@ -408,7 +408,7 @@ impl Runtime {
                 self.release_at(&owner, release);
                 return;
             }
-            if release.may_end_lease && release.report.is_none() {
+            if release.may_end_lease && !release.is_counted {
                 self.note_unconfirmed(release.id.clone(), 1);
             }
             self.endpoints.forget_release(release);
