@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::name::{Name, NameTable};
 
-/// How long a refusal counts, or a release that could not grant: a call then enters the queue
-/// without a first attempt.
+/// How long a refusal counts, or a release that could not grant or left the lock open: a call then
+/// enters the queue without a first attempt.
 const COUNTS_FOR: Duration = Duration::from_secs(1);
 
 /// The fewest names at which outdated ones are removed.
@@ -83,8 +83,9 @@ impl RecentRefusals {
 
     fn entry(&mut self, name: &Name, now: Instant) -> &mut SharedPlace {
         if self.names.len() >= self.limit {
-            (self.names)
-                .retain(|_, recent| recent.was_refused(now) || recent.is_behind_others(now));
+            self.names.retain(|_, recent| {
+                recent.was_refused(now) || recent.is_behind_others(now) || recent.was_left_open(now)
+            });
             self.limit = FEWEST.max(self.names.len() * 2);
         }
         (self.names.entry(name.clone())).or_insert(SharedPlace::UNKNOWN)
