@@ -19,13 +19,9 @@ local written = redis.pcall('HDEL', KEYS[4], '')
 -- Damaged places must not keep the locks from being released.
 if written ~= 0 and not string.find(written.err, 'WRONGTYPE', 1, true) then return written end
 for n = 1, count do
-  local _, bad = read_lock(n)
-  if bad then
-    holder = nil
-    unreadable = unreadable or bad
-  else
-    settle()
-  end
+  local value, bad = read_lock(n)
+  holder = value
+  unreadable = unreadable or bad
   local id = holder
   if id and asked[id] then
     take_out(id)

@@ -250,6 +250,11 @@ impl Cluster {
         self.run(replica, &["CLUSTER", "FAILOVER"]);
     }
 
+    /// Makes a replica the master of its shard, without the consent of the other nodes.
+    pub fn take_over(&self, replica: usize) {
+        self.run(replica, &["CLUSTER", "FAILOVER", "TAKEOVER"]);
+    }
+
     /// Waits until another node of the same shard owns its slots and accepts writes.
     #[track_caller]
     pub fn wait_for_new_master(&self, old: usize) -> usize {

@@ -57,12 +57,7 @@ impl Cluster {
     ) -> Result<(Answer, Instant), Fault> {
         let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
         let slot = slot(first);
-        let known = self.map.owner_of(slot);
-        // `find_owner` would wait for a refresh before the breaker rejects the call.
-        let mut server = match cap_rule == Cap::Counted && known.health.rejects_calls() {
-            true => known,
-            false => self.map.find_owner(slot, until)?,
-        };
+        let mut server = self.map.find_owner(slot, until, cap_rule)?;
         let mut asking = false;
         let (mut hops, mut tries) = (0, 0);
         loop {
@@ -159,7 +154,7 @@ impl Cluster {
         until: Instant,
         ask: impl Fn(&Server) -> Result<T, NodeFault>,
     ) -> Result<T, Fault> {
-        let server = self.map.find_owner(slot, until)?;
+        let server = self.map.find_owner(slot, until, Cap::Exempt)?;
         let next = match ask(&server) {
             Err(NodeFault::Redirected(Redirect::Moved(host, port), _)) => {
                 let address = self.map.address(&server, &host, port);
@@ -169,7 +164,7 @@ impl Cluster {
                 if Instant::now() < until =>
             {
                 self.map.refresh(until);
-                self.map.find_owner(slot, until)?
+                self.map.find_owner(slot, until, Cap::Exempt)?
             }
             answer => return Ok(answer?),
         };

@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::error::Cause;
 use crate::logging::contain;
 use crate::redis::cluster::owners::{Change, Moved, Owners};
+use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connector::Connector;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
@@ -130,10 +131,19 @@ impl SlotMap {
     }
 
     /// Returns the owner of a slot, at the latest by `until`. If no owner is known or it is
-    /// failing, refreshes the map first.
-    pub(super) fn find_owner(&self, slot: u16, until: Instant) -> Result<Arc<Server>, Fault> {
+    /// failing, refreshes the map first, unless the owner's breaker will reject the call at once.
+    pub(super) fn find_owner(
+        &self,
+        slot: u16,
+        until: Instant,
+        cap_rule: Cap,
+    ) -> Result<Arc<Server>, Fault> {
         let known_owner = || self.known.lock().owners.owner_of(slot).cloned();
-        if let Some(owner) = known_owner().filter(|owner| !owner.health.is_failing()) {
+        let answers_at_once = |owner: &Arc<Server>| {
+            let health = &owner.health;
+            !health.is_failing() || cap_rule == Cap::Counted && health.rejects_calls()
+        };
+        if let Some(owner) = known_owner().filter(answers_at_once) {
             return Ok(owner);
         }
         loop {

@@ -103,7 +103,7 @@ impl Input {
         // A reply beyond the limit is rejected earlier, so the buffer stops growing. With TLS, more
         // replies may follow this one in a record: no byte of it must stay outside.
         let wanted = (held * 2).clamp(CHUNK, self.limit.bytes() + CHUNK);
-        let wanted = wanted.max(held + CHUNK);
+        let wanted = wanted.max(held + LEAST_ROOM);
         if wanted > self.bytes.len() {
             let mut bytes = vec![0; wanted].into_boxed_slice();
             if let (Some(to), Some(from)) =
