@@ -72,7 +72,7 @@ impl WaitingCall<'_> {
     }
 
     /// Records that the call is about to ask Redis; returns whether other calls of this client wait
-    /// behind it.
+    /// in the queue.
     pub(crate) fn about_to_try(&self, now: Instant) -> bool {
         let queues = self.queues();
         queues.fold(false, |others_wait, queue| {

@@ -61,7 +61,8 @@ impl Server {
     /// Starts a server on this port of the machine, and on this Unix socket if one is given.
     ///
     /// It is for a program that takes the place of `redis-server`. Port 0 takes a free one. A file
-    /// at the path of the socket is replaced, and removed when the server ends. Tests need neither: see [`start`](Self::start).
+    /// at the path of the socket is replaced, and removed when the server ends. Tests need neither:
+    /// see [`start`](Self::start).
     ///
     /// ```
     /// use leasehold::testing::Server;

@@ -337,6 +337,8 @@ fn shutdown_ends_calls_that_could_be_cancelled() {
     let guard = other.mutex("a").lock().unwrap();
     let token = CancelToken::new();
     let waiting = spawn_waiter(&client.mutex("a").cancel_on(&token));
+    // A live subscription wakes the call once.
+    server.wait_until_waiter_sleeps("lock_release:a");
     wait_until_waiting(&client, 1);
     let report = client.shutdown(PATIENCE).unwrap();
     assert!(report.is_clean() && report.woken() == 1, "{report:?}");

@@ -245,8 +245,13 @@ fn grant_whose_renewal_has_no_reply_is_reported() {
 
 fn part_of_a_set_without_a_confirmed_release_is_reported() {
     let cluster = Cluster::with(ClusterSetup::steady(2, 0));
-    let client = builder(&cluster.url()).ttl(PATIENCE * 2).build().unwrap();
+    // The node of the first part must be paused before the call gives up.
+    let builder = support::builder_within(cluster.url(), ms(3_000));
+    let client = builder.ttl(PATIENCE * 2).build().unwrap();
     let names = [0, 1].map(|node| cluster.name_owned_by("part", node));
+    for name in &names {
+        assert_released(client.mutex(name).lock().unwrap().unlock());
+    }
     let held = self::client(&cluster.url())
         .mutex(&names[1])
         .lock()
