@@ -121,8 +121,8 @@ impl SharedStats {
         self.is_wanted() && !self.is_started.swap(true, Ordering::Relaxed)
     }
 
-    /// Returns the additions to send now: the pending ones, or else what was counted since the last.
-    /// With `all`, returns both.
+    /// Returns the additions to send now: the pending ones, or else what was counted since the
+    /// last. With `all`, returns both.
     pub(in crate::runtime) fn next_deltas(&self, totals: Totals, all: bool) -> Vec<StatsDelta> {
         let mut state = self.state.lock();
         if state.pending.is_empty() || all {
