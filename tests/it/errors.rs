@@ -1,12 +1,11 @@
 //! Promise: an error names the server and its last failure, repeats nothing, and says what to do.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder, Error};
 use support::{
-    BlackHole, Cluster, ClusterSetup, FakeServer, Proxy, Server, Traffic, eventually, free_port,
-    ms, refusing_url,
+    BlackHole, Cluster, ClusterSetup, FakeServer, Proxy, Server, Traffic, free_port, ms,
+    refusing_url,
 };
 
 use crate::malformed::redirecting;
@@ -24,7 +23,6 @@ support::tests![
     full_client_table_is_quoted,
     errors_of_a_replica_and_a_full_server_say_what_to_do,
     redirects_without_end_are_not_blamed_on_the_url,
-    host_that_a_node_reports_is_escaped,
     failing_server_of_several_is_named,
     server_of_a_bad_key_or_of_missing_replicas_is_named,
     errors_without_an_outage_repeat_nothing,
@@ -278,29 +276,6 @@ fn redirects_without_end_are_not_blamed_on_the_url() {
     assert!(!text.contains("use redis+cluster"), "{text}");
     let text = without_repetition(&try_lock(&patient_client(format!("redis://{node}"))));
     assert!(text.contains("use redis+cluster"), "{text}");
-}
-
-/// The node reports slots once, with a host that has a control character and a label that is too
-/// long for DNS.
-fn host_that_a_node_reports_is_escaped() {
-    let is_first = AtomicBool::new(true);
-    let node = FakeServer::start(move |request| {
-        let is_asked = request.name() == "CLUSTER";
-        let host = format!("\x1b{}", "x".repeat(64));
-        let layout = format!("*1\r\n*3\r\n:0\r\n:0\r\n*2\r\n$65\r\n{host}\r\n:7\r\n");
-        is_asked.then(|| match is_first.swap(false, Ordering::SeqCst) {
-            true => layout.into_bytes(),
-            false => Vec::new(),
-        })
-    });
-    let builder = builder(format!("redis+cluster://127.0.0.1:{}", node.port()));
-    let client = builder.command_timeout(ms(500)).build().unwrap();
-    // A call reports the node whose error came last, usually that of the look-up.
-    eventually(ms(30_000), || {
-        let text = without_repetition(&try_lock(&client));
-        assert!(!text.contains('\x1b'), "{text}");
-        text.contains("\\x1bxxx")
-    });
 }
 
 fn failing_server_of_several_is_named() {

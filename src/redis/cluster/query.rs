@@ -108,3 +108,31 @@ fn is_final(error: &RedisError) -> bool {
     let text = error.to_string();
     is_final_at_logon(error) || text.contains("cluster support disabled")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use crate::config::Config;
+    use crate::url::Target;
+
+    #[test]
+    fn host_that_a_node_reports_is_escaped() {
+        let Ok(Target::Cluster(nodes)) = Target::parse("redis+cluster://127.0.0.1:1") else {
+            panic!("this URL has a cluster");
+        };
+        let config = Config {
+            connect_timeout: Duration::from_secs(60),
+            ..Config::default()
+        };
+        let map = SlotMap::new(nodes, &config);
+        // The look-up fails at once: a part of a name has at most 63 characters.
+        let host = format!("\x1b{}", "x".repeat(64));
+        let Err(Fault::NotRun(cause)) = map.ask_nodes(vec![(host.into(), 7)]) else {
+            panic!("there is no such host");
+        };
+        let text = cause.to_string();
+        assert!(text.contains("\\x1bxxx"), "{text}");
+        assert!(!text.contains('\x1b'), "{text}");
+    }
+}
