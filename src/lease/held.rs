@@ -433,7 +433,7 @@ pub(crate) mod tests {
         assert_eq!(hold.status_for(first, now()), LeaseStatus::Released);
         assert_eq!(hold.release(first, now()), None);
         assert_eq!(hand_off(&hold, first), Err(NoHandoff::Release));
-        let begun = hold.begin(first, now(), |lease, now| lease.begin_full_renewal(now));
+        let begun = hold.begin(first, now(), |lease, _| lease.begin_full_renewal(now()));
         assert_eq!(begun, None);
         let late = hold.listen(first, now());
         assert_eq!(late.try_recv(), Err(TryRecvError::Disconnected));
