@@ -60,10 +60,7 @@ pub(crate) fn take(client: &Client, args: &Run) -> Result<Take, Failure> {
         let has_queue = args.fair || args.read || args.write || args.permits.is_some();
         return match names.as_slice() {
             [] => usage("the name is missing: leasehold run NAME -- CMD"),
-            _ if has_queue => usage(
-                "--fair, --read, --write and --permits need a single name: a lock of several \
-                 names has no queue",
-            ),
+            _ if has_queue => usage("--fair, --read, --write and --permits need a single name"),
             _ => {
                 let lock = client.mutex_all(names);
                 Ok(take!(lock, args, MutexAll: lock try_lock try_lock_for))
