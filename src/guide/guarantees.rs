@@ -2,10 +2,11 @@
 //!
 //! # Guarantees
 //!
-//! - **One holder.** If Redis keeps its data (see the limitations), at most one guard of a mutex,
-//!   of a set or of a writer of a name returns true from [`is_held`](crate::MutexGuard::is_held) at
-//!   a time, across all processes, and meanwhile no reader's guard of that name does. Of a
-//!   semaphore, no more permits are held than the largest number that a client gives it.
+//! - **One holder.** If Redis keeps its data (see the limitations), at most one exclusive guard of a
+//!   name (of a mutex, a set or a writer) returns true from
+//!   [`is_held`](crate::MutexGuard::is_held) at a time, across all processes. Meanwhile no reader's
+//!   guard of that name does. Of a semaphore, no more permits are held than the largest number that
+//!   a client gives it.
 //! - **A loss is noticed.** `is_held` returns false from the moment at which another client could
 //!   get the lock, unless the key is deleted or replaced by force (see the limitations). It reads a
 //!   local clock, so no blocked thread or socket can delay it.

@@ -37,8 +37,7 @@
 //! # Statistics
 //!
 //! [`Client::stats`] returns a snapshot of a client's counters and gauges; [`Stats`] and [`Totals`]
-//! describe each number. Counting costs a few relaxed atomic additions per lock. It takes no lock
-//! and reads no clock.
+//! describe each number. Counting costs a few relaxed atomic additions per lock, and takes no lock.
 //!
 //! With [`shared_stats`](crate::ClientBuilder::shared_stats), each client adds its [`Totals`] to
 //! one Redis hash, `lock_stats` unless [set otherwise](crate::ClientBuilder::shared_stats_key). Its

@@ -27,8 +27,8 @@
 //! # What holders and waiters see
 //!
 //! - **A holder** keeps its lock until its lease ends: [`is_held`](crate::MutexGuard::is_held)
-//!   stays true for the rest of the validity, at least two thirds of the ttl. The io thread repeats
-//!   the renewal all the while. If the lease ends first, the holder receives
+//!   stays true for the rest of the validity, by default about two thirds of the ttl. The io thread
+//!   repeats the renewal until then. If the lease ends first, the holder receives
 //!   [`Lost::Expired`](crate::Lost::Expired).
 //! - **A waiter** sleeps, and asks again as soon as the server answers.
 //! - **A release** that got no reply is repeated in the background until it succeeds or the lease

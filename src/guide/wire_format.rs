@@ -52,8 +52,8 @@
 //!
 //! - The value must be unique for each attempt.
 //! - Not every release publishes: one that grants the lock to a client in the queue frees nothing.
-//!   While a plain lock passes from client to client, the first release in Redis after each 100 ms
-//!   leaves it free for 2 ms and publishes that. A run of
+//!   While a plain lock passes from client to client, one release in Redis leaves it free for 2 ms
+//!   about every 90 ms, and publishes that. A run of
 //!   [local hand-offs](crate::Mutex::local_handoffs) has no such release: it lasts at most 1 s and
 //!   one critical section. If each client waits with one thread, a program that sleeps until a
 //!   message is woken after at most 100 ms and one critical section. It gets the lock if its `SET`

@@ -69,7 +69,7 @@ pub(super) fn check_answers(reply: &Reply, most: usize) {
     }
 }
 
-/// Has no arm for all others: whoever adds a verb must add its check, here and to the list above.
+/// Has no wildcard arm: a new verb needs a check here, and an entry in the list above.
 fn check_answer(verb: Verb, reply: &Reply, most: usize) {
     match verb {
         Verb::Acquire(wanted) => check_acquired(reply, wanted),

@@ -1,4 +1,4 @@
-//! Replies that Redis gives: recorded from servers, and of rarer forms.
+//! Replies of Redis: those recorded from servers, and rarer forms.
 
 use redis::Value;
 use support::recorded_reply;
@@ -78,8 +78,8 @@ pub(super) fn replies() -> Vec<Vec<u8>> {
     recorded.chain(rare).collect()
 }
 
-/// Reads one reply as a connection does; `None` if it is incomplete or malformed. A reply that
-/// announces more than the limits is an error before it comes.
+/// Reads one reply as a connection does; `None` if it is incomplete or malformed. Asserts that a
+/// reply is an error if its first line announces more than the limits.
 pub(super) fn value(bytes: &[u8]) -> Option<Value> {
     let read = read_frame(bytes);
     let end = bytes.windows(2).position(|two| two == b"\r\n");

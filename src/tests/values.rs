@@ -1,4 +1,4 @@
-//! Checks of what is read from values that are no replies of scripts: cluster layouts, addresses,
+//! Checks of what is read from values other than replies of scripts: cluster layouts, addresses,
 //! roles, log-on replies, messages and errors.
 
 use redis::{Msg, PushKind, Value};
