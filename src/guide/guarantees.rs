@@ -2,8 +2,8 @@
 //!
 //! # Guarantees
 //!
-//! - **One holder.** If Redis keeps its data (see the limitations), at most one exclusive guard of a
-//!   name (of a mutex, a set or a writer) returns true from
+//! - **One holder.** If Redis keeps its data (see the limitations), at most one exclusive guard of
+//!   a name (of a mutex, a set or a writer) returns true from
 //!   [`is_held`](crate::MutexGuard::is_held) at a time, across all processes. Meanwhile no reader's
 //!   guard of that name does. Of a semaphore, no more permits are held than the largest number that
 //!   a client gives it.

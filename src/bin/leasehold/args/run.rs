@@ -83,9 +83,9 @@ pub(crate) struct Run {
     pub(crate) no_wait: bool,
 
     /// The time from the grant for which the lock stays taken, even if the command ends or fails
-    /// earlier. This process leaves the lock to expire in Redis and exits; if Redis does not confirm
-    /// that, it stays and renews the lock. If the command cannot be started, the lock is released
-    /// at once. If this process is killed, the lock is free after the ttl
+    /// earlier. This process leaves the lock to expire in Redis and exits; if Redis does not
+    /// confirm that, it stays and renews the lock. If the command cannot be started, the lock is
+    /// released at once. If this process is killed, the lock is free after the ttl
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s")]
     pub(crate) min_hold: Duration,
 
