@@ -52,11 +52,12 @@ impl Tls {
             }
             None => {
                 let mut found = rustls_native_certs::load_native_certs();
-                if let Some(error) = found.errors.pop() {
+                // One unreadable certificate among the system's must not end all connections.
+                let (added, _) = roots.add_parsable_certificates(found.certs);
+                if added == 0
+                    && let Some(error) = found.errors.pop()
+                {
                     return Err(error.into());
-                }
-                for root in found.certs {
-                    roots.add(root)?;
                 }
             }
         }

@@ -1,10 +1,11 @@
 //! Promise: `rediss://` encrypts and refuses a server whose certificate it cannot verify.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
 use support::{
-    Child, Cluster, ClusterSetup, FakeServer, Sentinels, Server, Setup, certificate_path,
+    Child, Cluster, ClusterSetup, FakeServer, Sentinels, Server, Setup, TempDir, certificate_path,
     exercise_every_call, free_port, ms, parameter, read_pem, tell_parent, tls_server,
 };
 
@@ -265,6 +266,19 @@ fn a_server_with_an_unverifiable_certificate_is_refused() {
     let trusting = Child::spawn(
         "tls::locker",
         &[("URL", &url), ("SSL_CERT_FILE", &authority)],
+    );
+    assert_eq!(trusting.next_line(), "locked");
+    trusting.wait().succeeded();
+    // Another certificate in the file is damaged.
+    let folder = TempDir::create();
+    let with_damaged = folder.join("authorities.pem");
+    let damaged = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+    let authorities = fs::read_to_string(&authority).unwrap() + damaged;
+    fs::write(&with_damaged, authorities).unwrap();
+    let with_damaged = with_damaged.display().to_string();
+    let trusting = Child::spawn(
+        "tls::locker",
+        &[("URL", &url), ("SSL_CERT_FILE", &with_damaged)],
     );
     assert_eq!(trusting.next_line(), "locked");
     trusting.wait().succeeded();
