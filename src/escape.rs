@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-/// The most characters printed of a name or key: log lines and errors stay readable.
+/// How many characters of a name or key are printed at most, so that log lines and errors stay
+/// readable. A byte that is not UTF-8 counts as one.
 const SHOWN: usize = 128;
 
-/// The most characters printed of a server's own text.
+/// How many characters of a server's own text are printed at most.
 const SAID: usize = 1024;
 
 /// Returns true if a terminal only prints `c`: no control character, and none that hides or
@@ -49,11 +50,12 @@ impl<'a> Escaped<'a> {
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let cut = |f: &mut fmt::Formatter<'_>| write!(f, "… ({} bytes)", self.bytes.len());
         let mut printed = 0;
         for chunk in self.bytes.utf8_chunks() {
             for c in chunk.valid().chars() {
                 if printed >= self.most {
-                    return write!(f, "… ({} bytes)", self.bytes.len());
+                    return cut(f);
                 }
                 match c {
                     c if is_printable(c) => write!(f, "{c}")?,
@@ -61,6 +63,9 @@ impl fmt::Display for Escaped<'_> {
                     c => write!(f, "{}", c.escape_unicode())?,
                 }
                 printed += 1;
+            }
+            if !chunk.invalid().is_empty() && printed >= self.most {
+                return cut(f);
             }
             write!(f, "{}", chunk.invalid().escape_ascii())?;
             printed += chunk.invalid().len();
@@ -82,11 +87,13 @@ mod tests {
         assert_eq!(whole("tisch-ü \\ \"{名}\""), "tisch-ü \\ \"{名}\"");
         assert_eq!(whole("\x1b[2J\n\u{9b}\u{202e}"), r"\x1b[2J\n\u{9b}\u{202e}");
         assert_eq!(Escaped::whole(b"a\xffb\xc3").to_string(), r"a\xffb\xc3");
-        let long = Escaped::name(&[b'x'; 70_000]).to_string();
-        assert!(
-            long.len() < 200 && long.ends_with("(70000 bytes)"),
-            "{long}"
-        );
+        for byte in [b'x', b'\xff'] {
+            let long = Escaped::name(&[byte; 70_000]).to_string();
+            assert!(
+                long.len() < 600 && long.ends_with("(70000 bytes)"),
+                "{long}"
+            );
+        }
     }
 
     #[test]
