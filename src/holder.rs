@@ -138,7 +138,8 @@ impl Holder {
         &self.seen
     }
 
-    /// Another program's value may be a secret that lets anyone release its lock.
+    /// Returns the first 8 bytes: the value of another program may be a secret that lets anyone
+    /// release its lock.
     fn start(&self) -> Escaped<'_> {
         Escaped::whole(self.seen.get(..self.seen.len().min(8)).unwrap_or_default())
     }

@@ -63,7 +63,7 @@ impl Backoff {
     /// use std::time::Duration;
     /// use leasehold::Backoff;
     ///
-    /// // Pauses of about 50, 100, 200, 400, 500, 500, … ms.
+    /// // Pauses of at most 50, 100, 200, 400, 500, 500, … ms.
     /// let pauses = Backoff::new(Duration::from_millis(50), Duration::from_millis(500));
     /// ```
     pub const fn new(base: Duration, max: Duration) -> Self {

@@ -128,7 +128,7 @@ mod tests {
         let map = SlotMap::new(nodes, &config);
         // The look-up fails at once: a part of a name has at most 63 characters.
         let host = format!("\x1b{}", "x".repeat(64));
-        let Err(Fault::NotRun(cause)) = map.ask_nodes(vec![(host.into(), 7)]) else {
+        let Err(Fault::NotRun(cause)) = map.ask_nodes(vec![(host, 7)]) else {
             panic!("there is no such host");
         };
         let text = cause.to_string();
