@@ -90,11 +90,16 @@ impl Connection {
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
     ) -> RedisResult<Value> {
+        self.with_long_limit(|connection| connection.trip(until, pack))
+    }
+
+    /// Runs `act`, which may read one long reply.
+    fn with_long_limit<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
         let usual = self.input.limit;
         self.accept_long();
-        let answer = self.trip(until, pack);
+        let outcome = act(self);
         self.input.limit = usual;
-        answer
+        outcome
     }
 
     /// Accepts long replies from now on. A subscription needs this: others write its messages.
@@ -116,13 +121,11 @@ impl Connection {
 
     /// Reads the reply to a call, by `until`.
     pub(crate) fn answer_to(&mut self, until: Instant, verb: Verb) -> CallResult {
-        let usual = self.input.limit;
-        if verb.lists_holders() {
-            self.accept_long();
-        }
-        let value = self.answer(until);
-        self.input.limit = usual;
-        self.meaning_of(value?, verb)
+        let value = match verb.lists_holders() {
+            true => self.with_long_limit(|connection| connection.answer(until))?,
+            false => self.answer(until)?,
+        };
+        self.meaning_of(value, verb)
     }
 
     /// Returns what `value`, the last reply read, means. A reply that the call cannot have is an
