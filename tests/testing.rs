@@ -1,6 +1,7 @@
 //! Promise: the server of `leasehold::testing` does what its page says.
 #![cfg(feature = "testing")]
 
+use std::any::Any;
 use std::io::Read;
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -182,18 +183,23 @@ fn foreign_holder_renews_its_lease_and_a_forgotten_one_does_not() {
     assert!(is_taken(&server));
 }
 
+/// Makes the server unreachable until the result is dropped.
+fn cut_or_pause(server: &Server, is_cut: bool) -> Box<dyn Any> {
+    match is_cut {
+        true => Box::new(server.cut()),
+        false => Box::new(server.pause()),
+    }
+}
+
 #[test]
 fn foreign_holder_cannot_renew_while_the_server_is_unreachable() {
     let server = Server::start();
     for is_cut in [true, false] {
         let foreign = server.hold(NAME);
-        let faults = (
-            is_cut.then(|| server.cut()),
-            (!is_cut).then(|| server.pause()),
-        );
+        let fault = cut_or_pause(&server, is_cut);
         server.advance(ms(10_000));
         assert!(!is_taken(&server), "its lease has run out");
-        drop(faults);
+        drop(fault);
         let _next = patient(&server).mutex(NAME).lock().unwrap();
         drop(foreign);
         assert!(is_taken(&server), "it releases only its own lease");
@@ -205,12 +211,9 @@ fn foreign_holder_cannot_release_while_the_server_is_unreachable() {
     let server = Server::start();
     for is_cut in [true, false] {
         let foreign = server.hold(NAME);
-        let faults = (
-            is_cut.then(|| server.cut()),
-            (!is_cut).then(|| server.pause()),
-        );
+        let fault = cut_or_pause(&server, is_cut);
         drop(foreign);
-        drop(faults);
+        drop(fault);
         assert!(is_taken(&server), "its release did not arrive");
         server.advance(ms(10_000));
         assert!(!is_taken(&server), "its lease has run out");

@@ -78,16 +78,14 @@ fn min_hold_is_waited_for_while_redis_is_unreachable() {
     assert_eq!(program.code(), Some(0));
 }
 
-/// An unconfirmed change of the ttl ends the lease by the local clock. That is after the command.
-/// The first request for the shorter ttl gets no reply. Another program has the lock by the next.
-fn lock_that_another_program_took_during_min_hold_is_lost() {
-    let server = Server::start();
-    let proxy = Proxy::new(&server);
+/// Starts a run whose command ends with 3. Then Redis does not reply to the requests for the rest
+/// of `min_hold`.
+fn run_without_replies_at_the_end(proxy: &Proxy, min_hold: &str) -> Program {
     let options = [
         "--ttl",
         "60s",
         "--min-hold",
-        "50s",
+        min_hold,
         "--command-timeout",
         "200ms",
     ];
@@ -96,6 +94,14 @@ fn lock_that_another_program_took_during_min_hold_is_lost() {
     assert_eq!(program.next_line(), "ready");
     proxy.set_all(Traffic::Stall);
     program.send(Signal::USR1);
+    program
+}
+
+/// The first request for the shorter ttl gets no reply. Another program has the lock by the next.
+fn lock_that_another_program_took_during_min_hold_is_lost() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let mut program = run_without_replies_at_the_end(&proxy, "50s");
     let errors = program.process.stderr.as_mut().unwrap();
     let mut errors = BufReader::new(errors).lines();
     assert!(errors.any(|line| line.unwrap().contains("until --min-hold is over")));
@@ -104,22 +110,11 @@ fn lock_that_another_program_took_during_min_hold_is_lost() {
     assert_eq!(program.code(), Some(79));
 }
 
+/// An unconfirmed change of the ttl ends the lease by the local clock. That is after the command.
 fn min_hold_that_redis_does_not_confirm_is_no_loss() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let options = [
-        "--ttl",
-        "60s",
-        "--min-hold",
-        "2s",
-        "--command-timeout",
-        "200ms",
-    ];
-    let script = "trap 'exit 3' USR1; echo ready; while :; do sleep 0.02; done";
-    let mut program = Program::run(&proxy.url(), &options, script);
-    assert_eq!(program.next_line(), "ready");
-    proxy.set_all(Traffic::Stall);
-    program.send(Signal::USR1);
+    let mut program = run_without_replies_at_the_end(&proxy, "2s");
     let code = program.code();
     let errors = program.errors();
     assert_eq!(code, Some(3), "{errors}");
