@@ -16,8 +16,8 @@ const LONGEST_VALUE: usize = 1088;
 
 /// The holder of a lock, as [`Mutex::inspect`](crate::Mutex::inspect) found it.
 ///
-/// If the holder is not a leasehold client, or if readers share the lock, there is no one owner and
-/// no one id.
+/// [`owner`](Self::owner) and [`holder_id`](Self::holder_id) return `None` if the holder is not a
+/// leasehold client, or if readers share the lock.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -56,7 +56,7 @@ impl Holder {
         }
     }
 
-    /// Returns the owner of the lease, unless there is none.
+    /// Returns the owner of the lease.
     ///
     /// `None` if the holder is not a leasehold client, or if readers [share](Self::is_shared) the
     /// lock.
@@ -76,7 +76,7 @@ impl Holder {
         self.id.as_ref().map(HolderId::owner)
     }
 
-    /// Returns the id of the lease, unless there is none.
+    /// Returns the id of the lease.
     ///
     /// `None` if the holder is not a leasehold client, or if readers [share](Self::is_shared) the
     /// lock.
@@ -138,8 +138,8 @@ impl Holder {
         &self.seen
     }
 
-    /// Returns the first 8 bytes: the value of another program may be a secret that lets anyone
-    /// release its lock.
+    /// Returns only the first 8 bytes, escaped: another program's value may be a secret with which
+    /// anyone could release its lock.
     fn start(&self) -> Escaped<'_> {
         Escaped::whole(self.seen.get(..self.seen.len().min(8)).unwrap_or_default())
     }
@@ -162,14 +162,15 @@ impl Holder {
         self.remaining
     }
 
-    /// Returns the last fencing token drawn for the name; `None` if none was within the last day.
+    /// Returns the last fencing token drawn for the name.
     ///
-    /// It is the holder's token, with two exceptions:
+    /// `None` if no token was drawn within the last day. Otherwise it is the holder's token, with
+    /// two exceptions:
     ///
     /// - If tokens are reserved for [local hand-offs](crate::Mutex::local_handoffs), it is the last
     ///   of them.
-    /// - If the holder is not a leasehold client, it is the token of an earlier holder; readers
-    ///   share that of the last writer.
+    /// - If the holder is not a leasehold client, it is the token of an earlier holder. If readers
+    ///   share the lock, it is the token of the last writer.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -185,8 +186,8 @@ impl Holder {
     }
 }
 
-/// The owner and the first eight digits of the id, or the escaped start of the value; then how long
-/// the key lives.
+/// The owner and the first eight digits of the uuid, or the escaped start of the value; then how
+/// long the key lives without a renewal.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.id {

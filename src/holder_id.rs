@@ -11,7 +11,7 @@ use crate::random;
 
 /// The id of one lease: `<owner>:<uuid v4>`, the value of the lock's key in Redis.
 ///
-/// The id of a lease of permits has their number and a space before the owner.
+/// For a semaphore it is `<permits> <owner>:<uuid v4>`, with the number of permits of the lease.
 ///
 /// Every acquiring command gets a new id, so a late command of an earlier attempt cannot touch a
 /// later lease.
@@ -33,7 +33,7 @@ use crate::random;
 #[derive(Clone)]
 pub struct HolderId {
     text: Arc<str>,
-    /// The offset of the owner in the text: an id of permits begins with their number and a space.
+    /// The offset of the owner in the text. It is not 0 in the id of a semaphore's lease.
     owner_at: usize,
 }
 
@@ -51,7 +51,7 @@ impl HolderId {
         }
     }
 
-    /// Returns a new id of `permits` permits: `<permits> <owner>:<uuid v4>`.
+    /// Returns a new id for a lease of `permits` permits: `<permits> <owner>:<uuid v4>`.
     pub(crate) fn fresh_of_permits(permits: u32, owner: &str) -> Self {
         let number = format!("{permits} ");
         Self {
@@ -60,7 +60,7 @@ impl HolderId {
         }
     }
 
-    /// Parses a lock key's value; returns `None` if no leasehold client wrote it.
+    /// Parses a lock key's value; returns `None` unless it is an owner, a colon and a uuid.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?;
         let (owner, uuid) = text.rsplit_once(':')?;
@@ -70,7 +70,7 @@ impl HolderId {
         })
     }
 
-    /// Parses an id of permits; returns it and their number.
+    /// Parses the id of a semaphore's lease; returns it with the number of permits.
     pub(crate) fn parse_of_permits(member: &[u8]) -> Option<(Self, u32)> {
         let id = Self::parse(member)?;
         let (number, _) = id.text.split_once(' ')?;

@@ -16,7 +16,7 @@ const LONGEST_NAME: usize = 64 * 1024;
 ///
 /// Converts from text (`&str`, `String`, `Box<str>`, `Arc<str>`, `Cow<str>`), from bytes (`&[u8]`,
 /// `&[u8; N]`, `Vec<u8>`), and from a number (`u64`, `i64`, `u32`, `i32`), which becomes its
-/// decimal digits. Cloning is cheap. The first call that locks reports a name of invalid length.
+/// decimal digits. Cloning is cheap. The first call on the lock reports a name of invalid length.
 ///
 /// A number alone names the same lock in every part of the program. `format!("order:{id}")` keeps
 /// the names of different tables apart.
@@ -36,8 +36,8 @@ pub struct Name {
     bytes: Arc<[u8]>,
     /// The hash of the bytes, computed once: a lock and its release look the name up five times.
     hash: u64,
-    /// It is in the tables of this client as the name of a semaphore, which has nothing to do with
-    /// the lock of the same name. Always false for names that callers see.
+    /// True for a semaphore's name in the tables of a client: a semaphore and a lock of the same
+    /// name are unrelated. Always false for names that callers see.
     is_of_semaphore: bool,
 }
 
@@ -81,7 +81,7 @@ impl Name {
         }
     }
 
-    /// Returns the key of the semaphore of this name in the tables of the client.
+    /// Returns the name of a semaphore as the tables of the client contain it.
     pub(crate) fn of_semaphore(self) -> Self {
         Self {
             is_of_semaphore: true,
@@ -89,7 +89,7 @@ impl Name {
         }
     }
 
-    /// Returns the name as its caller knows it.
+    /// Returns the name as the caller gave it.
     pub(crate) fn as_given(&self) -> Self {
         Self {
             is_of_semaphore: false,

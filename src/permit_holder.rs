@@ -28,7 +28,7 @@ pub struct PermitHolder {
 }
 
 impl PermitHolder {
-    /// Returns the holder with this holder id; `None` if no leasehold client wrote it.
+    /// Parses a member of the sorted set; `None` if it is not the id of a semaphore's lease.
     pub(crate) fn new(member: &[u8], remaining: Duration) -> Option<Self> {
         let (id, permits) = HolderId::parse_of_permits(member)?;
         Some(Self {

@@ -13,9 +13,11 @@ const LIMIT: u64 = 1 << 53;
 /// A number that is higher for every later holder of a name.
 ///
 /// Pass it to the resource that the lock protects, and let that resource reject every write with a
-/// token lower than the highest it has seen. Then even a holder that was paused between
-/// [`ensure_held`](crate::MutexGuard::ensure_held) and its write, until its lease had ended, does
-/// no harm. See Martin Kleppmann, [How to do distributed locking][kleppmann].
+/// token lower than the highest it has seen. A process may be paused between
+/// [`ensure_held`](crate::MutexGuard::ensure_held) and its write, until its lease has ended. Then
+/// its late write cannot replace the write of a later holder. A holder that first reads must pass
+/// its token with the read, too: otherwise the resource accepts a late write of an earlier holder
+/// between the two. See Martin Kleppmann, [How to do distributed locking][kleppmann].
 ///
 /// The script that acquires the lock, or grants it to a waiter, draws the token:
 /// `max(last + 1, the server's clock in µs)`. So tokens keep rising after a release or an expiry.
