@@ -52,7 +52,7 @@ impl Tls {
             }
             None => {
                 let mut found = rustls_native_certs::load_native_certs();
-                // One unreadable certificate among the system's must not end all connections.
+                // One damaged certificate of the system must not make every connection fail.
                 let (added, _) = roots.add_parsable_certificates(found.certs);
                 if added == 0
                     && let Some(error) = found.errors.pop()

@@ -7,7 +7,7 @@ use redis::RedisError;
 
 use crate::escape::Escaped;
 
-/// How many bytes of the reply an error repeats.
+/// How many bytes of the reply an error quotes.
 const SHOWN: usize = 40;
 
 /// The peer violated the protocol: the connection must be closed, and the peer may not be Redis.
@@ -17,7 +17,7 @@ const SHOWN: usize = 40;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
     pub(crate) kind: ViolationKind,
-    /// The first bytes of the reply, at most 40. They are not escaped yet: a printer must do that.
+    /// The first bytes of the reply, at most 40. They are not escaped.
     pub(crate) read: Vec<u8>,
 }
 

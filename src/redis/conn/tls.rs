@@ -19,7 +19,7 @@ use crate::violation::{NoFirstReply, Violation, ViolationKind};
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 
-/// How many of a peer's first bytes are examined.
+/// How many of a peer's first bytes an error can quote.
 const SHOWN: usize = 40;
 
 pub(super) struct TlsStream {
@@ -72,7 +72,7 @@ impl TlsStream {
         Ok(stream)
     }
 
-    /// Fails if the first byte that the peer sends begins no TLS record.
+    /// Returns an error unless the first byte that the peer sends begins a TLS record.
     fn check_first(&self, until: Instant) -> RedisResult<()> {
         let mut first = [0; SHOWN];
         let count = self.socket.peek(&mut first, until);
@@ -245,7 +245,7 @@ mod tests {
         server.join().unwrap();
     }
 
-    /// As a TLS terminator does whose Redis is down.
+    /// A TLS terminator whose Redis is down is such a peer.
     #[test]
     fn peer_that_is_silent_after_the_handshake_is_not_said_to_speak_no_tls() {
         install_provider();
