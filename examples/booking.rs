@@ -20,7 +20,7 @@ mod support {
     pub(crate) mod run;
 }
 
-/// How long a table stays locked at most after the process of its guest has died.
+/// The longest time for which a table stays locked after its guest's process has died.
 const TTL: Duration = Duration::from_secs(2);
 
 /// Calls `evening`, with a private Redis unless `REDIS_URL` is set. Your own program would not

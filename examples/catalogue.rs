@@ -117,8 +117,8 @@ fn one_day() -> Outcome {
     }
     println!("{READERS} processes read {READS} times each, during {UPDATES} updates: no old page.");
 
-    // Stores the current page. Then simulates a reader that was paused since an earlier update: it
-    // tries to store the page that it read before that, with the lower token that it had then.
+    // Stores the current page. Then simulates a reader that read its page before an update, with a
+    // lower token, and was paused: it tries to store that page now.
     let lock = catalogue()?;
     let reading = lock.read()?;
     let fresh = reading.fencing_token().value();

@@ -38,9 +38,9 @@ fn service() -> Outcome {
         signals.forever().next();
         println!("asked to end");
         // `shutdown` tells the holders and releases their locks at once, without waiting for them.
-        // A service whose work must not be interrupted makes its locks with `cancel_on(&token)`.
-        // It calls `token.cancel()` here, which ends the calls that wait, joins its workers, and
-        // only then shuts the client down: `Client::shutdown` shows that.
+        // If the work must not be interrupted, make the locks with `cancel_on(&token)`. Here, call
+        // `token.cancel()`, which ends the calls that wait, and join the workers. Then shut the
+        // client down. The documentation of `Client::shutdown` shows this.
         let report = client.shutdown(Duration::from_secs(5))?;
         println!("{} locks released", report.released());
         assert_eq!(report.released(), ORDERS.len());
@@ -71,7 +71,7 @@ fn pack(client: &Client, order: &str) -> Outcome {
 
 /// Waits for a lock that another worker holds, until the client is shut down.
 fn wait_until_shutdown(client: &Client) -> Outcome {
-    // Starts after the order's worker has the lock, so that this call has to wait.
+    // Starts after the order's worker has the lock: this call must wait.
     while client.mutex(ORDERS[0]).inspect()?.is_none() {
         thread::sleep(Duration::from_millis(5));
     }

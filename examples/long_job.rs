@@ -37,8 +37,7 @@ fn print_book(guard: &MutexGuard) -> Result<(), Lost> {
                 Err(_) => return Ok(()),
             },
             recv(lost) -> why => {
-                // The channel receives the loss. Without a loss it is disconnected only when the
-                // guard is dropped.
+                // Without a loss, the channel disconnects only when the guard is dropped.
                 return Err(why.expect("the guard still exists"));
             }
         }

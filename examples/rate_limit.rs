@@ -27,7 +27,7 @@ const LIMIT: u32 = 3;
 const WORKERS_PER_PROCESS: u32 = 3;
 const CALLS_PER_WORKER: u32 = 10;
 
-/// How long the permits of a killed process stay unavailable.
+/// The longest time for which the permits of a killed process stay unavailable.
 const TTL: Duration = Duration::from_secs(2);
 
 /// Calls `one_day`, with a private Redis unless `REDIS_URL` is set. Your own program would not

@@ -21,10 +21,11 @@ pub(crate) const RUN: &str = "LEASEHOLD_EXAMPLE_RUN";
 /// An example that hangs fails after this time.
 const LONGEST_RUN: Duration = Duration::from_secs(60);
 
-/// Runs `story`, or in a child process that `Child::spawn` of `child.rs` started, its role.
+/// Runs `story`. In a child process that `Child::spawn` of `child.rs` started, runs its role.
 ///
 /// If `REDIS_URL` is unset, starts an installed `redis-server` or `valkey-server`, and stops it
-/// afterwards. In both cases the environment contains the variables that `Client::from_env` reads.
+/// afterwards. `story` and the roles find the server in `REDIS_URL` and a key prefix in
+/// `LOCK_KEY_PREFIX`, which `Client::from_env` reads.
 pub(crate) fn run(story: fn() -> Outcome, roles: &[Role]) -> ExitCode {
     thread::spawn(|| {
         thread::sleep(LONGEST_RUN);
@@ -55,8 +56,8 @@ struct Server {
 }
 
 /// Runs a server until the input of the shell ends. The example closes it when it drops the
-/// `Server`, and the system closes it when the example dies. The shell ignores Ctrl-C, so that the
-/// example ends before the server.
+/// `Server`, and the system closes it when the example dies. The shell ignores Ctrl-C, so that it
+/// still deletes the directory.
 const RUN_SERVER: &str = r#"
 trap '' INT
 directory=$1; shift
@@ -78,7 +79,7 @@ impl Server {
         let shell = Command::new("sh")
             .args(["-c", RUN_SERVER, "sh"])
             .args([&directory, &program])
-            // A socket in its directory needs no free port.
+            // A unix socket in the directory: no port need be free.
             .args(["--port", "0", "--unixsocket"])
             .arg(directory.join("socket"))
             .args(["--save", "", "--appendonly", "no"])
