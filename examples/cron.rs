@@ -37,7 +37,8 @@ fn worker() -> Outcome {
                 write_report(&night)?;
                 println!("wrote the report");
                 // The lock stays held for an hour, longer than any clock lags: a worker that
-                // starts late must not run the job again.
+                // starts late must not run the job again. If this process dies before this call,
+                // the lock becomes free after its ttl, and a late worker runs the job again.
                 guard.keep_for(HOUR)?;
             }
             None => println!("found the lock held"),
