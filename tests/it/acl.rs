@@ -1,6 +1,7 @@
 //! Promise: the documented ACL user can do everything.
 //!
-//! Without one of its permissions, a call works as documented or fails with an error that names it.
+//! Without one of its permissions, a call works as documented or fails with an error that names the
+//! permission.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -33,7 +34,7 @@ support::tests![
     documented_user_can_do_everything_over_a_quorum
 ];
 
-/// Returns the documented rule of a user, from `SETUSER` on.
+/// Returns the words of a user's documented command, from `SETUSER` on.
 fn documented(user: &str) -> Vec<String> {
     let page = include_str!("../../docs/operations.md");
     let start = format!("ACL SETUSER {user} reset ");
@@ -45,7 +46,7 @@ fn documented(user: &str) -> Vec<String> {
     lines[0].split(' ').skip(1).map(str::to_owned).collect()
 }
 
-/// Returns the documented rule without one permission.
+/// Returns the documented words without one permission.
 fn without(user: &str, right: &str) -> Vec<String> {
     let mut rules = documented(user);
     let all = rules.len();
@@ -87,7 +88,7 @@ fn refused(entries: Vec<Entry>) -> Vec<String> {
         .collect()
 }
 
-/// Asserts that every call works and that all connections have names.
+/// Asserts that every call works and that all connections set their names.
 #[track_caller]
 fn assert_everything_works(builder: impl Fn() -> ClientBuilder, name: &str, servers: &[&Server]) {
     let _connected = exercise_every_call(builder, name, servers);
@@ -656,7 +657,7 @@ fn min_replicas_fails_without_wait() {
     assert_refused(client.mutex_all(["d", "e"]).try_lock(), &missing);
     assert_refused(client.mutex_all(["f", "g"]).lock(), &missing);
 
-    // That says nothing about the queues: calls of this client still use them.
+    // A refused WAIT is no reason to stop using queues: the client still has a place in one.
     set_user(server, &documented("leasehold"));
     let name = "h";
     let held = self::client(&url).mutex(name).lock().unwrap();

@@ -62,7 +62,8 @@ fn client(url: &str) -> Client {
     builder(url).build().unwrap()
 }
 
-/// Returns a client whose waiters are woken by a message, or not within the test's time.
+/// Returns a client whose waiters without a place in a queue sleep until a message wakes them. A
+/// waiter with a place, on one server, still refreshes it every 0.9 s.
 fn client_with_long_backstop(url: &str) -> Client {
     builder(url).backstop(ms(60_000)).build().unwrap()
 }
@@ -92,7 +93,7 @@ const SETS: [&[&str]; 6] = [
     &["b"],
 ];
 
-/// A child's role: locks sets and single names by turns and records each name's tokens.
+/// A child's role: locks sets and single names in turn and records each name's tokens.
 ///
 /// It increments a counter for each name by a read and a write: two holders at once would lose a
 /// count.
@@ -290,7 +291,7 @@ fn partly_acquired_set_is_never_visible() {
             scope.spawn(move || {
                 for _ in 0..150 {
                     let set = client.mutex_all(names);
-                    // A set that waits may have part of its names.
+                    // Not `lock`: a set that waits may keep some of its names.
                     let guard = std::iter::repeat_with(|| set.try_lock().unwrap());
                     assert_released(
                         guard
@@ -317,7 +318,7 @@ fn waiter_is_woken_only_by_the_name_that_blocked_it() {
         client(&server.url()),
         client_with_long_backstop(&server.url()),
     );
-    // Loads the script: below, no call sends EVAL after a NOSCRIPT.
+    // Connects the client and loads the script.
     drop(one.mutex("a").lock().unwrap());
     for is_in_a_set in [false, true] {
         let held = if is_in_a_set {
@@ -411,8 +412,8 @@ fn release_that_overtakes_the_refusal_is_not_missed() {
     });
 }
 
-/// Within a client, waiters for sets and for single names wake each other. Redis gets no command
-/// while all of them wait.
+/// Within a client, waiters for sets and for single names wake each other. They send no commands
+/// while they wait for each other.
 fn waiters_of_one_client_wake_each_other() {
     let server = Server::start();
     let client = client_with_long_backstop(&server.url());
@@ -826,7 +827,7 @@ fn set_across_slots_is_acquired_or_rolled_back() {
     assert_opposite_orders_do_not_deadlock([&one, &two], &names);
     assert!(names.iter().all(|name| !is_locked(&cluster, name)));
 
-    // A renewal that reaches two slots of three is none: the set expires.
+    // A renewal that reaches only two of the three slots does not count: the set expires.
     let guard = one.mutex_all(&names).ttl(ms(1_000)).lock().unwrap();
     let node = cluster.master_of(&format!("lock:{}", names[1]));
     cluster.pause(node);

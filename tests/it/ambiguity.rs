@@ -49,7 +49,7 @@ const COMMAND_TIMEOUT: Duration = ms(500);
 /// Far longer than any test, so that no key expires.
 const TTL: Duration = ms(300_000);
 
-/// Far longer than an undo takes once Redis answers, on a machine with other things to do.
+/// Far longer than an undo takes once Redis answers, even on a busy machine.
 const PATIENCE: Duration = ms(20_000);
 
 fn client(url: &str) -> Client {
@@ -212,7 +212,7 @@ fn acquires_on_a_paused_server_leave_nothing_behind() {
     });
 }
 
-/// Lets the stalled acquire run, and the undo behind it, which is the only call sent with EVAL.
+/// Lets the stalled acquire run, then the undo behind it. Only that undo is sent with EVAL.
 fn run_late_acquire_and_undo(proxy: &Proxy, server: &Server) {
     let before = server.calls(&["eval"]);
     proxy.set_open(Traffic::Pass);
@@ -261,8 +261,8 @@ fn late_acquire_and_its_undo_do_not_harm_the_retry() {
     assert_untouched_and_release(guard, &server);
 }
 
-/// The connection died with the undo that was written behind the acquire. The undo is repeated over
-/// another connection until it finds the key.
+/// The connection is cut, so the undo that was written behind the acquire never arrives. The client
+/// repeats the undo over another connection until it finds the key.
 fn acquire_is_undone_over_another_connection_if_its_own_died() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
@@ -303,7 +303,7 @@ fn every_acquiring_command_has_its_own_holder_id() {
         unanswered += attempts - 1;
         assert_untouched_and_release(guard, &server);
     }
-    // An attempt over a connection that was opened meanwhile is answered.
+    // A round proves nothing if its first attempt used a connection that was opened later.
     assert!(unanswered > 0, "no attempt was repeated");
 }
 
@@ -332,20 +332,21 @@ fn unanswered_reader_of_this_client_is_not_reported_as_another_holder() {
     let has_read = Cell::new(false);
     let call = |client: &Client| {
         let lock = client.rw_lock("a");
-        // Together with the reader without a reply, which does not exclude this one.
+        // The unanswered read may still hold the lock, which does not exclude this one.
         drop(lock.try_read()?.expect("readers share"));
         has_read.set(true);
         let guard = lock.try_write()?;
         Ok(guard.map(|guard| assert_eq!(guard.unlock().unwrap(), Unlocked::Released)))
     };
-    // A round in which the second read got no reply in time shows nothing.
+    // A round in which the second read got no reply in time proves nothing.
     assert!((0..5).any(|_| {
         after_an_unanswered_attempt(&server, call, || server.get("lock:a").is_none());
         has_read.get()
     }));
 }
 
-/// Makes a call whose first attempt gets no reply. The undo of that attempt arrives after the call.
+/// Makes a call whose first attempt gets no reply. The undo of that attempt arrives only after the
+/// call has ended.
 #[track_caller]
 fn after_an_unanswered_attempt(
     server: &Server,
@@ -407,7 +408,7 @@ fn reader_whose_release_got_no_reply_is_not_reported_as_another_holder() {
     );
 }
 
-/// Makes a call after a release that the network lost. Its repetition arrives after the call.
+/// Makes a call after a release that the network lost. The repeated release arrives after the call.
 #[track_caller]
 fn after_an_unanswered_release<T>(
     hold: impl FnOnce(&Client) -> T,
@@ -423,7 +424,7 @@ fn after_an_unanswered_release<T>(
     proxy.set_nth(1, Traffic::DropBoth);
     expect_unreachable(release(held));
     assert!(!is_released(&server), "the release is lost");
-    // Over its own connection, while the io thread waits for a reply.
+    // The call opens a connection. The io thread still waits for a reply on the stalled one.
     assert_not_refused(call(&client));
     eventually(PATIENCE, || is_released(&server));
 }
@@ -584,7 +585,7 @@ fn renewal_without_a_reply_is_no_loss() {
     }
 }
 
-/// All network faults by turns. No program deletes keys and no ttl ends, so no lease may be lost,
+/// All network faults in turn. No program deletes keys and no ttl ends, so no lease may be lost,
 /// and each name has at most one holder.
 fn unstable_network_causes_no_loss_no_double_holder_and_no_leftover() {
     let server = Server::start();
@@ -658,20 +659,21 @@ fn unanswered_set_ttl_and_late_release_leave_no_key_behind() {
     assert!(left > 3_000_000, "the set_ttl ran: {left} ms");
     proxy.set_all(Traffic::DropBoth);
     expect_unreachable(guard.unlock());
-    // A release must be repeated for longer than the ttl, and than twice the ttl.
+    // The release must be repeated for longer than twice the configured ttl, because the unanswered
+    // `set_ttl` made the key last for an hour.
     let_pass(3 * ttl);
     assert_eq!(keys(&server), ["lock:a"], "no release came through");
     proxy.set_all(Traffic::Pass);
     eventually(PATIENCE, || keys(&server).is_empty());
 }
 
-/// The number of unanswered calls at a time. Some of them may find no connection.
+/// The number of unanswered calls in parallel. Some of them may find no connection.
 const CALLS: usize = 6;
 
 /// Makes several unanswered calls for a lock that includes "a", then restores the network.
 ///
-/// Returns the holder ids that one command then undoes. The connections of the calls end; new ones
-/// work.
+/// Returns the holder ids that a single command then undoes. The connections of the calls are cut;
+/// new ones work.
 fn many_unanswered_calls(
     server: &Server,
     proxy: &Proxy,
@@ -702,7 +704,7 @@ fn many_unanswered_calls(
     proxy.cut();
     loop {
         let line = monitor.next_line();
-        // Undos of `warm-…` are no concern here: those calls may have timed out too.
+        // Skips undos of `warm-…`, since those calls may have timed out too.
         if !line.contains("\"lock:a\"") {
             continue;
         }
@@ -728,11 +730,10 @@ fn late_client(proxy: &Proxy) -> Client {
         .unwrap()
 }
 
-/// Sets the keys as a late acquire would, and asserts that another client then gets the lock.
-///
-/// That client only tries again if the undo wakes it.
+/// Sets the keys as a late acquire would, and asserts that another client then gets the lock, which
+/// it can only after the undo.
 fn run_acquire_late(server: &Server, names: &[&str], id: &str) {
-    // All keys at once: an undo that finds one of them would be the last.
+    // All keys in one script: an undo is not repeated after it has found a key.
     let mut acquire = redis::cmd("EVAL");
     acquire.arg("for n = 1, #KEYS do redis.call('SET', KEYS[n], ARGV[1], 'PX', ARGV[2]) end");
     acquire.arg(names.len());
@@ -756,7 +757,7 @@ fn run_acquire_late(server: &Server, names: &[&str], id: &str) {
         .collect();
     assert!(
         guards.iter().all(Option::is_some),
-        "the undo removes the key and wakes the waiter"
+        "the undo removes the key"
     );
 }
 

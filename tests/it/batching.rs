@@ -32,7 +32,7 @@ const COMMAND_TIMEOUT: Duration = ms(400);
 /// Far longer than any test, so that no key expires.
 const TTL: Duration = ms(300_000);
 
-/// How much longer a call may take on a busy machine.
+/// How much longer than its limit a call may take on a busy machine.
 const NOISE: Duration = ms(600);
 
 /// Returns a client with at most this many connections; further calls join the next write.
@@ -188,8 +188,8 @@ fn unanswered_batch_ends_its_connection_and_each_acquire_is_undone_on_it() {
     let client = client(&proxy.url(), 1);
     let failed = call_until_failure(&client, || {
         proxy.set_future(Traffic::DropBoth);
-        // Counted once: a connection that is accepted later must keep dropping all bytes. One that
-        // is open and sends its first call later is stalled like the others.
+        // Counted once: a connection that is accepted later must keep dropping all bytes. An open
+        // one is stalled even if it has not sent a call yet.
         let open = proxy.connections();
         let set_all = |traffic| (0..open).for_each(|n| proxy.set_nth(n, traffic));
         // Repeated until one write has acquired several locks and their replies are stalled.
@@ -216,7 +216,7 @@ fn unanswered_batch_ends_its_connection_and_each_acquire_is_undone_on_it() {
     }
     proxy.cut();
     proxy.set_future(Traffic::Pass);
-    // A release that was lost is repeated.
+    // The client repeats the releases that were lost.
     eventually(ms(20_000), || lock_count(&server) == 0);
     assert_works_again(&client);
 }
@@ -269,8 +269,8 @@ fn short_deadline_does_not_fail_other_calls() {
 
 fn flushed_scripts_fail_no_call() {
     let server = Server::start();
-    // A call that finds no script is repeated alone while the others wait, which takes long on a
-    // busy machine.
+    // A call that finds no script is repeated alone while the others wait. On a busy machine this
+    // takes long.
     let client = client_with(&server.url(), 1, ms(10_000));
     in_parallel(THREADS, |n| {
         if n == 0 {

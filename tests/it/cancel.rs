@@ -1,5 +1,5 @@
-//! Promise: a cancelled call returns at once, whatever it waits for; it leaves nothing behind, and
-//! other calls go on.
+//! Promise: a cancelled call returns at once, whatever it waits for. It leaves nothing behind and
+//! ends no other call.
 
 use std::sync::Barrier;
 use std::thread;
@@ -337,7 +337,7 @@ fn shutdown_ends_calls_that_could_be_cancelled() {
     let guard = other.mutex("a").lock().unwrap();
     let token = CancelToken::new();
     let waiting = spawn_waiter(&client.mutex("a").cancel_on(&token));
-    // A live subscription wakes the call once.
+    // The start of its subscription wakes the call once; `shutdown` must find it asleep.
     server.wait_until_waiter_sleeps("lock_release:a");
     wait_until_waiting(&client, 1);
     let report = client.shutdown(PATIENCE).unwrap();
@@ -440,7 +440,7 @@ fn call_is_cancelled_while_a_reply_is_missing() {
             result_of(&waiting)
         });
         assert_cancelled(cancelled.no_later_than(SLACK));
-        // Now the thread of the call learns that its reply never arrives.
+        // The call's own thread learns from this that its reply never arrives.
         proxy.cut();
         wait_until_only_fences_remain(&server);
     }
@@ -497,7 +497,7 @@ fn the_shortest_of_several_cancels_takes_less_than_10_ms() {
         eventually(PATIENCE, || server.get(format!("lock:{name}")).is_some());
         sleeping
     });
-    // Now the threads of the calls learn that their replies never arrive.
+    // The calls' own threads learn from this that their replies never arrive.
     proxy.cut();
 
     let nowhere = BlackHole::start();

@@ -110,7 +110,6 @@ fn basic_calls_work_on_every_master() {
             let at = Instant::now();
             assert_released(guard.unlock());
             let (guard, got) = waiting.join().unwrap();
-            // Far less than the backstop: the release has woken the waiter.
             assert!(got - at < ms(5_000), "{:?}", got - at);
             assert!(guard.fencing_token() > before);
             assert!(two.mutex(&*name).force_unlock().unwrap());
@@ -524,13 +523,13 @@ fn fence_on(cluster: &Cluster, node: usize, name: &str) -> RedisResult<Option<u6
 
 /// Several processes contend while the master of their name is replaced.
 ///
-/// Other names in the same slot: `dies` (renewed often, with a waiter in another client) and
-/// `sleeps` (not renewed for long) are missing on the new master; `survives` is there.
+/// There are three other names in the same slot. `dies` (renewed often, with a waiter in another
+/// client) and `sleeps` (next renewed after many seconds) are missing on the new master. `survives`
+/// is there.
 fn assert_contenders_resume(failure: MasterFailure) {
     let mut cluster = Cluster::start(3, 1);
     let name = cluster.name_owned_by("a", 0);
     let client = client(&cluster.url());
-    // With this backstop, only the client's threads can tell the waiter of the new master in time.
     let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
     let parked = parked.unwrap();
     let mutex =
@@ -616,7 +615,8 @@ fn park(cluster: &Cluster, client: Client, name: String) -> (JoinHandle<()>, Rec
     (parked, parked_got)
 }
 
-/// Waits until all processes use the new master; the old one, if alive, must not disturb them.
+/// Waits until the processes use the new master, resumes the old one if it was only paused, and
+/// waits until they have made progress after its return.
 fn let_old_master_return(failure: MasterFailure, cluster: &mut Cluster, contention: &Contention) {
     contention.wait_for_progress(30);
     if failure == MasterFailure::Stopped {
@@ -697,7 +697,7 @@ fn contenders_resume_after_a_manual_failover() {
     assert_contenders_resume(MasterFailure::SwitchedByCommand);
 }
 
-/// The set waits for the release message: it could not use the place.
+/// A set in several slots waits for the release message, so it could not use the place.
 fn place_is_not_left_to_a_set_in_several_slots() {
     let cluster = shared();
     let [one, two] = [(); 2].map(|()| client(&cluster.url()));

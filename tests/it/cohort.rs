@@ -257,8 +257,8 @@ fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
         let first = spawn_waiter(scope, &server, &one);
         let behind = scope.spawn(|| lock(&one));
         wait_until_asleep(&client, 2);
-        // After these refreshes, the place of a lock with hand-offs would want tokens for the call
-        // behind, too.
+        // After these refreshes, the place of a lock with hand-offs would also want tokens for the
+        // second call.
         wait_for_refresh(&client);
         wait_for_refresh(&client);
         let next = spawn_waiter(scope, &server, &other);
@@ -272,8 +272,8 @@ fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The call behind enters the queue. It makes no attempt that could take the open lock before the
-/// clients in the queue.
+/// The second call enters the queue. It makes no first attempt, which could take the open lock
+/// before the clients in the queue.
 fn waiting_call_leaves_an_open_lock_to_other_programs() {
     let server = Server::start();
     let [holder] = mutexes(&server);
@@ -284,7 +284,8 @@ fn waiting_call_leaves_an_open_lock_to_other_programs() {
         let first = spawn_waiter(scope, &server, &mutex);
         let behind = scope.spawn(|| lock(&mutex));
         wait_until_asleep(&client, 2);
-        // The refusal of the first call counts for a second.
+        // For a second after the refusal of the first call, the client's calls make no first
+        // attempt. The second call must make none later, either.
         wait_for_refresh(&client);
         wait_for_refresh(&client);
         push_place(&server, "waiter", "+1", "a ");
@@ -585,8 +586,7 @@ fn waiter_that_can_be_woken_takes_the_place_of_one_in_backoff() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Makes a call while `N` clients hold the lock one after the other. Passes it the number of their
-/// turns so far.
+/// Makes a call while `N` clients contend for the lock. Passes it the number of their turns so far.
 fn amid_contenders<const N: usize, T>(server: &Server, call: impl FnOnce(&AtomicU64) -> T) -> T {
     let turns = AtomicU64::new(0);
     let contenders = mutexes::<N>(server).map(|mutex| {
@@ -660,8 +660,7 @@ fn poller_gets_in_between_contending_clients() {
     });
 }
 
-/// The last token drawn is then ahead of the clock, too. It does not tell a release when the holder
-/// was granted the lock.
+/// A token ahead of the clock does not tell a release when the holder was granted the lock.
 fn poller_gets_in_while_the_fence_is_ahead_of_the_clock() {
     let server = Server::start();
     let mut connection = server.connection();
@@ -975,7 +974,7 @@ fn user_without_rights_for_the_queue_is_woken_by_releases() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The call that learns of the missing permissions gives up, and the other call asks next.
+/// The first call learns of the missing permissions and gives up; the second call asks next.
 fn calls_that_began_before_the_missing_rights_were_known_send_few_commands() {
     let server = Server::start();
     let [holder] = mutexes(&server);

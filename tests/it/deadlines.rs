@@ -49,16 +49,17 @@ support::roughly_timed![
     call_that_takes_a_place_over_learns_that_the_lock_is_held
 ];
 
-/// How much later than a plain wait of the same length a call may return. Generous, since other
-/// programs run on this machine: the benchmark `bounds` measures how late calls really are.
+/// How much later a call may return than its limit and the lateness of plain waits explain.
+/// Generous, since other programs run on this machine: the benchmark `bounds` measures how late
+/// calls really are.
 const SLACK: Duration = ms(250);
 
 const REPEATS: usize = 20;
 
-/// How many repeats run at a time: they spend nearly all their time waiting.
+/// How many repeats run in parallel. They spend nearly all their time waiting.
 const LANES: usize = 10;
 
-/// So long that a call which ignored its deadline of 200 ms would return later than [`SLACK`].
+/// A call that ignored its deadline of 200 ms would exceed it by more than [`SLACK`].
 const COMMAND_TIMEOUT: Duration = ms(600);
 
 /// The silence after which `lock` gives up on a server.
@@ -141,9 +142,10 @@ fn warmed_up(client: Client) -> Client {
     client
 }
 
-/// Repeats a call, each time next to a plain wait of length `limit`, and returns the results.
+/// Repeats a call that must return within `limit`, each time in parallel with plain waits. Returns
+/// the results.
 ///
-/// Asserts that the calls are hardly later than the plain waits.
+/// Asserts that the calls exceed their limit by little more than the plain waits exceed theirs.
 #[track_caller]
 fn run_in_time<T: Send>(limit: Duration, call: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let timed = thread::scope(|scope| {
@@ -167,10 +169,10 @@ fn run_in_time<T: Send>(limit: Duration, call: impl Fn(usize) -> T + Sync) -> Ve
     timed.into_iter().map(|timed| timed.value).collect()
 }
 
-/// Asserts that the calls are hardly later than the plain waits.
+/// Asserts that the calls exceed their limit by little more than the plain waits exceed theirs.
 ///
-/// A call is woken a few times, and each wake-up may be as late as a plain wait. One call in ten
-/// may be later still, since other programs run on this machine.
+/// A call is woken a few times, and each wake-up may be as late as the end of a plain wait. One call
+/// in ten may be later still, since other programs run on this machine.
 #[track_caller]
 fn assert_in_time<T>(timed: &[Timed<T>]) {
     let mut late: Vec<_> = timed
@@ -227,7 +229,8 @@ fn assert_attempts_return_in_time(failure: ServerFailure) {
             .map(|_| warmed_up(redis.client(failure)))
             .collect()
     };
-    // Each client serves one attempt: afterwards its connection from before the failure is gone.
+    // One client for each attempt, because an attempt closes the connection from before the
+    // failure.
     let (waiting, at_once, patient) = (used(), used(), warmed_up(redis.client(failure)));
     redis.fail(failure);
     thread::scope(|scope| {
@@ -249,7 +252,7 @@ fn assert_attempts_return_in_time(failure: ServerFailure) {
     drop_together(waiting.into_iter().chain(at_once));
 }
 
-/// Drops clients in parallel. Dropping one takes time, which does not count for a call.
+/// Drops clients in parallel, outside of the measured calls: each drop takes time.
 fn drop_together(clients: impl IntoIterator<Item = Client>) {
     thread::scope(|scope| {
         for client in clients {
@@ -352,7 +355,7 @@ fn attempts_on_a_full_unix_socket_return_in_time() {
     let _ = fs::remove_file(&path);
 }
 
-/// The deadline may pass while connecting, during the first attempt, while subscribing or waiting.
+/// The deadline may pass while the call connects, makes its first attempt, subscribes or waits.
 fn deadline_holds_at_every_step_of_a_slow_call() {
     let server = Server::start();
     let holder = server.client();
@@ -658,7 +661,7 @@ fn waiters_outlast_a_short_outage() {
         .build()
         .unwrap();
     let held = holder.mutex("held").ttl(ms(60_000)).lock().unwrap();
-    // Its expiry ends the outage.
+    // The outage lasts until this lease expires.
     let witness = client.mutex("witness").ttl(ms(900)).lock().unwrap();
     let lost = witness.lost();
     thread::scope(|scope| {
@@ -696,7 +699,8 @@ fn waiters_outlast_a_short_outage() {
     });
 }
 
-/// While waiters sleep, the client sends no commands, so silence is no sign of an outage.
+/// Between two refreshes of its place, the client may get no reply for longer than
+/// `unreachable_for`. This silence is no sign of an outage.
 fn waiting_for_another_holder_is_not_taken_for_an_outage() {
     let redis = Redis::start();
     let holder = Client::open(redis.server.url()).unwrap();
@@ -723,7 +727,7 @@ fn waiting_for_another_holder_is_not_taken_for_an_outage() {
 }
 
 fn call_that_takes_a_place_over_learns_that_the_lock_is_held() {
-    // A round in which the machine took longer than one of the calls shows nothing.
+    // A round in which a reply arrived too late for one of the calls proves nothing.
     assert!((0..5).any(|_| call_takes_a_place_over()));
 }
 

@@ -44,7 +44,8 @@ fn client(url: impl Into<String>) -> Client {
     builder(url).build().unwrap()
 }
 
-/// Returns a client for a server that replies, however late on a slow machine.
+/// Returns a client for tests in which the server or the system replies, even if a busy machine
+/// delays the reply.
 fn patient_client(url: impl Into<String>) -> Client {
     let patience = ms(2_500);
     let builder = builder(url).connect_timeout(patience);
@@ -167,8 +168,8 @@ fn error_behind_an_open_breaker_quotes_the_last_failure() {
     assert!(text.contains("(last: Connection refused"), "{text}");
 }
 
-/// The peer accepts a connection long before the connection fails, for the first call and later
-/// ones.
+/// The peer accepts connections and never replies. The errors of the first call and of later ones
+/// all suggest TLS.
 fn silent_peer_is_suspected_of_expecting_tls() {
     let hole = BlackHole::start();
     let client = builder(hole.url())
@@ -244,7 +245,8 @@ fn wrong_or_missing_password_is_reported_as_such() {
 }
 
 fn full_client_table_is_quoted() {
-    // Redis closes the connection, too: that can reset it before the client reads the text.
+    // A real server also closes the connection, which can reset it before the client has read the
+    // text.
     let server = FakeServer::sending(b"-ERR max number of clients reached\r\n", false);
     let text = without_repetition(&try_lock(&patient_client(server.url())));
     assert!(text.contains("max number of clients reached"), "{text}");

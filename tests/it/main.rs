@@ -1,4 +1,5 @@
-//! One module for each promise. Tests that measure time are listed apart from those that only wait.
+//! One module for each promise. Tests that measure time are listed separately: fewer of them run in
+//! parallel.
 
 /// Joins files of `src/protocol` to the source of a script.
 macro_rules! source {
