@@ -1,4 +1,4 @@
-//! Promise: `try_lock` at a repeatedly failing server fails at once. A recovery is noticed soon.
+//! Promise: `try_lock` fails at once if its server keeps failing, and works soon after a recovery.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -162,7 +162,7 @@ fn call_that_sent_an_acquire_reports_that_the_lock_may_be_held() {
 fn number_of_failures_that_open_the_breaker_is_configurable() {
     let server = Server::start();
     let never = builder(&server).breaker(0).build().unwrap();
-    let soon = builder(&server).breaker(1).build().unwrap();
+    let after_one = builder(&server).breaker(1).build().unwrap();
     server.pause();
     for _ in 0..8 {
         match never.mutex("a").try_lock() {
@@ -170,10 +170,10 @@ fn number_of_failures_that_open_the_breaker_is_configurable() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(soon.mutex("a").try_lock().is_err());
+    assert!(after_one.mutex("a").try_lock().is_err());
     // The breaker lets a call through again after a pause, which may pass between two calls.
     eventually(ms(30_000), || {
-        let outcome = soon.mutex("a").try_lock();
+        let outcome = after_one.mutex("a").try_lock();
         matches!(outcome, Err(Error::CircuitOpen { .. }))
     });
 }
@@ -218,7 +218,7 @@ fn waiter_behind_an_open_breaker_gets_the_lock() {
         });
         let outcome = in_time.join().unwrap().no_later_than(SLACK);
         assert!(outcome.unwrap_err().is_unreachable());
-        // Without a waiter, the next probe would be several seconds away.
+        // The breaker must still be open when the server is back.
         open_breaker(&client);
         server.resume();
         let back = Instant::now();
@@ -248,15 +248,15 @@ fn try_lock_for_behind_an_open_breaker_fails_at_its_deadline() {
     open_breaker(&client);
     let start = Instant::now();
     match client.mutex("a").try_lock_for(ms(400)) {
-        // Unreachable if this call probed the server, which is less likely.
+        // `Unreachable` if this call probed the server, which is less likely.
         Err(Error::CircuitOpen { .. } | Error::Unreachable { .. }) => {}
         other => panic!("{other:?}"),
     }
     assert!(start.elapsed() >= ms(350), "{:?}", start.elapsed());
 }
 
-/// Held locks are renewed and released behind an open breaker; none is granted because of an
-/// outage.
+/// Behind an open breaker, held locks are still renewed and released. No lock is granted because of
+/// an outage.
 fn renewals_and_releases_bypass_the_breaker() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();
@@ -272,7 +272,10 @@ fn renewals_and_releases_bypass_the_breaker() {
     open_breaker(&client);
     assert!(released.unlock().unwrap_err().is_unreachable());
     assert_eq!(lost.lost().recv_timeout(ms(5_000)), Ok(Lost::Expired));
-    assert!(client.mutex("lost").try_lock().is_err(), "it fails closed");
+    assert!(
+        client.mutex("lost").try_lock().is_err(),
+        "no lock is granted during an outage"
+    );
     server.resume();
     eventually(ms(10_000), || server.get("lock:released").is_none());
     eventually(ms(10_000), || {

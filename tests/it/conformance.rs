@@ -20,8 +20,8 @@ const COMMAND_TIMEOUT: Duration = ms(1_000);
 /// The limit for everything that must happen; only a failing test waits this long.
 const WAIT_LIMIT: Duration = ms(10_000);
 
-/// The servers that keep the locks. Started once for all tests of a deployment, until the process
-/// ends.
+/// The servers that store the locks. They are started once for all tests of a deployment, and run
+/// until the process ends.
 trait Deployment: Send + Sync + Sized {
     fn start() -> Self;
 
@@ -144,7 +144,7 @@ impl<const N: usize> Deployment for Quorum<N> {
     }
 }
 
-/// A deployment that tests share. A test that disturbs it has it to itself.
+/// A deployment that tests share. A test that disturbs it uses it alone.
 struct Shared<D> {
     deployment: LazyLock<D>,
     in_use: RwLock<()>,
@@ -169,15 +169,15 @@ impl<D: Deployment> Shared<D> {
 
     fn shared_use(&self, name: &'static str) -> TestScope<'_, D> {
         let deployment = &*self.deployment;
-        self.scope_for(deployment, Ok(self.in_use.read()), name)
+        self.scope(deployment, Ok(self.in_use.read()), name)
     }
 
     fn exclusive_use(&self, name: &'static str) -> TestScope<'_, D> {
         let deployment = &*self.deployment;
-        self.scope_for(deployment, Err(self.in_use.write()), name)
+        self.scope(deployment, Err(self.in_use.write()), name)
     }
 
-    fn scope_for<'a>(
+    fn scope<'a>(
         &'a self,
         deployment: &'a D,
         in_use: Result<RwLockReadGuard<'a, ()>, RwLockWriteGuard<'a, ()>>,
@@ -210,7 +210,7 @@ impl<D: Deployment> TestScope<'_, D> {
     }
 
     /// Runs a command on every server that stores the name.
-    fn run_on_every_keeper(&self, command: &[&str]) {
+    fn run_on_every_owner(&self, command: &[&str]) {
         for server in self.owners() {
             server.run(command[0], &command[1..]);
         }
@@ -250,21 +250,19 @@ impl<D: Deployment> TestScope<'_, D> {
     }
 }
 
-fn lock_is_acquired_and_released<D: Deployment>(scope_for: &TestScope<'_, D>) {
-    let (one, two) = (scope_for.client(), scope_for.client());
+fn lock_is_acquired_and_released<D: Deployment>(test: &TestScope<'_, D>) {
+    let (one, two) = (test.client(), test.client());
     assert!(one.ping().is_ok());
-    let (ours, theirs) = (one.mutex(scope_for.name), two.mutex(scope_for.name));
+    let (ours, theirs) = (one.mutex(test.name), two.mutex(test.name));
     let guard = ours.lock().unwrap();
     guard.ensure_held().unwrap();
-    for server in scope_for.owners() {
-        // A majority has granted it when `lock` returns; the other servers may still be at it.
+    for server in test.owners() {
+        // When `lock` returns, a majority has granted it. The other servers may do so later.
         let id = guard.holder_id().as_str().as_bytes();
-        eventually(WAIT_LIMIT, || {
-            server.get(&scope_for.key).as_deref() == Some(id)
-        });
+        eventually(WAIT_LIMIT, || server.get(&test.key).as_deref() == Some(id));
     }
     let holder = two
-        .mutex(scope_for.name)
+        .mutex(test.name)
         .inspect()
         .unwrap()
         .expect("the lock is held");
@@ -274,27 +272,27 @@ fn lock_is_acquired_and_released<D: Deployment>(scope_for: &TestScope<'_, D>) {
         Control::run(limit, || theirs.try_lock_for(limit)).no_later_than(SLACK)
     });
     // The call that gave up leaves the queue in the background: the release could grant to it.
-    scope_for.wait_until_nobody_queues();
+    test.wait_until_nobody_queues();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
     assert!(theirs.inspect().unwrap().is_none());
     let guard = theirs.try_lock().unwrap().expect("the lock is free");
-    assert!(one.mutex(scope_for.name).force_unlock().unwrap());
+    assert!(one.mutex(test.name).force_unlock().unwrap());
     assert_eq!(
         guard.unlock().unwrap(),
         Unlocked::AlreadyLost(Lost::Deleted)
     );
 }
 
-fn lock_has_one_holder_at_a_time<D: Deployment>(scope_for: &TestScope<'_, D>) {
+fn lock_has_one_holder_at_a_time<D: Deployment>(test: &TestScope<'_, D>) {
     const THREADS: usize = 6;
     const SECTIONS: usize = 25;
-    let clients: Vec<_> = (0..3).map(|_| scope_for.client()).collect();
+    let clients: Vec<_> = (0..3).map(|_| test.client()).collect();
     let (inside, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let tokens = parking_lot::Mutex::new(Vec::new());
     let start = Barrier::new(THREADS);
     thread::scope(|scope| {
         for n in 0..THREADS {
-            let mutex = clients[n % clients.len()].mutex(scope_for.name);
+            let mutex = clients[n % clients.len()].mutex(test.name);
             let (inside, done, tokens, start) = (&inside, &done, &tokens, &start);
             scope.spawn(move || {
                 start.wait();
@@ -315,20 +313,21 @@ fn lock_has_one_holder_at_a_time<D: Deployment>(scope_for: &TestScope<'_, D>) {
     assert!(tokens.into_inner().is_sorted_by(|a, b| a < b));
 }
 
-/// With this backstop, only the release can wake the waiter in time.
-fn release_wakes_a_waiter<D: Deployment>(scope_for: &TestScope<'_, D>) {
-    let one = scope_for.client();
-    let two = scope_for.builder().backstop(ms(60_000)).build().unwrap();
+/// Over a quorum, with this backstop only the release message can wake the waiter in time.
+/// Elsewhere, the waiter also gets the lock when it refreshes its place, after 0.9 s.
+fn release_wakes_a_waiter<D: Deployment>(test: &TestScope<'_, D>) {
+    let one = test.client();
+    let two = test.builder().backstop(ms(60_000)).build().unwrap();
     // The first wait subscribes, the second finds the subscription there.
     for _ in 0..2 {
-        let guard = one.mutex(scope_for.name).ttl(ms(60_000)).lock().unwrap();
+        let guard = one.mutex(test.name).ttl(ms(60_000)).lock().unwrap();
         thread::scope(|scope| {
             let waiting = scope.spawn(|| {
-                two.mutex(scope_for.name)
+                two.mutex(test.name)
                     .lock()
                     .map(|guard| (guard, Instant::now()))
             });
-            scope_for.wait_until_waiter_sleeps();
+            test.wait_until_waiter_sleeps();
             let released = Instant::now();
             assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
             let (_guard, got) = waiting.join().unwrap().unwrap();
@@ -337,16 +336,16 @@ fn release_wakes_a_waiter<D: Deployment>(scope_for: &TestScope<'_, D>) {
     }
 }
 
-fn lock_waits_until_a_foreign_holder_expires<D: Deployment>(scope_for: &TestScope<'_, D>) {
-    let client = scope_for.client();
+fn lock_waits_until_a_foreign_holder_expires<D: Deployment>(test: &TestScope<'_, D>) {
+    let client = test.client();
     // Connects to the servers that store the name: in a cluster, both names have the same slot.
-    let warm = client.mutex(format!("warm{{{}}}", scope_for.key));
+    let warm = client.mutex(format!("warm{{{}}}", test.key));
     drop(warm.lock().unwrap());
-    let mutex = client.mutex(scope_for.name);
+    let mutex = client.mutex(test.name);
     let ttl = ms(2_000);
-    let set = ["SET", &scope_for.key, "another program", "NX", "PX", "2000"];
+    let set = ["SET", &test.key, "another program", "NX", "PX", "2000"];
     let timed = Control::run(ttl, || {
-        scope_for.run_on_every_keeper(&set);
+        test.run_on_every_owner(&set);
         assert!(mutex.try_lock().unwrap().is_none());
         mutex.lock().unwrap()
     });
@@ -355,9 +354,9 @@ fn lock_waits_until_a_foreign_holder_expires<D: Deployment>(scope_for: &TestScop
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn lease_is_renewed<D: Deployment>(scope_for: &TestScope<'_, D>) {
+fn lease_is_renewed<D: Deployment>(test: &TestScope<'_, D>) {
     let (renewed, renewals) = crossbeam_channel::unbounded();
-    let mutex = scope_for.client().mutex(scope_for.name).ttl(ms(900));
+    let mutex = test.client().mutex(test.name).ttl(ms(900));
     let mutex = mutex.on_renew(move |_| {
         let _ = renewed.send(());
     });
@@ -369,80 +368,66 @@ fn lease_is_renewed<D: Deployment>(scope_for: &TestScope<'_, D>) {
             .expect("the lease is renewed");
     }
     guard.ensure_held().unwrap();
-    assert!(
-        scope_for
-            .client()
-            .mutex(scope_for.name)
-            .try_lock()
-            .unwrap()
-            .is_none()
-    );
+    assert!(test.client().mutex(test.name).try_lock().unwrap().is_none());
     guard.renew().unwrap();
     guard.set_ttl(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(19_000));
     // The last servers of a quorum get the ttl after `set_ttl` has returned.
-    for server in scope_for.owners() {
-        eventually(WAIT_LIMIT, || server.pttl(&scope_for.key) > 10_000);
+    for server in test.owners() {
+        eventually(WAIT_LIMIT, || server.pttl(&test.key) > 10_000);
     }
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
-fn loss_is_reported<D: Deployment>(scope_for: &TestScope<'_, D>) {
-    let client = scope_for.client();
-    let mutex = client.mutex(scope_for.name).ttl(ms(1_500));
+fn loss_is_reported<D: Deployment>(test: &TestScope<'_, D>) {
+    let client = test.client();
+    let mutex = client.mutex(test.name).ttl(ms(1_500));
     for (command, loss) in [
-        (vec!["DEL", &scope_for.key], Lost::Deleted),
-        (
-            vec!["SET", &scope_for.key, "a thief", "PX", "1200"],
-            Lost::Taken,
-        ),
+        (vec!["DEL", &test.key], Lost::Deleted),
+        (vec!["SET", &test.key, "a thief", "PX", "1200"], Lost::Taken),
     ] {
         let guard = mutex.lock().unwrap();
         let lost = guard.lost();
-        scope_for.run_on_every_keeper(&command);
+        test.run_on_every_owner(&command);
         assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(loss));
         assert!(!guard.is_held());
         assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(loss));
     }
 }
 
-fn fencing_tokens_rise<D: Deployment>(scope_for: &TestScope<'_, D>) {
-    let (one, two) = (scope_for.client(), scope_for.client());
-    let first = one.mutex(scope_for.name).lock().unwrap();
-    scope_for.run_on_every_keeper(&["DEL", &scope_for.key]);
-    let second = two.mutex(scope_for.name).lock().unwrap();
+fn fencing_tokens_rise<D: Deployment>(test: &TestScope<'_, D>) {
+    let (one, two) = (test.client(), test.client());
+    let first = one.mutex(test.name).lock().unwrap();
+    test.run_on_every_owner(&["DEL", &test.key]);
+    let second = two.mutex(test.name).lock().unwrap();
     assert!(second.fencing_token() > first.fencing_token());
     let before = second.fencing_token();
     assert_eq!(second.unlock().unwrap(), Unlocked::Released);
-    let short = one
-        .mutex(scope_for.name)
-        .ttl(ms(50))
-        .auto_renew(false)
-        .lock();
+    let short = one.mutex(test.name).ttl(ms(50)).auto_renew(false).lock();
     let short = short.unwrap();
     assert!(short.fencing_token() > before);
-    eventually(WAIT_LIMIT, || scope_for.is_free());
-    let last = two.mutex(scope_for.name).lock().unwrap();
+    eventually(WAIT_LIMIT, || test.is_free());
+    let last = two.mutex(test.name).lock().unwrap();
     assert!(last.fencing_token() > short.fencing_token());
 }
 
-fn deadlines_are_kept_while_servers_hang<D: Deployment>(scope_for: &TestScope<'_, D>) {
-    let used = scope_for.client();
-    let holder = scope_for.client();
-    let guard = holder.mutex(scope_for.name).ttl(ms(700)).lock().unwrap();
+fn deadlines_are_kept_while_servers_hang<D: Deployment>(test: &TestScope<'_, D>) {
+    let used = test.client();
+    let holder = test.client();
+    let guard = holder.mutex(test.name).ttl(ms(700)).lock().unwrap();
     let lost = guard.lost();
-    assert!(used.mutex(scope_for.name).try_lock().unwrap().is_none());
-    let fresh = scope_for.client();
-    scope_for.while_hung(|| {
+    assert!(used.mutex(test.name).try_lock().unwrap().is_none());
+    let fresh = test.client();
+    test.while_hung(|| {
         for client in [&used, &fresh] {
             let limit = ms(300);
-            let timed = Control::run(limit, || client.mutex(scope_for.name).try_lock_for(limit));
+            let timed = Control::run(limit, || client.mutex(test.name).try_lock_for(limit));
             match timed.no_later_than(SLACK) {
                 Err(Error::Unreachable { .. }) => {}
                 other => panic!("{other:?}"),
             }
         }
-        // Found from the local clock: no socket reports it.
+        // The client learns of the loss from its own clock: no server replies.
         assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
         assert!(!guard.is_held());
         let timed = Control::run(COMMAND_TIMEOUT, || guard.unlock());
@@ -450,52 +435,45 @@ fn deadlines_are_kept_while_servers_hang<D: Deployment>(scope_for: &TestScope<'_
             timed.no_later_than(SLACK).unwrap(),
             Unlocked::AlreadyLost(Lost::Expired)
         );
-        let impatient = scope_for
-            .builder()
-            .unreachable_for(ms(500))
-            .build()
-            .unwrap();
+        let impatient = test.builder().unreachable_for(ms(500)).build().unwrap();
         let limit = ms(500) + COMMAND_TIMEOUT;
-        let timed = Control::run(limit, || impatient.mutex(scope_for.name).lock());
+        let timed = Control::run(limit, || impatient.mutex(test.name).lock());
         assert!(timed.no_later_than(SLACK).unwrap_err().is_unreachable());
     });
-    eventually(WAIT_LIMIT, || scope_for.is_free());
-    drop(used.mutex(scope_for.name).lock().unwrap());
+    eventually(WAIT_LIMIT, || test.is_free());
+    drop(used.mutex(test.name).lock().unwrap());
 }
 
 /// An acquire that runs after its call has failed is undone long before its ttl expires.
-fn unanswered_acquire_is_undone_and_release_repeated<D: Deployment>(scope_for: &TestScope<'_, D>) {
-    let client = scope_for.client();
-    drop(client.mutex(scope_for.name).lock().unwrap());
-    let error = scope_for.while_hung(|| {
-        let mutex = client.mutex(scope_for.name).ttl(ms(60_000));
+fn unanswered_acquire_is_undone_and_release_repeated<D: Deployment>(test: &TestScope<'_, D>) {
+    let client = test.client();
+    drop(client.mutex(test.name).lock().unwrap());
+    let error = test.while_hung(|| {
+        let mutex = client.mutex(test.name).ttl(ms(60_000));
         mutex.try_lock_for(ms(200)).unwrap_err()
     });
     assert!(error.may_be_held(), "{error}");
-    let other = scope_for.client();
-    let guard = other
-        .mutex(scope_for.name)
-        .try_lock_for(WAIT_LIMIT)
-        .unwrap();
+    let other = test.client();
+    let guard = other.mutex(test.name).try_lock_for(WAIT_LIMIT).unwrap();
     assert_eq!(
         guard.expect("the acquire was undone").unlock().unwrap(),
         Unlocked::Released
     );
 
     // A release without a reply is repeated.
-    let guard = client.mutex(scope_for.name).ttl(ms(60_000)).lock().unwrap();
-    let outcome = scope_for.while_hung(|| guard.unlock());
+    let guard = client.mutex(test.name).ttl(ms(60_000)).lock().unwrap();
+    let outcome = test.while_hung(|| guard.unlock());
     assert!(outcome.unwrap_err().may_be_held());
-    eventually(WAIT_LIMIT, || scope_for.is_free());
+    eventually(WAIT_LIMIT, || test.is_free());
 }
 
-fn shutdown_releases_the_lock<D: Deployment>(scope_for: &TestScope<'_, D>) {
-    let client = scope_for.client();
-    let guard = Arc::new(client.mutex(scope_for.name).lock().unwrap());
+fn shutdown_releases_the_lock<D: Deployment>(test: &TestScope<'_, D>) {
+    let client = test.client();
+    let guard = Arc::new(client.mutex(test.name).lock().unwrap());
     let report = client.shutdown(WAIT_LIMIT).unwrap();
     assert!(report.is_clean(), "{report:?}");
     assert_eq!(report.released(), 1);
-    assert!(scope_for.is_free());
+    assert!(test.is_free());
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::ShutDown));
 }
 
