@@ -62,8 +62,8 @@ fn client(url: &str) -> Client {
     builder(url).build().unwrap()
 }
 
-/// Returns a client whose waiters without a place in a queue sleep until a message wakes them. A
-/// waiter with a place, on one server, still refreshes it every 0.9 s.
+/// Returns a client whose waiters sleep until a message wakes them, unless they have a place in a
+/// queue: they still refresh that every 0.9 s.
 fn client_with_long_backstop(url: &str) -> Client {
     builder(url).backstop(ms(60_000)).build().unwrap()
 }
@@ -412,8 +412,8 @@ fn release_that_overtakes_the_refusal_is_not_missed() {
     });
 }
 
-/// Within a client, waiters for sets and for single names wake each other. They send no commands
-/// while they wait for each other.
+/// Waiters of one client, for sets and for single names, get the names one after the other. An
+/// attempt for a name that the client holds sends no command.
 fn waiters_of_one_client_wake_each_other() {
     let server = Server::start();
     let client = client_with_long_backstop(&server.url());
@@ -432,7 +432,8 @@ fn waiters_of_one_client_wake_each_other() {
         }
         // `c` is free: the sets that contain it wait for `b`.
         assert_released(client.mutex_all(["c"]).lock().unwrap().unlock());
-        // This client holds `b`, so the attempt sends no command; nor do waiters once subscribed.
+        // This client holds `b`, so the attempt sends no command. The waiting sets refresh their
+        // places, but only every 0.9 s.
         let calls = || server.script_calls();
         eventually(ms(10_000), || {
             let before = calls();

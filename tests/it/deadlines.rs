@@ -171,8 +171,8 @@ fn run_in_time<T: Send>(limit: Duration, call: impl Fn(usize) -> T + Sync) -> Ve
 
 /// Asserts that the calls exceed their limit by little more than the plain waits exceed theirs.
 ///
-/// A call is woken a few times, and each wake-up may be as late as the end of a plain wait. One call
-/// in ten may be later still, since other programs run on this machine.
+/// A call is woken a few times, and each wake-up may be as late as the end of a plain wait. One
+/// call in ten may be later still, since other programs run on this machine.
 #[track_caller]
 fn assert_in_time<T>(timed: &[Timed<T>]) {
     let mut late: Vec<_> = timed
