@@ -92,7 +92,7 @@ fn is_in(at: u64, excused: &[Excused]) -> bool {
         .any(|(begin, end)| (*begin..*end).contains(&at))
 }
 
-/// Returns what the holds break, each as a sentence. The excused periods are in order.
+/// Returns a sentence for each promise that the holds break. The excused periods are in order.
 pub(super) fn violations(holds: &[HeldPeriod], excused: &[Excused]) -> Vec<String> {
     let mut names = BTreeMap::<_, Vec<&HeldPeriod>>::new();
     for hold in holds {
@@ -146,7 +146,7 @@ fn over_the_limit(holds: &[&HeldPeriod], excused: &[Excused]) -> Vec<String> {
             steps.push((to, -i64::from(hold.units)));
         }
     }
-    // At one instant, those that end come first.
+    // At the same instant, permits come back before others are taken.
     steps.sort_unstable();
     let (mut used, mut found) = (0, Vec::new());
     for (at, step) in steps {
@@ -205,7 +205,7 @@ fn hold(kind: &str, token: u64, [asked, got, until]: [u64; 3]) -> HeldPeriod {
     }
 }
 
-/// Asserts that the holds break this many promises, the first of which reads so.
+/// Asserts that the holds break promises `count` times, and that each report begins with `what`.
 #[track_caller]
 fn assert_found(holds: &[HeldPeriod], excused: &[Excused], count: usize, what: &str) {
     let lines = holds.iter().map(|hold| HeldPeriod::parse(&hold.line()));

@@ -3,7 +3,7 @@
 //!
 //! Processes use locks of every kind under the same names while processes are killed and paused,
 //! connections are closed, and servers restart, lose their data or fail over, all at random. The
-//! judge reads when each user held what. Only for one ttl after data was lost is it silent.
+//! judge reads when each user held what. It excuses one ttl after each loss of data.
 //!
 //! For a minute instead of seconds, or for the events of an earlier run:
 //! `CHAOS=60 LEASEHOLD_SEED=7 cargo test --all-features --test it -- campaign::`.
@@ -56,7 +56,7 @@ const GROUP: Setup = Setup {
     ..Setup::fast_failover()
 };
 
-/// How long a campaign lasts, but for `CHAOS` seconds.
+/// How long a campaign lasts, unless `CHAOS` sets another number of seconds.
 const LASTS: Duration = ms(7_000);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,7 +117,8 @@ impl Campaign {
         events.shuffle(&mut self.rng);
         events.push(worst);
         for event in events {
-            // How much an event draws depends on the processes that run just then.
+            // How many random numbers an event draws depends on the processes that run at the time.
+            // With a generator of its own, it does not change the later events.
             let mut rng = SmallRng::seed_from_u64(self.rng.random());
             let_pass(ms(rng.random_range(50..400)));
             self.resume(clock());

@@ -100,7 +100,7 @@ pub(super) fn user() {
             let mut rng = SmallRng::seed_from_u64(seed.wrapping_add(n));
             scope.spawn(move || {
                 let mut has_held = false;
-                // Whatever happens, each gets what it uses in the end.
+                // Each user must acquire at least once, however late.
                 while clock() < ends || !has_held {
                     has_held |= use_once(client, kind, names, &mut rng);
                     let_pass(pause(&mut rng));
@@ -169,7 +169,7 @@ fn hold(guard: &Guard, kind: &str, names: &[&str], asked: u64, rng: &mut SmallRn
             break;
         }
         if renews {
-            // Without a reply it is no loss yet.
+            // A renewal without a reply is no loss yet.
             let _ = guard.renew();
         }
         let_pass(ms(1));
