@@ -10,7 +10,7 @@ use super::PROGRAM;
 
 support::tests![crontabs_of_the_documents_work_under_crons_path];
 
-/// The lines of the crontabs in a document.
+/// Returns the lines of the crontabs in a document.
 fn crontabs(document: &str) -> Vec<&str> {
     let blocks = document.split("```crontab\n").skip(1);
     let blocks = blocks.filter_map(|block| block.split("```").next());
@@ -90,6 +90,6 @@ fn check(line: &str) {
     let printed = [second.stdout, second.stderr].concat();
     assert!(
         printed.is_empty(),
-        "cron would send a mail: {line}: {printed:?}"
+        "cron would send an email: {line}: {printed:?}"
     );
 }

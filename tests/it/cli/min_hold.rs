@@ -78,8 +78,8 @@ fn min_hold_is_waited_for_while_redis_is_unreachable() {
     assert_eq!(program.code(), Some(0));
 }
 
-/// Starts a run whose command ends with 3. Then Redis does not reply to the requests for the rest
-/// of `min_hold`.
+/// Starts a run, stalls the traffic, and then lets the command exit with 3. So the requests that
+/// set the ttl to the rest of `min_hold` get no reply.
 fn run_without_replies_at_the_end(proxy: &Proxy, min_hold: &str) -> Program {
     let options = [
         "--ttl",
@@ -97,7 +97,8 @@ fn run_without_replies_at_the_end(proxy: &Proxy, min_hold: &str) -> Program {
     program
 }
 
-/// The first request for the shorter ttl gets no reply. Another program has the lock by the next.
+/// The first request for the shorter ttl gets no reply. Before the next one, another program takes
+/// the lock.
 fn lock_that_another_program_took_during_min_hold_is_lost() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
@@ -110,7 +111,8 @@ fn lock_that_another_program_took_during_min_hold_is_lost() {
     assert_eq!(program.code(), Some(79));
 }
 
-/// An unconfirmed change of the ttl ends the lease by the local clock. That is after the command.
+/// If Redis does not confirm the shorter ttl, the lease ends by the local clock. The command has
+/// ended before that, so the lock was not lost.
 fn min_hold_that_redis_does_not_confirm_is_no_loss() {
     let server = Server::start();
     let proxy = Proxy::new(&server);

@@ -90,8 +90,8 @@ fn default_server_that_is_unreachable_is_named_as_the_default() {
 
 fn times_may_have_decimals() {
     let server = Server::start();
-    let script = "leasehold";
-    let args = ["run", script, "--ttl", "0.5m", "--wait", "1.5s", "true"];
+    let name = "leasehold";
+    let args = ["run", name, "--ttl", "0.5m", "--wait", "1.5s", "true"];
     assert_eq!(code(&server.url(), &args), 0);
 }
 
@@ -277,7 +277,7 @@ fn certificates_are_options() {
     assert_ne!(
         code(&url, &with(&files[2..])),
         0,
-        "the authority is not the system's"
+        "the system does not trust the authority"
     );
     for wrong in [&files[2..4], &["--tls-ca", "/no/such/file"]] {
         assert_eq!(code(&url, &with(wrong)), 64, "{wrong:?}");
@@ -447,7 +447,8 @@ fn top_in_a_pipe_prints_the_columns_that_its_help_lists() {
     assert_eq!(cells[7], guard.fencing_token().to_string(), "{line}");
 }
 
-/// The last attempt of a wait of 2.5 s has no reply before 3 s.
+/// An attempt that is in flight when the wait of 2.5 s is over would time out at 3 s or later. The
+/// program must not wait for that.
 fn wait_is_over_in_time_while_redis_is_silent() {
     let server = Server::start();
     let _held = hold(&server);

@@ -138,7 +138,7 @@ fn hold_both_permits(url: &str) -> ([Program; 2], [String; 2]) {
     (programs, lines)
 }
 
-/// The words of each line.
+/// Returns the words of each line.
 fn words(text: &str) -> Vec<Vec<String>> {
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
     text.lines().map(words).collect()
@@ -162,8 +162,8 @@ fn permits_limit_commands() {
     let held_by = "2 of 2 are out, 1 of them held by web-7:";
     assert!(why.contains(held_by), "{why}");
     assert_eq!(code(&url, &run("3")), 0);
-    assert_eq!(code(&url, &run("0")), 64, "no semaphore has 0");
-    assert!(server.is_free("a"), "the lock of that name is another");
+    assert_eq!(code(&url, &run("0")), 64, "0 permits are a usage error");
+    assert!(server.is_free("a"), "the lock of that name is unrelated");
 }
 
 fn permits_are_listed_behind_the_locks() {

@@ -119,8 +119,8 @@ fn stops_and_continues(option: &str, work: &str) {
     let mut terminal = shell(&server, &script);
     terminal.wait_for("ready");
     terminal.type_keys(CTRL_Z);
-    // Both the program and the command are stopped: the shell says so of the program alone, and the
-    // command says nothing until it is continued.
+    // The shell reports only the program as stopped. The command is stopped, too, if it prints
+    // nothing until it is continued.
     let before = terminal.wait_for("stopped with ");
     assert!(!before.contains("continued"), "{before}");
     // A process that catches TSTP stops itself with STOP.
@@ -138,7 +138,7 @@ fn foreground_command_dies_with_the_program() {
     let mut terminal = run(&server, &options, script);
     terminal.wait_for("ready");
     let program = Pid::from_raw(i32::try_from(terminal.id()).unwrap()).unwrap();
-    // The program passes signals on from the moment at which its supervisor knows the command.
+    // The program forwards signals once its supervisor knows the command.
     kill_process(program, Signal::USR1).unwrap();
     terminal.wait_for("pid=");
     let pid: i32 = terminal.wait_for(";").parse().unwrap();
