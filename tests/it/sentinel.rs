@@ -64,7 +64,8 @@ fn basic_calls_work_through_sentinel() {
     assert_eq!(again.unlock().unwrap(), Unlocked::Released);
 }
 
-/// The backstop is long, so only the release can wake the waiter.
+/// The backstop is long. Without the message, a refresh of the waiter's place would find the lock
+/// free within 0.9 s.
 fn a_waiter_is_woken_by_the_release() {
     let sentinels = shared();
     let one = client(&sentinels.url());
@@ -252,7 +253,7 @@ fn disturb_master(failure: MasterFailure, sentinels: &mut Sentinels) {
     }
 }
 
-/// Asserts that contending processes go on, without overlap, while the master is replaced.
+/// Asserts that contending processes go on, and that no call is late, while the master is replaced.
 fn assert_contenders_go_on(failure: MasterFailure) {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
     let contention = Contention::start(&sentinels.url(), "a", PROCESSES, 0);
@@ -264,7 +265,7 @@ fn assert_contenders_go_on(failure: MasterFailure) {
     let took = timed.took;
     timed.no_later_than(SLACK);
 
-    // Every process has reconnected, and the old master serves none of them.
+    // The processes acquire on the new master.
     contention.wait_for_progress(30);
     match failure {
         MasterFailure::Killed => {}
@@ -352,7 +353,8 @@ fn leases_survive_or_are_reported_lost_after_a_manual_failover() {
     assert_leases_survive_or_are_reported_lost(MasterFailure::SwitchedByCommand);
 }
 
-/// The backstop is long, so only the release on the new master can wake the waiter.
+/// The backstop is long. Without the message, a refresh of the waiter's place would find the lock
+/// free within 0.9 s.
 fn a_waiter_is_woken_on_the_new_master() {
     let sentinels = Sentinels::start(Setup::fast_failover());
     let holder = client(&sentinels.url());

@@ -299,7 +299,7 @@ fn calls_after_the_shutdown_are_refused() {
 fn shutdown_ends_every_wait_at_once() {
     let server = Server::start();
     let other = client(&server.url());
-    // The backstop is long, so no waiter polls.
+    // The backstop is longer than the test, so no waiter reaches it.
     let client = builder(&server.url()).backstop(ms(60_000)).build().unwrap();
     let theirs = other.mutex("theirs").lock().unwrap();
     let ours = client.mutex("ours").lock().unwrap();
@@ -319,7 +319,7 @@ fn shutdown_ends_every_wait_at_once() {
     assert!(began.elapsed() < TOLERANCE, "{:?}", began.elapsed());
     assert_eq!(counts(&report), [1, 0, 0, 3]);
     assert!(report.is_clean(), "{report:?}");
-    // Only the release of the held lock was sent, and that of the place in the queue.
+    // Two scripts were sent: the release of the held lock, and the removal of the place.
     assert_eq!(server.calls(&["evalsha"]), attempts + 2);
     drop(ours);
     assert_eq!(theirs.unlock().unwrap(), Unlocked::Released);
@@ -432,7 +432,7 @@ fn shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue() {
     let took = began.elapsed();
     assert!(
         took < timeout / 2,
-        "a queue was left that it is not in: {took:?}"
+        "the call tried to leave a queue that it had not entered: {took:?}"
     );
 }
 

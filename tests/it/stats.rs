@@ -43,7 +43,7 @@ support::timed![
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.
 const WAIT_LIMIT: Duration = ms(20_000);
 
-/// So long that a waiter that retries earlier was woken.
+/// So long that no waiter sleeps until its backstop. Refreshes of places in a queue go on.
 const NO_BACKSTOP: Duration = ms(60_000);
 
 fn builder(url: &str) -> ClientBuilder {
@@ -87,12 +87,12 @@ fn with_refreshes(mut expected: Totals, before: Totals, now: Totals) -> Totals {
     expected
 }
 
-/// Returns whether every wake since `before` was in vain, and none is still being answered.
+/// Returns whether every wake since `before` was in vain, and each has had its reply.
 fn all_were_spurious(before: Totals, now: Totals) -> bool {
     now.spurious_wakes - before.spurious_wakes == now.wakes() - before.wakes()
 }
 
-/// Waits for a lock, but not for ever, and releases it.
+/// Waits for a lock for at most 30 s, and releases it.
 fn lock_and_unlock(client: &Client, name: &str) {
     let guard = client.mutex(name).try_lock_for(ms(30_000)).unwrap();
     let guard = guard.expect("the lock is released");
@@ -328,7 +328,7 @@ fn a_message_without_a_release_is_a_spurious_wake() {
 }
 
 fn an_expired_ttl_counts_as_a_ttl_wake() {
-    // A round in which the call came after the end of the ttl shows nothing.
+    // A round shows nothing if the key expired before the call tried.
     assert!((0..5).any(|_| an_expired_ttl_wakes()));
 }
 
@@ -607,7 +607,7 @@ fn sum(one: &Totals, two: &Totals) -> Totals {
     })
 }
 
-/// Locks that are released at once need no thread there, but their counts must be sent.
+/// In a cluster, locks that are released at once need no thread, but their counts must be sent.
 fn short_locks_in_a_cluster_are_added_to_the_shared_totals() {
     let client = client_with_shared_stats(&cluster::shared().url());
     lock_times(&client, 3);

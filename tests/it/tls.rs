@@ -341,7 +341,7 @@ fn a_peer_that_speaks_no_tls_is_named_at_once() {
                     assert!(text.contains(shown) && text.contains(advice), "{text}");
                     assert_eq!(text.lines().count(), 1, "{text}");
                 }
-                // On any machine; without the check, it is the time set above.
+                // Without the check, `lock` would try for the 600 s that are set above.
                 assert!(began.elapsed() < Duration::from_secs(60), "{url}");
             }
         }

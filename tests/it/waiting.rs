@@ -16,12 +16,13 @@ support::tests![
 /// Longer than any test.
 const LONG: Duration = ms(60_000);
 
-/// Retries after this pause, without pub/sub.
+/// Returns a policy that retries after this pause, without pub/sub.
 fn every(pause: Duration) -> WaitPolicy {
     WaitPolicy::Backoff(Backoff::new(pause, pause).jitter(0.0))
 }
 
-/// Returns the reply of an acquiring script that refuses: the name with this index from 1 is held.
+/// Returns the reply of an acquiring script that refuses. For a set, `name` is the index of the
+/// held name, from 1.
 fn refused(holder: &str, remaining: Duration, name: Option<usize>) -> Vec<u8> {
     let (count, length, left) = (3 + name.iter().count(), holder.len(), remaining.as_millis());
     let name = name.map_or_else(String::new, |name| format!(":{name}\r\n"));
@@ -91,7 +92,8 @@ fn fair_call_on_a_slow_server_finds_the_lock_taken() {
 }
 
 /// A call for `a` and `b` is refused because of `b`, and waits behind a call for `b` that sleeps.
-/// Its last attempt, early because the servers are slow, meets a split vote. The next is granted.
+/// The servers are slow, so its last attempt begins early. It ends with a split vote, and the next
+/// attempt is granted.
 fn split_vote_is_tried_again_behind_other_calls() {
     let reply = |n: usize| {
         let attempts = AtomicUsize::new(0);

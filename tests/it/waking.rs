@@ -82,8 +82,7 @@ fn a_release_wakes_a_waiter_of_another_client() {
     let (holder, other) = (client(&server.url()), client(&server.url()));
     for _ in 0..10 {
         let guard = holder.mutex("a").lock().unwrap();
-        // A client that is still subscribed sends one script and not two: it enters the queue at
-        // once.
+        // A client that is still subscribed enters the queue at once, with one script, not two.
         let before = server.script_calls() - u64::from(server.subscribers("lock_release:a") > 0);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
@@ -124,8 +123,7 @@ fn any_message_on_the_channel_wakes_the_waiter() {
     let client = client(&server.url());
     for payload in ["", "anything", "lock_release:a"] {
         server.run("SET", &["lock:a", "foreign"]);
-        // A client that is still subscribed sends one script and not two: it enters the queue at
-        // once.
+        // A client that is still subscribed enters the queue at once, with one script, not two.
         let before = server.script_calls() - u64::from(server.subscribers("lock_release:a") > 0);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| client.mutex("a").lock().map(drop));
@@ -551,7 +549,7 @@ fn assert_acquired_within(
 
 fn a_subscriber_that_reconnects_wakes_waiters_to_retry() {
     let server = Server::start();
-    // A waiter with a place in the queue would soon find the lock free when it refreshes the place.
+    // A waiter with a place in the queue would find the lock free at its next refresh.
     let waiting = client(&user_with_rules(&server, &NO_QUEUE));
     assert_acquired_within(ms(500), &server, &waiting, || {
         // Deleted without a message.
@@ -564,7 +562,7 @@ fn a_subscriber_that_reconnects_wakes_waiters_to_retry() {
 fn a_subscriber_that_hangs_is_detected() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    // A waiter with a place in the queue would soon find the lock free when it refreshes the place.
+    // A waiter with a place in the queue would find the lock free at its next refresh.
     user_with_rules(&server, &NO_QUEUE);
     let waiting = client(&user_url(proxy.port()));
     assert_acquired_within(ms(6_000), &server, &waiting, || {
@@ -754,8 +752,8 @@ fn idle_subscriptions_beyond_the_limit_are_dropped_sooner() {
             });
         }
     });
-    // All idle subscriptions were dropped at once, and those that are left were made later. Without
-    // the limit, subscriptions stay for ten seconds.
+    // Beyond the limit all idle subscriptions were dropped at once. Those that are left were made
+    // later. Without the limit, an idle subscription stays for 10 s.
     eventually(ms(8_000), || {
         server.subscribed_channels("lock_release:*") <= 1_024
     });

@@ -31,7 +31,7 @@ support::roughly_timed![a_foreign_release_without_a_message_is_noticed_by_the_ne
 
 support::timed![a_foreign_key_is_waited_for_until_it_expires];
 
-/// Longer than any test: a waiter that returns earlier was woken.
+/// Longer than any test. A waiter with a place in the queue still refreshes it every 0.9 s.
 const FOR_EVER: Duration = Duration::from_secs(600);
 
 /// The limit for events that must happen at once, generous for a busy machine.
@@ -290,7 +290,7 @@ fn keys_and_channels_have_the_configured_prefixes() {
     );
 }
 
-/// Waits for a lock, is woken, holds it past its ttl by renewals, and unlocks it.
+/// Waits until a foreign client releases a lock, holds it past its ttl by renewals, and unlocks it.
 fn round_trip(client: &Client, redis: &mut Connection, waiting: impl FnOnce()) {
     assert!(foreign_lock(redis, "lock:x", "v", None));
     let (renewed, renewals) = unbounded();
