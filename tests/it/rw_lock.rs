@@ -236,7 +236,7 @@ fn looping_plain_locks_do_not_starve_a_reader() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The proxy delays the reader's messages: the set asks again before the reader learns of the
+/// The proxy delays the reader's connections, so the set asks again before the reader learns of the
 /// release.
 fn looping_set_does_not_starve_a_reader() {
     const READS: u64 = 5;

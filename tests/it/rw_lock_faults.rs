@@ -36,13 +36,13 @@ support::tests![
 const FENCE: &str = "leasehold:fence:{lock:a}";
 const READERS: &str = "leasehold:readers:{lock:a}";
 
-/// A child's role: reads, and reports that.
+/// A child's role: acquires as a reader, and sends its holder id to the parent.
 fn reader() {
     let ttl = ms(parameter("TTL_MS").parse().unwrap());
     let lock = Client::open(parameter("URL")).unwrap().rw_lock("a");
     let guard = lock.ttl(ttl).read().unwrap();
     tell_parent(guard.holder_id().as_str());
-    // Until it is killed, or told of a loss.
+    // Until the parent kills it, or it learns of a loss.
     let _ = guard.lost().recv();
 }
 
@@ -67,7 +67,7 @@ fn write_next(lock: &RwLock) {
 }
 
 /// Returns the lock of a client of a proxy, renewed every 300 ms. The server knows its scripts: it
-/// would refuse an unknown one in a reply, and the reply may not arrive.
+/// would report an unknown script in a reply, which the proxy may drop.
 fn renewing(url: &str) -> RwLock {
     let lock = client(url).rw_lock("a").ttl(ms(20_000));
     let lock = lock.renew_every(ms(300));
@@ -149,7 +149,7 @@ fn downgrade_without_renewal_keeps_others_out_until_its_release() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Returns two readers, and the keys that are left once some are deleted.
+/// Returns two readers, after it has deleted `key`.
 fn two_readers_without(server: &Server, key: &str) -> [RwLockReadGuard; 2] {
     let readers = [(); 2].map(|()| rw(server).read().unwrap());
     server.run("DEL", &[key]);
@@ -183,8 +183,8 @@ fn deletion_of_the_readers_alone_ends_every_reader() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Another program deletes the key and locks it. The next reader's flag must not bring the
-/// displaced one back: the two may have seen different states.
+/// Another program locks the name in between. The flag of the next reader must not make the
+/// displaced reader a holder again.
 fn displaced_reader_does_not_hold_again_under_a_new_flag() {
     let server = Server::start();
     let displaced = rw(&server).auto_renew(false).read().unwrap();
@@ -356,7 +356,7 @@ fn readers_survive_a_failover() {
     eventually(PATIENCE, || successor.get("lock:a").is_none());
 }
 
-/// The queue does not exist, so no command that names all keys would run.
+/// While the slot moves, a command that names all keys fails, because the queue does not exist.
 fn readers_are_renewed_while_their_slot_is_moved() {
     let cluster = Cluster::with(ClusterSetup::steady(2, 0));
     let name = cluster.name_owned_by("moving", 0);

@@ -150,7 +150,7 @@ fn every_kind_runs_a_section_and_releases() {
     let (one, two) = (server.client(), server.client());
     for calls in every_kind(&one) {
         let kind = calls.kind;
-        // Fails if the call before it has not released, of readers too.
+        // Every kind of holder, readers included, excludes the plain lock or takes the permit.
         let assert_released = || {
             assert!(two.mutex("a").try_lock().unwrap().is_some(), "{kind}");
             let permit = two.semaphore("a", 1).try_acquire().unwrap();

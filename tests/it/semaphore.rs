@@ -227,7 +227,7 @@ fn clients_with_different_numbers_never_exceed_their_own() {
         for left in (5..10).rev() {
             give_back(held.pop().unwrap());
             assert_eq!(permits_out(&server), left);
-            assert_eq!(permits_queue_length(&server), 2, "order before throughput");
+            assert_eq!(permits_queue_length(&server), 2, "nobody overtakes");
         }
         give_back(held.pop().unwrap());
         let (of_five, of_ten) = (of_five.join().unwrap(), of_ten.join().unwrap());
@@ -349,7 +349,7 @@ fn operators_see_the_holders_and_release_one() {
     assert!(operator.force_release(two.holder_id()).unwrap());
     assert!(!operator.force_release(two.holder_id()).unwrap());
     assert_eq!(operator.available().unwrap(), 3);
-    assert!(two.renew().is_err() && !two.is_held(), "it finds out");
+    assert!(two.renew().is_err() && !two.is_held(), "the loss is known");
     assert!(one.is_held());
     assert_eq!(
         Set::read(&mut server.connection(), PERMITS).holders.len(),
@@ -381,7 +381,7 @@ fn closures_run_with_a_permit() {
 fn kept_permits_come_back_one_by_one() {
     let server = Server::start();
     let (kept, others) = (semaphore(&server, 3), semaphore(&server, 3));
-    // Without its end by `keep_for`, a permit would outlast the calls that wait for it.
+    // The ttl is longer than the calls wait, so only `keep_for` ends a permit in time.
     let kept = kept.ttl(ms(300_000));
     let times = [ms(2_000), ms(3_000), ms(300_000)];
     let began = Instant::now();

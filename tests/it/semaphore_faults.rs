@@ -55,7 +55,7 @@ fn of_this_child(permits: u32) -> Semaphore {
     client.semaphore("a", permits)
 }
 
-/// A child's role: holds two permits until it is killed, or told of their loss.
+/// A child's role: holds two permits until it is killed, or learns of their loss.
 fn holder() {
     let semaphore = of_this_child(2).many(2).ttl(ms(1_500));
     let permit = semaphore.acquire().unwrap();
@@ -99,7 +99,7 @@ fn silent_waiter_in_front_is_passed_over() {
     let held = semaphore(&server, 2).acquire().unwrap();
     let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
     let now = seconds * 1_000;
-    // It outlasts the call: only a queue without other waiters ends before it.
+    // The place outlasts the call, but its queue ends 6 s after the last call that waits in it.
     let place = format!("{now} 300000 2/2 {now} l nobody");
     server.run("RPUSH", &[PERMITS_QUEUE, "2 o:silent"]);
     server.run("HSET", &[PERMITS_PLACES, "2 o:silent", &place]);
@@ -230,7 +230,7 @@ fn release_without_a_reply_gives_back_its_permits_once() {
         let permit = through_proxy.acquire().unwrap();
         let others = [direct.acquire().unwrap(), direct.acquire().unwrap()];
         proxy.set_open(traffic);
-        // Its repetition may be answered, or not yet.
+        // The client repeats the release. The reply to that may be too late for this call.
         let released = permit.release();
         assert!(
             matches!(
@@ -317,7 +317,8 @@ fn message_to_go_on_makes_a_client_refresh_at_once() {
         let places: Vec<(String, String)> = places.query(&mut server.connection()).unwrap();
         let (id, place) = &places[0];
         let inbox = place.rsplit(' ').next().unwrap();
-        // The client may not listen yet. It counts no other refresh as woken by a message.
+        // Repeated, because the client may not listen yet. A refresh that is due anyway does not
+        // count as woken by a message.
         eventually(PATIENCE, || {
             server.run("PUBLISH", &[inbox, &format!("refresh {id}")]);
             waiting.stats().totals.wakes_message > 0
@@ -372,7 +373,7 @@ fn second_run_of_an_enter_grants_what_has_ended_since() {
         enter(id, "60000");
     }
     assert_eq!(permits_queue_length(&server), 1);
-    // Its end is past, and nobody has noticed.
+    // The permit has ended, but no script has removed it yet.
     server.run("ZADD", &[PERMITS, "1000", "1 o:2"]);
     let itself = redis::Value::BulkString(b"1 o:1".into());
     let again = fields(enter("1 o:1", "60000"));
@@ -385,7 +386,7 @@ fn renewal_restores_no_permit_that_has_ended() {
     let server = Server::start();
     let semaphore = semaphore(&server, 1);
     let permit = semaphore.acquire().unwrap();
-    // Its end is past, and nobody has noticed.
+    // The permit has ended, but no script has removed it yet.
     server.run("ZADD", &[PERMITS, "1000", permit.holder_id().as_str()]);
     assert!(permit.renew().is_err());
     assert_eq!(semaphore.available().unwrap(), 1);
@@ -457,8 +458,8 @@ const CALLS: u64 = 1_000;
 const PERMITS_OF_ALL: u64 = 5;
 
 /// Four threads, each with its own client, acquire and release at random while connections break
-/// before their next reply. What the calls report must never exceed the number of permits, nor
-/// must the set in Redis, whose counter is right after every call.
+/// before their next reply. Neither the permits that the calls report nor those in Redis may ever
+/// exceed their number, and the counter in Redis must be right after every call.
 fn random_calls_with_lost_replies_keep_the_count() {
     let number = |key| Some(std::env::var(key).ok()?.parse::<u64>().expect("a number"));
     let calls = number("LEASEHOLD_STEPS").unwrap_or(CALLS);
@@ -492,7 +493,8 @@ fn random_calls_with_lost_replies_keep_the_count() {
             held.fetch_sub(permit.count().into(), Ordering::SeqCst);
             drop(permit);
         }
-        // A client that ends sends its pending releases once: not while connections break.
+        // A client sends its pending releases only once when it is dropped. The caller drops it
+        // when connections no longer break.
         client
     };
     thread::scope(|scope| {
@@ -597,7 +599,7 @@ fn a_thousand_names_leave_only_their_fences() {
         .arg("leasehold:permits-fence:{lock:name 7}")
         .query(&mut server.connection())
         .unwrap();
-    assert!(fence > 0, "a fence ends, too");
+    assert!(fence > 0, "a fence expires, too");
 }
 
 fn permits_are_granted_in_a_cluster_and_survive_a_migration() {

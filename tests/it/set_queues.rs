@@ -42,8 +42,8 @@ support::roughly_timed![
     set_that_gives_up_leaves_its_place_and_its_kept_names
 ];
 
-/// Returns a client whose ttl is longer than any test. If one of its keys disappears earlier, it
-/// was released, or only kept.
+/// Returns a client whose ttl is longer than any test. A lock key that disappears earlier was
+/// released, or was only kept for a waiting set.
 fn long_client(url: &str) -> Client {
     warmed_up(Client::builder().url(url).ttl(ms(300_000)).build().unwrap())
 }
@@ -143,7 +143,7 @@ fn assert_set_is_granted(names: &[&str], lock: fn(&Client, &str) -> MutexGuard) 
     wait_until_only_fences_remain(&server);
 }
 
-/// Without the queues, a set waits for the release message of the name that refused it.
+/// Without permissions for queues, a set waits for the release message of the name that refused it.
 fn user_without_rights_for_queues_is_woken_by_releases() {
     let server = Server::start();
     let acl = "SETUSER limited reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
