@@ -31,7 +31,7 @@ support::roughly_timed![a_foreign_release_without_a_message_is_noticed_by_the_ne
 
 support::timed![a_foreign_key_is_waited_for_until_it_expires];
 
-/// Longer than any test. A waiter with a place in the queue still refreshes it every 0.9 s.
+/// Longer than any test. A waiter still refreshes its place in the queue, at least every 0.9 s.
 const FOR_EVER: Duration = Duration::from_secs(600);
 
 /// The limit for events that must happen at once, generous for a busy machine.
