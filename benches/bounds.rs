@@ -69,7 +69,7 @@ fn main() {
         "bounds",
         REPEATS,
         &format!(
-            "{REPEATS} concurrent calls of each kind, and how much later than a sleep they return"
+            "{REPEATS} overlapping calls of each kind, and how much later than a sleep they return"
         ),
     );
     let is_quick = env::var_os("QUICK").is_some();

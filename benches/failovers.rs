@@ -12,7 +12,8 @@ use support::{Contention, MasterFailure, Outcome, Sentinels, Setup, contender, m
 
 const PROCESSES: usize = 8;
 
-/// The wait after the old master, if alive, has learnt of the new one.
+/// The wait after the new master accepts writes: time for an old master that is alive to learn of
+/// it.
 const AFTERWARDS: Duration = ms(2_000);
 
 fn main() {

@@ -2,8 +2,10 @@
 //! tables call a hand-off. It goes through Redis, unlike the hand-off inside a client, which
 //! `local_handoff` measures.
 //!
-//! Alternates with the same by hand: the same scripts, a subscriber thread shared by all waiters, a
-//! channel, and the acquire on a second connection.
+//! Alternates with a hand-off by hand: the scripts that acquire and release a free lock, a
+//! subscriber thread shared by all waiters, a channel, and the acquire on a second connection. The
+//! waiter by hand has no place in the queue, so it acquires after the wake-up. The release of a
+//! `Mutex` grants the lock to the waiter, which sends nothing after the wake-up.
 
 use common::Report;
 use common::floor::mutex::HandWritten;

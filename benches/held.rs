@@ -210,7 +210,10 @@ fn renewals_by_hand(url: &str, guards: &[MutexGuard], renewals: u64) -> Duration
             pipe.invoke_script(script.key(lock).arg(id.as_str()).arg(10_000).arg(0));
         }
         let answers: Vec<i64> = pipe.query(&mut connection).unwrap();
-        assert!(answers.iter().all(|answer| *answer == 1), "all are held");
+        assert!(
+            answers.iter().all(|answer| *answer == 1),
+            "a lease was lost"
+        );
         left -= batch.len();
         if left == 0 {
             break;

@@ -54,15 +54,15 @@ fn main() {
         let spread = |of: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(of));
         let p99 = |waits: &[f64]| percentile(waits.to_vec(), 99.0);
         let ratio = spread(&|round| p99(&round.set) / p99(&round.others));
-        let ms = |of: Spread| format!("{:.1}", of.median);
+        let shown = |of: Spread| format!("{:.1}", of.median);
         rows.push(vec![
             (*kind).to_owned(),
-            ms(spread(&|round| round.set.len() as f64)),
-            ms(spread(&|round| percentile(round.set.clone(), 50.0))),
-            ms(spread(&|round| p99(&round.set))),
-            ms(spread(&|round| round.others.len() as f64)),
-            ms(spread(&|round| percentile(round.others.clone(), 50.0))),
-            ms(spread(&|round| p99(&round.others))),
+            shown(spread(&|round| round.set.len() as f64)),
+            shown(spread(&|round| percentile(round.set.clone(), 50.0))),
+            shown(spread(&|round| p99(&round.set))),
+            shown(spread(&|round| round.others.len() as f64)),
+            shown(spread(&|round| percentile(round.others.clone(), 50.0))),
+            shown(spread(&|round| p99(&round.others))),
             ratio.show(2),
         ]);
         bars.push(
@@ -110,8 +110,8 @@ fn round(kind: &str) -> Round {
     }
 }
 
-/// Locks and unlocks for a while; returns how long each call waited, in ms. A wait that has not
-/// ended at the end counts as far as it went.
+/// Locks and unlocks for [`LASTS`]; returns how long each call waited, in ms. `lock` gets the time
+/// that is left. If it gives up then, its wait until then counts.
 fn waits<G>(lock: impl Fn(Duration) -> Option<G>) -> Vec<f64> {
     let begin = Instant::now();
     let mut waits = Vec::new();

@@ -49,7 +49,7 @@ fn pair(client: &leasehold::Client) {
     assert_eq!(unlocked, Unlocked::Released);
 }
 
-/// Prints the median and the slowest tenth, and what the median should be below.
+/// Prints the median and the p90, and the limit of the median if there is one.
 fn report(what: &str, below: Duration, mut times: Vec<Duration>) {
     times.sort_unstable();
     let at = |tenths: usize| times[times.len() * tenths / 10];

@@ -221,7 +221,10 @@ fn without(script: &str, calls: &[(&str, &str)]) -> String {
     calls
         .iter()
         .fold(script.to_owned(), |script, (call, instead)| {
-            assert!(script.contains(call), "the script calls {call}");
+            assert!(
+                script.contains(call),
+                "the script no longer contains {call}"
+            );
             script.replace(call, instead)
         })
 }

@@ -122,7 +122,7 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Cos
         requests.push(monitor.stop() as f64 / took.as_secs_f64());
         cores.push(used.as_secs_f64() / took.as_secs_f64() * 100.0);
     }
-    assert_eq!(client.stats().waiting, all, "all still wait");
+    assert_eq!(client.stats().waiting, all, "a waiter has returned");
     assert!(held.is_held());
     drop(held);
     // The waiters acquire the lock in turn until none is left.

@@ -9,10 +9,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use support::Server;
 
-/// Runs the servers that `start` starts on the last processor, and this process on the others from
-/// then on, as if they were on different machines. Otherwise the scheduler puts one server on its
-/// client's processor and the next one elsewhere, and a round trip takes 30 or 80 µs for that
-/// reason alone.
+/// Runs the servers that `start` starts on the last processor, as if on another machine. From then
+/// on, this thread and the threads that it starts run on the other processors. Without this, the
+/// scheduler puts one server on its client's processor and the next one elsewhere, and a round trip
+/// takes 30 or 80 µs for that reason alone.
 pub fn apart<T>(start: impl FnOnce() -> T) -> T {
     run_on(Side::Servers);
     let started = start();
@@ -34,7 +34,8 @@ enum Side {
     Clients,
 }
 
-/// Restricts this thread, and what it starts from now on.
+/// Restricts this thread, and the threads and processes that it starts from now on, to the
+/// processors of a side.
 #[cfg(target_os = "linux")]
 fn run_on(side: Side) {
     static ALL: OnceLock<CpuSet> = OnceLock::new();

@@ -111,7 +111,8 @@ pub fn redisson_permits(url: &str, permits: u32, wanted: u32, mark: u64) -> Lock
     })
 }
 
-/// The number of the next section of a thread, from which it decides whether to write.
+/// Returns a counter of a thread's sections, from whose numbers it decides whether to write. Each
+/// process starts at another number, so that they do not all write at the same time.
 pub fn numbered() -> impl FnMut() -> u64 {
     let mut n = u64::from(process::id()) * 7;
     move || {
@@ -120,7 +121,7 @@ pub fn numbered() -> impl FnMut() -> u64 {
     }
 }
 
-/// Reads or writes in each section, as `writes` says of its number.
+/// Writes in each section for whose number `writes` returns true, and reads in all others.
 pub fn readers(lock: RwLock, writes: fn(u64) -> bool) -> Lockers {
     Box::new(move || {
         let (lock, mut number) = (lock.clone(), numbered());

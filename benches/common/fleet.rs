@@ -42,6 +42,7 @@ pub struct Section {
     /// A counter that is read and written in two steps.
     plain: Arc<File>,
     lasts: Duration,
+    /// The token, the start and the end of the last section, until its thread records them.
     held: Arc<Mutex<Option<(u64, u64, u64)>>>,
 }
 

@@ -34,7 +34,7 @@ pub struct Row {
     label: String,
     shape: Shape,
     is_ours: bool,
-    /// The value of the target, if it is one, and the text at the end of the row.
+    /// The value of a target, or `None` for a note, and the text at the end of the row.
     mark: Option<(Option<f64>, String)>,
 }
 

@@ -75,7 +75,7 @@ impl Waiter {
         self.slow_hand_offs(FALLS_ASLEEP, times, n, side)
     }
 
-    /// The same, for a side whose waiter needs `falls_asleep` until it sleeps.
+    /// Like [`hand_offs`](Self::hand_offs), for a side whose waiter sleeps only after this time.
     pub fn slow_hand_offs(
         &self,
         falls_asleep: Duration,

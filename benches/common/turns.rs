@@ -7,9 +7,10 @@ use crate::samples::Samples;
 /// Runs a round and returns how long each operation took.
 pub type Runner<'a> = Box<dyn FnMut() -> Vec<Duration> + 'a>;
 
-/// Returns the order in which runners run: the round and the runner, both from 0. Each round
-/// starts with another runner, because the order matters: a runner finds the caches as the one
-/// before it has left them.
+/// Returns the order in which runners run: the round and the runner, both from 0.
+///
+/// Each round starts with another runner, so that none is always first. A runner still mostly runs
+/// after the same other one, and finds the caches as that one has left them.
 pub(crate) fn turns(rounds: usize, runners: usize) -> impl Iterator<Item = (usize, usize)> {
     let of_round = move |round| (0..runners).map(move |n| (round, (round + n) % runners));
     (0..rounds).flat_map(of_round)

@@ -167,7 +167,8 @@ impl Window {
     }
 
     /// The mean and the longest wait of the holds with this mark in place of a token, relative to
-    /// the mean wait of all holds.
+    /// the mean wait of all holds. Counts only holds that began in the window: if none with this
+    /// mark did, the mean is NaN and the longest wait 0.
     pub fn waits_vs_mean(&self, mark: u64) -> [f64; 2] {
         let wait = |hold: &HeldPeriod| (hold.from - hold.asked) as f64;
         let mean = |waits: &[f64]| waits.iter().sum::<f64>() / waits.len() as f64;

@@ -25,7 +25,7 @@ enum Row {
     Lost(usize, usize, &'static str),
     /// An action of a participant, or its state.
     Note(usize, &'static str),
-    /// The one that matters most.
+    /// The note that matters most.
     Important(usize, &'static str),
 }
 

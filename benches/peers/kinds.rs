@@ -110,7 +110,7 @@ fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
                     Ok(Some(handle)) => break handle,
                     Ok(None) => thread::sleep(TUNED),
                     Err(error) => {
-                        // A user's program would pause here; the bench calls again at once.
+                        // A user's program would pause, too: the bench itself retries at once.
                         thread::sleep(TUNED);
                         return Err(error.to_string());
                     }

@@ -1,5 +1,6 @@
 //! Eight processes contending for one name: through leasehold, through other crates, and through
-//! hand-written equivalents, in turn. First each holds alone, then they share.
+//! hand-written equivalents, in turn. First they contend for a lock of one holder, then for a
+//! semaphore and a read-write lock.
 
 mod contention;
 mod kinds;

@@ -1,4 +1,4 @@
-//! The runtime of an async crate, and what it needs to open `distributed-lock-redis`.
+//! The runtime of the async crates, and the provider of `distributed-lock-redis`.
 
 use distributed_lock_redis::RedisLockProvider;
 use tokio::runtime::{Builder, Runtime};

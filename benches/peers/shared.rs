@@ -1,5 +1,5 @@
 //! Eight processes that share four permits, and eight that read and write: through leasehold,
-//! through the crate among the others that has semaphores and read-write locks, and by hand.
+//! through the only other crate with semaphores and read-write locks, and by hand.
 
 use std::thread;
 
@@ -146,7 +146,7 @@ fn rw_lock(candidate: &str, url: &str, writes: fn(u64) -> bool) -> Lockers {
     }
 }
 
-/// Repeats an attempt every 1 ms, as tuned candidates do, or waits as the crate does.
+/// Repeats an attempt every 1 ms if the candidate is tuned, otherwise waits as the crate does.
 macro_rules! acquire {
     ($is_tuned:expr, $attempt:expr, $wait:expr) => {
         match $is_tuned {
@@ -254,8 +254,10 @@ impl Situation {
         common::print_table(&heads, &rows.collect::<Vec<_>>());
     }
 
-    /// The waits of the marked holds, or else of all. Those of a candidate that let too many in are
-    /// left out, since they are no price of exclusion.
+    /// Returns the panel of the waits of the marked holds, or of all holds if none are marked.
+    ///
+    /// Leaves out the waits of candidates that let in too many holders: such waits do not show the
+    /// cost of exclusion.
     fn panel(&self, series: &[Series]) -> Panel {
         let rows = series.iter().map(|series| {
             if series.rounds.iter().any(|it| (self.excess)(it) > 0) {

@@ -52,7 +52,10 @@ impl Batched {
         let granted = self.call(&self.named.acquire(&id));
         assert!(matches!(&granted, Value::Array(items) if items.len() == 2));
         let released = self.call(&self.named.release(&id));
-        assert!(matches!(released, Value::Int(1)), "the lock was held");
+        assert!(
+            matches!(released, Value::Int(1)),
+            "the lock was lost before its release"
+        );
     }
 }
 

@@ -1,5 +1,5 @@
-//! Hand-written equivalents of the crate's calls. Their cost is the floor: what no client that
-//! sends the same commands can go below.
+//! Hand-written equivalents of the crate's calls. Their cost is the floor: no client that sends the
+//! same commands can be cheaper.
 
 /// Joins files of `src/protocol` to the source of a script.
 macro_rules! source {

@@ -1,5 +1,7 @@
-//! A hand-written hand-off: the same scripts, a subscriber thread shared by all waiters, a channel,
-//! and the acquire on a second connection.
+//! A hand-off by hand, with the scripts by which a `Mutex` acquires and releases a free lock. A
+//! subscriber thread shared by all waiters receives the release message and wakes a waiter over a
+//! channel. The waiter then acquires the lock on a second connection. It has no place in the queue,
+//! so no release grants to it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

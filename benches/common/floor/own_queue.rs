@@ -31,13 +31,17 @@ impl OwnQueue {
         call.key(&self.keys).arg(id).arg(TTL_MS);
         call.arg(&[want, "l", "inbox"]);
         let answer: Vec<Value> = call.invoke(&mut self.connection).unwrap();
-        assert_eq!(answer.first(), Some(&Value::Int(1)), "free");
+        assert_eq!(
+            answer.first(),
+            Some(&Value::Int(1)),
+            "the acquire was refused"
+        );
     }
 
     pub fn release(&mut self, id: &str, channel: &str) {
         let mut call = self.release.prepare_invoke();
         call.key(&self.keys).arg(id).arg(channel);
         let left: i64 = call.invoke(&mut self.connection).unwrap();
-        assert_eq!(left, 1, "held");
+        assert_eq!(left, 1, "the lease was lost before its release");
     }
 }

@@ -127,7 +127,7 @@ impl Hand {
 
     pub fn release(&mut self, id: &str) {
         let answer = self.named.release(id).invoke(&mut self.connection);
-        assert_eq!(answer, Ok(1), "the lock was held");
+        assert_eq!(answer, Ok(1), "the lock was lost before its release");
     }
 
     /// Acquires and releases the lock.
@@ -203,7 +203,7 @@ impl Bare {
             .arg(id)
             .invoke(&mut self.connection)
             .unwrap();
-        assert_eq!(deleted, 1, "the lock was held");
+        assert_eq!(deleted, 1, "the lock was lost before its release");
     }
 
     pub fn pair(&mut self) {

@@ -95,6 +95,6 @@ impl Poller {
         section();
         let mut leave = release.key(&Self::KEYS);
         let left: u32 = leave.arg(&id).invoke(&mut self.connection).unwrap();
-        assert_eq!(left, 1, "it was held");
+        assert_eq!(left, 1, "the lease was lost before its release");
     }
 }

@@ -1,5 +1,5 @@
-//! `RedissonPermitExpirableSemaphore`: permits that have been set before, and end by their holders'
-//! clocks.
+//! `RedissonPermitExpirableSemaphore`: the number of permits is set before the first use, and each
+//! permit ends by its holder's clock.
 
 use std::time::{Duration, SystemTime};
 
@@ -20,8 +20,8 @@ local function take_back(most)
 end
 ";
 
-/// ARGV: now, end, the end of permits that have none, an id for each permit. Answers `OK`, `:` with
-/// the next end, or nil.
+/// ARGV: now, the permits' end, the end that stands for none, an id for each permit. Answers `OK`
+/// if the permits were acquired. Otherwise answers `:` with the next end, or nil.
 const ACQUIRE: &str = "
 local wanted = #ARGV - 3
 take_back(wanted)
@@ -118,7 +118,7 @@ impl RedissonPermits {
         section();
         let mut leave = self.release.key(&self.keys);
         let left: Result<u32, _> = leave.arg(unix_ms()).arg(&ids).invoke(&mut self.connection);
-        assert_eq!(left, Ok(self.wanted), "the permits were held");
+        assert_eq!(left, Ok(self.wanted), "the permits were lost");
     }
 }
 

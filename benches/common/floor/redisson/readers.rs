@@ -109,7 +109,7 @@ return 1
 const LEASE_MS: u64 = 30_000;
 
 /// The time of all attempts of a release: four, each with a timeout of 3 s and a pause of 1 to 2 s,
-/// counted as 1.5 s. The latch must last as long, for the last attempt.
+/// counted as 1.5 s. The latch must last until the last attempt.
 const LATCH_MS: u64 = 18_000;
 
 /// A read-write lock for one thread.
@@ -124,7 +124,7 @@ pub struct RedissonReaders {
     /// The prefix of the latches: each release has its own.
     latches: String,
     released: Channel,
-    /// Whether the reply to the deletion of the last latch has not been read.
+    /// Whether the reply to the deletion of the last latch is still unread.
     is_deleting: bool,
 }
 
@@ -166,7 +166,7 @@ impl RedissonReaders {
         let mut leave = release.key(&self.keys);
         leave.key(&latch).arg(&id).arg(LEASE_MS).arg(LATCH_MS);
         let answer: Option<u32> = leave.invoke(&mut self.connection).unwrap();
-        assert!(answer.is_some(), "it was held");
+        assert!(answer.is_some(), "the lock was lost before its release");
         // As in the original, the caller does not wait for this reply.
         let delete = redis::cmd("DEL").arg(&latch).get_packed_command();
         self.connection.send_packed_command(&delete).unwrap();
