@@ -90,19 +90,19 @@ fn pairs(server: &Server) -> Pairs {
     let spinning = Client::builder().url(&url).spin(SPIN).build().unwrap();
     let (ours, spins) = (client.mutex("ours"), spinning.mutex("spins"));
     let (mut hand, mut bare) = (Hand::new(&url, "hand"), Bare::new(&url, "bare"));
-    let mut before = Hand::with(&url, "before", ACQUIRE, RELEASE_WITHOUT_QUEUE);
+    let mut without_queue = Hand::with(&url, "before", ACQUIRE, RELEASE_WITHOUT_QUEUE);
     let used = [(); 5].map(|()| RefCell::default());
-    let [ours_cpu, spins_cpu, hand_cpu, bare_cpu, before_cpu] = &used;
+    let [ours_cpu, spins_cpu, hand_cpu, bare_cpu, without_queue_cpu] = &used;
     let mut runners: [Runner<'_>; 5] = [
         Box::new(|| round(ours_cpu, || lock_and_unlock(&ours))),
         Box::new(|| round(spins_cpu, || lock_and_unlock(&spins))),
         Box::new(|| round(hand_cpu, || hand.pair())),
         Box::new(|| round(bare_cpu, || bare.pair())),
-        Box::new(|| round(before_cpu, || before.pair())),
+        Box::new(|| round(without_queue_cpu, || without_queue.pair())),
     ];
     let samples = common::take_turns(ROUNDS, &mut runners);
     drop(runners);
-    let [ours, spins, scripts, bare, before] = [0, 1, 2, 3, 4].map(|n| &samples[n]);
+    let [ours, spins, scripts, bare, without_queue] = [0, 1, 2, 3, 4].map(|n| &samples[n]);
     let names = [
         "leasehold",
         "leasehold, spin(150 µs)",
@@ -131,7 +131,7 @@ fn pairs(server: &Server) -> Pairs {
         vs_scripts: ours.ratio(scripts),
         spinning_vs_default: spins.ratio(ours),
         scripts_vs_bare: scripts.ratio(bare),
-        scripts_vs_before: scripts.ratio(before),
+        scripts_vs_before: scripts.ratio(without_queue),
         times: times.collect(),
     }
 }

@@ -20,8 +20,8 @@ pub fn apart<T>(start: impl FnOnce() -> T) -> T {
     started
 }
 
-/// Runs a server only when its processor is otherwise idle: no call waits for it, and in production
-/// it would be on another machine.
+/// Gives a server the lowest priority: no call waits for it, and in production it would be on
+/// another machine.
 pub fn run_in_idle_time(server: &Server) {
     let id = i32::try_from(server.process_id())
         .ok()

@@ -40,7 +40,7 @@ impl HandWritten {
 
 impl Side for HandWritten {
     fn take(&mut self) {
-        // Only a release after the attempt counts.
+        // A release before the attempt must not end a wait after it.
         while self.released.as_ref().is_some_and(|r| r.try_recv().is_ok()) {}
         loop {
             self.id = self.hand.acquire();

@@ -22,7 +22,8 @@ impl Channel {
         }
     }
 
-    /// Drops the messages that have arrived: only a release after the next attempt may end a wait.
+    /// Drops the messages that have arrived: no wait may end because of a release before the next
+    /// attempt.
     pub(super) fn forget(&self) {
         let messages = self.messages.iter();
         messages.for_each(|messages| while messages.try_recv().is_ok() {});
