@@ -53,11 +53,11 @@ fn one_after_the_other(client: &Client) -> Outcome<Vec<Booking>> {
 
 fn both_at_once() -> Outcome<Booking> {
     println!("Two guests want table 7 at 19:00, at the same moment.");
-    let barrier = Barrier::new(2);
+    let barrier = &Barrier::new(2);
+    let guests = [("Cleo", connect()?), ("Dan", connect()?)];
     let answers = thread::scope(|scope| {
-        let guests = ["Cleo", "Dan"].map(|guest| {
-            let barrier = &barrier;
-            scope.spawn(move || book_if_free(guest, barrier))
+        let guests = guests.map(|(guest, connections)| {
+            scope.spawn(move || book_if_free(guest, connections, barrier))
         });
         guests.map(|guest| guest.join().expect("no guest panics"))
     });
@@ -70,13 +70,19 @@ fn both_at_once() -> Outcome<Booking> {
     Ok(promised.remove(0))
 }
 
-fn book_if_free(guest: &str, barrier: &Barrier) -> Outcome<Option<Booking>> {
-    // Each guest has its own client, as if the guests were on different machines.
+/// Each guest has its own client, as if the guests were on different machines.
+fn connect() -> Outcome<(Client, BookingsInRedis)> {
     let client = Client::from_env()?;
-    let mut bookings = BookingsInRedis::open()?;
     // Connects now, so that each guest sends only its attempt after the barrier.
     client.ping()?;
+    Ok((client, BookingsInRedis::open()?))
+}
 
+fn book_if_free(
+    guest: &str,
+    (client, mut bookings): (Client, BookingsInRedis),
+    barrier: &Barrier,
+) -> Outcome<Option<Booking>> {
     barrier.wait();
     let began = Instant::now();
     let attempt = client.mutex("table 7").try_lock();

@@ -33,7 +33,7 @@ fn client() -> Outcome<Client> {
     Ok(Client::builder()
         .url(env::var("REDIS_URL")?)
         .shared_stats(true)
-        .shared_stats_key(format!("{prefix}stats"))
+        .shared_stats_key(format!("stats:{prefix}"))
         .key_prefix(prefix)
         .build()?)
 }

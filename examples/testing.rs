@@ -12,11 +12,17 @@ use leasehold::{Client, Error, FencingToken, MutexGuard};
 
 /// The booked seats of a train, each with its passenger.
 ///
-/// The bookings stand for a database. Each write carries the fencing token of its lock, and is
-/// rejected if the token is lower than that of the last write to the seat.
+/// The seats stand for a database. Each read and write carries the fencing token of its lock. A
+/// write is rejected if its token is lower than the highest that the seat has seen.
 #[derive(Default)]
 struct Train {
-    bookings: Mutex<BTreeMap<String, (String, FencingToken)>>,
+    seats: Mutex<BTreeMap<String, Seat>>,
+}
+
+#[derive(Default)]
+struct Seat {
+    guest: Option<String>,
+    highest_token: Option<FencingToken>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -58,7 +64,7 @@ impl Train {
         let Some(guard) = client.mutex(seat).try_lock()? else {
             return Ok(Answer::Busy);
         };
-        if self.guest(seat).is_some() {
+        if self.read(seat, guard.fencing_token()).is_some() {
             return Ok(Answer::Taken);
         }
         pay(&guard);
@@ -66,20 +72,23 @@ impl Train {
         Ok(self.write(seat, guest, guard.fencing_token()))
     }
 
-    fn write(&self, seat: &str, guest: &str, token: FencingToken) -> Answer {
-        let mut bookings = self.bookings.lock().unwrap();
-        match bookings.get(seat) {
-            Some((_, last)) if *last > token => Answer::Cancelled,
-            _ => {
-                bookings.insert(seat.to_owned(), (guest.to_owned(), token));
-                Answer::Booked
-            }
-        }
+    /// Returns the guest of the seat. From now on, an earlier holder's late write is rejected.
+    fn read(&self, seat: &str, token: FencingToken) -> Option<String> {
+        let mut seats = self.seats.lock().unwrap();
+        let seat = seats.entry(seat.to_owned()).or_default();
+        seat.highest_token = seat.highest_token.max(Some(token));
+        seat.guest.clone()
     }
 
-    fn guest(&self, seat: &str) -> Option<String> {
-        let bookings = self.bookings.lock().unwrap();
-        bookings.get(seat).map(|(guest, _)| guest.clone())
+    fn write(&self, seat: &str, guest: &str, token: FencingToken) -> Answer {
+        let mut seats = self.seats.lock().unwrap();
+        let seat = seats.entry(seat.to_owned()).or_default();
+        if seat.highest_token > Some(token) {
+            return Answer::Cancelled;
+        }
+        seat.guest = Some(guest.to_owned());
+        seat.highest_token = Some(token);
+        Answer::Booked
     }
 }
 
@@ -99,6 +108,12 @@ mod tests {
 
     use super::*;
     use leasehold::testing;
+
+    impl Train {
+        fn guest(&self, seat: &str) -> Option<String> {
+            self.seats.lock().unwrap().get(seat)?.guest.clone()
+        }
+    }
 
     #[test]
     fn free_seat_is_booked() {
@@ -134,6 +149,9 @@ mod tests {
     fn late_write_of_an_earlier_holder_is_rejected() {
         let train = Train::default();
         let [early, late] = [7, 8].map(testing::fencing_token);
+        assert_eq!(train.read("12A", early), None);
+        assert_eq!(train.read("12A", late), None);
+        assert_eq!(train.write("12A", "Ada", early), Answer::Cancelled);
         assert_eq!(train.write("12A", "Ben", late), Answer::Booked);
         assert_eq!(train.write("12A", "Ada", early), Answer::Cancelled);
         assert_eq!(train.guest("12A").as_deref(), Some("Ben"));

@@ -77,12 +77,16 @@ fn transfer(
         connection.get::<_, i64>(key(to))?,
     );
     let amount = amount.min(from_balance);
+    // All or nothing: coins must not vanish if the process dies in between.
+    let mut changes = redis::pipe();
+    changes.atomic();
     for (account, balance) in [(from, from_balance - amount), (to, to_balance + amount)] {
-        let () = connection.set(key(account), balance)?;
         let token = guard.fencing_token_of(account).map(u64::from);
-        let () = connection.rpush(tokens_key(account), token)?;
+        changes
+            .set(key(account), balance)
+            .rpush(tokens_key(account), token);
     }
-    Ok(())
+    changes.exec(connection)
 }
 
 /// The key of a list: the fencing token of each change of the account, in the order of the changes.
