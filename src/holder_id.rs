@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use uuid::Uuid;
+use uuid::fmt::Hyphenated;
 
 use crate::escape::Escaped;
 use crate::random;
@@ -64,7 +65,9 @@ impl HolderId {
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?;
         let (owner, uuid) = text.rsplit_once(':')?;
-        (!owner.is_empty() && Uuid::try_parse(uuid).is_ok()).then(|| Self {
+        // `try_parse` also takes a uuid in braces or without hyphens.
+        let is_uuid = uuid.len() == Hyphenated::LENGTH && Uuid::try_parse(uuid).is_ok();
+        (!owner.is_empty() && is_uuid).then(|| Self {
             text: text.into(),
             owner_at: 0,
         })
@@ -201,6 +204,8 @@ mod tests {
             b"\xff:\xff",
             b"a:b",
             b":123e4567-e89b-12d3-a456-426614174000",
+            b"web:123e4567e89b12d3a456426614174000",
+            b"web:{123e4567-e89b-12d3-a456-426614174000}",
         ] {
             assert_eq!(HolderId::parse(value), None, "{value:?}");
         }
