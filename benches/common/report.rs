@@ -36,8 +36,8 @@ impl Report {
     /// Prints the line `figures: {…}` for programs. Appends the figures, with the date and the
     /// load, to a file in `target/bench/`, and draws the picture there.
     ///
-    /// Draws the picture in `docs/`, too, but only if `LEASEHOLD_PICTURES` is set: an ordinary run
-    /// must not change the repository.
+    /// If `LEASEHOLD_PICTURES` is set, also redraws the picture in `docs/`, unless no page shows it
+    /// and it is not there. An ordinary run must not change the repository.
     pub fn end(self, figures: &[(&str, String)], picture: &Picture) {
         let after = load();
         println!("load average after: {after} on {} cores", self.cores);
@@ -68,9 +68,9 @@ impl Report {
 
         let svg = format!("{}.svg", self.bench);
         picture.draw(&folder.join(&svg));
-        if env::var_os("LEASEHOLD_PICTURES").is_some() {
-            fs::create_dir_all(docs()).expect("the repository can be written");
-            picture.draw(&docs().join(&svg));
+        let shown = docs().join(&svg);
+        if env::var_os("LEASEHOLD_PICTURES").is_some() && shown.exists() {
+            picture.draw(&shown);
         }
         println!("figures: {figures}");
     }
