@@ -167,14 +167,14 @@ impl Window {
     }
 
     /// The mean and the longest wait of the holds with this mark in place of a token, relative to
-    /// the mean wait of all holds. Counts only holds that began in the window: if none with this
-    /// mark did, the mean is NaN and the longest wait 0.
+    /// the mean wait of all holds.
     pub fn waits_vs_mean(&self, mark: u64) -> [f64; 2] {
         let wait = |hold: &HeldPeriod| (hold.from - hold.asked) as f64;
         let mean = |waits: &[f64]| waits.iter().sum::<f64>() / waits.len() as f64;
-        let all: Vec<f64> = self.counted().map(wait).collect();
-        let marked = self.counted().filter(|hold| hold.token == mark);
+        let all: Vec<f64> = self.waited().map(wait).collect();
+        let marked = self.waited().filter(|hold| hold.token == mark);
         let marked: Vec<f64> = marked.map(wait).collect();
+        assert!(!marked.is_empty(), "nobody waited with the mark {mark}");
         let longest = marked.iter().copied().fold(0.0, f64::max);
         [mean(&marked), longest].map(|wait| wait / mean(&all))
     }
@@ -184,6 +184,14 @@ impl Window {
         let [begins, ends] = self.window;
         let holds = self.holds.iter();
         holds.filter(move |hold| (begins..ends).contains(&hold.from))
+    }
+
+    /// The holds whose wait was at least partly in the window. A caller that starved until its end
+    /// is among them.
+    fn waited(&self) -> impl Iterator<Item = &HeldPeriod> {
+        let [begins, ends] = self.window;
+        let holds = self.holds.iter();
+        holds.filter(move |hold| hold.asked < ends && hold.from >= begins)
     }
 
     /// All holds, including those outside the window.
@@ -218,11 +226,8 @@ impl Window {
     }
 
     fn waits_where(&self, is_wanted: impl Fn(&HeldPeriod) -> bool) -> [f64; 3] {
-        let [begins, ends] = self.window;
-        let waited = self.holds.iter();
-        let waited = waited.filter(|hold| hold.asked < ends && hold.from >= begins);
         points(
-            waited
+            self.waited()
                 .filter(|hold| is_wanted(hold))
                 .map(|hold| (hold.from - hold.asked) as f64 / 1e3)
                 .collect(),
