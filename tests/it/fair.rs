@@ -450,8 +450,8 @@ fn waiter_gives_up_at_its_turn() -> bool {
 fn shutdown_removes_waiters_from_the_queue() {
     let server = Server::start();
     let guard = fair_mutex(&server).lock().unwrap();
-    // The shutdown removes the places within the command timeout. It is long here, because
-    // afterwards only their expiry would remove them.
+    // The shutdown removes the places within the command timeout. This timeout is long, because
+    // only their expiry would remove them afterwards.
     let client = Client::builder().url(server.url());
     let client = client.command_timeout(PATIENCE).build().unwrap();
     let mutex = client.fair_mutex("a");
@@ -495,7 +495,7 @@ const COUNTERS: Counters = Counters {
     rounds: 60,
 };
 
-/// One command a second refreshes the places of all threads.
+/// A client refreshes the places of all its threads every 0.9 s, in one command.
 fn one_command_refreshes_all_places_of_a_client() {
     let server = Server::start();
     let guard = fair_mutex(&server).lock().unwrap();
@@ -719,7 +719,8 @@ fn fair_lock_with_any_name_of_up_to_64_kib_is_granted() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Messages that other programs publish to a client's inbox grant nothing.
+/// Messages on a client's inbox that are malformed, or name a holder id of another client, grant
+/// nothing.
 fn foreign_message_grants_nothing() {
     let server = Server::start();
     let guard = fair_mutex(&server).lock().unwrap();

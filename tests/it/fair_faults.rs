@@ -169,7 +169,7 @@ fn basic_fair_release_wakes_the_next_waiter_promptly() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The server may grant to it before it notices that the connection is closed.
+/// The server may grant the lock to the killed waiter before it notices the closed connection.
 fn waiter_killed_at_the_release_costs_at_most_its_grant() {
     let server = Server::start();
     for kind in Kind::ALL {
@@ -180,7 +180,7 @@ fn waiter_killed_at_the_release_costs_at_most_its_grant() {
             child.kill();
             let guard = time_until_granted(DEATH, waiting, || {
                 assert_released(guard.unlock());
-                assert_eq!(queue_length(&server), 1, "one of the two was granted it");
+                assert_eq!(queue_length(&server), 1, "one waiter has the grant");
             });
             assert_released(guard.unlock());
         });
@@ -207,7 +207,7 @@ fn assert_granted_behind_killed_waiters(
     });
 }
 
-/// The server knows that nobody listens to their inboxes any more, and grants to the next.
+/// The server knows that nobody listens to their inboxes any more, and grants to the next waiter.
 fn killed_waiters_delay_nobody() {
     for kind in Kind::ALL {
         let server = Server::start();
@@ -239,7 +239,7 @@ fn expiry_is_noticed_when_it_happens() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Grants pass over the place of a client without a subscription, or reach it by a refresh only.
+/// A client without a subscription learns of a grant only from a refresh.
 fn waiter_without_a_subscription_refreshes_more_often() {
     let server = Server::start();
     let rules = "SETUSER default resetchannels";
@@ -319,8 +319,8 @@ fn assert_paused_waiter_is_skipped(kind: Kind) {
     wait_until_only_fences_remain(&server);
 }
 
-/// Every place of a waiter that is dead or paused has expired once the first of them has cost its
-/// time.
+/// Only the first dead or paused waiter delays the others: when the grant to it expires, the places
+/// of all dead and paused waiters have expired, too.
 fn survivors_are_granted_in_order_among_killed_and_paused_waiters() {
     for kind in Kind::ALL {
         let server = Server::start();
@@ -345,7 +345,7 @@ fn survivors_are_granted_in_order_among_killed_and_paused_waiters() {
         assert!(tokens.is_sorted(), "{kind:?}: {tokens:?}");
         paused.iter().for_each(|n| waiters[*n].resume());
         for n in paused {
-            assert!(token_of(n) > tokens[3], "{kind:?}: it joins the end again");
+            assert!(token_of(n) > tokens[3], "{kind:?}: it rejoins at the back");
         }
         wait_until_only_fences_remain(&server);
     }
@@ -390,8 +390,8 @@ fn restored_subscription_precedes_the_next_refresh() -> bool {
     })
 }
 
-/// The message arrives after the grant has expired, and the server cannot be asked: the waiter must
-/// ignore the message.
+/// The message arrives after the grant has expired, while all other replies are held back. The
+/// waiter must ignore the message.
 fn late_grant_message_makes_no_second_holder() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
@@ -512,8 +512,8 @@ fn waiters_reenter_the_queue_of_a_server_that_lost_its_data() {
 
 /// An unanswered enter is undone, whether it acquired the lock or a place in the queue.
 ///
-/// Nothing expires instead: a lease lasts longer than the test waits, and the place of a waiter
-/// that lives keeps those behind it.
+/// Expiry cannot hide a missing undo: a lease lasts longer than the test waits, and the queue lasts
+/// while its first waiter refreshes its place.
 #[track_caller]
 fn assert_unanswered_enters_are_undone(traffic: Traffic, is_held: bool) {
     let server = Server::start();
@@ -540,7 +540,7 @@ fn assert_enters_are_undone(
     traffic: Traffic,
     is_held: bool,
 ) {
-    let scripts = server.calls(&["rpush", "lindex"]);
+    let before = server.calls(&["rpush", "lindex"]);
     proxy.set_all(traffic);
     thread::scope(|scope| {
         for client in clients {
@@ -554,11 +554,11 @@ fn assert_enters_are_undone(
         }
     });
     assert!(
-        server.calls(&["rpush", "lindex"]) > scripts,
+        server.calls(&["rpush", "lindex"]) > before,
         "enters have run"
     );
     proxy.set_all(Traffic::Pass);
-    // The lock is held only if somebody waits for it.
+    // Only the first holder and the first waiter remain, if the lock was held.
     eventually(PATIENCE, || {
         queue_length(server) == usize::from(is_held) && holder(server).is_some() == is_held
     });
@@ -692,7 +692,7 @@ fn unanswered_leave_is_repeated() {
         let guard = fair(&server).lock().unwrap();
         let client = warmed_up(client(&proxy.url()));
         thread::scope(|scope| {
-            // While it waits, the queue does not expire with the places of others.
+            // While this waiter refreshes its place, the queue does not expire with the others.
             let witness = spawn_subscribed_waiter(scope, &server, fair(&server));
             let mutex = client.fair_mutex("a");
             let gives_up = scope.spawn(move || mutex.try_lock_for(ms(3_000)).unwrap());

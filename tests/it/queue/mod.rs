@@ -52,7 +52,7 @@ macro_rules! ours {
     };
 }
 
-/// The scripts before places had a mark.
+/// The scripts of an earlier version, in which places had no mark.
 macro_rules! earlier {
     ($name:literal) => {
         concat!(
