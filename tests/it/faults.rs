@@ -227,7 +227,7 @@ fn full_server_grants_nothing_and_releases_everything() {
     assert!(text.contains("OOM") && text.contains("maxmemory"), "{text}");
     expect_refused(client.mutex(NAME).try_lock_for(ms(60_000)));
     expect_refused(client.mutex(NAME).lock());
-    assert!(began.elapsed() < WAIT_LIMIT, "waiting would not help");
+    assert!(began.elapsed() < WAIT_LIMIT, "a call has waited");
     assert_eq!(value(&server, LOCK), None);
 
     first.renew().unwrap();
@@ -268,7 +268,7 @@ fn user_without_publish_permission_can_release() {
         let guard = mute.mutex(NAME).lock().unwrap();
         let waiting = sleeping_waiter(&server, other.clone());
         assert_eq!(guard.unlock().unwrap(), Unlocked::Released, "{rights:?}");
-        // No message was published, so the waiter finds the lock free by itself.
+        // No message was published, so the waiter finds the lock free without one.
         let next = waiting();
 
         // A user without channels gets no messages either.
@@ -291,7 +291,8 @@ fn user_without_publish_permission_can_release() {
     }
 }
 
-/// More than a renewal or a release is tried in [`WAIT_LIMIT`], once its pauses have grown.
+/// The number of idle connections: more than the attempts of a renewal or a release within
+/// [`WAIT_LIMIT`], because the pauses between attempts grow.
 const IDLE: usize = 40;
 
 /// Returns a client that has taken a lock, has renewed it, and has [`IDLE`] idle connections.
@@ -334,7 +335,7 @@ fn closed_idle_connections_delay_no_renewal() {
     let (_client, guard, renewals) = client_with_idle_connections(&proxy);
     proxy.cut();
     while renewals.try_recv().is_ok() {}
-    // One may have been answered before.
+    // One renewal may have been answered before the cut.
     (0..2).for_each(|_| drop(renewals.recv_timeout(WAIT_LIMIT).unwrap()));
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
@@ -391,7 +392,7 @@ fn changed_password_is_reported_and_a_restored_one_saves_the_lease() {
     let text = expect_refused(client.mutex(NAME).try_lock());
     expect_refused(client.mutex(NAME).lock());
     expect_refused(client.ping());
-    assert!(began.elapsed() < WAIT_LIMIT, "waiting would not help");
+    assert!(began.elapsed() < WAIT_LIMIT, "a call has waited");
     assert!(text.contains("user and password in the URL"), "{text}");
     assert!(!text.contains("secret"), "{text}");
     expect_refused(guard.renew());
@@ -521,7 +522,7 @@ fn junk_in_the_fence_is_an_error_and_leaves_no_lock() {
         let _: i64 = query(&mut connection, command);
         bad(command[0]);
     }
-    assert!(began.elapsed() < WAIT_LIMIT, "waiting would not help");
+    assert!(began.elapsed() < WAIT_LIMIT, "a call has waited");
     let text = mutex.try_lock().unwrap_err().to_string();
     assert!(text.contains(FENCE) && text.contains("2^53"), "{text}");
     assert!(client.mutex("other").try_lock().unwrap().is_some());

@@ -196,8 +196,9 @@ fn subscriber_closes_a_connection_that_never_confirms() {
     }
 }
 
-/// The lengths of replies in bytes, a little below the limits: that for a script, and that for a
-/// command that lists keys. The client must reject the second, because the command is `acquire`.
+/// The lengths of replies in bytes: a little below the limit for scripts, and a little below the
+/// limit for commands that list keys. The client must reject the second one, because it is a reply
+/// to `acquire`.
 const LONG: [usize; 2] = [32 * 1024 - 64, 1024 * 1024 - 64];
 
 /// How many calls get a reply of such a length at the same time, each on its own connection.
@@ -264,7 +265,7 @@ fn assert_trickling_reply_is_harmless(connection: &str, command: &'static str) {
         let granted = timed.no_later_than(SLACK);
         assert!(!matches!(granted, Ok(Some(_))), "{connection}");
     }
-    // The report is clean only if no dialer thread is left: they have a deadline, too.
+    // The report is clean only if no dialer thread is left: dialers have a deadline, too.
     let report = client.shutdown(ms(5_000)).unwrap();
     assert!(report.is_clean(), "{connection}: {report:?}");
 }

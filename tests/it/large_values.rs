@@ -38,7 +38,8 @@ const SMALL: usize = CUT + DIGEST + 17;
 /// The most holders that an inspection returns.
 const MOST_HOLDERS: usize = 10_000;
 
-/// The most holders with ids of more than 1 KiB: their reply has nearly 1 MiB.
+/// An inspection returns at least this many holders with ids of more than 1 KiB. Its reply then has
+/// nearly 1 MiB.
 const MOST_LONG: usize = 900;
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
@@ -491,6 +492,6 @@ fn reads_of_many_holders_fail_no_call_of_other_threads() {
             });
         }
     });
-    // Nor did a call fail and succeed when it was repeated.
+    // No call needed a second attempt.
     assert_eq!(client.health().servers[0].last_error, None);
 }

@@ -251,7 +251,7 @@ fn a_quorum_lists_locks_held_on_a_majority() {
     let urls = || servers.each_ref().map(Server::url);
     let quorum = || Client::builder().quorum(urls()).command_timeout(ms(500));
     let client = quorum().build().unwrap();
-    // A lock is asked only of servers whose connections are open in time.
+    // A call asks only the servers whose connections are open in time.
     eventually(PATIENCE, || client.health().is_healthy());
     let a = client.mutex("a").lock().unwrap();
     let _b = client.mutex("b").lock().unwrap();
@@ -259,7 +259,7 @@ fn a_quorum_lists_locks_held_on_a_majority() {
         .iter()
         .flat_map(|server| [(server, "lock:a"), (server, "lock:b")])
     {
-        // A majority has granted it when `lock` returns; the third server may still be at it.
+        // A majority has granted it when `lock` returns; the third server may do so later.
         eventually(PATIENCE, || server.get(key).is_some());
     }
     // A key on a minority of the servers is not a lock.
