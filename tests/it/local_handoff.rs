@@ -46,7 +46,7 @@ support::timed![
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.
 const WAIT_LIMIT: Duration = ms(20_000);
 
-/// So long that no lease is renewed and no waiter polls during a test.
+/// So long that no lease is renewed and no waiter reaches its backstop during a test.
 const LONG: Duration = ms(300_000);
 
 /// The tokens that an acquire reserves by default while other threads wait.
@@ -137,14 +137,14 @@ fn basic_handoff_sends_no_command() {
         assert_released(two.unlock());
         let three = guard_of(three);
         assert_eq!(three.fencing_token().value(), token + 2);
-        assert_eq!(*three.holder_id(), id, "the id of the lease");
+        assert_eq!(*three.holder_id(), id, "a hand-off keeps the holder id");
         let after = (server.script_calls(), server.calls(&["publish"]));
         assert_eq!(before, after, "nothing was sent");
         assert!(a().try_lock().unwrap().is_none(), "this client holds it");
         assert_eq!(
             server.script_calls(),
             after.0,
-            "which the client knows without a request"
+            "the client knows this without a request"
         );
         assert_released(three.unlock());
     });
@@ -554,7 +554,7 @@ fn a_waiter_whose_logger_panics_takes_the_lease_handed_to_it() {
             let next = has_next.then(|| start_waiter(scope, &client, a()));
             assert_released(one.unlock());
             assert_released(guard_of(two).unlock());
-            // The panicking thread has been handed the lease and does not know yet.
+            // The panicking thread has been handed the lease but has not taken it yet.
             assert!(a().try_lock().unwrap().is_none());
             resume.send(()).unwrap();
             let took = panics.join().unwrap();
@@ -649,8 +649,8 @@ fn renewals_are_reported_to_the_current_holder() {
     });
 }
 
-/// While the key may outlast the ttl, the lease is not handed off. A set_ttl that is answered
-/// replaces the key's expiry.
+/// While the key may outlast the ttl, the lease is not handed off. An answered `set_ttl` replaces
+/// the key's expiry.
 fn lease_extended_and_set_back_is_handed_off() {
     let server = Server::start();
     let client = client(&server);
@@ -670,7 +670,8 @@ fn lease_extended_and_set_back_is_handed_off() {
 fn a_lease_with_little_time_left_is_renewed_before_the_hand_off() {
     let server = Server::start();
     let client = client(&server);
-    // Of the second in which a lease can be handed off, a third is over when this one is short.
+    // A lease can be handed off for 1 s after its grant. With this ttl, it counts as short of time
+    // after a third of that second.
     let ttl = ms(1_000);
     let a = || client.mutex("a").ttl(ttl).renew_every(ms(800));
     thread::scope(|scope| {

@@ -48,7 +48,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
 fn builder(server: &Server) -> ClientBuilder {
-    // With this backstop, a waiter that returns within seconds was woken.
+    // No waiter reaches this backstop. In the queue, it still refreshes its place every 0.9 s.
     Client::builder().url(server.url()).backstop(MINUTE)
 }
 
@@ -132,7 +132,7 @@ fn calls_without_a_server_are_errors_that_name_it() {
         .url(url)
         .command_timeout(ms(200))
         .unreachable_for(ms(400))
-        // Each call must find out itself, so the breaker is off.
+        // Each call must try the server itself, so the breaker is off.
         .breaker(0)
         .build()
         .unwrap();
@@ -210,7 +210,8 @@ fn force_unlock_takes_the_lock_from_its_holder() {
     assert_eq!(server.get("lock:a"), None);
 }
 
-/// Its queue would be that of the name without braces, whose holder must not be passed over.
+/// Without a prefix, the names `{x}` and `x` would share a queue, and a grant for one would ignore
+/// the holder of the other.
 fn name_in_braces_is_refused_by_every_call_if_keys_have_no_prefix() {
     let server = Server::start();
     let client = builder(&server).key_prefix("").build().unwrap();

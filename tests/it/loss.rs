@@ -273,7 +273,7 @@ fn past_max_hold_the_key_expires_by_itself() {
     assert_eq!(next.unlock().unwrap(), Unlocked::Released);
 }
 
-/// In a child process: is paused while it holds the lock, once a round.
+/// A child's role: holds the lock once a round, and is paused by its parent meanwhile.
 ///
 /// Its wake-up is already queued when it resumes, so its first action is to query the guard.
 fn holder() {

@@ -22,7 +22,8 @@ support::tests![
 /// The limit for events that must happen, generous for a slow machine.
 const WAIT_LIMIT: Duration = ms(20_000);
 
-/// Longer than any test, so that no waiter polls.
+/// Longer than any test, so that no waiter reaches it. A waiter in the queue still refreshes its
+/// place every 0.9 s.
 const NO_BACKSTOP: Duration = ms(40_000);
 
 fn builder() -> ClientBuilder {
@@ -37,8 +38,8 @@ const OUTLASTS: &str = "60000";
 /// The ttl of a key that expires in the outage.
 const EXPIRES: &str = "3000";
 
-/// The limit of the calls. Even on a slow machine, all of them wait before it ends, and a key with
-/// the ttl [`EXPIRES`] has expired.
+/// The time limit of the calls. Even on a slow machine, all of them wait, and a key with the ttl
+/// [`EXPIRES`] expires, before it ends.
 const LIMIT: Duration = ms(9_000);
 
 /// Sets the lock's key on every server, as another client would.

@@ -168,7 +168,7 @@ fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
                 );
                 for _ in 0..150 {
                     let guard = mutex.lock().unwrap();
-                    // Not one that was reported before: it may be that of an earlier lease.
+                    // A renewal reported before may be that of an earlier lease.
                     next_renewal(&renewals);
                     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
                     let after: (Option<String>, i64) = redis::pipe()
@@ -299,7 +299,7 @@ fn set_ttl_sets_the_ttl_of_later_renewals() {
         next_renewal(&renewals);
     }
 
-    // For longer than this ttl: the renewals keep the lease.
+    // The loop lasts longer than this ttl: the renewals keep the lease.
     guard.set_ttl(ms(600)).unwrap();
     let began = Instant::now();
     while began.elapsed() < ms(1_500) {
