@@ -16,7 +16,7 @@ pub fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) 
     outcome
 }
 
-/// Waits for the result of a call that must return now: generous for a busy machine.
+/// Waits for the result of a call that must return now. The limit, 20 s, allows for a busy machine.
 #[track_caller]
 pub fn result_of<T>(outcome: &Receiver<T>) -> T {
     outcome.recv_timeout(ms(20_000)).expect("the call returns")
@@ -41,8 +41,8 @@ pub fn assert_gives_up<T>(mut call: impl FnMut(Duration) -> Result<Option<T>, Er
     panic!("no server has replied within 3.2 s");
 }
 
-/// Makes a call while other threads repeat theirs without a pause. They end after it, also if it
-/// panics.
+/// Makes a call while other threads repeat theirs without a pause. The threads end when the call
+/// returns or panics.
 #[track_caller]
 pub fn while_others_repeat<T, F: FnMut() + Send>(
     others: impl IntoIterator<Item = F>,

@@ -110,7 +110,7 @@ impl Chaos {
         for child in children {
             child.wait().succeeded();
         }
-        // Must stay below the ttl: a stall that lasts for one more lease must fail the test.
+        // On an idle machine this is 1 s, less than the ttl: a stall for one more lease is found.
         let margin = WAKE_UPS * control.overshoot() + 2 * SLACK;
         self.report(&harmed, witness, self.bound() + margin)
     }
@@ -170,7 +170,7 @@ struct Harmed {
 
 impl Harmed {
     /// Kills some of the processes and starts others in their places. If `pauses` is true, pauses
-    /// some of them for a while instead.
+    /// some of the victims for a while instead of killing them.
     fn harm_some(&mut self, pauses: bool, children: &mut Vec<Child>, start: impl Fn() -> Child) {
         let mut random = rand::rng();
         // Several victims at once are more likely to include the holder. They delay the others no
@@ -200,7 +200,7 @@ impl Harmed {
         for child in &stopped {
             child.resume();
         }
-        // The next victims are taken from the end: the processes that were spared for longest.
+        // The next victims are taken from the end, so these processes are the last to be chosen.
         children.splice(0..0, stopped.into_iter().chain(fresh));
     }
 }

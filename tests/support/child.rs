@@ -134,11 +134,11 @@ impl Child {
         while self.next_line() != line {}
     }
 
-    /// Waits until the child exits; fails the test if it takes more than 240 s since its last line.
+    /// Waits until the child exits; fails the test after 240 s without a line or an exit.
     #[track_caller]
     pub fn wait(mut self) -> Finished {
         let mut lines = Vec::new();
-        // The pipe closes when the child ends.
+        // The channel closes when the child's output ends.
         loop {
             match self.lines.recv_timeout(ms(240_000)) {
                 Ok(line) => lines.push(line),

@@ -180,13 +180,13 @@ impl Cluster {
 
     /// Returns a lock's name with this prefix whose slot belongs to this master initially.
     #[track_caller]
-    pub fn name_owned_by(&self, what: &str, master: usize) -> String {
+    pub fn name_owned_by(&self, prefix: &str, master: usize) -> String {
         let is_there = |name: &String| {
             let slot = usize::from(self.slot(&format!("lock:{name}")));
             self.first_slots(master).contains(&slot)
         };
-        let mut names = (0..).map(|n| format!("{what}{n}"));
-        names.find(is_there).expect("there are names for every one")
+        let mut names = (0..).map(|n| format!("{prefix}{n}"));
+        names.find(is_there).expect("every master owns some name")
     }
 
     /// Waits until exactly one live node claims the key's slot, and returns it.

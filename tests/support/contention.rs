@@ -28,7 +28,8 @@ pub enum MasterFailure {
 
 /// Enters the protected resource, which is a server other than those of the lock.
 ///
-/// It rejects a token older than the newest one and counts entries while another process is inside.
+/// It rejects a token older than the newest one, but not the newest one itself, so that a token
+/// used twice is found. It counts entries while another process is inside.
 const ENTER: &str = "
 local others = redis.call('SCARD', 'inside')
 redis.call('SADD', 'inside', ARGV[1])
@@ -64,7 +65,8 @@ pub struct Outcome {
     pub lateness: Duration,
     /// The most by which a plain wait exceeded its length in the same time.
     pub overshoot: Duration,
-    /// Whether the resource accepted no older token after a newer one.
+    /// Whether the accepted tokens rise. The resource rejects older ones, so they rise unless a
+    /// token was used twice.
     pub is_in_order: bool,
 }
 
@@ -144,7 +146,7 @@ impl Contention {
 }
 
 impl Outcome {
-    /// Asserts that no call was too late and that the resource accepted tokens in rising order.
+    /// Asserts that no call was too late and that the resource accepted no token twice.
     ///
     /// A call may exceed its deadline by `slack` and the overshoot of [`WAKE_UPS`] plain waits.
     #[track_caller]

@@ -10,7 +10,7 @@ use super::child::{Child, parameter, tell_parent};
 use super::server::Server;
 use super::time::ms;
 
-/// How long a call waits for a reply, at most: many threads of several processes call at a time.
+/// The longest time that a call waits for a reply: many threads of several processes call at once.
 const PATIENCE: Duration = ms(10_000);
 
 /// The number of processes, of threads in each, and of increments by each thread.
@@ -24,7 +24,7 @@ pub struct Counters {
 impl Counters {
     /// Counts on `plain` under a mutex at `urls` and asserts that no count was lost.
     ///
-    /// Several URLs are a quorum. All threads begin by waiting for the lock.
+    /// Several URLs are a quorum. No thread gets the lock before all processes are ready.
     #[track_caller]
     pub fn count_exactly(self, urls: &[String], plain: &Server) {
         self.count_exactly_as("counter", urls, plain);

@@ -65,7 +65,7 @@ pub fn warmed_up(client: Client) -> Client {
     client
 }
 
-/// Returns what a call was granted that waited for at most [`PATIENCE`].
+/// Returns what a call with the limit [`PATIENCE`] was granted; fails the test if it gave up.
 #[track_caller]
 pub fn granted<T>(outcome: Result<Option<T>, Error>) -> T {
     outcome.unwrap().expect("the waiter gets its turn")

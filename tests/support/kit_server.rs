@@ -1,8 +1,8 @@
 //! Serves the test kit in the place of `redis-server`, for test programs that start servers from
 //! `REDIS_SERVER_BIN`.
 //!
-//! It takes the options that `support::Server` passes. One for what the kit is not, such as
-//! `--maxmemory`, is an error, so that a test of that fails at its start.
+//! It takes the options that `support::Server` passes. An option for something that the kit lacks,
+//! such as `--maxmemory`, is an error, so a test that needs it fails at its start.
 
 use std::env;
 use std::path::PathBuf;

@@ -116,8 +116,8 @@ pub(crate) fn serve(shared: &Arc<Shared>, n: usize, client: TcpStream, upstream:
 }
 
 /// Reads on this thread, and writes delayed or held chunks on another, so that a delay is the same
-/// for every chunk. A chunk that need not wait is written by this thread: most calls of most tests
-/// are then spared two wake-ups.
+/// for every chunk. This thread writes a chunk that need not wait, which saves most calls two
+/// wake-ups.
 fn carry(shared: &Arc<Shared>, n: usize, direction: Direction, mut from: TcpStream, to: TcpStream) {
     let Ok(mut direct) = to.try_clone() else {
         return shared.state.lock().links[n].end();

@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// Returns the resident memory in KiB.
 pub fn resident_kib() -> f64 {
-    let status = fs::read_to_string("/proc/self/status").expect("Linux says how a process does");
+    let status = fs::read_to_string("/proc/self/status").expect("Linux reports a process's memory");
     let kib = status
         .lines()
         .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
@@ -23,7 +23,7 @@ pub fn processor_time() -> Duration {
 
 /// Returns the names of the clients' threads, sorted. The kernel keeps 15 bytes of each.
 ///
-/// Without dialers: they end after each connection, and `shutdown` does not join them.
+/// The list has no dialers: they end after each connection, and `shutdown` does not join them.
 pub fn own_threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").expect("Linux lists the threads of a process");
     let mut names: Vec<String> = tasks

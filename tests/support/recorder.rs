@@ -113,11 +113,11 @@ fn accept(listener: &TcpListener, state: &Arc<Mutex<State>>, upstream: SocketAdd
         let Ok(server) = TcpStream::connect(upstream) else {
             continue;
         };
-        let double = |end: &TcpStream| end.try_clone().expect("a socket can be doubled");
+        let cloned = |end: &TcpStream| end.try_clone().expect("a socket can be cloned");
         let connection = {
             let mut state = state.lock();
             state.connections.push(Connection {
-                ends: [double(&client), double(&server)],
+                ends: [cloned(&client), cloned(&server)],
                 is_subscriber: false,
                 is_lost: false,
             });
@@ -126,8 +126,8 @@ fn accept(listener: &TcpListener, state: &Arc<Mutex<State>>, upstream: SocketAdd
         for end in [&client, &server] {
             let _ = end.set_nodelay(true);
         }
-        let (from_client, to_client) = (double(&client), client);
-        let (from_server, to_server) = (double(&server), server);
+        let (from_client, to_client) = (cloned(&client), client);
+        let (from_server, to_server) = (cloned(&server), server);
         let [of_requests, of_replies] = [Arc::clone(state), Arc::clone(state)];
         serving.push(thread::spawn(move || {
             pass_requests(&of_requests, connection, from_client, to_server);

@@ -83,7 +83,7 @@ impl Sentinels {
             true => Replicas::master_only(tls_server(tls_port, "server")),
         };
         for server in data.servers() {
-            // `requirepass` comes last: it locks this helper out.
+            // `requirepass` comes last: after it, the server refuses commands without a password.
             for what in ["masterauth", "requirepass"] {
                 if let Some(password) = setup.password {
                     ask::<String>(server.port(), None, &["CONFIG", "SET", what, password])

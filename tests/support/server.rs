@@ -322,5 +322,8 @@ pub(super) fn binary() -> PathBuf {
     installed
         .chain([fetched])
         .find(|binary| binary.is_file())
-        .expect("no redis-server or valkey-server found: `make servers` installs one (examples also read REDIS_URL)")
+        .expect(
+            "no redis-server or valkey-server found: `make servers` installs one (examples also \
+             read REDIS_URL)",
+        )
 }

@@ -119,7 +119,7 @@ impl Terminal {
     /// Waits until the session's first process has ended, and no other has the terminal open;
     /// returns its exit status and all that the terminal has shown.
     pub fn wait(mut self) -> (ExitStatus, String) {
-        let status = self.session.wait().expect("it was not waited for");
+        let status = self.session.wait().expect("the session can be waited for");
         loop {
             match self.printed.recv_timeout(ms(60_000)) {
                 Ok(bytes) => self.shown += &String::from_utf8_lossy(&bytes),
@@ -168,8 +168,8 @@ pub(crate) fn session() {
     for name in [ROLE, TERMINAL, COMMAND] {
         command.env_remove(name);
     }
-    // A job in the background of a shell ignores them, and so would the command. A signal that has
-    // a handler here has its default action again in the command.
+    // If a shell runs the tests in the background, they ignore these signals, and the command would
+    // inherit that. A signal with a handler has its default action again after `exec`.
     for signal in [SIGHUP, SIGINT, SIGQUIT] {
         flag::register(signal, Arc::default()).expect("the signal can be caught");
     }
