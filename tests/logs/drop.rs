@@ -288,9 +288,8 @@ fn no_thread_outlives_the_last_owner_of_a_client() {
 }
 
 fn last_owners() {
-    // The kernel may list a thread for a moment after its end. While one thread ends, its list may
-    // lack another that still runs.
-    // One list may lack a running thread; three in a row hardly ever do.
+    // The kernel may list a thread for a moment after its end. While one thread ends, the list may
+    // lack another that still runs, but three lists in a row hardly ever do.
     let has_no_threads = || (0..3).all(|_| leasehold_threads().is_empty());
     let wait_until_no_threads = || eventually(WAIT_LIMIT, has_no_threads);
     let open = || {

@@ -94,7 +94,7 @@ fn server_with_foreign_locks() -> Server {
         &name,
         &[all_hostile().as_bytes(), b"\xff"].concat(),
     );
-    // Of these values only the first bytes are shown.
+    // Only the first bytes of a foreign value are shown, so each character begins one.
     for c in hostile() {
         let name = format!("lock:{c}");
         set(&server, name.as_bytes(), format!("{c}\u{ff}").as_bytes());

@@ -523,8 +523,8 @@ fn with_environment(role: &str, set: &[(&str, &str)]) -> Child {
     Child::spawn(role, &all)
 }
 
-/// Reports the client that the environment configures. It connects to no server, which might be
-/// in use.
+/// Reports the client that the environment configures. It does not connect: the server at the
+/// default address may be in use.
 fn show_client_from_env() {
     log_records();
     match Client::from_env() {

@@ -175,8 +175,8 @@ fn lock_and_lose(server: &Server, mutex: &Mutex) -> (MutexGuard, String) {
     (guard, id)
 }
 
-/// A call behind another one sleeps until its last attempt. Here that is over when the logger has
-/// taken its time, and the call returns.
+/// A call behind another waiter sleeps until its last attempt, shortly before its deadline. Here
+/// the logger takes longer than that, so the call must not sleep any more.
 fn sleep_after_a_slow_record_ends_no_later() {
     let server = Server::start();
     let (name, trace) = ("log-slow", "req-slow");
@@ -197,7 +197,7 @@ fn sleep_after_a_slow_record_ends_no_later() {
         .wait_policy(pauses)
         .try_lock_for(ms(1_250));
     let late = end_of_record.try_recv().unwrap().elapsed();
-    // A sleep measured from the start of the call would take 1 s.
+    // A sleep whose length was computed before the record would take about 1 s.
     assert!(late < ms(900), "{late:?}: {outcome:?}");
     assert_eq!(held.unlock().unwrap(), Unlocked::Released);
     let _ = waiting.shutdown(WAIT_LIMIT);
@@ -269,7 +269,7 @@ fn reading_again_under_an_own_guard_logs_a_warning() {
     end(reading);
 }
 
-/// Another thread runs the call.
+/// A call that can be cancelled runs on its own thread, but counts as one of its caller's thread.
 fn call_that_can_be_cancelled_warns_of_a_lock_of_its_caller() {
     let server = Server::start();
     let token = CancelToken::new();
@@ -310,7 +310,7 @@ fn unanswered_renewals_and_releases_are_logged() {
     server.resume();
 }
 
-/// No renewal is due before the server stops answering.
+/// No renewal is due before the server is paused, so only the ttl of the acquire counts.
 fn a_failed_release_says_that_the_key_stays_for_the_ttl() {
     let server = Server::start();
     let name = "log-unreleased";
@@ -458,7 +458,7 @@ fn nothing_is_logged_at_info_and_no_whole_id_above_trace() {
     assert!(info.is_empty(), "{info:?}");
 }
 
-/// Sets the password of the test below; the rule is the password after `>`.
+/// Sets the password of the user `log-user`. `rule` is `>` and the password.
 fn set_password(server: &Server, rule: &str) {
     let () = redis::cmd("ACL")
         .arg(&[

@@ -774,7 +774,7 @@ fn a_split_vote_is_retried() {
     for (server, holder) in servers.0.iter().zip(["x", "y"]) {
         server.run("SET", &[KEY, holder, "PX", "60000"]);
     }
-    // Other holders have two of the keys. The last attempt may get no reply in the time left.
+    // Other holders have two of the keys. The last attempt may have too little time for a reply.
     match client.mutex("a").ttl(LONG).try_lock() {
         Ok(granted) => assert!(granted.is_none()),
         Err(error) => assert!(error.is_unreachable(), "{error:?}"),
@@ -847,7 +847,7 @@ fn a_lease_lives_and_ends_with_its_majority() {
             server.resume();
         }
         assert!(guard.is_held());
-        // Leaves one key less than a majority.
+        // Now a majority replies that it does not have the key.
         let lost = guard.lost();
         for server in &servers.0[spare..] {
             server.run("DEL", &[KEY]);
