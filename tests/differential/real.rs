@@ -48,7 +48,7 @@ impl Real {
     /// Returns the messages published since the last call.
     pub(crate) fn messages(&mut self) -> Reply {
         send(&mut self.subscriber, &[vec![b"PING".to_vec()]]);
-        // Without a subscription, it is a status.
+        // Without a subscription, the reply to `PING` is a status.
         let pongs = [
             Reply::Status("PONG"),
             Reply::array([Reply::bulk("pong"), Reply::bulk("")]),

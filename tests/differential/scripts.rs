@@ -212,7 +212,7 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
         "flag" => words.one_of(&["0", "1"]),
         "at" => words.one_of(&["0", "1", "2"]),
         "tokens" => words.one_of(&["1", "2", "5", "30"]),
-        // None or all: of two that end together, either can be the first on one of the servers.
+        // None or all: of two that end together, the two servers may list either one first.
         "most" => words.one_of(&["0", "30"]),
         "block" => words.one_of(&["+1", "+33"]),
         "token" => words.fresh_token(),
@@ -252,11 +252,11 @@ pub(crate) fn unlisted() -> Vec<String> {
     lacking.chain(unused).collect()
 }
 
-/// Returns the files of each script, in their order, as the crate's sources list them:
-/// `static FENCE: Script = script!("fence", "get")`, with the files before it behind the commands.
+/// Returns the files of each script, in their order, as the crate's sources list them.
 ///
-/// `queue_script!` adds the files of the queue before and behind those. `queue_scripts!` does the
-/// same for each of the scripts that it names itself.
+/// `static ACQUIRE: Script = script!("acquire", "get set", "last_token")` names the last file, the
+/// commands, and then the files before the last one. `queue_script!` adds the files of the queue
+/// before and after those. `queue_scripts!` does so for each of the scripts that it names itself.
 fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
     let names: Vec<String> = files().iter().map(|file| stem(file)).collect();
     let named_in = |text: &str| -> Vec<String> {
@@ -271,8 +271,8 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
         body.expect("the macro is in the sources")
     };
     let of_queue = body_of("queue_script").split_once("$(, $functions)+");
-    let (before, behind) = of_queue.expect("the functions that it is given are between its own");
-    let around = |given: &[String]| [&named_in(before), given, &named_in(behind)].concat();
+    let (before, after) = of_queue.expect("the functions that it is given are between its own");
+    let around = |given: &[String]| [&named_in(before), given, &named_in(after)].concat();
     let mut scripts = BTreeMap::new();
     let mut add = |name: &str, mut files: Vec<String>| {
         files.push(name.to_owned());
@@ -314,7 +314,7 @@ fn shown(name: &str, files: &[String]) -> String {
     format!("{kind}{name}")
 }
 
-/// Returns what stands in a source behind each `start`, up to the end of the statement or item.
+/// Returns the text after each `start` in a source, up to the end of the statement or item.
 fn statements<'a>(source: &'a str, start: &str) -> impl Iterator<Item = &'a str> {
     let ends = |text: &str| [";\n", "\n}"].iter().filter_map(|end| text.find(end)).min();
     let begun = source.split(start).skip(1);
@@ -337,7 +337,7 @@ pub(crate) fn calls() -> Vec<(String, String)> {
 ///
 /// # Panics
 ///
-/// If a command is not written at its call: this test could not know it.
+/// If the command of a call is not a literal: this test would miss it.
 pub(crate) fn commands_in(source: &str) -> Vec<String> {
     let code = source
         .lines()

@@ -37,7 +37,7 @@ const BATCH_LIMIT: u64 = 10_000;
 /// A batch with a command that takes longer than this, in µs, does not count.
 const COMMAND_LIMIT: u64 = 1_000;
 
-/// The longest time for 100 000 commands, on a machine that is overloaded.
+/// The longest time for 100 000 commands: enough for an overloaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Nothing expires within this time after a batch begins, in ms: longer than [`BATCH_LIMIT`].

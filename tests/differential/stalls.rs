@@ -76,7 +76,7 @@ fn check(keys: &[&str], before: &[&str], stalled: &str) {
     let load_stalled = |source: &str| {
         let stalled = source.replace("redis.call('TIME')", "stalled(redis.call('TIME'))");
         match stalled == source {
-            // Without a stall. The assertion below finds it by its digest.
+            // A script without `TIME` keeps its digest, which the assertion below refuses.
             true => real.load(source),
             false => real.load(&format!("{STALLED}{stalled}")),
         }

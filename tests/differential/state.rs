@@ -132,7 +132,7 @@ impl Content {
         let read = READS.iter().find(|(kind, _)| *kind == self.kind);
         let (_, read) = read.expect("every type has a command");
         let ends = [self.end, real.end].map(|end| Reply::Int(end.unwrap_or(-1)));
-        // A member of a sorted set may end in another millisecond, and so stand elsewhere.
+        // A member of a sorted set may end in another millisecond, and so be in another position.
         let values = [&real.value, &self.value].map(|value| match self.kind {
             "zset" => sorted(value, 2),
             _ => value.clone(),

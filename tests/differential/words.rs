@@ -9,7 +9,7 @@ use crate::session::SHORT_TTL;
 /// A command: its name and its arguments.
 pub(crate) type Command = Vec<Vec<u8>>;
 
-/// The keys of both tests' commands, by type. A template's `$list` is usually one of `list0`, ….
+/// The keys of random commands, by type. A template's `$list` is usually `list0` or `list1`.
 pub(crate) const KEYS: [&str; 9] = [
     "string0", "string1", "hash0", "hash1", "list0", "list1", "set0", "zset0", "zset1",
 ];
@@ -33,7 +33,7 @@ const INTEGERS: [&str; 16] = [
     "01",
 ];
 const NO_INTEGERS: [&str; 6] = ["", "abc", "1.5", " 1", "-0", "1e3"];
-/// Ttls that are refused or over at once. A positive one could end while its batch runs.
+/// Ttls that are refused or over at once. A short positive one could end while its batch runs.
 const NO_TTLS: [&str; 7] = [
     "0",
     "-1",
@@ -97,8 +97,8 @@ pub(crate) struct Words<'a> {
 impl Words<'_> {
     /// Returns the command of a template, and sometimes one with wrong arguments.
     ///
-    /// A word `$name` is replaced by [`fill`](Self::fill). Behind it, `?` makes it optional, `*`
-    /// repeats it up to three times, and `+` repeats it from once to three times.
+    /// A word `$name` is replaced by [`fill`](Self::fill). The suffix `?` makes the word optional,
+    /// `*` repeats it up to three times, and `+` repeats it from once to three times.
     pub(crate) fn command(&mut self, template: &str) -> Command {
         let mut command = self.filled(template);
         self.damage(&mut command);
@@ -126,7 +126,7 @@ impl Words<'_> {
         command
     }
 
-    /// Sometimes removes, repeats or replaces an argument, but adds no key to [`KEYS`].
+    /// Sometimes removes, repeats or replaces an argument, but creates no key outside of [`KEYS`].
     fn damage(&mut self, command: &mut Command) {
         let at = self.rng.random_range(0..command.len());
         match self.rng.random_range(0..100) {
@@ -187,7 +187,7 @@ impl Words<'_> {
         ms.to_string().into_bytes()
     }
 
-    /// Returns when permits end, in ms: that is past, or after this batch of commands.
+    /// Returns the time at which permits end, in ms: in the past, or after this batch of commands.
     pub(crate) fn end(&mut self) -> Vec<u8> {
         let end = match self.rng.random_range(0..8) {
             0 => return self.one_of(&["-1", "-3", "0", "inf", "-inf", "1.5"]),
@@ -231,7 +231,7 @@ impl Words<'_> {
         ms.to_string().into_bytes()
     }
 
-    /// Returns a time in ms that is past, soon after this batch of commands, or later.
+    /// Returns a time in ms: in the past, soon after this batch of commands, or later.
     fn when(&mut self) -> Vec<u8> {
         let when = match self.rng.random_range(0..20) {
             0 => return self.one_of(&INTEGERS),

@@ -1,5 +1,5 @@
-//! Promise: modules import only from lower layers, no files import each other in a cycle, and files
-//! keep to the width of a page and to what belongs in them.
+//! Promise: modules import only from lower layers, no files import each other in a cycle, only the
+//! clock reads the time, lines are short, and long tests are in files of their own.
 
 mod source;
 mod tree;
@@ -172,8 +172,8 @@ fn path(path: &str) -> Module {
     segments.map(str::to_owned).collect()
 }
 
-/// Of the library. Its clock is private, so the program, a crate of its own, has the standard one:
-/// it measures waits of seconds there, and leaves leases to the library.
+/// Checks the library only. The program is a crate of its own and cannot use the library's private
+/// clock. It measures waits of seconds with the standard clock, and leaves leases to the library.
 #[test]
 fn only_the_clock_reads_the_time_and_sleeps() {
     let tree = library();
@@ -186,8 +186,7 @@ fn only_the_clock_reads_the_time_and_sleeps() {
             "SystemTime::now",
             "time::Instant::now",
             "thread::sleep",
-            // `Instant` and `SystemTime` of the standard library have it; that of the clock has
-            // not.
+            // The standard `Instant` and `SystemTime` have this method; the clock's does not.
             ".elapsed()",
         ];
         calls.iter().any(|call| source.contains(call)) || source.split(';').any(imports_instant)
@@ -250,7 +249,7 @@ fn tests_longer_than_their_code_are_in_a_file_of_their_own() {
     };
     let mut found = Vec::new();
     for_each_file(&mut |path, text| {
-        // An example stands alone.
+        // An example is always a single file.
         let is_example = path.starts_with(in_repository("examples"));
         let parts = text.match_indices("#[cfg(test)]\n").map(|(at, _)| {
             let (code, tests) = text.split_at(at);
