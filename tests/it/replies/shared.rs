@@ -168,7 +168,7 @@ pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
         "cohort_release, another's",
         raw.script(release, keys, &[IDS[2], "c"]),
     );
-    // As of a holder that was granted the lock long before the last moment for others.
+    // Now the holder seems to have been granted the lock long ago, so a release may leave it open.
     raw.send(&["SET", "fence:c", "1700000000000000"]);
     note(
         "cohort_release, left open",

@@ -13,7 +13,7 @@ pub(super) fn is_log_on(exchange: &Exchange) -> bool {
     LOG_ON.contains(&&*name(exchange))
 }
 
-/// Returns true if the confirmation is a message for each channel.
+/// Returns whether a request changes subscriptions. Its confirmation is a message for each channel.
 pub(super) fn is_subscribing(exchange: &Exchange) -> bool {
     ["SUBSCRIBE", "UNSUBSCRIBE"].contains(&&*name(exchange))
 }

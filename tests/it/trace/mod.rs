@@ -45,7 +45,7 @@ fn recorded(server: &Server) -> Trace {
 }
 
 /// Returns a builder for clients that send the same commands even on a slow machine, because no
-/// timeout ends there. Longer timeouts would delay the end of a client with an unreachable server.
+/// call times out. Longer timeouts would delay the end of a client with an unreachable server.
 fn builder() -> ClientBuilder {
     let patience = ms(5_000);
     let builder = Client::builder().owner("owner").connection_name("name");

@@ -208,7 +208,7 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
     });
     trace.step("renew", |_| guard.renew().unwrap());
     trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
-    // A set refreshes its place by the same script.
+    // A set refreshes its place with the same script, as often as time allows.
     trace.leave_out(&["queue_enter_all"]);
     let waiter = trace.step("another client waits", |passed| {
         let waiter = thread::spawn(move || other.lock().unwrap());

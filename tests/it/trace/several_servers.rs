@@ -167,8 +167,8 @@ impl RecordedCluster {
         trace.step("MutexAll in one slot: unlock", |_| {
             assert_released(guard.unlock())
         });
-        // Tokens are times in µs, and the recording shows one that is at most 63 µs after another
-        // as `<token n + µs>`. The two nodes' tokens must not be that close by chance.
+        // Tokens are times in µs. The recording shows one that is at most 63 µs after another as
+        // `<token n + µs>`, so the tokens of the two nodes must not be that close by chance.
         let fence = format!("leasehold:fence:{{lock:{}}}", self.names[1]);
         let ahead = ["SET", &fence, "4000000000000000"];
         let () = self.cluster.ask(1, &ahead).unwrap();
