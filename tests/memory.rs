@@ -200,7 +200,7 @@ fn contended_names_add_nothing_once_released() {
 }
 
 fn contended_semaphores_add_nothing_once_released() {
-    // All waiters of a client for permits share one channel. Its subscriber has another.
+    // All waiters of a client for permits share one channel. The client's subscriber has another.
     contention_adds_nothing("contended_semaphores", 2);
 }
 

@@ -169,7 +169,7 @@ fn assert_values_of_first_client(recorder: &TestRecorder, client: &Client) {
     assert!(recorder.times("leasehold_command_seconds{}").len() >= 8);
 }
 
-/// In a cluster, the io thread of any master in use reports the statistics: they are not in Redis.
+/// In a cluster, the io thread of any master in use reports the statistics of the client.
 fn assert_any_io_thread_reports(recorder: &TestRecorder) {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
     for (node, number) in [(0, 3), (1, 4), (2, 5)] {
@@ -187,7 +187,7 @@ fn assert_any_io_thread_reports(recorder: &TestRecorder) {
     }
 }
 
-/// An alert on the lag of a renewal that was late ends with the lock.
+/// The lag of a late renewal is reported as 0 after the release, so that an alert on it ends.
 fn assert_no_lag_without_a_lease(recorder: &TestRecorder, server: &Server) {
     let proxy = Proxy::new(server);
     let client = Client::open(proxy.url()).unwrap();

@@ -45,7 +45,7 @@ fn builder(server: &Server) -> ClientBuilder {
     SET.call_once(|| {
         log::set_logger(&PanickingLogger).unwrap();
         log::set_max_level(log::LevelFilter::Trace);
-        // The logger's panics are too many to print.
+        // The logger panics too often to print every panic.
         let default_hook = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             if info.payload().downcast_ref() != Some(&PANIC_MESSAGE) {

@@ -251,7 +251,7 @@ fn key_values(rest: &str) -> Vec<String> {
         let key = before.rsplit([',', ' ', '\n']).next().unwrap_or(before);
         key.split(':').next().unwrap_or(key)
     });
-    // Behind the last one is a value.
+    // The last part has no key: it follows the last ` = `.
     let count = arguments.matches(" = ").count();
     keys.take(count)
         .map(str::to_owned)
@@ -288,7 +288,7 @@ fn run_server_script(programs: &[(&str, &str)], ci: &str) -> Output {
         .unwrap()
 }
 
-/// Makes a server appear, as an installation does.
+/// A script that creates a server's binary, as the installation by `apt-get` does.
 const APT_GET: &str = "echo \"ran apt-get $1\" >&2; [ \"$1\" = update ] || \
     { echo > \"${0%/*}/redis-server\"; PATH=/usr/bin:/bin chmod +x \"${0%/*}/redis-server\"; }";
 
@@ -305,7 +305,7 @@ fn installation_of_a_server_is_announced_before_anything_runs_as_root() {
             .find("ran sudo -n")
             .expect("sudo asks for no password");
         assert!(announced.is_some_and(|at| at < ran), "{messages}");
-        // Nobody can answer.
+        // Its input is empty, so the script must not ask.
         assert!(!messages.contains("Go ahead?"), "{messages}");
         assert!(
             String::from_utf8(output.stdout)

@@ -177,7 +177,7 @@ fn foreign_holder_renews_its_lease_and_a_forgotten_one_does_not() {
     assert!(is_taken(&server));
     server.advance(ms(10_000));
     assert!(!is_taken(&server));
-    // The clock stops in 100 years.
+    // The server's clock moves ahead by 100 years at most.
     let _foreign = server.hold(NAME);
     server.advance(Duration::MAX);
     assert!(is_taken(&server));
@@ -283,7 +283,7 @@ fn lost_lock_goes_to_a_waiter() {
         assert_eq!(waiter.join().unwrap(), Unlocked::Released);
     });
     assert_eq!(client.stats().totals.wakes_backstop, 0, "no message came");
-    // The waiter may have had the lock when the holder asked.
+    // The reason varies: the waiter may have the lock when the holder's client asks Redis.
     assert!(guard.lost().recv_timeout(LONG).is_ok());
 }
 
@@ -296,7 +296,7 @@ fn advance_ends_leases_and_raises_tokens() {
     let before = guard.fencing_token().value();
     server.advance(ms(900));
     assert!(!is_taken(&server));
-    // At the next renewal, or by its own clock if this machine was slow.
+    // The client learns it from the next renewal, or from its own clock if this machine was slow.
     assert!(guard.lost().recv_timeout(LONG).is_ok());
     let after = mutex.lock().unwrap().fencing_token().value();
     assert!(after - before >= 900_000, "tokens are the server's µs");

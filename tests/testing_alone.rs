@@ -1,6 +1,6 @@
 //! Promise: `testing::suspend` ends leases at once, and a thousand servers leave nothing behind.
 //!
-//! These tests move the clock of their process, or count its threads: one at a time.
+//! These tests move the clock of their process, or count its threads, so they run one at a time.
 #![cfg(feature = "testing")]
 
 use std::fs::File;
@@ -78,8 +78,8 @@ fn suspend_wakes_waiting_calls() {
             began.elapsed()
         })
     });
-    // A call that is not woken reads the clock once a second. The median, because a call may not
-    // sleep yet, and this machine may be overloaded.
+    // A call that is not woken reads the clock once a second. The median counts, because one call
+    // may not sleep yet, and this machine may be overloaded.
     times.sort_unstable();
     assert!(times[2] < ms(500), "{times:?}");
 }
