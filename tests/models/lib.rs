@@ -5,7 +5,7 @@
 //! These models are a separate package: a debug build optimizes this package alone, and the
 //! searches are several times faster.
 
-/// Implements that the `Rules` of a model have at most one `Flaw`.
+/// Implements the methods for the one `Flaw` that the `Rules` of a model may have.
 macro_rules! flawed {
     () => {
         impl Rules {

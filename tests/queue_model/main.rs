@@ -229,7 +229,7 @@ const CROWDED: Rules = Rules {
     ..PROMPT
 };
 
-/// Returns the state at the start of a crowded queue, with a first client that listens as given.
+/// Returns the state at the start of a crowded queue. `listens` is for the first client.
 fn crowded(listens: Listens) -> State {
     let mut state = start(&CROWDED);
     state.clients[0].listens = listens;

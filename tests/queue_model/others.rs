@@ -106,7 +106,7 @@ fn a_client_with_a_place_must_not_try_to_acquire() {
     assert_found(holds(&rules, state), Broken::TwoTurns);
 }
 
-/// Two clients that enter twice, and a reader.
+/// Two clients that enter twice each. The tests make the first one a reader.
 const WITH_A_READER: Rules = Rules {
     clients: 2,
     entries: 2,

@@ -16,7 +16,7 @@
 //! Not in the model: the queue, which `tests/queue_model` searches, and a server that loses data.
 //! Change the protocol here before changing the scripts.
 //!
-//! Some searches take minutes and gigabytes. They cover only the first states, unless
+//! Some searches take minutes and gigabytes of memory. They cover only the first states, unless
 //! `LEASEHOLD_LONG_MODELS` is set:
 //! `LEASEHOLD_LONG_MODELS=1 cargo test --test rw_model long -- --test-threads 1`.
 

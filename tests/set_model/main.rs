@@ -1,5 +1,5 @@
 //! Sets of names on the queues of locks: an exhaustive search for broken exclusion, for deadlocks,
-//! for sets that go round for ever, and for a set that starves.
+//! for sets that pass names to each other for ever, and for a set that starves.
 //!
 //! The model has up to three names on one server, each with a holder and a queue. A release passes
 //! a name on to the first in its queue. Sets ask for all of their names by one script. A set that
@@ -7,7 +7,8 @@
 //! its names in ascending order, and keeps the lower ones while it queues for the next. In every
 //! state the search tries every possible next step.
 //!
-//! * Asks and their replies are delayed, overtaken by their undo, or lost (a given number of them).
+//! * Asks and their replies are delayed. An undo overtakes its ask. A given number of asks and
+//!   replies is lost.
 //! * Clients are killed: what they hold and their places expire.
 //! * A name that a set keeps expires, because the set's client was stopped.
 //! * Plain calls hold one name at a time; nested ones hold a name and then wait for another.
@@ -119,7 +120,7 @@ fn the_cap_ends_a_deadlock_with_a_nested_call() {
     assert_eq!(holds(&capped, State::new(&capped)), Ok(()));
 }
 
-/// Asks, refreshes and reaches of the cap in any order, and a fault of each kind.
+/// Returns rules by which sets ask, refresh and reach the cap in any order. The tests add faults.
 fn faulty() -> (Rules, State) {
     let rules = Rules {
         refreshes: true,

@@ -57,7 +57,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         next
     }
 
-    /// The client sends a command on another connection, and its call is this one then.
+    /// The client sends a command on a connection of its own, and its call becomes `call`.
     fn send(&mut self, command: Command, call: Call) {
         self.send_as(Step::Sends(command), command, call);
     }
@@ -79,7 +79,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         (self.act)(step, next);
     }
 
-    /// Whether no reply to a command comes any more. Prompt clients know.
+    /// Whether a command will get no reply. Only the clients of prompt runs know that.
     fn is_lost(&self, command: Command) -> bool {
         self.rules.is_prompt && !self.state.is_open(command)
     }

@@ -3,7 +3,7 @@
 use super::state::{Broken, Call, Command, Flaw, Found, Id, Member, Rules, State};
 
 impl State {
-    /// Drops what has ended.
+    /// Drops the permits that have ended.
     fn settle(&mut self, rules: &Rules) {
         for member in self.members.extract_if(.., |member| member.left <= 0) {
             self.out -= rules.want(member.id);

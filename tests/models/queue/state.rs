@@ -85,8 +85,8 @@ pub enum Version {
     Earlier,
     /// A reader of a read-write lock: only the scripts of its kind grant to it.
     Reader,
-    /// 0.1, or a user without the rights that queues need: waits for the message of a release, and
-    /// releases without a grant.
+    /// 0.1, or a user without the permissions that queues need: waits for the message of a release,
+    /// and releases without a grant.
     Broadcast,
 }
 

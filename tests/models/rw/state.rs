@@ -10,14 +10,19 @@ pub enum Wants {
 /// A deliberate mistake in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// Readers are in their set alone.
+    /// The lock key has no flag: only their set shows the readers.
     NoFlag,
+    /// The flag ends when the first reader's lease does.
     FlagEndsEarly,
+    /// A new flag counts the readers of an earlier one.
     KeepsOldReaders,
+    /// The flag stays after the last reader.
     FlagStays,
+    /// A release looks for a writer only.
     ReleasesOneForm,
     /// A downgraded guard says that it writes until the reply.
     LateReader,
+    /// A reader does not store the first token.
     TokenNotKept,
 }
 
@@ -37,19 +42,23 @@ crate::flawed!();
 /// A broken promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Broken {
+    /// A writer holds the lock, and so does another client.
     WriterBeside,
+    /// A client considers the lock held while another program has it.
     BesideForeign,
     /// A guard says that it holds what it does not hold on the server.
     NotOnServer,
     /// A reader whose flag was deleted got a reply that it holds the lock.
     Revived,
+    /// Nothing is on its way, and the flag stays without a reader.
     EmptyFlag,
     /// A release left the lease.
     LeftBehind,
     /// A release or an undo removed a lease that was in use.
     TookLease,
-    /// "Not yours", though nobody else touched the lock.
+    /// A renewal found no lease, though nobody else touched the lock.
     NotYours,
+    /// A holder's token is too low.
     Token,
 }
 
@@ -61,7 +70,7 @@ pub(super) const TTL: i8 = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
     Free,
-    /// Each with the ticks left.
+    /// This and the next two have the ticks left.
     Writer(Id, i8),
     Flag(i8),
     Foreign(i8),
@@ -89,7 +98,7 @@ pub(super) type Pending = (u8, i8, bool);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
     Idle,
-    /// The id, and for how many ticks.
+    /// The id, and the age of the acquire in ticks.
     Asking(Id, i8),
     Held {
         id: Id,

@@ -49,7 +49,8 @@ pub fn first_never_starves(rules: &Rules, start: State) -> Result<(), (Broken, V
     let is_first = |step: Step| client_of(step) == Some(0);
     let goes_on = |step: Step| !(is_first(step) && acquires(step));
     let found = cycle(&graph, |_| true, goes_on, is_first);
-    // It can do nothing, or a reader only at moments that it misses, and others go on.
+    // Others go on while the first client cannot act, or is a reader that can act only at moments
+    // that it misses.
     let waits = |at: usize| match graph.found.states[at].phases[0] {
         Phase::Waiting(..) => !graph.steps[at].iter().any(|(step, _)| is_first(*step)),
         Phase::WaitingToRead(_) => true,
@@ -70,14 +71,15 @@ fn result(graph: &Graph, found: Option<usize>, broken: Broken) -> Result<(), (Br
 #[derive(Clone, Copy, Default)]
 struct Round {
     is_wanted: bool,
-    /// Whether each client takes a step there, or has none that it must take in one of the
-    /// states.
+    /// For each client: whether it takes a step there, or has no step that it must take in one of
+    /// the states.
     is_fair: [bool; CLIENTS],
 }
 
 /// Returns a state on a cycle of `states` along `steps`, one of which is `wanted`.
 ///
-/// Only cycles count on which every client takes a step, unless it need not in one of the states.
+/// A cycle counts only if it is fair to every client: the client takes a step on it, or has no step
+/// that it must take in one of its states.
 fn cycle(
     graph: &Graph,
     states: impl Fn(usize) -> bool,

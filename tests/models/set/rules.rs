@@ -62,7 +62,7 @@ pub enum Broken {
     LeftOver,
     /// A client waits, and nothing can happen any more.
     Deadlock,
-    /// Clients act for ever, and nobody acquires anything.
+    /// Clients act for ever, and none of them acquires anything.
     GoesRound,
     /// Others acquire names for ever while the first client waits.
     Starves,

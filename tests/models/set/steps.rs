@@ -299,9 +299,9 @@ fn message_steps(state: &State, rules: &Rules, id: Id, take: &mut impl FnMut(Ste
     if it.is_undone {
         step(state, Step::Undoes(id), take, |next| {
             let has_found = next.run_release(id, rules, true);
-            // The product repeats an undo for the length of the ttl, until it finds something. The
+            // A client repeats an undo for the length of the ttl, until it finds something. The
             // model assumes that an ask arrives within that time or never. So here the undo is
-            // repeated as long as the ask is on its way.
+            // repeated while the ask is on its way.
             next.on_their_way[id].is_undone = !has_found && it.ask.is_some();
         });
     }
