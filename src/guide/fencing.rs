@@ -62,6 +62,16 @@
 //! A write that touches several rows needs only one row with a token: change that row first, in the
 //! same transaction, and roll back if it did not change.
 //!
+//! A holder that reads, decides and then writes, such as one that looks whether a seat is free,
+//! stores its token before it reads:
+//!
+//! ```sql
+//! UPDATE seat SET last_token = $1 WHERE id = '12A' AND last_token <= $1;
+//! ```
+//!
+//! Otherwise a late write of an earlier holder is accepted between the read and the write, and
+//! overwritten although that holder was told of its success.
+//!
 //! # Elsewhere
 //!
 //! - *An object store.* Keep the token in the object's metadata, and write with a condition on the
