@@ -51,17 +51,18 @@ use crate::redis::Cap;
 /// A call that wants [many](Self::many) permits is not overtaken either. While it is the first in
 /// the queue, free permits that are too few for it stay unused.
 ///
-/// If a process is killed while it waits, it delays other waiting calls only in a cluster, or if
-/// Redis refuses `PUBSUB NUMSUB` to its user. Then, or if a process is stopped or cut off, it
-/// delays them by at most 3 s from its last refresh, or by the ttl if that is shorter. In all these
-/// cases `try_acquire` is refused for as long, even if permits are free.
+/// A process that is killed, stopped or cut off while it waits keeps its place for at most 3 s from
+/// its last refresh, or for the ttl if that is shorter. Until then, `try_acquire` is refused even
+/// if permits are free, and the place can delay other waiting calls. The place of a killed process
+/// delays them only in a cluster, or if Redis refuses `PUBSUB NUMSUB` to its user.
 ///
 /// # Different numbers
 ///
 /// The number of permits is not stored in Redis. Each call waits until its permits and those that
-/// are out are at most the number in *its* client. Where one client says 5 and another 10, at most
-/// 10 permits are out, and the client with 5 gets none while 5 are. No permit is revoked. Calls
-/// keep their order: while the call with 5 is the first in the queue, calls with 10 wait behind it.
+/// are out are at most the number in *its* client. If one client says 5 and another 10, at most 10
+/// permits are out, and the client with 5 gets none while 5 or more are out. No permit is revoked.
+/// Calls keep their order: while the call with 5 is the first in the queue, calls with 10 wait
+/// behind it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -177,8 +178,9 @@ impl Semaphore {
     /// Acquires the permits, waiting for at most `limit`.
     ///
     /// Returns `None` if they were not granted in that time. The rule of [`Mutex::try_lock_for`]
-    /// decides between `None` and an error, except that this client may hold other permits. A call
-    /// that gives up leaves the queue. Permits granted at that moment pass to the next call.
+    /// decides between `None` and an error, without its first condition: it does not matter whether
+    /// this client holds permits. A call that gives up leaves the queue. Permits granted at that
+    /// moment pass to the next call.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -257,8 +259,8 @@ impl Semaphore {
 
     /// Asks Redis how many permits are free: the number of permits less those that are out.
     ///
-    /// Returns 0 if clients with a higher number have given out more. Calls that wait in the queue
-    /// do not count. Returns within the command timeout.
+    /// Returns 0 if more permits than that are out, because other clients have a higher number.
+    /// Calls that wait in the queue do not count. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -22,7 +22,7 @@ macro_rules! totals {
     ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
         /// The counters of one client, or their sum over several clients.
         ///
-        /// [`Stats`](crate::Stats) contains those of one client, since it was made.
+        /// [`Stats`](crate::Stats) contains those of one client, since that client was made.
         /// [`Client::shared_stats`](crate::Client::shared_stats) returns the sum over all clients
         /// that share theirs; the fields of the Redis hash have the names of the fields here.
         ///
@@ -94,8 +94,8 @@ totals! {
     acquired_after_waiting,
     /// Calls that ended without the lock because it was held, though not at a deadline.
     ///
-    /// These are `try_lock`, and calls that used up the attempts of their
-    /// [`Backoff`](crate::Backoff).
+    /// These are calls that do not wait, such as `try_lock`, and calls that used up the attempts of
+    /// their [`Backoff`](crate::Backoff).
     refused,
     /// Calls that ended without the lock because it was still held at their deadline.
     timed_out,
@@ -181,7 +181,7 @@ impl Totals {
             + self.lost_shut_down
     }
 
-    /// Returns the number of times that waiters retried, from any source.
+    /// Returns how often waiters were woken or retried, for any reason.
     ///
     /// Two cases are not counted: a waiter that only moves up to the head of its client's queue,
     /// and the retry after a first subscription.
