@@ -9,7 +9,8 @@ use crossbeam_channel::{Receiver, Sender, bounded, select};
 ///
 /// Every clone has both ends of the channel, so the waiter never disconnects it while another
 /// thread calls `unpark`. Disconnecting takes the lock that the waking thread holds until the
-/// kernel has woken the waiter. That can take as long as everything else the waiter does.
+/// kernel has woken the waiter. Waiting for that lock can take as long as everything else that the
+/// waiter does.
 #[derive(Clone, Debug)]
 pub(crate) struct Parker {
     sender: Sender<()>,

@@ -5,11 +5,11 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::name::{Name, NameTable};
 
-/// How long a refusal counts, or a release that could not grant or left the lock open: a call then
-/// enters the queue without a first attempt.
+/// How long calls enter the queue without a first attempt: after a refusal, after a release that
+/// could not grant the lock, and after a release that left it open.
 const COUNTS_FOR: Duration = Duration::from_secs(1);
 
-/// The fewest names at which outdated ones are removed.
+/// Outdated names are removed only from a table of at least this many names.
 const FEWEST: usize = 64;
 
 /// The names that Redis refused to this client a moment ago, or that were left free for others.
@@ -29,8 +29,8 @@ pub(crate) struct SharedPlace {
     pub(super) refused: Instant,
     /// When a release of this client last freed the name although others waited in its queue.
     pub(super) not_passed_on: Instant,
-    /// Until when this client does not ask for the lock: a release has left it open, free for a
-    /// moment for programs outside the queue.
+    /// When this client may ask for the lock again, after a release left it open: free for a moment
+    /// for programs outside the queue.
     pub(crate) left_open_until: Instant,
 }
 

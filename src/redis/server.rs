@@ -57,8 +57,8 @@ impl Server {
         self.pool.connector.command_timeout
     }
 
-    /// Records a reply, and keeps the connection unless the server cannot serve calls: then
-    /// `not_run` says why.
+    /// Records a reply, and returns the connection to the pool. If the server cannot serve calls
+    /// now, as `not_run` says, the connection is closed instead.
     pub(super) fn settle(
         &self,
         pooled: PooledConnection<'_>,

@@ -95,8 +95,8 @@ impl<'a> PubSub<'a> {
                 self.runtime.waiters.granted_by_message(&id, tokens);
             } else if let Some(id) = read_refresh(payload) {
                 drop(state);
-                // Only a lock with several holders at a time can need more grants than one script
-                // makes.
+                // Not a place that calls share: it wants the lock alone, and the script has just
+                // granted the lock to others.
                 self.runtime.waiters.own_places.refresh_place_now(&id);
             }
             return;
@@ -112,12 +112,12 @@ impl<'a> PubSub<'a> {
             needed: self.runtime.deployment.size().needed,
         };
         let waiters = &self.runtime.waiters;
-        let suspected_meanwhile = match payload.strip_prefix(b"open ") {
+        let still_held = match payload.strip_prefix(b"open ") {
             Some(id) => waiters.left_open(&name, id, announcer, Instant::now()),
             None => waiters.announced(&name, payload, announcer),
         };
-        if let Some(hold) = suspected_meanwhile.and_then(|hold| hold.upgrade()) {
-            // A message says that a lease of this client was released.
+        if let Some(hold) = still_held.and_then(|hold| hold.upgrade()) {
+            // The message says that this lease was released.
             self.runtime.suspect(&hold);
         }
     }
