@@ -160,7 +160,7 @@ impl Totals {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn acquired(&self) -> u64 {
-        self.acquired_at_once + self.acquired_after_waiting
+        sum([self.acquired_at_once, self.acquired_after_waiting])
     }
 
     /// Returns the number of locks lost, for any reason.
@@ -174,11 +174,13 @@ impl Totals {
     /// }
     /// ```
     pub fn lost(&self) -> u64 {
-        self.lost_expired
-            + self.lost_taken
-            + self.lost_deleted
-            + self.lost_max_hold
-            + self.lost_shut_down
+        sum([
+            self.lost_expired,
+            self.lost_taken,
+            self.lost_deleted,
+            self.lost_max_hold,
+            self.lost_shut_down,
+        ])
     }
 
     /// Returns how often waiters were woken or retried, for any reason.
@@ -193,12 +195,14 @@ impl Totals {
     /// println!("{} of {} wake-ups were in vain", totals.spurious_wakes, totals.wakes());
     /// ```
     pub fn wakes(&self) -> u64 {
-        self.wakes_message
-            + self.wakes_local
-            + self.wakes_hand_off
-            + self.wakes_ttl
-            + self.wakes_backstop
-            + self.wakes_reconnect
+        sum([
+            self.wakes_message,
+            self.wakes_local,
+            self.wakes_hand_off,
+            self.wakes_ttl,
+            self.wakes_backstop,
+            self.wakes_reconnect,
+        ])
     }
 
     /// Returns the share of acquired locks that had to wait, from 0 to 1.
@@ -219,6 +223,11 @@ impl Totals {
             acquired => self.acquired_after_waiting as f64 / acquired as f64,
         }
     }
+}
+
+/// Adds counts. Shared counts come from Redis, where another program can set them to anything.
+fn sum<const N: usize>(counts: [u64; N]) -> u64 {
+    counts.into_iter().fold(0, u64::saturating_add)
 }
 
 impl fmt::Display for Totals {
@@ -265,6 +274,19 @@ mod tests {
         assert_eq!(rate(7, 0), 0.0);
         assert_eq!(rate(0, 7), 1.0);
         assert_eq!(rate(95, 5), 0.05);
+    }
+
+    #[test]
+    fn sums_of_the_largest_counts_do_not_overflow() {
+        let mut totals = Totals::default();
+        let names: Vec<_> = totals.fields().map(|(name, _)| name).collect();
+        for name in names {
+            *totals.field(name.as_bytes()).unwrap() = u64::MAX;
+        }
+        let sums = [totals.acquired(), totals.lost(), totals.wakes()];
+        assert_eq!(sums, [u64::MAX; 3]);
+        assert_eq!(totals.contention_rate(), 1.0);
+        assert!(!totals.to_string().is_empty());
     }
 
     #[test]
