@@ -159,11 +159,11 @@ impl Server {
 
     pub(super) fn failed_by(&self, cause: Option<&Cause>, counts: bool) {
         if self.health.failed(cause, counts) {
-            let cause = cause.map_or_else(String::new, |cause| format!(": {cause}"));
+            let cause = cause.map_or_else(String::new, |cause| format!(" ({cause})"));
             logging::warn!(
                 server = self.label();
-                "circuit breaker open for {}: calls that do not \
-                 wait fail at once until it answers{cause}",
+                "circuit breaker open for {}{cause}: calls that do not \
+                 wait fail at once until it answers",
                 self.label()
             );
         }

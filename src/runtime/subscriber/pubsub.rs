@@ -194,7 +194,9 @@ impl<'a> PubSub<'a> {
             } else {
                 log::Level::Warn
             },
-            "{verb} was refused, waiters retry on a timer: {why} (grant +{} on the channels)",
+            server = self.endpoint.server.label();
+            "{} refused {verb}, waiters retry on a timer: {why} (grant +{} on the channels)",
+            self.endpoint.server.label(),
             verb.to_ascii_lowercase()
         );
     }
