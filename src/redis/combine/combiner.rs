@@ -15,8 +15,8 @@ use crate::redis::conn::pool_state::PoolState;
 /// This many calls at a time get a connection each. From the next one on, calls are combined until
 /// the queue is empty.
 ///
-/// Compared with one connection for each thread, in turns, on two cores that other programs also
-/// used (`--bench threads` prints the table for this machine):
+/// Ratios to a program with one connection for each thread, measured by turns on two cores that
+/// other programs also used (`--bench threads` measures them on this machine):
 ///
 /// | threads | pairs of lock and unlock a second | client CPU a pair |
 /// |---|---|---|
@@ -73,8 +73,8 @@ impl Pool {
         InFlight { pool: self, before }
     }
 
-    /// Returns whether calls are queued behind a batch in flight. With a distant server there is no
-    /// shared work to save.
+    /// Returns whether new calls are queued behind a batch in flight. With a distant server they
+    /// are not: they would only wait for each other.
     fn queues_calls(&self, state: &PoolState, now: Instant) -> bool {
         let is_late = |sent: Instant| sent.until(now) > STUCK;
         state.batch_sent.is_some_and(|sent| !is_late(sent)) && self.combiner.is_near()
@@ -149,8 +149,8 @@ impl Pool {
 }
 
 impl<'a> PooledConnection<'a> {
-    /// Returns the connection after an exchange that left no reply unread. Returns the batch to
-    /// send over it, if queued calls take it.
+    /// Puts the connection back after an exchange that left no reply unread. If queued calls take
+    /// it, returns their batch, to be sent over it.
     pub(super) fn put_back_or_batch(mut self) -> Option<Batch<'a>> {
         let connection = self.connection.take()?;
         let pool = self.pool;
