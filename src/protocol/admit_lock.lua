@@ -37,10 +37,11 @@ local function hold(id, want, ms, token)
   holder = id
 end
 
--- Returns the token of the client if it holds the lock; nil if it does not; nil and an error.
+-- Returns the last token of the client's block if it holds the lock; nil if it does not; nil and an
+-- error if the fence cannot be used.
 local function held(id)
   if holder ~= id then return nil end
-  -- The last token drawn is the holder's. If someone deleted the fence, a new token serves.
+  -- Nobody has drawn a token since. If someone deleted the fence, a new token serves.
   local token, bad = draw(1)
   if bad then return nil, bad end
   return tonumber(redis.call('GET', KEYS[2]) or token)

@@ -7,7 +7,8 @@
 -- exist.
 local holder = redis.call('GET', KEYS[1])
 local seen = holder
--- A forced release names a longer value as the inspect script does: by its start and its digest.
+-- A forced release names a value of more than 1088 bytes as the inspect script does: by its first
+-- 1088 bytes and the SHA-1 of the whole.
 if holder and #ARGV[1] > 1088 and #holder > 1088 then
   seen = string.sub(holder, 1, 1088) .. redis.sha1hex(holder)
 end
