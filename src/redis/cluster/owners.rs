@@ -70,7 +70,7 @@ impl Owners {
         self.by_slot.get(usize::from(slot))?.as_ref()
     }
 
-    /// Every known master that owns a slot.
+    /// Every known master that owns a slot, and the nodes that ASK redirects have named.
     pub(super) fn masters(&self) -> impl Iterator<Item = &Arc<Server>> {
         self.servers.values()
     }

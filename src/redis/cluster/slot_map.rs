@@ -125,7 +125,7 @@ impl SlotMap {
         Arc::clone(known.owners.owner_of(slot).unwrap_or(&self.nobody))
     }
 
-    /// Returns every known master that owns a slot.
+    /// Returns every known master that owns a slot, and the nodes that ASK redirects have named.
     pub(in crate::redis) fn masters(&self) -> Vec<Arc<Server>> {
         self.known.lock().owners.masters().cloned().collect()
     }

@@ -10,9 +10,9 @@ use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 use crate::redis::quorum::round::Round;
 use crate::redis::server::Server;
 
-/// How long a call waits at most for further connections once a majority is connected. If the
-/// majority took longer than this, the call waits for at most that time again. So a server that is
-/// only a little slower to connect takes part in the first lock.
+/// The longest time that a call waits for further connections once a majority is connected. If the
+/// majority took longer than this to connect, the limit is the time that it took. So a server that
+/// is only a little slower takes part in the first lock.
 const GRACE: Duration = Duration::from_millis(10);
 
 /// A connection that is being made for the slot with this index.
