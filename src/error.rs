@@ -69,7 +69,7 @@ pub enum Error {
     /// [`Unreachable`](Self::Unreachable) after
     /// [`unreachable_for`](crate::ClientBuilder::unreachable_for). This call sent nothing, and
     /// nothing is held. A call that sent something before the breaker opened fails with
-    /// `Unreachable`. Renewals and releases are still sent. Retry after `retry_in`, or sooner.
+    /// `Unreachable`. Renewals and releases are still sent. Retry after `retry_in`.
     #[non_exhaustive]
     CircuitOpen {
         /// The server, without its password.

@@ -24,7 +24,7 @@ pub(super) struct Database {
     pub(super) outbox: Vec<Message>,
     /// How often scripts called each command.
     pub(super) calls_in_scripts: BTreeMap<String, u64>,
-    /// How many of the next messages of scripts reach nobody.
+    /// How many of the next messages that scripts publish to subscribers are lost.
     pub(super) messages_to_drop: u64,
     /// The server's time while a command runs, in µs since 1970: a script sees a single instant.
     pub(super) now: u64,
@@ -63,8 +63,8 @@ impl Database {
         }
     }
 
-    /// Returns how many connections are subscribed. Redis counts them when it sends the message: it
-    /// does not know whether the message arrives.
+    /// Publishes a message and returns how many connections are subscribed, even if it `is_lost`:
+    /// Redis does not know whether a message arrives.
     pub(super) fn publish(&mut self, channel: &[u8], payload: &[u8], is_lost: bool) -> i64 {
         let receivers = self.subscribers.get(channel);
         let receivers: Vec<u64> = receivers.into_iter().flatten().copied().collect();
