@@ -15,8 +15,8 @@ use crate::redis::conn::pool_state::PoolState;
 /// This many calls at a time get a connection each. From the next one on, calls are combined until
 /// the queue is empty.
 ///
-/// Ratios to a program with one connection for each thread, measured by turns on two cores that
-/// other programs also used (`--bench threads` measures them on this machine):
+/// Ratios to a program with one connection for each thread, measured alternately on two cores that
+/// other programs also used. `--bench threads` measures most of these rows again:
 ///
 /// | threads | pairs of lock and unlock a second | client CPU a pair |
 /// |---|---|---|
