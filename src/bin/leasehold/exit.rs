@@ -137,19 +137,18 @@ pub(crate) fn by_signal(signal: i32) -> u8 {
 }
 
 /// Returns the text without the credentials of the URLs in it.
+///
+/// A password may contain spaces and further URLs, so all that is between the first `://` of a line
+/// and its last `@` is left out.
 pub(crate) fn without_credentials(text: &str) -> String {
-    let mut parts = text.split("://");
-    let mut shown = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        shown.push_str("://");
-        let end = part.find(char::is_whitespace).unwrap_or(part.len());
-        let (url, rest) = part.split_at(end);
-        match url.rsplit_once('@') {
-            Some((_, place)) => shown.push_str(&format!("…@{place}{rest}")),
-            None => shown.push_str(part),
-        }
-    }
-    shown
+    let shown = text.split('\n').map(|line| match line.split_once("://") {
+        Some((start, url)) => match url.rsplit_once('@') {
+            Some((_, place)) => format!("{start}://…@{place}"),
+            None => line.to_owned(),
+        },
+        None => line.to_owned(),
+    });
+    shown.collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -164,11 +163,16 @@ mod tests {
 
     #[test]
     fn credentials_in_urls_are_hidden() {
-        let text = "unexpected argument 'redis://:p@ss@h:1/2' found at http://x and redis://u:pw@h";
-        let shown = without_credentials(text);
-        assert_eq!(
-            shown,
-            "unexpected argument 'redis://…@h:1/2' found at http://x and redis://…@h"
-        );
+        for (text, shown) in [
+            ("no 'redis://:p@ss@h:1/2' here", "no 'redis://…@h:1/2' here"),
+            ("redis://:my secret@h", "redis://…@h"),
+            ("redis://:a://b@h", "redis://…@h"),
+            (
+                "redis://u:p@h\nsee http://x\n",
+                "redis://…@h\nsee http://x\n",
+            ),
+        ] {
+            assert_eq!(without_credentials(text), shown);
+        }
     }
 }
