@@ -1,9 +1,9 @@
--- The end of the function that open_queue.lua begins, and that contains the functions of the queue.
--- A release calls it only if a client waits: otherwise Redis would create those in every release.
+-- The end of the function that open_queue.lua begins. It contains the functions of the queue, and a
+-- script calls it only if it needs them: otherwise Redis would create them in every release.
 
--- Returns the number of the last of a sequence of moments, each 81 to 99 ms after the one before.
--- Their distance changes all the time, in a cycle of 19.8 s: a program that asks for the lock at
--- regular times must not miss all of them.
+-- Returns the index of the latest moment at the time `ms`. The moments are 81 to 99 ms apart. Their
+-- distance changes all the time, in a cycle of 19.8 s: a program that asks for the lock at regular
+-- times must not miss all of them.
 local function last_moment(ms)
   local part = ms % 19800 / 19800
   return math.floor(ms / 19800) * 222 + math.floor(200 * part + 22 * part * part)
