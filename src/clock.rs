@@ -113,7 +113,7 @@ fn since_start() -> Duration {
 fn since_start() -> Duration {
     use std::sync::OnceLock;
     static START: OnceLock<std::time::Instant> = OnceLock::new();
-    // Starts at one day, so that `before` does not saturate in a new process.
+    // Starts at one day, so that `START` is long past even in a new process.
     START.get_or_init(std::time::Instant::now).elapsed() + Duration::from_secs(86_400)
 }
 

@@ -44,7 +44,7 @@ enum ConnectorKind {
 }
 
 impl Connector {
-    /// Connects to one server; to a node of a cluster with `on_failure`.
+    /// Returns a connector to one server. A node of a cluster has an `on_failure`.
     pub(in crate::redis) fn to_server(
         address: Address,
         on_failure: Option<OnFailure>,
@@ -55,7 +55,7 @@ impl Connector {
         Self::with(label, kind, on_failure, config)
     }
 
-    /// Connects to the master that the sentinels name.
+    /// Returns a connector to the master that the sentinels name.
     pub(in crate::redis) fn to_master(sentinel: Sentinel, config: &Config) -> Self {
         let label = sentinel.label();
         let sentinels = Arc::new(Sentinels::new(sentinel, &config.dialers));

@@ -12,9 +12,9 @@ use crate::redis::conn::connection::{Replied, is_no_script};
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::undoable::{PendingRelease, Vote};
 
-/// From this many unread replies on, the server's io thread drains a connection before a call uses
-/// it. The replies must fit into the socket buffers, and reading them must stay cheap compared with
-/// a call.
+/// No call uses a connection with this many unread replies: the server's io thread drains it first.
+/// The replies must fit into the socket buffers, and reading them must stay cheap compared with a
+/// call.
 const MAX_PENDING: usize = 64;
 
 /// A task of the quorum for a server's io thread.
@@ -105,7 +105,7 @@ impl Member {
         let was_waited_for = waited * 8 >= took;
         let latency = match nanos {
             _ if latency == 0 => nanos,
-            // A server that has become slow is read last from the next call on.
+            // Not averaged: a server that has become slow must be read last from the next call on.
             _ if was_waited_for && nanos > latency.saturating_mul(2) => nanos,
             _ if was_waited_for || nanos < latency => latency - latency / 8 + nanos / 8,
             _ => return,
