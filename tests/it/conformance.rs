@@ -372,10 +372,11 @@ fn lease_is_renewed<D: Deployment>(test: &TestScope<'_, D>) {
     guard.renew().unwrap();
     guard.set_ttl(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(19_000));
-    // The last servers of a quorum get the ttl after `set_ttl` has returned.
-    for server in test.owners() {
-        eventually(WAIT_LIMIT, || server.pttl(&test.key) > 10_000);
-    }
+    // On a busy machine, the key may have expired on a minority of a quorum's servers, which got a
+    // renewal late. No renewal restores it there.
+    let owners = test.owners();
+    let extended = owners.iter().filter(|server| server.pttl(&test.key) > 10_000);
+    assert!(extended.count() > owners.len() / 2);
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 
