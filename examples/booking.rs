@@ -54,7 +54,7 @@ fn one_after_the_other(client: &Client) -> Outcome<Vec<Booking>> {
 fn both_at_once() -> Outcome<Booking> {
     println!("Two guests want table 7 at 19:00, at the same moment.");
     let barrier = &Barrier::new(2);
-    let guests = [("Cleo", connect()?), ("Dan", connect()?)];
+    let guests = [("Cleo", open_both()?), ("Dan", open_both()?)];
     let answers = thread::scope(|scope| {
         let guests = guests.map(|(guest, connections)| {
             scope.spawn(move || book_if_free(guest, connections, barrier))
@@ -71,7 +71,7 @@ fn both_at_once() -> Outcome<Booking> {
 }
 
 /// Each guest has its own client, as if the guests were on different machines.
-fn connect() -> Outcome<(Client, BookingsInRedis)> {
+fn open_both() -> Outcome<(Client, BookingsInRedis)> {
     let client = Client::from_env()?;
     // Connects now, so that each guest sends only its attempt after the barrier.
     client.ping()?;

@@ -525,21 +525,30 @@ fn lost_message_wakes_nobody() {
 }
 
 #[test]
-fn waiting_threads_send_nothing() {
+fn waiting_threads_of_a_client_share_their_refreshes() {
     let server = Server::start();
-    let client = builder(&server).backstop(LONG).build().unwrap();
+    let client = patient(&server);
     let foreign = server.hold(NAME);
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| client.mutex(NAME).lock().map(drop).unwrap());
         }
         until_waiting(&client);
-        // The first waiter asks once more after it has subscribed.
+        eventually(LONG, || client.stats().waiting == 4);
+        // The first waiter refreshes the place once more after it has subscribed.
         eventually(LONG, || {
             let before = server.commands();
             let_pass(ms(200));
             server.commands() == before
         });
+        let (began, before) = (Instant::now(), server.commands());
+        let_pass(ms(3_000));
+        let sent = server.commands() - before;
+        let took = began.elapsed().as_millis();
+        // A refresh every 0.9 s for all four threads, and a probe of the subscription every second.
+        // A script that is sent for the first time takes two commands.
+        let most = took / 900 + 1 + took / 1_000 + 1 + 2;
+        assert!(u128::from(sent) <= most, "{sent} commands");
         drop(foreign);
     });
 }

@@ -440,6 +440,7 @@ fn waiters_of_one_client_wake_each_other() {
             assert!(client.mutex_all(["B", "b"]).try_lock().unwrap().is_none());
             calls() == before
         });
+        eventually(ms(10_000), || client.stats().waiting == 4);
         assert_released(held.unlock());
         for _ in sets {
             assert_released(

@@ -171,6 +171,9 @@ fn waiters_are_counted_once_per_client() {
                 scope.spawn(|| client.mutex("a").lock().unwrap().unlock().unwrap());
             }
         }
+        for client in &clients {
+            support::eventually(ms(10_000), || client.stats().waiting == 2);
+        }
         support::eventually(ms(10_000), || watcher.mutex("a").waiting().unwrap() == 2);
         drop(guard);
     });

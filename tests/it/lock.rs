@@ -8,7 +8,10 @@ use leasehold::crossbeam_channel::{bounded, unbounded};
 use leasehold::{
     Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked, WaitPolicy, WithError,
 };
-use support::{Proxy, Server, Traffic, eventually, ms, refusing_url, result_of, spawn_call};
+use support::{
+    Proxy, Server, Traffic, assert_message_wakes, eventually, ms, refusing_url, result_of,
+    spawn_call,
+};
 
 support::tests![
     another_client_is_refused_then_woken_by_the_release,
@@ -100,12 +103,17 @@ fn another_client_is_refused_then_woken_by_the_release() {
     let guard = one.mutex("a").lock().unwrap();
     assert!(two.mutex("a").try_lock().unwrap().is_none());
     assert!(two.mutex("a").try_lock_for(ms(300)).unwrap().is_none());
-    let waiter = spawn_call(move || two.mutex("a").lock().unwrap().fencing_token());
+    let mutex = two.mutex("a");
+    let waiter = spawn_call(move || mutex.lock().unwrap().fencing_token());
+    eventually(WAIT_LIMIT, || two.stats().waiting == 1);
     server.wait_until_waiter_sleeps("lock_release:a");
     assert!(waiter.is_empty());
     let first = guard.fencing_token();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-    assert!(result_of(&waiter) > first);
+    let second = assert_message_wakes(&two, || {
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        result_of(&waiter)
+    });
+    assert!(second > first);
 }
 
 fn try_lock_of_a_name_this_client_holds_sends_nothing() {

@@ -166,7 +166,7 @@ fn an_occasional_malformed_reply_does_not_end_a_wait() {
         // The place is gone: the call enters the queue again.
         "queue_refresh" => Some(b"*2\r\n:-1\r\n:-2\r\n".to_vec()),
         "queue_undo" => Some(b"*1\r\n:0\r\n".to_vec()),
-        "cohort_release" => Some(b":1\r\n".to_vec()),
+        "release" => Some(b":1\r\n".to_vec()),
         _ => None,
     });
     let client = builder_that_waits(&server.url())

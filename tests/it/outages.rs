@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder, Error};
-use support::{Proxy, Server, eventually, ms};
+use support::{Proxy, Server, eventually, let_pass, ms};
 
 support::tests![
     a_key_that_expires_in_an_outage_is_not_reported_held,
@@ -22,8 +22,7 @@ support::tests![
 /// The limit for events that must happen, generous for a slow machine.
 const WAIT_LIMIT: Duration = ms(20_000);
 
-/// Longer than any test, so that no waiter reaches it. A waiter in the queue still refreshes its
-/// place every 0.9 s.
+/// Longer than any test: a waiter without a place in a queue does not poll.
 const NO_BACKSTOP: Duration = ms(40_000);
 
 fn builder() -> ClientBuilder {
@@ -186,14 +185,17 @@ fn a_name_that_this_client_holds_is_reported_held() {
 fn an_old_refusal_is_rechecked_before_the_deadline() {
     let servers = [Server::start()];
     let client = builder()
-        .url(servers[0].url())
+        .url(servers[0].url_without_queues())
         .backstop(NO_BACKSTOP)
         .build()
         .unwrap();
     set_foreign_lock(&servers);
     thread::scope(|scope| {
-        let call = || client.mutex("a").try_lock_for(LIMIT).unwrap().is_some();
-        let calls = [(); 3].map(|()| scope.spawn(call));
+        // Each has time for the lock after the one before it.
+        let calls = [0, 1_000, 2_000].map(|later| {
+            let (mutex, limit) = (client.mutex("a"), LIMIT + ms(later));
+            scope.spawn(move || mutex.try_lock_for(limit).unwrap().is_some())
+        });
         servers[0].wait_until_waiter_sleeps("lock_release:a");
         eventually(WAIT_LIMIT, || client.stats().waiting == 3);
         // Deleted without a message.
@@ -210,7 +212,9 @@ fn an_old_refusal_is_rechecked_before_the_deadline() {
 fn an_old_refusal_by_a_distant_server_is_rechecked() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = builder().url(proxy.url()).backstop(NO_BACKSTOP);
+    let url = server.url_without_queues();
+    let url = url.replace(&server.port().to_string(), &proxy.port().to_string());
+    let client = builder().url(url).backstop(NO_BACKSTOP);
     let client = client.command_timeout(ms(2_000)).build().unwrap();
     client.ping().unwrap();
     proxy.delay(ms(0), ms(150));
@@ -218,8 +222,13 @@ fn an_old_refusal_by_a_distant_server_is_rechecked() {
     thread::scope(|scope| {
         let call = scope.spawn(|| client.mutex("a").try_lock_for(LIMIT).unwrap().is_some());
         server.wait_until_waiter_sleeps("lock_release:a");
-        // One attempt before the call waits, and one that enters the queue.
-        eventually(WAIT_LIMIT, || client.stats().totals.attempts == 2);
+        // Until the attempts before and after the subscription are answered.
+        let attempts = || client.stats().totals.attempts;
+        eventually(WAIT_LIMIT, || {
+            let before = attempts();
+            let_pass(ms(500));
+            attempts() == before
+        });
         // Deleted without a message.
         server.run("DEL", &["lock:a"]);
         assert!(call.join().unwrap());

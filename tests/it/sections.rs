@@ -258,6 +258,9 @@ fn every_kind_releases_despite_a_broken_queue() {
             7
         });
         assert_eq!(result.unwrap(), 7, "{kind}");
+        for key in HOLDING {
+            assert!(!server.keys().contains(&key.into()), "{kind}: {key}");
+        }
         server.run("FLUSHALL", &[]);
     }
 }

@@ -8,8 +8,8 @@ use crossbeam_channel::unbounded;
 use leasehold::{Error, Lost, Unlocked};
 use support::{
     BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, MasterFailure, PROCESSES,
-    RESUME_WITHIN, SLACK, Sentinels, Setup, builder, client, eventually, expect_unreachable,
-    free_port, ms, parameter, start_shared, thread_count, time_until_acquired,
+    RESUME_WITHIN, SLACK, Sentinels, Setup, assert_message_wakes, builder, client, eventually,
+    expect_unreachable, free_port, ms, parameter, start_shared, thread_count, time_until_acquired,
 };
 
 support::roles![threads_in_child];
@@ -64,27 +64,21 @@ fn basic_calls_work_through_sentinel() {
     assert_eq!(again.unlock().unwrap(), Unlocked::Released);
 }
 
-/// The backstop is long. Without the message, a refresh of the waiter's place would find the lock
-/// free within 0.9 s.
+/// Without the message, a refresh of the waiter's place would find the lock free within 0.9 s.
 fn a_waiter_is_woken_by_the_release() {
     let sentinels = shared();
     let one = client(&sentinels.url());
-    let two = builder(&sentinels.url()).backstop(ms(60_000)).build();
-    let two = two.unwrap();
+    let two = client(&sentinels.url());
     let guard = one.mutex("woken").ttl(ms(60_000)).lock().unwrap();
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            two.mutex("woken")
-                .lock()
-                .map(|guard| (guard, Instant::now()))
-        });
+        let waiting = scope.spawn(|| two.mutex("woken").lock().unwrap());
         sentinels
             .first_master()
             .wait_until_waiter_sleeps("lock_release:woken");
-        let released = Instant::now();
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        let (_guard, got) = waiting.join().unwrap().unwrap();
-        assert!(got - released < ms(5_000), "{:?}", got - released);
+        assert_message_wakes(&two, || {
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            drop(waiting.join().unwrap());
+        });
     });
 }
 
@@ -444,5 +438,6 @@ fn threads_in_child() {
     let client = client(&parameter("URL"));
     drop(client.mutex("a").lock().unwrap());
     assert!(client.shutdown(ms(5_000)).unwrap().is_clean());
-    assert_eq!(listening(), 0);
+    // The kernel lists a thread for a moment after it has ended.
+    eventually(ms(10_000), || listening() == 0);
 }

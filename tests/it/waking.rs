@@ -222,10 +222,8 @@ fn waiter_behind_backoff_is_woken() {
         let in_backoff: Vec<_> = (0..2)
             .map(|_| {
                 spawn_and_wait_until_asleep(scope, || {
-                    other
-                        .mutex("a")
-                        .wait_policy(LONG_BACKOFF)
-                        .try_lock_for(WAIT_LIMIT)
+                    let mutex = other.mutex("a").wait_policy(LONG_BACKOFF);
+                    mutex.try_lock_for(WAIT_LIMIT * 2)
                 })
             })
             .collect();
@@ -240,6 +238,8 @@ fn waiter_behind_backoff_is_woken() {
             .unlock()
             .unwrap();
         for waiter in in_backoff {
+            // Shortly before its deadline, a call would try again by itself.
+            eventually(WAIT_LIMIT, || waiter.is_finished());
             let guard = waiter.join().unwrap().unwrap();
             let _ = guard
                 .expect("the lease is handed to the waiter")
@@ -256,7 +256,7 @@ fn a_local_release_wakes_a_waiter_in_backoff() {
     let lock_and_unlock = |policy| {
         let guard = mutex()
             .wait_policy(policy)
-            .try_lock_for(WAIT_LIMIT)
+            .try_lock_for(WAIT_LIMIT * 2)
             .unwrap();
         let _ = guard
             .expect("the release wakes the waiter")
@@ -265,10 +265,13 @@ fn a_local_release_wakes_a_waiter_in_backoff() {
     };
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
-        for policy in [LONG_BACKOFF, WaitPolicy::Wake] {
-            spawn_and_wait_until_asleep(scope, move || lock_and_unlock(policy));
-        }
+        let waiting = [LONG_BACKOFF, WaitPolicy::Wake]
+            .map(|policy| spawn_and_wait_until_asleep(scope, move || lock_and_unlock(policy)));
         let _ = guard.unlock().unwrap();
+        // Shortly before its deadline, a call would try again by itself.
+        for waiter in waiting {
+            eventually(WAIT_LIMIT, || waiter.is_finished());
+        }
     });
 }
 

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use leasehold::crossbeam_channel::unbounded;
 use leasehold::{Client, ClientBuilder, HolderId, Lost, Unlocked};
 use redis::Connection;
-use support::{Control, SLACK, Server, eventually, ms, result_of, spawn_call};
+use support::{
+    Control, SLACK, Server, assert_message_wakes, eventually, ms, result_of, spawn_call,
+};
 
 support::tests![
     lock_writes_only_its_key_and_its_fence,
@@ -145,8 +147,9 @@ fn a_foreign_release_that_publishes_wakes_at_once() {
     let server = Server::start();
     let client = client(&server);
     let mut redis = server.connection();
-    // Any message on the channel wakes, whatever its payload.
-    let long = vec![b'x'; 1 << 20];
+    // Any message on the channel wakes, whatever its payload. One above 1 MiB would end the
+    // subscription.
+    let long = vec![b'x'; 1 << 19];
     let payloads: [&[u8]; 5] = [b"v", b"", b"\xff\x00\r\n", b"web/1:no-uuid", &long];
     for payload in payloads {
         assert!(foreign_lock(&mut redis, "lock:x", "v", None));
@@ -154,9 +157,12 @@ fn a_foreign_release_that_publishes_wakes_at_once() {
             let mutex = client.mutex("x");
             move || mutex.lock().map(drop)
         });
+        eventually(WAIT_LIMIT, || client.stats().waiting == 1);
         server.wait_until_waiter_sleeps("lock_release:x");
-        foreign_release_and_publish(&mut redis, "lock:x", "lock_release:x", payload);
-        result_of(&waiter).unwrap();
+        assert_message_wakes(&client, || {
+            foreign_release_and_publish(&mut redis, "lock:x", "lock_release:x", payload);
+            result_of(&waiter).unwrap();
+        });
     }
 }
 
@@ -278,8 +284,10 @@ fn keys_and_channels_have_the_configured_prefixes() {
         move || mutex.lock().unwrap()
     });
     server.wait_until_waiter_sleeps("app:r:x");
-    foreign_release_and_publish(&mut redis, "app:l:x", "app:r:x", b"v");
-    let guard = result_of(&waiter);
+    let guard = assert_message_wakes(&client, || {
+        foreign_release_and_publish(&mut redis, "app:l:x", "app:r:x", b"v");
+        result_of(&waiter)
+    });
     assert_eq!(
         server.get("app:l:x").unwrap(),
         guard.holder_id().as_str().as_bytes()

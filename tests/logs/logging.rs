@@ -19,7 +19,6 @@ support::tests![
     acquire_renewal_and_release_are_logged,
     many_names_are_logged_in_short_form,
     refusals_and_waits_are_logged,
-    sleep_after_a_slow_record_ends_no_later,
     a_lost_lock_is_logged_as_a_warning,
     a_release_after_the_expiry_is_logged_as_a_warning,
     reading_again_under_an_own_guard_logs_a_warning,
@@ -32,6 +31,8 @@ support::tests![
     nothing_is_logged_at_info_and_no_whole_id_above_trace,
     no_password_appears_in_logs_or_errors
 ];
+
+support::timed![sleep_after_a_slow_record_ends_no_later];
 
 const WAIT_LIMIT: Duration = ms(5_000);
 

@@ -22,7 +22,7 @@ const TESTS: &[Listed] = &[
 
 const ROUGHLY_TIMED: &[Listed] = &[drop::ROUGHLY_TIMED, harness::ROUGHLY_TIMED];
 
-const TIMED: &[Listed] = &[quorum::TIMED];
+const TIMED: &[Listed] = &[logging::TIMED, quorum::TIMED];
 
 const ROLES: &[Listed] = &[drop::ROLES, harness::ROLES, input::ROLES];
 

@@ -72,13 +72,7 @@ struct Servers(Vec<Server>);
 
 impl Servers {
     fn start(count: usize) -> Self {
-        let starting: Vec<_> = (0..count).map(|_| thread::spawn(Server::start)).collect();
-        Self(
-            starting
-                .into_iter()
-                .map(|one| one.join().unwrap())
-                .collect(),
-        )
+        Self((0..count).map(|_| Server::start()).collect())
     }
 
     fn urls(&self) -> Vec<String> {
@@ -378,13 +372,13 @@ fn a_hanging_minority_costs_one_timeout_and_keeps_no_key() {
     log_records();
     thread::scope(|scope| {
         for n in 0..3 {
-            scope.spawn(move || assert_a_hanging_server_costs_one_timeout(n));
+            let servers = Servers::start(3);
+            scope.spawn(move || assert_a_hanging_server_costs_one_timeout(&servers, n));
         }
     });
 }
 
-fn assert_a_hanging_server_costs_one_timeout(n: usize) {
-    let servers = Servers::start(3);
+fn assert_a_hanging_server_costs_one_timeout(servers: &Servers, n: usize) {
     let client = servers.client();
     lock_and_unlock(&client);
     servers.0[n].pause();
@@ -643,13 +637,13 @@ fn assert_calls_fail_in_time(client: &Client, answers: &Server) {
 fn without_a_majority_calls_fail_in_time_and_leave_no_key() {
     thread::scope(|scope| {
         for is_killed in [true, false] {
-            scope.spawn(move || assert_calls_fail_without_a_majority(is_killed));
+            let servers = Servers::start(3);
+            scope.spawn(move || assert_calls_fail_without_a_majority(servers, is_killed));
         }
     });
 }
 
-fn assert_calls_fail_without_a_majority(is_killed: bool) {
-    let mut servers = Servers::start(3);
+fn assert_calls_fail_without_a_majority(mut servers: Servers, is_killed: bool) {
     let builder = || {
         servers
             .builder()

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
-use leasehold::Error;
+use leasehold::{Client, Error};
 
 use super::time::ms;
 
@@ -41,8 +41,8 @@ pub fn assert_gives_up<T>(mut call: impl FnMut(Duration) -> Result<Option<T>, Er
     panic!("no server has replied within 3.2 s");
 }
 
-/// Makes a call while other threads repeat theirs without a pause. The threads end when the call
-/// returns or panics.
+/// Makes a call while other threads repeat theirs without a pause. The call begins after each of
+/// the others has returned once. The threads end when the call returns or panics.
 #[track_caller]
 pub fn while_others_repeat<T, F: FnMut() + Send>(
     others: impl IntoIterator<Item = F>,
@@ -56,15 +56,35 @@ pub fn while_others_repeat<T, F: FnMut() + Send>(
     }
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        for mut repeated in others {
-            let is_over = &is_over;
-            scope.spawn(move || {
-                while !is_over.load(Ordering::SeqCst) {
-                    repeated();
-                }
-            });
-        }
         let _end = End(&is_over);
+        let firsts: Vec<_> = others
+            .into_iter()
+            .map(|mut repeated| {
+                let (is_over, (first, firsts)) = (&is_over, bounded(1));
+                scope.spawn(move || {
+                    while !is_over.load(Ordering::SeqCst) {
+                        repeated();
+                        let _ = first.try_send(());
+                    }
+                });
+                firsts
+            })
+            .collect();
+        firsts.iter().for_each(result_of);
         call()
     })
+}
+
+/// Asserts that a message wakes a waiter of this client while `release` runs. `release` returns
+/// after the waiter has the lock.
+///
+/// To be called as soon as the waiter sleeps: 0.9 s later it refreshes its place in the queue, and
+/// would get the lock without a message.
+#[track_caller]
+pub fn assert_message_wakes<T>(waiter: &Client, release: impl FnOnce() -> T) -> T {
+    let woken = || waiter.stats().totals.wakes_message;
+    let before = woken();
+    let outcome = release();
+    assert!(woken() > before, "no message woke the waiter");
+    outcome
 }

@@ -28,4 +28,15 @@ impl Server {
     pub fn client(&self) -> Client {
         Client::open(self.url()).expect("the URL is valid")
     }
+
+    /// Returns the URL of a user without the rights for queues. Its waiters have no place that they
+    /// refresh.
+    pub fn url_without_queues(&self) -> String {
+        let acl = "SETUSER limited reset on >password ~lock:* ~leasehold:fence:* &* +eval \
+                   +evalsha +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe \
+                   +ping +client";
+        let rules: Vec<&str> = acl.split(' ').collect();
+        self.run("ACL", &rules);
+        format!("redis://limited:password@127.0.0.1:{}", self.port())
+    }
 }

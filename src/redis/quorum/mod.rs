@@ -115,8 +115,8 @@ impl Quorum {
                 let counts = round.had_time(self.command_timeout);
                 if self.health.failed(Some(cause), counts) {
                     logging::warn!(
-                        "circuit breaker open for the {}: calls that do not wait fail at once \
-                         until a majority answers: {cause}",
+                        "circuit breaker open for the {} ({cause}): calls that do not wait fail at \
+                         once until a majority answers",
                         self.label
                     );
                 }

@@ -470,7 +470,8 @@ fn wait_is_over_in_time_while_redis_is_silent() {
         });
         server.pause();
         let began = Instant::now();
-        program.code();
+        let code = program.code();
+        assert!(matches!(code, Some(0 | 69)), "{code:?}");
         times.push(began.elapsed());
         server.resume();
     }
