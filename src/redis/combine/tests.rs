@@ -113,3 +113,42 @@ fn a_fresh_connection_that_its_caller_no_longer_needs_goes_to_a_combined_call() 
     assert!(matches!(delivered, Some(Delivery::Alone)));
     assert_eq!(pool.state.lock().idle.len(), 1);
 }
+
+#[test]
+fn queued_call_gets_the_idle_connection_when_a_surplus_one_is_closed() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let pool = pool_of(&listener, 1);
+    let queued = call(Vec::new());
+    thread::scope(|scope| {
+        let server = scope.spawn(|| [accept(&listener), accept(&listener)]);
+        let first = connection(&pool).into_connection();
+        // A release does not wait for the first connection.
+        let until = Instant::now().after(LONG);
+        let surplus = pool.acquire_connection(until, Cap::Exempt);
+        let surplus = surplus.unwrap_or_else(|_| panic!("the server accepts"));
+        pool.state.lock().put_back(first);
+        enqueue(&pool, &queued);
+        pool.pass_on(surplus);
+        let delivered = queued.wait(Instant::now().after(LONG / 6));
+        assert!(matches!(delivered, Some(Delivery::Alone)));
+        drop(server.join().unwrap());
+    });
+}
+
+#[test]
+fn queued_call_does_not_wait_for_a_connection_that_a_thread_keeps() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let pool = pool_of(&listener, 1);
+    let queued = call(Vec::new());
+    thread::scope(|scope| {
+        let server = scope.spawn(|| accept(&listener));
+        let connection = connection(&pool).into_connection();
+        pool.state.lock().put_back(connection);
+        enqueue(&pool, &queued);
+        let request = pool.request().unwrap_or_else(|error| panic!("{error}"));
+        let kept = request.poll().and_then(Result::ok);
+        let delivered = queued.wait(Instant::now().after(LONG / 6));
+        assert!(matches!(delivered, Some(Delivery::Alone)));
+        drop((kept, request, server.join().unwrap()));
+    });
+}

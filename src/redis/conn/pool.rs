@@ -186,7 +186,8 @@ impl Pool {
     /// Counts a connection as closed and wakes the waiters that may now have one made.
     pub(in crate::redis) fn vacated(&self, state: &mut PoolState) {
         state.out -= 1;
-        if state.has_room(self.cap) {
+        // An idle connection serves the queue only once a call takes it: nobody returns it again.
+        if state.has_room(self.cap) || !state.idle.is_empty() {
             state.dismiss_one();
         }
         self.wake_next(state);
@@ -325,6 +326,11 @@ impl ConnectRequest<'_> {
     pub(crate) fn poll(&self) -> Option<Result<Connection, ConnectError>> {
         let mut state = self.pool.state.lock();
         if let Some(connection) = state.idle.pop() {
+            state.callers.leave(self.number);
+            if state.out == 0 {
+                // This connection does not come back to the queue of combined calls.
+                state.dismiss_one();
+            }
             return Some(Ok(connection));
         }
         let has_failed = state.dialing.failed_times != self.failed_before;
