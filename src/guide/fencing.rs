@@ -69,8 +69,8 @@
 //! UPDATE seat SET last_token = $1 WHERE id = '12A' AND last_token <= $1;
 //! ```
 //!
-//! Otherwise a late write of an earlier holder is accepted between the read and the write, and
-//! overwritten although that holder was told of its success.
+//! Otherwise a late write of an earlier holder can succeed between the read and the write, which
+//! then overwrites it.
 //!
 //! # Elsewhere
 //!

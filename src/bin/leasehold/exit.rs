@@ -141,13 +141,13 @@ pub(crate) fn by_signal(signal: i32) -> u8 {
 /// A password may contain spaces and further URLs, so all that is between the first `://` of a line
 /// and its last `@` is left out.
 pub(crate) fn without_credentials(text: &str) -> String {
-    let shown = text.split('\n').map(|line| match line.split_once("://") {
-        Some((start, url)) => match url.rsplit_once('@') {
-            Some((_, place)) => format!("{start}://…@{place}"),
-            None => line.to_owned(),
-        },
-        None => line.to_owned(),
-    });
+    let hidden = |line: &str| {
+        let (start, url) = line.split_once("://")?;
+        let (_, place) = url.rsplit_once('@')?;
+        Some(format!("{start}://…@{place}"))
+    };
+    let shown = text.split('\n');
+    let shown = shown.map(|line| hidden(line).unwrap_or_else(|| line.to_owned()));
     shown.collect::<Vec<_>>().join("\n")
 }
 
