@@ -158,36 +158,33 @@ fn command_dies_when_the_programs_group_is_killed() {
     wait_until_ended(&pids);
 }
 
-/// `timeout` moves itself into a new process group, and its command starts there.
+/// `setsid` moves itself into a new process group, and becomes the command there.
 #[cfg(target_os = "linux")]
 fn command_that_leaves_the_group_is_ended() {
     let server = Server::start();
-    let start = |name: &str, limit: &str| {
-        let options = [
-            "run",
-            name,
-            "--max-hold",
-            limit,
-            "--kill-after",
-            "60s",
-            "--",
-        ];
-        let script = "echo $PPID; echo $$; exec sleep 300";
-        let command = ["timeout", "300", "sh", "-c", script];
+    let start = |name: &str, max_hold: &str, script: &str| {
+        let options = ["run", name, "--max-hold", max_hold, "--kill-after", "60s"];
+        let command = ["--", "setsid", "sh", "-c", script];
         let mut program = Program::start(&server.url(), &[&options[..], &command].concat());
         let pids = [program.pid(), program.pid()];
         (program, pids)
     };
-    let (mut program, pids) = start("a", "300ms");
+    let polite = "sleep 300 & echo $!; echo $$; exec sleep 300";
+    let (mut program, pids) = start("a", "300ms", polite);
     assert_eq!(program.code(), Some(124));
     wait_until_ended(&pids);
 
-    let (mut program, pids) = start("b", "60s");
+    let (mut program, pids) = start("b", "60s", polite);
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(143));
     wait_until_ended(&pids);
 
-    let (program, pids) = start("c", "60s");
+    let (mut program, pids) = start("c", "60s", STUBBORN);
+    // The program forwards signals once its supervisor knows the command. Until then, the
+    // supervisor would kill only the processes of its own group.
+    program.send(Signal::TERM);
+    assert_eq!(program.next_line(), "term");
+    assert!(pids.into_iter().all(is_alive));
     program.send(Signal::KILL);
     wait_until_ended(&pids);
 }
