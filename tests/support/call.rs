@@ -79,12 +79,18 @@ pub fn while_others_repeat<T, F: FnMut() + Send>(
 /// after the waiter has the lock.
 ///
 /// To be called as soon as the waiter sleeps: 0.9 s later it refreshes its place in the queue, and
-/// would get the lock without a message.
+/// would get the lock without a message. On a busy machine, the attempt that follows the waiter's
+/// subscription may run only now, and gets the lock before the waiter sleeps. That is no wake-up
+/// and proves nothing about messages, so it is no failure.
 #[track_caller]
 pub fn assert_message_wakes<T>(waiter: &Client, release: impl FnOnce() -> T) -> T {
-    let woken = || waiter.stats().totals.wakes_message;
-    let before = woken();
+    let before = waiter.stats().totals;
     let outcome = release();
-    assert!(woken() > before, "no message woke the waiter");
+    let after = waiter.stats().totals;
+    let was_asleep = after.wakes() > before.wakes();
+    assert!(
+        !was_asleep || after.wakes_message > before.wakes_message,
+        "no message woke the waiter: {before:?}, then {after:?}"
+    );
     outcome
 }
