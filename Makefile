@@ -23,6 +23,11 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
+# The filter that selects the tests of all these modules.
+EMPTY =
+ANY_OF = $(subst $(EMPTY) $(EMPTY),$(COMMA),$(1:%=%::))
+COMMA = ,
+
 .PHONY: demo test test-without-tls test-async test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
 
 # Runs the two examples to begin with.
@@ -70,9 +75,7 @@ test-tls: servers
 # Runs the unit tests and some modules in a release build.
 test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --all-features --lib
-	@set -e; for promise in $(RACES); do \
-		$(WITH_SERVER) $(CARGO) test --release --all-features --test it -- $$promise:: --skip conformance::tls::; \
-	done
+	$(WITH_SERVER) $(CARGO) test --release --all-features --test it -- $(call ANY_OF,$(RACES)) --skip conformance::tls::
 
 # Runs every test on the system's Redis (7.0 on Debian) and on Valkey 9, and those for a single
 # server on Redis 6.2.
@@ -86,7 +89,7 @@ test-servers:
 
 # Runs a short round on Valkey: the modules of SHORT, and tests with `basic` in their names.
 test-valkey:
-	@set -e; for promise in $(SHORT); do $(ROUND) valkey --test it $$promise::; done
+	$(ROUND) valkey --test it -- $(call ANY_OF,$(SHORT))
 	$(ROUND) valkey --tests basic
 
 # The test kit in the place of a server, without the tests listed in the file.
@@ -118,9 +121,7 @@ test-kit: kit kit-list
 
 # Runs a short round on the test kit.
 test-kit-short: kit kit-list
-	@set -e; for promise in $(SHORT_ON_KIT); do \
-		$(WITH_KIT) $(CARGO) test --all-features --test it -- $$promise:: $(NOT_ON_THE_KIT); \
-	done
+	$(WITH_KIT) $(CARGO) test --all-features --test it -- $(call ANY_OF,$(SHORT_ON_KIT)) $(NOT_ON_THE_KIT)
 
 # Checks and tests the alerts, if promtool is installed.
 alerts:

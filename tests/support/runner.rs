@@ -88,7 +88,8 @@ macro_rules! listed {
     };
 }
 
-/// Runs a role if this is a child process, else the tests that the command line selects.
+/// Runs a role if this is a child process, else the tests that the command line selects. The filter
+/// may have several parts with commas between them: `lock::,waking::` selects two modules.
 pub fn run(
     tests: &[Listed],
     roughly_timed: &[Listed],
@@ -130,8 +131,13 @@ fn run_with(arguments: &Arguments, threads: usize, listed: &[Listed]) -> Conclus
     arguments.test_threads = arguments.test_threads.or(Some(threads));
     let trial =
         |(name, test): (String, fn())| Trial::test(name.clone(), move || in_own_thread(name, test));
-    let trials = one_of_each_module_in_turn(listed).map(trial).collect();
-    libtest_mimic::run(&arguments, trials)
+    let parts = arguments.filter.take_if(|filter| filter.contains(','));
+    let is_selected = |name: &str| match &parts {
+        Some(parts) => parts.split(',').any(|part| name.contains(part)),
+        None => true,
+    };
+    let tests = one_of_each_module_in_turn(listed).filter(|(name, _)| is_selected(name));
+    libtest_mimic::run(&arguments, tests.map(trial).collect())
 }
 
 /// Returns the first test of each module, then the second of each, and so on.
