@@ -15,7 +15,7 @@ use leasehold::{
 };
 use support::{
     Child, Cluster, ClusterSetup, Control, Proxy, SLACK, Sentinels, Server, Setup, Traffic,
-    assert_released, eventually, ms, parameter, tell_parent,
+    assert_released, connect_to_all, eventually, ms, parameter, tell_parent,
 };
 
 support::roles![locker];
@@ -607,6 +607,7 @@ fn key_that_became_unreadable_is_named_and_the_others_are_released() {
     let servers: Vec<Server> = (0..3).map(|_| Server::start()).collect();
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let client = Client::builder().quorum(&urls).ttl(LONG).build().unwrap();
+    connect_to_all(&client, &servers);
     let guard = client.mutex_all(["a", "b", "c"]).lock().unwrap();
     eventually(ms(10_000), || {
         servers.iter().all(|server| lock_keys(server).len() == 3)

@@ -6,7 +6,7 @@ use std::thread;
 
 use leasehold::{Client, Error};
 use support::fair::PATIENCE;
-use support::{Cluster, Proxy, Server, Traffic, eventually, ms};
+use support::{Cluster, Proxy, Server, Traffic, connect_to_all, eventually, ms};
 
 support::tests![
     every_lock_is_listed_with_its_holder,
@@ -233,7 +233,7 @@ fn keys_on_a_minority_do_not_open_the_circuit_breaker() {
     let urls = servers.each_ref().map(Server::url);
     let quorum = Client::builder().quorum(urls).command_timeout(ms(500));
     let client = quorum.breaker(3).build().unwrap();
-    eventually(PATIENCE, || client.health().is_healthy());
+    connect_to_all(&client, &servers);
     for n in 0..5 {
         set(&servers[1], format!("lock:{n}").as_bytes());
     }
@@ -254,8 +254,7 @@ fn a_quorum_lists_locks_held_on_a_majority() {
     let urls = || servers.each_ref().map(Server::url);
     let quorum = || Client::builder().quorum(urls()).command_timeout(ms(500));
     let client = quorum().build().unwrap();
-    // A call asks only the servers whose connections are open in time.
-    eventually(PATIENCE, || client.health().is_healthy());
+    connect_to_all(&client, &servers);
     let a = client.mutex("a").lock().unwrap();
     let _b = client.mutex("b").lock().unwrap();
     for (server, key) in servers

@@ -10,8 +10,8 @@ use crossbeam_channel::{RecvTimeoutError, TryRecvError, bounded, unbounded};
 use leasehold::{Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, Unlocked};
 use parking_lot::Mutex as Local;
 use support::{
-    Counters, Fenced, Proxy, Server, Traffic, assert_released, eventually, let_pass, ms,
-    while_others_repeat,
+    Counters, Fenced, Proxy, Server, Traffic, assert_released, connect_to_all, eventually,
+    let_pass, ms, while_others_repeat,
 };
 
 support::tests![
@@ -745,6 +745,7 @@ fn every_quorum_server_reserves_the_block_of_tokens() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url);
     let client = Client::builder().quorum(urls).ttl(LONG).build().unwrap();
+    connect_to_all(&client, &servers);
     let a = || client.mutex("a");
     thread::scope(|scope| {
         let [one, two] = queue_behind_a_holder(scope, &servers[0], &client, [a(), a()]);

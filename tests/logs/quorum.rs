@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Unlocked, WaitPolicy};
 use support::{
-    Control, Counters, FakeServer, Fenced, Proxy, SLACK, Server, Traffic, default_reply,
-    eventually, let_pass, log_records, log_records_about, ms,
+    Control, Counters, FakeServer, Fenced, Proxy, SLACK, Server, Traffic, connect_to_all,
+    default_reply, eventually, let_pass, log_records, log_records_about, ms,
 };
 
 support::tests![
@@ -102,11 +102,6 @@ impl Servers {
                 return guard;
             }
         }
-    }
-
-    /// Connects the client to every server.
-    fn connect(&self, client: &Client) {
-        drop(self.lock_on_all(&client.mutex("a").ttl(LONG)));
     }
 
     /// Waits until a waiter sleeps, subscribed to every server.
@@ -325,6 +320,7 @@ fn a_token_below_the_counter_is_proposed_again_above_it() {
 fn a_broken_counter_counts_as_a_failed_server() {
     let servers = Servers::start(3);
     let client = servers.client();
+    connect_to_all(&client, &servers.0);
     servers.0[0].run("SET", &[FENCE, "9007199254740991"]);
     lock_and_unlock(&client);
     servers.0[1].run("SET", &[FENCE, "x"]);
@@ -385,7 +381,7 @@ fn a_hanging_minority_costs_one_timeout_and_keeps_no_key() {
 
 fn assert_a_hanging_server_costs_one_timeout(servers: &Servers, n: usize) {
     let client = servers.client();
-    servers.connect(&client);
+    connect_to_all(&client, &servers.0);
     servers.0[n].pause();
     // The hanging server does not use up the deadline.
     let limit = ms(4_000);
@@ -438,7 +434,7 @@ fn opening_and_closing_of_the_breaker_is_logged() {
 fn late_commands_of_a_resumed_server_leave_no_key() {
     let servers = Servers::start(3);
     let client = servers.client();
-    servers.connect(&client);
+    connect_to_all(&client, &servers.0);
     servers.0[2].pause();
     for _ in 0..200 {
         lock_and_unlock(&client);
@@ -460,7 +456,7 @@ fn client_with_two_connections(servers: &Servers) -> (Client, Vec<Proxy>) {
     let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
     // Long enough for a busy machine: a connection that stalls for longer is closed.
     let client = builder.command_timeout(ms(5_000)).build().unwrap();
-    servers.connect(&client);
+    connect_to_all(&client, &servers.0);
     for proxy in &proxies {
         proxy.set_open(Traffic::StallReplies);
     }
@@ -656,7 +652,7 @@ fn assert_calls_fail_without_a_majority(mut servers: Servers, is_killed: bool) {
             .connect_timeout(ms(400))
     };
     let (client, fresh) = (builder().build().unwrap(), builder().build().unwrap());
-    servers.connect(&client);
+    connect_to_all(&client, &servers.0);
     let held = client.mutex("held").ttl(ms(2_000)).lock().unwrap();
     for server in &mut servers.0[1..] {
         if is_killed {
@@ -697,7 +693,7 @@ fn a_slow_server_delays_only_the_first_lock() {
         let mut urls = servers.urls();
         urls[n] = proxy.url();
         let client = Client::quorum(urls).unwrap();
-        servers.connect(&client);
+        connect_to_all(&client, &servers.0);
         proxy.delay(ms(250), ms(250));
         lock_and_unlock(&client);
         assert!(median(&client) < UNDELAYED);
@@ -720,7 +716,7 @@ fn a_server_that_replies_byte_by_byte_delays_no_call() {
         let mut urls = servers.urls();
         urls[n] = proxy.url();
         let client = Client::quorum(urls).unwrap();
-        servers.connect(&client);
+        connect_to_all(&client, &servers.0);
         proxy.set_all(Traffic::TrickleReplies);
         let mut times: Vec<_> = (0..9)
             .map(|_| {
@@ -799,7 +795,7 @@ fn a_majority_after_the_deadline_is_undone() {
         .command_timeout(ms(500))
         .build()
         .unwrap();
-    servers.connect(&client);
+    connect_to_all(&client, &servers.0);
     for proxy in &proxies {
         proxy.delay(ms(0), ms(60));
     }
@@ -915,7 +911,7 @@ fn a_client_that_ends_leaves_no_key() {
     let proxy = Proxy::new(&servers.0[2]);
     let urls = [servers.0[0].url(), servers.0[1].url(), proxy.url()];
     let client = Client::quorum(urls).unwrap();
-    servers.connect(&client);
+    connect_to_all(&client, &servers.0);
     eventually(WAIT_LIMIT, || servers.count(KEY) == 0);
     proxy.delay(ms(100), ms(0));
     for _ in 0..3 {
@@ -931,7 +927,7 @@ fn calls_wait_for_connections_up_to_max_connections() {
     let proxies: Vec<_> = servers.0.iter().map(Proxy::new).collect();
     let builder = Client::builder().quorum(proxies.iter().map(Proxy::url));
     let client = builder.max_connections(1).build().unwrap();
-    servers.connect(&client);
+    connect_to_all(&client, &servers.0);
     for proxy in &proxies {
         proxy.delay(ms(0), ms(400));
     }

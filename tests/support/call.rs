@@ -7,7 +7,21 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 use leasehold::{Client, Error};
 
-use super::time::ms;
+use super::server::Server;
+use super::time::{eventually, ms};
+
+/// Connects a client to every server of its quorum. A first lock may leave out a server that
+/// connects late.
+#[track_caller]
+pub fn connect_to_all(client: &Client, servers: &[Server]) {
+    let mutex = client.mutex("connected");
+    eventually(ms(20_000), || {
+        let _guard = mutex.lock().unwrap();
+        servers
+            .iter()
+            .all(|server| server.get("lock:connected").is_some())
+    });
+}
 
 /// Runs a call in another thread and returns a channel for its result.
 pub fn spawn_call<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {

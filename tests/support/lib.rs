@@ -40,7 +40,10 @@ mod time;
 mod watchdog;
 
 pub use blackhole::{BlackHole, refusing_url};
-pub use call::{assert_gives_up, assert_message_wakes, result_of, spawn_call, while_others_repeat};
+pub use call::{
+    assert_gives_up, assert_message_wakes, connect_to_all, result_of, spawn_call,
+    while_others_repeat,
+};
 pub use capture::{LogRecord, at_next_record_about, log_records, log_records_about};
 pub use certificates::{certificate_path, read_pem, tls_server};
 pub use chaos::{Chaos, ChaosReport, survivor};
