@@ -103,8 +103,11 @@ ON_THE_KIT = --test it --test logs --test memory --test metrics --test panicking
 # Modules that run on the test kit in `.ci/run`. Under a minute.
 SHORT_ON_KIT = lock fencing fair exclusion local_handoff
 
+# Beside a test, cargo selects the same features of the dependencies as for `make test`, and does
+# not build them twice.
 kit:
-	$(CARGO) build -p leasehold-test-support --features kit --bin kit-server
+	$(CARGO) build --all-features -p leasehold -p leasehold-test-support \
+		--bin kit-server --test serialize
 
 # Checks that each name in the file is a part of a test's name: a test may have been renamed.
 kit-list:
