@@ -10,8 +10,8 @@ use std::thread;
 use leasehold::{Client, ClientBuilder, Error, RwHolders, RwLock, Unlocked};
 use support::fair::{PLACES, QUEUE, fair_mutex, spawn_subscribed_waiter, spawn_waiter};
 use support::{
-    Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, eventually,
-    exercise_every_call, ms,
+    Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, connect_to_all,
+    eventually, exercise_every_call, ms,
 };
 
 support::tests![
@@ -729,6 +729,7 @@ fn documented_user_can_do_everything_over_a_quorum() {
     assert_nothing_refused(&servers);
 
     let client = builder().build().unwrap();
+    connect_to_all(&client, &servers);
     set_user(&servers[..1], &without("leasehold", "+set"));
     let guard = client.mutex("b").lock().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
