@@ -27,10 +27,12 @@ pub(crate) struct Release {
     pub(crate) may_overtake: bool,
     /// It was sent before: this is a repetition.
     pub(crate) was_sent: bool,
+    /// A try without a reply may have removed the key.
+    pub(crate) may_have_run: bool,
     /// It may end a lease. False for a place in a queue, and for a lease that has certainly ended.
     pub(crate) may_end_lease: bool,
-    /// How each server of a quorum answered the acquire: one that has not answered yet may run it
-    /// after the release.
+    /// How each server of a quorum answered the acquire. A server that has not answered yet may run
+    /// the acquire after the release.
     pub(crate) votes: Option<Arc<ServerVotes>>,
     /// The mark of an undo, or of a release that got no reply; dropped at the first answer. Until
     /// then Redis may refuse the lock to this client because of this lease.
@@ -94,6 +96,7 @@ impl Release {
             began: None,
             may_overtake: false,
             was_sent: false,
+            may_have_run: false,
             may_end_lease: true,
             votes: None,
             unanswered: None,
@@ -140,7 +143,8 @@ impl Unconfirmed {
         *self.0.lock().entry(id).or_default() += servers;
     }
 
-    /// Returns how many leases too few servers have released, in a deployment of this `size`.
+    /// Returns how many leases may still be held: too few servers of a deployment of this `size`
+    /// have released them.
     pub(crate) fn count(&self, size: Majority) -> usize {
         let servers = self.0.lock();
         let held = servers

@@ -24,6 +24,7 @@ use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
+use crate::redis::Fault;
 
 /// The most holder ids in one command: about 16 KiB of them.
 const MOST_IDS: usize = 256;
@@ -31,7 +32,7 @@ const MOST_IDS: usize = 256;
 /// The pause between the first tries of a release.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// The pause between tries of a release that is a few seconds old. With 1/16 added it is below 1 s.
+/// The pause between tries of a release that is between 0.8 and 6.8 s old.
 const YOUNG: Duration = Duration::from_millis(800);
 
 /// The longest pause after a try without a reply, so that the recovery of Redis is noticed soon.
@@ -39,14 +40,18 @@ const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// Returns the pause after a try that found nothing, for a release of this age.
 ///
-/// A release joins a command with others once 15/16 of its pause have passed, and waits for at most
-/// 1/16 more. So a late acquire is removed within 17/16 of the pause: within a second, or 1/8 of
-/// its age. After ten seconds, two commands for a name are at least a second apart: 15/16 of 2/17
-/// of 10 s.
+/// A command for a lock also carries the releases that are due within 15/16 of their pause. The
+/// next command follows after 15/16 of the newest release's pause at the earliest, unless the reply
+/// names the release to send next. So few commands carry all releases, and none is repeated late,
+/// except if more than [`MOST_IDS`] are pending. A late acquire is removed within a second, or
+/// within 1/8 of the release's age. If the newest release is ten seconds old, two commands for a
+/// name are at least a second apart: 15/16 of 2/17 of 10 s.
 fn pause(age: Duration) -> Duration {
     age.clamp(SHORTEST, YOUNG).max(age * 2 / 17)
 }
 
+/// How early a release with this pause can join a command, and the least time between two commands
+/// if the newest release has this pause.
 fn joins_after(pause: Duration) -> Duration {
     pause * 15 / 16
 }
@@ -71,8 +76,6 @@ struct Pending {
     began: Instant,
     tried: Instant,
     due: Instant,
-    /// A try got no reply.
-    was_unanswered: bool,
     /// A try got a reply.
     was_answered: bool,
 }
@@ -86,7 +89,8 @@ struct Group {
     ids: HashMap<HolderId, u64>,
     /// When the newest release was added.
     newest: Instant,
-    /// When the newest planned release must be sent: neither before, nor later with others.
+    /// When the newest release that was added before its `began` must be sent: not earlier with
+    /// others, and not later.
     planned: Option<Instant>,
     /// When the last command was sent.
     last: Option<Instant>,
@@ -190,7 +194,6 @@ impl Releases {
             began,
             tried: due,
             due,
-            was_unanswered: false,
             was_answered: false,
         };
         self.pending.insert(serial, pending);
@@ -322,15 +325,23 @@ impl Releases {
         self.due.insert((group.next, serial));
     }
 
-    /// Records the reply to a batch, `None` if none counts. Returns the releases that have ended.
-    pub(crate) fn settle(&mut self, batch: &ReleaseBatch, answer: Option<Answer>) -> Vec<Release> {
-        let Some(Answer::Undone(undone)) = answer else {
-            for (serial, _) in &batch.releases {
-                if let Some(pending) = self.pending.get_mut(serial) {
-                    pending.was_unanswered = true;
+    /// Records the outcome of a batch. Returns the releases that have ended.
+    pub(crate) fn settle(
+        &mut self,
+        batch: &ReleaseBatch,
+        answer: Result<Answer, Fault>,
+    ) -> Vec<Release> {
+        let undone = match answer {
+            Ok(Answer::Undone(undone)) => undone,
+            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_)) => return Vec::new(),
+            Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => {
+                for (serial, _) in &batch.releases {
+                    if let Some(pending) = self.pending.get_mut(serial) {
+                        pending.release.may_have_run = true;
+                    }
                 }
+                return Vec::new();
             }
-            return Vec::new();
         };
         let removed = undone.removed.iter();
         let removed = removed.filter_map(|n| Some(&batch.releases.get(*n)?.1));
@@ -361,8 +372,7 @@ impl Releases {
         let Some(pending) = self.pending.get_mut(&serial) else {
             return false;
         };
-        // An earlier try without a reply may have removed the key.
-        let was_ours = found == KeyState::Ours || pending.was_unanswered;
+        let was_ours = found == KeyState::Ours || pending.release.may_have_run;
         pending.was_answered = true;
         pending.release.unanswered = None;
         if let Some(report) = pending.release.report.take() {

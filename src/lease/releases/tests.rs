@@ -1,12 +1,13 @@
 //! Tests of pending releases: what one command carries, and when.
 
 use super::*;
+use crate::error::{Cause, Error};
 use crate::lease::release::ReleaseReport;
 use crate::protocol::answer::Undone;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
 use crate::redis::Majority;
-use crossbeam_channel::unbounded;
+use crossbeam_channel::{Receiver, unbounded};
 
 const TTL: Duration = Duration::from_secs(600);
 
@@ -26,11 +27,25 @@ fn release(name: &str, now: Instant) -> Release {
     Release::undo(keys(name), HolderId::fresh("o"), now.after(TTL))
 }
 
-fn undone(removed: &[usize], other: Option<&HolderId>) -> Option<Answer> {
-    Some(Answer::Undone(Undone {
+fn undone(removed: &[usize], other: Option<&HolderId>) -> Result<Answer, Fault> {
+    Ok(Answer::Undone(Undone {
         removed: removed.to_vec(),
         other: other.map(|id| id.as_str().into()),
     }))
+}
+
+fn no_reply() -> Result<Answer, Fault> {
+    Err(Fault::Unknown(Cause::text("no reply")))
+}
+
+/// Returns a release, and the channel on which its outcome is reported.
+fn reported(name: &str) -> (Release, Receiver<KeyState>) {
+    let (sender, found) = unbounded();
+    let release = Release {
+        report: Some(Arc::new(ReleaseReport::new(Majority::of(1), sender))),
+        ..Release::new(keys(name), HolderId::fresh("o"), at(9_000))
+    };
+    (release, found)
 }
 
 /// Returns the batches sent from `from` to `to`, each with its time, if no try finds a key.
@@ -62,7 +77,7 @@ fn releases_of_one_lock_share_a_command() {
     assert_eq!(sizes, [1, 2], "one command for each lock");
     assert!(releases.take_due(at(0), false).is_empty());
     for batch in &batches {
-        assert!(releases.settle(batch, None).is_empty());
+        assert!(releases.settle(batch, no_reply()).is_empty());
     }
     assert_eq!(releases.next(), Some(at(50)));
     assert_eq!(releases.take_due(at(51), false).len(), 2);
@@ -84,7 +99,7 @@ fn planned_release_is_sent_at_its_time_even_if_another_was_just_sent() {
     releases.push(release("a", at(1)), at(1));
     let batch = releases.take_due(at(1), false).remove(0);
     assert_eq!(batch.releases.len(), 1);
-    assert!(releases.settle(&batch, None).is_empty());
+    assert!(releases.settle(&batch, no_reply()).is_empty());
     assert_eq!(releases.next(), Some(at(3)));
     let batch = releases.take_due(at(3), false).remove(0);
     assert_eq!(batch.releases.len(), 1);
@@ -114,32 +129,55 @@ fn release_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
 #[test]
 fn any_reply_ends_the_release_of_an_acquired_lease_and_is_reported() {
     let mut releases = Releases::default();
-    let (sender, answers) = unbounded();
-    let report = || Arc::new(ReleaseReport::new(Majority::of(1), sender.clone()));
-    let release = |name| Release::new(keys(name), HolderId::fresh("o"), at(9_000));
-    let reported = |name| Release {
-        report: Some(report()),
-        ..release(name)
-    };
-    releases.push(release("a"), at(0));
-    let batch = releases.take_due(at(0), false).remove(0);
-    let another = undone(&[], Some(&HolderId::fresh("o")));
-    assert_eq!(releases.settle(&batch, another).len(), 1);
-    releases.push(reported("b"), at(0));
-    let batch = releases.take_due(at(0), false).remove(0);
-    assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
-    assert_eq!(answers.try_recv(), Ok(KeyState::Gone));
-    releases.push(reported("c"), at(0));
-    let batch = releases.take_due(at(0), false).remove(0);
-    assert!(releases.settle(&batch, None).is_empty());
-    let batch = releases.take_due(at(60), false).remove(0);
-    assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
-    assert_eq!(
-        answers.try_recv(),
-        Ok(KeyState::Ours),
-        "the first try, which got no reply, may have removed the key"
-    );
+    for (answer, state) in [
+        (undone(&[0], None), KeyState::Ours),
+        (undone(&[], None), KeyState::Gone),
+        (undone(&[], Some(&HolderId::fresh("o"))), KeyState::Foreign),
+    ] {
+        let (release, found) = reported("a");
+        releases.push(release, at(0));
+        let batch = releases.take_due(at(0), true).remove(0);
+        assert_eq!(releases.settle(&batch, answer).len(), 1);
+        assert_eq!(found.try_recv(), Ok(state));
+    }
     assert!(releases.is_empty());
+}
+
+#[test]
+fn try_without_a_reply_may_have_removed_the_key() {
+    let mut releases = Releases::default();
+    let (release, found) = reported("a");
+    releases.push(release, at(0));
+    let batch = releases.take_due(at(0), false).remove(0);
+    assert!(releases.settle(&batch, no_reply()).is_empty());
+    // The key's slot has moved to another server, and the release with it.
+    let mut elsewhere = Releases::default();
+    for release in releases.remove_batch(&batch) {
+        elsewhere.push(release, at(60));
+    }
+    let batch = elsewhere.take_due(at(60), false).remove(0);
+    assert_eq!(elsewhere.settle(&batch, undone(&[], None)).len(), 1);
+    assert_eq!(found.try_recv(), Ok(KeyState::Ours));
+}
+
+#[test]
+fn try_that_did_not_run_has_removed_nothing() {
+    let mut releases = Releases::default();
+    let (release, found) = reported("a");
+    releases.push(release, at(0));
+    for (n, fault) in [
+        Fault::NotRun(Cause::text("connection refused")),
+        Fault::Rejected(Error::Closed),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let batch = releases.take_due(at(n as u64 * 60), true).remove(0);
+        assert!(releases.settle(&batch, Err(fault)).is_empty());
+    }
+    let batch = releases.take_due(at(200), false).remove(0);
+    assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
+    assert_eq!(found.try_recv(), Ok(KeyState::Gone));
 }
 
 /// Adds a release every 100 ms for 20 s. Checks the pauses between the tries of each release, which
@@ -234,7 +272,7 @@ fn server_without_a_reply_is_tried_again_within_a_second() {
     let mut now = at(0);
     while now < at(60_000) {
         let batch = releases.take_due(now, false).remove(0);
-        releases.settle(&batch, None);
+        releases.settle(&batch, no_reply());
         let next = releases.next().unwrap();
         assert!(now.until(next) <= ms(1_000));
         now = next;

@@ -237,7 +237,7 @@ fn settle(
         IoJob::Renew(part) => settle_renewal(runtime, endpoint, part, sent, answer),
         IoJob::AddStats(delta) => runtime.shared_stats.settle(delta, answer),
         IoJob::Release(batch) => {
-            let over = releases.settle(&batch, answer.ok());
+            let over = releases.settle(&batch, answer);
             over.into_iter()
                 .for_each(|release| runtime.endpoints.forget_release(release));
         }
