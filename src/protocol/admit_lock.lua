@@ -11,9 +11,9 @@ local function settle()
   holder = redis.call('GET', KEYS[1])
 end
 
--- Returns whether a waiter with this want fits; without one, whether any waiter can. A reader,
--- whose want is no number, is admitted by the scripts of its own kind only: the lock is freed and
--- announced, and its client refreshes at once.
+-- Returns whether a waiter with this want fits; without a want, whether any waiter can fit. The
+-- want of a reader is no number, so a reader never fits here: only the scripts of its own kind
+-- admit it. A release frees the lock for it and publishes that, and its client refreshes at once.
 local function fits(want)
   return not holder and (not want or tonumber(want) ~= nil)
 end
@@ -42,8 +42,8 @@ end
 local function held(id)
   if holder ~= id then return nil end
   -- Nobody has drawn a token since. If someone deleted the fence, a new token serves.
-  local token, bad = draw(1)
+  local last, bad = last_token(KEYS[2], '', 0)
   if bad then return nil, bad end
-  return tonumber(redis.call('GET', KEYS[2]) or token)
+  return last or micros
 end
 

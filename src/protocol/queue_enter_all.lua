@@ -11,18 +11,18 @@
 -- Queued: {0, value of the lock key, its ttl in ms or -1, index of the lock, number of locks kept
 -- below it}. If the lock was freed for a reader, the value is absent and the ttl is -2.
 -- If the set has lost a lock or its place since its last call: 0. It then has no lock and no place.
--- Errors: BADFENCE n if the n-th fence holds no integer below 2^53, WRONGTYPE n if the n-th lock is
--- no string. After these the set has no lock and no place. The error of a damaged queue can leave
--- it some of them: the client then sends queue_release_all.
+-- Errors: BADFENCE n if the n-th fence holds no integer below 2^53 - 1, or a grant cannot use it;
+-- WRONGTYPE n if the n-th lock is no string. After these the set has no lock and no place. The
+-- error of a damaged queue can leave it some of them: the client then sends queue_release_all.
 local id, at, kept = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
 local keeps = ARGV[5] == '1'
 -- How long a kept lock lasts without a refresh, in ms: as long as a place.
 local provisional = math.min(3000, tonumber(ARGV[2]))
 
--- As read_lock, and reads the holder of the lock.
+-- As read_lock, and notes the holder of the lock.
 local function read(n)
   local value, bad = read_lock(n)
-  if not bad then settle() end
+  holder = value
   return value, bad
 end
 
@@ -88,8 +88,8 @@ local function join()
 end
 
 -- Returns whether the first place is that of a living reader that a grant reaches. Only the scripts
--- of read-write locks can grant to a reader, so the release of another lock frees it instead. A set
--- in a loop could then acquire the lock again and again before the reader does. A reader marked `p`
+-- of read-write locks can grant to a reader, so a release of another kind frees the name instead. A
+-- set in a loop could then acquire it again and again before the reader does. A reader marked `p`
 -- does not count: a grant has passed over it, because nobody listened.
 local function is_reader_next()
   local first = redis.pcall('LINDEX', KEYS[3], '0')
@@ -111,7 +111,10 @@ if at > 0 then
     refreshed = {[id] = true}
     bad = grant()
     refreshed = nil
-    if bad then return give_up(bad) end
+    if bad then
+      -- A grant does not say of which name the fence is.
+      return give_up({err = string.gsub(bad.err, 'BADFENCE ', 'BADFENCE ' .. at .. ' ', 1)})
+    end
     if holder ~= id then
       for n = 1, kept do
         if keeps then redis.call('PEXPIRE', all[n], provisional) else pass_on(n) end
@@ -149,7 +152,8 @@ for n = 1, count do
   if bad then return give_up(bad) end
   reply[n + 1] = math.max(micros, (last or 0) + 1)
 end
--- Fences first: a token that no client receives does no harm. As text, as in acquire.lua.
+-- The fences are set first: a token that no client receives does no harm. They are set as text, as
+-- in acquire.lua.
 for n = 1, count do
   local digits = string.format('%.0f', reply[n + 1])
   local kept_token = redis.pcall('SET', all[count + n], digits, 'EX', '86400')

@@ -6,7 +6,9 @@
 use std::collections::HashSet;
 use std::thread;
 
-use leasehold::{Backoff, Client, FairMutex, MutexAll, MutexAllGuard, MutexGuard, WaitPolicy};
+use leasehold::{
+    Backoff, Client, Error, FairMutex, MutexAll, MutexAllGuard, MutexGuard, WaitPolicy,
+};
 use support::fair::{PATIENCE, lock_in_turn, wait_until_only_fences_remain, warmed_up};
 use support::{
     Child, Cluster, ClusterSetup, Proxy, Server, Traffic, assert_released, client, eventually, ms,
@@ -26,6 +28,7 @@ support::tests![
     set_keeps_nothing_after_its_first_refusal,
     release_of_a_set_grants_each_name_to_its_queue,
     set_is_released_although_a_queue_is_damaged,
+    damaged_fence_that_a_grant_finds_is_named,
     waiting_set_is_refreshed_on_a_full_server,
     call_that_holds_a_higher_name_gets_a_lower_one_that_a_set_keeps,
     shutdown_ends_the_places_and_the_kept_names_of_waiting_sets,
@@ -338,6 +341,24 @@ fn set_is_released_although_a_queue_is_damaged() {
         assert_eq!((holder(&server, "a"), holder(&server, "b")), (None, None));
         server.run("DEL", &[&key]);
     }
+}
+
+fn damaged_fence_that_a_grant_finds_is_named() {
+    let server = Server::start();
+    let fence = "leasehold:fence:{lock:b}";
+    let _b = lock_in_turn(&fair(&server, "b"));
+    let set = set(&server);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| set.try_lock_for(PATIENCE));
+        wait_for_queue(&server, "b", 1);
+        server.run("SET", &[fence, "no number"]);
+        // Without a message: the next refresh of the set grants the lock to it.
+        server.run("DEL", &["lock:b"]);
+        match waiting.join().unwrap() {
+            Err(Error::BadFence { key, .. }) => assert_eq!(key, fence),
+            other => panic!("{other:?}"),
+        }
+    });
 }
 
 fn waiting_set_is_refreshed_on_a_full_server() {
