@@ -102,10 +102,10 @@ impl ShutdownReport {
         self.woken
     }
 
-    /// Returns how many calls that can be cancelled still waited for a reply, each on its thread.
+    /// Returns how many calls with a [`CancelToken`](crate::CancelToken) still waited for a reply.
     ///
-    /// These are calls of a lock with a [`CancelToken`](crate::CancelToken), also those whose
-    /// caller has left. Each undoes what it has sent, and ends within two
+    /// Each of them runs on its own thread. Cancelled calls count, although their callers have
+    /// returned. Each call undoes what it has sent, and ends within two
     /// [command timeouts](crate::ClientBuilder::command_timeout).
     ///
     /// ```
@@ -122,11 +122,11 @@ impl ShutdownReport {
         self.calls
     }
 
-    /// Returns how many threads still made a connection.
+    /// Returns how many threads were still connecting to a server.
     ///
     /// Each of them ends by itself within
-    /// [`connect_timeout`](crate::ClientBuilder::connect_timeout), unless the system's name
-    /// resolution takes longer: that cannot be interrupted.
+    /// [`connect_timeout`](crate::ClientBuilder::connect_timeout), or within twice that time with
+    /// Sentinel. The system's name resolution can take longer: it cannot be interrupted.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -198,7 +198,8 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
         runtime.release(Release::of_place(keys, id, last));
     }
     let woken = runtime.waiters.wake_all();
-    // The timer thread renews nothing that is released below. It does no I/O, so it ends at once.
+    // The timer thread ends first, so that it renews no lease that is released below. It does no
+    // I/O, so it ends at once.
     runtime.timer.stop();
     let timer_is_joined = runtime.timer.worker.join(last);
     // Holders are notified before the release, so that none continues under a lock that is already
@@ -206,7 +207,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let held = runtime.timer.drain().into_iter().filter(|hold| {
         hold.lose(Lost::ShutDown, Instant::now());
         runtime.announce_loss(hold);
-        // If the holder is releasing the lease at this moment, leave the release to it.
+        // Leaves out a lease that its holder is releasing, and one that was lost before.
         matches!(
             hold.status(Instant::now()),
             LeaseStatus::Lost(Lost::ShutDown)
@@ -226,7 +227,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
         }
         report.unreleased -= 1;
     }
-    // The io threads must outlive the calls, which leave them what they have to undo.
+    // The io threads must outlive the calls: they undo the commands of a call that fails.
     report.calls = end_calls(runtime, last);
     report.is_joined = timer_is_joined & stop(runtime, last);
     report.dialers = runtime.config.dialers.wait(last);
@@ -256,7 +257,8 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     let for_subscribers = Instant::now().until(until) / 4;
     let endpoints = runtime.endpoints.close();
     for endpoint in &endpoints {
-        endpoint.stop(Instant::now().after(for_subscribers / endpoints.len() as u32));
+        let share = for_subscribers / endpoints.len() as u32;
+        endpoint.stop(Instant::now().after(share.min(runtime.deployment.command_timeout())));
     }
     let mut is_joined = runtime.timer.worker.join(until);
     is_joined &= runtime.sentinel_watch.join(until);
@@ -278,8 +280,9 @@ impl Drop for Core {
         // `shutdown` has already ended the threads.
         if !self.runtime.is_closed() {
             let timeout = self.runtime.deployment.command_timeout();
-            // The caller of each of these calls has left. The call may still wait for a reply, and
-            // then release what it was granted: the io threads undo what fails.
+            // Only cancelled calls still run, and their callers have returned. Such a call may yet
+            // get a reply and release what it was granted. The io threads undo what fails, so they
+            // end after the calls.
             end_calls(
                 &self.runtime,
                 Instant::now().after(timeout.saturating_mul(2)),

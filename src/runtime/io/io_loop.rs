@@ -1,5 +1,5 @@
-//! The io thread: renews leases in batches, repeats releases until certain, and probes the
-//! subscriber.
+//! The io thread: renews leases in batches, repeats releases until their effect is certain, and
+//! probes the subscriber and a server whose circuit breaker is open.
 //!
 //! ```text
 //!              a request, or something is due
@@ -14,6 +14,7 @@
 //!   +----------+  (it still writes meanwhile)  +-------+
 //! ```
 
+use std::mem;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -32,8 +33,8 @@ use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
 
-/// How often a server with an open circuit breaker is probed, while a lease, waiter or release
-/// needs it.
+/// How often a server with an open circuit breaker is probed, while the client has a lease, a
+/// waiting call, or a pending release at this server.
 const PROBE_BREAKER_EVERY: Duration = Duration::from_millis(500);
 
 /// How often the subscriber is probed, while any caller waits.
@@ -53,6 +54,8 @@ struct IoLoop {
     /// When the thread ends, if its server was replaced.
     end_at: Option<Instant>,
     recovery: Recovery,
+    /// The subscriber thread must be woken. One message is enough for several requests.
+    wakes_subscriber: bool,
     /// When counters are sent next.
     stats_at: Option<Instant>,
 }
@@ -71,8 +74,13 @@ impl IoLoop {
             let mut jobs = Vec::new();
             let mut request = self.wait(runtime, endpoint);
             while let Some(next) = request {
-                stopping |= self.accept(endpoint, next, &mut jobs);
+                stopping |= self.accept(next, &mut jobs);
                 request = endpoint.io.requests.try_recv().ok();
+            }
+            // A subscriber that must end is woken by the thread that stops it.
+            if mem::take(&mut self.wakes_subscriber) && !stopping {
+                let until = Instant::now().after(endpoint.server.command_timeout());
+                (endpoint.subscriber).wake(&endpoint.server, b"subscribe", until);
             }
             if let Some(member) = &endpoint.server.member {
                 let left = member.tasks.try_iter();
@@ -96,9 +104,9 @@ impl IoLoop {
             contain(|| self.probe(runtime, endpoint));
             contain(|| self.probe_breaker(runtime, endpoint));
             if stopping {
-                // Closing a connection with unread replies resets it. Packets that the network has
-                // lost are then not sent again, and the release of the last lease may be among
-                // them.
+                // Reads all unread replies: closing a connection that has some resets it. Packets
+                // that the network has lost are then not sent again, and the release of the last
+                // lease may be among them.
                 self.recovery.read_now();
             }
             contain(|| self.recovery.run_due(runtime, endpoint));
@@ -109,14 +117,11 @@ impl IoLoop {
     }
 
     /// Begins the work on a request, or adds it to `jobs`. Returns true if the thread must end.
-    fn accept(&mut self, endpoint: &Endpoint, request: IoRequest, jobs: &mut Vec<IoJob>) -> bool {
+    fn accept(&mut self, request: IoRequest, jobs: &mut Vec<IoJob>) -> bool {
         match request {
             IoRequest::Renew(parts) => jobs.extend(parts.into_iter().map(IoJob::Renew)),
             IoRequest::Release(release) => self.releases.push(release, Instant::now()),
-            IoRequest::WakeSubscriber => {
-                let until = Instant::now().after(endpoint.server.command_timeout());
-                (endpoint.subscriber).wake(&endpoint.server, b"subscribe", until);
-            }
+            IoRequest::WakeSubscriber => self.wakes_subscriber = true,
             IoRequest::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
             IoRequest::ProbeBreaker => {
                 self.probe_breaker_at = self.probe_breaker_at.or(Some(Instant::START))
@@ -130,7 +135,7 @@ impl IoLoop {
         false
     }
 
-    /// Waits for a request; returns `None` when something else is due.
+    /// Waits for a request. Returns `None` when other work is due, or after a task of the quorum.
     fn wait(&mut self, runtime: &Runtime, endpoint: &Endpoint) -> Option<IoRequest> {
         let requests = &endpoint.io.requests;
         let releases = self.releases.next();
@@ -191,11 +196,11 @@ impl IoLoop {
         }
     }
 
-    /// Publishes a message that the subscriber must receive within a second.
+    /// Publishes, if a probe is due, a message that the subscriber must receive within a second.
     fn probe(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
         if runtime.is_closed() {
-            // Otherwise the probe would stay due, and the thread would not sleep.
+            // A probe that stays due would keep the thread from sleeping.
             self.probe_at = None;
         }
         if self.probe_at.is_none_or(|at| at > now) {
@@ -246,11 +251,34 @@ fn settle(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::thread;
 
+    use support::{Server, eventually, ms};
+
+    use super::*;
     use crate::runtime::tests::runtime_of;
 
-    /// A shutdown closes the client first, and ends the threads when the releases have replies.
+    /// If the server hangs, each message would cost the thread a command timeout.
+    #[test]
+    fn one_message_serves_all_requests_to_wake_the_subscriber() {
+        let server = Server::start();
+        let runtime = runtime_of(&server.url());
+        let endpoint = runtime.endpoints.of(&runtime.deployment.servers()[0]);
+        let request = |request| assert!(endpoint.io.send(request).is_ok());
+        for _ in 0..20 {
+            request(IoRequest::WakeSubscriber);
+        }
+        thread::scope(|scope| {
+            let ended = scope.spawn(|| IoLoop::default().run(&runtime, &endpoint));
+            eventually(ms(60_000), || server.calls(&["publish"]) > 0);
+            request(IoRequest::Stop);
+            ended.join().unwrap();
+        });
+        assert_eq!(server.calls(&["publish"]), 1);
+    }
+
+    /// A shutdown closes the client first, and ends the threads only after the replies to the
+    /// releases.
     #[test]
     fn no_probe_stays_due_once_the_client_is_closed() {
         let runtime = runtime_of("redis://127.0.0.1:1");
