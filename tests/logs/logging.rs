@@ -27,6 +27,7 @@ support::tests![
     a_failed_release_says_that_the_key_stays_for_the_ttl,
     a_forced_release_is_logged_with_its_holder_in_short_form,
     an_outage_of_the_subscriber_is_logged_once,
+    server_that_refuses_writes_is_no_outage_of_the_subscriber,
     try_lock_that_may_not_use_queues_is_logged_as_a_warning,
     nothing_is_logged_at_info_and_no_whole_id_above_trace,
     no_password_appears_in_logs_or_errors
@@ -393,6 +394,37 @@ fn an_outage_of_the_subscriber_is_logged_once() {
         about("subscribed to releases").len() > subscribed
     });
     drop(guard);
+}
+
+/// The subscriber connects again after each such refusal, because another server may have become
+/// the master.
+fn server_that_refuses_writes_is_no_outage_of_the_subscriber() {
+    let server = Server::start();
+    let name = "log-no-replicas";
+    let (one, two) = (client(&server), client(&server));
+    let guard = one.mutex(name).lock().unwrap();
+    let mutex = two.mutex(name);
+    let waiting = thread::spawn(move || mutex.lock().unwrap());
+    server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
+    let label = format!("127.0.0.1:{}", server.port());
+    let reconnects = || {
+        let mut lines = log_records_about("reconnecting");
+        lines.retain(|line| line.value("server") == Some(&label));
+        lines
+    };
+    server.run("CONFIG", &["SET", "min-replicas-to-write", "1"]);
+    eventually(ms(30_000), || {
+        assert!(two.mutex("log-no-replicas-2").try_lock().is_err());
+        reconnects().len() >= 3
+    });
+    let levels: Vec<Level> = reconnects().iter().map(|line| line.level).collect();
+    assert!(
+        levels.iter().all(|level| *level == Level::Debug),
+        "{levels:?}"
+    );
+    server.run("CONFIG", &["SET", "min-replicas-to-write", "0"]);
+    drop(guard);
+    drop(waiting.join().unwrap());
 }
 
 fn try_lock_that_may_not_use_queues_is_logged_as_a_warning() {

@@ -1,18 +1,21 @@
 //! The subscriber thread: receives releases on one connection and wakes the waiters they concern.
 //!
 //! ```text
-//!    a failure: after a pause, unless it is the first since a subscription
+//!    a failure
 //!      +---+
 //!      |   v       subscribed            message
 //!   +------------+ ----------> +-----------+ --+
 //!   | connecting |             | listening |   |
 //!   +------------+ <---------- +-----------+ <-+
-//!      |     a failure, a lost probe, or the master has moved: without a pause
+//!      |     a failure, a lost probe, or the server may have been replaced
 //!      |                             |
 //!      +----------> ended <----------+
 //!           stop, or the server was replaced
 //! ```
+//!
+//! Before it connects again, the thread pauses, unless the last connection worked for a while.
 
+use std::mem;
 use std::time::Duration;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
@@ -33,10 +36,30 @@ const LINGER: Duration = Duration::from_secs(10);
 /// If more than this many subscriptions are unused, all of them are cancelled.
 const MAX_LINGERING: usize = 1024;
 
+/// The connections that have ended since one worked for a while.
+#[derive(Default)]
+struct Outage {
+    ended: u32,
+    has_warned: bool,
+}
+
+/// Why a connection has ended.
+enum Ended {
+    /// A call has found that the server cannot serve now, so another one may have replaced it.
+    MayBeReplaced,
+    Failed(String),
+}
+
+impl From<String> for Ended {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
+}
+
 pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
-    let mut failures = 0;
+    let mut outage = Outage::default();
     while !endpoint.subscriber.is_stopping() && !endpoint.server.is_retired() {
-        let Err(why) = listen(runtime, endpoint, &mut failures) else {
+        let Err(ended) = listen(runtime, endpoint, &mut outage) else {
             return;
         };
         let this = &endpoint.subscriber;
@@ -46,29 +69,40 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
         for channel in state.channels.values() {
             *channel.live.lock() = None;
         }
+        let is_stopping = state.stopping;
         drop(state);
-        if endpoint.server.is_retired() {
+        if is_stopping || endpoint.server.is_retired() {
             return;
         }
-        this.health.failed(Some(&Cause::text(why.clone())), false);
+        let (level, why) = match ended {
+            // The call reports the error. A server may go on like this for as long as calls fail.
+            Ended::MayBeReplaced => (
+                log::Level::Debug,
+                "the server may have been replaced".into(),
+            ),
+            // One warning for each outage, however long it lasts.
+            Ended::Failed(why) if mem::replace(&mut outage.has_warned, true) => {
+                (log::Level::Debug, why)
+            }
+            Ended::Failed(why) => (log::Level::Warn, why),
+        };
+        this.health.failed(Some(&Cause::text(&why)), false);
         runtime.deployment.suspect();
-        // One warning for each outage, however long it lasts.
         logging::record!(
-            if failures == 0 { log::Level::Warn } else { log::Level::Debug },
-            server = endpoint.server.label();
+            level, server = endpoint.server.label();
             "no subscription to releases, waiters retry on a timer; reconnecting: {why}"
         );
-        // A working connection that fails is replaced without a pause.
-        if failures > 0 {
-            let pause = RECONNECT.pause(failures - 1);
+        // A connection that has worked is replaced without a pause.
+        if outage.ended > 0 {
+            let pause = RECONNECT.pause(outage.ended - 1);
             this.ending.park_timeout(pause.min(LONGEST_SLEEP));
         }
-        failures += 1;
+        outage.ended += 1;
     }
 }
 
 /// Connects, subscribes to all wanted channels, and receives until a failure or `stop`.
-fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<(), String> {
+fn listen(runtime: &Runtime, endpoint: &Endpoint, outage: &mut Outage) -> Result<(), Ended> {
     let this = &endpoint.subscriber;
     let timeout = endpoint.server.command_timeout();
     let connection = endpoint.server.connection(Instant::now().after(timeout));
@@ -89,7 +123,6 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
         state.probe_sent = None;
     }
     pubsub.subscribe(&wanted)?;
-    *failures = 0;
     let mut tidied = Instant::now();
     this.health.answered(Instant::now());
     logging::debug!(server = endpoint.server.label(); "subscribed to releases");
@@ -101,14 +134,15 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
         }
         let is_late = |sent: Instant| sent.until(now) > PROBE_TIMEOUT;
         if state.probe_sent.is_some_and(is_late) {
-            return Err(format!("no probe arrived within {PROBE_TIMEOUT:?}"));
+            return Err(format!("no probe arrived within {PROBE_TIMEOUT:?}").into());
         }
         if !pubsub.is_current() {
-            return Err("the master has moved".into());
+            return Err(Ended::MayBeReplaced);
         }
         let mut unused = Vec::new();
         if tidied.until(now) >= POLL_EVERY {
             tidied = now;
+            *outage = Outage::default();
             unused = take_unused(&mut state, now);
         }
         // Includes channels that were queued before this connection was up, without a wake-up.
@@ -120,7 +154,8 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
     }
 }
 
-/// Removes and returns the channels that have been unused for `LINGER`.
+/// Removes and returns the channels that have been unused for `LINGER`. If more than
+/// `MAX_LINGERING` are unused, removes all of these.
 fn take_unused(state: &mut SubscriberState, now: Instant) -> Vec<Vec<u8>> {
     let channels = state.channels.values();
     let idle = channels.filter(|channel| channel.users == 0).count();
@@ -137,8 +172,8 @@ fn take_unused(state: &mut SubscriberState, now: Instant) -> Vec<Vec<u8>> {
         over
     });
     let unused = unused.map(|(channel, _)| channel).collect();
-    // A channel that was added and left since the last pass. After its removal from `channels`,
-    // its subscription would never be cancelled.
+    // A removed channel can still be queued if it was added and left since the last pass. A
+    // subscription to it would never be cancelled.
     let SubscriberState {
         channels, queue, ..
     } = state;
