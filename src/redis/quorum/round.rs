@@ -1,5 +1,5 @@
-//! One call to all servers of a quorum: sent to each, read until the replies decide it, and undone
-//! if it failed.
+//! One call to all servers of a quorum: sends it to each, and reads replies until they decide it.
+//! Undoes an acquire that was not won.
 //!
 //! ```text
 //! choose --> connect --> send --> read <----+
@@ -43,7 +43,7 @@ use crate::redis::quorum::votes::{Verdict, Votes};
 use crate::redis::server::Server;
 use crate::redis::undoable::{Undoable, Vote};
 
-/// A server taking part in the round, and its connection until that fails.
+/// A server that takes part in the round, and its connection until the connection fails.
 struct Slot<'a> {
     server: &'a Server,
     member: &'a Member,
@@ -164,7 +164,7 @@ impl<'a> Round<'a> {
     }
 
     /// Chooses the servers to ask, the fastest first: those that are up, or all if these are fewer
-    /// than a majority.
+    /// than a majority. A release skips the servers on which its acquire took nothing.
     fn choose(&mut self) {
         let members = self.members;
         let present = members.each().filter(|(_, member)| !member.is_down());
@@ -188,8 +188,9 @@ impl<'a> Round<'a> {
                 });
             }
         }
+        // Cached, because other threads change these values meanwhile.
         self.slots
-            .sort_by_key(|slot| (slot.member.is_down(), slot.member.latency()));
+            .sort_by_cached_key(|slot| (slot.member.is_down(), slot.member.latency()));
     }
 
     /// Sends the call to every server that has a connection.
@@ -295,8 +296,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// How long writing to one server may take: a quarter of the time if there are more servers
-    /// than needed.
+    /// Returns how long all writes together may take: a quarter of the remaining time if more
+    /// servers are connected than needed, otherwise all of it.
     fn write_timeout(&self, now: Instant) -> Duration {
         let left = now.until(self.until);
         let slots = self.slots.iter().filter(|slot| slot.connection.is_some());
