@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use leasehold::Name;
 
-use crate::args::duration::duration;
+use crate::args::duration::pause;
 use crate::exit::TABLE;
 use crate::message::Verbosity;
 
@@ -150,7 +150,7 @@ pub(crate) struct Top {
     pub(crate) prefix: OsString,
 
     /// The time between two refreshes
-    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
+    #[arg(long, value_name = "TIME", value_parser = pause, default_value = "1s")]
     pub(crate) interval: Duration,
 
     /// Exit after this many refreshes [default: never]

@@ -35,7 +35,7 @@ const READER_GONE: u8 = SIGNALLED + 13;
 pub(crate) const TABLE: &str = "\
 Exit codes:
   0 to 255  the exit code of the command
-  1    unlock: the lock was not held; status --exit-code: a lock is held
+  1    unlock: the lock was not held; status --exit-code: a lock or permits are held
   64   a command-line argument or setting is invalid, or the command needs --foreground
   69   Redis is unreachable or does not answer
   71   out of processes, threads or pipes, or the end of the command is unknown

@@ -138,7 +138,11 @@ impl Watched {
             .collect();
         for name in self.rates.names() {
             if let Entry::Vacant(free) = seen.entry(name) {
-                let token = self.client.mutex(free.key()).last_fencing_token()?;
+                let token = match self.client.mutex(free.key()).last_fencing_token() {
+                    // Another program has overwritten the fence of this name.
+                    Err(Error::BadFence { .. }) => None,
+                    token => token?,
+                };
                 let name = free.key().clone();
                 free.insert(Record {
                     name,

@@ -18,6 +18,7 @@ support::tests![
     longest_wait_is_shown,
     longest_wait_of_a_call_that_backs_off_is_shown,
     outage_is_outlasted,
+    damaged_fence_of_a_free_lock_is_outlasted,
     terminal_is_refreshed_in_place
 ];
 
@@ -144,6 +145,22 @@ fn outage_is_outlasted() {
         .unwrap()
         .as_millis();
     while at(top.next_line()) <= now {}
+}
+
+fn damaged_fence_of_a_free_lock_is_outlasted() {
+    let server = Server::start();
+    let held = client(&server).mutex("a").lock().unwrap();
+    let mut top = Program::start(&server.url(), &["top", "--json", "--interval", "20ms"]);
+    assert_eq!(json(&top.next_line())["held"], "true");
+    server.run("SET", &["leasehold:fence:{lock:a}", "no number"]);
+    drop(held);
+    let free = loop {
+        let object = json(&top.next_line());
+        if object["held"] == "false" {
+            break object;
+        }
+    };
+    assert_eq!(free["fencing_token"], "null");
 }
 
 fn terminal_is_refreshed_in_place() {

@@ -47,5 +47,13 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     ))
 }
 
+/// Parses a time that must not be 0.
+pub(crate) fn pause(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        pause if pause.is_zero() => Err("must be longer than 0".into()),
+        pause => Ok(pause),
+    }
+}
+
 #[cfg(test)]
 mod tests;

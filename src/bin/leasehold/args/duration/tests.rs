@@ -27,6 +27,14 @@ fn durations_have_a_unit() {
 }
 
 #[test]
+fn pause_is_longer_than_0() {
+    assert_eq!(pause("1ms"), Ok(Duration::from_millis(1)));
+    for wrong in ["0s", "0.0000001ms", "x"] {
+        assert!(pause(wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn durations_may_have_decimals() {
     assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1_500)));
     assert_eq!(duration("0.25h"), Ok(Duration::from_secs(900)));
