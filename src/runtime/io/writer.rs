@@ -23,6 +23,7 @@ pub(in crate::runtime) struct Writer {
 
 impl Writer {
     /// Sends `jobs` in one write, and passes each reply to `settle`, with the instant of sending.
+    /// Drops the renewals of leases that have ended.
     pub(in crate::runtime) fn write(
         &mut self,
         runtime: &Runtime,
@@ -34,19 +35,17 @@ impl Writer {
         let server = &endpoint.server;
         self.connection
             .take_if(|connection| !server.is_current(connection));
-        if self.connection.is_none() {
-            match server.connection(asked.after(server.command_timeout())) {
-                Ok(connection) => self.connection = Some(connection),
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => match server.connection(asked.after(server.command_timeout())) {
+                Ok(connection) => none.insert(connection),
                 Err(fault) => {
                     for job in jobs {
                         settle(job, asked, Err(fault.clone()));
                     }
                     return;
                 }
-            }
-        }
-        let Some(connection) = &mut self.connection else {
-            return;
+            },
         };
         let sent = Instant::now();
         // A lease that was lost or released while queued here must not be extended by another ttl.
@@ -56,7 +55,7 @@ impl Writer {
                 IoJob::Release(_) | IoJob::AddStats(_) => false,
             })
             .collect();
-        // A lease may own the last of a user's closures, whose destructor may panic.
+        // A job may own the last reference to a user's closure, whose destructor may panic.
         contain(move || drop(over));
         let until = sent.after(server.command_timeout());
         let follow = |call: Call<'_>| {
