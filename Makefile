@@ -7,9 +7,9 @@ BENCHES = uncontended handoff local_handoff fair semaphore rw_lock threads waiti
 # The server binary that tests, examples and benches start. The target `servers` installs one first.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
 
-# Modules that are not run on Redis 6.2, which is tested as a single server. Its cluster nodes cannot
-# choose their bus ports, and the binary of `.ci/server` has no TLS. Of `conformance`, the parts for
-# one server run. The command line is tested on the other servers.
+# Modules that do not run on Redis 6.2, which is tested as a single server. Its cluster nodes cannot
+# choose their bus ports, and the binary of `.ci/server` has no TLS. The parts of `conformance` for
+# one server do run. The command line (`cli`, `program`) is tested on the other servers.
 BEYOND_ONE_SERVER = sentinel cluster quorum tls harness conformance cli program several_servers
 
 # The async runtimes that deny.toml forbids.
@@ -23,31 +23,32 @@ RACES = exclusion waking deadlines ambiguity loss conformance
 
 ROUND = CARGO="$(CARGO)" .ci/round
 
-# The filter that selects the tests of all these modules.
+# Returns the filter that selects the tests of all these modules: `lock wire` gives `lock::,wire::`.
 EMPTY =
 ANY_OF = $(subst $(EMPTY) $(EMPTY),$(COMMA),$(1:%=%::))
 COMMA = ,
 
 .PHONY: demo test test-without-tls test-async test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
 
-# Runs the two examples to begin with.
+# Runs two examples, for a first impression.
 demo: servers
 	$(WITH_SERVER) $(CARGO) run --release --example booking
 	$(WITH_SERVER) $(CARGO) run --release --example payments
 
-# The binaries of the integration tests; those of them that mostly compute; those that load the
-# machine little; `it`, and those that run after it.
+# The binaries of the integration tests.
 BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing fail_fast health_endpoint long_job
+# The binaries that mostly compute, and those that load the machine little.
 COMPUTING = layers rustdoc memory lease_model permits_model queue_model quorum_model rw_model set_model
 LIGHT = differential metrics repository serialize testing testing_alone
+# What runs at the same time as `it`; then `it` itself, and the binaries that run after it.
 WITH_IT = --lib --bins $(patsubst %,--test %,$(COMPUTING) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
 IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(COMPUTING) $(LIGHT),$(BINARIES)))
 
-# Runs unit tests, integration tests and doctests, built once with all features. Some run beside
-# `it`, whose tests mostly wait. They assert no bounds of time, and leave the processor to those that
-# do.
+# Runs unit tests, integration tests and doctests, built once with all features. WITH_IT and the
+# doctests run at the same time as `it`, whose tests mostly wait. They assert no narrow bounds of
+# time. Their lower priority leaves the processor to the tests of `it` that do.
 test: servers
 	$(CARGO) test --all-features --no-run --tests
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
@@ -77,8 +78,8 @@ test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --all-features --lib
 	$(WITH_SERVER) $(CARGO) test --release --all-features --test it -- $(call ANY_OF,$(RACES)) --skip conformance::tls::
 
-# Runs every test on the system's Redis (7.0 on Debian) and on Valkey 9, and those for a single
-# server on Redis 6.2.
+# Runs every test on the system's Redis (7.0 on Debian) and on Valkey 9. On Redis 6.2, runs the
+# tests for a single server.
 test-servers:
 	$(ROUND) redis
 	$(ROUND) valkey
@@ -92,8 +93,9 @@ test-valkey:
 	$(ROUND) valkey --test it -- $(call ANY_OF,$(SHORT))
 	$(ROUND) valkey --tests basic
 
-# The test kit in the place of a server, without the tests listed in the file.
+# Starts the test kit in place of a server.
 WITH_KIT = REDIS_SERVER_BIN="$$(cd "$${CARGO_TARGET_DIR:-target}" && pwd)/debug/kit-server"
+# Each name in the list of tests that cannot run on the kit, with $(1) in front of it.
 LISTED = $$(sed -n 's/^\([a-z_:0-9]*\) .*/$(1)\1/p' tests/not_on_the_kit.txt)
 NOT_ON_THE_KIT = $(call LISTED,--skip )
 
@@ -103,13 +105,14 @@ ON_THE_KIT = --test it --test logs --test memory --test metrics --test panicking
 # Modules that run on the test kit in `.ci/run`. Under a minute.
 SHORT_ON_KIT = lock fencing fair exclusion local_handoff
 
-# Beside a test, cargo selects the same features of the dependencies as for `make test`, and does
-# not build them twice.
+# Builds the server of the test kit. It also builds a test: cargo then selects the same features of
+# the dependencies as for `make test`, and does not build them twice.
 kit:
 	$(CARGO) build --all-features -p leasehold -p leasehold-test-support \
 		--bin kit-server --test serialize
 
-# Checks that each name in the file is a part of a test's name: a test may have been renamed.
+# Checks that each name in `tests/not_on_the_kit.txt` is a part of a test's name: a test may have
+# been renamed.
 kit-list:
 	@tests=$$($(CARGO) test --all-features $(ON_THE_KIT) -- --list) || exit; status=0; \
 	for name in $(call LISTED); do \
@@ -118,7 +121,7 @@ kit-list:
 		}; \
 	done; exit $$status
 
-# Runs the tests that need a single server on the test kit.
+# Runs the tests that start servers on the test kit, except those in `tests/not_on_the_kit.txt`.
 test-kit: kit kit-list
 	$(WITH_KIT) $(CARGO) test --all-features --no-fail-fast $(ON_THE_KIT) -- $(NOT_ON_THE_KIT)
 
@@ -134,9 +137,10 @@ alerts:
 		echo "promtool is not installed, so the alerts are not tested: it comes with Prometheus"; \
 	fi
 
-# Checks the library and the program with the oldest supported Rust, if that toolchain is installed.
+# The oldest supported Rust.
 MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 
+# Checks the library and the program with the oldest supported Rust, if that toolchain is installed.
 msrv:
 	@toolchain=$$(rustup toolchain list 2>/dev/null | sed -n 's/^\($(MSRV)[.-][^ ]*\).*/\1/p' | head -n 1); \
 	if [ -n "$$toolchain" ]; then \
@@ -156,9 +160,9 @@ lint:
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features
 
-# Checks that the examples compile from the package, which is without the packages in `tests`, and
-# that cargo has no warning there. With the old times in the package (tar without `m`), cargo would
-# see no change since the last check.
+# Checks that the examples compile from the package, which does not contain the packages in `tests`,
+# and that cargo prints no warning there. `tar` sets new file times (`m`): with the old times in the
+# package, cargo would see no change since the last check.
 package:
 	@set -e; target=$$(mkdir -p "$${CARGO_TARGET_DIR:-target}" && cd "$${CARGO_TARGET_DIR:-target}" && pwd); \
 	rm -rf "$$target"/package/leasehold-*; \
@@ -177,8 +181,8 @@ examples: servers
 		$(WITH_SERVER) $(CARGO) run --all-features --example $$example; \
 	done
 
-# Checks licences, sources and forbidden crates with cargo-deny, if it is installed: installing it
-# takes minutes. Without it, only async runtimes are looked for.
+# Checks licences, sources and forbidden crates with cargo-deny, if it is installed. It is not
+# installed here, because that takes minutes. The check for async runtimes works without it.
 deny:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
 		$(CARGO) deny --all-features check bans licenses sources; \

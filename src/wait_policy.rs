@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::random;
 
-/// How a call that waits for a lock learns that it may be free.
+/// How a call that waits for a lock learns that the lock may be free.
 ///
 /// ```
 /// use std::time::Duration;
@@ -36,7 +36,10 @@ pub enum WaitPolicy {
     Backoff(Backoff),
 }
 
-/// Pauses that double from `base` to `max`, each shortened at random by up to a share `jitter`.
+/// Pauses that double from `base` to `max`, each shortened at random by up to the share `jitter`.
+///
+/// The first call that locks fails with [`Error::Config`] unless `base` is longer than zero, `max`
+/// is at least `base`, the jitter is from 0 to 1, and the number of attempts is at least 1.
 ///
 /// ```
 /// use std::time::Duration;

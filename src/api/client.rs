@@ -41,8 +41,8 @@ use crate::thread_group::{DIALER, ThreadGroup};
 /// Threads start when first needed. Locks and guards keep the client's connections and threads
 /// alive. Dropping the last client, lock or guard, on any thread, ends and joins the threads,
 /// except those that are still connecting. This takes at most one command timeout, or three if a
-/// cancelled call still waits for a reply. [`shutdown`](Self::shutdown) ends the threads at once.
-/// [Threads](crate::guide::threads) lists them.
+/// cancelled call still waits for a reply. [`shutdown`](Self::shutdown) ends the threads although
+/// locks and guards still exist. [Threads](crate::guide::threads) lists the threads.
 ///
 /// ```
 /// use leasehold::Client;
@@ -80,7 +80,7 @@ impl Client {
     /// the same as `redis` and `rediss`. `?protocol=resp3` selects that protocol.
     ///
     /// With Sentinel, `name` is the master's name, and the user and password are the master's. The
-    /// default port is 26379. If the sentinels need their own credentials, append
+    /// default port of a sentinel is 26379. If the sentinels need their own credentials, append
     /// `?sentinel_user=…&sentinel_pass=…`. The client follows the master when it moves.
     ///
     /// With Cluster, the URL lists some of the nodes; the client learns the others from them. Each
@@ -307,8 +307,8 @@ impl Client {
 
     /// Sends a `PING` and returns how long the reply took.
     ///
-    /// Returns within the command timeout. In a cluster, a reply from any one master is enough.
-    /// Over a quorum, a majority must reply.
+    /// The time includes connecting, if no connection is idle. Returns within the command timeout.
+    /// In a cluster, a reply from any one master is enough. Over a quorum, a majority must reply.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -352,9 +352,9 @@ impl Client {
     /// Returns the totals of all clients that share their statistics.
     ///
     /// Clients share with [`ClientBuilder::shared_stats`], once a second, so the last second may be
-    /// missing. All counters are zero if no client shares. This client need not share its own; the
-    /// hash is read from [`shared_stats_key`](ClientBuilder::shared_stats_key) in either case.
-    /// Returns within the command timeout.
+    /// missing. All counters are zero if no client has shared any. This client need not share its
+    /// own; the hash is read from [`shared_stats_key`](ClientBuilder::shared_stats_key) in either
+    /// case. Over a quorum, the first server has the hash. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -366,7 +366,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// - [`Error::Unreachable`] if Redis does not answer.
+    /// - [`Error::Unreachable`] if Redis, or the first server of a quorum, does not answer.
     /// - [`Error::Refused`] if the user may not read the hash (it needs `~lock_stats +hgetall`), or
     ///   if the key is not a hash.
     /// - [`Error::Closed`] after a shutdown.
@@ -385,10 +385,10 @@ impl Client {
 
     /// Checks every server once and reports the state of servers and background threads.
     ///
-    /// Sends to all servers at once and returns within the command timeout. A refused connection is
+    /// Pings all servers at once and returns within the command timeout. A refused connection is
     /// tried again until then, so the call takes the whole time if a server is down. The checks
-    /// bypass an open circuit breaker. A server that answers closes its breaker, but not that of a
-    /// quorum.
+    /// bypass an open circuit breaker. A reply closes the breaker of its server, but not the one
+    /// that the servers of a quorum share.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -429,15 +429,15 @@ impl Client {
     /// Returns all held locks whose name begins with `prefix`, sorted by name.
     ///
     /// An empty prefix matches every name. The call is meant for operators: it iterates over all
-    /// keys of the database with `SCAN`, whatever the prefix is. Each page of the scan takes at
-    /// most the command timeout. Locks that are acquired or released meanwhile may be missing or
-    /// listed.
+    /// keys of the database with `SCAN`, whatever the prefix is. Each command takes at most the
+    /// command timeout; the whole call can take far longer. Locks that are acquired or released
+    /// meanwhile may be missing or listed.
     ///
     /// In a cluster the call asks every master. Over a quorum it asks all servers, tolerates a
     /// minority without a reply, and lists the locks that a majority has.
     ///
     /// Every string key that begins with the [`key_prefix`](ClientBuilder::key_prefix) counts as a
-    /// lock, except keys of which no lock can have the name.
+    /// lock, except keys that no lock can have, such as those that begin with `leasehold:`.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -477,7 +477,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// The errors of [`list`](Self::list); the permission `+zrangebyscore` is needed, too.
+    /// The errors of [`list`](Self::list). The call also needs the permissions `+time` and
+    /// `+zrangebyscore`.
     pub fn list_permits(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<HeldPermits>, Error> {
         list_permits(self.runtime(), prefix.as_ref())
     }
@@ -486,8 +487,8 @@ impl Client {
     ///
     /// - New calls, and calls that wait for a lock, fail with [`Error::Closed`].
     /// - Each guard's `lost` channel receives [`Lost::ShutDown`](crate::Lost::ShutDown), and its
-    ///   lock is released at once. The call does not wait for holders to finish: if they should,
-    ///   drain the workers first, as below.
+    ///   lock is released at once. The call does not wait for holders to finish. If holders must
+    ///   finish, drain the workers first, as below.
     ///
     /// Returns when all releases are confirmed and the threads have ended, or after `within` plus
     /// at most one command timeout. Leases whose release was not confirmed in that time expire
@@ -505,7 +506,7 @@ impl Client {
     /// ```
     ///
     /// To let holders finish, first cancel the calls that wait. Otherwise a worker in `lock` keeps
-    /// waiting, and joining it does not end.
+    /// waiting, and `join` waits for that worker.
     ///
     /// ```
     /// use leasehold::{CancelToken, Error};

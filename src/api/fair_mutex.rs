@@ -31,11 +31,14 @@ use crate::token::FencingToken;
 ///
 /// Plain and fair locks with the same name exclude each other and wait in the same queue. The first
 /// attempt of a [`Mutex::lock`] acquires a free lock even if calls wait in the queue. While a call
-/// for the fair lock has one of the first 100 places there, a release leaves the lock free only
-/// until the next refresh, and only if the grant reaches no client or a reader of the
-/// [`RwLock`](crate::RwLock) of this name is next. Programs outside the queue may get the lock
-/// before a call behind 100 clients that wait for the plain lock: see
-/// [sharing a lock](crate::guide::wire_format#sharing-a-lock-with-other-programs).
+/// for the fair lock has one of the first 100 places there, a release leaves the lock free in two
+/// cases only, and then until the next refresh:
+///
+/// - The grant reaches no client.
+/// - A reader of the [`RwLock`](crate::RwLock) of this name is next.
+///
+/// Programs outside the queue may get the lock before a call behind 100 clients that wait for the
+/// plain lock: see [sharing a lock](crate::guide::wire_format#sharing-a-lock-with-other-programs).
 ///
 /// # Processes that die, pauses and lost messages
 ///
@@ -81,9 +84,8 @@ use crate::token::FencingToken;
 ///   the grant, even without `auto_renew`, and extends the lease to the full ttl. A lock that is
 ///   released before then needs no renewal.
 /// - `wait_policy`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its
-///   place. So it asks Redis every 0.9 s, or more often if the ttl is shorter than 4 s, even if the
-///   pauses of the policy are longer. Each reply that the call must wait longer counts as one
-///   attempt.
+///   place. So no pause is longer than 0.9 s, or than a shorter time if the ttl is shorter than
+///   4 s. Each reply that the call must wait longer counts as one attempt.
 /// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
 ///   because replicas acknowledge only renewals and acquires of a free lock.
 ///
@@ -221,8 +223,8 @@ impl FairMutex {
     ///
     /// Each call that waits for the fair lock has one place. So has each call that waits for the
     /// [`RwLock`](crate::RwLock) of this name, each client that waits for the [`Mutex`], and each
-    /// waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. Places of processes
-    /// that died count for a few seconds. Returns within the command timeout.
+    /// waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. The place of a
+    /// process that died counts until a grant has passed it. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -24,8 +24,8 @@ use crate::protocol::primitive::Primitive;
 /// # All or none
 ///
 /// On one server, with Sentinel, and on each server of a quorum, one script acquires all names.
-/// Sets cannot deadlock with each other, whatever order they name the names in. In a cluster this
-/// holds for names in the same slot; give them the same hash tag, as in `{order:7}:stock` and
+/// Sets cannot deadlock with each other, in whatever order the callers list the names. In a cluster
+/// this holds for names in the same slot; give them the same hash tag, as in `{order:7}:stock` and
 /// `{order:7}:bill`.
 ///
 /// In a cluster, names in several slots are acquired slot by slot, in the order of the slots. If a
@@ -33,8 +33,8 @@ use crate::protocol::primitive::Primitive;
 /// but it has two costs:
 ///
 /// - Another call may briefly find a name held by a call that then fails to get the rest.
-/// - Each slot takes a round trip. With hundreds of slots this takes longer than the command
-///   timeout of [`try_lock`](Self::try_lock).
+/// - Each slot takes a round trip. With hundreds of slots this can take longer than the command
+///   timeout, within which [`try_lock`](Self::try_lock) must end.
 ///
 /// # Waiting
 ///
@@ -53,15 +53,15 @@ use crate::protocol::primitive::Primitive;
 ///
 /// - A name that a waiting set keeps is held: other calls find it taken and wait for it, although
 ///   no guard exists. [`Client::list`](crate::Client::list) shows it like any other lease.
-/// - A set keeps names for at most 5 s. Then it passes them on, and stays in the queue in which it
-///   waits. A thread that holds a name and then locks a lower one could wait for ever for a set
-///   that waits for the name it holds; this way it gets the lower name within 5 s for each waiting
-///   set ahead of it.
+/// - A set keeps names for at most 5 s. Then it passes them on, but stays in the queue in which it
+///   waits. The limit ends a deadlock: a thread that holds a name and locks a lower one can wait
+///   for a set that keeps the lower name and waits for the thread's name. The thread gets the lower
+///   name within 5 s for each waiting set ahead of it.
 /// - A process that is killed while its set waits keeps the names for at most 3 s.
 ///
 /// If a queue takes longer than 5 s, the set still gets its turn there. But if a lower name was
-/// taken in the meantime, the set passes on what it has and goes through its names again. So its
-/// wait has no bound if holders of its names regularly keep it waiting for 5 s.
+/// taken in the meantime, the set passes on the name that it was granted, and goes through its
+/// names again. So its wait has no bound if holders of its names regularly keep it waiting for 5 s.
 ///
 /// Over a quorum, for names in several slots of a cluster, and for a Redis user without the
 /// permissions for queues, there is no such queue. The call then holds none of the names while it

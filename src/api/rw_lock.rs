@@ -39,35 +39,36 @@ use crate::token::FencingToken;
 /// they entered. Readers that are neighbours in the queue get it together. A reader goes behind a
 /// writer that waits, even while other readers hold the lock. So neither side starves. Readers that
 /// arrive later do not delay a writer: it waits only for calls ahead of it in the queue and for
-/// sections already running.
+/// the current holders.
 ///
 /// `FairMutex` states the limits for processes that die, pauses and lost messages. They apply here,
-/// too: those of its `try_lock` to `try_read` and `try_write`. A reader that crashes keeps writers
-/// out until its own lease ends, whatever other readers do.
+/// too. What it says about `try_lock` applies to `try_read` and `try_write`. A reader that crashes
+/// keeps writers out until its own lease ends, whatever other readers do.
 ///
 /// # Other locks of this name
 ///
 /// A writer holds the name exactly as a mutex does. Readers exclude every [`Mutex`], `FairMutex`
 /// and [`MutexAll`](crate::MutexAll) of the name, and every program that acquires its key with
 /// `SET NX`; each of these excludes readers. A `Mutex` and a set wait in the same queue. The first
-/// attempt of a `Mutex` takes a lock that is free.
+/// attempt of a `Mutex` acquires a free lock even if calls wait in the queue.
 ///
 /// # Fencing tokens
 ///
-/// A writer's token is higher than that of every holder before it. A reader has the token of the
-/// last writer before it, which it shares with the other readers. A cache can use it as a version:
+/// A writer's token is higher than that of every holder before it. A reader has the last token
+/// drawn for the name, that of the last writer, and shares it with the other readers. A cache can
+/// use it as a version, as `examples/catalogue.rs` does:
 ///
 /// - Use a page whose stamp equals the token of a read guard that you hold.
 /// - Otherwise load the page under that guard, and put it into the cache with the guard's token as
 ///   its stamp. The cache rejects a stamp that is lower than its own.
 ///
 /// Such a page is current if every writer draws a token, and none writes after it has lost the
-/// lock. Example: a writer that lost its lock still writes. Readers draw no token, so the resource
-/// accepts that write until the next writer, and pages already cached are then old. A program that
-/// locks with `SET NX` draws no token either. So limit the age of pages, too.
+/// lock. Counterexample: a writer that lost its lock still writes. Readers draw no token, so the
+/// resource accepts that write until the next writer, and pages already cached are then old. A
+/// program that locks with `SET NX` draws no token either. So limit the age of pages, too.
 ///
 /// Before the first writer, and once no token was drawn for a day, the first reader draws a token
-/// that the others share. `examples/catalogue.rs` is such a cache.
+/// that the others share.
 ///
 /// # Not reentrant
 ///
@@ -75,7 +76,7 @@ use crate::token::FencingToken;
 /// for the first guard. A debug build logs a warning. A read guard cannot become a write guard,
 /// because two readers that tried it would wait for each other. Drop it, call
 /// [`write`](Self::write), and read the data again: another writer may have been in between. The
-/// new guard's token does not show whether one was: keep a version with the data and compare that.
+/// new guard's token does not show that: keep a version with the data, and compare versions.
 /// A write guard can become a read guard: [`RwLockWriteGuard::downgrade`].
 ///
 /// ```
@@ -376,8 +377,8 @@ impl RwLock {
 
     /// Asks Redis for the holders of the lock; returns `None` if it is free.
     ///
-    /// Returns the first 10,000 readers, or fewer if their ids are long. Returns within the command
-    /// timeout.
+    /// Returns readers sorted by when their leases end: the first 10,000, or fewer if their ids are
+    /// long. Returns within the command timeout.
     ///
     /// ```
     /// use leasehold::RwHolders;
@@ -386,7 +387,7 @@ impl RwLock {
     ///
     /// match client.rw_lock("catalogue").inspect()? {
     ///     Some(RwHolders::Writer(writer)) => println!("being changed by {writer}"),
-    ///     Some(RwHolders::Readers(readers)) => println!("read by {} processes", readers.len()),
+    ///     Some(RwHolders::Readers(readers)) => println!("being read by {} readers", readers.len()),
     ///     None => println!("free"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
@@ -407,8 +408,8 @@ impl RwLock {
     ///
     /// Each reader and each writer that waits has one. So has each call that waits for the
     /// [`FairMutex`](crate::FairMutex) of this name, each client that waits for the [`Mutex`], and
-    /// each set. Calls of processes that died count for a few seconds. Returns within the command
-    /// timeout.
+    /// each waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. The place of a
+    /// process that died counts until a grant has passed it. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -474,9 +475,9 @@ impl RwLock {
 
     /// Releases the lock on behalf of its writer or of all its readers; returns true if it did.
     ///
-    /// All readers lose the lock, also those that are granted it while this call runs.
-    /// The first calls in the queue are granted the lock. Use it only if you know that the holders
-    /// are dead: [`Mutex::force_unlock`] says how a live one finds out.
+    /// All readers lose the lock, including those that are granted it while this call runs. The
+    /// first calls in the queue are granted the lock. Use this call only if you know that the
+    /// holders are dead: [`Mutex::force_unlock`] says how a live one finds out.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -524,7 +525,7 @@ impl RwLock {
     ///
     /// The errors of [`Mutex::force_unlock`].
     pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
-        // The script of a release takes out a writer as well as a reader.
+        // The release script of the writers' side ends the lease of a reader, too.
         self.as_mutex().force_unlock_from(holder)
     }
 

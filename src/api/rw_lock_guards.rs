@@ -53,7 +53,7 @@ pub struct RwLockWriteGuard {
 }
 
 impl RwLockReadGuard {
-    /// Returns the fencing token: that of the last writer before this reader.
+    /// Returns the fencing token: the last one drawn for the name, that of the last writer.
     ///
     /// Readers share it with each other. The next writer's token is higher.
     ///
@@ -340,8 +340,8 @@ macro_rules! guard_calls {
             ///
             /// Works as described for [`MutexGuard::keep_for`]. A reader keeps writers out until
             /// that time. The lock's key can last longer: until the leases of other readers end, or
-            /// until the previous lease of this one would have ended. A [`Mutex`](crate::Mutex) of
-            /// this name waits until the key expires.
+            /// until this reader's lease would have ended without this call. Locks of other kinds
+            /// with this name, such as a [`Mutex`](crate::Mutex), wait until the key expires.
             ///
             /// ```
             /// # use std::time::Duration;

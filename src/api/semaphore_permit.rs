@@ -12,9 +12,9 @@ use crate::lost::Lost;
 use crate::name::Name;
 use crate::token::FencingToken;
 
-/// The permits of a semaphore that a call has acquired. Dropping it releases them.
+/// The guard of the permits that a call has acquired. Dropping it releases them.
 ///
-/// Its permits share one lease and are released together. Leases, loss and dropping work as
+/// The permits share one lease and are released together. Leases, loss and dropping work as
 /// described for [`MutexGuard`]. See [`Semaphore`](crate::Semaphore).
 ///
 /// ```
@@ -90,7 +90,7 @@ impl SemaphorePermit {
         self.guard.fencing_token()
     }
 
-    /// Returns the id of the lease, its member of the sorted set in Redis.
+    /// Returns the id of the lease, which is a member of the sorted set of permits in Redis.
     ///
     /// It begins with the number of permits and a space.
     ///

@@ -18,15 +18,15 @@
 //!   where the waiters are subscribed, and the cluster forwards it to all nodes. A sharded channel
 //!   would be in another slot than the lock.
 //! - **Threads.** A client has one subscriber connection and two threads for each master in use.
-//! - **A promoted replica.** Calls, renewals and waiters follow, and holders ask at once whether
-//!   the new master has their lease. A client in which no call acquires, releases or waits for
-//!   anything there notices at its next renewal, at most a third of the ttl later.
+//! - **A promoted replica.** Calls, renewals and waiters follow. The client asks at once whether
+//!   the new master has its leases. A client in which no call acquires, releases or waits for
+//!   anything there notices the change at its next renewal, at most a third of the ttl later.
 //! - **A slot that moves.** Its held locks stay held, and are renewed and released. A free name
-//!   cannot be acquired while its two keys are on two nodes; calls wait for that, within their
-//!   deadlines. A plain lock is released, but not passed on. A fair lock, a read-write lock or a
-//!   semaphore is neither passed on nor released until the slot has moved.
+//!   cannot be acquired while its two keys are on two nodes: calls wait, within their deadlines,
+//!   until both are on one node. A plain lock is released, but not passed on. A fair lock, a
+//!   read-write lock or a semaphore is neither passed on nor released until the slot has moved.
 //!
-//! [Guarantees and limitations](crate::guide::guarantees) apply here too, those of a failover
-//! included.
+//! [Guarantees and limitations](crate::guide::guarantees) apply here too, including those of a
+//! failover.
 //!
 //! [`Error::Config`]: crate::Error::Config

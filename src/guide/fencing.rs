@@ -2,8 +2,8 @@
 //!
 //! A process can be paused for longer than its lease after it has checked the lock and before it
 //! writes. Then another holder may have written in between, and no lock can prevent it. The
-//! resource can: every holder has a [fencing token](crate::FencingToken), which is higher than that
-//! of every earlier holder. Store the token with the data, and let the write compare it.
+//! resource can. Every exclusive holder has a [fencing token](crate::FencingToken), which is higher
+//! than all earlier ones. Store the token with the data, and let the write compare it.
 //!
 #![doc = include_str!("../../docs/lost_lease.svg")]
 //!
@@ -90,5 +90,5 @@
 //!   [`SemaphorePermit::fencing_token`](crate::SemaphorePermit::fencing_token).
 //! - Only clients of this crate draw tokens. A program that takes the lock with a plain
 //!   `SET … NX PX` has none, and the resource cannot tell when it was overtaken.
-//! - A resource that remembers the highest token must keep it as long as the data: a memory that is
-//!   emptied accepts an old token.
+//! - A resource that remembers the highest token must keep it as long as the data. Once it has
+//!   forgotten the token, it accepts an old one.

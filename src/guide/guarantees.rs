@@ -5,22 +5,22 @@
 //! - **One holder.** If Redis keeps its data (see the limitations), at most one exclusive guard of
 //!   a name (of a mutex, a set or a writer) returns true from
 //!   [`is_held`](crate::MutexGuard::is_held) at a time, across all processes. Meanwhile no reader's
-//!   guard of that name does. Of a semaphore, no more permits are held than the largest number that
-//!   a client gives it.
+//!   guard of that name does. A semaphore has at most as many permits out as the largest number
+//!   that a client passes.
 //! - **A loss is noticed.** `is_held` returns false from the moment at which another client could
 //!   get the lock, unless the key is deleted or replaced by force (see the limitations). It reads a
 //!   local clock, so no blocked thread or socket can delay it.
 //!   [`lost`](crate::MutexGuard::lost) and [`on_lost`](crate::Mutex::on_lost) follow as soon as the
 //!   timer thread is scheduled. On Linux the clock counts the time for which the machine is
-//!   suspended; on other systems a machine that was suspended may believe in its lease for longer.
+//!   suspended. On other systems, `is_held` may return true for too long after a suspend.
 //! - **Tokens rise.** The [fencing token](crate::FencingToken) of every holder of a mutex, and of
 //!   every writer, is higher than all earlier ones. Readers share the token of the last writer. If
 //!   Redis has lost the last token, this holds only if the server's clock is not behind the time at
 //!   which that token was drawn. The limitations list what a failover and a quorum can change.
 //! - **Three outcomes, never mixed.** `None` means that another holder has the lock. `Err` means
-//!   that Redis could not be asked or refused. [`Lost`] means that the lock ended before its holder
-//!   released it. [`try_lock_for`](crate::Mutex::try_lock_for) states the rule. leasehold never
-//!   grants a lock because Redis is unreachable.
+//!   that Redis refused, or could not be asked. [`Lost`] means that the lock ended before its
+//!   holder released it. [`try_lock_for`](crate::Mutex::try_lock_for) states the rule. leasehold
+//!   never grants a lock because Redis is unreachable.
 //! - **Deadlines hold.** `try_lock_for(200 ms)` returns in that time even if Redis is dead, hung,
 //!   slow or refuses connections. The time covers name resolution, connecting, waiting and retries.
 //! - **Failed attempts are undone.** An acquire that got no reply is released under its own holder
@@ -31,9 +31,10 @@
 //!   for [each slot](crate::MutexAll#all-or-none).
 //! - **First come, first served.** [`fair_mutex`](crate::Client::fair_mutex) grants the lock in the
 //!   order of the requests, across all processes. A process that is killed while it waits delays no
-//!   other waiting call, except in a cluster or if the user lacks `+pubsub|numsub`. There, or if it
-//!   is stopped or cut off, it delays them by at most 3 s. `try_lock` is refused for as long in all
-//!   these cases. A lost message delays the others by at most 0.9 s: see [`FairMutex`].
+//!   other waiting call, except in a cluster or if the user lacks `+pubsub|numsub`. In these two
+//!   cases, or if it is stopped or cut off, it delays them by at most 3 s. After any of these,
+//!   `try_lock` is refused for at most 3 s. A lost message delays the others by at most 0.9 s: see
+//!   [`FairMutex`].
 //! - **Waiting is quiet.** Only one thread of a client asks Redis for a plain lock; the others wait
 //!   behind it. A client refreshes the places of all calls for a name in one command, every
 //!   0.9 s. A lost message delays a waiter by at most 0.9 s, or by the
@@ -57,8 +58,8 @@
 //! - **Memory in Redis.** Each distinct name leaves its last fencing token in Redis: about 130
 //!   bytes, for a day.
 //! - **Memory of unanswered calls.** The client remembers each acquiring call without a reply until
-//!   its ttl has passed, to undo it: about 0.7 KiB each, without a limit. Calls whose deadlines are
-//!   shorter than Redis takes to reply, with a long ttl, add up.
+//!   its ttl has passed, to undo it: about 0.7 KiB each, without a limit. So memory grows if calls
+//!   have a long ttl and deadlines that are shorter than Redis takes to reply.
 //! - **A Redis that loses data.** An evicting `maxmemory-policy` deletes held locks; so do
 //!   `FLUSHALL` and a restart without persistence. The holder finds out at its next renewal. Until
 //!   then another client may have acquired the lock, while the original client keeps handing it
@@ -79,7 +80,7 @@
 //!   even if calls wait in its queue: see [`Mutex`](crate::Mutex#fairness).
 //! - **A set of names** has no queue over a quorum, for names in several slots of a cluster, or
 //!   without the permissions for queues. If each of its names is in constant demand there, a call
-//!   may wait for long. A set that spans several slots is briefly visible half-acquired.
+//!   may wait for a long time. A set that spans several slots is briefly visible half-acquired.
 //!   [`MutexAll`](crate::MutexAll#waiting) describes what a waiting set keeps.
 //! - **A reader that crashes** keeps writers out until its own lease ends, whatever other readers
 //!   do.

@@ -21,7 +21,7 @@
 //! - DEBUG: every acquire, wait, renewal and release; connections that failed.
 //! - TRACE: whole holder ids. Anyone who knows a holder id can release that lock.
 //!
-//! No level logs a password. A record has those of these key-values that it knows:
+//! No level logs a password. Each record has those of these key-values that apply to it:
 //!
 //! | key | value |
 //! |---|---|
@@ -32,19 +32,19 @@
 //! | `ttl_ms`, `remaining_ms` | the ttl, and the time until the lease of the holder ends, in ms |
 //! | `waited_us` | how long a call took to acquire the lock, in µs |
 //! | `trace_id` | the identifier that [`trace_id`](crate::Mutex::trace_id) sets |
-//! | `server` | the server, of a record about one |
+//! | `server` | the server, if the record is about one server |
 //!
 //! # Statistics
 //!
 //! [`Client::stats`] returns a snapshot of a client's counters and gauges; [`Stats`] and [`Totals`]
-//! describe each number. Counting costs a few relaxed atomic additions per lock, and takes no lock.
+//! describe each number. Counting costs a few relaxed atomic additions per lock, and never blocks.
 //!
 //! With [`shared_stats`](crate::ClientBuilder::shared_stats), each client adds its [`Totals`] to
 //! one Redis hash, `lock_stats` unless [set otherwise](crate::ClientBuilder::shared_stats_key). Its
 //! fields have the names of the fields of `Totals`. [`Client::shared_stats`] reads the sum. Each
-//! client also records what it has added in the key `leasehold:tally:{lock_stats}:<uuid>`, so that
-//! an addition whose reply was lost counts only once. That key expires an hour after the client's
-//! last addition.
+//! client numbers its additions, and stores the number of the last one in the key
+//! `leasehold:tally:{lock_stats}:<uuid>`. So an addition that is repeated because its reply was
+//! lost counts only once. That key expires an hour after the client's last addition.
 //!
 //! With the feature `metrics`, the thread `leasehold-io` sends the same numbers to the program's
 //! recorder once a second, and a last time when the client ends. Counts from before the recorder
@@ -65,8 +65,8 @@
 //! | `leasehold_wakes_total` | counter | [`wakes`](crate::Totals::wakes); `source`: `message`, `local`, `hand_off`, `ttl`, `backstop`, `reconnect` |
 //! | `leasehold_spurious_wakes_total` | counter | [`spurious_wakes`](crate::Totals::spurious_wakes) |
 //! | `leasehold_wait_seconds` | histogram | [`wait`](crate::Stats::wait); each value is at most a sixteenth too high |
-//! | `leasehold_hold_seconds` | histogram | [`hold`](crate::Stats::hold), as precise |
-//! | `leasehold_command_seconds` | histogram | [`command`](crate::Stats::command), as precise |
+//! | `leasehold_hold_seconds` | histogram | [`hold`](crate::Stats::hold), with the same precision |
+//! | `leasehold_command_seconds` | histogram | [`command`](crate::Stats::command), with the same precision |
 //! | `leasehold_held` | gauge | [`held`](crate::Stats::held); `client` numbers the clients of the process |
 //! | `leasehold_waiting` | gauge | [`waiting`](crate::Stats::waiting); `client` |
 //! | `leasehold_connections` | gauge | [`connections`](crate::Stats::connections); `client` |

@@ -10,7 +10,7 @@
 //! - **`try_lock_for` and `try_lock_until`** wait, since the breaker may close. If it is still open
 //!   at the deadline, they fail with `CircuitOpen`.
 //! - **`lock`** keeps waiting. It fails with [`Error::Unreachable`] once the server has been
-//!   unreachable for [`ClientBuilder::unreachable_for`]; so do the calls with a later deadline.
+//!   unreachable for [`ClientBuilder::unreachable_for`]. So do calls whose deadline is later.
 //! - **Renewals and releases** bypass the breaker.
 //!
 //! `CircuitOpen` names the server, its last failure and when to retry. [`ClientBuilder::breaker`]
@@ -27,8 +27,8 @@
 //! # What holders and waiters see
 //!
 //! - **A holder** keeps its lock until its lease ends: [`is_held`](crate::MutexGuard::is_held)
-//!   stays true for the rest of the validity, by default about two thirds of the ttl. The io thread
-//!   repeats the renewal until then. If the lease ends first, the holder receives
+//!   stays true for the rest of the validity, by default at least about two thirds of the ttl. The
+//!   io thread repeats the renewal until then. If no renewal succeeds, the holder receives
 //!   [`Lost::Expired`](crate::Lost::Expired).
 //! - **A waiter** sleeps, and asks again as soon as the server answers.
 //! - **A release** that got no reply is repeated in the background until it succeeds or the lease

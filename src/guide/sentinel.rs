@@ -12,11 +12,12 @@
 //! [`ClientBuilder::sentinel`](crate::ClientBuilder::sentinel) takes the same values as separate
 //! arguments.
 //!
-//! The client asks all sentinels in parallel for the master's address, and uses the first answer.
-//! It also subscribes at each sentinel to the announcements of failovers. After a failover, the
-//! client closes every connection to the old master. It then immediately asks the new master about
-//! every lease that it holds, and reports a lease that is missing there as lost. It repeats recent
-//! releases there, because the new master may have received the leases and not their releases.
+//! The client asks all sentinels in parallel for the master's address, and uses the first address
+//! that it receives. It also subscribes at each sentinel to the announcements of failovers. After a
+//! failover, the client closes every connection to the old master. It then immediately asks the new
+//! master about every lease that it holds, and reports a lease that is missing there as lost. It
+//! repeats recent releases there, because the new master may have received the leases and not their
+//! releases.
 //!
 //! # What a failover can cost
 //!

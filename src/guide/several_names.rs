@@ -17,9 +17,9 @@
 //!
 //! - **Name every lock in one call.** Two threads that lock the same two names one after the other,
 //!   in opposite orders, can deadlock. Two separate leases can also end at different times; a set
-//!   has one lease. While a set waits, it may keep some of its names, each for at most 5 s. So a
-//!   thread that holds one name and waits for another that waiting sets keep gets it within 5 s for
-//!   each of these sets ahead of it.
+//!   has one lease. A thread that already holds one name may wait for another one that a waiting
+//!   set keeps. A set keeps a name for at most 5 s, so the thread gets it within 5 s for each set
+//!   ahead of it.
 //! - **In a cluster, give the names one hash tag**: `{order:7}:stock` and `{order:7}:bill`. Then
 //!   one script acquires them. Names in several slots take a round trip for each slot.
 //! - **Keep sets small.** A set of a thousand names keeps the server busy for milliseconds, during

@@ -19,11 +19,11 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! - Give the code under test a `&Client`, or the URL, and nothing else has to change.
+//! - Give the code under test a `&Client`, or the URL. Nothing else must change.
 //! - Wait for an event, such as a message from `lost()`, and not for a time. A call waits once its
 //!   client's [`stats().waiting`](crate::Stats::waiting) counts it.
 //! - Give the client of a test of outages a short
 //!   [`command_timeout`](crate::ClientBuilder::command_timeout): calls wait in real time.
-//! - The server is no cluster and has no replicas. What a failover does needs real servers.
+//! - The server is no cluster and has no replicas. To test a failover, use real servers.
 //!
 //! [`leasehold::testing`]: https://docs.rs/leasehold/latest/leasehold/testing/index.html

@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `leasehold-timer` | the first lock | tracks the leases' deadlines and schedules renewals; no I/O |
 //! | `leasehold-io` | the first lock | sends renewals in batches, repeated releases and shared statistics over its own connection |
-//! | `leasehold-replicas` | the first renewal under `min_replicas` | sends renewals that replicas must acknowledge; at most eight for each server |
+//! | `leasehold-replicas` | the first renewal under `min_replicas` | sends renewals that replicas must acknowledge; at most eight threads for each server |
 //! | `leasehold-subscriber` | the first waiter | receives releases and grants over its own connection |
 //! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
@@ -31,8 +31,8 @@
 //! - A release waits at most 5 ms for a shared connection, and then gets its own. A call that waits
 //!   for replicas always has its own.
 //!
-//! A thread that waits for a reply or for a lock sleeps. [`ClientBuilder::spin`] lets a call spin
-//! for the reply before it sleeps, for machines with idle cores.
+//! A thread that waits for a reply or for a lock sleeps. On machines with idle cores,
+//! [`ClientBuilder::spin`] can save time: calls then spin for the reply before they sleep.
 //!
 //! [`CancelToken`]: crate::CancelToken
 //! [`ClientBuilder::spin`]: crate::ClientBuilder::spin

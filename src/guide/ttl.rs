@@ -8,8 +8,8 @@
 //!   because by default the lease is renewed every third of it: longer is better. A lease that the
 //!   queue in Redis granted lasts at most 3 s until its first renewal, a few milliseconds later.
 //!
-//! The default of 10 s suits most programs: a holder survives a pause of about six seconds, and a
-//! crash costs the others ten.
+//! The default of 10 s suits most programs: a holder survives a pause of about 6 s, and after a
+//! crash the others wait for at most 10 s.
 //!
 //! - Choose a ttl of which two thirds are longer than a restart of Redis takes, and longer than the
 //!   longest pause you expect of a process, such as a live migration of its machine.

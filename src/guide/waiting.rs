@@ -10,30 +10,30 @@
 //! | [`Semaphore`] | first come, first served | first come, first served |
 //! | [`MutexAll`] | the queue of each name | the queue of each name, one after the other |
 //!
-//! Plain locks, fair locks, read-write locks and sets of a name wait in the same queue. All calls
-//! of a client for a plain lock share one place and hand the lock to each other. Each call for a
-//! fair lock or a read-write lock has its own place. [`MutexAll`] describes what a set keeps while
-//! it waits, and [`FairMutex`] what a process that dies in the queue costs the others. `try_lock`
-//! never waits, and takes a plain lock that is free even if clients wait in its queue: [`Mutex`]
-//! says when it is.
+//! Calls for the plain lock, the fair lock, the read-write lock and sets of a name wait in the same
+//! queue. All calls of a client for a plain lock share one place and hand the lock to each other.
+//! Each call for a fair lock or a read-write lock has its own place. [`MutexAll`] describes what a
+//! set keeps while it waits, and [`FairMutex`] what a process that dies in the queue costs the
+//! others. `try_lock` never waits. It takes a plain lock that is free, even if other clients wait
+//! in its queue: [`Mutex`] says when that happens.
 //!
 //! # How a call waits
 //!
 #![doc = include_str!("../../docs/grant.svg")]
 //!
-//! - A call that is refused enters the queue and sleeps. A thread of its client subscribes
-//!   meanwhile: no call waits for the confirmation. The release makes the first in the queue the
-//!   holder and tells it so by a message: the call returns without another command.
+//! - A call that is refused enters the queue and sleeps. Meanwhile a thread of its client
+//!   subscribes; no call waits for the confirmation. The release makes the first in the queue the
+//!   holder and sends its client a message. The call then returns without another command.
 //! - Of the calls for a plain lock, only the first one in each client talks to Redis. The others
 //!   sleep behind it, in memory: a thousand threads that wait for one name cost Redis as much as
 //!   one. (Each call for a fair lock, a read-write lock or a semaphore has its own entry; a client
 //!   refreshes all of them in one command.)
 //! - Each client refreshes its places every 0.9 s, or more often if the ttl is shorter than 4 s. A
 //!   lost message delays it by that time at most.
-//! - If Redis forbids pub/sub, waiters receive no grants: each client asks about every 0.2 s, or,
-//!   where there is no queue, each waiter asks after growing pauses of at most a second. With
-//!   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) they ask after the pauses that it sets, or
-//!   at their next refresh if that is sooner.
+//! - If Redis forbids pub/sub, waiters receive no grants. Then each client asks about every 0.2 s,
+//!   or after growing pauses of at most a second where there is no queue. Calls with
+//!   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) ask after the pauses that the policy sets,
+//!   or at their next refresh if that is sooner.
 //!
 //! Over a quorum, for names in several slots of a cluster, and if the Redis user lacks the
 //! permissions that queues need, there is no queue. The release then wakes one waiter of each

@@ -8,12 +8,12 @@
 //! | `leasehold:fence:{lock:x}` | string, expires after a day | the last fencing token |
 //! | `lock_release:x` | channel | the holder id, for each release that frees the lock; `open <holder id>` if clients wait in the queue |
 //! | `leasehold:queue:{lock:x}` | list | the queue of plain, fair and read-write locks and of sets: holder ids in order of arrival |
-//! | `leasehold:places:{lock:x}` | hash | of each entry of the queue: when it was refreshed last, and where its grant is sent |
+//! | `leasehold:places:{lock:x}` | hash | for each entry of the queue: when it was last refreshed, and where its grant is sent |
 //! | `leasehold:readers:{lock:x}` | sorted set | while readers hold `x`: their holder ids, with the ends of their leases in ms |
-//! | `leasehold:permits:{lock:x}` | sorted set | of the semaphore `x`: its holders, see below |
-//! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | as those of a lock |
-//! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places; `refresh <holder id>` if more grants are due than one script makes |
-//! | `leasehold:tally:{lock_stats}:<uuid>` | hash | what a client has added to the shared statistics |
+//! | `leasehold:permits:{lock:x}` | sorted set | the holders of the semaphore `x`: see below |
+//! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | the same for the semaphore `x` as the keys above for a lock |
+//! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places; `refresh <holder id>` if more grants are due than one script makes; messages of the client to itself |
+//! | `leasehold:tally:{lock_stats}:<uuid>` | string, expires after an hour | the number of the last addition of a client to the shared statistics, the hash `lock_stats` |
 //!
 //! [`key_prefix`](crate::ClientBuilder::key_prefix) and
 //! [`channel_prefix`](crate::ClientBuilder::channel_prefix) replace `lock:` and `lock_release:`. If
@@ -22,7 +22,7 @@
 //!
 //! # Permits
 //!
-//! A semaphore has nothing to do with the lock of the same name. Each of its holders is a member of
+//! A semaphore is independent of the lock of the same name. Each of its holders is a member of
 //! the sorted set: `<k> <owner>:<uuid>` holds *k* permits, and its score is when they end, in ms of
 //! the server's clock. The member `out` has the score −*n* while *n* permits are out. The set ends
 //! with the last permit. If someone deletes it, all holders lose their permits, and the count
@@ -35,7 +35,7 @@
 //! readers, and keeps them out.
 //!
 //! The last reader to release deletes the key. The key expires at the latest end that a reader's
-//! lease had since the key was set, also if that reader has released since. If the other readers
+//! lease had since the key was set, even if that reader has released since. If the other readers
 //! crash, other programs, plain and fair locks wait until then: for the longest ttl of a reader.
 //! Read-write locks of that name do not: any of their calls deletes the key once the last lease has
 //! ended.
@@ -68,6 +68,5 @@
 //! - Without the `PUBLISH`, or if a program or a person deletes the key, clients in the queue
 //!   notice that the lock is free at their next refresh, within 0.9 s. Until then, a program that
 //!   asks again at once gets it again.
-//! - Such a program draws no fencing token, and does not enter the queue.
-//! - Holders of both kinds are listed by [`Client::list`](crate::Client::list) and `leasehold
-//!   status`.
+//! - A program that uses these commands draws no fencing token, and does not enter the queue.
+//! - [`Client::list`](crate::Client::list) and `leasehold status` show holders of both kinds.

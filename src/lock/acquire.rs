@@ -161,7 +161,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
                 let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                 splits += 1;
                 if Instant::now().after(pause) >= attempt.deadline {
-                    // Other calls hold the lock on some servers each: no remaining time is known.
+                    // Other calls each hold the lock on some servers: no remaining time is known.
                     break None;
                 }
                 pause

@@ -94,8 +94,9 @@ impl WaitingCall<'_> {
         }
     }
 
-    /// Refreshes all places of this client for the name. If no reply can arrive before the
-    /// deadline, leaves the refresh to another call, and sleeps until the deadline at most.
+    /// Refreshes all places of this client for the name. If no reply can arrive before the deadline
+    /// and the call needs none, leaves the refresh to another call, and sleeps until the deadline
+    /// at most.
     pub(crate) fn refresh(
         &mut self,
         now: Instant,

@@ -60,7 +60,7 @@ pub(crate) enum Attempted {
     Acquired(Arc<HeldLease>),
     /// The name with this index is held for this much longer; `None` if without end.
     Refused(usize, Option<Duration>),
-    /// Several clients hold the name on some servers each; none on a majority.
+    /// Several calls each hold the name on some servers, and none on a majority.
     SplitVote,
 }
 
@@ -219,8 +219,8 @@ impl Attempt<'_> {
 
     /// Sends `call`, which acquires `part` under `id`; returns its reply and when it was sent.
     ///
-    /// Waits for the reply for at most the command timeout.
-    /// If no reply shows what the call did, its undo is already on its way when this returns.
+    /// Waits for the reply for at most the command timeout. If no reply shows what the call did,
+    /// its undo is already on its way when this returns.
     pub(crate) fn send(
         &self,
         call: Call<'_>,
@@ -348,7 +348,7 @@ impl Attempt<'_> {
         Fault::Unknown(cause)
     }
 
-    /// Like [`undo`](Self::undo), for a command whose reply is no answer to it.
+    /// Like [`undo`](Self::undo), for a command with a reply that its script cannot give.
     pub(crate) fn undo_unread(&self, keys: &Arc<dyn Primitive>, id: &HolderId) -> Fault {
         let cause = Cause::text("unexpected reply to the acquire script");
         self.undo(keys, id, cause)
@@ -372,9 +372,10 @@ impl Attempt<'_> {
         self.first_name_held(self.keys.is_shared())
     }
 
-    /// Returns whether this client holds the lock alone: its other calls wait for that to end.
+    /// Returns whether this client has a lease that excludes all others: its other calls wait for
+    /// the end of that lease.
     ///
-    /// They do not wait for its readers, which others could join without end.
+    /// They do not wait for readers of this client, which other readers could join without end.
     pub(crate) fn is_held_alone(&self) -> bool {
         self.first_name_held(true).is_some()
     }

@@ -3,8 +3,8 @@
 //!
 //! Only its own thread can end what a call waits for: a reply, a connection, the address of a host.
 //! So the caller of a cancelled call returns at once, and that thread ends the call in the
-//! background: it leaves the queue, has a command without a reply undone, and releases a lock that
-//! it is granted.
+//! background: it leaves the queue, undoes a command without a reply, and releases a lock that it
+//! is granted.
 //!
 //! ```text
 //!             the call ends                   its caller takes the outcome

@@ -187,7 +187,7 @@ fn known(answer: Result<Answer, Fault>) -> Result<Option<Holder>, Fault> {
     }
 }
 
-/// Returns the holders of `names`, asking the server that has their keys in one write.
+/// Returns the holders of `names`. Asks `server`, which has their keys, in one write.
 ///
 /// Keeps the connection in `connection` for the next call.
 fn holders(

@@ -82,8 +82,9 @@ impl<'a> Place<'a> {
                 && refusal.remaining.is_none_or(|left| left > provisional(ttl))
             {
                 // The first run of the command acquired the free lock, and a proxy or the network
-                // ran it again. A grant to the new place would last no longer than the place. With
-                // a ttl of at most 3 s both look alike: then the next refresh finds the lease.
+                // ran it again. A grant to the new place would last no longer than the place. If
+                // the ttl is no longer than that, this call counts as waiting, and its next refresh
+                // finds the lease.
                 self.ticket.note_not_entered();
                 return Err(self.attempt.undo(
                     keys,

@@ -129,7 +129,7 @@ fn end_holding(
     }
 }
 
-/// Ends the holding with `token`, and leaves the key to expire at `end`, without renewals.
+/// Ends the holding with `token`, and leaves the key to expire without renewals, at `end` or later.
 ///
 /// The holding goes on if `end` is too far away for a ttl, or the lease was found lost.
 pub(crate) fn keep_until(
@@ -348,12 +348,12 @@ fn answered(runtime: &Runtime, hold: &HeldLease, answer: &Answer, may_have_run: 
     Unlocked::Released
 }
 
-/// Plans the second release, which grants the lock that this one has left free for a moment.
+/// Plans a second release, which grants the lock that the first one has left free for a moment.
 fn leave_open(runtime: &Runtime, hold: &HeldLease) {
     let now = Instant::now();
     let name = hold.keys.key(0).name;
     let until = runtime.waiters.leave_open(name, now);
-    // A release that finds nothing to release grants.
+    // If the lock is still free then, the second release grants it to the next waiter.
     let end = until.after(runtime.deployment.command_timeout());
     runtime.release(Release {
         began: Some(until),
@@ -376,12 +376,13 @@ fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
 
 /// Handles the release of a lease that was already lost.
 ///
-/// The key can still exist, so it is released in any case:
+/// Except after a shutdown, the key is released, because it can still exist:
 ///
-/// * until it expires, since two clocks may differ,
+/// * after an expiry, which this client counts earlier than the server,
 /// * after `max_hold`,
-/// * on a minority of servers,
-/// * if it was evicted by a lease whose acquire had reached Redis before its own.
+/// * on a minority of the servers of a quorum,
+/// * if this client counted it as taken by another lease of its own, whose acquire had in fact
+///   reached Redis first.
 fn release_after_loss(runtime: &Runtime, hold: &Arc<HeldLease>, lost: Lost) {
     runtime.announce_loss(hold);
     if lost != Lost::ShutDown {

@@ -90,7 +90,7 @@ pub(crate) fn ensure_held(hold: &HeldLease, token: FencingToken) -> Result<(), E
     match hold.status_for(token, Instant::now()) {
         LeaseStatus::Held(_) => Ok(()),
         LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
-        // Only `unlock` releases, and it takes the guard.
+        // Only calls that take the guard end its holding.
         LeaseStatus::Released => Err(Error::Closed),
     }
 }

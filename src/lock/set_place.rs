@@ -1,4 +1,5 @@
-//! The place of a set in the queue of one name after the other, and the command that asks for all.
+//! The place of a set, in the queue of one of its names at a time, and the command that asks for
+//! all names.
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
@@ -11,7 +12,7 @@ use crate::queue::sets::SetTicket;
 use crate::redis::Fault;
 use crate::wait_policy::WaitPolicy;
 
-/// A set's place in a queue in Redis, once it has one; dropping it leaves the queue and passes on
+/// A set's place in a queue in Redis, once it has one. Dropping it leaves the queue and releases
 /// the names that the set keeps.
 pub(crate) struct SetPlace<'a> {
     attempt: &'a Attempt<'a>,
@@ -65,9 +66,11 @@ impl<'a> SetPlace<'a> {
                 self.ticket.forget_id();
                 Err(self.attempt.undo_unread(keys, &id))
             }
-            // The command did not run: the set still has its place.
+            // The command did not run, so the set keeps its id and its place.
             (Err(fault @ (Fault::NotRun(_) | Fault::Open(_))), _) => Err(fault),
             (Err(fault), _) => {
+                // A rejected command can leave the set its place and some names. After
+                // `Fault::Unknown`, `send` has already undone the command.
                 let had_place = self.ticket.forget_id().is_some();
                 if had_place && matches!(fault, Fault::Rejected(_)) {
                     leave(self.attempt, self.attempt.keys, id);

@@ -23,7 +23,7 @@ pub(crate) struct Silence<'a> {
     keys: &'a Arc<dyn Primitive>,
     /// When the call ends.
     deadline: Instant,
-    /// When counting the silence of Redis starts.
+    /// The silence of Redis counts from this instant.
     counts_from: Cell<Instant>,
     /// Commands without a reply, in a row.
     failures: Cell<u32>,
@@ -33,7 +33,7 @@ pub(crate) struct Silence<'a> {
     failure: RefCell<Option<Cause>>,
     /// Malformed replies in a row.
     malformed: Cell<u32>,
-    /// This call sent a command that was answered, or may yet be.
+    /// This call sent a command that has run, or may yet run.
     has_sent: Cell<bool>,
 }
 
@@ -58,14 +58,14 @@ impl<'a> Silence<'a> {
         }
     }
 
-    /// Returns until when to wait for the reply to a command sent now.
+    /// Returns the deadline for the reply to a command that is sent now.
     pub(crate) fn reply_deadline(&self) -> Instant {
         let now = Instant::now();
         let timeout = self.runtime.deployment.command_timeout();
         now.after(timeout).min(self.end(now))
     }
 
-    /// Returns why the last command failed, if Redis has since been silent for too long.
+    /// Returns why the last command failed, if Redis has now been silent for too long.
     ///
     /// A further command would have no time for a reply, and its failure would hide this cause.
     pub(crate) fn final_failure(&self) -> Option<Cause> {
@@ -74,7 +74,8 @@ impl<'a> Silence<'a> {
         self.is_too_long(Instant::now()).then(|| cause.clone())
     }
 
-    /// Records whether the command with this outcome was sent.
+    /// Records whether the command with this outcome has run, or may yet run. A valid reply resets
+    /// the count of malformed ones.
     pub(crate) fn note_sent<T>(&self, answer: &Result<T, Fault>) {
         let was_sent = match answer {
             Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => true,
@@ -86,8 +87,8 @@ impl<'a> Silence<'a> {
         }
     }
 
-    /// Records a reply that names the lock's holder: the next fault is the first in a row, and
-    /// earlier ones are not its reason.
+    /// Records a reply to an attempt or a refresh: the next fault is the first in a row, and no
+    /// earlier failure is its cause.
     pub(crate) fn note_reply(&self) {
         self.failures.set(0);
         self.last_cause.take();
@@ -193,10 +194,10 @@ impl<'a> Silence<'a> {
         now >= self.gives_up_at(now)
     }
 
-    /// Restarts the measure of silence after a sleep, if it had become too long meanwhile.
+    /// Restarts the measure of silence if it became too long while this call slept.
     ///
-    /// The silence that others met while this call slept ends only with a reply: this call tries
-    /// Redis before it gives up.
+    /// Other commands have failed in that time, and only a reply ends the silence. So this call
+    /// tries Redis itself before it gives up.
     pub(crate) fn restart(&self) {
         let now = Instant::now();
         if self.is_too_long(now) {
@@ -214,7 +215,7 @@ impl<'a> Silence<'a> {
         self.deadline.min(self.gives_up_at(now))
     }
 
-    /// Since when this call has been without a reply at `now`.
+    /// Returns when the silence of Redis began for this call; `now` if Redis is not silent.
     fn since(&self, now: Instant) -> Instant {
         let parts = self.keys.parts().iter();
         let first = parts.map(|part| self.part_since(part, now)).min();

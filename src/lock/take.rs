@@ -20,7 +20,7 @@ use crate::queue::position::Grant;
 use crate::stats::Wake;
 
 impl WaitingCall<'_> {
-    /// Takes a grant; returns `None` if it has lapsed. If it may have, asks Redis.
+    /// Takes a grant; returns `None` if it has lapsed. If it may have lapsed, asks Redis.
     pub(crate) fn take_grant(&self, grant: Grant) -> Result<Option<Arc<HeldLease>>, Over> {
         let Some(place) = &self.place else {
             return Ok(None);

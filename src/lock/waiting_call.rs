@@ -147,13 +147,17 @@ impl<'a> WaitingCall<'a> {
     /// Joins the calls of this client that share a place in Redis, if it is time for that. Returns
     /// whether it did.
     ///
-    /// The first attempt of a call takes a free lock only. It is time to join if
+    /// Usually the first attempt of a call takes the lock only if it is free, and no place. It is
+    /// time to join if
     ///
     /// * the call was refused before,
     /// * this client has a place,
-    /// * this client was refused a moment before `now` and is still subscribed,
-    /// * a release left the lock open a moment before `now`, for programs outside the queue, or
-    /// * this client has just freed the lock without a grant to the queue.
+    /// * this client has just freed the lock without a grant to the queue,
+    /// * under `Wake`: this client was refused a moment before `now` and is still subscribed, or
+    /// * under `Wake`: a release left the lock open a moment before `now`, for programs outside the
+    ///   queue.
+    ///
+    /// It is not time while this client has a lease that excludes all others.
     pub(crate) fn join_queue_if_due(&mut self, shared: SharedPlace, now: Instant) -> bool {
         let endpoints = &self.attempt.runtime.endpoints;
         let was_refused =
@@ -305,8 +309,8 @@ impl Drop for WaitingCall<'_> {
         self.leave_last_place(self.name_index);
         let waiters = &self.attempt.runtime.waiters;
         if had_place && waiters.shared_places.is_left(self.name()) {
-            // The next call may be in a pause of its backoff. Leaving the queue did not wake it if
-            // it was the first before.
+            // The next call may be in a pause of its backoff. If it was the first in the queue
+            // already, the end of this call has not woken it.
             waiters.wake_active(self.name());
         }
     }

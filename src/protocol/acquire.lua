@@ -2,7 +2,8 @@
 -- KEYS[1] lock, KEYS[2] fence
 -- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] number of tokens to reserve (default 1)
 -- Granted: {1, first token}. Refused: {0, value of the lock key, its ttl in ms or -1}.
--- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the lock is not held.
+-- Errors: BADFENCE if the fence holds no integer that, with the reserved tokens, is below 2^53.
+-- After any error the lock is not held.
 local more = (ARGV[3] or 1) - 1
 local last, bad = last_token(KEYS[2], '', more)
 if bad then return bad end

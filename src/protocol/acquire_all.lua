@@ -3,8 +3,8 @@
 -- ARGV[1] holder id, ARGV[2] ttl in ms
 -- Granted: {1, token of each lock}.
 -- Refused: {0, value of the lock key, its ttl in ms or -1, index of the lock from 1}.
--- Errors: BADFENCE n if the n-th fence holds no integer below 2^53, WRONGTYPE n if the n-th lock is
--- no string. After any error the caller holds none of the locks.
+-- Errors: BADFENCE n if the n-th fence holds no integer below 2^53 - 1, WRONGTYPE n if the n-th
+-- lock is no string. After any error the caller holds none of the locks.
 local count = #KEYS / 2
 for n = 1, count do
   local holder = redis.pcall('GET', KEYS[n])
@@ -31,7 +31,8 @@ for n = 1, count do
   if bad then return bad end
   reply[n + 1] = math.max(now, (last or 0) + 1)
 end
--- Fences first: a token that no client receives does no harm. As text, as in acquire.lua.
+-- The fences are set first: a token that no client receives does no harm. They are set as text, as
+-- in acquire.lua.
 for n = 1, count do
   local digits = string.format('%.0f', reply[n + 1])
   local kept = redis.pcall('SET', KEYS[count + n], digits, 'EX', 86400)

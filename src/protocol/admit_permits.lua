@@ -29,8 +29,8 @@ local function settle()
     end
     if used <= sum then
       -- All have ended, or someone else has written here: then no holder keeps its permits.
-      -- Only if there is a key: after any write of a script, a server whose memory is full allows
-      -- its other writes, too.
+      -- No DEL without a key: after any write of a script, a server whose memory is full allows the
+      -- other writes of the script, too.
       if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DEL', KEYS[1]) end
       used = 0
       return
@@ -43,14 +43,15 @@ local function settle()
   until #found < 2002
 end
 
--- Returns whether a waiter with this want fits; without one, whether any waiter may.
+-- Returns whether a waiter with this want fits; without a want, whether any waiter may fit.
 local function fits(want)
   if not want then return true end
   local k, n = string.match(want, '^(%d+)/(%d+)$')
   return k and used + k <= tonumber(n)
 end
 
--- Returns the next token, or nil and an error: BADFENCE if the fence holds no integer below 2^53.
+-- Returns the next token, or nil and an error: BADFENCE if the fence holds no integer below
+-- 2^53 - 1.
 local function draw()
   local last, bad = last_token(KEYS[2], '', 0)
   if bad then return nil, bad end
@@ -103,7 +104,8 @@ end
 -- Returns a token of the client if it has permits; nil if it has none; nil and an error.
 local function held(id)
   if not redis.call('ZSCORE', KEYS[1], id) then return nil end
-  -- Its first token was in a message that is lost or on its way. Others have drawn tokens since.
+  -- The message or reply with its first token is lost or on its way. Others may have drawn tokens
+  -- since, so it gets a new one.
   local token, bad = draw()
   bad = bad or store(token)
   if bad then return nil, bad end

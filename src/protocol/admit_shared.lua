@@ -7,7 +7,7 @@
 -- Whether `draw` drew a new token for a reader, which `store` must then keep.
 local is_drawn
 
--- Returns whether a waiter with this want fits; without one, whether any waiter can.
+-- Returns whether a waiter with this want fits; without a want, whether any waiter can fit.
 local function fits(want)
   if holder then return holder == FLAG and (not want or want == 'r') end
   return not want or want == 'r' or tonumber(want) ~= nil

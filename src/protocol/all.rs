@@ -40,10 +40,11 @@ pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set
 #[derive(Debug)]
 pub(crate) struct MutexAllKeys {
     keys: Keys,
-    /// The fences, the queues and the places of the names; empty if they have no queues that a
-    /// script of this lock can use.
+    /// The fences, the queues and the places of the names; empty over a quorum, and for names in
+    /// several slots of a cluster.
     queues: Vec<Vec<u8>>,
     rights: Arc<QueueRights>,
+    /// The lock of the names in each slot, if there are several slots.
     slots: Vec<Arc<dyn Primitive>>,
 }
 

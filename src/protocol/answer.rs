@@ -49,7 +49,7 @@ pub(crate) enum Answer {
     Queued(RefusedName, usize),
     /// The proposed fencing token is not above this one.
     TooLow(u64),
-    /// Some servers of a quorum granted it and some did not, and no client has a majority.
+    /// Too few servers of a quorum granted it, and no other holder has a majority either.
     Split,
     /// The caller holds the lock, or held it until this release. Contains the number of
     /// subscribers that received the wake-up, if the release counts them.
@@ -84,7 +84,7 @@ pub(crate) enum Answer {
 pub(crate) struct RefusedName {
     /// The index of the name, from 0.
     pub(crate) name: usize,
-    /// The value of its key.
+    /// The value of its key; empty if the reply contains none.
     pub(crate) holder: Vec<u8>,
     /// The remaining ttl; `None` if the key does not expire.
     pub(crate) remaining: Option<Duration>,
@@ -160,7 +160,8 @@ impl Answer {
                     },
                     holder: match holder {
                         Reply::Text(holder) => std::mem::take(holder),
-                        // The key expired while the script ran, or the name was freed for a reader.
+                        // The key expired while the script ran, the name was freed for a reader, or
+                        // the lock is a semaphore.
                         Reply::Nil => Vec::new(),
                         _ => return None,
                     },

@@ -1,5 +1,5 @@
--- Runs before queue_refresh.lua, and removes the first argument from ARGV: what the places of the
--- client's waiters want from now on.
+-- Sets what the places of the waiters of a client want from now on. Runs before queue_refresh.lua,
+-- and removes its own argument, the first, from ARGV.
 -- KEYS[4] places
 -- ARGV[1] what they want, ARGV[2] the client's inbox, ARGV[3..] holder ids
 local want = table.remove(ARGV, 1)

@@ -1,4 +1,4 @@
--- Makes a writer a reader, and grants to the readers in line behind it.
+-- Makes a writer a reader, and grants to the readers at the head of the queue.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places, KEYS[5] readers
 -- ARGV[1] holder id, ARGV[2] ttl in ms
 -- A reader now, or before: 1. Otherwise 0 if the lock is free, or the other holder's value.

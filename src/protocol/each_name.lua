@@ -1,6 +1,6 @@
--- Shared by the scripts of several locks with queues; prepended to each of them. The functions
--- after it act on one name at a time: they see the name's lock, fence, queue and places as KEYS[1]
--- to KEYS[4].
+-- Shared by the scripts of several locks with queues; prepended to each of them. The functions in
+-- the files after it act on one name at a time, and see its lock, fence, queue and places as
+-- KEYS[1] to KEYS[4].
 -- KEYS the locks, then the fences, the queues and the places, in the same order
 local all = KEYS
 local count = #all / 4

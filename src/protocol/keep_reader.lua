@@ -12,8 +12,8 @@ local function keep(id, ttl, may_shorten)
   if before then
     return join(id, may_shorten and till or math.max(till, tonumber(before))) or 1
   end
-  -- A write that changes nothing that counts: a server that has become a replica replies READONLY,
-  -- not "not yours". Under the flag, `settle` was one.
+  -- Without the flag no reader counts, so this changes nothing. But it is a write: a server that
+  -- has become a replica replies READONLY, not "not yours". Under the flag, `settle` has written.
   if holder ~= FLAG then redis.call('DEL', readers) end
   -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
   return holder and string.sub(holder, 1, 1088) or 0

@@ -117,8 +117,11 @@ impl Keys {
     ///
     /// # Errors
     ///
-    /// `Error::Config` if there is no name, a name is invalid, or a lock key begins with
-    /// `leasehold:`, as leasehold's other keys do, or would share those with another lock key.
+    /// `Error::Config` if one of these holds:
+    ///
+    /// * There is no name, or a name is invalid.
+    /// * A lock key begins with `leasehold:`, as the other keys of leasehold do.
+    /// * A lock key would share its other keys with another lock key.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.names.is_empty() {
             return Err(Error::Config(

@@ -1,7 +1,7 @@
 -- Shared by the scripts that draw fencing tokens; prepended to each of them.
--- Returns the last token of a fence; nil if there is no fence; nil and an error if it cannot be
--- used: BADFENCE if it holds no integer that, with `more` added, is below 2^53. `which` precedes
--- the error's text.
+-- Returns the last token of a fence; nil if there is no fence. Returns nil and an error if the
+-- fence cannot be used: BADFENCE if it holds no integer that, with `more` + 1 added, is below 2^53.
+-- `which` precedes the text of the error.
 local function last_token(key, which, more)
   local fence = redis.pcall('GET', key)
   if type(fence) == 'table' then

@@ -1,4 +1,4 @@
-//! The lock of one name, whose calls wait in the queues of their clients.
+//! The lock of one name without a queue in Redis: calls wait in the local queue of their client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,8 @@ pub(super) static RENEW: Script = script!("renew", "get pttl pexpire set del", "
 /// Also serves locks of several names.
 pub(super) static UNDO: Script = script!("undo", "get del pttl pexpire set", "rewrite");
 
-/// The keys and calls of a [`Mutex`](crate::Mutex).
+/// The keys and calls of a [`Mutex`](crate::Mutex) over a quorum. A list of the held locks uses
+/// them to inspect any name.
 #[derive(Debug)]
 pub(crate) struct MutexKeys(Keys);
 

@@ -2,8 +2,8 @@
 -- KEYS[1] permits, KEYS[2] fence
 -- ARGV[1] the most holders to return
 -- Returns {permits out, last fencing token or nil, holder id, ms until its permits end, …}. The
--- holders are sorted by the end of their permits, the first end first. Long ids can leave room for
--- fewer of them: the client rejects a reply of more than 1 MiB.
+-- holders are sorted by the end of their permits, the first end first. Fewer are returned if their
+-- ids are long: the client rejects a reply of more than 1 MiB.
 read_clock()
 local used, n, found = 0, 0, nil
 repeat

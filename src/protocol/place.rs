@@ -84,7 +84,7 @@ pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
         // A reader has a single token, and so has a grant of permits, `<k>/<n>` of them.
         b"r" => 1,
         want if want.contains(&b'/') => 1,
-        // The digits of a count are those of a token.
+        // A count has the form of a token.
         want => FencingToken::parse(want.strip_prefix(b"+").unwrap_or(want))?.value(),
     };
     let last = first.value() + count - 1;
@@ -93,9 +93,10 @@ pub(crate) fn read_grant(payload: &[u8]) -> Option<(HolderId, TokenBlock)> {
     Some((id, TokenBlock { first, count }))
 }
 
-/// Reads a message published to an inbox, `refresh <id>`; `None` if it is another. The client of
-/// this place must refresh it at once: the script that sent the message has left grants to the
-/// refresh.
+/// Reads a message published to an inbox, `refresh <id>`; `None` for any other message.
+///
+/// The client of this place must refresh it at once: the script that sent the message has left
+/// grants to the refresh.
 pub(crate) fn read_refresh(payload: &[u8]) -> Option<HolderId> {
     HolderId::parse(payload.strip_prefix(b"refresh ")?)
 }

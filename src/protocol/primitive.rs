@@ -21,7 +21,8 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     /// Acquires the lock, or joins its queue in Redis.
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a>;
 
-    /// Releases the lock if its key contains `value`, or removes its place from the queue in Redis.
+    /// Releases the lock if `value`, usually a holder id, holds it. Otherwise removes the place of
+    /// `value` from the queue in Redis.
     fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a>;
 
     /// Releases the lock, or removes the place, of each of several holder ids.
@@ -87,7 +88,8 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     }
 
     /// Records that the user may not use queues in Redis. Returns true if the lock then goes on
-    /// without its queue: [`queue`](Self::queue) returns `None` from now on.
+    /// without its queue: [`queue`](Self::queue) and [`set_queues`](Self::set_queues) return `None`
+    /// from now on.
     fn forgo_queue(&self) -> bool {
         false
     }
@@ -97,7 +99,8 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Returns true if the loss of one key leaves others, which protect nothing alone.
+    /// Returns true if a lease that has lost one of its keys can still have others, which protect
+    /// nothing alone.
     fn outlives_its_loss(&self) -> bool {
         false
     }
@@ -140,9 +143,9 @@ impl<'a> Acquire<'a> {
 pub(crate) enum Queueing<'a> {
     /// Acquires the lock although others wait, unless it is fair.
     Barge,
-    /// Acquires the lock only if nobody waits; does not wait if it is refused.
+    /// Acquires the lock only if nobody waits; takes no place if it is refused.
     Behind,
-    /// The same; takes this place if it is refused.
+    /// Acquires the lock only if nobody waits; takes this place if it is refused.
     Join(NewPlace<'a>),
 }
 
@@ -209,7 +212,8 @@ pub(crate) trait RedisQueue {
     /// Refreshes the places of `ids`; later grants to them are published to `inbox`.
     fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
 
-    /// The same; the places want this number of `tokens` from now on.
+    /// The same. The places of a [`Mutex`](crate::Mutex) also want this number of `tokens` from now
+    /// on.
     fn refresh_for<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
         let _ = tokens;
         self.refresh(inbox, ids)
@@ -241,7 +245,7 @@ pub(crate) struct AcquireSet<'a> {
 /// The names that a waiting set has, by their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PartOfSet {
-    /// The index of the name in whose queue the set waits, or that it was granted there.
+    /// The index of the name in whose queue the set waits, or waited until it was granted the name.
     pub(crate) waits_for: usize,
     /// How many names below that one the set keeps: all or none.
     pub(crate) kept: usize,

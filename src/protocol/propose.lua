@@ -4,7 +4,8 @@
 -- ARGV[4] last token to reserve (default ARGV[3])
 -- Granted: {1, token}. Refused: {0, value of the lock key, its ttl in ms or -1}.
 -- Too low: {2, the fence's token}.
--- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the lock is not held.
+-- Errors: BADFENCE if the fence holds no integer below 2^53 - 1, or ARGV[4] is not below 2^53.
+-- After any error the lock is not held.
 local last, bad = last_token(KEYS[2], '', 0)
 if bad then return bad end
 local token = tonumber(ARGV[3])

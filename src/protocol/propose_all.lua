@@ -5,8 +5,8 @@
 -- Granted: {1, token}.
 -- Refused: {0, value of the lock key, its ttl in ms or -1, index of the lock from 1}.
 -- Too low: {2, the highest token of all fences}.
--- Errors: BADFENCE n if the n-th fence holds no integer below 2^53, WRONGTYPE n if the n-th lock is
--- no string. After any error the caller holds none of the locks.
+-- Errors: BADFENCE n if the n-th fence holds no integer below 2^53 - 1, WRONGTYPE n if the n-th
+-- lock is no string. After any error the caller holds none of the locks.
 local count = #KEYS / 2
 for n = 1, count do
   local holder = redis.pcall('GET', KEYS[n])
@@ -27,8 +27,8 @@ for n = 1, count do
   highest = math.max(highest, last or -1)
 end
 if token <= highest then return {2, highest} end
--- Fences first: if setting a lock fails then, a token that no client receives does no harm. The
--- fences get the argument's text: Lua may format a large number with an exponent.
+-- The fences are set first: if setting a lock fails after that, a token that no client receives
+-- does no harm. They get the text of the argument: Lua may format a large number with an exponent.
 for n = 1, count do
   local kept = redis.pcall('SET', KEYS[count + n], ARGV[3], 'EX', 86400)
   if kept.err then return kept end

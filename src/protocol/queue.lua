@@ -2,7 +2,7 @@
 -- (admit_lock.lua, admit_shared.lua or admit_permits.lua), which know the holders and whether a
 -- waiter fits. There are few functions, because Redis creates them in every call of a script.
 -- Constant arguments of commands are strings, because Redis would format a number in every call.
--- KEYS[3] queue: a list of the waiters' holder ids, first in line first
+-- KEYS[3] queue: a list of the holder ids of the waiters, in order
 -- KEYS[4] places: a hash from holder id to "seen provisional want entered mark inbox"
 --   seen: when the place was last refreshed, in ms
 --   provisional: how long the place lasts without a refresh, and a grant to it without a renewal,
@@ -37,7 +37,7 @@ local function grant()
   -- n: how many places were passed over, and so the index of the next one. count: how many grants.
   local n, count = 0, 0
   -- The set of the inboxes that have no listener, and their number. From 100 on, no other inbox is
-  -- looked up, and its places count as not reached.
+  -- looked up, and the places with another inbox count as not reached.
   local silent, silent_count = nil, 0
   -- At most 100 grants and 1000 places passed over, because the server does nothing else meanwhile.
   -- After 100 grants, a message tells the client of the next place to refresh it, and the refresh
@@ -83,8 +83,8 @@ local function grant()
       n = n + 1
     else
       if left > 0 and not fits(want) then return nil, true end
-      -- The place first: if Redis refuses the second command, the list has an id without a place,
-      -- which the next grant removes. A place that is not in the list would never be granted.
+      -- Deletes the place first: if Redis refuses the second command, the list has an id without a
+      -- place, which the next grant removes. A place that is not in the list is never granted.
       redis.call('HDEL', KEYS[4], id)
       if n == 0 then
         redis.call('LPOP', KEYS[3])

@@ -3,12 +3,15 @@
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] what it wants, ARGV[4] the mark of its place, or 0
 -- not to join the queue, ARGV[5] inbox
--- Granted: {1, first token}. Refused, and queued unless ARGV[4] is 0: {0, value of the holder, ms
--- until it ends, -1 without an expiry, or -2 if nobody holds}. The value is the caller's own id,
--- and the call is not queued, in two cases: the network has run the call twice, and the first run
--- was granted; or the grant below passed over all places before the caller's and made it the holder
--- of a lock of one holder.
--- Errors: BADFENCE if the fence holds no integer below 2^53. After any error the caller holds
+-- Granted: {1, first token}.
+-- Refused, and queued unless ARGV[4] is 0: {0, value of the lock key, ms until the lock expires or
+-- the first permits end}. The value is nil for permits and for a free lock. The ms are -1 without
+-- an expiry, and -2 if nobody holds.
+-- The value is the id of the caller, and the call is not queued, in two cases:
+--   The network has run the call twice, and the first run was granted.
+--   The grant below passed over all places before the one of the caller, and made the caller the
+--   holder of a lock of one holder.
+-- Errors: BADFENCE if `draw` of the admission fails with it. After any error the caller holds
 -- nothing. It can have a place, if a grant to another waiter has failed; grants before that stand.
 read_clock()
 local token, bad = draw(ARGV[3])
@@ -21,7 +24,7 @@ if fits(ARGV[3]) then
     local place = redis.call('HGET', KEYS[4], first)
     local seen, lasts = string.match(place or '', '^(%d+) (%d+) ')
     if seen and seen + lasts > now then break end
-    -- The place first, as in queue.lua.
+    -- Deletes the place first, as in queue.lua.
     redis.call('HDEL', KEYS[4], first)
     redis.call('LPOP', KEYS[3])
     first = redis.call('LINDEX', KEYS[3], '0')

@@ -9,7 +9,8 @@ use crate::protocol::primitive::{Acquire, Admission, RedisQueue};
 use crate::protocol::script::{Arg, Call, Script};
 use crate::protocol::verb::Verb;
 
-/// Makes a script of a queue from its Lua functions, and the given ones, which admit waiters.
+/// Makes a script of a queue. It calls these further commands, and contains the functions of the
+/// queue and those in the given files, which admit waiters.
 macro_rules! queue_script {
     ($name:literal, $commands:expr $(, $functions:literal)+) => {
         script!(
@@ -24,7 +25,8 @@ macro_rules! queue_script {
 }
 pub(super) use queue_script;
 
-/// Makes the scripts of a queue from these further commands and Lua functions, which admit waiters.
+/// Makes the scripts of a queue. They call these further commands, and contain the functions in the
+/// given files, which admit waiters.
 macro_rules! queue_scripts {
     ($commands:expr $(, $functions:literal)+) => {
         QueueScripts {

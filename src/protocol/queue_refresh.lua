@@ -2,9 +2,9 @@
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] the client's inbox, ARGV[2..] holder ids
 -- Replies with a list of one item for each holder id: 0 if it waits, its fencing token if it was
--- granted what it wants, -1 if neither: then it is not granted later. The last item is the number
--- of ms until a holder ends, -1 without an expiry, or -2 if nobody holds.
--- Errors: BADFENCE if the fence holds no integer below 2^53. Grants made before an error stand:
+-- granted what it wants, -1 if neither: it then gets no grant later. The last item is the number of
+-- ms until the lock expires or the first permits end: -1 without an expiry, -2 if nobody holds.
+-- Errors: BADFENCE if `draw` of the admission fails with it. Grants made before an error stand:
 -- the next refresh replies with them.
 read_clock()
 settle()

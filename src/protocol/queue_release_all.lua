@@ -1,5 +1,5 @@
--- Releases those of several locks that one of several holder ids holds, and removes the places of
--- the ids; then grants each lock to the first in its queue.
+-- Releases each of several locks that one of the given holder ids holds, and removes the places of
+-- the ids; then grants each free lock to the next waiter in its queue.
 -- KEYS as in each_name.lua
 -- ARGV of a release: the holder id, then the wake channels in the order of the locks
 -- ARGV of an undo of several ids: the wake channels, then the holder ids
@@ -7,7 +7,7 @@
 -- hold, 0 if it is free, or the other holder's value.
 -- For several ids: a list of that 0 or value for the first lock that none of them held, then the
 -- index, from 1, of each id that held a lock or had a place.
--- Errors: WRONGTYPE n if the n-th lock is no string. All others are released.
+-- Errors: WRONGTYPE n if the n-th lock is no string. The other locks of the ids are released.
 local ids, channels = {ARGV[1]}, 1
 if #ARGV > count + 1 then ids, channels = {unpack(ARGV, count + 1)}, 0 end
 local asked, held, placed = {}, {}, {}

@@ -3,12 +3,12 @@
 -- ARGV[1] holder id, ARGV[2..] wake channels in the same order
 -- All released: 1. Otherwise, for the first lock that the caller did not hold: 0 if it is free, or
 -- the other holder's value.
--- Errors: WRONGTYPE n if the n-th lock is no string. All others are released.
+-- Errors: WRONGTYPE n if the n-th lock is no string. The caller's other locks are released.
 local mine, other, unreadable = 0, nil, nil
 for n = 1, #KEYS do
   local holder = redis.pcall('GET', KEYS[n])
   if type(holder) == 'table' then
-    -- The other locks first.
+    -- Releases the other locks before it returns this error.
     if string.find(holder.err, 'WRONGTYPE', 1, true) then
       holder = redis.error_reply('WRONGTYPE ' .. n .. ' the lock is no string')
     end

@@ -1,4 +1,4 @@
--- Shared by the scripts that release and renew; prepended to each of them.
+-- Shared by scripts that release or renew; prepended to each of them.
 -- Writes a lock without changing it: a server that has become a replica then replies READONLY, not
 -- "not yours" or "renewed".
 local function rewrite(lock)

@@ -56,9 +56,9 @@ pub(super) static INSPECT: Script = script!("inspect_shared", "time get pttl zra
 /// The keys and calls of one side of an [`RwLock`](crate::RwLock).
 #[derive(Debug)]
 pub(crate) struct RwLockKeys {
-    /// The further key is that of the readers.
+    /// Its further key is that of the readers.
     queue: QueueKeys,
-    /// The fence and the readers.
+    /// The keys that an inspection reads besides the lock key: the fence and the readers.
     inspected: [Vec<u8>; 2],
     reads: bool,
 }
@@ -75,7 +75,7 @@ impl RwLockKeys {
         }
     }
 
-    /// Reads the writer, or all readers.
+    /// Reads the writer, or the readers, at most 10,000 of them.
     pub(crate) fn holders(&self) -> Call<'_> {
         let keys: [&[Vec<u8>]; 2] = [&self.queue.keys.locks, &self.inspected];
         Call::new(Verb::InspectShared, &INSPECT, keys, [])
@@ -92,8 +92,8 @@ impl Primitive for RwLockKeys {
         self.queue.enter(&request, Arg::Bytes(want), 1)
     }
 
-    /// Releases the lease of a reader or of a writer, whichever this side is: after a downgrade
-    /// without a reply, only Redis knows.
+    /// Releases a reader as well as a writer, on either side: after a downgrade without a reply,
+    /// only Redis knows which of them `value` is.
     fn release<'a>(&'a self, value: &'a [u8], _: AtRelease) -> Call<'a> {
         self.queue.release(value)
     }

@@ -64,9 +64,9 @@ pub(crate) struct Call<'a> {
     pub(crate) without_queue: Option<WithoutQueue<'a>>,
 }
 
-/// The script that does the same without a queue, with only the first slice of keys and the first
-/// two arguments. It serves users who lack the rights for queues, and clusters that are migrating
-/// the slot.
+/// The script that does the same without a queue. It takes only the first slice of keys, the first
+/// two of `args`, and `rest`. It serves users who lack the rights for queues, and clusters that are
+/// migrating the slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WithoutQueue<'a> {
     pub(crate) script: &'static Script,

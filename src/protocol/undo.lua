@@ -1,9 +1,9 @@
--- Releases those of several locks that one of several holder ids holds, and wakes their waiters.
+-- Releases each of several locks that one of the given holder ids holds, and wakes its waiters.
 -- KEYS the locks
 -- ARGV their wake channels in the same order, then the holder ids
 -- Replies with a list: the value of the first lock whose holder is none of the ids, or 0 if there
 -- is none; then the index, from 1, of each id that held all of the locks.
--- Errors: WRONGTYPE n if the n-th lock is no string. All others are released.
+-- Errors: WRONGTYPE n if the n-th lock is no string. The other locks of the ids are released.
 local count = #KEYS
 local asked, released = {}, {}
 for n = count + 1, #ARGV do asked[ARGV[n]] = true end
@@ -11,7 +11,7 @@ local other, any, unreadable = 0, false, nil
 for n = 1, count do
   local holder = redis.pcall('GET', KEYS[n])
   if type(holder) == 'table' then
-    -- The other locks first.
+    -- Releases the other locks before it returns this error.
     if string.find(holder.err, 'WRONGTYPE', 1, true) then
       holder = redis.error_reply('WRONGTYPE ' .. n .. ' the lock is no string')
     end

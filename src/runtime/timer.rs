@@ -169,8 +169,8 @@ impl Timer {
                 idle = false;
             } else {
                 // The first sleep without leases ends within `LONGEST_SLEEP`. A lease that is due
-                // after that does not wake this thread: a caller that locks and unlocks repeatedly
-                // need not wake it each time.
+                // later need not wake this thread, so a caller that locks and unlocks repeatedly
+                // does not wake it each time.
                 idle = next == Instant::NEVER;
                 state.sleep.until = next.min(now.after(LONGEST_SLEEP));
                 self.changed.wait_for(&mut state, nap(now, next));

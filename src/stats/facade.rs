@@ -1,4 +1,4 @@
-//! Exports a client's statistics to the `metrics` facade, from the io thread once a second.
+//! Exports a client's statistics to the `metrics` facade, from one io thread once a second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -79,7 +79,8 @@ impl Facade {
             gauge!(name, "client" => self.client.clone()).set(now as f64);
         }
         if let Some(lag) = stats.renewal_lag {
-            // Without a lease there is no renewal whose lag would end an alert.
+            // Without a lease, no later renewal would replace a high lag, and an alert about it
+            // would not end.
             let lag = match is_last || stats.held == 0 {
                 true => Duration::ZERO,
                 false => lag,

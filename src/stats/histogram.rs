@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The number of buckets for each power of two of microseconds. With 16 of them, a quantile is at
-/// most a sixteenth too high.
+/// most a sixteenth too high, after rounding up to microseconds.
 const PARTS: u64 = 1 << PARTS_BITS;
 const PARTS_BITS: u32 = 4;
 
-/// The last power of two with its own buckets, 2^41 µs: durations of up to 50 days have them.
-/// Longer durations count in the last bucket.
+/// The last power of two with its own buckets is 2^41 µs, for durations of up to 50 days. Longer
+/// durations count in the last bucket.
 const LAST: u32 = 41;
 
 const BUCKETS: usize = ((LAST - PARTS_BITS + 2) as usize) << PARTS_BITS;

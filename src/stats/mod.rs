@@ -15,8 +15,9 @@ pub use crate::stats::totals::Totals;
 
 /// The distribution of a duration.
 ///
-/// Durations are counted in buckets, so `p50` and `p99` are at most a sixteenth too high, and never
-/// too low. All fields are zero if nothing was counted.
+/// Durations are rounded up to whole µs and counted in buckets. So `p50` and `p99` are at most a
+/// sixteenth plus 1 µs too high, and up to 50 days never too low. All fields are zero if nothing
+/// was counted.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -77,7 +78,7 @@ impl fmt::Display for Latency {
 /// let guard = client.mutex("report").lock()?;
 /// let stats = client.stats();
 /// assert_eq!((stats.held, stats.waiting), (1, 0));
-/// println!("{stats}"); // held 1, waiting 0, connections 1, attempts 1, acquired 1 …
+/// println!("{stats}"); // held 1, waiting 0, connections 1, open breakers 0, attempts 1, …
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,15 +103,18 @@ pub struct Stats {
     ///
     /// Connections to sentinels do not count.
     pub connections: u64,
-    /// How many circuit breakers are open now: calls that do not wait fail.
+    /// How many circuit breakers are open now.
     ///
-    /// Each server has one; the servers of a quorum share one.
+    /// Each server has one; the servers of a quorum share one. While it is open, calls to its
+    /// servers that do not wait fail.
     /// [`Client::health`](crate::Client::health) says which are open, and why.
     pub open_breakers: u64,
     /// How long after it was due the latest renewal was confirmed; `None` before the first one.
     ///
-    /// Zero if the renewal was on time. Renewals that are due within 100 ms are sent together. If
-    /// the lag approaches two thirds of the ttl, locks are lost.
+    /// Includes the time of the reply. Renewals that are due within 100 ms are sent together; the
+    /// lag is zero if the reply arrives before the renewal was due. With the default
+    /// [`renew_every`](crate::ClientBuilder::renew_every), locks are lost if the lag approaches two
+    /// thirds of the ttl.
     pub renewal_lag: Option<Duration>,
     /// The time from the call to the lock, for every call that acquired it.
     pub wait: Latency,

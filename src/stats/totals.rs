@@ -83,8 +83,10 @@ macro_rules! totals {
 totals! {
     /// Acquiring commands, including those that could not be sent because Redis was unreachable.
     ///
-    /// A call that locks makes one attempt if the lock is free, and more if it waits or retries. It
-    /// makes none if the client knows without asking that the lock is held.
+    /// A call that locks makes one attempt if the lock is free, and can make more if it waits or
+    /// retries. It makes none if it gets the lock by a
+    /// [local hand-off](crate::Mutex::local_handoffs) without having asked, or if the client knows
+    /// without asking that the lock is held.
     attempts,
     /// Calls that acquired the lock without waiting for another holder.
     acquired_at_once,
@@ -106,7 +108,8 @@ totals! {
     failed,
     /// Locks that were released while they were held.
     ///
-    /// Includes those whose release was not confirmed and is repeated in the background.
+    /// Includes those whose release was not confirmed and is repeated in the background, and those
+    /// that [`keep_for`](crate::MutexGuard::keep_for) leaves to expire.
     released,
     /// Locks that were already lost when their holder released them:
     /// [`AlreadyLost`](crate::Unlocked::AlreadyLost).
@@ -121,12 +124,13 @@ totals! {
     lost_max_hold,
     /// Locks lost to [`Lost::ShutDown`](crate::Lost::ShutDown).
     lost_shut_down,
-    /// Renewals that Redis confirmed, both in the background and by `renew` and `set_ttl`.
+    /// Renewals that Redis confirmed, both in the background and by calls such as `renew` and
+    /// `set_ttl`.
     renewals_ok,
     /// Renewals that Redis did not answer, or refused.
     ///
-    /// They are retried while the lease lasts. A renewal that finds the lock gone counts as a loss
-    /// instead.
+    /// Those in the background are retried while the lease lasts. A renewal that finds the lock
+    /// gone counts as a loss instead.
     renewals_failed,
     /// Waiters woken by a message: a release or a grant.
     wakes_message,
@@ -135,7 +139,7 @@ totals! {
     /// Waiters that received the lock from a holder of the same client by a
     /// [local hand-off](crate::Mutex::local_handoffs).
     wakes_hand_off,
-    /// Waiters that retried because the holder's ttl was about to end.
+    /// Waiters that retried when the holder's lease was due to expire.
     wakes_ttl,
     /// Waiters that retried without having been woken.
     ///
@@ -143,7 +147,9 @@ totals! {
     /// [`backstop`](crate::ClientBuilder::backstop), after a pause of their
     /// [`Backoff`](crate::Backoff), or after a pause because messages cannot be received.
     wakes_backstop,
-    /// Waiters woken because the subscriber reconnected and messages are received again.
+    /// Waiters woken because messages may have been missed.
+    ///
+    /// The subscriber has reconnected, or the lock's slot has moved to another node of a cluster.
     wakes_reconnect,
     /// Wakes from any source after which another holder still, or again, had the lock.
     spurious_wakes,
@@ -183,10 +189,14 @@ impl Totals {
         ])
     }
 
-    /// Returns how often waiters were woken or retried, for any reason.
+    /// Returns how often waiters were woken or retried.
     ///
-    /// Two cases are not counted: a waiter that only moves up to the head of its client's queue,
-    /// and the retry after a first subscription.
+    /// One refresh of several places of a client counts once. These cases are not counted:
+    ///
+    /// - a waiter that only moves up to the head of its client's queue,
+    /// - the retry after a first subscription,
+    /// - the last attempt of a call before its deadline,
+    /// - the wake-up by a shutdown.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -205,7 +215,7 @@ impl Totals {
         ])
     }
 
-    /// Returns the share of acquired locks that had to wait, from 0 to 1.
+    /// Returns the share of acquired locks for which the call had to wait, from 0 to 1.
     ///
     /// It is 0 if no lock was acquired. A useful threshold for an alert is 0.05.
     ///
@@ -225,7 +235,7 @@ impl Totals {
     }
 }
 
-/// Adds counts. Shared counts come from Redis, where another program can set them to anything.
+/// Adds counts, up to `u64::MAX`: another program can set the shared counts in Redis to anything.
 fn sum<const N: usize>(counts: [u64; N]) -> u64 {
     counts.into_iter().fold(0, u64::saturating_add)
 }

@@ -1,5 +1,6 @@
--- The globals of a script, as in Redis: the table `redis`, errors that are tables; all read-only.
--- Receives the host's functions; returns the function that runs a script.
+-- Sets the globals of scripts as Redis does: the table `redis`, and a `pcall` that returns errors
+-- as tables. All are read-only. This chunk receives the functions of the host, and returns the
+-- function that runs a script.
 local call, protected_call, reply_of, sha1hex, line = ...
 local error, pcall_of_host, type, tostring, xpcall = error, pcall, type, tostring, xpcall
 local rawset_of_host, setmetatable_of_host = rawset, setmetatable

@@ -15,8 +15,9 @@ use crate::supervisor::Supervisor;
 /// stopped itself.
 const AFTER_KEY: Duration = Duration::from_secs(1);
 
-/// A command that keeps the terminal. Only the command itself is signalled and ended, not the
-/// processes that it starts: the group is also that of this process and of its pipeline.
+/// A command that keeps the terminal. It starts in the group of this process and of its pipeline,
+/// so this process signals and ends only the command itself. If the command has made itself the
+/// leader of another group, this process signals and ends that whole group.
 pub(crate) struct Foreground {
     /// Kills the command if this process is killed. The supervisor learns of the command some µs
     /// after its start. If this process is killed in between, the command goes on.
@@ -52,8 +53,8 @@ impl Foreground {
         report(signal_command(command, signal), signal);
     }
 
-    /// Stops this process, too: from that, the shell learns that its job is stopped. Returns when
-    /// the job is continued.
+    /// Stops this process as well as the command, so that the shell sees its job as stopped. When
+    /// the job is continued, continues the command if the lock is still held.
     fn suspend_both(&mut self, is_held: &dyn Fn() -> bool) {
         self.key_at = None;
         self.is_stopped_by_stop = false;

@@ -162,7 +162,7 @@ mod tests {
     /// Longer than the breaker stays open.
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Opens an idle connection to a member of a quorum; returns the end of the peer.
+    /// Opens an idle connection to a member of a quorum. Returns the peer's end of it.
     pub(super) fn add_idle_connection(server: &Server, listener: &TcpListener) -> TcpStream {
         thread::scope(|scope| {
             let accepting = scope.spawn(|| {
@@ -206,7 +206,7 @@ mod tests {
         assert!(matches!(next, Fault::NotRun(_)), "{next:?}");
     }
 
-    /// Its other connections stay, and no call skips it.
+    /// The server keeps its other connections, and later calls do not skip it.
     #[test]
     fn server_is_not_down_if_a_call_gave_it_too_little_time() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

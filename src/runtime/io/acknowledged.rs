@@ -54,7 +54,7 @@ impl AcknowledgedRenewals {
                 Err(error) => return Err((part, Some(Box::new(error)))),
             }
         }
-        // Its own thread, or else the one whose waiting time is nearest.
+        // The thread for this setting, or else the one whose waiting time is nearest.
         let distance = |thread: &&Thread| {
             let other = thread.replicas;
             (other != replicas, other.within.abs_diff(replicas.within))

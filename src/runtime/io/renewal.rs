@@ -49,8 +49,8 @@ pub(crate) fn renewed(
 /// Changes the lease by the reply to a renewal or change of ttl, and returns the state of the key,
 /// if known.
 ///
-/// A failed call is not a loss; a reply that the key is gone or has another holder is. If `counts`
-/// is true, the meters count the call as a renewal that was confirmed or failed.
+/// A failed call is not a loss. The lease is lost if the reply says that the key is gone or has
+/// another holder. If `counts`, the meters count a renewal that was confirmed, or one that failed.
 pub(crate) fn settle(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
@@ -120,8 +120,8 @@ pub(in crate::runtime) fn settle_renewal(
         if let Some((sent, answer)) = round.cast(sent, answer) {
             renewed(runtime, &round.hold, round.request, sent, &answer);
         }
-        // Inside `contain`: the part may own the last of a user's closures, whose destructor may
-        // panic.
+        // Inside `contain`: the part may own the last reference to a user's closure, whose
+        // destructor may panic.
         drop(part);
     });
 }

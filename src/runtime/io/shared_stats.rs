@@ -27,7 +27,7 @@ pub(crate) struct SharedStats {
     pub(in crate::runtime) is_shared: bool,
     /// A thread that sends counters was started.
     is_started: AtomicBool,
-    /// The hash as the key of a lock, from which its server is found.
+    /// The hash's key, in the form of a lock's keys: its slot determines the server.
     pub(in crate::runtime) lock_keys: Keys,
     pub(in crate::runtime) keys: Arc<StatsKeys>,
     state: Mutex<State>,
@@ -46,9 +46,10 @@ struct State {
     /// The totals whose addition Redis has confirmed.
     confirmed: Totals,
     serial: u64,
-    /// The additions that Redis has not confirmed, by rising serial number. They are sent again
-    /// unchanged, because the script then adds each only once: an earlier attempt may have run, or
-    /// another thread may be sending, since the slot of the hash has moved.
+    /// The additions that Redis has not confirmed, by rising serial number.
+    ///
+    /// They are sent again unchanged, so that the script adds each only once. An earlier attempt
+    /// may have run. If the slot of the hash has moved, two threads may be sending.
     pending: Vec<StatsDelta>,
     has_warned: bool,
 }
@@ -160,8 +161,8 @@ impl SharedStats {
             }
             Err(Fault::NotRun(_) | Fault::Open(_)) => return,
             Err(Fault::Rejected(error) | Fault::NotReplicated(error)) => {
-                // Its counts become a part of the next addition. A field that Redis refuses must
-                // not keep the counts of the others back.
+                // Nothing was added: its counts become a part of the next addition. Sent again
+                // alone, fields that Redis refuses would hold back the counts of all others.
                 (state.pending).pop_if(|last| last.serial == delta.serial && !last.may_have_run);
                 error.to_string()
             }

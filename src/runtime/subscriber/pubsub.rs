@@ -82,8 +82,8 @@ impl<'a> PubSub<'a> {
             } else if let Some((id, tokens)) = read_grant(payload) {
                 drop(state);
                 let now = Instant::now();
-                // A wake-up that is almost due, or late, would come before the new lease is due:
-                // postpone it.
+                // Postpones a wake-up that is almost due or late: it would come before the new
+                // lease is due.
                 if self
                     .wakes_timer_at
                     .is_none_or(|at| at <= now.after(FIRST_RENEWAL_AFTER / 4))
@@ -95,8 +95,8 @@ impl<'a> PubSub<'a> {
                 self.runtime.waiters.granted_by_message(&id, tokens);
             } else if let Some(id) = read_refresh(payload) {
                 drop(state);
-                // Not a place that calls share: it wants the lock alone, and the script has just
-                // granted the lock to others.
+                // Not the shared places: their calls want the lock alone, and the script has just
+                // granted it to others.
                 self.runtime.waiters.own_places.refresh_place_now(&id);
             }
             return;

@@ -10,9 +10,9 @@ use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 use crate::redis::quorum::round::Round;
 use crate::redis::server::Server;
 
-/// The longest time that a call waits for further connections once a majority is connected. If the
-/// majority took longer than this to connect, the limit is the time that it took. So a server that
-/// is only a little slower takes part in the first lock.
+/// How long a call waits for further connections once a majority is connected: this long, or as
+/// long as the majority took to connect if that was longer. So a server that is only a little
+/// slower takes part in the first lock.
 const GRACE: Duration = Duration::from_millis(10);
 
 /// A connection that is being made for the slot with this index.
@@ -59,8 +59,8 @@ impl<'a> Round<'a> {
                 by = by.min(now.after(GRACE.max(start.until(now))));
             }
             if had_enough {
-                // An earlier call started the dialers of the other connections. Waiting for those
-                // here would delay every call while one server is slow to connect.
+                // Does not wait for connections that were being made before this call. Otherwise a
+                // server that connects slowly would delay every call.
                 requested.retain(|(_, request)| !request.dialer_was_at_work);
             }
             let is_hopeless = connected + requested.len() < enough;
