@@ -204,24 +204,43 @@ fn each_holder_is_told_only_of_its_own_loss() {
     assert!(losses.try_recv().is_err(), "no other holder was told");
 }
 
+/// Makes the client open this many connections, which are then idle.
+fn open_connections(proxy: &Proxy, client: &Client, count: usize) {
+    proxy.set_all(Traffic::StallReplies);
+    thread::scope(|scope| {
+        for n in 0..count {
+            scope.spawn(move || drop(client.mutex(n as u64).lock().unwrap()));
+        }
+        eventually(WAIT_LIMIT, || proxy.connections() == count);
+        proxy.set_all(Traffic::Pass);
+    });
+}
+
 fn a_suspected_lease_is_checked_before_the_next_hand_off() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = builder(&proxy.url()).build().unwrap();
     let a = || client.mutex("a");
+    // The check, the next call and the release each use a connection. A new one would not be
+    // stalled.
+    open_connections(&proxy, &client, 3);
     thread::scope(|scope| {
         let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
         let one = guard_of(one);
         let id = one.holder_id().clone();
+        // From now on the server knows the script of the check.
+        one.renew().unwrap();
         server.run("DEL", &["lock:a"]);
         // The client receives the message and checks the lease; the reply is stalled.
         let subscribers = proxy.connections_that_sent("SUBSCRIBE");
         for link in (0..proxy.connections()).filter(|link| !subscribers.contains(link)) {
             proxy.set_nth(link, Traffic::StallReplies);
         }
-        let before = server.script_calls();
+        // The check asks for the ttl. The next call, which the message wakes too, does not: its
+        // attempt acquires the lock.
+        let before = server.calls(&["pttl"]);
         announce(&server, &id);
-        eventually(WAIT_LIMIT, || server.script_calls() > before);
+        eventually(WAIT_LIMIT, || server.calls(&["pttl"]) > before);
         let unlock = scope.spawn(move || one.unlock());
         // Time for the release, which must wait for the reply.
         let_pass(ms(100));
