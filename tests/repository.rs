@@ -326,6 +326,18 @@ fn root_needs_no_sudo_to_install_a_server() {
 }
 
 #[test]
+fn wrong_path_of_a_server_is_an_error() {
+    let output = Command::new(in_repository(".ci/server"))
+        .env("REDIS_SERVER_BIN", "/no/such/server")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let messages = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{messages}");
+    assert!(messages.contains("/no/such/server"), "{messages}");
+}
+
+#[test]
 fn machine_without_a_server_and_an_installer_gets_a_hint() {
     let output = run_server_script(&[("id", "echo 1000")], "true");
     let messages = String::from_utf8(output.stderr).unwrap();

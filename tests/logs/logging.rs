@@ -408,7 +408,7 @@ fn server_that_refuses_writes_is_no_outage_of_the_subscriber() {
     server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
     let label = format!("127.0.0.1:{}", server.port());
     let reconnects = || {
-        let mut lines = log_records_about("reconnecting");
+        let mut lines = log_records_about("replaced");
         lines.retain(|line| line.value("server") == Some(&label));
         lines
     };

@@ -1,21 +1,18 @@
 //! The subscriber thread: receives releases on one connection and wakes the waiters they concern.
 //!
 //! ```text
-//!    a failure
+//!    a failure: after a pause, unless it is the first since a subscription
 //!      +---+
 //!      |   v       subscribed            message
 //!   +------------+ ----------> +-----------+ --+
 //!   | connecting |             | listening |   |
 //!   +------------+ <---------- +-----------+ <-+
-//!      |     a failure, a lost probe, or the server may have been replaced
+//!      |     a failure, a lost probe, or the server may have been replaced: without a pause
 //!      |                             |
 //!      +----------> ended <----------+
-//!           stop, or the server was replaced
+//!       stop, or the server owns no slot of its cluster any more
 //! ```
-//!
-//! Before it connects again, the thread pauses, unless the last connection worked for a while.
 
-use std::mem;
 use std::time::Duration;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
@@ -36,16 +33,9 @@ const LINGER: Duration = Duration::from_secs(10);
 /// If more than this many subscriptions are unused, all of them are cancelled.
 const MAX_LINGERING: usize = 1024;
 
-/// The connections that have ended since one worked for a while.
-#[derive(Default)]
-struct Outage {
-    ended: u32,
-    has_warned: bool,
-}
-
 /// Why a connection has ended.
 enum Ended {
-    /// A call has found that the server cannot serve now, so another one may have replaced it.
+    /// A call has found that the server cannot serve now, or the sentinels name another master.
     MayBeReplaced,
     Failed(String),
 }
@@ -57,9 +47,9 @@ impl From<String> for Ended {
 }
 
 pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
-    let mut outage = Outage::default();
+    let mut failures = 0;
     while !endpoint.subscriber.is_stopping() && !endpoint.server.is_retired() {
-        let Err(ended) = listen(runtime, endpoint, &mut outage) else {
+        let Err(ended) = listen(runtime, endpoint, &mut failures) else {
             return;
         };
         let this = &endpoint.subscriber;
@@ -74,35 +64,30 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
         if is_stopping || endpoint.server.is_retired() {
             return;
         }
-        let (level, why) = match ended {
-            // The call reports the error. A server may go on like this for as long as calls fail.
-            Ended::MayBeReplaced => (
-                log::Level::Debug,
-                "the server may have been replaced".into(),
-            ),
-            // One warning for each outage, however long it lasts.
-            Ended::Failed(why) if mem::replace(&mut outage.has_warned, true) => {
-                (log::Level::Debug, why)
-            }
-            Ended::Failed(why) => (log::Level::Warn, why),
+        let (is_failure, why) = match ended {
+            Ended::Failed(why) => (true, why),
+            Ended::MayBeReplaced => (false, "the server may have been replaced".into()),
         };
         this.health.failed(Some(&Cause::text(&why)), false);
         runtime.deployment.suspect();
+        // One warning for each outage, however long it lasts, and none if the connection works: a
+        // server that refuses calls ends one connection after the other.
         logging::record!(
-            level, server = endpoint.server.label();
+            if is_failure && failures == 0 { log::Level::Warn } else { log::Level::Debug },
+            server = endpoint.server.label();
             "no subscription to releases, waiters retry on a timer; reconnecting: {why}"
         );
-        // A connection that has worked is replaced without a pause.
-        if outage.ended > 0 {
-            let pause = RECONNECT.pause(outage.ended - 1);
+        // A working connection that ends is replaced without a pause.
+        if failures > 0 {
+            let pause = RECONNECT.pause(failures - 1);
             this.ending.park_timeout(pause.min(LONGEST_SLEEP));
         }
-        outage.ended += 1;
+        failures += u32::from(is_failure);
     }
 }
 
 /// Connects, subscribes to all wanted channels, and receives until a failure or `stop`.
-fn listen(runtime: &Runtime, endpoint: &Endpoint, outage: &mut Outage) -> Result<(), Ended> {
+fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<(), Ended> {
     let this = &endpoint.subscriber;
     let timeout = endpoint.server.command_timeout();
     let connection = endpoint.server.connection(Instant::now().after(timeout));
@@ -123,6 +108,7 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, outage: &mut Outage) -> Result
         state.probe_sent = None;
     }
     pubsub.subscribe(&wanted)?;
+    *failures = 0;
     let mut tidied = Instant::now();
     this.health.answered(Instant::now());
     logging::debug!(server = endpoint.server.label(); "subscribed to releases");
@@ -142,7 +128,6 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, outage: &mut Outage) -> Result
         let mut unused = Vec::new();
         if tidied.until(now) >= POLL_EVERY {
             tidied = now;
-            *outage = Outage::default();
             unused = take_unused(&mut state, now);
         }
         // Includes channels that were queued before this connection was up, without a wake-up.
