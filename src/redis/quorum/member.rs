@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::protocol::answer::Answer;
-use crate::redis::conn::connection::{Replied, is_no_script};
+use crate::redis::conn::connection::Replied;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::undoable::{PendingRelease, Vote};
 
@@ -197,9 +197,6 @@ impl Member {
                 self.settle_all(connection);
                 return false;
             };
-            if is_no_script(&answer) {
-                connection.forget_scripts();
-            }
             self.settle(pending, Some(&answer));
         }
         let sent = Instant::now();

@@ -8,7 +8,7 @@ use redis::RedisResult;
 use crate::clock::Instant;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
-use crate::redis::conn::connection::{CallResult, Connection};
+use crate::redis::conn::connection::{CallResult, Connection, is_no_script};
 use crate::redis::undoable::{PendingRelease, ServerVotes};
 
 /// The command that an unread reply will answer: tells the thread that reads the reply what to do
@@ -81,11 +81,6 @@ impl PipelinedConnection {
         })
     }
 
-    /// Forgets which scripts the server knows, so that their source is sent again.
-    pub(super) fn forget_scripts(&mut self) {
-        self.known_scripts.clear();
-    }
-
     pub(super) fn ping(&mut self, until: Instant) -> RedisResult<()> {
         self.pending.push_back((PendingReply::Nothing, Verb::Ping));
         let ping = redis::cmd("PING");
@@ -97,7 +92,8 @@ impl PipelinedConnection {
     /// connection must then not be used again.
     pub(crate) fn receive(&mut self, until: Instant) -> (PendingReply, CallResult) {
         let (pending, verb) = self.next_pending();
-        (pending, self.connection.answer_to(until, verb))
+        let answer = self.connection.answer_to(until, verb);
+        (pending, self.noted(answer))
     }
 
     /// Like [`receive`](Self::receive), but returns `None` if the reply has not arrived yet. Reads
@@ -105,10 +101,17 @@ impl PipelinedConnection {
     pub(super) fn receive_at_hand(&mut self, is_ready: bool) -> Option<(PendingReply, CallResult)> {
         let value = self.connection.answer_at_hand(is_ready).transpose()?;
         let (pending, verb) = self.next_pending();
-        Some((
-            pending,
-            value.and_then(|value| self.connection.meaning_of(value, verb)),
-        ))
+        let answer = value.and_then(|value| self.connection.meaning_of(value, verb));
+        Some((pending, self.noted(answer)))
+    }
+
+    /// Returns the answer. If the server has lost a script, it may have lost all of them: their
+    /// sources are sent again.
+    fn noted(&mut self, answer: CallResult) -> CallResult {
+        if answer.as_ref().is_ok_and(is_no_script) {
+            self.known_scripts.clear();
+        }
+        answer
     }
 
     fn next_pending(&mut self) -> (PendingReply, Verb) {
@@ -132,5 +135,49 @@ impl PipelinedConnection {
             self.connection.undo_behind([*undo]);
         }
         self.pending.into_iter().map(|(pending, _)| pending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::holder_id::HolderId;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
+    use crate::url::Address;
+
+    /// Whoever reads the reply: the call itself, a later call, or the undo of a round.
+    #[test]
+    fn source_is_sent_again_after_the_server_has_lost_a_script() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let until = Instant::now().after(Duration::from_secs(60));
+        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        let id = HolderId::fresh("x");
+        let renewal = keys.renew(&id, Duration::from_secs(1), false);
+        thread::scope(|scope| {
+            let replying = scope.spawn(|| {
+                let mut stream = listener.accept().unwrap().0;
+                stream.write_all(b"+OK\r\n+OK\r\n").unwrap();
+                stream
+            });
+            let address = Address::parse(&url).unwrap();
+            let connection = Connection::open(&address, None, until, |_| ()).unwrap();
+            let mut connection = PipelinedConnection::new(connection);
+            let mut stream = replying.join().unwrap();
+            let sent = connection.send(&renewal, PendingReply::Nothing, until);
+            sent.unwrap();
+            assert!(!connection.known_scripts.is_empty());
+            stream
+                .write_all(b"-NOSCRIPT No matching script.\r\n")
+                .unwrap();
+            assert!(connection.receive(until).1.is_ok());
+            assert!(connection.known_scripts.is_empty());
+        });
     }
 }

@@ -326,15 +326,14 @@ impl<'a> Round<'a> {
                     return None;
                 }
             };
-            let is_unknown = is_no_script(&answer);
-            if is_unknown {
-                connection.forget_scripts();
-            }
             if connection.pending() > 0 {
                 member.settle(pending, Some(&answer));
                 continue;
             }
-            let Some(call) = self.call.filter(|_| is_unknown && !slot.sent_source) else {
+            let Some(call) = self
+                .call
+                .filter(|_| is_no_script(&answer) && !slot.sent_source)
+            else {
                 member.settle(pending, Some(&answer));
                 return self.answered(server, member, began, answer);
             };

@@ -55,7 +55,7 @@ pub(crate) enum Verdict {
     /// Further votes can change it.
     Open,
     Decided(Answer),
-    /// Too few servers answered.
+    /// Too many servers failed for the answers of the others to decide.
     Unknown,
 }
 
@@ -88,7 +88,8 @@ impl Votes {
         }
     }
 
-    /// The least number of further votes that can decide.
+    /// Returns how many more servers must grant or confirm for the call to succeed. For
+    /// [`Verb::Inspect`], returns how many more must answer.
     pub(super) fn missing(&self) -> usize {
         let counted = match self.verb {
             Verb::Inspect => self.others.len(),
@@ -97,7 +98,7 @@ impl Votes {
         self.size.needed.saturating_sub(counted)
     }
 
-    /// Returns true if the lock was acquired.
+    /// Returns true if enough servers granted the call, confirmed the lease or replied to the ping.
     pub(super) fn is_won(&self) -> bool {
         self.yes >= self.size.needed
     }

@@ -66,9 +66,11 @@ impl Round<'_> {
         causes.collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns a violation of the protocol if the servers without one are fewer than a majority.
+    /// Returns a violation of the protocol if so many servers committed one that the others are
+    /// fewer than a majority.
     ///
-    /// If the servers that may be Redis are already fewer, returns that a peer is not Redis.
+    /// The violation says that the peer is not Redis only if so many peers are certainly not Redis.
+    /// Otherwise it is a malformed reply.
     fn violation_by_too_many(&self) -> Option<&Cause> {
         let spare = self.members.size.spare();
         let causes = || self.faults.iter().filter_map(|(_, fault)| fault.cause());
