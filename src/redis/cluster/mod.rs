@@ -23,8 +23,8 @@ use crate::redis::undoable::Undoable;
 use crate::url::Nodes;
 use crate::wait_policy::Backoff;
 
-/// The most redirects that a call follows: two nodes that disagree could send it back and forth for
-/// ever.
+/// The most redirects in a row that a call follows, because two nodes that disagree could send it
+/// back and forth for ever.
 const MOST_HOPS: u32 = 5;
 
 /// The pause before a call is retried while its slot is being moved and its keys are on two nodes.
@@ -70,7 +70,7 @@ impl Cluster {
             let next = match &fault {
                 NodeFault::Redirected(Redirect::TryAgain, _) => {
                     match call.without_queue() {
-                        // The lock key alone is on one of the nodes.
+                        // This call needs the lock key alone, which is on one of the nodes.
                         Some(without) => call = without,
                         None => {
                             let pause = TRY_AGAIN.pause(tries);
@@ -94,9 +94,12 @@ impl Cluster {
                     self.map.suspect();
                     None
                 }
-                NodeFault::Fault(Fault::NotRun(_)) => {
-                    // The slot map may be out of date.
-                    self.map.refresh(until);
+                NodeFault::Fault(Fault::NotRun(cause)) => {
+                    // The slot map may be out of date, unless the client ran out of connections, or
+                    // a refresh has just retired the server.
+                    if !cause.is_of_client() {
+                        self.map.refresh(until);
+                    }
                     Some(self.map.owner_of(slot)).filter(|owner| !Arc::ptr_eq(owner, &server))
                 }
                 NodeFault::Fault(_) => None,
@@ -129,8 +132,8 @@ impl Cluster {
         Err(fault)
     }
 
-    /// Returns every master that owns a slot. Refreshes the slot map first if it is empty or a
-    /// master is failing.
+    /// Returns the masters that [`SlotMap::masters`] knows. First refreshes the slot map if it has
+    /// none, or if one of them is failing.
     pub(in crate::redis) fn masters(&self, until: Instant) -> Result<Vec<Arc<Server>>, Fault> {
         let masters = self.map.masters();
         if !masters.is_empty() && !masters.iter().any(|master| master.health.is_failing()) {

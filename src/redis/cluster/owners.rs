@@ -96,8 +96,8 @@ impl Owners {
         server
     }
 
-    /// Records a redirect at `now`: `slot` is at `address`. Returns the server there, and what has
-    /// moved if that is news.
+    /// Records a redirect at `now`: `slot` is at `address`. Returns the server there, and the slot
+    /// as moved if another server was its owner.
     pub(super) fn redirected(
         &mut self,
         slot: u16,
@@ -121,8 +121,17 @@ impl Owners {
     ) -> Change {
         let has_forgotten = self.forget_old_redirects(asked);
         let mut change = Change::default();
+        // A node that an ASK redirect has named may never get its slot.
+        let names_all_servers = || {
+            let named = |known| layout.masters.iter().any(|(_, address)| address == known);
+            self.servers.keys().all(named)
+        };
         // Usually nothing has changed, and many clients may refresh at once.
-        if !has_forgotten && self.redirects.is_empty() && self.layout == layout {
+        if !has_forgotten
+            && self.redirects.is_empty()
+            && self.layout == layout
+            && names_all_servers()
+        {
             return change;
         }
         let redirects = self.redirects.clone();
@@ -224,5 +233,16 @@ mod tests {
             );
         }
         assert_eq!(owners.masters().count(), 1, "the other one is retired");
+    }
+
+    #[test]
+    fn node_that_gets_no_slot_after_an_ask_is_retired() {
+        let mut owners = Owners::none();
+        let asked = Instant::START.after(Duration::from_secs(1));
+        owners.learn(layout(), asked, &server);
+        let named = owners.at(&("127.0.0.1".into(), 2), &server);
+        let change = owners.learn(layout(), asked, &server);
+        assert!(Arc::ptr_eq(&change.retired[0], &named));
+        assert_eq!(owners.masters().count(), 1);
     }
 }

@@ -35,7 +35,7 @@ use crate::wait_policy::Backoff;
 const REFRESH: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_millis(250)).jitter(0.3);
 
-/// For how long after the last failure the map is refreshed repeatedly, without a caller.
+/// How long after the last failure the map is refreshed repeatedly, even if no call waits for it.
 const KEEP_REFRESHING: Duration = Duration::from_secs(3);
 
 /// The most nodes asked for the slots at once.
@@ -68,7 +68,7 @@ struct KnownSlots {
     suspected: Instant,
     /// The number of refreshes so far.
     refreshes: u64,
-    /// Consecutive refreshes without a change, each soon after the one before.
+    /// How many refreshes in a row moved no slot; 0 again after [`KEEP_REFRESHING`] without one.
     row: u32,
     not_before: Instant,
     /// Why the last refresh failed.
@@ -164,8 +164,8 @@ impl SlotMap {
         }
     }
 
-    /// Refreshes the map and waits for that until `until`. Returns why the refresh failed, if it
-    /// did.
+    /// Refreshes the map, and waits until `until` at most for that. Returns the reason if the map
+    /// was not refreshed.
     pub(super) fn refresh(&self, until: Instant) -> Option<Fault> {
         let mut known = self.known.lock();
         known.stale = true;
@@ -192,7 +192,8 @@ impl SlotMap {
         self.ensure_refresh(&mut known);
     }
 
-    /// Records a redirect: `slot` is now at `address`. Refreshes the map if that is news.
+    /// Records a redirect: `slot` is now at `address`. If the slot had another owner, refreshes the
+    /// map.
     pub(super) fn moved(&self, slot: u16, address: HostPort) -> Arc<Server> {
         let mut known = self.known.lock();
         let make = |address: &HostPort| self.make_server(address);
@@ -209,11 +210,11 @@ impl SlotMap {
         server
     }
 
-    /// Returns where a redirect from `server` leads; an empty host means the same host.
+    /// Returns the address to which `server` redirects. An empty host, or `?`, means its own host.
     pub(super) fn address(&self, server: &Arc<Server>, host: &str, port: u16) -> HostPort {
         let known = self.known.lock();
         let host = match host {
-            "" => known.owners.host_of(server).unwrap_or_default(),
+            "" | "?" => known.owners.host_of(server).unwrap_or_default(),
             host => host,
         };
         (host.to_owned(), port)
@@ -241,8 +242,8 @@ impl SlotMap {
         Arc::new(server)
     }
 
-    /// Starts a refresh thread unless one runs. Callers do not refresh: resolving a host name can
-    /// take longer than their time limit.
+    /// Starts a refresh thread unless one runs. Callers do not ask the nodes themselves: that can
+    /// take the whole `connect_timeout`, longer than a caller may have.
     fn ensure_refresh(&self, known: &mut KnownSlots) {
         if known.state != State::Idle || self.is_closed() {
             return;
@@ -310,8 +311,8 @@ impl SlotMap {
         let Some(follower) = self.follower.get() else {
             return;
         };
-        // It may drop the last reference to a lease, and with it a user's closure, whose drop may
-        // panic.
+        // The follower may drop the last reference to a lease, and so a user's closure, whose drop
+        // may panic.
         contain(|| follower(moved));
     }
 
@@ -376,5 +377,27 @@ impl KnownSlots {
             self.turn += MOST_ASKED;
         }
         nodes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::url::Target;
+
+    #[test]
+    fn redirect_without_a_host_leads_to_the_host_of_its_server() {
+        let Ok(Target::Cluster(nodes)) = Target::parse("redis+cluster://127.0.0.1:1") else {
+            panic!("this URL has a cluster");
+        };
+        let map = SlotMap::new(nodes, &Config::default());
+        let server = map.at(&("10.0.0.1".into(), 1));
+        for (host, expected) in [
+            ("", "10.0.0.1"),
+            ("?", "10.0.0.1"),
+            ("10.0.0.2", "10.0.0.2"),
+        ] {
+            assert_eq!(map.address(&server, host, 2), (expected.into(), 2));
+        }
     }
 }

@@ -91,7 +91,7 @@ impl Pool {
             state.callers.leave(number);
         }
         if pooled.is_err() {
-            // Other calls may need the connection that this call was about to get.
+            // A combined call may wait for the connection that this call would have returned.
             state.dismiss_one();
         }
         if pooled.is_err() || number.is_some() {
@@ -113,7 +113,7 @@ impl Pool {
         let mut in_time = true;
         loop {
             if self.is_retired() {
-                let cause = Cause::text("it keeps no slot of the cluster any more");
+                let cause = Cause::of_client("it keeps no slot of the cluster any more");
                 return Err(GetError::NotYet(ConnectError::of_client(cause)));
             }
             if let Some(connection) = state.take(cap_rule, self.cap, *number) {
@@ -143,8 +143,8 @@ impl Pool {
         }
     }
 
-    /// Requests a connection without waiting for it; a dialer starts if none is idle. Unparks the
-    /// current thread when [`poll`](ConnectRequest::poll) may return something.
+    /// Requests a connection without waiting for it; a dialer starts if none is idle. The pool
+    /// unparks the current thread when [`poll`](ConnectRequest::poll) may return something.
     pub(crate) fn request(self: &Arc<Self>) -> Result<ConnectRequest<'_>, Error> {
         let mut state = self.state.lock();
         let failed_before = state.dialing.failed_times;
@@ -186,7 +186,8 @@ impl Pool {
     /// Counts a connection as closed and wakes the waiters that may now have one made.
     pub(in crate::redis) fn vacated(&self, state: &mut PoolState) {
         state.out -= 1;
-        // An idle connection serves the queue only once a call takes it: nobody returns it again.
+        // Combined calls use connections that are returned. For an idle one to be used, or another
+        // one to be made, a combined call must ask for its own.
         if state.has_room(self.cap) || !state.idle.is_empty() {
             state.dismiss_one();
         }
@@ -279,7 +280,7 @@ impl Pool {
         if generation == self.generation()
             && let Some(sentinels) = self.connector.sentinels()
         {
-            // Before the connections are closed: a dialer may be about to connect there.
+            // First: a dialer that begins after the generation has changed must ask the sentinels.
             sentinels.suspect();
         }
         self.leave(generation);
