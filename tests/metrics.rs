@@ -113,6 +113,10 @@ fn basic_metrics_reach_the_recorder() {
             && recorder.gauge("leasehold_held{client=1}") == Some(1.0)
     });
 
+    // A recorder that is installed late still learns the descriptions.
+    recorder.0.described.lock().clear();
+    eventually(ms(20_000), || !recorder.0.described.lock().is_empty());
+
     // Each count is reported once.
     guard.renew().unwrap();
     eventually(ms(20_000), || {

@@ -131,7 +131,8 @@ impl WaitingCall<'_> {
                 // If this call gives up, another one with a later deadline may refresh at once.
                 let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
                 if let Some(place) = &self.place {
-                    place.ticket.note_not_refreshed(why, until);
+                    // The wake-up is counted already.
+                    place.ticket.note_not_refreshed(Wake::Turn, until);
                 }
                 pause?;
             }

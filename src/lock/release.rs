@@ -101,8 +101,11 @@ pub(crate) fn release(
     // Other clients have waited for the whole run of hand-offs: they go first now.
     let mut yields_to_fleet = !hold.keys.calls_share_a_place() && hold.run.was_handed(token);
     let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
-    let in_time = !matches!(outcome, Ok(Unlocked::AlreadyLost(_)));
-    count(runtime, in_time, since, now);
+    let is_lost = matches!(
+        outcome,
+        Ok(Unlocked::AlreadyLost(_)) | Err(Error::WrongType { .. })
+    );
+    count(runtime, !is_lost, since, now);
     note_outcome(runtime, hold, &outcome, yields_to_fleet);
     outcome
 }

@@ -22,7 +22,6 @@ pub(crate) struct Facade {
 struct Reported {
     totals: Totals,
     times: [Buckets; 3],
-    has_described: bool,
 }
 
 const TIMES: [&str; 3] = [
@@ -51,12 +50,10 @@ impl Facade {
         let totals = stats.totals.since(&reported.totals);
         reported.totals = stats.totals;
         let before = std::mem::replace(&mut reported.times, times.clone());
-        let has_described = std::mem::replace(&mut reported.has_described, true);
         // The recorder is the user's code, which must not run under the lock.
         drop(reported);
-        if !has_described {
-            describe();
-        }
+        // Each time, because the program may have installed its recorder only now.
+        describe();
         for (field, count) in totals.fields() {
             let (name, label) = metric(field);
             let label = label.map(|(key, value)| Label::from_static_parts(key, value));

@@ -20,9 +20,11 @@ support::tests![
     a_message_without_a_release_is_a_spurious_wake,
     an_expired_ttl_counts_as_a_ttl_wake,
     refreshes_count_as_backstop_wakes,
+    wake_up_counts_once_although_its_refresh_is_repeated,
     attempt_near_the_deadline_counts_as_no_wake,
     reconnections_of_the_subscriber_count_as_wakes,
     losses_are_counted_by_reason,
+    release_of_a_replaced_key_is_counted_as_too_late,
     held_locks_waiters_and_connections_are_counted,
     counts_of_many_threads_add_up,
     short_locks_in_a_cluster_are_added_to_the_shared_totals,
@@ -385,6 +387,32 @@ fn refreshes_count_as_backstop_wakes() {
     assert_eq!(now.acquired_after_waiting, 1);
 }
 
+fn wake_up_counts_once_although_its_refresh_is_repeated() {
+    let server = Server::start();
+    let client = client(&server.url());
+    server.run("SET", &["lock:a", "foreign"]);
+    thread::scope(|scope| {
+        let (call, before) = start_queued_waiter(scope, &server, &client, "a");
+        let calls = server.script_calls();
+        // Scripts fail from the message on. A refresh that fails before could cost the
+        // subscription.
+        redis::pipe()
+            .atomic()
+            .cmd("CONFIG")
+            .arg(&["SET", "min-replicas-to-write", "1"])
+            .cmd("PUBLISH")
+            .arg(&["lock_release:a", "message"])
+            .exec(&mut server.connection())
+            .unwrap();
+        eventually(WAIT_LIMIT, || server.script_calls() >= calls + 4);
+        let now = client.stats().totals;
+        assert_eq!(now.wakes_message, before.wakes_message + 1);
+        server.run("CONFIG", &["SET", "min-replicas-to-write", "0"]);
+        server.run("DEL", &["lock:a"]);
+        call.join().unwrap();
+    });
+}
+
 fn reconnections_of_the_subscriber_count_as_wakes() {
     let server = Server::start();
     let client = client(&server.url());
@@ -489,6 +517,18 @@ fn renewals_and_their_lag_are_measured() {
     let lag = client.stats().renewal_lag.unwrap();
     assert!(lag > ms(240), "{lag:?}");
     assert!(guard.is_held());
+}
+
+/// Another program has replaced the key, so the lock was lost, and its release fails.
+fn release_of_a_replaced_key_is_counted_as_too_late() {
+    let server = Server::start();
+    let client = client(&server.url());
+    let guard = client.mutex("a").lock().unwrap();
+    server.run("DEL", &["lock:a"]);
+    server.run("RPUSH", &["lock:a", "x"]);
+    assert!(matches!(guard.unlock(), Err(Error::WrongType { .. })));
+    let totals = client.stats().totals;
+    assert_eq!((totals.released, totals.released_too_late), (0, 1));
 }
 
 fn held_locks_waiters_and_connections_are_counted() {
