@@ -219,7 +219,9 @@ impl RwLock {
 
     fn acquire_read(&self, limit: WaitLimit) -> Result<Option<RwLockReadGuard>, Error> {
         self.warn_of_reading_again(limit);
-        Ok(self.acquire(&self.reader, limit)?.map(RwLockReadGuard))
+        Ok(self
+            .acquire(&self.reader, limit)?
+            .map(|guard| RwLockReadGuard { guard }))
     }
 
     /// Warns, in debug builds, of a call that may wait for a writer that waits for this thread.
@@ -387,7 +389,7 @@ impl RwLock {
     ///
     /// match client.rw_lock("catalogue").inspect()? {
     ///     Some(RwHolders::Writer(writer)) => println!("being changed by {writer}"),
-    ///     Some(RwHolders::Readers(readers)) => println!("being read by {} readers", readers.len()),
+    ///     Some(RwHolders::Readers(readers)) => println!("read by {} readers", readers.len()),
     ///     None => println!("free"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
@@ -409,7 +411,8 @@ impl RwLock {
     /// Each reader and each writer that waits has one. So has each call that waits for the
     /// [`FairMutex`](crate::FairMutex) of this name, each client that waits for the [`Mutex`], and
     /// each waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. The place of a
-    /// process that died counts until a grant has passed it. Returns within the command timeout.
+    /// dead process counts until the queue moves past it, or for 6 s if no other call waits.
+    /// Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -30,7 +30,9 @@ use crate::token::FencingToken;
 /// ```
 #[must_use = "if unused the lock is released at once"]
 #[clippy::has_significant_drop]
-pub struct RwLockReadGuard(pub(super) MutexGuard);
+pub struct RwLockReadGuard {
+    pub(super) guard: MutexGuard,
+}
 
 /// The guard of a writer, which holds the lock alone. Dropping it releases the lock.
 ///
@@ -66,7 +68,7 @@ impl RwLockReadGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn fencing_token(&self) -> FencingToken {
-        self.0.fencing_token()
+        self.guard.fencing_token()
     }
 
     /// Returns the id of the lease, which is a member of the sorted set of readers in Redis.
@@ -80,15 +82,7 @@ impl RwLockReadGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn holder_id(&self) -> &HolderId {
-        self.0.holder_id()
-    }
-
-    fn guard(&self) -> &MutexGuard {
-        &self.0
-    }
-
-    fn into_guard(self) -> MutexGuard {
-        self.0
+        self.guard.holder_id()
     }
 }
 
@@ -121,7 +115,7 @@ impl RwLockWriteGuard {
     pub fn downgrade(self) -> RwLockReadGuard {
         let Self { guard, reader } = self;
         downgrade(guard.runtime(), guard.hold(), guard.fencing_token(), reader);
-        RwLockReadGuard(guard)
+        RwLockReadGuard { guard }
     }
 
     /// Returns the fencing token, which is higher than that of every earlier holder.
@@ -157,14 +151,6 @@ impl RwLockWriteGuard {
     pub fn holder_id(&self) -> &HolderId {
         self.guard.holder_id()
     }
-
-    fn guard(&self) -> &MutexGuard {
-        &self.guard
-    }
-
-    fn into_guard(self) -> MutexGuard {
-        self.guard
-    }
 }
 
 /// Implements the calls that both guards have in common with [`MutexGuard`].
@@ -184,7 +170,7 @@ macro_rules! guard_calls {
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             pub fn name(&self) -> &Name {
-                self.guard().name()
+                self.guard.name()
             }
 
             /// Returns true only if the lock is certainly held at this moment.
@@ -206,7 +192,7 @@ macro_rules! guard_calls {
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             pub fn is_held(&self) -> bool {
-                self.guard().is_held()
+                self.guard.is_held()
             }
 
             /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
@@ -225,7 +211,7 @@ macro_rules! guard_calls {
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             pub fn remaining(&self) -> Option<Duration> {
-                self.guard().remaining()
+                self.guard.remaining()
             }
 
             /// Returns an error unless the lock is certainly held.
@@ -247,7 +233,7 @@ macro_rules! guard_calls {
             ///
             /// [`Error::Lost`] if the lock is not certainly held at this moment.
             pub fn ensure_held(&self) -> Result<(), Error> {
-                self.guard().ensure_held()
+                self.guard.ensure_held()
             }
 
             /// Returns a channel that receives one message when the lock is lost, for `select!`.
@@ -268,7 +254,7 @@ macro_rules! guard_calls {
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             pub fn lost(&self) -> Receiver<Lost> {
-                self.guard().lost()
+                self.guard.lost()
             }
 
             /// Renews the lease for the full ttl, now. Returns within the command timeout.
@@ -287,7 +273,7 @@ macro_rules! guard_calls {
             ///
             /// The errors of [`MutexGuard::renew`].
             pub fn renew(&self) -> Result<(), Error> {
-                self.guard().renew()
+                self.guard.renew()
             }
 
             /// Sets the lease's ttl, for now and for later renewals.
@@ -310,7 +296,7 @@ macro_rules! guard_calls {
             ///
             /// The errors of [`MutexGuard::set_ttl`].
             pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
-                self.guard().set_ttl(ttl)
+                self.guard.set_ttl(ttl)
             }
 
             /// Releases the lock and reports whether it was still held.
@@ -333,7 +319,7 @@ macro_rules! guard_calls {
             ///
             /// The errors of [`MutexGuard::unlock`].
             pub fn unlock(self) -> Result<Unlocked, Error> {
-                self.into_guard().unlock()
+                self.guard.unlock()
             }
 
             /// Ends the guard, but leaves the lock taken until `at_least` after it was acquired.
@@ -357,13 +343,13 @@ macro_rules! guard_calls {
             ///
             /// The errors of [`MutexGuard::keep_for`].
             pub fn keep_for(self, at_least: Duration) -> Result<(), Error> {
-                self.into_guard().keep_for(at_least)
+                self.guard.keep_for(at_least)
             }
         }
 
         impl fmt::Debug for $guard {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.guard().fmt_as(stringify!($guard), f)
+                self.guard.fmt_as(stringify!($guard), f)
             }
         }
     };
