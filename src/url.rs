@@ -380,7 +380,8 @@ fn check_quorum(addresses: &[Address]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Splits off user and password with the `@` after them, both empty if there is none.
+/// Splits after the last `@`, which ends the user and password. Without an `@`, the first part is
+/// empty.
 fn split_logon(authority: &str) -> (&str, &str) {
     authority.split_at(authority.rfind('@').map_or(0, |at| at + 1))
 }

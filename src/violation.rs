@@ -1,4 +1,4 @@
-//! Protocol violations: replies that no Redis server sends, as opposed to network errors.
+//! Errors of a peer that may not be Redis: replies that no Redis server sends, and no reply at all.
 
 use std::fmt;
 use std::io;

@@ -84,8 +84,8 @@ use crate::token::FencingToken;
 ///   the grant, even without `auto_renew`, and extends the lease to the full ttl. A lock that is
 ///   released before then needs no renewal.
 /// - `wait_policy`: with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) a call keeps its
-///   place. So no pause is longer than 0.9 s, or than a shorter time if the ttl is shorter than
-///   4 s. Each reply that the call must wait longer counts as one attempt.
+///   place. So no pause is longer than 0.9 s, and less if the ttl is shorter than 4 s. Each reply
+///   that the call must wait longer counts as one attempt.
 /// - `min_replicas`: a call that was granted the lock after a wait renews it before it returns,
 ///   because replicas acknowledge only renewals and acquires of a free lock.
 ///
@@ -223,8 +223,9 @@ impl FairMutex {
     ///
     /// Each call that waits for the fair lock has one place. So has each call that waits for the
     /// [`RwLock`](crate::RwLock) of this name, each client that waits for the [`Mutex`], and each
-    /// waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. The place of a
-    /// process that died counts until a grant has passed it. Returns within the command timeout.
+    /// waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. The place of a dead
+    /// process counts until the queue moves past it, or for 6 s if no other call waits. Returns
+    /// within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

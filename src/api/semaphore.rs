@@ -306,7 +306,8 @@ impl Semaphore {
 
     /// Returns how many calls wait in the queue, across all processes.
     ///
-    /// Calls of processes that died recently still count. Returns within the command timeout.
+    /// A call of a dead process counts until the queue moves past it, or for 6 s if no other call
+    /// waits. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -177,16 +177,16 @@ macro_rules! lock_settings {
                 self
             }
 
-            /// Cancels this lock's calls once `token` is cancelled.
+            /// Cancels the calls that acquire this lock once `token` is cancelled.
             ///
             /// A call that is cancelled while it waits or asks Redis fails at once with
-            /// [`Error::Cancelled`](crate::Error::Cancelled), even if Redis does not answer. Every
-            /// later call fails in the same way. What the call has sent is undone in the
-            /// background. A guard is not affected.
+            /// [`Error::Cancelled`](crate::Error::Cancelled), even if Redis does not answer. What
+            /// it has sent is undone in the background. Every later call that acquires the lock
+            /// fails in the same way. Guards, and calls that acquire nothing, are not affected.
             ///
-            /// Each of these calls runs on another thread, so that its caller can leave the call at
-            /// any moment. That costs the start of a thread for each call, even if the lock is
-            /// free, and twice as many threads while calls wait. The log records of the call come
+            /// Each call that acquires the lock runs on another thread, so that its caller can
+            /// leave it at any moment. That costs the start of a thread for each call, even if the
+            /// lock is free, and twice as many threads while calls wait. The log records of it come
             /// from that thread: no span of the caller contains them, but
             /// [`trace_id`](Self::trace_id) does mark them.
             ///

@@ -64,7 +64,7 @@
 //! | `leasehold_renewals_total` | counter | renewals; `outcome`: `ok`, `failed` |
 //! | `leasehold_wakes_total` | counter | [`wakes`](crate::Totals::wakes); `source`: `message`, `local`, `hand_off`, `ttl`, `backstop`, `reconnect` |
 //! | `leasehold_spurious_wakes_total` | counter | [`spurious_wakes`](crate::Totals::spurious_wakes) |
-//! | `leasehold_wait_seconds` | histogram | [`wait`](crate::Stats::wait); each value is at most a sixteenth too high |
+//! | `leasehold_wait_seconds` | histogram | [`wait`](crate::Stats::wait); each value is at most a sixteenth plus 1 µs too high |
 //! | `leasehold_hold_seconds` | histogram | [`hold`](crate::Stats::hold), with the same precision |
 //! | `leasehold_command_seconds` | histogram | [`command`](crate::Stats::command), with the same precision |
 //! | `leasehold_held` | gauge | [`held`](crate::Stats::held); `client` numbers the clients of the process |

@@ -3,16 +3,19 @@
 //! ```text
 //!                      a holder releases
 //!                             |
-//!                             v   suspected, short, or not renewed by the client
+//!                             v   suspected, short, or without automatic renewal
 //!            +------------- step ----------> RenewFirst
 //!            |                |  ^               |
-//!            | all conditions |  +---------------+
+//!            | otherwise      |  +---------------+
 //!            v                |    once, then no second renewal
 //!  Hand-off to the next       | tokens, hand-offs or time used up, other terms,
 //!  token; its holder          | lost, or still suspected or short after a renewal
 //!  releases later             v
 //!                          Release
 //! ```
+//!
+//! A lease is suspected if a release of its key was announced and Redis has not confirmed it since.
+//! It is short if its validity is less than two thirds of its ttl.
 
 use std::time::Duration;
 
@@ -21,8 +24,8 @@ use crate::config::LeaseTerms;
 use crate::lease::state::LeaseState;
 use crate::token::FencingToken;
 
-/// How long after its grant a lease can still be handed off. Other clients wait for at most this
-/// long plus one critical section.
+/// How long after its grant a lease can still be handed off. One run delays other clients for at
+/// most this long plus one critical section.
 const LONGEST: Duration = Duration::from_secs(1);
 
 /// The divisor of a run's number of hand-offs if the queue in Redis granted the lease. Other

@@ -108,7 +108,8 @@ impl WaitingCall<'_> {
 
     /// Sleeps until `until`, or until woken or the deadline, for at most `LONGEST_SLEEP`.
     fn sleep(&self, until: Instant) -> SleepEnd {
-        // Not from when the position was read, which may be long ago: the sleep would end too late.
+        // Reads the clock again: the call may have read its position long ago, and a sleep measured
+        // from then would end too late.
         let pause = nap(Instant::now(), until.min(self.attempt.deadline));
         let parker = self.queue().parker();
         let is_woken = match &self.attempt.settings.cancel {

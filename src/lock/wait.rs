@@ -7,7 +7,7 @@
 //! ```text
 //! position? <------------------------ Woken or TimedOut -------------------------+
 //!    |                                                                           |
-//!    |  in the local queue                                                       |
+//!    |  the local queue decides                                                  |
 //!    +-- Behind -------- sleep; shortly before the deadline, if the replies to   |
 //!    |                   other calls do not suffice, have the shared place       |
 //!    |                   refreshed, or try Redis: granted --> Acquired           |
@@ -16,12 +16,12 @@
 //!    +-- Yield --------- sleep for 1 ms, or until the release message -----------+
 //!    +-- HandedOff ----- take the lease --> Acquired                             |
 //!    |                   lost before that ---------------------------------------+
-//!    |  in the queue in Redis                                                    |
+//!    |  the place in Redis decides                                               |
 //!    +-- Placed -------- sleep until a grant, or until the next refresh is due --+
 //!    +-- Refresh ------- refresh all places of this client for the lock ---------+
 //!    +-- Granted ------- still valid, or renewed --> Acquired                    |
 //!    |                   lapsed -------------------------------------------------+
-//!    |  in neither                                                               |
+//!    |  neither does: the call is among those that ask Redis                     |
 //!    +-- Contend ------- the lock was left open: sleep for its 2 ms -------------+
 //!                        due to join the calls that share a place: the position  |
 //!                        by that place decides                                   |

@@ -52,7 +52,7 @@ impl HeldLeases {
         self.first.is_none()
     }
 
-    /// Returns whether Redis would refuse a further lease to this client.
+    /// Returns whether Redis would refuse this client a further lease that is not shared.
     pub(super) fn is_full(&self) -> bool {
         self.len() >= self.capacity
     }

@@ -22,24 +22,25 @@ use crate::token::FencingToken;
 /// How long a release can leave a lock free for other programs, although clients wait in its queue.
 const OPEN_FOR: Duration = Duration::from_millis(2);
 
-/// How long after the message about an open lock a waiter refreshes its place at the earliest. At
-/// the latest it does so after twice this time, because the client that left it open may have died.
+/// The time in which the client that left a lock open grants it, from its message on. That client
+/// may have died, so waiters refresh their places at a random moment between once and twice this
+/// time after the message, unless a refresh is due earlier.
 const GRANTED_WITHIN: Duration = Duration::from_millis(20);
 
 /// The names that this client holds or waits for.
 ///
-/// At most two waiters of a name send commands to Redis, and any other one shortly before its
-/// deadline. Often one waiter is both:
+/// Two waiters of a name send commands to Redis:
 ///
 /// * the first in the queue,
-/// * the contender: the first waiter that a release wakes, or the first in the queue if there is
-///   none.
+/// * the contender, which release messages wake: the first waiter under
+///   [`WaitPolicy::Wake`](crate::WaitPolicy), or the first in the queue if there is none.
+///
+/// Usually one waiter is both. They differ if the first waits under `Backoff`: it sleeps through
+/// its pauses, and must not delay those behind it. Any other waiter sleeps until it becomes one of
+/// the two, or until shortly before its deadline, when it may send a command, too.
 ///
 /// If some of the waiters share a place in Redis and others do not, the same two of those that
 /// share it also send commands.
-///
-/// A waiter under [`WaitPolicy::Backoff`](crate::WaitPolicy) sleeps through its pauses, and must
-/// not delay those behind it. All others sleep until they become one of the two.
 ///
 /// Waking a busy waiter takes effect at its next sleep, so no wake-up is lost between an attempt
 /// and the sleep after it.
@@ -227,10 +228,11 @@ impl Waiters {
         self.sets.granted(id);
     }
 
-    /// Records that a release of this client has left the lock free for a moment. Returns when this
-    /// client asks for it again.
+    /// Records that a release of this client has left the lock free for a moment. Returns when the
+    /// moment ends: until then the waiting calls of this client do not try the lock.
     pub(crate) fn leave_open(&self, name: &Name, now: Instant) -> Instant {
         let until = now.after(OPEN_FOR);
+        // Needs no refresh: the caller sends a second release then, which grants the lock.
         self.shared_places.left_open(name, until, Instant::NEVER);
         until
     }

@@ -185,7 +185,7 @@ impl LocalQueue {
     }
 
     /// The indices of the first waiter and of the contender among those that share a place in
-    /// Redis: a call for a set in several slots waits here, but in no queue in Redis.
+    /// Redis. Some may not share one: a call for a set in several slots waits in no queue in Redis.
     fn active_for_place(&self) -> Option<[usize; 2]> {
         // Without a search: in a quorum nobody shares a place, and the queue may be long.
         if !self.anybody_shares_place() {
@@ -211,11 +211,11 @@ impl LocalQueue {
         }
     }
 
-    /// Records that no waiter shares a place in Redis any more: the user of this client may have
-    /// none.
+    /// Records that no waiter shares a place in Redis any more: the user of this client lacks the
+    /// permissions for one.
     ///
-    /// For all at once: if some still shared one, a waiter could become the first of them unnoticed
-    /// and sleep on.
+    /// Applies to all at once: if some still shared one, a waiter could become the first of them
+    /// unnoticed and sleep on.
     pub(super) fn stop_sharing_place(&mut self) {
         if !self.anybody_shares_place() {
             return;
@@ -328,8 +328,8 @@ impl LocalQueue {
         if waiter.handed.is_some() {
             return Position::HandedOff;
         }
-        // Others can share the name with the readers of this client without end: a call waits
-        // among them with a place in Redis, if it can have one.
+        // The readers of this client and of others can share the name without end. So while only
+        // readers hold it here, a call that can have a place in Redis waits there.
         let waits_here = match waiter.shares_place {
             true => is_alone,
             false => is_full,

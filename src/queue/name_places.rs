@@ -288,8 +288,8 @@ impl NamePlaces {
         let waiter = self.waiter(serial);
         waiter.take_over(&mut from);
         if waiter.pace.backoff.is_none() && from.pace.backoff.is_some() && waiter.waits() {
-            // The place may have no inbox: a refresh gives it one. The refresh that is in flight
-            // may not.
+            // The place may have no inbox: a new refresh gives it one. One that is already in
+            // flight may not.
             self.refresh_now.get_or_insert(Wake::Backstop);
         }
     }

@@ -47,7 +47,7 @@ pub(crate) enum Position {
     Yield,
     /// Ask Redis for the lock, or for a place in its queue.
     Contend,
-    /// Sleep until then: the place in Redis is kept until the next refresh.
+    /// Sleep until then: the call has a place in Redis, and need not refresh it earlier.
     Placed(Instant),
     /// Refresh these places, for this reason: all those of this client for the name.
     Refresh(Vec<HolderId>, Wake),

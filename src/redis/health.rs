@@ -37,7 +37,7 @@ pub(crate) struct ServerHealth {
 #[derive(Debug)]
 struct Detail {
     breaker: Breaker,
-    /// When it last changed between answering and failing.
+    /// When the server last changed between answering and failing.
     since: SystemTime,
     last_error: Option<Cause>,
 }
@@ -100,8 +100,8 @@ impl ServerHealth {
 
     /// Records a call without a valid answer. Returns true if it opened the breaker.
     ///
-    /// Pass `counts` if the failure counts towards the breaker: not if the caller gave the server
-    /// too little time.
+    /// `counts` is whether the failure counts towards the breaker: false if the caller gave the
+    /// server too little time.
     pub(crate) fn failed(&self, cause: Option<&Cause>, counts: bool) -> bool {
         let mut detail = self.detail.lock();
         if !self.failing.swap(true, Ordering::Relaxed) {
@@ -143,8 +143,8 @@ impl ServerHealth {
         self.is_open() && retry_in().is_some_and(|retry_in| !retry_in.is_zero())
     }
 
-    /// Returns when the server stopped answering, at the earliest `start`, when the caller first
-    /// asked. Returns `now` if nothing has failed since the last answer.
+    /// Returns when the server last answered, or `start` if that is later: the caller first asked
+    /// then. Returns `now` if nothing has failed since the last answer.
     pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         if !self.is_failing() {
             return now;

@@ -1,5 +1,5 @@
-//! Spinning: a call that is alone yields its processor for a while before it sleeps. Off by
-//! default.
+//! Spinning: if its client has no other call to the server in progress, a call yields its processor
+//! for a while before it sleeps. Off by default.
 //!
 //! A processor that goes idle between a command and its reply can need longer to wake up than a
 //! nearby server needs to reply. Asking the socket whether the reply has arrived would cost a
@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 
-/// A reply that was read within this time, or within a third of the time spun, had already arrived:
-/// spinning longer gains nothing.
+/// A reply that is read within this time, or within a third of the time spun, counts as having
+/// arrived before the read: spinning longer gains nothing.
 const ARRIVED: Duration = Duration::from_micros(15);
 
 /// A reply that had not arrived adds [`LONGER`] to the time to spin, and one that had arrived
-/// subtracts [`SHORTER`], in nanoseconds. So four of five have arrived: a short sleep costs more
-/// than a read that is a moment late.
+/// subtracts [`SHORTER`], in nanoseconds. So in the end four of five have arrived: a short sleep
+/// costs more than a read that is a moment late.
 const LONGER: u64 = 1_000;
 const SHORTER: u64 = 250;
 
@@ -38,8 +38,8 @@ pub(super) struct Spin {
     /// How many of the next calls do not spin. A thread that yields to another one runs again only
     /// after that one's time slice, a few milliseconds. A sleeping thread is woken in time.
     skip: AtomicU32,
-    /// How many calls the next interruption will skip: twice as many after each interruption, half
-    /// as many after a call that kept its processor.
+    /// How many calls will not spin after the next interruption. Each interruption doubles it, and
+    /// each call that kept its processor halves it.
     next_skip: AtomicU32,
 }
 

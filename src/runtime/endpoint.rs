@@ -45,8 +45,8 @@ impl Endpoint {
         workers.iter().all(|worker| worker.is_finished()) && self.acknowledged.is_finished()
     }
 
-    /// Ends the io thread after a delay, because a caller may be about to send it a job, and those
-    /// for replicas at once. The subscriber thread ends by itself.
+    /// Ends the threads for renewals with `min_replicas` at once, and the io thread after a delay:
+    /// a caller may be about to send it a job. The subscriber thread ends by itself.
     fn retire(&self) {
         self.acknowledged.stop();
         let _ = self.io.send(IoRequest::Retire);
@@ -72,8 +72,8 @@ pub(crate) struct Endpoints {
     endpoints: RwLock<EndpointList>,
     /// The number of pending releases of each lease: such a lease in Redis has no holder.
     releasing: Mutex<HashMap<HolderId, usize>>,
-    /// The names with leases whose acquire or release got no reply, each with a mark that their
-    /// releases share until they have an answer.
+    /// The names with leases whose acquire or release got no reply, each with a mark. The releases
+    /// of these leases share the mark; each drops it at its first answer.
     unanswered: Mutex<NameTable<Weak<()>>>,
     /// Locked while a subscription is confirmed, so that confirmations are counted one by one.
     pub(crate) confirming: Mutex<()>,
@@ -119,8 +119,8 @@ impl Endpoints {
     /// Tells the threads of replaced servers to end, and removes the endpoints whose threads have
     /// ended.
     pub(crate) fn sweep(&self) {
-        // Before the removal, which includes endpoints whose threads a caller is about to start.
-        // Such a thread finds the `Retire` request when it starts.
+        // Before the removal: an endpoint counts as finished if its threads were never started, but
+        // a caller may be about to start them. The io thread then finds the `Retire` request.
         for endpoint in self.all() {
             if endpoint.server.is_retired() {
                 endpoint.retire();

@@ -36,7 +36,7 @@ pub(super) fn is_logon_cut_off(rest: &str) -> bool {
     rest.get(end..).is_some_and(|behind| behind.contains('@'))
 }
 
-/// Returns true if, between the first and the last `@` before the path, there is a `,`. Otherwise
+/// Returns true if there is a `,` between the first and the last `@` before the path. In such a URL
 /// the last `@` would end the password, and the password would contain all hosts but the last.
 fn has_logon_per_host(rest: &str) -> bool {
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -59,7 +59,7 @@ pub(super) fn check_fragment(rest: &str) -> Result<(), String> {
     }
 }
 
-/// Returns the part between the user and password and the path.
+/// Returns the part after the user and password, and before the path.
 fn host_and_port(rest: &str) -> &str {
     let authority = rest.split(['/', '?']).next().unwrap_or_default();
     authority.rsplit('@').next().unwrap_or_default()

@@ -89,7 +89,7 @@ impl SlotMap {
     }
 }
 
-/// Returns the error of a refused connection or CLUSTER SLOTS.
+/// Returns the error for a refused connection or a refused CLUSTER SLOTS.
 fn refused(server: String, error: &RedisError) -> Error {
     let (command, rights) = match error.code() {
         Some("NOPERM") => ("CLUSTER SLOTS", "; CLUSTER SLOTS needs +cluster|slots"),

@@ -56,7 +56,7 @@ fn number(value: &Value) -> Option<u16> {
 
 /// Reads the host and port of a node; `None` if they are malformed.
 ///
-/// A node that does not know its own address sends no host. The host that was asked is then used.
+/// A node may report no host, or `?`. The host that was asked is then used.
 fn host_port(node: Value, asked: &HostPort) -> Option<HostPort> {
     let Value::Array(fields) = node else {
         return None;

@@ -31,8 +31,8 @@ use crate::redis::conn::pool_state::PoolState;
 /// 6 threads gained nothing beyond noise: batches of few calls do not pay for the wake-ups.
 const UNCOMBINED_CALLS: usize = 8;
 
-/// Calls are queued behind a write for at most this long while another connection is idle. Most
-/// replies arrive sooner.
+/// While another connection is idle, new calls are queued behind a batch for at most this long
+/// after it was sent. Most replies arrive sooner.
 const STUCK: Duration = Duration::from_millis(2);
 
 /// A call that has been queued this long takes any idle connection, even if a batch is in flight.
@@ -80,8 +80,8 @@ impl Pool {
         state.batch_sent.is_some_and(|sent| !is_late(sent)) && self.combiner.is_near()
     }
 
-    /// Queues a call. Returns a batch if one can be sent now, and `None` if no connection would
-    /// come back for the queue.
+    /// Queues a call. Returns its ticket, with a batch if one can be sent now. Returns `None`, and
+    /// does not queue the call, if no connection would come back for the queue.
     pub(crate) fn join(
         &self,
         now: Instant,

@@ -19,8 +19,8 @@ use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::conn::socket::timed_out;
 use crate::redis::undoable::Undoable;
 
-/// Commands of more bytes, those of unusually long names, are not combined. A batch must fit into
-/// the socket's buffer, so that its sender does not block for others.
+/// Commands longer than this, in bytes, are not combined: only unusually long names need them. A
+/// batch must fit into the socket's buffer, so that its sender does not block for other calls.
 const LONG: usize = 1024;
 
 /// A call that was sent in a batch.
@@ -84,7 +84,7 @@ impl Pool {
             match self.next_step(ticket, cap_rule, is_over) {
                 NextStep::Alone => return None,
                 NextStep::Sends(batch) => self.send(*batch),
-                // The call is being sent, and the thread that reads its reply writes its undo.
+                // The call is in a batch, and may run: it counts as unanswered.
                 NextStep::Waits if is_over => {
                     let unanswered = || Delivery::Answer(joined, Err(timed_out().into()));
                     return Some(combined.give_up().unwrap_or_else(unanswered));
@@ -200,7 +200,7 @@ where
     }
 }
 
-/// Fails calls that get no reply: writes the undo of each behind its command, and closes the
+/// Fails calls that get no reply: writes their undos behind their commands, and closes the
 /// connection.
 fn fail<'a, I>(pooled: PooledConnection<'_>, unread: I, sent: Instant, error: &RedisError)
 where

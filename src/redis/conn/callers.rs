@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 
-/// Whether a caller counts towards `max_connections`.
+/// Whether `max_connections` limits a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cap {
-    /// Waits while `max_connections` are in use.
+    /// Waits while `max_connections` connections are in use.
     Counted,
-    /// Does not wait: releases, and the threads of the client.
+    /// Does not wait for that, and no circuit breaker rejects it: releases, renewals, health
+    /// checks, and the threads of the client.
     Exempt,
 }
 
@@ -63,8 +64,9 @@ impl<T> Callers<T> {
         waiting.filter(|caller| caller.cap_rule == cap_rule).count()
     }
 
-    /// Returns how many connections go to others before the call `number`, or before one that is
-    /// not queued. Returns `None` if the cap, with `room` left, gives it none.
+    /// Returns how many of the next connections go to the calls ahead of `number`, or ahead of a
+    /// call that is not queued. Returns `None` if the cap, which allows `room` more connections,
+    /// leaves none for the call.
     pub(super) fn before(
         &self,
         number: Option<Number>,

@@ -177,8 +177,8 @@ impl Connector {
     }
 }
 
-/// Fails unless the server's role is master. If the user may not run ROLE, the sentinels are
-/// trusted.
+/// Fails unless the server's role is master. If the reply to ROLE is an error, as for a user who
+/// may not run it, the sentinels are trusted.
 fn check_role(mut connection: Connection, until: Instant) -> RedisResult<Connection> {
     let role = connection.trip(until, |buffer| {
         redis::cmd("ROLE").write_packed_command(buffer);

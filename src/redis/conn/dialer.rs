@@ -102,8 +102,8 @@ impl Pool {
         let mut generation = self.generation();
         let made = catch_unwind(AssertUnwindSafe(|| {
             let moved = || {
-                // If another thread was first, yet another master may have taken over since: the
-                // connection stays of the old generation, and is not used.
+                // If another thread was first, a further master may have taken over since. The
+                // connection then keeps the old generation, and is not used.
                 if self.leave(generation) {
                     generation += 1;
                 }

@@ -26,9 +26,9 @@ pub(in crate::redis) struct PoolState {
     pub(super) callers: Callers<Thread>,
     /// The combined calls that wait for a connection.
     pub(in crate::redis) queue: CallQueue<Arc<CombinedCall>>,
-    /// Whether the next returned connection goes to one of `callers` rather than to `queue`.
+    /// Whether the last connection that both `callers` and `queue` waited for went to `callers`.
     is_turn_of_callers: bool,
-    /// When the last batch was sent whose replies are not all read.
+    /// When the last batch was sent; `None` once its replies are read or lost.
     pub(in crate::redis) batch_sent: Option<Instant>,
     pub(super) dialing: Dialing,
 }
@@ -79,8 +79,8 @@ impl PoolState {
         !self.queue.is_empty()
     }
 
-    /// In the queue's turn, has its first combined call ask for its own connection. Otherwise no
-    /// connection might come back to the queue.
+    /// If it is the turn of `queue`, has its first combined call ask for its own connection.
+    /// Without that, no connection might come back to the queue.
     pub(super) fn dismiss_one(&mut self) {
         if self.is_turn_of_queue()
             && let Some(call) = self.queue.first(Instant::now())

@@ -15,7 +15,7 @@ enum Behavior {
     Hangs,
 }
 
-/// Longer than any answer takes; a server that hangs answers after it.
+/// Longer than any answer takes. A server that hangs answers after it, or when `ask_all` ends.
 const LONG: Duration = Duration::from_secs(20);
 
 fn ask_all(all: &'static [Behavior], timeout: Duration) -> Result<usize, NoAnswer> {

@@ -82,8 +82,9 @@ impl<'a> PubSub<'a> {
             } else if let Some((id, tokens)) = read_grant(payload) {
                 drop(state);
                 let now = Instant::now();
-                // Postpones a wake-up that is almost due or late: it would come before the new
-                // lease is due.
+                // Replaces a wake-up that is late or almost due: it would come before the new lease
+                // is due. If another lease is due before the new wake-up, `wake_if_due` wakes the
+                // timer thread now.
                 if self
                     .wakes_timer_at
                     .is_none_or(|at| at <= now.after(FIRST_RENEWAL_AFTER / 4))
@@ -95,8 +96,8 @@ impl<'a> PubSub<'a> {
                 self.runtime.waiters.granted_by_message(&id, tokens);
             } else if let Some(id) = read_refresh(payload) {
                 drop(state);
-                // Not the shared places: their calls want the lock alone, and the script has just
-                // granted it to others.
+                // Only own places. A place that the calls of a client share wants the lock
+                // exclusively, and the script has just granted it to others.
                 self.runtime.waiters.own_places.refresh_place_now(&id);
             }
             return;
