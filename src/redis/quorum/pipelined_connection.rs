@@ -151,7 +151,7 @@ mod tests {
     use crate::protocol::mutex::MutexKeys;
     use crate::url::Address;
 
-    /// Whoever reads the reply: the call itself, a later call, or the undo of a round.
+    /// Any reader of the reply notices it: the call itself, a later call, or the undo of a round.
     #[test]
     fn source_is_sent_again_after_the_server_has_lost_a_script() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

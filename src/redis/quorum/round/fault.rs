@@ -66,10 +66,9 @@ impl Round<'_> {
         causes.collect::<Vec<_>>().join("; ")
     }
 
-    /// Returns a violation of the protocol if so many servers committed one that the others are
-    /// fewer than a majority.
+    /// Returns a violation of the protocol if too few servers without one are left for a majority.
     ///
-    /// The violation says that the peer is not Redis only if so many peers are certainly not Redis.
+    /// The violation says that a peer is not Redis if too few servers are left that may be Redis.
     /// Otherwise it is a malformed reply.
     fn violation_by_too_many(&self) -> Option<&Cause> {
         let spare = self.members.size.spare();
