@@ -333,8 +333,8 @@ impl Releases {
     ) -> Vec<Release> {
         let undone = match answer {
             Ok(Answer::Undone(undone)) => undone,
-            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_)) => return Vec::new(),
-            Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => {
+            Err(fault) if !fault.may_have_run() => return Vec::new(),
+            _ => {
                 for (serial, _) in &batch.releases {
                     if let Some(pending) = self.pending.get_mut(serial) {
                         pending.release.may_have_run = true;

@@ -77,10 +77,7 @@ impl<'a> Silence<'a> {
     /// Records whether the command with this outcome has run, or may yet run. A valid reply resets
     /// the count of malformed ones.
     pub(crate) fn note_sent<T>(&self, answer: &Result<T, Fault>) {
-        let was_sent = match answer {
-            Ok(_) | Err(Fault::Unknown(_) | Fault::NotReplicated(_)) => true,
-            Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_)) => false,
-        };
+        let was_sent = answer.as_ref().err().is_none_or(Fault::may_have_run);
         self.has_sent.set(self.has_sent.get() || was_sent);
         if answer.is_ok() {
             self.malformed.set(0);

@@ -95,6 +95,14 @@ impl Fault {
         }
     }
 
+    /// Returns whether the call has run, or may yet run.
+    pub(crate) fn may_have_run(&self) -> bool {
+        match self {
+            Self::Unknown(_) | Self::NotReplicated(_) => true,
+            Self::NotRun(_) | Self::Open(_) | Self::Rejected(_) => false,
+        }
+    }
+
     /// Returns the fault of one of several calls that belong together, after some of the others
     /// have run.
     pub(crate) fn after_others(self) -> Self {
