@@ -59,9 +59,8 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
         for channel in state.channels.values() {
             *channel.live.lock() = None;
         }
-        let is_stopping = state.stopping;
         drop(state);
-        if is_stopping || endpoint.server.is_retired() {
+        if this.is_stopping() || endpoint.server.is_retired() {
             return;
         }
         let (is_failure, why) = match ended {
