@@ -362,20 +362,30 @@ fn a_forced_release_is_logged_with_its_holder_in_short_form() {
     }
 }
 
+/// Starts a call that waits for a held lock, and returns once it sleeps.
+fn start_waiter(server: &Server, client: &Client, name: &str) -> thread::JoinHandle<MutexGuard> {
+    let mutex = client.mutex(name);
+    let waiting = thread::spawn(move || mutex.lock().unwrap());
+    server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
+    waiting
+}
+
+/// Returns the records about the server at this port whose message contains the text.
+fn lines_about_server(port: u16, text: &str) -> Vec<LogRecord> {
+    let label = format!("127.0.0.1:{port}");
+    let mut lines = log_records();
+    lines.retain(|line| line.value("server") == Some(&label) && line.message.contains(text));
+    lines
+}
+
 fn an_outage_of_the_subscriber_is_logged_once() {
     let mut server = Server::start();
     let name = "log-reconnect";
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex(name).lock().unwrap();
-    let mutex = two.mutex(name);
-    let waiting = thread::spawn(move || mutex.lock().unwrap());
-    server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
-    let label = format!("127.0.0.1:{}", server.port());
-    let about = |text: &str| {
-        let mut lines = log_records();
-        lines.retain(|line| line.value("server") == Some(&label) && line.message.contains(text));
-        lines
-    };
+    let waiting = start_waiter(&server, &two, name);
+    let port = server.port();
+    let about = |text| lines_about_server(port, text);
     let subscribed = about("subscribed to releases").len();
     assert!(subscribed >= 1);
 
@@ -403,15 +413,8 @@ fn server_that_refuses_writes_is_no_outage_of_the_subscriber() {
     let name = "log-no-replicas";
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex(name).lock().unwrap();
-    let mutex = two.mutex(name);
-    let waiting = thread::spawn(move || mutex.lock().unwrap());
-    server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
-    let label = format!("127.0.0.1:{}", server.port());
-    let reconnects = || {
-        let mut lines = log_records_about("replaced");
-        lines.retain(|line| line.value("server") == Some(&label));
-        lines
-    };
+    let waiting = start_waiter(&server, &two, name);
+    let reconnects = || lines_about_server(server.port(), "replaced");
     server.run("CONFIG", &["SET", "min-replicas-to-write", "1"]);
     eventually(ms(30_000), || {
         assert!(two.mutex("log-no-replicas-2").try_lock().is_err());

@@ -142,42 +142,44 @@ impl PipelinedConnection {
 mod tests {
     use std::io::Write as _;
     use std::net::TcpListener;
-    use std::thread;
     use std::time::Duration;
 
     use super::*;
+    use crate::config::Config;
     use crate::holder_id::HolderId;
     use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;
+    use crate::redis::quorum::Quorum;
+    use crate::redis::quorum::tests::add_idle_connection;
     use crate::url::Address;
+
+    const LONG: Duration = Duration::from_secs(60);
 
     /// Any reader of the reply notices it: the call itself, a later call, or the undo of a round.
     #[test]
     fn source_is_sent_again_after_the_server_has_lost_a_script() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
-        let until = Instant::now().after(Duration::from_secs(60));
+        let config = Config {
+            connect_timeout: LONG,
+            ..Config::default()
+        };
+        let address = Address::parse(&url).unwrap();
+        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config);
+        let server = &quorum.members.servers[0];
+        let mut peer = add_idle_connection(server, &listener);
+        let mut connection = server.member.as_ref().unwrap().take_idle().unwrap();
         let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
         let id = HolderId::fresh("x");
-        let renewal = keys.renew(&id, Duration::from_secs(1), false);
-        thread::scope(|scope| {
-            let replying = scope.spawn(|| {
-                let mut stream = listener.accept().unwrap().0;
-                stream.write_all(b"+OK\r\n+OK\r\n").unwrap();
-                stream
-            });
-            let address = Address::parse(&url).unwrap();
-            let connection = Connection::open(&address, None, until, |_| ()).unwrap();
-            let mut connection = PipelinedConnection::new(connection);
-            let mut stream = replying.join().unwrap();
-            let sent = connection.send(&renewal, PendingReply::Nothing, until);
-            sent.unwrap();
-            assert!(!connection.known_scripts.is_empty());
-            stream
-                .write_all(b"-NOSCRIPT No matching script.\r\n")
-                .unwrap();
-            assert!(connection.receive(until).1.is_ok());
-            assert!(connection.known_scripts.is_empty());
-        });
+        let renewal = keys.renew(&id, LONG, false);
+        let until = Instant::now().after(LONG);
+        connection
+            .send(&renewal, PendingReply::Nothing, until)
+            .unwrap();
+        assert!(!connection.known_scripts.is_empty());
+        peer.write_all(b"-NOSCRIPT No matching script.\r\n")
+            .unwrap();
+        assert!(connection.receive(until).1.is_ok());
+        assert!(connection.known_scripts.is_empty());
     }
 }

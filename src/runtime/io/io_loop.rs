@@ -251,9 +251,10 @@ fn settle(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::thread;
 
-    use support::Server;
+    use support::{Server, eventually, ms};
 
     use super::*;
     use crate::runtime::tests::runtime_of;
@@ -268,16 +269,13 @@ mod tests {
         for _ in 0..20 {
             request(IoRequest::WakeSubscriber);
         }
-        thread::scope(|scope| {
-            let ended = scope.spawn(|| IoLoop::default().run(&runtime, &endpoint));
-            let has_published = || server.calls(&["publish"]) > 0;
-            let end = Instant::now().after(Duration::from_secs(60));
-            while !has_published() && Instant::now() < end {
-                thread::yield_now();
-            }
-            request(IoRequest::Stop);
-            ended.join().unwrap();
+        let ended = thread::spawn({
+            let (runtime, endpoint) = (Arc::clone(&runtime), Arc::clone(&endpoint));
+            move || IoLoop::default().run(&runtime, &endpoint)
         });
+        eventually(ms(60_000), || server.calls(&["publish"]) > 0);
+        request(IoRequest::Stop);
+        ended.join().unwrap();
         assert_eq!(server.calls(&["publish"]), 1);
     }
 
