@@ -1,6 +1,7 @@
 //! Promise: a cancelled call returns at once, whatever it waits for. It leaves nothing behind and
 //! ends no other call.
 
+use std::collections::HashMap;
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -407,16 +408,18 @@ fn set_that_is_partly_granted_after_the_shutdown_is_released() {
     let [key, fence] =
         ["lock:", "leasehold:fence:{lock:"].map(|prefix| prefix.to_owned() + &names[0]);
     assert!(client.mutex(names[0].as_str()).inspect().unwrap().is_none());
-    cluster.pause(0);
+    let node = cluster.node(0);
+    node.run("CLIENT", &["PAUSE", "60000", "WRITE"]);
     let set = client.mutex_all(&names).ttl(HOUR);
     let waiting = spawn_call(move || set.try_lock().map(drop));
-    eventually(PATIENCE, || client.stats().totals.attempts == 1);
+    let is_blocked = |client: &HashMap<String, String>| client["flags"].contains('b');
+    eventually(PATIENCE, || node.client_list().iter().any(is_blocked));
     let _ = client.shutdown(Duration::ZERO).unwrap();
-    cluster.resume(0);
+    node.run("CLIENT", &["UNPAUSE"]);
     let outcome = result_of(&waiting);
     assert!(matches!(outcome, Err(Error::Closed)), "{outcome:?}");
-    assert!(cluster.node(0).get(fence + "}").is_some(), "not granted");
-    assert_eq!(cluster.node(0).get(key), None);
+    assert!(node.get(fence + "}").is_some(), "not granted");
+    assert_eq!(node.get(key), None);
 }
 
 fn call_is_cancelled_while_a_reply_is_missing() {
