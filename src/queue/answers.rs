@@ -123,10 +123,13 @@ impl Answers {
         {
             self.reply_took = asked.since.until(arrived);
         }
-        self.refused = Some(LastRefusal {
-            at: sent,
-            until: remaining.map_or(Instant::NEVER, |remaining| sent.after(remaining)),
-        });
+        // The reply to a later command may have arrived first, over another connection.
+        if self.refused.is_none_or(|last| last.at <= sent) {
+            self.refused = Some(LastRefusal {
+                at: sent,
+                until: remaining.map_or(Instant::NEVER, |remaining| sent.after(remaining)),
+            });
+        }
     }
 
     /// Records the reply, arrived at `arrived`, to a refresh of places that was sent at `sent`.

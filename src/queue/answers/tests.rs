@@ -38,6 +38,13 @@ fn a_refusal_before_the_call_does_not_count() {
 }
 
 #[test]
+fn a_late_refusal_does_not_replace_that_of_a_later_command() {
+    let mut answers = refused(1_500, 60_000);
+    answers.refused(at(999), at(1_600), Some(ms(60_000)));
+    assert!(answers.is_taken(span()));
+}
+
+#[test]
 fn a_later_command_without_a_reply_outweighs_a_refusal() {
     let mut answers = refused(3_000, 500);
     answers.asked(at(3_600));
