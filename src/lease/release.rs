@@ -165,14 +165,15 @@ pub(crate) struct RecentReleases {
 }
 
 impl RecentReleases {
-    /// The most names kept: enough for the seconds in which two servers are masters. Older releases
-    /// were replicated, or their keys have expired.
+    /// The most names kept, unless the last release alone has more: enough for the seconds in which
+    /// two servers are masters. Older releases were replicated, or their keys have expired.
     const MOST: usize = 4096;
 
     pub(crate) fn note(&mut self, release: Release) {
         self.names += release.keys.names.len();
         self.last.push_back(release);
         while self.names > Self::MOST
+            && self.last.len() > 1
             && let Some(oldest) = self.last.pop_front()
         {
             self.names -= oldest.keys.names.len();
@@ -250,5 +251,16 @@ mod tests {
         assert_eq!(released.names, 5);
         assert_eq!(released.take(|keys| keys.names.len() > 1).len(), 2);
         assert_eq!(released.names, 1);
+    }
+
+    #[test]
+    fn latest_release_is_kept_however_many_names_it_has() {
+        let (_, id, until) = parts();
+        let names = (0..=RecentReleases::MOST).map(|n| Name::from(n.to_string().as_str()));
+        let layout = Layout::OneServer;
+        let many = MutexAllKeys::of(names.collect(), "lock:", "r:", layout, &Arc::default());
+        let mut released = RecentReleases::default();
+        released.note(Release::new(many, id, until));
+        assert_eq!(released.take(|_| true).len(), 1);
     }
 }
