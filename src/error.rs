@@ -202,8 +202,9 @@ pub enum Error {
 impl Error {
     /// Returns whether the failed call may have acquired the lock in Redis.
     ///
-    /// That is possible if a command got no reply, or if too few replicas acknowledged it. The
-    /// command is undone in the background, and the lock expires after its ttl at the latest.
+    /// That is possible if a command got no reply, if too few replicas acknowledged it, or if Redis
+    /// refused `WAIT`, which asks for their acknowledgement. The command is undone in the
+    /// background, and the lock expires after its ttl at the latest.
     /// Also true for [`Cancelled`](Self::Cancelled) and [`Closed`](Self::Closed), which do not tell
     /// whether the call had sent a command: a call that began after the token was cancelled or the
     /// client was shut down sent none. Every [`Unreachable`](Self::Unreachable) counts, even if no
@@ -223,7 +224,11 @@ impl Error {
     pub fn may_be_held(&self) -> bool {
         matches!(
             self,
-            Self::Unreachable { .. } | Self::NotReplicated { .. } | Self::Cancelled | Self::Closed
+            Self::Unreachable { .. }
+                | Self::NotReplicated { .. }
+                | Self::Refused { command: WAIT, .. }
+                | Self::Cancelled
+                | Self::Closed
         )
     }
 
@@ -620,7 +625,15 @@ mod tests {
         for error in [Error::Cancelled, Error::Closed] {
             assert!(error.may_be_held(), "the call may have sent a command");
         }
+        let refused = |command| Error::Refused {
+            server: "h:1".into(),
+            command,
+            answer: "NOPERM".into(),
+        };
+        let error = refused(WAIT);
+        assert!(error.may_be_held(), "the lock was acquired before WAIT");
         for error in [
+            refused("acquire"),
             Error::from(Lost::Taken),
             Error::Config("no name".into()),
             Error::AttemptsUsedUp { attempts: 3 },
