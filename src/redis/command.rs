@@ -20,16 +20,18 @@ impl Server {
         cap_rule: Cap,
         read: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Fault> {
-        Ok(self.node_command(name, args, until, cap_rule, read)?)
+        Ok(self.node_command(name, args, until, cap_rule, false, read)?)
     }
 
-    /// Like [`command`](Self::command), for a server that may be a node of a cluster.
+    /// Like [`command`](Self::command), for a server that may be a node of a cluster. If `asking`,
+    /// sends ASKING first: the node may be importing the keys' slot.
     pub(super) fn node_command<T>(
         &self,
         name: &'static str,
         args: &[&[u8]],
         until: Instant,
         cap_rule: Cap,
+        asking: bool,
         read: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, NodeFault> {
         let mut command = redis::cmd(name);
@@ -39,10 +41,19 @@ impl Server {
         let by = sent.after(self.command_timeout()).min(until);
         let connection = pooled.connection();
         let pack = |buffer: &mut _| command.write_packed_command(buffer);
-        let answer = match name {
-            "SCAN" => connection.long_trip(by, pack),
-            _ => connection.trip(by, pack),
+        let mut trip = || {
+            if asking {
+                // If the node refuses ASKING, it redirects the command: that is the error to report.
+                connection.trip(by, |buffer| {
+                    redis::cmd("ASKING").write_packed_command(buffer)
+                })?;
+            }
+            match name {
+                "SCAN" => connection.long_trip(by, pack),
+                _ => connection.trip(by, pack),
+            }
         };
+        let answer = trip();
         let answer = answer.and_then(|answer| match reply(answer) {
             Ok(reply) => read(reply).map(Ok).ok_or_else(|| connection.malformed()),
             Err(error) => Ok(Err(error)),

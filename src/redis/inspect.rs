@@ -54,10 +54,12 @@ impl Deployment {
         until: Instant,
     ) -> Result<Option<u64>, Fault> {
         match self {
-            Self::One(server) => Ok(server.number(keys, what, until)?),
-            Self::Cluster(cluster) => cluster.ask_owner(keys.key(0).slot(), until, |server| {
-                server.number(keys, what, until)
-            }),
+            Self::One(server) => Ok(server.number(keys, what, until, false)?),
+            Self::Cluster(cluster) => {
+                cluster.ask_owner(keys.key(0).slot(), until, |server, asking| {
+                    server.number(keys, what, until, asking)
+                })
+            }
             Self::Quorum(quorum) => {
                 let (mut highest, mut answered) = (None, 0);
                 let mut fault = Fault::NotRun(Cause::text("no server was asked"));
@@ -66,7 +68,7 @@ impl Deployment {
                     let now = Instant::now();
                     let part = now.until(until) / (quorum.members.size.all - n) as u32;
                     match server
-                        .number(keys, what, now.after(part))
+                        .number(keys, what, now.after(part), false)
                         .map_err(Fault::from)
                     {
                         Ok(number) => {
@@ -93,10 +95,12 @@ impl Deployment {
         until: Instant,
         read: impl Fn(Reply) -> Option<T>,
     ) -> Result<T, Fault> {
-        let ask = |server: &Server| server.node_command(name, args, until, Cap::Counted, &read);
+        let ask = |server: &Server, asking| {
+            server.node_command(name, args, until, Cap::Counted, asking, &read)
+        };
         match self {
             Self::Cluster(cluster) => cluster.ask_owner(key.slot(), until, ask),
-            Self::One(_) | Self::Quorum(_) => Ok(ask(&self.primary_owner_of(key))?),
+            Self::One(_) | Self::Quorum(_) => Ok(ask(&self.primary_owner_of(key), false)?),
         }
     }
 }
@@ -177,6 +181,7 @@ impl Server {
         keys: &Keys,
         what: Gauge<'_>,
         until: Instant,
+        asking: bool,
     ) -> Result<Option<u64>, NodeFault> {
         let cap_rule = Cap::Counted;
         match what {
@@ -187,7 +192,8 @@ impl Server {
                         key: shown(keys.fence()),
                     })
                 };
-                let fence = match self.call_or_undo(keys.last_token(), until, cap_rule, None) {
+                let call = keys.last_token().asking(asking);
+                let fence = match self.call_or_undo(call, until, cap_rule, None) {
                     Ok((Answer::Fence(fence), _)) => fence,
                     Ok(_) => None,
                     Err(NodeFault::Fault(Fault::Rejected(Error::WrongType { .. }))) => {
@@ -206,15 +212,15 @@ impl Server {
             }
             Gauge::Length(queue) => {
                 let read = |reply: Reply| read_count(&reply);
-                self.node_command("LLEN", &[queue], until, cap_rule, read)
+                self.node_command("LLEN", &[queue], until, cap_rule, asking, read)
                     .map(Some)
             }
-            Gauge::LongestWait { queue, places } => self.longest_wait(queue, places, until),
+            Gauge::LongestWait { queue, places } => self.longest_wait(queue, places, until, asking),
             Gauge::Listeners => {
                 let channel = keys.key(0).channel;
                 let args: [&[u8]; 2] = [b"NUMSUB", channel];
                 let read = |reply| read_listeners(&reply, channel);
-                self.node_command("PUBSUB", &args, until, cap_rule, read)
+                self.node_command("PUBSUB", &args, until, cap_rule, false, read)
                     .map(Some)
             }
         }
@@ -225,9 +231,10 @@ impl Server {
         queue: &[u8],
         places: &[u8],
         until: Instant,
+        asking: bool,
     ) -> Result<Option<u64>, NodeFault> {
         let text = |name, args: &[&[u8]]| {
-            self.node_command(name, args, until, Cap::Counted, read_optional_text)
+            self.node_command(name, args, until, Cap::Counted, asking, read_optional_text)
         };
         let Some(first) = text("LINDEX", &[queue, b"0"])? else {
             return Ok(None);

@@ -23,6 +23,7 @@ support::tests![
     name_whose_keys_would_have_different_slots_is_an_error,
     moved_slot_costs_one_redirect,
     queries_follow_a_moved_slot,
+    queries_find_what_a_migration_has_moved,
     place_is_not_left_to_a_set_in_several_slots,
     unanswered_acquire_is_undone,
     health_leaves_out_the_threads_of_a_replaced_master,
@@ -209,6 +210,26 @@ fn queries_follow_a_moved_slot() {
     assert_eq!(mutex.waiting().unwrap(), 0);
     cluster.move_slot(slot, 1, 0);
     assert_eq!(mutex.longest_wait().unwrap(), None);
+}
+
+/// The owner of a migrating slot redirects queries about keys that it does not have.
+fn queries_find_what_a_migration_has_moved() {
+    let cluster = shared();
+    let patient = builder(&cluster.url()).command_timeout(ms(10_000));
+    let client = patient.build().unwrap();
+    let name = cluster.name_owned_by("sought", 0);
+    let slot = cluster.slot(&lock(&name));
+    let mutex = client.fair_mutex(&*name);
+    let guard = mutex.lock().unwrap();
+    let token = guard.fencing_token();
+    assert_released(guard.unlock());
+    cluster.begin_migration(slot, 0, 1);
+    assert_eq!(mutex.waiting().unwrap(), 0);
+    assert_eq!(mutex.longest_wait().unwrap(), None);
+    cluster.move_keys(slot, 0, 1);
+    assert_eq!(mutex.last_fencing_token().unwrap(), Some(token));
+    cluster.end_migration(slot, 0, 1);
+    cluster.move_slot(slot, 1, 0);
 }
 
 /// While the slot of a held name migrates, the lease is renewed and a waiter stays queued.

@@ -149,28 +149,33 @@ impl Cluster {
         Ok(masters)
     }
 
-    /// Runs `ask` on the master that owns a slot. Retries once: at the new owner of a moved slot,
-    /// or after a refresh of the slot map if `ask` did not run for another reason.
+    /// Runs `ask` on the master that owns a slot. Retries once: at the node that a redirect names,
+    /// or after a refresh of the slot map if `ask` did not run for another reason. `ask` also gets
+    /// whether the node must be sent ASKING first, because it is still importing the slot.
     pub(in crate::redis) fn ask_owner<T>(
         &self,
         slot: u16,
         until: Instant,
-        ask: impl Fn(&Server) -> Result<T, NodeFault>,
+        ask: impl Fn(&Server, bool) -> Result<T, NodeFault>,
     ) -> Result<T, Fault> {
         let server = self.map.find_owner(slot, until, Cap::Exempt)?;
-        let next = match ask(&server) {
+        let (next, asking) = match ask(&server, false) {
             Err(NodeFault::Redirected(Redirect::Moved(host, port), _)) => {
                 let address = self.map.address(&server, &host, port);
-                self.map.moved(slot, address)
+                (self.map.moved(slot, address), false)
+            }
+            Err(NodeFault::Redirected(Redirect::Ask(host, port), _)) => {
+                let address = self.map.address(&server, &host, port);
+                (self.map.at(&address), true)
             }
             Err(NodeFault::Redirected(..) | NodeFault::Fault(Fault::NotRun(_)))
                 if Instant::now() < until =>
             {
                 self.map.refresh(until);
-                self.map.find_owner(slot, until, Cap::Exempt)?
+                (self.map.find_owner(slot, until, Cap::Exempt)?, false)
             }
             answer => return Ok(answer?),
         };
-        Ok(ask(&next)?)
+        Ok(ask(&next, asking)?)
     }
 }
