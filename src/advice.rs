@@ -1,5 +1,13 @@
 //! Advice for common error replies and connection errors.
 
+const NO_PASSWORD: &str = "; the server requires a password: put it into the URL or, if the \
+                           settings come from the environment, into REDIS_PASSWORD; for \
+                           sentinels, as sentinel_pass into the URL";
+
+const WRONG_PASSWORD: &str = "; check user and password in the URL, or REDIS_USERNAME and \
+                              REDIS_PASSWORD; for sentinels, sentinel_user and sentinel_pass in \
+                              the URL";
+
 const UNTRUSTED_CLIENT: &str = "; the server rejects the client certificate: a certificate \
                                 authority that the server trusts must issue it";
 
@@ -43,16 +51,8 @@ const ADVICE: [(&str, &str); 30] = [
         "; Redis has reached maxmemory: free memory or raise the limit (held locks can still be \
          released)",
     ),
-    (
-        "NOAUTH",
-        "; the server requires a password: put it into the URL or, if the settings come from the \
-         environment, into REDIS_PASSWORD; for sentinels, as sentinel_pass into the URL",
-    ),
-    (
-        "Authentication required",
-        "; the server requires a password: put it into the URL or, if the settings come from the \
-         environment, into REDIS_PASSWORD; for sentinels, as sentinel_pass into the URL",
-    ),
+    ("NOAUTH", NO_PASSWORD),
+    ("Authentication required", NO_PASSWORD),
     (
         "not valid for name",
         "; the URL must name the server as its certificate does",
@@ -92,16 +92,8 @@ const ADVICE: [(&str, &str); 30] = [
         "alert: CertificateRevoked",
         "; the client certificate was revoked: pass a new one to ClientBuilder::tls_client_cert",
     ),
-    (
-        "WRONGPASS",
-        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD; for \
-         sentinels, sentinel_user and sentinel_pass in the URL",
-    ),
-    (
-        "authentication failed",
-        "; check user and password in the URL, or REDIS_USERNAME and REDIS_PASSWORD; for \
-         sentinels, sentinel_user and sentinel_pass in the URL",
-    ),
+    ("WRONGPASS", WRONG_PASSWORD),
+    ("authentication failed", WRONG_PASSWORD),
     (
         "no permissions",
         "; to log on, a user needs +select if the URL names a database, and at a sentinel \

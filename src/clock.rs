@@ -83,12 +83,6 @@ pub(crate) fn suspend(time: Duration) {
     });
 }
 
-/// Returns the time since the fixed start; ignores `suspend`.
-#[cfg(feature = "testing")]
-pub(crate) fn unsuspended() -> Duration {
-    since_start()
-}
-
 /// Returns the time left until `at`, an `Instant` of std; zero if it has passed.
 pub(crate) fn left_until(at: std::time::Instant) -> Duration {
     at.saturating_duration_since(std::time::Instant::now())
@@ -99,8 +93,9 @@ pub(crate) fn wall_time() -> SystemTime {
     SystemTime::now()
 }
 
+/// Returns the time since a fixed start; ignores `suspend`.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn since_start() -> Duration {
+pub(crate) fn since_start() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     // Neither part is negative on this clock, and the nanoseconds are below one second.
     Duration::new(
@@ -109,8 +104,9 @@ fn since_start() -> Duration {
     )
 }
 
+/// Returns the time since a fixed start; ignores `suspend`.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn since_start() -> Duration {
+pub(crate) fn since_start() -> Duration {
     use std::sync::OnceLock;
     static START: OnceLock<std::time::Instant> = OnceLock::new();
     // Starts at one day, so that `START` is long past even in a new process.

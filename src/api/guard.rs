@@ -55,9 +55,9 @@ pub struct MutexGuard {
     hold: Arc<HeldLease>,
     /// Identifies this holder: local hand-offs give a lease several holders, one after another.
     token: FencingToken,
-    /// The lock was released, or its key is left to expire: dropping the guard releases nothing.
-    has_ended: bool,
     /// The deadline of the release, and of ending the client if this guard is its last handle.
+    /// `None` until the lock is released, or its key is left to expire: after that, dropping the
+    /// guard releases nothing.
     release_by: Option<Instant>,
 }
 
@@ -67,7 +67,6 @@ impl MutexGuard {
             core: Some(core),
             token: hold.token(),
             hold,
-            has_ended: false,
             release_by: None,
         }
     }
@@ -348,7 +347,6 @@ impl MutexGuard {
         }
         let kept = keep_until(self.runtime(), &self.hold, self.token, end);
         if self.status() == LeaseStatus::Released {
-            self.has_ended = true;
             self.release_by = Some(now.after(self.runtime().deployment.command_timeout()));
         }
         kept
@@ -377,7 +375,6 @@ impl MutexGuard {
         let now = Instant::now();
         let timeout = self.runtime().deployment.command_timeout();
         let deadline = now.after(timeout);
-        self.has_ended = true;
         self.release_by = Some(deadline);
         release(self.runtime(), &self.hold, self.token, now, deadline)
     }
@@ -385,7 +382,7 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
-        if !self.has_ended {
+        if self.release_by.is_none() {
             // A failure is logged where it happens.
             let _ = self.release();
         }

@@ -301,8 +301,7 @@ impl Mutex {
     /// [`Error::Config`], [`Error::Closed`].
     pub fn inspect(&self) -> Result<Option<Holder>, Error> {
         let deployment = &self.core.runtime.deployment;
-        self.keys.check()?;
-        deployment.check(&self.keys)?;
+        self.check()?;
         let ask = |until| deployment.call(self.keys.inspect(), until, Cap::Counted);
         Ok(query(&self.core.runtime, may_repeat, ask)?.holder())
     }
@@ -353,10 +352,15 @@ impl Mutex {
         Ok(self.number(Gauge::Token)?.map(FencingToken::new))
     }
 
+    /// Checks that the lock can have these keys in this deployment.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.keys.check()?;
+        self.core.runtime.deployment.check(&self.keys)
+    }
+
     fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
         let runtime = &self.core.runtime;
-        self.keys.check()?;
-        runtime.deployment.check(&self.keys)?;
+        self.check()?;
         let ask = |until| runtime.deployment.number(&self.keys, what, until);
         query(runtime, may_repeat, ask)
     }
@@ -403,10 +407,8 @@ impl Mutex {
         &'a self,
         what: impl FnOnce(&'a dyn RedisQueue) -> Gauge<'a>,
     ) -> Result<Option<u64>, Error> {
-        let runtime = &self.core.runtime;
-        runtime.check_open()?;
-        self.keys.check()?;
-        runtime.deployment.check(&self.keys)?;
+        self.core.runtime.check_open()?;
+        self.check()?;
         match self.keys.queue() {
             Some(queue) => self.number(what(queue)),
             None => Ok(None),
@@ -484,8 +486,7 @@ impl Mutex {
     /// Sends `call`, a release on behalf of a holder; returns whether that holder had the lease.
     pub(super) fn release_by(&self, call: Call<'_>) -> Result<bool, Error> {
         let runtime = &self.core.runtime;
-        self.keys.check()?;
-        runtime.deployment.check(&self.keys)?;
+        self.check()?;
         let until = Instant::now().after(runtime.deployment.command_timeout());
         let answer = runtime.deployment.call(call, until, Cap::Counted);
         let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;

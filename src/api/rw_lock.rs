@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{self, Duration};
 
 use crate::api::calls::{ENDLESS, guard, wait_limit};
-use crate::api::guard::MutexGuard;
 use crate::api::mutex::Mutex;
 use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::sections::section_calls;
@@ -219,9 +218,8 @@ impl RwLock {
 
     fn acquire_read(&self, limit: WaitLimit) -> Result<Option<RwLockReadGuard>, Error> {
         self.warn_of_reading_again(limit);
-        Ok(self
-            .acquire(&self.reader, limit)?
-            .map(|guard| RwLockReadGuard { guard }))
+        let guard = guard(&self.core, &self.reader, &self.settings, limit)?;
+        Ok(guard.map(|guard| RwLockReadGuard { guard }))
     }
 
     /// Warns, in debug builds, of a call that may wait for a writer that waits for this thread.
@@ -333,16 +331,8 @@ impl RwLock {
     }
 
     fn acquire_write(&self, limit: WaitLimit) -> Result<Option<RwLockWriteGuard>, Error> {
-        let guard = self.acquire(&self.writer, limit)?;
+        let guard = guard(&self.core, &self.writer, &self.settings, limit)?;
         Ok(guard.map(|guard| RwLockWriteGuard::new(guard, Arc::clone(&self.reader))))
-    }
-
-    fn acquire(
-        &self,
-        keys: &Arc<dyn Primitive>,
-        limit: WaitLimit,
-    ) -> Result<Option<MutexGuard>, Error> {
-        guard(&self.core, keys, &self.settings, limit)
     }
 }
 

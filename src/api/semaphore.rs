@@ -230,7 +230,11 @@ impl Semaphore {
     }
 
     fn permit(&self, guard: MutexGuard) -> SemaphorePermit {
-        SemaphorePermit::new(guard, &self.name, self.many)
+        SemaphorePermit {
+            guard,
+            name: self.name.clone(),
+            count: self.many,
+        }
     }
 }
 
@@ -377,7 +381,7 @@ impl Semaphore {
     /// The errors of [`Mutex::inspect`]. After [`Error::Unreachable`] the permits may have been
     /// released.
     pub fn force_release(&self, holder: &HolderId) -> Result<bool, Error> {
-        self.check()?;
+        self.lock.check()?;
         self.lock.core.runtime.check_open()?;
         let call = self
             .keys
@@ -392,14 +396,9 @@ impl Semaphore {
         Ok(is_released)
     }
 
-    fn check(&self) -> Result<(), Error> {
-        self.lock.keys.check()?;
-        self.lock.core.runtime.deployment.check(&self.lock.keys)
-    }
-
     fn inspect(&self, holders: u32) -> Result<PermitsOut, Error> {
         let runtime = &self.lock.core.runtime;
-        self.check()?;
+        self.lock.check()?;
         let call = || self.keys.inspect_permits(holders);
         let ask = |until| runtime.deployment.call(call(), until, Cap::Counted);
         match query(runtime, may_repeat, ask)? {

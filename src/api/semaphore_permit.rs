@@ -30,20 +30,12 @@ use crate::token::FencingToken;
 #[must_use = "if unused the permits are released at once"]
 #[clippy::has_significant_drop]
 pub struct SemaphorePermit {
-    guard: MutexGuard,
-    name: Name,
-    count: u32,
+    pub(super) guard: MutexGuard,
+    pub(super) name: Name,
+    pub(super) count: u32,
 }
 
 impl SemaphorePermit {
-    pub(super) fn new(guard: MutexGuard, name: &Name, count: u32) -> Self {
-        Self {
-            guard,
-            name: name.clone(),
-            count,
-        }
-    }
-
     /// Returns how many permits these are.
     ///
     /// ```

@@ -68,7 +68,8 @@ impl Attempt<'_> {
     /// Returns an error if the client is shut down, or if the call is cancelled.
     pub(crate) fn check_not_ended(&self) -> Result<(), Error> {
         self.runtime.check_open()?;
-        match self.is_cancelled() {
+        let token = self.settings.cancel.as_ref();
+        match token.is_some_and(CancelToken::is_cancelled) {
             true => Err(Error::Cancelled),
             false => Ok(()),
         }
@@ -76,12 +77,7 @@ impl Attempt<'_> {
 
     /// Returns whether the client is shut down, or the call is cancelled.
     pub(crate) fn is_ended(&self) -> bool {
-        self.runtime.is_closed() || self.is_cancelled()
-    }
-
-    fn is_cancelled(&self) -> bool {
-        let token = self.settings.cancel.as_ref();
-        token.is_some_and(CancelToken::is_cancelled)
+        self.check_not_ended().is_err()
     }
 
     /// How many tokens to reserve: more than one if the lock can be handed off.

@@ -115,7 +115,7 @@ impl<'a> Place<'a> {
                     |error: &Error| !matches!(error, Error::Closed | Error::Thread { .. });
                 if matches!(&fault, Fault::Rejected(error) if was_sent(error)) {
                     // The script may have made the place before its grant to another waiter failed.
-                    self.leave(id);
+                    leave(self.attempt, keys, id);
                 }
                 Err(fault)
             }
@@ -135,7 +135,7 @@ impl<'a> Place<'a> {
         // All places of this client share one channel.
         let inbox = inbox(self.attempt, self.ticket.any_subscribed());
         let values: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
-        let call = (self.queue_keys).refresh_for(tokens, &inbox.channel, &values);
+        let call = (self.queue_keys).refresh(tokens, &inbox.channel, &values);
         let until = self.attempt.silence.reply_deadline();
         let answer = runtime
             .deployment
@@ -186,13 +186,8 @@ impl<'a> Place<'a> {
     /// otherwise the call leaves the queue.
     pub(crate) fn end(self, others_wait: bool) {
         if let Some(id) = self.ticket.hand_over(others_wait) {
-            self.leave(id);
+            leave(self.attempt, self.attempt.keys, id);
         }
-    }
-
-    /// Removes the place `id` from the queue. If it was granted the lock, releases the lock.
-    pub(crate) fn leave(&self, id: HolderId) {
-        leave(self.attempt, self.attempt.keys, id);
     }
 }
 

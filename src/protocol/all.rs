@@ -12,7 +12,7 @@ use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, AcquireSet, AtRelease, NewPlace, Primitive, SetQueues};
 use crate::protocol::queue_keys::queue_script;
 use crate::protocol::rights::QueueRights;
-use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
+use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
 pub(super) static ACQUIRE_ALL: Script =
@@ -118,17 +118,11 @@ impl MutexAllKeys {
         without: &'static Script,
     ) -> Call<'a> {
         let locks: &[Vec<u8>] = &self.keys.locks;
-        if !self.has_queues() {
+        if self.queues.is_empty() {
             return Call::new(verb, without, [locks, &[]], args);
         }
-        let without_queue = Some(WithoutQueue {
-            script: without,
-            rights: &self.rights,
-        });
-        Call {
-            without_queue,
-            ..Call::new(verb, &LEAVE_ALL, [locks, &self.queues], args)
-        }
+        let call = Call::new(verb, &LEAVE_ALL, [locks, &self.queues], args);
+        call.or_without_queue(without, &self.rights)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::protocol::mutex::{self, ACQUIRE};
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing, RedisQueue};
 use crate::protocol::queue_keys::{QueueKeys, queue_script};
 use crate::protocol::rights::QueueRights;
-use crate::protocol::script::{Arg, Call, Script, WithoutQueue, script};
+use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
 /// Releases the lock: grants it to the first waiter, or frees it.
@@ -54,22 +54,6 @@ impl CohortKeys {
             rights: Arc::clone(rights),
         })
     }
-
-    /// Adds a fallback to `call`: the script `without`, which needs no queue. Returns the fallback
-    /// itself if the user is known to lack the rights for queues.
-    fn or_without_queue<'a>(&'a self, call: Call<'a>, without: &'static Script) -> Call<'a> {
-        let call = Call {
-            without_queue: Some(WithoutQueue {
-                script: without,
-                rights: &self.rights,
-            }),
-            ..call
-        };
-        match self.rights.are_missing() {
-            true => call.without_queue().unwrap_or(call),
-            false => call,
-        }
-    }
 }
 
 impl Primitive for CohortKeys {
@@ -97,11 +81,12 @@ impl Primitive for CohortKeys {
         let channel = Arg::Bytes(&self.keys().channels[0]);
         let args = [Arg::Bytes(value), channel, may_leave_open];
         let call = self.queue.call(Verb::PassOn, &RELEASE, args);
-        self.or_without_queue(call, &mutex::RELEASE)
+        call.or_without_queue(&mutex::RELEASE, &self.rights)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
-        self.or_without_queue(self.queue.undo(arguments), &mutex::UNDO)
+        let call = self.queue.undo(arguments);
+        call.or_without_queue(&mutex::UNDO, &self.rights)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
@@ -134,11 +119,7 @@ impl RedisQueue for CohortKeys {
         self.queue.places()
     }
 
-    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
-        self.refresh_for(1, inbox, ids)
-    }
-
-    fn refresh_for<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
+    fn refresh<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
         let args = [Arg::Block(tokens), Arg::Bytes(inbox)];
         let verb = self.queue.refresh_verb(ids);
         self.queue.call(verb, &REFRESH, args).followed_by(ids)

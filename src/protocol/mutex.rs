@@ -49,7 +49,8 @@ impl Primitive for MutexKeys {
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
-        undo(&self.0, arguments)
+        let verb = Verb::Undo(self.0.undone_ids(arguments));
+        Call::new(verb, &UNDO, [&self.0.locks, &[]], []).followed_by(arguments)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
@@ -83,12 +84,6 @@ pub(super) fn acquire<'a>(
     let args = [Arg::id(request.id), Arg::millis(request.ttl), first, second];
     let keys: [&[Vec<u8>]; 2] = [&keys.locks, &keys.fences];
     Call::new(Verb::Acquire(wanted), script, keys, args)
-}
-
-/// Releases the lock if one of several holder ids holds it.
-pub(super) fn undo<'a>(keys: &'a Keys, arguments: &'a [Vec<u8>]) -> Call<'a> {
-    let verb = Verb::Undo(keys.undone_ids(arguments));
-    Call::new(verb, &UNDO, [&keys.locks, &[]], []).followed_by(arguments)
 }
 
 pub(super) fn renew<'a>(

@@ -209,15 +209,9 @@ pub(crate) trait RedisQueue {
         Admission::Exclusive
     }
 
-    /// Refreshes the places of `ids`; later grants to them are published to `inbox`.
-    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
-
-    /// The same. The places of a [`Mutex`](crate::Mutex) also want this number of `tokens` from now
-    /// on.
-    fn refresh_for<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
-        let _ = tokens;
-        self.refresh(inbox, ids)
-    }
+    /// Refreshes the places of `ids`; later grants to them are published to `inbox`. The places of
+    /// a [`Mutex`](crate::Mutex) want this number of `tokens` from now on.
+    fn refresh<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
 }
 
 /// The queues in Redis of several names, in one of which a set waits at a time.

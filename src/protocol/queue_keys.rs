@@ -173,7 +173,7 @@ impl RedisQueue for QueueKeys {
         self.rules.admission
     }
 
-    fn refresh<'a>(&'a self, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
+    fn refresh<'a>(&'a self, _: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a> {
         let script = &self.rules.scripts.refresh;
         self.call(self.refresh_verb(ids), script, [Arg::Bytes(inbox)])
             .followed_by(ids)

@@ -119,6 +119,20 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Returns the same call with a fallback: `script`, which does the same without a queue. Returns
+    /// the fallback itself if the user is known to lack the rights for queues.
+    pub(super) fn or_without_queue(self, script: &'static Script, rights: &'a QueueRights) -> Self {
+        let without_queue = Some(WithoutQueue { script, rights });
+        let call = Self {
+            without_queue,
+            ..self
+        };
+        match rights.are_missing() {
+            true => call.without_queue().unwrap_or(call),
+            false => call,
+        }
+    }
+
     /// Records that this user lacks the rights for queues, if the call can do without a queue: a
     /// server has refused it.
     pub(crate) fn note_refused(&self) {

@@ -60,10 +60,7 @@ impl Waiters {
     ///
     /// Always false in release builds, which do not record the thread.
     pub(crate) fn is_held_by_us(&self, name: &Name) -> bool {
-        let names = self.names.lock();
-        names
-            .get(name)
-            .is_some_and(|queue| queue.held.is_held_by_us())
+        self.has_queue(name, |queue| queue.held.is_held_by_us())
     }
 
     /// Hands a lease off at `now` to the first waiter for its name; returns the [`Holding`]
@@ -91,18 +88,17 @@ impl Waiters {
 
     /// Returns whether any call waits for the name.
     pub(crate) fn anybody_for(&self, name: &Name) -> bool {
-        let names = self.names.lock();
-        names
-            .get(name)
-            .is_some_and(|queue| !queue.waiters.is_empty())
+        self.has_queue(name, |queue| !queue.waiters.is_empty())
     }
 
     /// Returns whether any call waits for the name that shares a place in Redis with others.
     pub(crate) fn anybody_shares_place(&self, name: &Name) -> bool {
-        let names = self.names.lock();
-        names
-            .get(name)
-            .is_some_and(LocalQueue::anybody_shares_place)
+        self.has_queue(name, LocalQueue::anybody_shares_place)
+    }
+
+    /// Returns whether the name has a queue for which `test` is true.
+    fn has_queue(&self, name: &Name, test: impl FnOnce(&LocalQueue) -> bool) -> bool {
+        self.names.lock().get(name).is_some_and(test)
     }
 
     /// Returns a lease of this client that makes Redis refuse the name to another lease,

@@ -69,7 +69,7 @@ pub(crate) struct Runtime {
 pub(in crate::runtime) struct ThreadBodies {
     pub(in crate::runtime) io: fn(&Runtime, &Endpoint),
     /// Sends the renewals that replicas must acknowledge.
-    pub(in crate::runtime) acknowledged: fn(&Runtime, &Endpoint, &Receiver<Option<RenewalPart>>),
+    pub(in crate::runtime) acknowledged: fn(&Runtime, &Endpoint, &Receiver<RenewalPart>),
     pub(in crate::runtime) subscriber: fn(&Runtime, &Endpoint),
 }
 

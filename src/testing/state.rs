@@ -308,7 +308,7 @@ impl ServerClock {
         let since = clock::wall_time().duration_since(SystemTime::UNIX_EPOCH);
         Self {
             base: since.unwrap_or_default(),
-            started: clock::unsuspended(),
+            started: clock::since_start(),
             ahead: Duration::ZERO,
         }
     }
@@ -319,7 +319,7 @@ impl ServerClock {
 
     /// Returns µs since 1970.
     fn now(&self) -> u64 {
-        let elapsed = clock::unsuspended().saturating_sub(self.started);
+        let elapsed = clock::since_start().saturating_sub(self.started);
         let now = self.base + elapsed + self.ahead;
         u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
     }

@@ -34,6 +34,11 @@ fn lease() -> LeaseState {
     LeaseState::acquired(at(1000), at(1001), &terms()).unwrap()
 }
 
+/// Returns a lease on these terms whose command was sent at 0.
+fn acquired_on(terms: LeaseTerms) -> LeaseState {
+    LeaseState::acquired(at(0), at(1), &terms).unwrap()
+}
+
 #[test]
 fn lease_is_held_for_its_validity_and_then_lost_for_good() {
     let mut lease = lease();
@@ -75,14 +80,11 @@ fn late_renewal_revives_no_expired_lease() {
 
 #[test]
 fn short_lease_is_not_renewed_with_every_round() {
-    let terms = LeaseTerms {
+    let mut lease = acquired_on(LeaseTerms {
         ttl: ms(100),
         renew_every: Some(ms(33)),
-        max_hold: Duration::MAX,
-        replicas: None,
-        handoffs: 32,
-    };
-    let mut lease = LeaseState::acquired(at(0), at(1), &terms).unwrap();
+        ..terms()
+    });
     assert_eq!(lease.due(at(1)), due_at(at(33)));
     assert_eq!(lease.begin_due_renewal(at(1)), None);
     assert!(
@@ -171,30 +173,20 @@ fn granted_lease_is_renewed_soon_whatever_renew_every_says() {
 
 #[test]
 fn lease_is_lost_at_max_hold() {
-    let mut lease = LeaseState::acquired(
-        at(0),
-        at(1),
-        &LeaseTerms {
-            max_hold: ms(2000),
-            ..terms()
-        },
-    )
-    .unwrap();
+    let mut lease = acquired_on(LeaseTerms {
+        max_hold: ms(2000),
+        ..terms()
+    });
     assert_eq!(lease.due(at(1)), due_at(at(2000)));
     assert_eq!(lease.status(at(2000)), LeaseStatus::Lost(Lost::MaxHold));
 }
 
 #[test]
 fn suspected_loss_is_checked_without_renewing() {
-    let mut lease = LeaseState::acquired(
-        at(0),
-        at(1),
-        &LeaseTerms {
-            renew_every: None,
-            ..terms()
-        },
-    )
-    .unwrap();
+    let mut lease = acquired_on(LeaseTerms {
+        renew_every: None,
+        ..terms()
+    });
     assert_eq!(lease.due(at(1)), due_at(at(9898)));
     lease.suspect(at(2));
     assert_eq!(lease.due(at(2)), Due::Renewal);
@@ -212,15 +204,10 @@ fn suspected_loss_is_checked_without_renewing() {
 
 #[test]
 fn suspected_loss_is_checked_until_a_later_reply() {
-    let mut lease = LeaseState::acquired(
-        at(0),
-        at(1),
-        &LeaseTerms {
-            renew_every: None,
-            ..terms()
-        },
-    )
-    .unwrap();
+    let mut lease = acquired_on(LeaseTerms {
+        renew_every: None,
+        ..terms()
+    });
     lease.suspect(at(10));
     lease.begin_renewal(at(10)).unwrap();
     lease.unconfirmed(at(20));
@@ -239,15 +226,10 @@ fn suspected_loss_is_checked_until_a_later_reply() {
 
 #[test]
 fn unanswered_set_ttl_limits_a_later_longer_one() {
-    let mut lease = LeaseState::acquired(
-        at(0),
-        at(1),
-        &LeaseTerms {
-            ttl: ms(1000),
-            ..terms()
-        },
-    )
-    .unwrap();
+    let mut lease = acquired_on(LeaseTerms {
+        ttl: ms(1000),
+        ..terms()
+    });
     lease.set_ttl(at(100), ms(2000)).unwrap();
     lease.unanswered(at(200), ms(2000));
     lease.set_ttl(at(300), ms(20_000)).unwrap();

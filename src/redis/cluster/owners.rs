@@ -40,8 +40,8 @@ type MakeServer<'a> = &'a dyn Fn(&HostPort) -> Arc<Server>;
 pub(super) struct Owners {
     by_slot: Vec<Option<Arc<Server>>>,
     servers: HashMap<HostPort, Arc<Server>>,
-    /// The last layout that a node reported.
-    layout: SlotLayout,
+    /// The replicas in the last layout that a node reported.
+    replicas: Vec<HostPort>,
     /// Recent redirects, by slot.
     redirects: HashMap<u16, (HostPort, Instant)>,
 }
@@ -61,7 +61,7 @@ impl Owners {
         Self {
             by_slot: vec![None; usize::from(SLOTS)],
             servers: HashMap::new(),
-            layout: SlotLayout::default(),
+            replicas: Vec::new(),
             redirects: HashMap::new(),
         }
     }
@@ -77,7 +77,7 @@ impl Owners {
 
     /// Every known node, replicas included.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &HostPort> {
-        self.servers.keys().chain(&self.layout.replicas)
+        self.servers.keys().chain(&self.replicas)
     }
 
     pub(super) fn host_of(&self, server: &Arc<Server>) -> Option<&str> {
@@ -119,21 +119,8 @@ impl Owners {
         asked: Instant,
         make: MakeServer<'_>,
     ) -> Change {
-        let has_forgotten = self.forget_old_redirects(asked);
+        self.forget_old_redirects(asked);
         let mut change = Change::default();
-        // A node that an ASK redirect has named may never get its slot.
-        let names_all_servers = || {
-            let named = |known| layout.masters.iter().any(|(_, address)| address == known);
-            self.servers.keys().all(named)
-        };
-        // Usually nothing has changed, and many clients may refresh at once.
-        if !has_forgotten
-            && self.redirects.is_empty()
-            && self.layout == layout
-            && names_all_servers()
-        {
-            return change;
-        }
         let redirects = self.redirects.clone();
         for (slots, address) in &layout.masters {
             let master = self.at(address, make);
@@ -152,21 +139,20 @@ impl Owners {
             // Followers must stop using a retired server even if all its slots moved earlier.
             change.moved.get_or_insert_with(Moved::none);
         }
-        self.layout = layout;
+        self.replicas = layout.replicas;
         change
     }
 
     /// Forgets old redirects and those to failing servers: the layout decides about their slots
-    /// again. Returns true if there were any.
-    fn forget_old_redirects(&mut self, asked: Instant) -> bool {
-        let (servers, before) = (&self.servers, self.redirects.len());
+    /// again.
+    fn forget_old_redirects(&mut self, asked: Instant) {
+        let servers = &self.servers;
         self.redirects.retain(|_, (address, at)| {
             let has_failed = servers
                 .get(address)
                 .is_some_and(|server| server.health.is_failing());
             at.until(asked) < GOSSIP && !has_failed
         });
-        self.redirects.len() < before
     }
 
     /// Makes `server` the owner of `slot`, and notes in `moved` if it replaces another server.

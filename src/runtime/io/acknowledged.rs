@@ -28,8 +28,8 @@ struct Threads {
 
 struct Thread {
     replicas: Replicas,
-    /// `None` ends the thread once it has sent the renewals queued before it.
-    queue: Sender<Option<RenewalPart>>,
+    /// `None` after `stop`: the thread ends once it has sent the renewals queued before that.
+    queue: Option<Sender<RenewalPart>>,
     worker: Worker,
 }
 
@@ -40,7 +40,7 @@ impl AcknowledgedRenewals {
         &self,
         replicas: Replicas,
         part: RenewalPart,
-        body: impl Fn(&Receiver<Option<RenewalPart>>) + Send + 'static,
+        body: impl Fn(&Receiver<RenewalPart>) + Send + 'static,
     ) -> Result<(), (RenewalPart, Option<Box<Error>>)> {
         let mut threads = self.threads.lock();
         if threads.is_stopped {
@@ -59,9 +59,11 @@ impl AcknowledgedRenewals {
             let other = thread.replicas;
             (other != replicas, other.within.abs_diff(replicas.within))
         };
-        if let Some(thread) = running.iter().min_by_key(distance) {
-            // Sending cannot fail: the worker keeps the receiver until it is told to stop.
-            let _ = thread.queue.send(Some(part));
+        if let Some(queue) =
+            (running.iter().min_by_key(distance)).and_then(|thread| thread.queue.as_ref())
+        {
+            // Sending cannot fail: the worker keeps the receiver while there is a sender.
+            let _ = queue.send(part);
         }
         Ok(())
     }
@@ -69,11 +71,9 @@ impl AcknowledgedRenewals {
     /// Tells the threads to end. The io thread sends the renewals that come later.
     pub(in crate::runtime) fn stop(&self) {
         let mut threads = self.threads.lock();
-        if std::mem::replace(&mut threads.is_stopped, true) {
-            return;
-        }
-        for thread in &threads.running {
-            let _ = thread.queue.send(None);
+        threads.is_stopped = true;
+        for thread in &mut threads.running {
+            thread.queue = None;
         }
     }
 
@@ -96,14 +96,14 @@ impl AcknowledgedRenewals {
 impl Thread {
     fn start(
         replicas: Replicas,
-        body: impl Fn(&Receiver<Option<RenewalPart>>) + Send + 'static,
+        body: impl Fn(&Receiver<RenewalPart>) + Send + 'static,
     ) -> Result<Self, Error> {
         let (queue, parts) = unbounded();
         let worker = Worker::new("leasehold-replicas");
         worker.start(|| move || body(&parts))?;
         Ok(Self {
             replicas,
-            queue,
+            queue: Some(queue),
             worker,
         })
     }

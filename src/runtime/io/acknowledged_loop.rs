@@ -14,18 +14,12 @@ use crate::runtime::state::Runtime;
 pub(in crate::runtime) fn run(
     runtime: &Runtime,
     endpoint: &Endpoint,
-    parts: &Receiver<Option<RenewalPart>>,
+    parts: &Receiver<RenewalPart>,
 ) {
     let mut writer = Writer::default();
-    while let Ok(Some(first)) = parts.recv() {
+    while let Ok(first) = parts.recv() {
         let mut jobs = vec![IoJob::Renew(first)];
-        let mut is_over = false;
-        for part in parts.try_iter() {
-            match part {
-                Some(part) => jobs.push(IoJob::Renew(part)),
-                None => is_over = true,
-            }
-        }
+        jobs.extend(parts.try_iter().map(IoJob::Renew));
         contain(|| {
             // This thread has no releases to pass on.
             forward_moved(runtime, endpoint, &mut Releases::default(), &mut jobs);
@@ -37,8 +31,5 @@ pub(in crate::runtime) fn run(
                 });
             }
         });
-        if is_over {
-            break;
-        }
     }
 }
