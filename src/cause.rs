@@ -77,7 +77,7 @@ impl Cause {
         Self::new(CauseKind::Timeout, text.as_ref())
     }
 
-    /// A limit of the client itself was reached.
+    /// The client itself is the reason: it reached a limit, or it has retired the server.
     pub(crate) fn of_client(text: impl AsRef<str>) -> Self {
         Self::new(CauseKind::Client, text.as_ref())
     }
@@ -172,7 +172,7 @@ impl Cause {
         }
     }
 
-    /// Returns this cause with the name of its server in front, if there are several servers.
+    /// Returns this cause with `server` in front, for an error about several servers.
     pub(crate) fn at(mut self, server: &str) -> Self {
         self.text = format!("{server}: {self}").into();
         if self.kind == CauseKind::NoReply {

@@ -23,8 +23,9 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const HANDOFFS: u32 = 32;
 
-/// An acquire reserves at most 64 fencing tokens, so that tokens never get ahead of the server's
-/// clock. The first token belongs to the acquiring holder.
+/// An acquire reserves at most 64 fencing tokens: one for the acquiring holder, and one for each
+/// hand-off. A token is the clock in µs, or the last token plus 1 if that is higher. Larger
+/// reservations could move the tokens far ahead of the clock.
 const MOST_HANDOFFS: u32 = 63;
 
 /// The settings of a client.
@@ -148,7 +149,8 @@ impl Config {
     }
 }
 
-/// The settings of one lock; `None` uses the client's setting.
+/// The settings of one lock. `None` uses the client's setting, or the default if the client has
+/// none.
 #[derive(Clone, Default)]
 pub(crate) struct Settings {
     pub(crate) ttl: Option<Duration>,
@@ -232,9 +234,9 @@ pub(crate) struct LeaseTerms {
 
 /// Returns for how long a lease of `ttl` is certainly held.
 ///
-/// That is `ttl` less 1 % for the drift between two clocks, as in
-/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/). It is also
-/// less 2 ms: the resolution of Redis's expiry, and a minimum drift for short ttls.
+/// That is `ttl` minus 1 % for the drift between two clocks, as in
+/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and minus
+/// another 2 ms for the resolution of Redis's expiry, and as a minimum drift for short ttls.
 pub(crate) fn validity(ttl: Duration) -> Duration {
     ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
 }

@@ -35,9 +35,14 @@ pub use crate::cause::Cause;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting, a URL or a name is invalid.
+    /// A setting, a URL, a name or an argument is invalid.
     ///
-    /// Nothing was sent, and nothing is held. Change what the message names.
+    /// Change what the message names. No command was sent with it.
+    ///
+    /// - From a call that locks: you do not hold the lock.
+    /// - From [`set_ttl`](crate::MutexGuard::set_ttl): the ttl is unchanged, and you hold the lock
+    ///   as long as [`is_held`](crate::MutexGuard::is_held) returns true.
+    /// - From [`keep_for`](crate::MutexGuard::keep_for): the lock is released.
     Config(String),
 
     /// Redis was unreachable, or did not answer before the deadline.
@@ -89,7 +94,9 @@ pub enum Error {
     /// certificate, or memory is full. Fix what the message complains about. The command did not
     /// run:
     ///
-    /// - From a call that locks: you do not hold the lock.
+    /// - From a call that locks: you do not hold the lock. If the refused command was `WAIT`, for
+    ///   [`min_replicas`](crate::Mutex::min_replicas), the lock was acquired, and is undone in the
+    ///   background.
     /// - From `renew` and `set_ttl`: you hold the lock for the rest of its lease.
     /// - From [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl, or for
     ///   longer after a renewal or [`set_ttl`](crate::MutexGuard::set_ttl) without a reply. The
@@ -147,8 +154,8 @@ pub enum Error {
 
     /// The key of the last fencing token does not contain an integer below 2^53.
     ///
-    /// Nothing was changed, and nothing is held. Delete the key once no token drawn from it can be
-    /// in use.
+    /// From a call that locks: you do not hold the lock. Delete the key once no token drawn from it
+    /// can be in use.
     #[non_exhaustive]
     BadFence {
         /// The server, without its password.

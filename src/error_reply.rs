@@ -6,7 +6,8 @@ use crate::escape::Escaped;
 #[cfg(feature = "tls")]
 use crate::violation::payload;
 
-/// The meaning of an error reply. In each case the command did not run.
+/// The meaning of an error reply. A command did not run. A script may have run in part: the scripts
+/// that acquire list under `Errors` what they leave behind.
 #[derive(Debug)]
 pub(crate) enum Meaning {
     /// The server does not have the script: send its source.

@@ -51,13 +51,15 @@ pub struct HealthPart {
     pub server: String,
     /// Whether it works.
     pub state: HealthState,
-    /// The time since which it has been in this state.
+    /// When it last began to fail, or to work again; if it has never failed, when the client added
+    /// it.
     pub since: SystemTime,
     /// The last failure, even if it works again.
     pub last_error: Option<String>,
     /// How long the server took to reply to this check; `None` without a reply, and for a thread.
     pub latency: Option<Duration>,
-    /// The state of the server's circuit breaker. The servers of a quorum share one.
+    /// The state of the server's circuit breaker; always `Closed` for a thread. The servers of a
+    /// quorum share one.
     pub breaker: BreakerState,
 }
 

@@ -19,6 +19,10 @@ const LONGEST_VALUE: usize = 1088;
 /// [`owner`](Self::owner) and [`holder_id`](Self::holder_id) return `None` if the holder is not a
 /// leasehold client, or if readers share the lock.
 ///
+/// In [`RwHolders::Readers`](crate::RwHolders::Readers) each `Holder` is one reader: it has an
+/// owner and an id, its [`value`](Self::value) is that id, and
+/// [`remaining`](Self::remaining) is the time left of its own lease.
+///
 /// ```
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
@@ -170,7 +174,7 @@ impl Holder {
     /// - If tokens are reserved for [local hand-offs](crate::Mutex::local_handoffs), it is the last
     ///   of them.
     /// - If the holder is not a leasehold client, it is the token of an earlier holder. If readers
-    ///   share the lock, it is the token of the last writer.
+    ///   share the lock, it is the token of the last writer, or one that a reader drew.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

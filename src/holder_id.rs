@@ -12,15 +12,17 @@ use crate::random;
 
 /// The id of one lease: `<owner>:<uuid v4>`, the value of the lock's key in Redis.
 ///
-/// For a semaphore it is `<permits> <owner>:<uuid v4>`, with the number of permits of the lease.
+/// A reader's id is a member of the sorted set of readers instead. A semaphore's is
+/// `<permits> <owner>:<uuid v4>`, with the number of permits of the lease, and a member of the
+/// sorted set of permits.
 ///
-/// Every acquiring command gets a new id, so a late command of an earlier attempt cannot touch a
-/// later lease.
+/// No later lease has the same id, so a late command of an earlier attempt cannot touch a later
+/// lease.
 ///
 /// [`as_str`](Self::as_str) returns the exact id, for comparison with Redis. `Display` escapes
-/// unprintable characters, because another program may have written the key. `Debug` and the
-/// crate's log records contain only the [short form](Self::short): anyone who knows the whole id
-/// can release the lock.
+/// unprintable characters, because another program may have written the key. `Debug`, and the
+/// crate's log records above the level TRACE, contain only the [short form](Self::short): anyone
+/// who knows the whole id can release the lock.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();

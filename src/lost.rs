@@ -37,8 +37,8 @@ pub enum Lost {
     Deleted,
     /// The lock was held for [`max_hold`](crate::Mutex::max_hold).
     ///
-    /// The key expires at the end of the lease. It is not deleted earlier, because the critical
-    /// section may still run.
+    /// The key stays until the guard is dropped or the ttl ends, because the critical section may
+    /// still run.
     MaxHold,
     /// The client was shut down while the lock was held.
     ///

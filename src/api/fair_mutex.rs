@@ -31,11 +31,14 @@ use crate::token::FencingToken;
 ///
 /// Plain and fair locks with the same name exclude each other and wait in the same queue. The first
 /// attempt of a [`Mutex::lock`] acquires a free lock even if calls wait in the queue. While a call
-/// for the fair lock has one of the first 100 places there, a release leaves the lock free in two
-/// cases only, and then until the next refresh:
+/// for the fair lock has one of the first 100 places there, a release leaves the lock free only in
+/// these cases, and then until the next refresh:
 ///
-/// - The grant reaches no client.
+/// - The grant fails or reaches no client.
 /// - A reader of the [`RwLock`](crate::RwLock) of this name is next.
+/// - An operator calls [`Mutex::force_unlock`].
+/// - A plain lock or a set is released while its slot of a cluster moves, or by a user without the
+///   permissions for queues.
 ///
 /// Programs outside the queue may get the lock before a call behind 100 clients that wait for the
 /// plain lock: see [sharing a lock](crate::guide::wire_format#sharing-a-lock-with-other-programs).

@@ -270,9 +270,10 @@ impl MutexGuard {
     /// If Redis did not answer, the command may still run:
     ///
     /// - After shortening, `remaining` is never more than the shorter ttl.
-    /// - After lengthening, the key may last for the longer ttl. If this process dies, the lock
-    ///   stays held for that time. The release is repeated for that long, and the lease is not
-    ///   handed to another thread of this client.
+    /// - After lengthening, the key may last for up to twice the longer ttl: the command may run
+    ///   just before the key expires. If this process dies, the lock stays held for that time. The
+    ///   release is repeated for that long, and the lease is not handed to another thread of this
+    ///   client.
     pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
         set_ttl(self.runtime(), &self.hold, self.token, ttl)
     }
@@ -298,11 +299,12 @@ impl MutexGuard {
     /// - [`Error::Unreachable`], [`Error::Refused`] or [`Error::Thread`] if Redis did not confirm
     ///   the release. The lease was valid by this client's clock until now, so what was done under
     ///   it stands: do not repeat it. [`Mutex::with`](crate::Mutex::with) does not report this
-    ///   error. The release is repeated in the background. Until it succeeds, the lock stays held
-    ///   for at most one of these times:
+    ///   error. The release is repeated in the background. Until it succeeds, the lock stays held,
+    ///   for at most the longest of these times that applies:
     ///   - its ttl;
     ///   - a longer ttl, if a [`set_ttl`](Self::set_ttl) that requested it got no reply;
-    ///   - twice that time, if a renewal got no reply: it may run just before the key expires.
+    ///   - twice the longer of these, if a renewal or `set_ttl` got no reply: that command may run
+    ///     just before the key expires.
     /// - [`Error::WrongType`] if another program replaced the key by one of another type. The lock
     ///   was lost.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
@@ -335,9 +337,9 @@ impl MutexGuard {
     /// - [`Error::Config`] if no ttl can be that long. The lock is released.
     /// - [`Error::Lost`] if the lock was lost before.
     /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change. The
-    ///   lock is not renewed any more. It becomes free at the end of its old ttl, or at the
-    ///   requested time if the command still runs. If the time was over, the error is that of
-    ///   [`unlock`](Self::unlock).
+    ///   lock is not renewed any more. It becomes free at the end of its old ttl. If the command
+    ///   runs after all, the lock becomes free at the requested time, or later by the delay of the
+    ///   command. If the time was over, the error is that of [`unlock`](Self::unlock).
     pub fn keep_for(mut self, at_least: Duration) -> Result<(), Error> {
         let now = Instant::now();
         let end = self.hold.since().unwrap_or(now).after(at_least);
@@ -386,8 +388,9 @@ impl Drop for MutexGuard {
             // A failure is logged where it happens.
             let _ = self.release();
         }
-        // Exactly one of several guards that are dropped at the same time gets the core. A look at
-        // the count would find the others, and then the drop of the core would wait for longer.
+        // `into_inner` gives the core to exactly one of several guards that are dropped at the same
+        // time. With `strong_count`, each of them could count the others and leave the end of the
+        // client to the drop of `Core`, which waits for longer.
         if let Some(until) = self.release_by
             && let Some(core) = self.core.take().and_then(Arc::into_inner)
             && !core.runtime.is_closed()

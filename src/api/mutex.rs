@@ -122,7 +122,7 @@ impl Mutex {
     /// Over a quorum, other clients get a short head start after a run of hand-offs instead.
     ///
     /// If another program deletes the key during a run of hand-offs, the client notices at the next
-    /// renewal, at most a third of the ttl later, or when the deletion is published as a release.
+    /// renewal, by default at most a third of the ttl later, or when a message announces it.
     /// Until then a holder here and one in another client may both believe that they have the lock,
     /// as they may without hand-offs. The other holder's fencing token is higher than all of those
     /// handed off here.
@@ -471,7 +471,8 @@ impl Mutex {
     /// The errors of [`force_unlock`](Self::force_unlock).
     pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
         let call = self.keys.release(holder.seen(), AtRelease::Plain);
-        // Not a grant to a client in the queue: the holder must receive the message.
+        // A release that grants the lock to a client in the queue sends the holder no message. So a
+        // plain lock uses the script without a queue. Fair and read-write locks have none.
         let call = call.without_queue().unwrap_or(call);
         let is_released = self.release_by(call)?;
         if is_released {

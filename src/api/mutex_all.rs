@@ -41,8 +41,8 @@ use crate::protocol::primitive::Primitive;
 /// A set that is refused joins the queue of the name that refused it, in which all calls for that
 /// name wait. When it is granted that name, it asks for all names again. From then on it goes
 /// through its names in ascending order, and *keeps* the lower ones while it waits in the queue of
-/// the next. So it waits at most for the queues of its names, one after the other, however busy
-/// they are.
+/// the next. So it then waits in each of these queues at most once, however busy the names are,
+/// unless it reaches the limit of 5 s below.
 ///
 /// A set that begins to wait also joins the queue of a free name if the next in that queue is a
 /// reader of an [`RwLock`](crate::RwLock) with the same name. So
@@ -53,15 +53,16 @@ use crate::protocol::primitive::Primitive;
 ///
 /// - A name that a waiting set keeps is held: other calls find it taken and wait for it, although
 ///   no guard exists. [`Client::list`](crate::Client::list) shows it like any other lease.
-/// - A set keeps names for at most 5 s. Then it passes them on, but stays in the queue in which it
-///   waits. The limit ends a deadlock: a thread that holds a name and locks a lower one can wait
-///   for a set that keeps the lower name and waits for the thread's name. The thread gets the lower
-///   name within 5 s for each waiting set ahead of it.
+/// - A set keeps names for at most 5 s, counted from the first name that it keeps, through all
+///   queues together. Then it passes them on, but stays in the queue in which it waits. The limit
+///   ends a deadlock: a thread that holds a name and locks a lower one can wait for a set that
+///   keeps the lower name and waits for the thread's name. The thread gets the lower name within
+///   5 s for each waiting set ahead of it.
 /// - A process that is killed while its set waits keeps the names for at most 3 s.
 ///
-/// If a queue takes longer than 5 s, the set still gets its turn there. But if a lower name was
-/// taken in the meantime, the set passes on the name that it was granted, and goes through its
-/// names again. So its wait has no bound if holders of its names regularly keep it waiting for 5 s.
+/// After the 5 s the set still gets its turn in the queue in which it waits. But if a lower name
+/// was taken in the meantime, the set passes on the name that it was granted, and goes through its
+/// names again. So its wait has no bound if its queues regularly take longer than 5 s together.
 ///
 /// Over a quorum, for names in several slots of a cluster, and for a Redis user without the
 /// permissions for queues, there is no such queue. The call then holds none of the names while it
@@ -71,8 +72,8 @@ use crate::protocol::primitive::Primitive;
 /// # Loss
 ///
 /// The names share one lease, which is renewed as a whole. If one name is lost, all are lost, and
-/// the others are released in the background. After [`max_hold`](Self::max_hold) they are not
-/// released, but expire after their ttl.
+/// the others are released in the background. After [`max_hold`](Self::max_hold) they stay taken
+/// until the guard is dropped or their ttl ends, because the critical section may still run.
 ///
 /// # Settings
 ///

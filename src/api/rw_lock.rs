@@ -61,10 +61,14 @@ use crate::token::FencingToken;
 /// - Otherwise load the page under that guard, and put it into the cache with the guard's token as
 ///   its stamp. The cache rejects a stamp that is lower than its own.
 ///
-/// Such a page is current if every writer draws a token, and none writes after it has lost the
-/// lock. Counterexample: a writer that lost its lock still writes. Readers draw no token, so the
-/// resource accepts that write until the next writer, and pages already cached are then old. A
-/// program that locks with `SET NX` draws no token either. So limit the age of pages, too.
+/// Such a page is current if both of these hold:
+///
+/// - Every writer draws a token. A program that locks with `SET NX` draws none.
+/// - No writer writes after it has lost the lock. Readers draw no token, so a resource that checks
+///   tokens accepts such a late write until the next writer writes. Pages already cached are then
+///   old.
+///
+/// So limit the age of pages, too.
 ///
 /// Before the first writer, and once no token was drawn for a day, the first reader draws a token
 /// that the others share.

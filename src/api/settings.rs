@@ -1,6 +1,7 @@
 //! The settings that every kind of lock has, documented once.
 
-/// Implements the setters of `$lock`, whose `Settings` are the field at this path.
+/// Implements the setters of `$lock`. `$settings` is the path from `self` to its `Settings`, such
+/// as `0.settings`.
 ///
 /// The examples make the lock with `$lock_example`, and acquire it with `$acquire_example`.
 macro_rules! lock_settings {
@@ -186,8 +187,8 @@ macro_rules! lock_settings {
             ///
             /// Each call that acquires the lock runs on another thread, so that its caller can
             /// leave it at any moment. That costs the start of a thread for each call, even if the
-            /// lock is free, and twice as many threads while calls wait. The log records of it come
-            /// from that thread: no span of the caller contains them, but
+            /// lock is free, and twice as many threads while calls wait. The call's log records
+            /// come from that thread: no span of the caller contains them, but
             /// [`trace_id`](Self::trace_id) does mark them.
             ///
             /// ```

@@ -53,8 +53,9 @@
 //!   became its holder still gets a higher token. Of two overlapping holders, the one that the
 //!   shared server granted last has the higher token, and a fenced resource that has seen that
 //!   token rejects the other. The holder with the lower token may still be the last to learn that
-//!   it has a majority, so the order of learning and the order of tokens can then differ. The token
-//!   of a local hand-off was reserved when its lease was granted, so it counts as of that time.
+//!   it has a majority, so the order of learning and the order of tokens can then differ. A local
+//!   hand-off uses a token that was reserved when its lease was granted. So in these orders its
+//!   holder counts as if it had become the holder at that time.
 //! * *A server that loses data* (an empty restart, `FLUSHALL`, an old snapshot, a failover to a
 //!   lagging replica) breaks both mutual exclusion and the order of tokens. One such server is
 //!   enough: servers 1 and 2 grant to A, server 1 restarts empty, and servers 1 and 3 grant to B.

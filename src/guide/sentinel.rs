@@ -30,5 +30,6 @@
 //! `FAILOVERS=8 cargo bench --bench failovers` counts the failovers in which two processes held the
 //! lock at the same time. Several processes contend for a lock on a master with two replicas and
 //! three sentinels, and the master is killed, paused or failed over manually. Two holders were rare
-//! without `min_replicas`, and did not occur with it. The resource that checks fencing tokens never
-//! accepted an older token after a newer one.
+//! without `min_replicas`, and did not occur with it. Each holder passes its fencing token to
+//! a resource that rejects a token below the last one. It never accepted a token twice, so
+//! the accepted tokens always rose.

@@ -43,7 +43,8 @@ pub(crate) struct HeldLease {
 pub(crate) struct Holding {
     /// The first of its tokens: identifies this holder among those of the same lease.
     pub(crate) token: FencingToken,
-    /// When this holder began; `None` while a hand-off waits to be taken.
+    /// When this holder began; `None` while a hand-off waits to be taken, and after
+    /// [`HeldLease::remove_holder`].
     pub(crate) since: Option<Instant>,
     /// The most hand-offs in a row that this holder allows.
     pub(crate) handoffs: u32,
@@ -146,7 +147,8 @@ impl HeldLease {
         })
     }
 
-    /// Returns when the current holder began; `None` while a hand-off waits to be taken.
+    /// Returns when the current holder began; `None` while a hand-off waits to be taken, and after
+    /// [`remove_holder`](Self::remove_holder).
     pub(crate) fn since(&self) -> Option<Instant> {
         self.cell.state.lock().holding.since
     }

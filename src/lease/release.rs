@@ -21,7 +21,8 @@ pub(crate) struct Release {
     pub(crate) id: HolderId,
     /// When the release ends: the key has expired, or the caller no longer waits.
     pub(crate) until: Instant,
-    /// When an io thread first received it; `None` before. In the future if it must be sent then.
+    /// When an io thread first received it; `None` before. A release that must be sent later has
+    /// the time of its first try here from the start.
     pub(crate) began: Option<Instant>,
     /// The acquire may run after this release: a missing key then proves nothing.
     pub(crate) may_overtake: bool,

@@ -44,8 +44,8 @@ const UNANSWERED: Duration = Duration::from_secs(1);
 /// next command follows after 15/16 of the newest release's pause at the earliest, unless the reply
 /// names the release to send next. So few commands carry all releases, and none is repeated late,
 /// except if more than [`MOST_IDS`] are pending. A late acquire is removed within a second, or
-/// within 1/8 of the release's age. If the newest release is ten seconds old, two commands for a
-/// name are at least a second apart: 15/16 of 2/17 of 10 s.
+/// within 1/8 of the release's age if that is longer. If the newest release is ten seconds old, two
+/// commands for a name are at least a second apart: 15/16 of 2/17 of 10 s.
 fn pause(age: Duration) -> Duration {
     age.clamp(SHORTEST, YOUNG).max(age * 2 / 17)
 }
@@ -87,10 +87,10 @@ struct Group {
     /// The releases by due time.
     order: BTreeSet<(Instant, u64)>,
     ids: HashMap<HolderId, u64>,
-    /// When the newest release was added.
+    /// When the newest release was added, or must first be sent if that is later.
     newest: Instant,
-    /// When the newest release that was added before its `began` must be sent: not earlier with
-    /// others, and not later.
+    /// When to send the newest release whose `began` was in the future when it was added. It joins
+    /// no earlier command, and the pause since the last command does not delay it.
     planned: Option<Instant>,
     /// When the last command was sent.
     last: Option<Instant>,

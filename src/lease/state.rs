@@ -7,7 +7,7 @@
 //!       Held ---------> Releasing ------------> Released
 //!         |                 |
 //!         | expired,        | was_lost: the release
-//!         | max_hold, lose  | found the key gone
+//!         | max_hold, lose  | found the lease lost
 //!         |                 v
 //!         +--------------> Lost
 //! ```
@@ -28,16 +28,17 @@ pub(crate) struct LeaseState {
     pub(super) ttl: Duration,
     /// The renewal interval; `None` if the client does not renew the lease.
     pub(super) renew_every: Option<Duration>,
-    /// The shortest ttl that was set without a reply. Its command may still run after any later
-    /// renewal or change of ttl, so none of them counts for longer.
+    /// The shortest ttl that was set without a reply. Its command may run after a later renewal or
+    /// change of ttl, so none of them counts for longer. This limit never ends, not even at
+    /// `settled_at`.
     at_most: Duration,
-    /// The longest ttl that any command has requested that may still count. The key may last that
-    /// long: a command without a reply may have run, or may run later.
+    /// The longest ttl that the key may have. A command without a reply may have set it, or may set
+    /// it later.
     pub(super) longest: Duration,
-    /// When no command without a reply can run any more.
+    /// From this instant on, no command without a reply can run any more.
     ///
-    /// A command that runs at all runs within the longest ttl that was ever requested before it.
-    /// Undos rely on the same limit.
+    /// This is an assumption: such a command runs within `longest` after the client stopped waiting
+    /// for its reply, or never. Undos rely on the same limit.
     settled_at: Instant,
     valid_until: Instant,
     /// The end of `max_hold`.
@@ -232,7 +233,7 @@ impl LeaseState {
             end.min(self.renew_at)
         };
         let latest = match self.provisional && self.failures == 0 && !self.renewing {
-            // The thread that received the grant wakes the timer.
+            // If the grant came as a message, the subscriber thread wakes the timer thread in time.
             true => now.after(now.until(end) / 2),
             false => best,
         };
@@ -382,7 +383,7 @@ impl LeaseState {
         matches!(self.phase, Phase::Held | Phase::Releasing) && now < self.end()
     }
 
-    /// Returns whether the lease was neither released nor lost.
+    /// Returns whether no release has begun and no loss was noticed.
     pub(crate) fn is_open(&self) -> bool {
         self.phase == Phase::Held
     }
@@ -396,7 +397,8 @@ impl LeaseState {
         status
     }
 
-    /// Ends the release: it was answered, or an undo repeats it.
+    /// Ends the release: it was answered, it is repeated in the background, or the key is left to
+    /// expire.
     pub(crate) fn released(&mut self) {
         self.phase = Phase::Released;
     }

@@ -27,12 +27,12 @@ pub(crate) enum WaitLimit {
 
 /// Acquires the lock, waiting within `limit`.
 ///
-/// Returns `None`
+/// Returns `None` in these cases:
 ///
-/// * with [`WaitLimit::None`], as [`at_once`] says,
-/// * at the deadline, while this client holds the lock, or by the rule of
-///   [`Answers::is_taken`](crate::queue::answers::Answers::is_taken),
-/// * before the deadline, if the policy allows no more attempts.
+/// * with [`WaitLimit::None`]: those of [`at_once`];
+/// * with [`WaitLimit::Until`], at the deadline: this client holds the lock, or
+///   [`Answers::is_taken`](crate::queue::answers::Answers::is_taken) returns true;
+/// * with [`WaitLimit::Until`], before the deadline: the policy allows no more attempts.
 pub(crate) fn acquire(
     runtime: &Arc<Runtime>,
     keys: &Arc<dyn Primitive>,

@@ -131,7 +131,7 @@ impl WaitingCall<'_> {
                 // If this call gives up, another one with a later deadline may refresh at once.
                 let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
                 if let Some(place) = &self.place {
-                    // The wake-up is counted already.
+                    // `Turn`, which is not counted: this wake-up was counted above.
                     place.ticket.note_not_refreshed(Wake::Turn, until);
                 }
                 pause?;

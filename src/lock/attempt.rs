@@ -208,7 +208,7 @@ impl Attempt<'_> {
     /// Returns whether the refusal may come from a lease that this client is releasing.
     fn may_be_own(&self, part: &Arc<dyn Primitive>, refusal: &RefusedName) -> bool {
         let endpoints = &self.runtime.endpoints;
-        // Any of several holders may be this client's.
+        // A refusal because of readers or permits names no holder: this client may be one of them.
         endpoints.is_releasing(&refusal.holder)
             || !refusal.names_holder() && endpoints.has_unanswered(part.key(0).name)
     }

@@ -58,6 +58,7 @@ pub(super) fn until_cancelled(
         let (runtime, progress) = (Arc::clone(runtime), Arc::clone(&progress));
         let caller = thread::current().id();
         move || {
+            // Debug builds warn if the caller waits for a lock that it holds itself.
             act_for(caller);
             // Wakes the caller when this thread ends, even by a panic.
             let _running = running;

@@ -11,7 +11,9 @@ use crate::runtime::io::renewal::renewed;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 
-/// Downgrades the lease to `reader`, the side of the readers. Returns within the command timeout.
+/// Makes the lease of a writer that of a reader. Returns within the command timeout.
+///
+/// `reader` has the keys and calls of the readers of the same lock.
 ///
 /// The holder counts as a reader from before the command is sent: if no reply arrives, the command
 /// may have run, or may run later. Every later renewal repeats it. Until one has run, other readers
@@ -25,7 +27,8 @@ pub(crate) fn downgrade(
     let reader = hold.downgraded.get_or_init(|| reader);
     runtime.waiters.share(hold);
     let until = Instant::now().after(runtime.deployment.command_timeout());
-    // A renewal in flight may be one of a writer, which must not find a reader.
+    // `begin` waits for a renewal in flight: it may be that of a writer, which must not find a
+    // reader.
     let Some(request) = hold.begin(token, until, |lease, now| lease.begin_full_renewal(now)) else {
         return;
     };

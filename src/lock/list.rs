@@ -164,8 +164,10 @@ fn each_page(
     }
 }
 
-/// Returns the holder of a name over a quorum, or `None` if no majority can tell: a minority has
-/// the key, and another server does not answer.
+/// Returns the holder of a name over a quorum: `Some(None)` if the name is free.
+///
+/// Returns `None` if no majority can tell: a minority has the key, and another server does not
+/// answer.
 ///
 /// The name then counts as free unless a later server's scan leads to an answer. If no majority
 /// answers at all, the scans of the silent servers fail, and with them the list.

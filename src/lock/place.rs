@@ -81,10 +81,10 @@ impl<'a> Place<'a> {
             if refusal.holder == id.as_str().as_bytes()
                 && refusal.remaining.is_none_or(|left| left > provisional(ttl))
             {
-                // The first run of the command acquired the free lock, and a proxy or the network
-                // ran it again. A grant to the new place would last no longer than the place. If
-                // the ttl is no longer than that, this call counts as waiting, and its next refresh
-                // finds the lease.
+                // This call is the holder itself, for longer than a grant to its new place lasts.
+                // So the first run of the command acquired the free lock, and a proxy or the
+                // network ran it again. With a ttl of at most 3 s this looks the same as a grant:
+                // the call then counts as waiting, and its next refresh finds the lease.
                 self.ticket.note_not_entered();
                 return Err(self.attempt.undo(
                     keys,

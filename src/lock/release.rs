@@ -184,7 +184,8 @@ fn note_outcome(
             if yields_to_fleet {
                 runtime.waiters.yield_to_fleet(hold);
             }
-            // Before the lease ends: a waiter at its deadline sees the lease, or the refusal.
+            // Records the end as a refusal, before the lease ends: a waiter at its deadline finds
+            // the lease or this refusal.
             runtime.waiters.ended(hold, Some(Instant::now()));
             hold.lease(LeaseState::released);
             if runtime.deployment.may_fail_over() {
@@ -197,7 +198,8 @@ fn note_outcome(
         }
         Err(error) => {
             let mut repeated = hold.to_repeated_release(Instant::now());
-            // Before the lease ends: an attempt that its key refuses sees the lease or this mark.
+            // Before the lease ends. A refusal because of permits or readers does not name the
+            // holder: an attempt that gets one must find this lease or the mark.
             runtime.endpoints.note_unanswered(&mut repeated);
             // `None`: the message that the repeated release publishes must wake a waiter.
             runtime.waiters.ended(hold, None);
@@ -435,6 +437,8 @@ pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: 
     }
 }
 
+/// Returns what a quorum needs for a release: the servers that it can skip, and the release to
+/// repeat at servers that do not reply. Other deployments ignore it.
 fn undoable<'a>(hold: &'a HeldLease, part: &'a Arc<dyn Primitive>) -> Undoable<'a> {
     Undoable {
         keys: part,

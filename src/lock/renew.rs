@@ -90,7 +90,7 @@ pub(crate) fn ensure_held(hold: &HeldLease, token: FencingToken) -> Result<(), E
     match hold.status_for(token, Instant::now()) {
         LeaseStatus::Held(_) => Ok(()),
         LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
-        // Only calls that take the guard end its holding.
+        // No user of a guard gets this: only calls that consume the guard end its holding.
         LeaseStatus::Released => Err(Error::Closed),
     }
 }

@@ -189,7 +189,8 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
             ..ShutdownReport::default()
         };
     }
-    // Even with a short `within`, the steps that wait for no reply have time to complete.
+    // The end of all steps but one: the wait for the replies to the releases ends at `deadline`.
+    // Even with a short `within`, the others have a command timeout.
     let last = deadline.max(Instant::now().after(runtime.deployment.command_timeout()));
     let waiters = &runtime.waiters;
     let places = [&waiters.own_places, &waiters.shared_places];

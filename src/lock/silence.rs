@@ -23,13 +23,13 @@ pub(crate) struct Silence<'a> {
     keys: &'a Arc<dyn Primitive>,
     /// When the call ends.
     deadline: Instant,
-    /// The silence of Redis counts from this instant.
+    /// The silence of Redis counts from this instant at the earliest.
     counts_from: Cell<Instant>,
     /// Commands without a reply, in a row.
     failures: Cell<u32>,
     /// The last cause reported by Redis or the system: more telling than "timed out".
     last_cause: RefCell<Option<Cause>>,
-    /// Why the last command of this call failed, even if the call returned no error for it.
+    /// Why a command of this call last failed; `None` if none has failed since the last reply.
     failure: RefCell<Option<Cause>>,
     /// Malformed replies in a row.
     malformed: Cell<u32>,

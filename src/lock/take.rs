@@ -43,7 +43,8 @@ impl WaitingCall<'_> {
             }
             Ok(None) => Ok(None),
             Err(over) => {
-                // Not as a place, which lasts for 3 s at most: the renewal may have run.
+                // Not `Release::of_place`: a place lasts for 3 s at most, but the renewal may have
+                // run, and then the lease lasts for its ttl.
                 let until = Instant::now().after(self.attempt.terms.ttl);
                 let keys = Arc::clone(self.attempt.keys);
                 runtime.release(Release::new(keys, grant.id, until));

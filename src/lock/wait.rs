@@ -28,9 +28,10 @@
 //!                        another call has just taken the shared place -----------+
 //!                        else try Redis: granted --> Acquired                    |
 //!                        refused, with a place now, or able to take one ---------+
-//!                        refused, neither: join the local queue of the refused   |
-//!                        name, sleep until a release, the end of the ttl or the  |
-//!                        backstop -----------------------------------------------+
+//!                        refused another name than before: join its local queue; |
+//!                        under `Wake`, try again --------------------------------+
+//!                        otherwise: sleep until a release, the end of the ttl or |
+//!                        the backstop -------------------------------------------+
 //!                        split vote, or no reply: sleep for a backoff -----------+
 //!
 //! From any of them: --> None once the deadline has passed and the name is known to be taken, or

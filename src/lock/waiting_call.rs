@@ -147,8 +147,8 @@ impl<'a> WaitingCall<'a> {
     /// Joins the calls of this client that share a place in Redis, if it is time for that. Returns
     /// whether it did.
     ///
-    /// Usually the first attempt of a call takes the lock only if it is free, and no place. It is
-    /// time to join if
+    /// Usually the first attempt of a call acquires the lock if it is free, and otherwise takes no
+    /// place. It is time to join if
     ///
     /// * the call was refused before,
     /// * this client has a place,

@@ -1,5 +1,5 @@
--- The admission to a lock: one holder at a time. Prepended to the scripts of its queue, which call
--- these functions and those of lock_key.lua, and know nothing else of the lock.
+-- The admission to a lock: one holder at a time. Prepended to the scripts of its queue. Those that
+-- also serve other admissions know the lock only through this file and lock_key.lua.
 -- KEYS[1] lock, KEYS[2] fence
 -- A waiter wants a block of fencing tokens, given by its size; a grant reserves the whole block.
 
@@ -26,8 +26,8 @@ local function draw(want)
   return math.max(micros, (last or 0) + 1)
 end
 
--- Makes a client the holder for this many ms, under a token from `draw`, a number or its digits.
--- Returns an error if it is not the holder.
+-- Makes a client the holder for this many ms, under a token from `draw`, a number or its digits. If
+-- Redis refuses, returns an error: then the client is not the holder.
 local function hold(id, want, ms, token)
   -- As text, as in acquire.lua.
   local last = string.format('%.0f', token + want - 1)

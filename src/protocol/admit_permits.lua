@@ -29,8 +29,8 @@ local function settle()
     end
     if used <= sum then
       -- All have ended, or someone else has written here: then no holder keeps its permits.
-      -- No DEL without a key: after any write of a script, a server whose memory is full allows the
-      -- other writes of the script, too.
+      -- DEL only if the key exists: after any write, even one that changes nothing, a server whose
+      -- memory is full allows the further writes of the script. It must refuse a new holder.
       if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DEL', KEYS[1]) end
       used = 0
       return
@@ -78,8 +78,8 @@ local function take_out(id)
   return true
 end
 
--- Gives a client the permits that it wants for this many ms, under a token from `draw`. Returns an
--- error if it has none.
+-- Gives a client the permits that it wants for this many ms, under a token from `draw`. If Redis
+-- refuses, returns an error: then the client has no permits.
 local function hold(id, want, ms, token)
   local bad = store(token)
   if bad then return bad end

@@ -33,8 +33,8 @@ local function store(last)
   if kept.err then return kept end
 end
 
--- Makes a client a holder for this many ms, under a token from `draw`. Returns an error if it is no
--- holder.
+-- Makes a client a holder for this many ms, under a token from `draw`. If Redis refuses, returns an
+-- error: then the client is no holder.
 local function hold(id, want, ms, token)
   local bad
   if want ~= 'r' then
@@ -69,7 +69,8 @@ end
 
 local take_out_writer = take_out
 
--- Ends the client's hold, as a writer or as a reader, and returns whether it had one.
+-- Ends the hold of `id`, a writer or a reader, and returns whether it had one. A forced release of
+-- all readers names the flag: they do not count without it, as readers.lua says.
 local function take_out(id)
   if holder ~= FLAG or id == FLAG then return take_out_writer(id) end
   if redis.call('ZREM', KEYS[5], id) == 0 then return false end

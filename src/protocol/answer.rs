@@ -60,7 +60,8 @@ pub(crate) enum Answer {
     /// The caller held the lock until this release, which could not grant it to the reader that is
     /// next in its queue.
     NotPassedOn,
-    /// The lock is free.
+    /// The lock is free. To the call of a set: the set has lost its place or a name that it counts
+    /// as its own, and has neither a place nor a name now.
     Gone,
     /// Another holder's value.
     Foreign(Vec<u8>),
@@ -79,7 +80,7 @@ pub(crate) enum Answer {
     Done,
 }
 
-/// A name that another client holds, or that was freed for a reader.
+/// The name that was refused: another call holds it, or other waiters are ahead in its queue.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RefusedName {
     /// The index of the name, from 0.
@@ -160,8 +161,8 @@ impl Answer {
                     },
                     holder: match holder {
                         Reply::Text(holder) => std::mem::take(holder),
-                        // The key expired while the script ran, the name was freed for a reader, or
-                        // the lock is a semaphore.
+                        // The key expired while the script ran, the name is free but other waiters
+                        // are ahead, or the lock is a semaphore.
                         Reply::Nil => Vec::new(),
                         _ => return None,
                     },

@@ -61,8 +61,8 @@ impl Primitive for CohortKeys {
         &self.queue.keys
     }
 
-    /// Acquires the lock if it is free. A call with `Queueing::Barge` ignores the queue; for other
-    /// calls no client may wait there.
+    /// Acquires the lock if it is free. A call with `Queueing::Barge` ignores the queue. Other
+    /// calls acquire it only if no client waits there.
     fn acquire<'a>(&'a self, request: Acquire<'a>) -> Call<'a> {
         if let Queueing::Barge = request.queueing {
             return mutex::acquire(self.keys(), &request, [&ACQUIRE, &mutex::PROPOSE]);

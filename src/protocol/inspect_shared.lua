@@ -1,9 +1,9 @@
 -- Reads the holders of a read-write lock.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] readers
 -- Free: nil. A writer: {value, ttl in ms or -1, last fencing token or nil}, as inspect.lua.
--- Readers: {their flag, its ttl, last fencing token or nil, holder id, ttl, ...}, the first end
--- first. At most 10,000 readers, and fewer if their ids are long: the client rejects a reply of
--- more than 1 MiB.
+-- Readers: {their flag, its ttl, last fencing token or nil, holder id, ttl, ...}, in the order in
+-- which their leases end. At most 10,000 readers, and fewer if their ids are long: the client
+-- rejects a reply of more than 1 MiB.
 local holder = redis.call('GET', KEYS[1])
 if not holder then return false end
 local is_shared = holder == 'leasehold:readers'

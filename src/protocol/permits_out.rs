@@ -41,7 +41,7 @@ impl PermitsOut {
         rest.is_empty().then_some(Self {
             out: out.count()?,
             last_token,
-            // No other member is a holder's.
+            // Leaves out members that are no holder ids: another program has written them.
             holders: holders.into_iter().flatten().collect(),
         })
     }

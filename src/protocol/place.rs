@@ -17,8 +17,8 @@ const REFRESH: Duration = Duration::from_millis(900);
 /// The state of a place that a refresh found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refreshed {
-    /// Others hold the lock, or are ahead; its key lasts for this much longer, `None` if without
-    /// end.
+    /// Others hold the lock, or are ahead in its queue. Contains the time until the lock expires or
+    /// the first permits end: zero if nobody holds, `None` if the lock does not expire.
     Waiting(Option<Duration>),
     Granted(FencingToken),
     /// The place was removed, or its grant has expired.

@@ -45,7 +45,7 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
 
     /// Makes the holder, a writer, a reader from now on. Other readers may then join it.
     ///
-    /// Sets the ttl, and never shortens it. May be repeated.
+    /// Sets the ttl, and never shortens it. May be repeated. Called for read-write locks only.
     fn downgrade<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
         self.renew(id, ttl, false)
     }
@@ -182,8 +182,8 @@ pub(crate) enum Reached {
 
 /// The scripts that can tell whether a waiter fits, and admit it.
 ///
-/// Kinds of lock can share a queue in Redis, but only the scripts of a waiter's kind can refresh
-/// it.
+/// Kinds of lock can share a queue in Redis, but only the scripts of a waiter's admission can
+/// refresh it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Admission {
     /// One holder at a time.

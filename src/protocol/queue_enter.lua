@@ -12,7 +12,8 @@
 --   The grant below passed over all places before the one of the caller, and made the caller the
 --   holder of a lock of one holder.
 -- Errors: BADFENCE if `draw` of the admission fails with it. After any error the caller holds
--- nothing. It can have a place, if a grant to another waiter has failed; grants before that stand.
+-- nothing that this run has granted. It can have a place, if a grant to another waiter has failed;
+-- grants before that stand.
 read_clock()
 local token, bad = draw(ARGV[3])
 if bad then return bad end

@@ -71,8 +71,8 @@ pub(crate) struct QueueKeys {
     pub(super) keys: Keys,
     /// The fence, the queue, the places, and then the further keys of the admission.
     ///
-    /// Those of a lock are made when a call first needs them. A lock that is only held needs none,
-    /// and they would be an eighth of its memory.
+    /// Those of [`of_lock`](Self::of_lock) are made when a call first needs them. A mutex acquired
+    /// without waiting needs none until its release, and they would be an eighth of its memory.
     others: OnceLock<Box<[Vec<u8>]>>,
     rules: &'static QueueRules,
 }

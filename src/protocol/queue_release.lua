@@ -2,8 +2,8 @@
 -- who fit.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] holder id, ARGV[2] wake channel
--- Released, or removed from the queue: 1. Otherwise the value of the lock key, or 0 if the lock is
--- free. For permits always 0.
+-- Released, or removed from the queue: 1. Otherwise 0 for permits or if the lock is free, else the
+-- value of the lock key.
 settle()
 local out = take_out(ARGV[1])
 local reply = 1

@@ -56,7 +56,8 @@ impl From<Value> for Reply {
     }
 }
 
-/// Reads the reply of PTTL: -1 is a key without expiry, -2 a key that has just expired.
+/// Reads a number from PTTL, or from a script that replies like it: -1 is a key without expiry, -2
+/// a key that does not exist. Any other negative number is invalid: returns `None`.
 #[expect(
     clippy::option_option,
     reason = "a key may not expire, and a number may be no valid reply"

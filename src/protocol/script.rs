@@ -119,8 +119,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the same call with a fallback: `script`, which does the same without a queue. Returns
-    /// the fallback itself if the user is known to lack the rights for queues.
+    /// Returns the same call with a fallback: `script`, which does the same without a queue. If the
+    /// user is known to lack the rights for queues, returns the fallback itself.
     pub(super) fn or_without_queue(self, script: &'static Script, rights: &'a QueueRights) -> Self {
         let without_queue = Some(WithoutQueue { script, rights });
         let call = Self {
@@ -133,8 +133,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Records that this user lacks the rights for queues, if the call can do without a queue: a
-    /// server has refused it.
+    /// Records that the user lacks the rights for queues, after a server has refused this call for
+    /// lack of rights. Does nothing if the call cannot do without a queue.
     pub(crate) fn note_refused(&self) {
         if let Some(without) = &self.without_queue {
             without.rights.refused();

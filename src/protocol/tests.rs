@@ -58,7 +58,7 @@ fn the_documented_user_may_do_what_the_scripts_call() {
     let scripts = locks.chain(permits).chain(reads);
     for script in scripts.chain([&TALLY]) {
         let mut called = called(script.source);
-        // The shared statistics need the rule of their own.
+        // `docs/operations.md` permits HINCRBY in another rule, for the shared statistics only.
         let is_extra = |command: &str| script.name == TALLY.name && command == "hincrby";
         assert!(
             called
@@ -67,8 +67,8 @@ fn the_documented_user_may_do_what_the_scripts_call() {
             "{}: {called:?}",
             script.name
         );
-        // Optional: waiters also notice a release without its message, and a grant to one that died
-        // ends.
+        // Optional. Without PUBLISH, waiters notice a release or a grant later. Without PUBSUB, a
+        // grant can go to a waiter that has died; such a grant ends by itself.
         called.retain(|command| !["publish", "pubsub"].contains(&&**command));
         let mut needed: Vec<_> = script.commands.split(' ').collect();
         needed.sort();

@@ -29,11 +29,11 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns whether the reply to a command sent at `sent` is overdue at the deadline, judging by
-    /// the last reply, which took `took`.
+    /// Returns whether the reply to a command sent at `sent` is overdue at the deadline.
     ///
-    /// A command whose reply is not overdue then counts neither as answered nor as unanswered.
-    /// Otherwise many waiters would fail on a working server.
+    /// Judges by the last reply to this call, and by the last reply to any waiter for the name,
+    /// which took `took`. Until it is overdue, a command counts neither as answered nor as
+    /// unanswered. Otherwise many waiters would fail on a working server.
     fn is_overdue(self, sent: Instant, took: Duration) -> bool {
         let half = self.start.until(self.deadline) / 2;
         let usual = self.last_reply_took.max(took).saturating_mul(2);
@@ -110,7 +110,7 @@ impl Answers {
         }
     }
 
-    /// Records a reply that says nothing about this name.
+    /// Records a reply that does not say that this name is held.
     pub(crate) fn answered(&mut self) {
         self.unanswered = None;
     }
@@ -150,10 +150,10 @@ impl Answers {
 
     /// Returns whether a call may report at its deadline that the name is taken.
     ///
-    /// Its last definite reply was a refusal, and one of these holds:
+    /// The last refusal is of a command sent since the call began, and one of these holds:
     ///
     /// * the key lasts until the deadline,
-    /// * no command sent since is unanswered: none has failed, and none is overdue.
+    /// * no command sent since the last reply is unanswered: none has failed, and none is overdue.
     pub(crate) fn is_taken(&self, span: Span) -> bool {
         let counts =
             |asked: Unanswered| asked.has_failed || span.is_overdue(asked.since, self.reply_took);

@@ -14,6 +14,7 @@ pub(super) struct HeldLeases {
     /// which then needs no allocation.
     first: Option<NamedLease>,
     others: Vec<NamedLease>,
+    /// The number of leases that can hold the name at a time, unless they share it.
     capacity: usize,
 }
 
@@ -28,7 +29,7 @@ struct NamedLease {
     thread: Option<ThreadId>,
 }
 
-/// No leases, of a name that one lease can hold at a time.
+/// No leases, for a name that only one lease can hold at a time, unless they share it.
 impl Default for HeldLeases {
     fn default() -> Self {
         Self {
@@ -40,7 +41,8 @@ impl Default for HeldLeases {
 }
 
 impl HeldLeases {
-    /// Returns no leases, of a name that this many can hold at a time.
+    /// Returns an empty list for a name that at most `capacity` leases can hold at a time, unless
+    /// they share it.
     pub(super) fn with_capacity(capacity: usize) -> Self {
         Self {
             capacity,

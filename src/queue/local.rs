@@ -39,8 +39,8 @@ const GRANTED_WITHIN: Duration = Duration::from_millis(20);
 /// its pauses, and must not delay those behind it. Any other waiter sleeps until it becomes one of
 /// the two, or until shortly before its deadline, when it may send a command, too.
 ///
-/// If some of the waiters share a place in Redis and others do not, the same two of those that
-/// share it also send commands.
+/// If some of the waiters share a place in Redis and others do not, the first and the contender
+/// among those that share it send commands, too.
 ///
 /// Waking a busy waiter takes effect at its next sleep, so no wake-up is lost between an attempt
 /// and the sleep after it.
@@ -249,8 +249,8 @@ impl Waiters {
             .left_open(name, now.after(OPEN_FOR), granted_by);
         self.sets.left_open(name, granted_by);
         let has_place = self.shared_places.shared(name).is_taken;
-        // Wakes a contender without a place, to which nobody grants. If its client shares places,
-        // it leaves the moment to others and enters the queue afterwards.
+        // Wakes a contender that neither has nor shares a place: nobody grants to it. If it can
+        // share one, it first sleeps until the moment is over.
         self.note_message(name, id, announcer, has_place)
     }
 

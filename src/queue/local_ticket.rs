@@ -23,6 +23,7 @@ pub(crate) struct QueueTicket<'a> {
     name: &'a Name,
     id: u64,
     parker: OnceCell<Parker>,
+    /// The waiter has left. A later queue of the name may give its id to another waiter.
     has_left: Cell<bool>,
 }
 
@@ -53,7 +54,7 @@ impl Waiters {
 impl QueueTicket<'_> {
     fn with_queue<T>(&self, act: impl FnOnce(&mut LocalQueue) -> T) -> T {
         let mut names = self.waiters.names.lock();
-        // The waiter keeps the queue in the table until the ticket is dropped.
+        // The waiter keeps the queue in the table until it leaves. No caller uses this after that.
         act(names
             .get_mut(self.name)
             .expect("a queue with a waiter in it"))

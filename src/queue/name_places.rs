@@ -13,8 +13,11 @@
 //!            |                                                           |  | refreshed:
 //!            +--- refreshed: no longer in the queue ---------------------+  | still waiting
 //!            |                                                              |
-//!            +--- position ----- granted <--- message, or refreshed --------+
+//!            +--- taken -------- granted <--- message, or refreshed --------+
 //! ```
+//!
+//! A call takes a grant with `position`. If it ends before it reads its position, it uses
+//! `take_grant`.
 //!
 //! A grant message can arrive while the call is entering. It counts once the reply has confirmed
 //! the place. `begin_entering` fails if another call has taken the shared place. The call that
@@ -23,11 +26,11 @@
 //! A shared place passes from one call to the next, together with a grant that it has received:
 //!
 //! ```text
-//! waiting under Backoff --- a call under Wake joins: take_over --------------+
+//! waiting under Backoff --- take_over by a call under Wake ------------------+
 //!                                                                            v
-//! waiting, granted --- hand_over, others wait --> left --- take_over --> waiting, granted
-//!                                                  |
-//!                                                  +--- nobody waits: leaves the queue
+//! waiting or granted --- hand_over, others wait --> left --- take_over --> waiting or granted
+//!                                                    |
+//!                                                    +--- nobody waits: leaves the queue
 //! ```
 //!
 //! One refresh at a time covers all waiters of a name.

@@ -10,8 +10,7 @@ use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
 
 impl Server {
-    /// Sends a command that is not a script. `name` appears in errors, and `read` reads its
-    /// replies.
+    /// Sends the command `name` with `args`; it is not a script. `read` reads its reply.
     pub(crate) fn command<T>(
         &self,
         name: &'static str,
@@ -43,7 +42,7 @@ impl Server {
         let pack = |buffer: &mut _| command.write_packed_command(buffer);
         let mut trip = || {
             if asking {
-                // If the node refuses ASKING, it redirects the command: that is the error to report.
+                // If the node refuses ASKING, it redirects the command, and that is reported.
                 connection.trip(by, |buffer| {
                     redis::cmd("ASKING").write_packed_command(buffer)
                 })?;

@@ -38,8 +38,8 @@ impl Callbacks {
         })
     }
 
-    /// Runs `job` on the thread, after the jobs queued before it. After `stop`, drops it: it may own
-    /// the client that owns this queue.
+    /// Runs `job` on the thread, after the jobs queued before it. Drops it after `stop`, because it
+    /// may own the client that owns this queue.
     pub(crate) fn run(&self, job: Job) {
         if let Some(queue) = &*self.queue.lock() {
             // Sending cannot fail: `self` owns a receiver.

@@ -93,8 +93,8 @@ impl Endpoints {
         }
         let endpoint = Arc::new(Endpoint::new(Arc::clone(server)));
         if endpoints.is_closed {
-            // A call that was under way got its reply after the threads were told to end. Its
-            // subscriber is not up, so this does not block.
+            // In a cluster, a call that was in progress at the shutdown may get a refusal after it,
+            // and then subscribe. The new subscriber is not up, so `stop` does not block.
             endpoint.stop(Instant::START);
         }
         endpoints.all.push(Arc::clone(&endpoint));
@@ -179,7 +179,8 @@ impl Endpoints {
     /// reply.
     pub(crate) fn note_unanswered(&self, release: &mut Release) {
         if release.keys.is_split() {
-            // A refusal of a set in several slots has the holder's id, which `is_releasing` knows.
+            // Needs no mark: a refusal because of such a set's lease names its holder id, which
+            // `is_releasing` finds.
             return;
         }
         let mut unanswered = self.unanswered.lock();

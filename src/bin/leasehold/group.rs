@@ -44,7 +44,9 @@ impl ProcessGroup {
             return;
         };
         let sent = match getpgid(Some(command)) {
-            // The supervisor is in the group, so the group's signal never fails.
+            // The command is in the group and has got the signal, unless it runs as another user.
+            // The result above does not tell: one process that gets the signal, such as the
+            // supervisor, is enough for it.
             Ok(group) if group == id => test_kill_process(command),
             _ => signal_command(command, signal),
         };

@@ -17,8 +17,8 @@ pub(crate) trait CommandJob {
     /// Starts the command.
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child>;
 
-    /// Forwards a signal that this process has received. With `--foreground` on a terminal, not
-    /// INT, QUIT and TSTP: the terminal sends those of its keys to the command, too.
+    /// Forwards a signal that this process has received. With `--foreground` on a terminal, does
+    /// not forward INT, QUIT and TSTP: its keys send these to the command as well.
     fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool);
 
     /// Handles a stop of the command by a signal. Returns true if the command needs the terminal
@@ -49,9 +49,9 @@ pub(crate) fn signal_command(command: Pid, signal: Signal) -> rustix::io::Result
     }
 }
 
-/// Prints that the command cannot be signalled, if that is why it was not.
+/// Prints a message if the signal was not sent because the command runs as another user.
 pub(crate) fn report(sent: rustix::io::Result<()>, signal: Signal) {
-    // After another signal failed, CONT changes nothing.
+    // If CONT fails after TERM or STOP, that signal has failed too, and was reported.
     if sent == Err(Errno::PERM) && signal != Signal::CONT {
         say(&format!(
             "cannot send signal {} to the command: it runs as another user",

@@ -12,8 +12,8 @@ use crate::redis::conn::connection::Connection;
 use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::conn::pool_state::PoolState;
 
-/// This many calls at a time get a connection each. From the next one on, calls are combined until
-/// the queue is empty.
+/// To a near server, at most this many calls at a time get a connection each; fewer if
+/// `max_connections` is smaller. From the next one on, calls are combined until the queue is empty.
 ///
 /// Ratios to a program with one connection for each thread, measured alternately on two cores that
 /// other programs also used. `--bench threads` measures most of these rows again:
@@ -36,7 +36,8 @@ const UNCOMBINED_CALLS: usize = 8;
 const STUCK: Duration = Duration::from_millis(2);
 
 /// A call that has been queued this long takes any idle connection, even if a batch is in flight.
-/// Longer than [`STUCK`], so that few calls need a timer.
+/// Longer than [`STUCK`]: after that, a new call or a returned connection sends the queue, so few
+/// calls wait this long.
 pub(super) const COMBINE_WAIT: Duration = Duration::from_millis(5);
 
 /// A call in progress.
@@ -186,7 +187,8 @@ impl InFlight<'_> {
         self.before == 0
     }
 
-    /// Returns whether enough other calls were in progress for this one to be combined.
+    /// Returns whether to combine this call: enough others were in progress, or a batch is in
+    /// flight. With a distant server: it would most likely have to wait for a connection.
     pub(crate) fn is_one_of_many(&self, cap_rule: Cap) -> bool {
         let Pool { cap, combiner, .. } = self.pool;
         if combiner.is_near() {

@@ -192,8 +192,8 @@ impl Connection {
         Ok(sent?)
     }
 
-    /// Reads one reply, or a message on a subscription, by `until`. Bytes that have arrived in
-    /// time are read even if this thread runs late.
+    /// Reads one reply, or a message on a subscription, by `until`. After `until` it still reads
+    /// once, without waiting: this thread may run late.
     pub(crate) fn receive(&mut self, until: Instant) -> RedisResult<Value> {
         let mut is_last = false;
         loop {
@@ -363,6 +363,7 @@ mod tests {
             assert!(error.is_timeout() && Instant::now() < long, "{error}");
         }
         server.write_all(b"c\r\n").unwrap();
+        // As `PubSub::exchange` does, which may read the end of a message.
         connection.receive(long).unwrap();
         assert!(connection.message_since.is_none());
     }

@@ -82,6 +82,7 @@ impl Connector {
         }
     }
 
+    /// Returns whether the server is a node of a cluster.
     pub(crate) fn is_member(&self) -> bool {
         self.on_failure.is_some()
     }

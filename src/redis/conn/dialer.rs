@@ -43,7 +43,8 @@ impl Pool {
         })
     }
 
-    /// Makes connections until none is wanted or the dialer is abandoned.
+    /// Makes connections until none is wanted, the dialer is abandoned, or a failure ends all
+    /// waits.
     ///
     /// A dialer can be abandoned whenever the state is unlocked, even before it first runs.
     fn dial(&self, number: u64) {
@@ -68,8 +69,8 @@ impl Pool {
                     state.dialing.succeeded();
                     state.idle.push(connection);
                     if state.callers.is_empty() {
-                        // The caller that requested this connection has another one now, and a
-                        // combined call may wait for a connection that does not come back.
+                        // No caller waits for this connection any more. A queued combined call may
+                        // only wait for one that is returned, so it is told to ask for this one.
                         state.dismiss_one();
                     }
                 }
@@ -77,7 +78,7 @@ impl Pool {
                 Err(connect_error) if state.dialing.is_current(number) => {
                     state.dialing.failed(Instant::now(), connect_error)
                 }
-                // Another dialer has taken over; its result counts.
+                // This dialer is abandoned: only the failures of the working one count.
                 Err(_) => {}
             }
             self.wake_all(&state);
@@ -89,8 +90,9 @@ impl Pool {
         }
     }
 
-    /// Returns false if the connection leads to the previous master, or if the pool is closed and
-    /// no call waits for it: an idle connection of a closed pool would stay open.
+    /// Returns false if the pool has given up the connection's generation, as after a failover.
+    /// Also returns false if the pool is closed and no call waits: an idle connection of a closed
+    /// pool would stay open.
     fn has_use_for(&self, connection: &Connection, state: &PoolState) -> bool {
         let is_current = connection.generation == self.generation();
         is_current && !(self.is_closed() && state.callers.is_empty())

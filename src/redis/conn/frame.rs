@@ -15,7 +15,7 @@ const MOST_BYTES: usize = 1024 * 1024;
 /// same time.
 const USUAL_BYTES: usize = 32 * 1024;
 
-/// The most bytes of a line of text: a status or an error.
+/// The most bytes of a line of text: a status, an error, or a big number.
 const LONGEST_TEXT: usize = 64 * 1024;
 
 /// The most bytes of a line that is a number or a length.
@@ -80,7 +80,7 @@ enum Body {
 }
 
 impl FrameScan {
-    /// Returns whether nothing of the reply has been examined.
+    /// Returns whether [`end`](Self::end) would start at the first byte of the reply.
     pub(super) fn is_new(&self) -> bool {
         self.at == 0 && self.sought == 0
     }

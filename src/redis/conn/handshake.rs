@@ -24,10 +24,10 @@ pub(crate) enum Step {
 
 impl Connection {
     /// Connects and logs on by `until`: name resolution, all addresses, TLS and the log-on
-    /// together. Name resolution cannot be interrupted, so only a dialer calls this. `name` becomes
-    /// the name of the connection. `awaits_first` is called with true when the peer has accepted
-    /// the connection and has not sent anything yet, and with false when a TLS handshake has
-    /// succeeded.
+    /// together. Name resolution cannot be interrupted, so this may block for longer: only the
+    /// client's own threads call it, and no thread of a user. `name` becomes the name of the
+    /// connection. `awaits_first` is called with true when the peer has accepted the connection and
+    /// has not sent anything yet, and with false when a TLS handshake has succeeded.
     pub(crate) fn open(
         address: &Address,
         name: Option<&str>,

@@ -9,8 +9,8 @@ use super::frame::{FrameScan, Limit};
 use super::short_reply;
 use crate::violation::{Violation, ViolationKind};
 
-/// How many bytes one read asks for, and how many an idle connection keeps. Most replies are far
-/// shorter.
+/// The smallest buffer for reads, and the largest that an idle connection keeps, in bytes. Most
+/// replies are far shorter.
 const CHUNK: usize = 2 * 1024;
 
 /// The free bytes below which the buffer is compacted or grown.
@@ -100,9 +100,9 @@ impl Input {
 
     fn make_room(&mut self) {
         let held = self.end - self.start;
-        // A reply beyond the limit is rejected earlier, so the buffer stops growing. With TLS, more
-        // replies may follow this one in a record: no byte of it must stay outside.
+        // A reply beyond the limit is rejected, so one reply never needs a larger buffer.
         let wanted = (held * 2).clamp(CHUNK, self.limit.bytes() + CHUNK);
+        // With TLS, a record may contain more replies, and all its bytes must go into the buffer.
         let wanted = wanted.max(held + LEAST_ROOM);
         if wanted > self.bytes.len() {
             let mut bytes = vec![0; wanted].into_boxed_slice();

@@ -1,9 +1,11 @@
-//! leasehold's own connection to a server: its socket, its bounded buffer, and absolute deadlines.
+//! leasehold's own connections to a server, with a bounded buffer and absolute deadlines, and the
+//! pool that keeps them.
 //!
 //! The connection of the `redis` crate hides its socket and its buffer, its parser has no limits,
 //! and its timeouts start again with every read. Here every call has one deadline, by which it ends
-//! whatever the peer does. The `redis` crate still packs the commands and parses the replies, after
-//! [`frame`] has found each reply to be complete and within the limits.
+//! whatever the peer does. The `redis` crate parses the replies, after [`frame`] has found each one
+//! to be complete and within the limits; [`short_reply`] parses the common short ones itself. The
+//! `redis` crate also packs most commands that are not script calls.
 
 pub(crate) mod call_queue;
 pub(crate) mod callers;

@@ -200,7 +200,7 @@ impl IoLoop {
     fn probe(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         let now = Instant::now();
         if runtime.is_closed() {
-            // A probe that stays due would keep the thread from sleeping.
+            // A closed client needs no probe. If one stayed due, the thread would not sleep.
             self.probe_at = None;
         }
         if self.probe_at.is_none_or(|at| at > now) {

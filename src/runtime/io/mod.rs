@@ -31,7 +31,8 @@ pub(in crate::runtime) enum IoRequest {
     ProbeBreaker,
     /// The server was replaced: end after a delay, since a caller may be about to send a request.
     Retire,
-    /// Wake the subscriber thread, instead of a caller that does not wait for this server.
+    /// Wake the subscriber thread of a server of a quorum. That server may hang, so the waiter that
+    /// needs the subscription does not send the wake-up itself.
     WakeSubscriber,
     Stop,
 }

@@ -92,7 +92,7 @@ impl Recovery {
     /// Reads unread replies if that is due, and probes a server that is marked down if that is due.
     pub(in crate::runtime) fn run_due(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
         if runtime.is_closed() {
-            // Otherwise the probe would stay due, and the thread would not sleep.
+            // A closed client needs no probe. If one stayed due, the thread would not sleep.
             self.probe_at = None;
         }
         let Some(member) = &endpoint.server.member else {

@@ -116,7 +116,7 @@ impl Run {
         self.word.is_some()
     }
 
-    /// Makes the word in the place of the name the first word of the command.
+    /// Moves the word that clap took as the name to the front of the command.
     pub(super) fn take_word_as_command(&mut self) {
         self.words.splice(0..0, self.word.take());
     }
