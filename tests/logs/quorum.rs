@@ -2,6 +2,7 @@
 //! any minority fails.
 
 use std::io::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -738,9 +739,12 @@ fn a_server_that_replies_byte_by_byte_delays_no_call() {
 
 fn a_server_that_pushes_without_pause_delays_no_call() {
     let servers = Servers::start(3);
-    let pushing = FakeServer::with_writer(|request, client| {
-        if !request.words[0].starts_with(b"EVAL") {
-            return client.write_all(&default_reply(request).unwrap_or_default());
+    let pushes = Arc::new(AtomicBool::new(false));
+    let begins = Arc::clone(&pushes);
+    let pushing = FakeServer::with_writer(move |request, client| {
+        if !begins.load(Ordering::SeqCst) || !request.words[0].starts_with(b"EVAL") {
+            let refusal = || b"-ERR not yet\r\n".to_vec();
+            return client.write_all(&default_reply(request).unwrap_or_else(refusal));
         }
         let pushes = b">2\r\n+invalidate\r\n*0\r\n".repeat(1_000);
         loop {
@@ -752,6 +756,8 @@ fn a_server_that_pushes_without_pause_delays_no_call() {
     // The pushes also take time from the other two servers.
     let patient = Client::builder().quorum(urls).command_timeout(ms(10_000));
     let client = patient.build().unwrap();
+    connect_to_all(&client, &servers.0[1..]);
+    pushes.store(true, Ordering::SeqCst);
     for _ in 0..5 {
         let (done, outcome) = bounded(1);
         let mutex = client.mutex("a").ttl(LONG);
