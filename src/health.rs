@@ -58,8 +58,9 @@ pub struct HealthPart {
     pub last_error: Option<String>,
     /// How long the server took to reply to this check; `None` without a reply, and for a thread.
     pub latency: Option<Duration>,
-    /// The state of the server's circuit breaker; always `Closed` for a thread. The servers of a
-    /// quorum share one.
+    /// The state of the server's circuit breaker.
+    ///
+    /// Always `Closed` for a thread. The servers of a quorum share one.
     pub breaker: BreakerState,
 }
 

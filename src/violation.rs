@@ -28,7 +28,8 @@ pub(crate) enum ViolationKind {
     /// The first byte starts no TLS record, although the connection uses TLS.
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "no TLS"))]
     NotTls,
-    /// The reply starts as RESP, but is malformed.
+    /// The reply is invalid RESP after its first byte, does not fit the command, or answers no
+    /// command.
     Malformed,
     /// The reply is longer, larger or more deeply nested than any Redis reply to our commands.
     TooLarge,

@@ -36,7 +36,8 @@ pub struct ClientBuilder {
     /// The credentials of the environment, for servers whose URL has no password.
     logon: Logon,
     /// The settings that have the value of an environment variable, each with the variable, for
-    /// errors about several settings.
+    /// errors about several settings. The setters of `connect_timeout` and `unreachable_for` leave
+    /// their entries here: no such error is about them.
     variables: Vec<(&'static str, &'static str)>,
     config: Config,
     #[cfg(feature = "tls")]

@@ -1,4 +1,5 @@
-//! The calls of every kind of lock that differ only in their guard, documented once.
+//! Helpers for the calls that acquire a lock, and the calls that `Mutex`, `FairMutex` and
+//! `MutexAll` share: these differ only in their guard, and are documented once.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -76,8 +76,8 @@ macro_rules! lock_settings {
             /// Sets the longest time for which the lock is held. Defaults to no limit.
             ///
             /// After that time renewal stops, the lock counts as lost
-            /// ([`Lost::MaxHold`](crate::Lost::MaxHold)), and the key expires after its ttl. It is
-            /// not deleted, because the critical section may still run.
+            /// ([`Lost::MaxHold`](crate::Lost::MaxHold)), and the key stays until the guard is
+            /// dropped or its ttl ends, because the critical section may still run.
             ///
             /// ```
             /// # use std::time::Duration;

@@ -21,10 +21,11 @@
 //! - **A promoted replica.** Calls, renewals and waiters follow. The client asks at once whether
 //!   the new master has its leases. A client in which no call acquires, releases or waits for
 //!   anything there notices the change at its next renewal, at most a third of the ttl later.
-//! - **A slot that moves.** Its held locks stay held, and are renewed and released. A free name
-//!   cannot be acquired while its two keys are on two nodes: calls wait, within their deadlines,
-//!   until both are on one node. A plain lock is released, but not passed on. A fair lock, a
-//!   read-write lock or a semaphore is neither passed on nor released until the slot has moved.
+//! - **A slot that moves.** Its held locks stay held, and are renewed. Meanwhile Redis runs a call
+//!   with several keys only if all of them exist on one node. A free name has no lock key, so it
+//!   cannot be acquired until the slot has moved: calls wait for that, within their deadlines. For
+//!   the same reason, a plain lock may be released without being passed on. A fair lock, a
+//!   read-write lock or a semaphore may be neither passed on nor released until then.
 //!
 //! [Guarantees and limitations](crate::guide::guarantees) apply here too, including those of a
 //! failover.

@@ -71,7 +71,8 @@ impl ShutdownReport {
     /// Returns how many leases have no confirmed release.
     ///
     /// Each of them ends after its ttl, or after a longer ttl that an unanswered
-    /// [`set_ttl`](crate::MutexGuard::set_ttl) asked for. A lease that a call without a reply may
+    /// [`set_ttl`](crate::MutexGuard::set_ttl) asked for: after twice that time if a renewal or
+    /// `set_ttl` got no reply. A lease that a call without a reply may
     /// have acquired counts, unless Redis has answered its undo.
     ///
     /// ```

@@ -45,7 +45,7 @@ impl PlacesState {
 impl Places {
     /// Records that Redis has granted the lock to `id`. Does nothing if no call waits under it.
     pub(crate) fn granted(&self, id: &HolderId, tokens: TokenBlock) {
-        // After the mutex is unlocked: the waiter needs no reply from Redis and locks it at once.
+        // Not while the mutex is locked: the woken waiter locks it at once.
         if let Some(parker) = self.grant(id, tokens) {
             parker.unpark();
         }
@@ -183,9 +183,10 @@ impl Places {
         count
     }
 
-    /// Removes all holder ids, and returns those that must leave the queue in Redis.
+    /// Removes and returns the holder ids whose place a reply has confirmed: they must leave the
+    /// queue in Redis. Some may have a grant that no call has taken.
     ///
-    /// These have a place, or a grant that no call has taken.
+    /// A later grant message to any current id is ignored.
     pub(crate) fn leave_all(&self) -> Vec<(Arc<dyn Primitive>, HolderId)> {
         let mut state = self.state.lock();
         state.owners.clear();

@@ -23,7 +23,8 @@ pub(super) struct RecentRefusals {
 /// The state of a name whose calls share a place in Redis, as far as this client knows it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedPlace {
-    /// A call of this client has the place, or is entering.
+    /// A call of this client has the place, is entering, or has left the place to the others.
+    /// `Places::shared` sets it; it is false in `RecentRefusals`.
     pub(crate) is_taken: bool,
     /// When Redis last refused the name to this client.
     pub(super) refused: Instant,

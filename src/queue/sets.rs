@@ -235,7 +235,7 @@ impl SetTicket<'_> {
         });
     }
 
-    /// Ends the wait under the current id. Returns the id if it may have a place.
+    /// Ends the wait under the current id. Returns the id if a reply has said that it has a place.
     pub(crate) fn forget_id(&self) -> Option<HolderId> {
         self.with_waiter(|waiter| {
             waiter.keeps_since = None;
@@ -258,6 +258,7 @@ impl Queue for SetTicket<'_> {
     }
 
     fn take_wake(&self) -> Option<Wake> {
+        // `begin_call` clears it: until then it makes the position `Contend`.
         self.with_waiter(|waiter| waiter.wake)
     }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::wait_policy::Backoff;
 
-/// How long the breaker stays open. Doubles, up to 30 s, each time the probing call fails too.
+/// How long the breaker stays open. Doubles, up to 30 s, each time a call fails while one probes.
 const OPEN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30)).jitter(0.2);
 
 /// After this time without an outcome of the probing call, another call may probe.

@@ -18,9 +18,10 @@ use crate::redis::undoable::Undoable;
 use crate::replicas::Replicas;
 
 impl Server {
-    /// Sends `call` and waits for its reply until `until`, and at most for the command timeout. If
-    /// no reply comes, the undo is written behind the call on the same connection, unless only a
-    /// part of the call was written.
+    /// Sends `call` and waits for its reply, at most for the command timeout and at most until
+    /// `until`. The reply to WAIT, and a second try with the script's source, have the command
+    /// timeout again. If no reply comes, the undo is written behind the call on the same
+    /// connection, unless only a part of the call was written.
     ///
     /// Also returns the instant before the call was sent: a lease counts from then.
     pub(super) fn call_or_undo(
@@ -91,7 +92,8 @@ impl Server {
             answer,
             has_read,
         } = sent;
-        // A connection that fails counts as one failure of the server, not one for each call.
+        // Only the call that reads the batch's replies counts the failure of their connection:
+        // otherwise it would count once for each call. A failed write of the batch counts for none.
         let answer = answer.map_err(|error| self.no_answer(error, sent, until, has_read))?;
         let reply = answer.map_err(|error| self.node_fault(call, &error));
         match NodeFault::not_run_in(&reply) {

@@ -15,7 +15,8 @@ pub(crate) enum Fault {
     Open(Box<OpenCircuit>),
     /// The call was sent and no reply came: it may have run, or may still run.
     Unknown(Cause),
-    /// The call ran, but too few replicas acknowledged it: its effect must be undone or ignored.
+    /// The call ran, but its effect must be undone or ignored: too few replicas acknowledged it,
+    /// WAIT was refused, or a call that belongs to it was rejected.
     NotReplicated(Error),
     /// The call did not run and repeating it is useless.
     Rejected(Error),
@@ -104,7 +105,7 @@ impl Fault {
     }
 
     /// Returns the fault of one of several calls that belong together, after some of the others
-    /// have run.
+    /// have run: this fault reports that the group may have run.
     pub(crate) fn after_others(self) -> Self {
         match self {
             Self::NotRun(cause) => Self::Unknown(cause),

@@ -129,7 +129,7 @@ impl Deployment {
         match self {
             Self::One(server) => Arc::clone(server),
             Self::Cluster(cluster) => cluster.map.owner_of(key.slot()),
-            // `quorum::check` admits no quorum without servers.
+            // `check_quorum` in `url.rs` admits no quorum without servers.
             Self::Quorum(quorum) => Arc::clone(&quorum.members.servers[0]),
         }
     }
@@ -234,6 +234,7 @@ impl Deployment {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
         let answer = self.dispatch(call, until, cap_rule, undoable);
+        // The refusal may concern only the queue: the call is repeated with the lock keys alone.
         if let (Err(Fault::Rejected(error @ Error::Refused { .. })), Some(without)) =
             (&answer, call.without_queue())
         {
@@ -334,7 +335,7 @@ impl Deployment {
         }
     }
 
-    /// Ends the calls that wait for a connection, except releases.
+    /// Ends the calls that wait for a connection, except those exempt from the cap, like releases.
     ///
     /// Over a quorum they end by themselves within the command timeout. Its connections stay open:
     /// their unread replies may tell what to undo.

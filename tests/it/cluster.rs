@@ -293,7 +293,8 @@ fn lease_is_kept_while_its_slot_migrates() {
     }
 }
 
-/// While a migration has split the two keys of a name, a call can neither acquire nor be refused.
+/// While only one of the two keys of a name has been moved, a call can neither acquire nor be
+/// refused.
 fn acquire_waits_until_both_keys_are_on_one_node() {
     let cluster = shared();
     let client = client(&cluster.url());

@@ -85,7 +85,8 @@ fn held_by(name: &Name, holder: &Holder, now: Duration) -> String {
 
 /// Returns how long ago this token was drawn, and so how long its holder has had the lock.
 ///
-/// A token is the server's clock in µs at the grant, or more if that clock was ahead before.
+/// A token is the server's clock in µs at the grant, or more if that clock was ahead before. Over a
+/// quorum it is the clock of the holder's client.
 fn held_for(token: FencingToken, now: Duration) -> Option<Duration> {
     let held = now.checked_sub(Duration::from_micros(token.value()))?;
     (held <= DAY).then_some(held)

@@ -74,8 +74,8 @@ fn job(args: &Run) -> io::Result<Box<dyn CommandJob>> {
 
 /// Returns an error if a signal asked this process to end after the grant.
 ///
-/// With `--foreground`, INT that arrives before the command starts would otherwise be dropped: the
-/// terminal sends it to running commands only.
+/// With `--foreground`, an INT that arrives before the command starts would otherwise have no
+/// effect: this process does not forward it, because the terminal sends it to a running command.
 fn ensure_not_cancelled(signals: &Receiver<i32>) -> Result<(), Failure> {
     for signal in signals.try_iter() {
         match signal {

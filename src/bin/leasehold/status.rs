@@ -127,7 +127,7 @@ impl OptionalQuery {
         match ask() {
             Ok(answer) => Ok(Some(answer)),
             // A quorum has no queue, and no semaphores. The name itself is valid: `inspect` has
-            // checked it.
+            // checked it, or the list of `top` contains it.
             Err(Error::Config(_)) => Ok(None),
             Err(error @ Error::Refused { .. }) => {
                 say(&error.to_string());

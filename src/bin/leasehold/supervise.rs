@@ -20,7 +20,9 @@ pub(crate) const LEAVE: u8 = b'.';
 /// The request to watch the process whose id follows in four bytes; 0 stands for none.
 pub(crate) const WATCH: u8 = b'w';
 
-/// Waits until the first process closes its pipe, and then kills the command's process group.
+/// Waits until the first process closes its pipe, and then kills its own process group and the
+/// process that it watches: the command may have left the group. With `--foreground` it was never
+/// in it.
 ///
 /// If the first process is killed, the kernel closes the pipe. The supervisor answers every request
 /// with a byte.
@@ -32,7 +34,7 @@ pub(crate) fn supervise() {
     // Signals to the group are for the command. A handler that only sets a flag ignores them.
     for signal in 1..=64 {
         if !FORBIDDEN.contains(&signal) {
-            // A signal without a handler ends the supervisor as it ends the command.
+            // If this fails, the signal ends the supervisor, as it ends the command.
             let _ = flag::register(signal, Arc::new(AtomicBool::new(false)));
         }
     }

@@ -12,7 +12,7 @@ pub(crate) fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
 }
 
-/// Returns the cell for a number; `?` if Redis refused to report it.
+/// Returns the cell for a number; `?` if Redis refused to report it, or a quorum does not have it.
 pub(crate) fn or_unknown(number: Option<u64>) -> String {
     number.map_or_else(|| "?".into(), |number| number.to_string())
 }

@@ -27,7 +27,8 @@ use crate::wait_policy::Backoff;
 /// back and forth for ever.
 const MOST_HOPS: u32 = 5;
 
-/// The pause before a call is retried while its slot is being moved and its keys are on two nodes.
+/// The pause before a call is retried while its slot is being moved and the node has only some of
+/// its keys.
 const TRY_AGAIN: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(50));
 
 /// The nodes of a cluster, as the slot map knows them.

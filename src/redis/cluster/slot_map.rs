@@ -328,7 +328,7 @@ impl SlotMap {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Ends the calls that wait for a connection, except releases.
+    /// Ends the calls that wait for a connection, except those exempt from the cap, like releases.
     pub(in crate::redis) fn end_connecting(&self) {
         for server in self.masters() {
             server.pool.close();

@@ -34,7 +34,7 @@ pub(crate) struct Pool {
     pub(in crate::redis) state: Mutex<PoolState>,
     pub(in crate::redis) combiner: Combiner,
     closed: AtomicBool,
-    /// Set when the server no longer owns a slot of its cluster.
+    /// Set when the server no longer owns any slot of its cluster.
     retired: AtomicBool,
     /// Increased when all existing connections have become useless.
     generation: AtomicU64,
@@ -122,8 +122,9 @@ impl Pool {
             if cap_rule == Cap::Counted && self.is_closed() {
                 return Err(GetError::Never(Error::Closed));
             }
-            // A failure is reported to the calls that waited for it; a later call waits for the
-            // next attempt.
+            // Only the calls that were waiting when dialing failed can fail at once. A later call
+            // waits for the next attempt. If its time ends first, it reports the earlier failure,
+            // unless that one was final.
             let has_failed = state.dialing.failed_times != failed_before;
             let failure = state.dialing.failure();
             let failure = failure.filter(|failure| has_failed || !failure.is_final);
@@ -329,7 +330,8 @@ impl ConnectRequest<'_> {
         if let Some(connection) = state.idle.pop() {
             state.callers.leave(self.number);
             if state.out == 0 {
-                // This connection does not come back to the queue of combined calls.
+                // This connection leaves the pool and none is in use, so none would come back to
+                // the queue of combined calls.
                 state.dismiss_one();
             }
             return Some(Ok(connection));

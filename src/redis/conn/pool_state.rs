@@ -70,7 +70,8 @@ impl PoolState {
 
     /// Returns whether the next free connection goes to the queue of combined calls.
     ///
-    /// The queue takes turns with calls that wait for their own connection.
+    /// While other calls wait for their own connection, the queue takes turns with them: each call
+    /// of this function then counts as one turn.
     pub(in crate::redis) fn is_turn_of_queue(&mut self) -> bool {
         if !self.queue.is_empty() && !self.callers.is_empty() {
             self.is_turn_of_callers = !self.is_turn_of_callers;

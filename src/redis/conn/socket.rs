@@ -32,7 +32,7 @@ pub(super) struct Socket(OwnedFd);
 
 impl Socket {
     /// Connects to one of the addresses of `host`, by `until`. Name resolution has no deadline:
-    /// only a dialer calls this.
+    /// only the client's own threads call this.
     pub(super) fn connect_tcp(
         host: &str,
         port: u16,

@@ -61,7 +61,8 @@ impl TlsStream {
         let name = ServerName::try_from(host)?.to_owned();
         let tls = ClientConnection::new(Arc::new(config), name)?;
         let mut stream = Self { socket, tls };
-        // If sending fails, the peer may have closed the connection: its reason is read next.
+        // If sending fails, the peer may have closed the connection. The loop then reads until the
+        // peer's reason has arrived: an alert, or the first plaintext, such as an error reply.
         let mut sent = stream.send(until);
         stream.check_first(until)?;
         while stream.tls.is_handshaking() || (sent.is_err() && !input.is_within_reply()) {
