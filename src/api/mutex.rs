@@ -18,8 +18,8 @@ use crate::logging;
 use crate::name::Name;
 use crate::protocol::primitive::{AtRelease, Primitive, RedisQueue};
 use crate::protocol::script::Call;
-use crate::redis::Cap;
 use crate::redis::inspect::Gauge;
+use crate::redis::{Cap, Fault};
 use crate::token::FencingToken;
 
 /// A lock that has at most one holder at a time, across processes and machines.
@@ -367,9 +367,11 @@ impl Mutex {
 
     /// Returns how many places are in the lock's queue; 0 if the lock has no queue.
     pub(super) fn queue_length(&self) -> Result<u64, Error> {
-        Ok(self
-            .of_queue(|queue| Gauge::Length(queue.key()))?
-            .unwrap_or(0))
+        let deployment = &self.core.runtime.deployment;
+        let ask = |queue: &dyn RedisQueue, until| {
+            deployment.number(&self.keys, Gauge::Length(queue.key()), until)
+        };
+        Ok(self.of_queue(ask)?.unwrap_or(0))
     }
 
     /// Returns how long the first place in the queue has waited; `None` if there is none.
@@ -396,21 +398,22 @@ impl Mutex {
     /// The errors of [`inspect`](Self::inspect). The call needs the permissions `+lindex`, `+hget`
     /// and `+time`.
     pub fn longest_wait(&self) -> Result<Option<Duration>, Error> {
-        let wait = self.of_queue(|queue| Gauge::LongestWait {
-            queue: queue.key(),
-            places: queue.places(),
-        });
-        Ok(wait?.map(Duration::from_millis))
+        let deployment = &self.core.runtime.deployment;
+        let key = self.keys.key(0);
+        let wait = self.of_queue(|queue, until| deployment.longest_wait(key, queue, until))?;
+        Ok(wait.map(Duration::from_millis))
     }
 
-    fn of_queue<'a>(
-        &'a self,
-        what: impl FnOnce(&'a dyn RedisQueue) -> Gauge<'a>,
+    /// Asks about the lock's queue; returns `None` if it has none.
+    fn of_queue(
+        &self,
+        ask: impl Fn(&dyn RedisQueue, Instant) -> Result<Option<u64>, Fault>,
     ) -> Result<Option<u64>, Error> {
-        self.core.runtime.check_open()?;
+        let runtime = &self.core.runtime;
+        runtime.check_open()?;
         self.check()?;
         match self.keys.queue() {
-            Some(queue) => self.number(what(queue)),
+            Some(queue) => query(runtime, may_repeat, |until| ask(queue, until)),
             None => Ok(None),
         }
     }

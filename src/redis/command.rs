@@ -41,27 +41,32 @@ impl Server {
         let connection = pooled.connection();
         let pack = |buffer: &mut _| command.write_packed_command(buffer);
         let mut trip = || {
-            if asking {
-                // If the node refuses ASKING, it redirects the command, and that is reported.
-                connection.trip(by, |buffer| {
-                    redis::cmd("ASKING").write_packed_command(buffer)
-                })?;
-            }
-            match name {
+            let asked = match asking {
+                true => {
+                    let ask = redis::cmd("ASKING");
+                    reply(connection.trip(by, |buffer| ask.write_packed_command(buffer))?).map(drop)
+                }
+                false => Ok(()),
+            };
+            let answer = match name {
                 "SCAN" => connection.long_trip(by, pack),
                 _ => connection.trip(by, pack),
-            }
+            };
+            // If ASKING itself was refused, its error is the one to report, unless the command ran:
+            // the node had become the owner.
+            Ok(reply(answer?).or_else(|error| asked.and(Err(error))))
         };
-        let answer = trip();
-        let answer = answer.and_then(|answer| match reply(answer) {
+        let answer = trip().and_then(|answer| match answer {
             Ok(reply) => read(reply).map(Ok).ok_or_else(|| connection.malformed()),
             Err(error) => Ok(Err(error)),
         });
         match answer {
             Ok(answer) => {
                 let answer = answer.map_err(|error| {
-                    self.redirect(&error)
-                        .unwrap_or_else(|| self.refusal(name, &error, || rights(name, args)).into())
+                    self.redirect(&error).unwrap_or_else(|| {
+                        self.refusal(name, &error, || rights(name, args, asking))
+                            .into()
+                    })
                 });
                 self.settle(pooled, sent, NodeFault::not_run_in(&answer));
                 answer
@@ -77,9 +82,10 @@ impl Server {
     }
 }
 
-/// Returns the permissions that a command needs.
-fn rights(name: &str, args: &[&[u8]]) -> String {
-    let right = name.to_ascii_lowercase();
+/// Returns the permissions that a command needs, and ASKING before it if `asking`.
+fn rights(name: &str, args: &[&[u8]], asking: bool) -> String {
+    let before = if asking { "asking +" } else { "" };
+    let right = before.to_owned() + &name.to_ascii_lowercase();
     match (name, args.first()) {
         ("PUBLISH", Some(channel)) => {
             format!("{name} needs +{right} on the channel {}", shown(channel))

@@ -10,6 +10,7 @@ use crate::name::shown;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Key, Keys};
 use crate::protocol::place::entered_ms;
+use crate::protocol::primitive::RedisQueue;
 use crate::protocol::reply::Reply;
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
@@ -86,6 +87,30 @@ impl Deployment {
         }
     }
 
+    /// Returns how long the first call in this queue of `key` has waited, in ms.
+    pub(crate) fn longest_wait(
+        &self,
+        key: Key<'_>,
+        queue: &dyn RedisQueue,
+        until: Instant,
+    ) -> Result<Option<u64>, Fault> {
+        // Each read finds its own node: a migration moves one key after the other, and the new node
+        // replies nil for a key that it does not have yet.
+        let text =
+            |name, args: &[&[u8]]| self.read_on_primary(key, name, args, until, read_optional_text);
+        let Some(first) = text("LINDEX", &[queue.key(), b"0"])? else {
+            return Ok(None);
+        };
+        // If the first call has left the queue since, the caller's next read finds another one.
+        let place = text("HGET", &[queue.places(), &first])?;
+        let Some(entered) = place.as_deref().and_then(entered_ms) else {
+            return Ok(None);
+        };
+        let now = self.read_on_primary(key, "TIME", &[], until, read_time)?;
+        // If the server's clock was set back, the wait reads as 0.
+        Ok(Some(now.saturating_sub(entered)))
+    }
+
     /// Reads data of `key` that is stored on one server only: over a quorum, on the first.
     pub(crate) fn read_on_primary<T>(
         &self,
@@ -148,8 +173,6 @@ pub(crate) enum Gauge<'a> {
     Listeners,
     /// The length of this queue.
     Length(&'a [u8]),
-    /// How long the first call in this queue has waited, in ms; its place is in this hash.
-    LongestWait { queue: &'a [u8], places: &'a [u8] },
 }
 
 impl Server {
@@ -211,11 +234,10 @@ impl Server {
                 }
             }
             Gauge::Length(queue) => {
-                let read = |reply: Reply| read_count(&reply);
+                let read = |reply: Reply| reply.count();
                 self.node_command("LLEN", &[queue], until, cap_rule, asking, read)
                     .map(Some)
             }
-            Gauge::LongestWait { queue, places } => self.longest_wait(queue, places, until, asking),
             Gauge::Listeners => {
                 let channel = keys.key(0).channel;
                 let args: [&[u8]; 2] = [b"NUMSUB", channel];
@@ -224,29 +246,6 @@ impl Server {
                     .map(Some)
             }
         }
-    }
-
-    fn longest_wait(
-        &self,
-        queue: &[u8],
-        places: &[u8],
-        until: Instant,
-        asking: bool,
-    ) -> Result<Option<u64>, NodeFault> {
-        let text = |name, args: &[&[u8]]| {
-            self.node_command(name, args, until, Cap::Counted, asking, read_optional_text)
-        };
-        let Some(first) = text("LINDEX", &[queue, b"0"])? else {
-            return Ok(None);
-        };
-        // If the first call has left the queue since, the caller's next read finds another one.
-        let place = text("HGET", &[places, &first])?;
-        let Some(entered) = place.as_deref().and_then(entered_ms) else {
-            return Ok(None);
-        };
-        let now = self.command("TIME", &[], until, Cap::Counted, read_time)?;
-        // If the server's clock was set back, the wait reads as 0.
-        Ok(Some(now.saturating_sub(entered)))
     }
 }
 
@@ -297,18 +296,11 @@ fn read_text(reply: Reply) -> Option<Vec<u8>> {
     }
 }
 
-pub(crate) fn read_count(reply: &Reply) -> Option<u64> {
-    match reply {
-        Reply::Int(count) => u64::try_from(*count).ok(),
-        _ => None,
-    }
-}
-
 /// Reads the number of subscribers of `channel`.
 pub(crate) fn read_listeners(reply: &Reply, channel: &[u8]) -> Option<u64> {
     match reply {
         Reply::List(items) => match items.as_slice() {
-            [Reply::Text(of), listeners] if of == channel => read_count(listeners),
+            [Reply::Text(of), listeners] if of == channel => listeners.count(),
             _ => None,
         },
         _ => None,

@@ -223,9 +223,20 @@ fn queries_find_what_a_migration_has_moved() {
     let guard = mutex.lock().unwrap();
     let token = guard.fencing_token();
     assert_released(guard.unlock());
+    let [queue, places] =
+        ["queue", "places"].map(|what| format!("leasehold:{what}:{{lock:{name}}}"));
+    let old = cluster.node(0);
+    old.run("RPUSH", &[&queue, "waiter"]);
+    old.run("HSET", &[&places, "waiter", "1 1 1 1000 w inbox"]);
     cluster.begin_migration(slot, 0, 1);
-    assert_eq!(mutex.waiting().unwrap(), 0);
-    assert_eq!(mutex.longest_wait().unwrap(), None);
+    let without_keys = client.semaphore(&*name, 1);
+    assert_eq!(without_keys.waiting().unwrap(), 0);
+    assert_eq!(without_keys.longest_wait().unwrap(), None);
+    for key in [&places, &queue] {
+        cluster.move_key(key, 0, 1);
+        assert!(mutex.longest_wait().unwrap().is_some());
+    }
+    assert_eq!(mutex.waiting().unwrap(), 1);
     cluster.move_keys(slot, 0, 1);
     assert_eq!(mutex.last_fencing_token().unwrap(), Some(token));
     cluster.end_migration(slot, 0, 1);
