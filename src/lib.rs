@@ -73,8 +73,6 @@ mod health;
 mod holder;
 mod holder_id;
 mod lease;
-#[cfg(feature = "testing")]
-mod live_clients;
 mod lock;
 mod logging;
 mod lost;

@@ -21,8 +21,8 @@ use crate::url::check::{
 
 pub(crate) use crate::url::address::{Address, Logon};
 
-/// The most servers: local queues record which servers have announced a release in the bits of one
-/// `u64`, and an odd number of servers is best.
+/// The most servers of a quorum: local queues record which servers have announced a release in the
+/// bits of one `u64`, and an odd number of servers is best.
 const MOST_SERVERS: usize = 63;
 
 /// The query parameters of a URL of sentinels.
@@ -76,7 +76,7 @@ impl Target {
             check_fragment(rest).map_err(cluster_config)?;
             match is_logon_cut_off(rest) {
                 true => Err(cluster_config(UNESCAPED)),
-                false => Nodes::parse(scheme, rest).map(Self::Cluster),
+                false => Nodes::of(addresses(scheme, rest)?).map(Self::Cluster),
             }
         } else if let Some((scheme, rest)) = url.split_once("+quorum://") {
             check_fragment(rest).map_err(quorum_config)?;
@@ -203,11 +203,6 @@ impl Target {
 }
 
 impl Nodes {
-    /// Parses the part after the scheme: `[user:password@]host[:port],…[/][?…]`.
-    fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
-        Self::of(addresses(scheme, rest)?)
-    }
-
     /// Checks that all `seeds` can be nodes of one cluster.
     fn of(seeds: Vec<Address>) -> Result<Self, Error> {
         let Some(first) = seeds.first() else {
@@ -252,11 +247,6 @@ impl Nodes {
             _ => None,
         })
     }
-
-    /// The address of a node that another node reported.
-    pub(crate) fn at(&self, host: &str, port: u16) -> Address {
-        self.data.at(host, port)
-    }
 }
 
 impl Sentinel {
@@ -300,11 +290,6 @@ impl Sentinel {
             Escaped::said(&self.master),
             labels(&self.sentinels, ",")
         )
-    }
-
-    /// The address of the master that a sentinel reported.
-    pub(crate) fn at(&self, host: &str, port: u16) -> Address {
-        self.data.at(host, port)
     }
 }
 

@@ -59,11 +59,6 @@ impl HeldLeases {
         self.len() >= self.capacity
     }
 
-    /// Returns whether a lease excludes all others.
-    pub(super) fn is_alone(&self) -> bool {
-        self.excludes(true).is_some()
-    }
-
     pub(super) fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.others.len()
     }
@@ -233,10 +228,6 @@ mod tests {
         assert_eq!(held.insert(a.clone(), Weak::new(), true).len(), 1);
         assert!(held.insert(b.clone(), Weak::new(), true).is_empty());
         assert!(held.excludes(true).is_none() && held.excludes(false).is_some());
-        assert!(
-            held.is_full() && !held.is_alone(),
-            "calls for a mutex wait by a place in Redis"
-        );
         assert_eq!(held.insert(writer.clone(), Weak::new(), false).len(), 2);
         held.share(&writer);
         assert!(held.insert(c, Weak::new(), true).is_empty(), "downgraded");

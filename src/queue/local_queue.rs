@@ -319,7 +319,7 @@ impl LocalQueue {
     /// Returns what the waiter must do; `must_try` asks for an attempt even if this client holds
     /// the name.
     pub(super) fn position(&mut self, id: u64, must_try: bool) -> Position {
-        let (is_full, is_alone) = (self.held.is_full(), self.held.is_alone());
+        let (is_full, is_alone) = (self.held.is_full(), self.held.excludes(true).is_some());
         let is_own = |n: &usize| self.waiters.get(*n).is_some_and(|waiter| waiter.id == id);
         let n = self.active().into_iter().find(is_own);
         let Some(waiter) = n.and_then(|n| self.waiters.get_mut(n)) else {

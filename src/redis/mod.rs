@@ -253,7 +253,8 @@ impl Deployment {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
-        // A release needs no undo.
+        // A release needs no undo. Over a quorum it uses `undoable` for something else: it skips
+        // the servers that granted nothing, and can be repeated at those that do not reply.
         let acquires = matches!(call.verb, Verb::Acquire(_) | Verb::AcquireSet(_));
         let to_undo = undoable.filter(|_| acquires);
         match self {
@@ -276,7 +277,7 @@ impl Deployment {
     /// first asked. Returns `now` if nothing has failed since the last answer.
     pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {
         match self {
-            Self::Quorum(quorum) => quorum.silent_since(now, start),
+            Self::Quorum(quorum) => quorum.members.silent_since(now, start),
             Self::One(_) | Self::Cluster(_) => {
                 let owner = self.primary_owner_of(key);
                 owner.health.silent_since(now, start)
@@ -287,7 +288,7 @@ impl Deployment {
     /// Returns whether the owner of a name, or the majority, has not answered since a failure.
     pub(crate) fn is_failing(&self, key: Key<'_>) -> bool {
         match self {
-            Self::Quorum(quorum) => quorum.is_failing(),
+            Self::Quorum(quorum) => quorum.members.is_failing(),
             Self::One(_) | Self::Cluster(_) => self.primary_owner_of(key).health.is_failing(),
         }
     }
@@ -335,7 +336,8 @@ impl Deployment {
         }
     }
 
-    /// Ends the calls that wait for a connection, except those exempt from the cap, like releases.
+    /// Ends the calls that wait for a connection, except those that `max_connections` does not
+    /// limit, like releases.
     ///
     /// Over a quorum they end by themselves within the command timeout. Its connections stay open:
     /// their unread replies may tell what to undo.

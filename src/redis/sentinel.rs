@@ -88,14 +88,14 @@ impl Sentinels {
             let known = self.known.lock();
             match &known.address {
                 Some((host, port)) if !known.suspected => {
-                    return Ok((self.sentinel.at(host, *port), false));
+                    return Ok((self.sentinel.data.at(host, *port), false));
                 }
                 _ => known.announced,
             }
         };
         let asked = self.ask_all(timeout);
         let ((host, port), has_moved) = self.known.lock().settle(asked, announced)?;
-        Ok((self.sentinel.at(&host, port), has_moved))
+        Ok((self.sentinel.data.at(&host, port), has_moved))
     }
 
     /// Returns the address from the first sentinel that knows the master.

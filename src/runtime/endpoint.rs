@@ -229,8 +229,8 @@ mod tests {
 
     const LONG: Duration = ms(60_000);
 
-    /// A thread looks up the owner of a lease, and is stopped for so long that the owner is
-    /// replaced and its io thread ends.
+    /// A thread looks up the server that owns a lease's key, and is paused for so long that the
+    /// server is replaced and its io thread ends.
     #[test]
     fn jobs_for_a_server_whose_thread_has_ended_go_to_the_owner() {
         let server = support::Server::start();

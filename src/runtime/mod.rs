@@ -4,7 +4,7 @@ pub(crate) mod callbacks;
 pub(crate) mod endpoint;
 pub(crate) mod io;
 #[cfg(feature = "testing")]
-mod live_client;
+pub(crate) mod live_clients;
 pub(crate) mod sentinel_watch;
 pub(crate) mod snapshot;
 pub(crate) mod state;
@@ -30,7 +30,7 @@ pub(crate) fn new(config: Config, deployment: Deployment) -> Arc<Runtime> {
     };
     let runtime = Runtime::new(config, deployment, bodies);
     #[cfg(feature = "testing")]
-    live_client::follow(&runtime);
+    live_clients::add(&runtime);
     runtime
 }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use crate::holder::READERS;
 use crate::holder_id::HolderId;
-use crate::live_clients;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing};
 use crate::protocol::script::Call;
 use crate::protocol::semaphore::SemaphoreKeys;
+use crate::runtime::live_clients;
 
 use super::reply::Reply;
 use super::resp::read_request;
@@ -137,7 +137,8 @@ pub(super) fn is_locked(shared: &Shared, name: &str) -> bool {
 /// process check the lost leases. Returns false if there was no holder.
 pub(super) fn lose(shared: &Shared, name: &str) -> bool {
     let ended = shared.change(|state| state.ended_by(|state| release_all(state, name)));
-    // The release publishes a message, but a client without waiters does not listen to the channel.
+    // The messages do not reach every old holder: a release publishes on the lock's channel only if
+    // it grants to nobody, and a client without waiters does not listen to that channel.
     for client in live_clients::all() {
         for holder in &ended {
             client.suspect_lease(holder);

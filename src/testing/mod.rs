@@ -34,7 +34,8 @@
 //!
 //! The client is the one that ships, with its threads, connections, timeouts and retries. It talks
 //! over a socket to a [`Server`], which runs the same Lua scripts as Redis would, in the same
-//! version of Lua. Only the commands that the scripts call are reimplemented, on data in memory.
+//! version of Lua. The commands of Redis that leasehold and its scripts use are reimplemented, on
+//! data in memory.
 //!
 //! Each server has its own data, port and clock. Tests with different servers can run in
 //! parallel. Three servers make a [quorum](crate::Client::quorum).
@@ -78,11 +79,12 @@
 //!
 //! # When a holder notices a loss
 //!
-//! [`Server::lose`] deletes the key and publishes the release on the lock's channel. A real client
-//! listens to that channel only if a thread waits for the lock, or did so shortly before; otherwise
-//! it notices the deletion at its next renewal, at most a third of the ttl later. The kit also
-//! makes the clients of the test's process check the lock at once. That takes a round trip, so wait
-//! for [`lost`](crate::MutexGuard::lost), and do not assert `is_held()` at once.
+//! [`Server::lose`] grants the lock to the first call in its queue. If it grants to nobody, it
+//! deletes the key and publishes the release on the lock's channel. A real client listens to that
+//! channel only if a thread waits for the lock, or did so shortly before. Otherwise it notices the
+//! loss at its next renewal, by default at most a third of the ttl later. The kit also makes the
+//! clients of the test's process check the lock at once. That takes a round trip, so wait for
+//! [`lost`](crate::MutexGuard::lost), and do not assert `is_held()` at once.
 //!
 //! # What it does not do
 //!
@@ -125,7 +127,7 @@ mod state;
 use std::time::Duration;
 
 use crate::clock;
-use crate::live_clients;
+use crate::runtime::live_clients;
 use crate::token::FencingToken;
 
 pub use foreign::Foreign;

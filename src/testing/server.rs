@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::api::client::Client;
-use crate::live_clients;
+use crate::runtime::live_clients;
 
 use super::foreign::{self, Foreign};
 use super::guards::{Cut, Pause, Refusal};
@@ -134,9 +134,9 @@ impl Server {
     /// last millisecond. It moves by 100 years at most, in all calls together.
     ///
     /// The clock of this process does not move: see [`suspend`](super::suspend). The clients of the
-    /// test's process check leases that have expired at once, and their waiting calls try again.
-    /// Redis announces no expiry: a client elsewhere notices the end of its lease at the next
-    /// renewal, and a waiting call at its next refresh, after at most 0.9 s.
+    /// test's process immediately check the leases that have expired, and their waiting calls try
+    /// again. Redis announces no expiry: a client elsewhere notices the end of its lease at its
+    /// next renewal, and a waiting call at its next refresh, after at most 0.9 s.
     ///
     /// A [`Foreign`] holder renews its lease while the time passes.
     ///
@@ -165,8 +165,8 @@ impl Server {
     /// Lets another client acquire a lock, with a ttl of 10 s.
     ///
     /// The name is that of a lock of a client with the default prefixes, in database 0. The other
-    /// client excludes every lock of the name except a semaphore, and both readers and writers of
-    /// an [`RwLock`](crate::RwLock).
+    /// client excludes every lock of the name: of an [`RwLock`](crate::RwLock), both readers and
+    /// writers. It does not affect a semaphore of the name.
     ///
     /// ```
     /// # use leasehold::testing::Server;
@@ -216,7 +216,9 @@ impl Server {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
-    /// If no call waits, a client in another process notices the deletion at its next renewal.
+    /// A client in another process notices the loss at its next renewal, or at once if it receives
+    /// the announcement. It receives one only if a call of it waits for the lock, or did shortly
+    /// before.
     ///
     /// # Panics
     ///
@@ -267,7 +269,7 @@ impl Server {
     ///
     /// # Panics
     ///
-    /// If the process has no file descriptor left: one keeps the port.
+    /// If the process has no file descriptor left: the server needs one to reserve its port.
     pub fn cut(&self) -> Cut {
         Cut::begin(&self.shared)
     }

@@ -108,7 +108,7 @@ impl Address {
     }
 
     /// Another address with the same credentials and TLS settings.
-    pub(super) fn at(&self, host: &str, port: u16) -> Self {
+    pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let host = host.to_owned();
         let addr = match self.info.addr() {
             ConnectionAddr::TcpTls {

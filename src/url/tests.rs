@@ -195,7 +195,7 @@ fn a_sentinel_url_gives_sentinels_master_and_passwords() {
         assert_eq!(address.info.redis_settings().password(), Some("t0p"));
         assert_eq!(address.info.redis_settings().db(), 0);
     }
-    let master = sentinel.at("10.0.0.7", 6400);
+    let master = sentinel.data.at("10.0.0.7", 6400);
     assert_eq!(master.label, "10.0.0.7:6400");
     assert_eq!(master.info.redis_settings().password(), Some("s3cret"));
     for wrong in [
@@ -217,7 +217,7 @@ fn a_cluster_url_gives_nodes_and_credentials() {
     };
     assert_eq!(nodes.label(), "cluster h1:6379,h2:7001,[::1]:7002");
     assert_eq!(nodes.addresses().nth(2), Some(("::1".into(), 7002)));
-    let node = nodes.at("10.0.0.7", 7009);
+    let node = nodes.data.at("10.0.0.7", 7009);
     assert_eq!(node.label, "10.0.0.7:7009");
     assert_eq!(node.info.redis_settings().password(), Some("s3cret"));
     assert!(Target::parse("valkey+cluster://h1,h2/0").is_ok());

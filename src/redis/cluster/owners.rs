@@ -190,7 +190,7 @@ mod tests {
             unreachable!("the URL is valid");
         };
         let config = Config::default();
-        let connector = Connector::to_server(nodes.at(host, *port), None, &config);
+        let connector = Connector::to_server(nodes.data.at(host, *port), None, &config);
         Arc::new(Server::new(connector, &config, None))
     }
 

@@ -61,7 +61,7 @@ impl SlotMap {
                     None => error.into(),
                 };
                 // A node may have reported this host: its label is escaped.
-                Fault::NotRun(cause.at(&self.nodes.at(host, *port).label))
+                Fault::NotRun(cause.at(&self.nodes.data.at(host, *port).label))
             }
             NoAnswer::Silent(None) => {
                 Fault::NotRun(Cause::silence("no node of the cluster answered in time"))
@@ -72,7 +72,7 @@ impl SlotMap {
     /// Asks one node for the slots, over a new connection.
     fn ask(&self, node: &HostPort, timeout: Duration) -> RedisResult<SlotLayout> {
         let until = Instant::now().after(timeout);
-        let address = self.nodes.at(&node.0, node.1);
+        let address = self.nodes.data.at(&node.0, node.1);
         let mut connection = Connection::open(&address, None, until, |_| ())?;
         let mut ask = redis::cmd("CLUSTER");
         ask.arg("SLOTS");

@@ -233,7 +233,7 @@ impl SlotMap {
                 map.suspect();
             }
         };
-        let address = self.nodes.at(host, *port);
+        let address = self.nodes.data.at(host, *port);
         let connector = Connector::to_server(address, Some(Arc::new(suspect)), &self.config);
         let server = Server::new(connector, &self.config, None);
         if self.is_closed() {

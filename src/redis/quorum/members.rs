@@ -43,7 +43,7 @@ impl Members {
     }
 
     /// Returns when the majority stopped replying; see `ServerHealth::silent_since`.
-    pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
+    pub(in crate::redis) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         let each = |server: &Arc<Server>| server.health.silent_since(now, start);
         let mut since: Vec<Instant> = self.servers.iter().map(each).collect();
         // The servers that replied most recently come first.
@@ -52,7 +52,7 @@ impl Members {
     }
 
     /// Returns whether too few servers for a majority have answered since their last failure.
-    pub(super) fn is_failing(&self) -> bool {
+    pub(in crate::redis) fn is_failing(&self) -> bool {
         let answering = self.servers.iter().filter(|it| !it.health.is_failing());
         answering.count() < self.size.needed
     }

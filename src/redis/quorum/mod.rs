@@ -81,16 +81,6 @@ impl Quorum {
         );
     }
 
-    /// Returns when the majority stopped replying; see [`ServerHealth::silent_since`].
-    pub(crate) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
-        self.members.silent_since(now, start)
-    }
-
-    /// Returns whether too few servers for a majority have answered since their last failure.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.members.is_failing()
-    }
-
     /// Sends `call` to all servers and waits at most until `until` for enough replies to decide it.
     ///
     /// If an acquiring call fails, the round or the servers' io threads release what the call may

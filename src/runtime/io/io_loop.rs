@@ -206,7 +206,7 @@ impl IoLoop {
         if self.probe_at.is_none_or(|at| at > now) {
             return;
         }
-        let is_used = || endpoint.subscriber.is_used();
+        let is_used = || endpoint.subscriber.used_name().is_some();
         if !is_used() {
             endpoint.io.probing.store(false, Ordering::SeqCst);
             // A caller that found the flag still set is registered as a user by now: check again.

@@ -39,7 +39,7 @@ impl RenewalPart {
 
 struct Open {
     votes: Votes,
-    /// When the first part was sent: the lease lasts from then.
+    /// When the first of the parts counted so far was sent: the lease lasts from then.
     sent: Instant,
     fault: Option<Fault>,
 }
@@ -58,8 +58,8 @@ impl RenewalRound {
         }
     }
 
-    /// Counts a server's reply to the part sent at `sent`. Returns the result of the whole round,
-    /// and when it was first sent, if this reply decides it.
+    /// Counts a server's reply to the part sent at `sent`. If this reply decides the round, returns
+    /// when the first of the counted parts was sent, and the result.
     pub(crate) fn cast(
         &self,
         sent: Instant,

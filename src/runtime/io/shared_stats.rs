@@ -161,8 +161,9 @@ impl SharedStats {
             }
             Err(Fault::NotRun(_) | Fault::Open(_)) => return,
             Err(Fault::Rejected(error) | Fault::NotReplicated(error)) => {
-                // Nothing was added: its counts become a part of the next addition. Sent again
-                // alone, fields that Redis refuses would hold back the counts of all others.
+                // Nothing was added, so the next addition includes these counts. The script fails
+                // only if it can add no field, for example because all hold text in the hash. It
+                // would then refuse this addition each time, and no later counts would be sent.
                 (state.pending).pop_if(|last| last.serial == delta.serial && !last.may_have_run);
                 error.to_string()
             }

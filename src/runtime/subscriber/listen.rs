@@ -69,8 +69,9 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
         };
         this.health.failed(Some(&Cause::text(&why)), false);
         runtime.deployment.suspect();
-        // One warning for each outage, however long it lasts, and none if the connection works: a
-        // server that refuses calls ends one connection after the other.
+        // One warning for each outage, however long it lasts. No warning for `MayBeReplaced`: this
+        // thread gives up a connection that works, and may do so again and again while the server
+        // refuses calls.
         logging::record!(
             if is_failure && failures == 0 { log::Level::Warn } else { log::Level::Debug },
             server = endpoint.server.label();

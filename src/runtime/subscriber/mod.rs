@@ -134,12 +134,6 @@ impl Subscriber {
         }
     }
 
-    /// Returns true if any channel has a user.
-    pub(crate) fn is_used(&self) -> bool {
-        let state = self.state.lock();
-        state.channels.values().any(|channel| channel.users > 0)
-    }
-
     /// Returns a name whose channel has a user, if there is one.
     pub(crate) fn used_name(&self) -> Option<Name> {
         let state = self.state.lock();

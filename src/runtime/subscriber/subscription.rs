@@ -40,7 +40,8 @@ impl<'a> Subscription<'a> {
 
     /// Returns true if, as far as is known, its servers still own the name.
     pub(crate) fn is_current(&self, deployment: &Deployment) -> bool {
-        self.parts.iter().all(|part| part.is_current(deployment))
+        let owns = |part: &Part<'_>| deployment.owns(&part.endpoint.server, part.key);
+        self.parts.iter().all(owns)
     }
 }
 
@@ -72,11 +73,6 @@ impl<'a> Part<'a> {
     fn is_subscribed_since(&self, at: Instant) -> bool {
         let is_live = self.live.lock().is_some_and(|since| since <= at);
         is_live && !self.endpoint.subscriber.mute.load(Ordering::SeqCst)
-    }
-
-    /// Returns true if, as far as is known, its server still owns the name.
-    pub(crate) fn is_current(&self, deployment: &Deployment) -> bool {
-        deployment.owns(&self.endpoint.server, self.key)
     }
 }
 
