@@ -21,8 +21,8 @@ pub(crate) struct Release {
     pub(crate) id: HolderId,
     /// When the release ends: the key has expired, or the caller no longer waits.
     pub(crate) until: Instant,
-    /// When an io thread first received it; `None` before. A release that must be sent later has
-    /// the time of its first try here from the start.
+    /// When an io thread first received it; `None` before. A release that is planned for a later
+    /// time is created with that time here.
     pub(crate) began: Option<Instant>,
     /// The acquire may run after this release: a missing key then proves nothing.
     pub(crate) may_overtake: bool,
@@ -40,7 +40,8 @@ pub(crate) struct Release {
     pub(crate) unanswered: Option<Arc<()>>,
     /// Counts the first answers of the servers, for a caller that waits for them.
     pub(crate) report: Option<Arc<ReleaseReport>>,
-    /// The caller of the report counts the release, or repeats it, if it gets no answer.
+    /// `Unconfirmed` leaves it out: if it gets no answer, the caller that waits for `report` counts
+    /// it or repeats it.
     pub(crate) is_counted: bool,
 }
 

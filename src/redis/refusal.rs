@@ -57,6 +57,8 @@ impl Server {
     }
 
     /// Returns the redirect with which a node of a cluster refused to run something.
+    ///
+    /// Only a caller that follows no further redirect reports the text.
     pub(super) fn redirect(&self, error: &ServerError) -> Option<NodeFault> {
         let redirect = Redirect::read(error).filter(|_| self.pool.connector.is_member())?;
         let text = match redirect {

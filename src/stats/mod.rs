@@ -105,8 +105,8 @@ pub struct Stats {
     pub connections: u64,
     /// How many circuit breakers are open now.
     ///
-    /// Each server has one; the servers of a quorum share one. While it is open, calls to its
-    /// servers that do not wait fail.
+    /// Each server has one; the servers of a quorum share one. While it is open, a `try_lock` on
+    /// its servers fails at once, like other calls that do not wait.
     /// [`Client::health`](crate::Client::health) says which are open, and why.
     pub open_breakers: u64,
     /// How long after it was due the latest renewal was confirmed; `None` before the first one.

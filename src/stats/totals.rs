@@ -24,7 +24,8 @@ macro_rules! totals {
         ///
         /// [`Stats`](crate::Stats) contains those of one client, since that client was made.
         /// [`Client::shared_stats`](crate::Client::shared_stats) returns the sum over all clients
-        /// that share theirs; the fields of the Redis hash have the names of the fields here.
+        /// that share theirs. It reads them from a Redis hash, whose fields have the names of the
+        /// fields here.
         ///
         /// *A call that locks* is any call that acquires: `lock`, `read`, `write`, `acquire`, their
         /// `try_` forms, `with` and `try_with`. When it returns, it is counted in exactly one of
@@ -196,6 +197,7 @@ impl Totals {
     /// - a waiter that only moves up to the head of its client's queue,
     /// - the retry after a first subscription,
     /// - the last attempt of a call before its deadline,
+    /// - the retry after a pause because Redis did not reply, or the votes of a quorum were split,
     /// - the wake-up by a shutdown.
     ///
     /// ```

@@ -1,4 +1,5 @@
-//! The commands about connections, scripts and messages. The database runs all others.
+//! The commands about connections, scripts and messages, and INFO, ROLE and WAIT. The database runs
+//! all others.
 
 use std::fmt::Write as _;
 

@@ -83,7 +83,8 @@ impl Port {
         self.tcp.iter().chain(&self.unix)
     }
 
-    /// Refuses connections, as soon as the last clone of the listener is dropped.
+    /// Refuses connections over TCP, as soon as the last clone of the listener is dropped. The Unix
+    /// socket still accepts them: the caller must close them.
     pub(super) fn close(&mut self) -> io::Result<()> {
         if let Some(tcp) = &self.tcp {
             set_socket_reuseport(tcp, true)?;

@@ -1,6 +1,7 @@
 -- Sets the globals of scripts as Redis does: the table `redis`, and a `pcall` that returns errors
--- as tables. All are read-only. This chunk receives the functions of the host, and returns the
--- function that runs a script.
+-- as tables. All are read-only. This chunk receives functions of the host, and returns the function
+-- that runs a script. `reply_of` converts an error of the host, which is userdata, to the table
+-- that it is in Redis. `line` returns the line that the script has reached.
 local call, protected_call, reply_of, sha1hex, line = ...
 local error, pcall_of_host, type, tostring, xpcall = error, pcall, type, tostring, xpcall
 local rawset_of_host, setmetatable_of_host = rawset, setmetatable

@@ -110,8 +110,9 @@ impl Scripts {
     }
 }
 
-/// An error reply, on its way through Lua as an error of the host. A function of Lua would be
-/// missing from the stack after `return redis.call(…)`, and with it the line of the script.
+/// An error reply that `redis.call` raises. `redis.call` is a function of the host: if it were a
+/// function of Lua, `return redis.call(…)` would be a tail call, which removes the script from the
+/// stack, and so its line from the error.
 #[derive(Debug)]
 struct Raised(String);
 

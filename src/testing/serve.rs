@@ -54,8 +54,9 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
     let mut sockets = Vec::new();
     let mut can_accept = true;
     loop {
-        // Cleared before the round is announced: a listener closes when its last `Arc` is dropped,
-        // and a change waits for the round.
+        // Drops the clones of the listeners before the round is announced. A closed port refuses
+        // connections only when the last clone is dropped, and `Shared::change` returns when the
+        // round is announced.
         sockets.clear();
         let mut state = shared.state.lock();
         state.rounds += 1;

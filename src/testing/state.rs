@@ -156,8 +156,8 @@ impl ServerState {
     pub(super) fn accept(&mut self, listener: &Listener) -> bool {
         loop {
             match listener.accept() {
-                // The port is closed, and the Unix socket is not. A connection that waits there
-                // would keep it ready, and the thread would spin.
+                // Closes the connection at once. A cut closes the port, but not the Unix socket: a
+                // connection that waits there would keep it ready, and the thread would spin.
                 Ok(_) if self.faults.cuts > 0 => {}
                 Ok(socket) => {
                     let connection = ClientConnection::new(socket);

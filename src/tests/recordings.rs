@@ -79,7 +79,7 @@ pub(super) fn replies() -> Vec<Vec<u8>> {
 }
 
 /// Reads one reply as a connection does; `None` if it is incomplete or malformed. Asserts that a
-/// reply is an error if its first line announces more than the limits.
+/// reply is rejected if its first line announces more than 1 MiB of text or 64 Ki items.
 pub(super) fn value(bytes: &[u8]) -> Option<Value> {
     let read = read_frame(bytes);
     let end = bytes.windows(2).position(|two| two == b"\r\n");

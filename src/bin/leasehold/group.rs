@@ -53,10 +53,10 @@ impl ProcessGroup {
         report(sent, signal);
     }
 
-    /// Moves the supervisor out of the group.
+    /// Moves the supervisor out of the group that it leads, into this process's own group.
     ///
-    /// It is moved only at the end, because a signal that kills all of our group must not kill the
-    /// supervisor as well.
+    /// It is moved only at the end: until then, a signal that kills all of this process's group
+    /// spares the supervisor, so the supervisor can still kill the command.
     fn let_supervisor_out(&mut self) {
         if self.supervisor_is_in {
             self.supervisor_is_in = false;

@@ -216,7 +216,8 @@ impl Member {
         }
     }
 
-    /// Handles a reply that no caller waits for; `None` if it will never come.
+    /// Does what the reply to a command requires, whoever read it: records the vote of an acquire,
+    /// or has the io thread repeat an unconfirmed release. `answer` is `None` if none will come.
     pub(super) fn settle(&self, pending: PendingReply, answer: Option<&Replied>) {
         match (pending, answer) {
             (PendingReply::Nothing, _) | (PendingReply::Acquire(_), None) => {}

@@ -182,7 +182,7 @@ impl<'a> Round<'a> {
                     server,
                     member,
                     connection: None,
-                    // The first replies may be buffered already: they are read without the socket.
+                    // At first only replies that are buffered already are read; `wait` sets this.
                     is_ready: false,
                     sent_source: false,
                 });

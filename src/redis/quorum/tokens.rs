@@ -46,8 +46,8 @@ impl Tokens {
     }
 }
 
-/// The wall clock in µs. A clock before 1970 counts as 0; the servers refuse its first token and
-/// report their counter.
+/// The wall clock in µs. A clock before 1970 counts as 0: a counter drawn from a right clock is
+/// then further ahead than [`FOLLOWED`], and each acquire of its name takes two round trips.
 fn clock() -> u64 {
     let since = wall_time().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_micros() as u64)

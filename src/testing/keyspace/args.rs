@@ -22,6 +22,7 @@ pub(super) fn parse_float(arg: &[u8]) -> Option<f64> {
 
 /// Parses a score, which must not overflow to infinity or underflow to zero.
 pub(super) fn score(arg: &[u8]) -> Result<f64, String> {
+    // Whether the mantissa contains a digit of a range, given by its first and last digit.
     let has_digit = |digits: [u8; 2]| {
         let mantissa = arg.split(|byte| matches!(byte, b'e' | b'E')).next();
         let mut bytes = mantissa.unwrap_or_default().iter();

@@ -1,5 +1,5 @@
-//! The patterns of KEYS, SCAN and PUBSUB CHANNELS: `*`, `?`, `[a-z]`, `[^…]`, and `\` before a
-//! character itself.
+//! The patterns of KEYS, SCAN and PUBSUB CHANNELS: `*`, `?`, `[a-z]`, `[^…]`, and `\`, after which
+//! any character stands for itself.
 
 /// Returns whether a pattern matches the whole text.
 pub(crate) fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {

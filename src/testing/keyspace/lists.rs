@@ -25,7 +25,8 @@ pub(super) fn llen(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
 pub(super) fn lrange(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     let (first, last) = (integer(&args[2])?, integer(&args[3])?);
     keyspace.read(&args[1], Reply::array([]), |list: &ListValue| {
-        // Negative and too large indexes select what exists between them.
+        // `None` for an index before the start of the list: `first` is then the start, and `last`
+        // selects nothing. An index past the end needs no check, because the iterator ends there.
         let index = |index| usize::try_from(from_start(index, list.len())).ok();
         let first = index(first).unwrap_or(0);
         let count = index(last).map_or(0, |last| last.saturating_add(1).saturating_sub(first));

@@ -20,6 +20,7 @@ pub(super) fn zadd(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     let options = args[2..].iter().take_while(|arg| is(arg, "XX")).count();
     let is_lacking = |arg: &Vec<u8>| LACKING.iter().any(|option| is(arg, option));
     if args.get(2 + options).is_some_and(is_lacking) {
+        // Always fails, with an error that names the option.
         args::no_options(args, 2 + options)?;
     }
     let (pairs, rest) = args[2 + options..].as_chunks();
@@ -49,7 +50,8 @@ pub(super) fn zincrby(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     let (by, member) = (score(&args[2])?, &args[3]);
     let set: &mut SortedSetValue = keyspace.find_or_create(&args[1])?;
     let score = set.get(member).map_or(by, |current| current + by);
-    // Only a member that exists can be infinite, so no empty set is left behind.
+    // Only the sum of two infinities is NaN, so the member existed: this call has not created the
+    // set, and leaves no empty one.
     if score.is_nan() {
         return Err("ERR resulting score is not a number (NaN)".to_owned());
     }

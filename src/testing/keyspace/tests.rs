@@ -1,5 +1,5 @@
-//! Tests of exact times, and of a scan during deletions: a comparison with a real server cannot
-//! show these.
+//! Tests of the commands without a real server. `tests/differential/` compares random commands with
+//! one, but cannot show exact times, a scan during deletions, or the kit's own errors.
 
 use super::*;
 

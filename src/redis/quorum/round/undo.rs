@@ -61,7 +61,8 @@ impl Round<'_> {
         granted
     }
 
-    /// Queues the release for servers it could not be sent to.
+    /// Has the io threads send the release to the servers that are not in the round, except those
+    /// that certainly granted nothing: `Member::undo` skips these.
     pub(super) fn repeat(&self) {
         let Some(undoable) = self.undoable else {
             return;
