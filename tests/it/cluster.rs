@@ -57,6 +57,12 @@ fn lock(name: &str) -> String {
     format!("lock:{name}")
 }
 
+/// Returns a client that waits for a slow reply instead of repeating the call.
+fn patient(cluster: &Cluster) -> Client {
+    let patient = builder(&cluster.url()).command_timeout(ms(10_000));
+    patient.build().unwrap()
+}
+
 /// Waits for the lock for at most 30 s.
 fn lock_within_30_s(client: &Client, name: &str) -> MutexGuard {
     let guard = client.mutex(name).try_lock_for(ms(30_000)).unwrap();
@@ -174,8 +180,7 @@ fn name_whose_keys_would_have_different_slots_is_an_error() {
 fn moved_slot_costs_one_redirect() {
     let cluster = steady();
     // A call without a reply in time would be sent, and redirected, once more.
-    let patient = builder(&cluster.url()).command_timeout(ms(10_000));
-    let client = patient.build().unwrap();
+    let client = patient(&cluster);
     let name = cluster.name_owned_by("a", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.mutex(&*name);
@@ -200,8 +205,7 @@ fn moved_slot_costs_one_redirect() {
 
 fn queries_follow_a_moved_slot() {
     let cluster = shared();
-    let patient = builder(&cluster.url()).command_timeout(ms(10_000));
-    let client = patient.build().unwrap();
+    let client = patient(cluster);
     let name = cluster.name_owned_by("queried", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.fair_mutex(&*name);
@@ -215,8 +219,7 @@ fn queries_follow_a_moved_slot() {
 /// The owner of a migrating slot redirects queries about keys that it does not have.
 fn queries_find_what_a_migration_has_moved() {
     let cluster = shared();
-    let patient = builder(&cluster.url()).command_timeout(ms(10_000));
-    let client = patient.build().unwrap();
+    let client = patient(cluster);
     let name = cluster.name_owned_by("sought", 0);
     let slot = cluster.slot(&lock(&name));
     let mutex = client.fair_mutex(&*name);
