@@ -228,6 +228,7 @@ mod tests {
         assert_eq!(held.insert(a.clone(), Weak::new(), true).len(), 1);
         assert!(held.insert(b.clone(), Weak::new(), true).is_empty());
         assert!(held.excludes(true).is_none() && held.excludes(false).is_some());
+        assert!(held.is_full(), "calls for a mutex wait by a place in Redis");
         assert_eq!(held.insert(writer.clone(), Weak::new(), false).len(), 2);
         held.share(&writer);
         assert!(held.insert(c, Weak::new(), true).is_empty(), "downgraded");

@@ -59,3 +59,35 @@ fn run(jobs: &Receiver<Job>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crossbeam_channel::TryRecvError;
+    use std::sync::Arc;
+    use std::thread;
+
+    #[test]
+    fn no_job_is_queued_behind_the_end() {
+        for _ in 0..200 {
+            let callbacks = Callbacks::default();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    while callbacks.queue.lock().is_some() {
+                        callbacks.run(Box::new(|| ()));
+                    }
+                });
+                // The thread is queueing.
+                callbacks.jobs.recv().unwrap()();
+                callbacks.stop();
+            });
+            let owned = Arc::new(());
+            let owner = Arc::clone(&owned);
+            callbacks.run(Box::new(move || drop(owner)));
+            assert_eq!(Arc::strong_count(&owned), 1, "the job is dropped");
+            callbacks.jobs.try_iter().for_each(drop);
+            let end = callbacks.jobs.try_recv().err();
+            assert_eq!(end, Some(TryRecvError::Disconnected), "the thread ends");
+        }
+    }
+}
