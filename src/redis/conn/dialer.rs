@@ -70,7 +70,7 @@ impl Pool {
                     state.idle.push(connection);
                     if state.callers.is_empty() {
                         // No caller waits for this connection any more. A queued combined call may
-                        // only wait for one that is returned, so it is told to ask for this one.
+                        // be waiting for a returned connection: it asks for this one instead.
                         state.dismiss_one();
                     }
                 }
