@@ -137,8 +137,9 @@ pub enum Error {
     /// It can be the key in this error, or another key of leasehold for the same lock: the
     /// server does not tell which. A call that acquires holds nothing after this error, but
     /// another holder can: do not delete a key before `TYPE` shows that it is the wrong one.
-    /// The key of a lock is a string. The other keys are lists (`leasehold:queue:…`,
-    /// `leasehold:permits-queue:…`), hashes (`leasehold:places:…`,
+    /// The key of a lock is a string, and so are the keys of the last fencing tokens
+    /// (`leasehold:fence:…`, `leasehold:permits-fence:…`). The other keys are lists
+    /// (`leasehold:queue:…`, `leasehold:permits-queue:…`), hashes (`leasehold:places:…`,
     /// `leasehold:permits-places:…`) and sorted sets (`leasehold:readers:…`,
     /// `leasehold:permits:…`).
     ///

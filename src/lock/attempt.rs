@@ -32,7 +32,7 @@ use crate::wait_policy::Backoff;
 pub(crate) const TTL_TOO_SHORT: &str =
     "the reply took as long as the lease: ttl or max_hold too short";
 
-/// The most tokens proposed in a row.
+/// The most tokens that an attempt proposes to a quorum, one after the other.
 ///
 /// The second proposal is above all counters that the first met. A third is needed only if other
 /// clients were faster in between.

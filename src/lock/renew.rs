@@ -46,7 +46,8 @@ pub(crate) fn set_ttl(
     runtime.reschedule(hold);
     let sent = Instant::now();
     let answer = renew_parts(runtime, hold, ttl, true, until);
-    // A minority of a quorum, or a replica that becomes the master, may not have run it.
+    // Final if no other copy of the key can count later: a minority of a quorum, or a replica that
+    // becomes the master, may not have run the change.
     let is_final = hold.votes.is_none() && !runtime.deployment.may_fail_over();
     let now = Instant::now();
     let found = settle(runtime, hold, &answer, now, true, |lease, found| {

@@ -158,7 +158,8 @@ impl Watched {
             self.rates.add(&name, token, record.holder.is_some());
             let waiting = self.waiting.ask(|| self.client.mutex(&name).waiting())?;
             let fair = self.client.fair_mutex(&name);
-            // Asked even if nobody is subscribed: calls that wait with `Backoff` have a place, too.
+            // Asked even if `waiting` is 0: that counts subscribed clients, and a call that waits
+            // with `Backoff` has a place without a subscription.
             let longest = self.longest.ask(|| fair.longest_wait())?.flatten();
             rows.push(Row {
                 waiting,

@@ -60,7 +60,8 @@ impl Input {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             if self.bytes.len() > CHUNK {
-                // A long reply is rare, and there may be many connections: free the buffer.
+                // A long reply is rare, and there may be many connections: free the buffer. Only
+                // the first bytes of the reply stay, as many as a violation quotes.
                 let beginning = self.misfit().read;
                 self.last = 0..beginning.len();
                 self.bytes = beginning.into();

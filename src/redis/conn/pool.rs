@@ -1,6 +1,8 @@
 //! The connections to one server: a pool, last in first out, with a cap that never delays a
 //! release.
 //!
+//! Combined calls are calls of several threads that share one connection and one write, a batch.
+//!
 //! The states of a connection:
 //!
 //! ```text

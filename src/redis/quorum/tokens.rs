@@ -5,8 +5,9 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use crate::clock::wall_time;
 
-/// A lead beyond this is not followed: one broken counter must not spoil the tokens of all names.
-/// Acquiring a lock with such a counter takes two round trips.
+/// The largest lead of a server's token counter over our clock that is followed, in µs: one broken
+/// counter must not spoil the tokens of all names. Acquiring a lock whose counter is further ahead
+/// takes two round trips.
 const FOLLOWED: u64 = Duration::from_secs(86_400).as_micros() as u64;
 
 /// Our clock plus the largest lead seen on any server: without the lead, a client whose clock lags
