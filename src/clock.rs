@@ -109,7 +109,7 @@ pub(crate) fn since_start() -> Duration {
 pub(crate) fn since_start() -> Duration {
     use std::sync::OnceLock;
     static START: OnceLock<std::time::Instant> = OnceLock::new();
-    // Starts at one day, so that `START` is long past even in a new process.
+    // Starts at one day, so that `Instant::START` is long past even in a new process.
     START.get_or_init(std::time::Instant::now).elapsed() + Duration::from_secs(86_400)
 }
 

@@ -30,8 +30,8 @@ pub(crate) enum WaitLimit {
 /// Returns `None` in these cases:
 ///
 /// * with [`WaitLimit::None`]: those of [`at_once`];
-/// * with [`WaitLimit::Until`], at the deadline: this client holds the lock, or
-///   [`Answers::is_taken`](crate::queue::answers::Answers::is_taken) returns true;
+/// * with [`WaitLimit::Until`], at the deadline: this client holds the lock, or the replies of
+///   Redis show that it is taken: [`Answers::is_taken`](crate::queue::answers::Answers::is_taken);
 /// * with [`WaitLimit::Until`], before the deadline: the policy allows no more attempts.
 pub(crate) fn acquire(
     runtime: &Arc<Runtime>,

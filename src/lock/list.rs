@@ -109,8 +109,8 @@ fn collect(
         let names: Vec<Arc<dyn Primitive>> = page
             .iter()
             .filter_map(|key| named(key, &runtime.config))
-            // Other servers of a quorum have the same names, and `SCAN` may return a key twice. A
-            // cluster cannot keep every name.
+            // Other servers of a quorum have the same names, and `SCAN` may return a key twice. In
+            // a cluster, a name whose keys would be in different slots cannot be a lock.
             .filter(|keys| {
                 !found.contains_key(keys.key(0).name) && runtime.deployment.check(keys).is_ok()
             })

@@ -79,7 +79,7 @@ local function join()
     -- The queue was empty, or someone deleted it: places without a queue would never be granted.
     redis.call('DEL', KEYS[4])
   end
-  -- At once, as in queue_enter.lua.
+  -- At once: if Redis refuses a later command, the queue must end, too.
   redis.call('PEXPIRE', KEYS[3], '6000')
   -- One token. The plus sign, as of a Mutex, lets a release leave the lock open despite this place.
   local place = {now, provisional, '+1', now, ARGV[6], ARGV[7]}

@@ -8,7 +8,7 @@
 -- the next refresh replies with them.
 read_clock()
 settle()
--- As in queue_enter.lua.
+-- A queue in which all waiters have died ends after twice the longest provisional time.
 redis.call('PEXPIRE', KEYS[3], '6000')
 redis.call('PEXPIRE', KEYS[4], '6000')
 if not redis.call('LINDEX', KEYS[3], '0') then

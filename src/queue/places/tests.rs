@@ -357,7 +357,7 @@ fn refresh_of_a_place_taken_over_is_due_for_the_same_reason_as_before() {
     assert_eq!(second.position(at(52), false), refresh);
 }
 
-/// Otherwise nobody would leave the queue with the second place.
+/// Otherwise no call would remove the second place from the queue.
 #[test]
 fn of_two_calls_that_enter_at_once_one_takes_the_shared_place() {
     let places = Places::default();

@@ -77,7 +77,7 @@ impl Votes {
             Some(vote @ (Answer::Granted(_) | Answer::Ours(_) | Answer::Done)) => {
                 self.yes += 1;
                 self.agreed = match vote {
-                    // The subscribers of one server are not those of all.
+                    // Drops the number of subscribers: that of one server is not that of all.
                     Answer::Ours(_) => Answer::Ours(None),
                     // Each server grants the proposed token.
                     vote => vote,

@@ -38,7 +38,7 @@ pub(super) fn score(arg: &[u8]) -> Result<f64, String> {
         .ok_or_else(|| "ERR value is not a valid float".to_owned())
 }
 
-/// Returns an error if there are more than `count` arguments.
+/// Returns an error if `args`, which begins with the command, has more than `count` items.
 pub(super) fn no_options(args: &[Vec<u8>], count: usize) -> Result<(), String> {
     match args.get(count) {
         None => Ok(()),
