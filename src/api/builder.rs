@@ -379,8 +379,9 @@ impl ClientBuilder {
     /// Sets how long Redis may be unreachable before `lock` gives up. Defaults to 10 s.
     ///
     /// The time counts from the start of the call or from the last answer of Redis, whichever is
-    /// later. A call with its own deadline gives up at the earlier of the two. `Duration::MAX`
-    /// waits for as long as the outage lasts.
+    /// later. If Redis answers other calls, but every command of this call fails, it counts from
+    /// the first of them. A call with its own deadline gives up at the earlier of the two.
+    /// `Duration::MAX` waits for as long as the outage lasts.
     ///
     /// ```
     /// # use std::time::Duration;

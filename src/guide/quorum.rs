@@ -12,14 +12,20 @@
 //! [`Mutex`](crate::Mutex) and [`MutexAll`](crate::MutexAll) work over a quorum.
 //! [`FairMutex`](crate::FairMutex), [`RwLock`](crate::RwLock), [`Semaphore`](crate::Semaphore) and
 //! [`min_replicas`](crate::Mutex::min_replicas) fail with [`Error::Config`](crate::Error::Config).
-//! There is no queue: the first client to ask after a release gets the lock.
+//! There is no queue: the first client to ask after a release gets the lock. If the servers answer
+//! but never agree on a holder, such as because of keys without an expiry that another program has
+//! left, [`lock`](crate::Mutex::lock) fails with [`Error::Unreachable`] after
+//! [`unreachable_for`](crate::ClientBuilder::unreachable_for), and names the reason.
 //!
 //! A quorum keeps locks available when any single server fails, without a failover. It does not
 //! tolerate servers that lose data:
 //!
 //! - Let each server persist every write (`appendonly yes`, `appendfsync always`), or restart it no
 //!   sooner than the longest ttl after it went down.
-//! - The servers must be independent: not replicas of each other, and not on one machine.
+//! - The servers must be independent: not replicas of each other, and not on one machine. If two of
+//!   the addresses lead to one server, calls that lock fail with
+//!   [`Error::Config`](crate::Error::Config), which names both. A client finds this by its first
+//!   calls, and also if an address leads to another server later.
 //! - All clients must use the same servers.
 //! - Use 3 or 5 servers. An even number tolerates no more failures than the odd number below it, so
 //!   the client logs a warning.

@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn release_may_overtake_an_acquire_without_a_reply() {
         let (keys, id, until) = parts();
-        let votes = Arc::new(ServerVotes::new(2));
+        let votes = Arc::new(ServerVotes::new(2, HolderId::fresh("x")));
         votes.note(0, Vote::Granted);
         votes.note(1, Vote::Asked);
         let release = Release {

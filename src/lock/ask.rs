@@ -55,6 +55,7 @@ impl WaitingCall<'_> {
             Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),
             Ok((Attempted::Refused(name, remaining), sent)) => {
                 self.splits = 0;
+                self.split_since = None;
                 let has_moved = self.move_to_queue_of(name);
                 self.note_refusal(sent, remaining);
                 self.count_spurious_wake();
@@ -72,6 +73,8 @@ impl WaitingCall<'_> {
             }
             Ok((Attempted::SplitVote, sent)) => {
                 self.note_refusal(sent, Some(Duration::ZERO));
+                let since = *self.split_since.get_or_insert(sent);
+                self.attempt.silence.check_split(since)?;
                 self.log_waiting_once(None);
                 self.splits = self.splits.saturating_add(1);
                 Ok(Tried::NotRefused(

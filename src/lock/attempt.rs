@@ -108,7 +108,7 @@ impl Attempt<'_> {
             logging::trace!(
                 name:% = keys, holder:% = id.as_str(); "acquire {keys} as {}", id.as_str()
             );
-            let votes = runtime.deployment.votes();
+            let votes = runtime.deployment.votes(&id);
             let request = Acquire {
                 id: &id,
                 ttl: self.terms.ttl,

@@ -25,6 +25,9 @@ pub(crate) struct Silence<'a> {
     deadline: Instant,
     /// The silence of Redis counts from this instant at the earliest.
     counts_from: Cell<Instant>,
+    /// When the first of the commands without a reply, in a row, failed. The servers may answer
+    /// other calls meanwhile, or each other command of this call.
+    failing_since: Cell<Option<Instant>>,
     /// Commands without a reply, in a row.
     failures: Cell<u32>,
     /// The last cause reported by Redis or the system: more telling than "timed out".
@@ -50,6 +53,7 @@ impl<'a> Silence<'a> {
             keys,
             deadline,
             counts_from: Cell::new(start),
+            failing_since: Cell::default(),
             failures: Cell::new(0),
             last_cause: RefCell::default(),
             failure: RefCell::default(),
@@ -88,6 +92,7 @@ impl<'a> Silence<'a> {
     /// earlier failure is its cause.
     pub(crate) fn note_reply(&self) {
         self.failures.set(0);
+        self.failing_since.take();
         self.last_cause.take();
         self.failure.take();
     }
@@ -99,6 +104,9 @@ impl<'a> Silence<'a> {
         self.runtime.check_open()?;
         let failures = self.failures.get();
         self.failures.set(failures.saturating_add(1));
+        if failures == 0 {
+            self.failing_since.set(Some(Instant::now()));
+        }
         let cause = match fault {
             Fault::NotReplicated(error) | Fault::Rejected(error) => return Err(error),
             Fault::NotRun(cause) | Fault::Unknown(cause) => cause,
@@ -167,6 +175,19 @@ impl<'a> Silence<'a> {
         }
     }
 
+    /// Fails if the votes on the commands of this call have been split since `since`, and that is
+    /// too long: a vote is split for a moment while several calls compete.
+    pub(crate) fn check_split(&self, since: Instant) -> Result<(), Error> {
+        let now = Instant::now();
+        if since.until(now) < self.runtime.config.unreachable_for {
+            return Ok(());
+        }
+        let cause = "the servers keep keys of several holders, none of them on a majority: \
+                     look for keys without an expiry";
+        let cause = Cause::text(cause).unserved_for(since.until(now));
+        Err(self.runtime.deployment.unreachable(cause))
+    }
+
     /// Returns the error of a call that gives up at `now`.
     fn unreachable(&self, cause: Cause, now: Instant) -> Error {
         let cause = cause.unserved_for(self.since(now).until(now));
@@ -212,11 +233,14 @@ impl<'a> Silence<'a> {
         self.deadline.min(self.gives_up_at(now))
     }
 
-    /// Returns when the silence of Redis began for this call; `now` if Redis is not silent.
+    /// Returns when the silence of Redis began for this call; `now` if Redis is not silent. For
+    /// this call Redis is silent as long as its own commands fail.
     fn since(&self, now: Instant) -> Instant {
         let parts = self.keys.parts().iter();
         let first = parts.map(|part| self.part_since(part, now)).min();
-        first.unwrap_or(now)
+        let failing = self.failing_since.get();
+        let failing = failing.map(|since| since.max(self.counts_from.get()));
+        first.into_iter().chain(failing).min().unwrap_or(now)
     }
 
     fn part_since(&self, part: &Arc<dyn Primitive>, now: Instant) -> Instant {

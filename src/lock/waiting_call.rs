@@ -41,6 +41,8 @@ pub(crate) struct WaitingCall<'a> {
     moves: u32,
     /// Split votes in a row.
     pub(crate) splits: u32,
+    /// When the first of these was asked.
+    pub(crate) split_since: Option<Instant>,
     /// How long the last reply took.
     pub(crate) last_reply_took: Duration,
     /// The call has made a refresh of the shared place due early, for its deadline.
@@ -64,6 +66,7 @@ impl<'a> WaitingCall<'a> {
             refusals: 0,
             moves: 0,
             splits: 0,
+            split_since: None,
             last_reply_took: Duration::ZERO,
             has_refreshed_early: false,
             has_waited: false,

@@ -24,6 +24,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::{Config, LeaseTerms};
 use crate::error::{Cause, Error};
+use crate::holder_id::HolderId;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Key, Layout};
 use crate::protocol::primitive::{Acquire, Primitive};
@@ -184,10 +185,14 @@ impl Deployment {
         !matches!(self, Self::Quorum(_))
     }
 
-    /// Returns a new record of the votes on an acquiring command; `None` unless over a quorum.
-    pub(crate) fn votes(&self) -> Option<Arc<ServerVotes>> {
+    /// Returns a new record of the votes on an acquiring command under `id`; `None` unless over a
+    /// quorum.
+    pub(crate) fn votes(&self, id: &HolderId) -> Option<Arc<ServerVotes>> {
         match self {
-            Self::Quorum(quorum) => Some(Arc::new(ServerVotes::new(quorum.members.size.all))),
+            Self::Quorum(quorum) => {
+                let all = quorum.members.size.all;
+                Some(Arc::new(ServerVotes::new(all, id.clone())))
+            }
             Self::One(_) | Self::Cluster(_) => None,
         }
     }

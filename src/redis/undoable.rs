@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::script::Call;
 
@@ -54,26 +55,37 @@ pub(crate) enum Vote {
     Refused,
 }
 
-/// The known state of one acquiring command at each server.
+/// The known state of one acquiring command at each server, and its holder id.
 ///
 /// A release skips the servers at which the command acquired nothing. If a release finds no key,
 /// that is final only if the command is known to have run: otherwise the command may run later.
 #[derive(Debug)]
-pub(crate) struct ServerVotes(Mutex<Box<[Vote]>>);
+pub(crate) struct ServerVotes {
+    id: HolderId,
+    votes: Mutex<Box<[Vote]>>,
+}
 
 impl ServerVotes {
-    pub(crate) fn new(servers: usize) -> Self {
-        Self(Mutex::new(vec![Vote::NotAsked; servers].into()))
+    pub(crate) fn new(servers: usize, id: HolderId) -> Self {
+        Self {
+            id,
+            votes: Mutex::new(vec![Vote::NotAsked; servers].into()),
+        }
+    }
+
+    /// Returns whether the command was refused because the lock key contains its own id.
+    pub(super) fn found_own_id(&self, answer: &Answer) -> bool {
+        matches!(answer, Answer::Refused(refusal) if refusal.holder == self.id.as_str().as_bytes())
     }
 
     pub(crate) fn note(&self, server: usize, vote: Vote) {
-        if let Some(slot) = self.0.lock().get_mut(server) {
+        if let Some(slot) = self.votes.lock().get_mut(server) {
             *slot = vote;
         }
     }
 
     pub(crate) fn vote(&self, server: usize) -> Vote {
-        let votes = self.0.lock();
+        let votes = self.votes.lock();
         votes.get(server).copied().unwrap_or(Vote::NotAsked)
     }
 }

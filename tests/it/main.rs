@@ -43,6 +43,7 @@ mod malformed;
 mod not_redis;
 mod outages;
 mod queue;
+mod quorum;
 mod renewal;
 mod replicas;
 mod replies;
@@ -124,6 +125,7 @@ const TESTS: &[Listed] = &[
     malformed::TESTS,
     not_redis::TESTS,
     outages::TESTS,
+    quorum::TESTS,
     queue::TESTS,
     renewal::TESTS,
     replicas::TESTS,
@@ -156,6 +158,7 @@ const ROUGHLY_TIMED: &[Listed] = &[
     semaphore_faults::ROUGHLY_TIMED,
     fair_faults::ROUGHLY_TIMED,
     hostile::ROUGHLY_TIMED,
+    quorum::ROUGHLY_TIMED,
     breaker::ROUGHLY_TIMED,
     cancel::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]

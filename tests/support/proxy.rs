@@ -45,13 +45,14 @@ pub struct Proxy {
 
 /// The state shared with the threads that copy bytes.
 pub(crate) struct Shared {
-    upstream: SocketAddr,
     pub state: Mutex<State>,
     /// Wakes the threads that hold bytes back.
     pub changed: Condvar,
 }
 
 pub(crate) struct State {
+    /// The server of future connections.
+    upstream: SocketAddr,
     pub links: Vec<Link>,
     pub request_delay: Duration,
     pub reply_delay: Duration,
@@ -75,6 +76,7 @@ impl Proxy {
         let listener = port::bind();
         let own = port::number(&listener);
         let state = State {
+            upstream: SocketAddr::from(([127, 0, 0, 1], port)),
             links: Vec::new(),
             request_delay: Duration::ZERO,
             reply_delay: Duration::ZERO,
@@ -84,7 +86,6 @@ impl Proxy {
             is_dropped: false,
         };
         let shared = Arc::new(Shared {
-            upstream: SocketAddr::from(([127, 0, 0, 1], port)),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -105,6 +106,11 @@ impl Proxy {
 
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Forwards future connections to the server at another port.
+    pub fn forward_to(&self, port: u16) {
+        self.change(|state| state.upstream = SocketAddr::from(([127, 0, 0, 1], port)));
     }
 
     /// Sets the traffic of every open and future connection.
@@ -226,7 +232,7 @@ impl Drop for Proxy {
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     for client in listener.incoming().flatten() {
-        let n = {
+        let (n, upstream) = {
             let mut state = shared.state.lock();
             if state.is_dropped {
                 return;
@@ -235,10 +241,10 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                 continue;
             };
             state.links.push(link);
-            state.links.len() - 1
+            (state.links.len() - 1, state.upstream)
         };
         let shared = Arc::clone(shared);
         // On its own thread, since the server may be slow to accept.
-        thread::spawn(move || serve(&shared, n, client, shared.upstream));
+        thread::spawn(move || serve(&shared, n, client, upstream));
     }
 }

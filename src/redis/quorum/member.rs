@@ -44,6 +44,8 @@ pub(crate) struct Member {
     /// Idle connections, the most recently used last.
     idle: Mutex<Vec<PipelinedConnection>>,
     closed: AtomicBool,
+    /// True at first, and after the server was found to hold the id of a call that it refused.
+    must_check_name: AtomicBool,
     task_queue: Sender<MemberTask>,
     /// The tasks of the io thread.
     pub(crate) tasks: Receiver<MemberTask>,
@@ -60,6 +62,7 @@ impl Member {
             max_idle,
             idle: Mutex::default(),
             closed: AtomicBool::new(false),
+            must_check_name: AtomicBool::new(true),
             task_queue,
             tasks,
         }
@@ -86,6 +89,13 @@ impl Member {
     pub(crate) fn mark_up(&self, took: Duration) {
         self.set_latency(took);
         self.down.store(false, Ordering::SeqCst);
+    }
+
+    /// Returns whether the next acquiring call must check that this server is no other member, too.
+    pub(super) fn take_name_check(&self) -> bool {
+        // Mostly false: a load is cheaper.
+        self.must_check_name.load(Ordering::SeqCst)
+            && self.must_check_name.swap(false, Ordering::SeqCst)
     }
 
     pub(super) fn latency(&self) -> u64 {
@@ -222,8 +232,13 @@ impl Member {
         match (pending, answer) {
             (PendingReply::Nothing, _) | (PendingReply::Acquire(_), None) => {}
             (PendingReply::Acquire(votes), Some(answer)) => {
-                let is_granted = answer.as_ref().is_ok_and(Answer::is_done);
-                let vote = if is_granted {
+                let found_own_id = |answer| votes.found_own_id(answer);
+                let found_own_id = answer.as_ref().is_ok_and(found_own_id);
+                if found_own_id {
+                    self.must_check_name.store(true, Ordering::SeqCst);
+                }
+                // The server has the key in either case.
+                let vote = if found_own_id || answer.as_ref().is_ok_and(Answer::is_done) {
                     Vote::Granted
                 } else {
                     Vote::Refused

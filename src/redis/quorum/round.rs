@@ -21,6 +21,7 @@
 
 mod connect;
 mod fault;
+mod names;
 mod undo;
 
 use std::sync::Arc;
@@ -82,6 +83,8 @@ pub(super) struct Round<'a> {
     answers: usize,
     /// True if a server refused because an earlier call of this client is still being undone.
     is_in_own_way: bool,
+    /// The slots whose servers refused because the lock key contains the id of this call.
+    with_own_id: Vec<usize>,
 }
 
 impl<'a> Round<'a> {
@@ -107,6 +110,7 @@ impl<'a> Round<'a> {
             has_reply: false,
             answers: 0,
             is_in_own_way: false,
+            with_own_id: Vec::new(),
         }
     }
 
@@ -119,10 +123,13 @@ impl<'a> Round<'a> {
         if connected.is_ok() && !is_hopeless {
             self.send();
             self.read();
+            self.check_names();
         }
         let verdict = self.votes.verdict();
+        let mut fault = None;
         match (self.verb, &verdict) {
-            (Verb::Acquire(_), _) if !self.votes.is_won() => self.undo(),
+            (Verb::Acquire(_), _) if !self.with_own_id.is_empty() => fault = self.undo_own_id(),
+            (Verb::Acquire(_), _) if !self.votes.is_won() => drop(self.undo()),
             (Verb::Release { .. }, Verdict::Decided(_)) => self.repeat(),
             _ => {}
         }
@@ -132,8 +139,9 @@ impl<'a> Round<'a> {
             }
         }
         connected?;
-        match (verdict, self.sent) {
-            (Verdict::Decided(answer), Some(sent)) => Ok((answer, sent)),
+        match (fault, verdict, self.sent) {
+            (None, Verdict::Decided(answer), Some(sent)) => Ok((answer, sent)),
+            (Some(fault), ..) => Err(fault),
             _ => Err(self.fault()),
         }
     }
@@ -239,7 +247,7 @@ impl<'a> Round<'a> {
                     return;
                 }
                 if let Some(answer) = self.read_one(n, began) {
-                    self.count(answer);
+                    self.count(n, answer);
                 }
             }
             let is_over =
@@ -250,7 +258,7 @@ impl<'a> Round<'a> {
             // After the deadline, sockets are read once more: this thread may have been paused
             // while replies arrived.
             is_last = Instant::now() >= self.until;
-            if let Err(error) = self.wait() {
+            if let Err(error) = self.wait(self.until) {
                 return self.lose_unread(&error);
             }
         }
@@ -259,10 +267,15 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Counts a server's answer.
-    fn count(&mut self, answer: Answer) {
+    /// Counts the answer of the n-th server.
+    fn count(&mut self, n: usize, answer: Answer) {
         self.answers += 1;
+        let own = self.undoable.and_then(|undoable| undoable.votes);
         let vote = match answer {
+            answer if own.is_some_and(|own| own.found_own_id(&answer)) => {
+                self.with_own_id.push(n);
+                None
+            }
             Answer::Refused(refusal) if self.members.is_abandoned(&refusal.holder) => {
                 self.is_in_own_way = true;
                 None
@@ -276,11 +289,11 @@ impl<'a> Round<'a> {
         self.votes.count(vote);
     }
 
-    /// Waits until a connection may have something to read, and notes which.
-    fn wait(&mut self) -> RedisResult<()> {
+    /// Waits until a connection may have something to read, at most until `until`. Notes which.
+    fn wait(&mut self, until: Instant) -> RedisResult<()> {
         let unread = self.slots.iter().filter_map(Slot::unread);
         let connections: Vec<_> = unread.map(PipelinedConnection::connection).collect();
-        let mut ready = wait_for_any(&connections, self.until)?.into_iter();
+        let mut ready = wait_for_any(&connections, until)?.into_iter();
         for slot in &mut self.slots {
             slot.is_ready = slot.unread().is_some() && ready.next() == Some(true);
         }
@@ -438,7 +451,7 @@ mod tests {
         round.send();
         peer.write_all(b"+PONG\r\n").unwrap();
         while !round.slots[0].is_ready {
-            round.wait().unwrap();
+            round.wait(until).unwrap();
         }
         round.slots[0].is_ready = false;
         round.until = Instant::now();

@@ -7,9 +7,12 @@ use crate::redis::undoable::{Undoable, Vote};
 impl Round<'_> {
     /// Undoes an acquiring call on every server that did not certainly refuse it. If the connection
     /// works, the release follows the call on it.
-    pub(super) fn undo(&mut self) {
+    ///
+    /// Returns the slots of the servers that granted the call, and do not have its key any more.
+    pub(super) fn undo(&mut self) -> Vec<usize> {
+        let mut without_key = Vec::new();
         let (Some(undoable), Some(_)) = (self.undoable, self.sent) else {
-            return;
+            return without_key;
         };
         self.members.note_abandoned(undoable.id);
         let granted = self.send_undo(undoable);
@@ -27,10 +30,15 @@ impl Round<'_> {
             };
             let (pending, answer) = connection.receive(self.until);
             member.settle(pending, answer.as_ref().ok());
-            if let Err(error) = answer {
-                self.lose(n, error);
+            match answer {
+                Ok(answer) if answer.as_ref().is_ok_and(|answer| !answer.is_done()) => {
+                    without_key.push(n);
+                }
+                Ok(_) => {}
+                Err(error) => self.lose(n, error),
             }
         }
+        without_key
     }
 
     /// Sends the release to every server that did not certainly refuse the call. Returns the

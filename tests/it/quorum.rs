@@ -1,0 +1,125 @@
+//! Promise: a quorum of names of one server is refused, and no vote is awaited for ever.
+
+use leasehold::{Client, ClientBuilder, Error};
+use support::{Proxy, Server, ms};
+
+support::tests![
+    three_names_of_one_server_are_refused,
+    two_names_of_one_server_among_three_are_refused,
+    names_that_become_one_server_are_refused_later,
+    key_of_a_refused_call_is_released
+];
+
+support::roughly_timed![lock_ends_if_the_votes_stay_split];
+
+fn builder(servers: &[&Proxy]) -> ClientBuilder {
+    let urls = servers.iter().map(|proxy| proxy.url());
+    Client::builder().quorum(urls).unreachable_for(ms(1_000))
+}
+
+/// Fails the test unless `error` names `count` of the proxies, and they are one server.
+#[track_caller]
+fn assert_names(error: &Error, proxies: &[&Proxy]) {
+    assert!(matches!(error, Error::Config(_)), "{error:?}");
+    let text = error.to_string();
+    let names = |proxy: &&&Proxy| text.contains(&format!("127.0.0.1:{}", proxy.port()));
+    assert_eq!(proxies.iter().filter(names).count(), 2, "{text}");
+    assert!(text.contains("one server twice"), "{text}");
+}
+
+/// Asserts that every kind of call that a quorum supports fails, and names two of the proxies.
+#[track_caller]
+fn assert_refused(client: &Client, proxies: &[&Proxy]) {
+    let limit = ms(10_000);
+    for error in [
+        client.mutex("a").lock().unwrap_err(),
+        client.mutex("a").try_lock().unwrap_err(),
+        client.mutex("b").try_lock_for(limit).unwrap_err(),
+        client.mutex_all(["c", "d"]).lock().unwrap_err(),
+        client.mutex_all(["c", "d"]).try_lock().unwrap_err(),
+    ] {
+        assert_names(&error, proxies);
+    }
+}
+
+fn three_names_of_one_server_are_refused() {
+    let server = Server::start();
+    let [a, b, c] = [(); 3].map(|()| Proxy::new(&server));
+    let names = [&a, &b, &c];
+    assert_refused(&builder(&names).build().unwrap(), &names);
+    let client = builder(&names).build().unwrap();
+    let error = client.mutex_all(["c", "d"]).lock().unwrap_err();
+    assert_names(&error, &names);
+}
+
+fn two_names_of_one_server_among_three_are_refused() {
+    let (server, other) = (Server::start(), Server::start());
+    let [a, b] = [(); 2].map(|()| Proxy::new(&server));
+    let c = Proxy::new(&other);
+    for names in [[&a, &b, &c], [&c, &a, &b], [&a, &c, &b]] {
+        let client = builder(&names).build().unwrap();
+        assert_refused(&client, &[&a, &b]);
+    }
+}
+
+/// The address of a member is given to another one while the client works.
+fn names_that_become_one_server_are_refused_later() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n| Proxy::new(&servers[n]));
+    let [a, b, c] = &proxies;
+    let client = builder(&[a, b, c]).build().unwrap();
+    for _ in 0..3 {
+        drop(client.mutex("a").lock().unwrap());
+    }
+    b.forward_to(a.port());
+    b.cut();
+    support::eventually(ms(10_000), || {
+        let outcome = client.mutex("a").lock();
+        match outcome {
+            Ok(guard) => drop(guard),
+            Err(error) => {
+                assert_names(&error, &[a, b]);
+                return true;
+            }
+        }
+        false
+    });
+}
+
+fn key_of_a_refused_call_is_released() {
+    let (server, other) = (Server::start(), Server::start());
+    let [a, b] = [(); 2].map(|()| Proxy::new(&server));
+    let c = Proxy::new(&other);
+    let client = builder(&[&a, &b, &c]).build().unwrap();
+    client.mutex("a").lock().unwrap_err();
+    for server in [&server, &other] {
+        let exists = || -> bool {
+            let mut connection = server.connection();
+            redis::cmd("EXISTS")
+                .arg("lock:a")
+                .query(&mut connection)
+                .unwrap()
+        };
+        support::eventually(ms(5_000), || !exists());
+    }
+}
+
+/// Foreign keys without an expiry, a different one on each server.
+fn lock_ends_if_the_votes_stay_split() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n| Proxy::new(&servers[n]));
+    for (n, server) in servers.iter().enumerate() {
+        let mut connection = server.connection();
+        let set = redis::cmd("SET").arg("lock:a").arg(n).exec(&mut connection);
+        set.unwrap();
+    }
+    let [a, b, c] = &proxies;
+    let client = builder(&[a, b, c]).build().unwrap();
+    let error = client.mutex("a").lock().unwrap_err();
+    assert!(error.is_unreachable(), "{error:?}");
+    assert!(
+        error.to_string().contains("keys of several holders"),
+        "{error}"
+    );
+    assert!(client.mutex("a").try_lock().unwrap().is_none());
+}
