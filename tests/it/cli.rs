@@ -6,6 +6,7 @@ pub(crate) mod cron;
 pub(crate) mod ends;
 pub(crate) mod exits;
 pub(crate) mod min_hold;
+pub(crate) mod nested;
 pub(crate) mod options;
 pub(crate) mod shown;
 pub(crate) mod signals;

@@ -90,6 +90,8 @@ const TESTS: &[Listed] = &[
     #[cfg(all(feature = "cli", unix))]
     cli::min_hold::TESTS,
     #[cfg(all(feature = "cli", unix))]
+    cli::nested::TESTS,
+    #[cfg(all(feature = "cli", unix))]
     cli::options::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::shown::TESTS,

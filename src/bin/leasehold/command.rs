@@ -4,6 +4,7 @@ use std::env;
 use std::io::{self, IsTerminal};
 use std::process::{Child, Command, Stdio};
 
+use crate::ancestors::{self, Ancestors};
 use crate::args::{Run, name};
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
@@ -48,6 +49,8 @@ fn set_environment(command: &mut Command, guard: &dyn Guard, args: &Run) {
             command.env_remove(variable);
         }
     }
+    let ancestors = Ancestors::of_environment().and(&guard.shown_id());
+    command.env(ancestors::VARIABLE, ancestors);
     let names = args.names();
     for (n, text) in names.iter().enumerate() {
         let suffix = match names.len() {

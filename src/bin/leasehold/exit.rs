@@ -36,7 +36,8 @@ pub(crate) const TABLE: &str = "\
 Exit codes:
   0 to 255  the exit code of the command
   1    unlock: the lock was not held; status --exit-code: a lock or permits are held
-  64   a command-line argument or setting is invalid, or the command needs --foreground
+  64   a command-line argument or setting is invalid, the command needs --foreground, or the lock
+       is held by a run under which this one was started
   69   Redis is unreachable or does not answer
   71   out of processes, threads or pipes, or the end of the command is unknown
   74   cannot write to standard output

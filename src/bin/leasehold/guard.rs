@@ -13,6 +13,9 @@ pub(crate) trait Guard: Send {
     /// Returns the fencing token of a held name.
     fn token(&self, name: &Name) -> Option<FencingToken>;
 
+    /// Returns the holder id in the form that `status` shows.
+    fn shown_id(&self) -> String;
+
     fn lost(&self) -> Receiver<Lost>;
 
     fn is_held(&self) -> bool;
@@ -33,6 +36,10 @@ macro_rules! guards {
             fn token(&self, name: &Name) -> Option<FencingToken> {
                 let token: fn(&Self, &Name) -> Option<FencingToken> = $token;
                 token(self, name)
+            }
+
+            fn shown_id(&self) -> String {
+                self.holder_id().short().to_string()
             }
 
             fn lost(&self) -> Receiver<Lost> {

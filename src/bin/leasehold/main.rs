@@ -3,6 +3,7 @@
 #[cfg(not(unix))]
 compile_error!("the feature `cli` needs Unix process groups and signals");
 
+mod ancestors;
 mod args;
 mod command;
 #[expect(dead_code, reason = "this program uses only a part of it")]

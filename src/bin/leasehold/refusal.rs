@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use leasehold::crossbeam_channel::bounded;
 use leasehold::{Client, FencingToken, Holder, Name, PermitHolder};
 
+use crate::ancestors::Ancestors;
 use crate::args::{Run, name};
 use crate::exit::Failure;
 use crate::record::shown_holder;
@@ -24,20 +25,22 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// Returns the outcome of a run that did not get its lock.
 pub(crate) fn not_acquired(client: &Client, args: &Run) -> Failure {
     let code = args.not_acquired_exit;
-    if code == 0 {
+    let ancestors = Ancestors::of_environment();
+    if code == 0 && ancestors.is_empty() {
         // Cron sends a mail for any output.
         return Failure::new(code, "");
     }
     let names: Vec<Name> = args.names().into_iter().map(name).collect();
     let (answer, answered) = bounded(1);
-    let (client, asked, permits) = (client.clone(), names.clone(), args.permits);
+    let (client, args_of_run) = (client.clone(), args.clone());
     // If no thread can be started, the answer is missing, as if Redis did not reply.
     let _ = thread::Builder::new().spawn(move || {
-        let _ = answer.send(match permits {
-            Some(permits) => asked
-                .first()
-                .and_then(|name| permits_out(&client, name, permits)),
-            None => asked.iter().find_map(|name| held(&client, name)),
+        let refusal = ancestors.refusal(&client, &args_of_run);
+        let _ = answer.send(match refusal {
+            Ok(Some(refusal)) => Some(refusal),
+            // Cron sends a mail for any output.
+            _ if code == 0 => None,
+            _ => held_by_others(&client, &args_of_run).map(|text| Failure::outcome(code, text)),
         });
     });
     let limit = match args.wait {
@@ -46,7 +49,22 @@ pub(crate) fn not_acquired(client: &Client, args: &Run) -> Failure {
     };
     let known = answered.recv_timeout(limit).ok().flatten();
     // If nothing is known, no reply arrived in time, or nobody holds the lock now.
-    Failure::outcome(code, known.unwrap_or_else(|| unknown(&names, permits)))
+    known.unwrap_or_else(|| match code {
+        0 => Failure::new(code, ""),
+        _ => Failure::outcome(code, unknown(&names, args.permits)),
+    })
+}
+
+/// Returns the message about a holder of one of the names; `None` if they are free, or if the query
+/// fails.
+fn held_by_others(client: &Client, args: &Run) -> Option<String> {
+    let mut names = args.names().into_iter().map(name);
+    match args.permits {
+        Some(permits) => names
+            .next()
+            .and_then(|name| permits_out(client, &name, permits)),
+        None => names.find_map(|name| held(client, &name)),
+    }
 }
 
 /// Returns the message if the holder is unknown.

@@ -121,6 +121,10 @@ mod tests {
             None
         }
 
+        fn shown_id(&self) -> String {
+            String::new()
+        }
+
         fn lost(&self) -> Receiver<Lost> {
             never()
         }

@@ -3,10 +3,11 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold::crossbeam_channel::{Receiver, bounded, select};
+use leasehold::crossbeam_channel::{Receiver, bounded, never, select};
 use leasehold::{Client, Error};
 use signal_hook::consts::SIGTSTP;
 
+use crate::ancestors::Lookout;
 use crate::args::Run;
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
@@ -37,6 +38,9 @@ pub(crate) fn wait(
         .name("leasehold-wait".into())
         .spawn(waiting)
         .map_err(|error| Failure::system("cannot start a thread", &error))?;
+    let lookout = Lookout::start(client, args)?;
+    let refusal = lookout.as_ref().map(|lookout| lookout.refusal.clone());
+    let mut refusal = refusal.unwrap_or_else(never);
     loop {
         select! {
             recv(answered) -> taken => {
@@ -44,6 +48,14 @@ pub(crate) fn wait(
                 let taken = taken.unwrap_or(Err(Error::Closed))?;
                 return taken.ok_or_else(|| not_acquired(client, args));
             }
+            recv(refusal) -> refused => match refused {
+                Ok(failure) => {
+                    client.shutdown(LEAVING)?;
+                    return Err(failure);
+                }
+                // The thread has panicked and printed why.
+                Err(_) => refusal = never(),
+            },
             recv(signals) -> signal => match signal {
                 Ok(signal) if ends(signal) => {
                     // Wakes the waiting thread, and undoes its attempt or releases its lock.

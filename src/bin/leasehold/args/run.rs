@@ -19,7 +19,8 @@ leasehold run [OPTIONS] NAME [--] CMD [ARG]...
 ///
 /// The command's environment contains LEASEHOLD_NAME and LEASEHOLD_FENCING_TOKEN. With several
 /// names, these are LEASEHOLD_NAME_1 and LEASEHOLD_FENCING_TOKEN_1 for the first of them, and so
-/// on.
+/// on. LEASEHOLD_ANCESTORS has the holder ids of the runs above it: a run whose lock one of these
+/// holds exits with 64, in place of waiting for ever.
 ///
 /// The command runs in its own process group: HUP, INT, QUIT, TERM, USR1 and USR2 are forwarded to
 /// the whole group. Processes that the command leaves running in the group are ended before the
@@ -30,7 +31,7 @@ leasehold run [OPTIONS] NAME [--] CMD [ARG]...
 /// If the lock is lost, the group gets TERM, and KILL after --kill-after. If this process is
 /// killed, the group is killed too. Processes that leave the group (by setsid, or a shell's job
 /// control) are not ended, except the command itself, with its own group if it leads one.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(override_usage = USAGE_OF_RUN)]
 pub(crate) struct Run {
     /// The lock's name
