@@ -2,9 +2,10 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use leasehold::Client;
+use leasehold::{Client, Error, Mutex, MutexGuard};
 use redis::Commands;
 
 use support::child::Child;
@@ -17,6 +18,7 @@ mod support {
     pub(crate) mod run;
 }
 
+const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Calls `three_nights`, with a private Redis unless `REDIS_URL` is set. Your own program would not
@@ -32,7 +34,7 @@ fn worker() -> Outcome {
     for night in io::stdin().lines() {
         let night = night?;
         let mutex = client.mutex(format!("report of {night}"));
-        match mutex.try_lock()? {
+        match try_while_unreachable(&mutex)? {
             Some(guard) => {
                 write_report(&night)?;
                 println!("wrote the report");
@@ -45,6 +47,20 @@ fn worker() -> Outcome {
         }
     }
     Ok(())
+}
+
+/// Tries once, and again while Redis is unreachable: otherwise a restart of Redis at that moment
+/// would leave the job undone on all hosts.
+fn try_while_unreachable(mutex: &Mutex) -> Result<Option<MutexGuard>, Error> {
+    let began = Instant::now();
+    loop {
+        match mutex.try_lock() {
+            Err(error) if error.is_retryable() && began.elapsed() < MINUTE => {
+                thread::sleep(Duration::from_secs(1));
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Appends to a list, whose length shows how often the job ran.

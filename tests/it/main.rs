@@ -170,6 +170,8 @@ const ROUGHLY_TIMED: &[Listed] = &[
     #[cfg(all(feature = "cli", unix))]
     cli::min_hold::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
+    cli::signals::ROUGHLY_TIMED,
+    #[cfg(all(feature = "cli", unix))]
     cli::options::ROUGHLY_TIMED,
     fair::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,
@@ -191,6 +193,8 @@ const ROUGHLY_TIMED: &[Listed] = &[
 const TIMED: &[Listed] = &[
     batching::TIMED,
     cancel::TIMED,
+    #[cfg(all(feature = "cli", unix))]
+    cli::signals::TIMED,
     local_handoff::TIMED,
     lock::TIMED,
     loss::TIMED,

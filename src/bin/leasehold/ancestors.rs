@@ -15,7 +15,8 @@ use crate::exit::{Failure, USAGE};
 /// The ids are shortened: anyone who knows the whole id can release the lock.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_ANCESTORS";
 
-/// The pause between two looks at the holders. One look suffices unless Redis does not reply.
+/// The pause before each look at the holders while this run waits. One look before the wait
+/// suffices unless Redis does not reply to it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The shortened holder ids of the runs above this one.
@@ -140,13 +141,10 @@ impl Lookout {
         let (waits, ended) = bounded::<()>(0);
         let (client, args) = (client.clone(), args.clone());
         let look = move || {
-            loop {
+            while ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
                 // If Redis does not reply or refuses the query, the wait itself reports that.
                 if let Ok(Some(refusal)) = ancestors.refusal(&client, &args) {
                     let _ = tell.send(refusal);
-                    return;
-                }
-                if ended.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Disconnected) {
                     return;
                 }
             }

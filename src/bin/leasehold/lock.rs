@@ -27,7 +27,7 @@ impl LockWait {
 }
 
 /// Acquires the lock; returns `None` if it is not granted in time.
-pub(crate) type Take = Box<dyn FnOnce(LockWait) -> Result<Option<Box<dyn Guard>>, Error> + Send>;
+pub(crate) type Take = Box<dyn Fn(LockWait) -> Result<Option<Box<dyn Guard>>, Error> + Send>;
 
 /// Returns the call that acquires `$lock` with the settings of `$args`, by the methods of its kind:
 /// one that waits, one that does not, and one that waits for a limited time.

@@ -5,6 +5,7 @@ compile_error!("the feature `cli` needs Unix process groups and signals");
 
 mod ancestors;
 mod args;
+mod background;
 mod command;
 #[expect(dead_code, reason = "this program uses only a part of it")]
 #[path = "../../escape.rs"]

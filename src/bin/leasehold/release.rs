@@ -4,12 +4,12 @@ use std::mem;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::crossbeam_channel::{Receiver, select};
-use leasehold::{Error, Lost, Unlocked};
+use leasehold::crossbeam_channel::Receiver;
+use leasehold::{Client, Error, Lost, Unlocked};
 
+use crate::background;
 use crate::guard::Guard;
-use crate::message::{note, say};
-use crate::signals::ends;
+use crate::message::say;
 
 /// The shortest valid ttl.
 const SHORTEST: Duration = Duration::from_millis(10);
@@ -17,18 +17,53 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// The pause between attempts to extend the lease for `--min-hold`.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Releases the lock, or leaves it in Redis for the rest of `min_hold`.
+/// Releases the lock, or leaves it in Redis for the rest of `min_hold`, as long as signals permit.
 ///
-/// Returns an error if the lock was lost before.
+/// `signalled` means that a signal asked this process to end before this call. Returns an error if
+/// the lock was lost before.
 pub(crate) fn release(
-    guard: Box<dyn Guard>,
+    (client, guard): (Client, Box<dyn Guard>),
     granted: Instant,
     min_hold: Duration,
     signals: &Receiver<i32>,
+    signalled: bool,
 ) -> Result<(), Lost> {
     if let Err(Error::Lost(lost)) = guard.ensure_held() {
+        give_back((client, guard), signals, signalled);
         return Err(said_lost(lost));
     }
+    let released = background::start("leasehold-release", move || {
+        let released = release_or_keep(guard, granted, min_hold);
+        // Waits for the requests that are under way.
+        drop(client);
+        released
+    });
+    let first = signalled.then(Instant::now);
+    background::wait_for(&released, signals, first).unwrap_or_else(|| {
+        // The lease was valid until the command ended, so the command has succeeded.
+        say("the release was not confirmed before a signal: the lock is free after the ttl");
+        Ok(())
+    })
+}
+
+/// Drops the guard of a lost lock, or of a command that has not run, as long as signals permit.
+pub(crate) fn give_back(
+    (client, guard): (Client, Box<dyn Guard>),
+    signals: &Receiver<i32>,
+    signalled: bool,
+) {
+    let released = background::start("leasehold-release", move || {
+        drop(guard);
+        drop(client);
+    });
+    background::wait_for(&released, signals, signalled.then(Instant::now));
+}
+
+fn release_or_keep(
+    guard: Box<dyn Guard>,
+    granted: Instant,
+    min_hold: Duration,
+) -> Result<(), Lost> {
     // A request without a reply may have run: then the lease ends with the shorter ttl. The command
     // has ended before, under a valid lease, so an expiry from here on is no loss.
     let mut is_shortened = false;
@@ -52,15 +87,7 @@ pub(crate) fn release(
                         "{error}; this process renews the lock until --min-hold is over"
                     ));
                 }
-                select! {
-                    recv(signals) -> signal => {
-                        if signal.is_ok_and(ends) {
-                            note("exiting before --min-hold ends: the lock is free after the ttl");
-                            break;
-                        }
-                    }
-                    default(ASK_AGAIN) => {}
-                }
+                thread::sleep(ASK_AGAIN);
             }
         }
     }

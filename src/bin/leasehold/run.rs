@@ -17,8 +17,8 @@ use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::lock::take;
 use crate::message::print_in_background;
-use crate::release::release;
-use crate::running::{Running, Watcher};
+use crate::release::{give_back, release};
+use crate::running::{End, Running, Watcher};
 use crate::signals::{ends, signals, suspend};
 use crate::wait::wait;
 
@@ -37,7 +37,8 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
         builder = builder.owner(owner);
     }
     let client = builder.build()?;
-    let guard = match wait(&client, take(&client, args)?, args, &signals) {
+    let take = take(&client, args)?;
+    let guard = match wait(&client, take, args, connection.unreachable_for, &signals) {
         Ok(guard) => guard,
         Err(failure) => {
             // Dropping the client would wait for a command without a reply, beyond --wait.
@@ -46,23 +47,59 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
         }
     };
     let granted = Instant::now();
-    let mut job = job(args)
-        .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
-    let watcher = Watcher::start()?;
-    // On failure the guard is dropped, which frees the name at once: the command has not run.
-    ensure_not_cancelled(&signals)?;
-    ensure_held(&*guard)?;
-    let command = start(&mut *job, &*guard, args)?;
-    let running = Running::new(job, command, watcher, &*guard, args.kill_after);
-    let end = running.until_the_end(&signals);
+    let end = match run_under(&*guard, args, &signals) {
+        Ok(end) => end,
+        Err(NotStarted { failure, signalled }) => {
+            give_back((client, guard), &signals, signalled);
+            return Err(failure);
+        }
+    };
     if let Some(lost) = end.lost {
+        give_back((client, guard), &signals, end.signalled);
         return Ok(lost_code(lost));
     }
-    Ok(match release(guard, granted, args.min_hold, &signals) {
+    let released = release(
+        (client, guard),
+        granted,
+        args.min_hold,
+        &signals,
+        end.signalled,
+    );
+    Ok(match released {
         Err(lost) => lost_code(lost),
         Ok(()) if end.needed_terminal => exit::USAGE,
         Ok(()) => end.code.expect("`until_the_end` waits for the command"),
     })
+}
+
+/// Why the command was not started, and whether that was a signal.
+struct NotStarted {
+    failure: Failure,
+    signalled: bool,
+}
+
+impl From<Failure> for NotStarted {
+    fn from(failure: Failure) -> Self {
+        Self {
+            failure,
+            signalled: false,
+        }
+    }
+}
+
+/// Runs the command under the lock until it has ended.
+fn run_under(guard: &dyn Guard, args: &Run, signals: &Receiver<i32>) -> Result<End, NotStarted> {
+    let mut job = job(args)
+        .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
+    let watcher = Watcher::start()?;
+    ensure_not_cancelled(signals).map_err(|failure| NotStarted {
+        failure,
+        signalled: true,
+    })?;
+    ensure_held(guard)?;
+    let command = start(&mut *job, guard, args)?;
+    let running = Running::new(job, command, watcher, guard, args.kill_after);
+    Ok(running.until_the_end(signals))
 }
 
 fn job(args: &Run) -> io::Result<Box<dyn CommandJob>> {

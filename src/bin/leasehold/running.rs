@@ -13,6 +13,7 @@ use crate::exit::{self, Failure};
 use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::message::say;
+use crate::signals::ends;
 
 /// How often to check whether the processes that the command left behind have ended.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
@@ -44,6 +45,8 @@ pub(crate) struct End {
     pub(crate) lost: Option<Lost>,
     /// The command was terminated because it needed the terminal.
     pub(crate) needed_terminal: bool,
+    /// A signal asked this process to end.
+    pub(crate) signalled: bool,
 }
 
 impl<'a> Running<'a> {
@@ -101,6 +104,7 @@ impl<'a> Running<'a> {
                     }
                 }
                 recv(signals) -> signal => {
+                    self.end.signalled |= signal.is_ok_and(ends);
                     if let Some(signal) = signal.ok().and_then(Signal::from_named_raw) {
                         let guard = self.guard;
                         self.job.forward(signal, &|| guard.is_held());

@@ -1,35 +1,45 @@
 //! The wait for the lock, during which signals are handled.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{Receiver, bounded, never, select};
 use leasehold::{Client, Error};
 use signal_hook::consts::SIGTSTP;
 
-use crate::ancestors::Lookout;
+use crate::ancestors::{Ancestors, Lookout};
 use crate::args::Run;
+use crate::background;
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
 use crate::lock::{LockWait, Take};
 use crate::refusal::not_acquired;
 use crate::signals::{ends, suspend};
 
-/// The time limit of the client's shutdown after a signal. The shutdown may take one command
-/// timeout longer.
+/// The time limit of the client's shutdown. Nothing waits for it after that.
 const LEAVING: Duration = Duration::from_secs(1);
 
+/// The pause between attempts while Redis is unreachable.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+
+/// How many refusals do not count after an attempt without a reply. It may have acquired the lock,
+/// and is undone as soon as Redis replies.
+const UNDONE_AFTER: u32 = 4;
+
 /// Waits for the lock, and handles signals during the wait.
+///
+/// A run that does not wait for the lock may wait for Redis, for `unreachable_for`.
 pub(crate) fn wait(
     client: &Client,
     take: Take,
     args: &Run,
+    unreachable_for: Option<Duration>,
     signals: &Receiver<i32>,
 ) -> Result<Box<dyn Guard>, Failure> {
     let (answer, answered) = bounded(1);
-    let limit = LockWait::of(args);
+    let (asking, asked) = (client.clone(), args.clone());
     let waiting = move || {
-        let taken = take(limit);
+        let taken = acquire(&asking, &take, &asked, unreachable_for.unwrap_or_default());
         // Fails only if a signal has ended the wait. The shutdown of the client releases the lock
         // if this call has acquired it.
         let _ = answer.send(taken);
@@ -45,12 +55,12 @@ pub(crate) fn wait(
         select! {
             recv(answered) -> taken => {
                 // The thread always sends a result, unless it has panicked and printed why.
-                let taken = taken.unwrap_or(Err(Error::Closed))?;
+                let taken = taken.unwrap_or_else(|_| Err(Error::Closed.into()))?;
                 return taken.ok_or_else(|| not_acquired(client, args));
             }
             recv(refusal) -> refused => match refused {
                 Ok(failure) => {
-                    client.shutdown(LEAVING)?;
+                    leave(client, signals, None);
                     return Err(failure);
                 }
                 // The thread has panicked and printed why.
@@ -58,8 +68,7 @@ pub(crate) fn wait(
             },
             recv(signals) -> signal => match signal {
                 Ok(signal) if ends(signal) => {
-                    // Wakes the waiting thread, and undoes its attempt or releases its lock.
-                    client.shutdown(LEAVING)?;
+                    leave(client, signals, Some(Instant::now()));
                     return Err(Failure::new(exit::by_signal(signal), ""));
                 }
                 Ok(SIGTSTP) => suspend(),
@@ -67,5 +76,58 @@ pub(crate) fn wait(
                 _ => {}
             }
         }
+    }
+}
+
+/// Wakes the waiting thread, and undoes its attempt or releases its lock, while signals permit.
+fn leave(client: &Client, signals: &Receiver<i32>, signal: Option<Instant>) {
+    let client = client.clone();
+    let shutdown = background::start("leasehold-leave", move || client.shutdown(LEAVING));
+    background::wait_for(&shutdown, signals, signal);
+}
+
+/// Acquires the lock; returns `None` if it is not granted in time.
+fn acquire(
+    client: &Client,
+    take: &Take,
+    args: &Run,
+    unreachable_for: Duration,
+) -> Result<Option<Box<dyn Guard>>, Failure> {
+    let limit = LockWait::of(args);
+    if let LockWait::None = limit {
+        return Ok(try_while_unreachable(take, unreachable_for)?);
+    }
+    let ancestors = Ancestors::of_environment();
+    if !ancestors.is_empty() {
+        // A call that waits has a place in the queue. So the first attempt does not wait. If Redis
+        // does not reply now, the call below waits, and the lookout asks again.
+        match take(LockWait::None) {
+            Ok(None) => {
+                if let Ok(Some(refusal)) = ancestors.refusal(client, args) {
+                    return Err(refusal);
+                }
+            }
+            Ok(granted) => return Ok(granted),
+            Err(_) => {}
+        }
+    }
+    Ok(take(limit)?)
+}
+
+/// Tries once, and again if Redis is unreachable, for at most this time.
+fn try_while_unreachable(take: &Take, limit: Duration) -> Result<Option<Box<dyn Guard>>, Error> {
+    let began = Instant::now();
+    let mut uncounted = 0;
+    loop {
+        match take(LockWait::None) {
+            Err(error) if error.is_retryable() && began.elapsed() < limit => {
+                if error.may_be_held() {
+                    uncounted = UNDONE_AFTER;
+                }
+            }
+            Ok(None) if uncounted > 0 => uncounted -= 1,
+            outcome => return outcome,
+        }
+        thread::sleep(TRY_AGAIN);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::BufReader;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -20,7 +20,8 @@ support::tests![
     wait_that_ends_with_an_open_breaker_exits_69,
     output_that_cannot_be_written_has_its_exit_codes,
     command_gets_token_and_name_in_its_environment,
-    command_gets_no_variables_of_an_outer_lock
+    command_gets_no_variables_of_an_outer_lock,
+    run_that_does_not_wait_for_the_lock_can_wait_for_redis
 ];
 
 support::roughly_timed![held_lock_is_waited_for_only_as_long_as_asked];
@@ -231,4 +232,25 @@ fn held_lock_is_waited_for_only_as_long_as_asked() {
     });
     drop(guard);
     assert_eq!(waiting.each_mut().map(Program::code), [Some(3), Some(4)]);
+}
+
+fn run_that_does_not_wait_for_the_lock_can_wait_for_redis() {
+    let mut server = Server::start();
+    let url = server.url();
+    server.kill();
+    let patient = |limit| ["--no-wait", "--min-hold", "60s", "--unreachable-for", limit];
+    let mut runs = [(); 3].map(|()| Program::run(&url, &patient("60s"), "echo ran"));
+    assert_eq!(code(&url, &["run", "a", "--no-wait", "true"]), 69);
+    server.restart();
+    let mut codes = runs.each_mut().map(Program::code);
+    codes.sort();
+    assert_eq!(codes, [Some(0), Some(75), Some(75)]);
+    let lines = runs
+        .each_mut()
+        .map(|run| run.lines.by_ref().lines().count());
+    assert_eq!(lines.iter().sum::<usize>(), 1);
+
+    server.kill();
+    let mut run = Program::run(&url, &patient("1s"), "echo ran");
+    assert_eq!(run.code(), Some(69));
 }

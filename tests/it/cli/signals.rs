@@ -3,11 +3,12 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
-use support::{Server, eventually};
+use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
 
-use super::{PROGRAM, Program, WAIT_LIMIT, client, hold};
+use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, wait_until_ended};
 
 support::tests![
     signal_ends_the_wait,
@@ -16,6 +17,13 @@ support::tests![
     #[cfg(target_os = "linux")]
     command_is_suspended_with_the_program
 ];
+
+support::roughly_timed![
+    signal_ends_the_wait_and_the_release_beside_a_hung_server,
+    signal_ends_a_query_beside_a_hung_server
+];
+
+support::timed![second_signal_ends_the_program_at_once];
 
 /// Returns whether this process, and so every child, ignores the signal.
 ///
@@ -116,4 +124,96 @@ fn command_is_suspended_with_the_program() {
     eventually(WAIT_LIMIT, || state(pid) != Some('T'));
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(143));
+}
+
+/// Returns how long the program took to end after a signal, and its exit code.
+fn end_after(program: &mut Program, signal: Signal) -> (Duration, Option<i32>) {
+    let sent = Instant::now();
+    program.send(signal);
+    let code = program.code();
+    (sent.elapsed(), code)
+}
+
+/// The timeouts with which a call to a hung server takes much longer than a signal may take.
+const PATIENT: [&str; 4] = ["--command-timeout", "8s", "--connect-timeout", "8s"];
+
+fn signal_ends_the_wait_and_the_release_beside_a_hung_server() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let guard = hold(&server);
+    let mut waits = Program::run(&proxy.url(), &PATIENT, "true");
+    eventually(WAIT_LIMIT, || {
+        client(&server).mutex("a").waiting().unwrap() == 1
+    });
+    proxy.set_all(Traffic::Stall);
+    let (took, code) = end_after(&mut waits, Signal::TERM);
+    assert!(took < ms(1_500), "{took:?}");
+    assert_eq!(code, Some(143));
+    // A new client, which has no connection yet.
+    let mut waits = Program::run(&proxy.url(), &PATIENT, "true");
+    let connections = proxy.connections();
+    eventually(WAIT_LIMIT, || proxy.connections() > connections);
+    let (took, code) = end_after(&mut waits, Signal::INT);
+    assert!(took < ms(1_500), "{took:?}");
+    assert_eq!(code, Some(130));
+    drop(guard);
+
+    proxy.set_all(Traffic::Pass);
+    // The server hangs from the end of the command on, or while it runs.
+    for signals_the_command in [false, true] {
+        let script = "trap 'exit 3' USR1 TERM; echo $$; while :; do sleep 0.02; done";
+        let options = [&PATIENT[..], &["--ttl", "60s", "--kill-after", "100ms"]].concat();
+        let mut program = Program::run(&proxy.url(), &options, script);
+        let command = program.pid();
+        proxy.set_all(Traffic::Stall);
+        if !signals_the_command {
+            program.send(Signal::USR1);
+            wait_until_ended(&[command]);
+        }
+        let (took, code) = end_after(&mut program, Signal::TERM);
+        assert!(took < ms(1_500), "{took:?}");
+        assert_eq!(code, Some(3));
+        let said = program.errors();
+        assert!(said.contains("the lock is free after the ttl"), "{said}");
+        proxy.cut();
+        proxy.set_all(Traffic::Pass);
+        client(&server).mutex("a").force_unlock().unwrap();
+    }
+}
+
+fn second_signal_ends_the_program_at_once() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let _guard = hold(&server);
+    let mut waits = Program::run(&proxy.url(), &PATIENT, "true");
+    eventually(WAIT_LIMIT, || {
+        client(&server).mutex("a").waiting().unwrap() == 1
+    });
+    proxy.set_all(Traffic::Stall);
+    let first = Instant::now();
+    waits.send(Signal::TERM);
+    // Repeats in the first 250 ms count as one signal with the first.
+    let_pass(ms(300));
+    waits.send(Signal::TERM);
+    assert_eq!(waits.code(), Some(143));
+    let took = first.elapsed();
+    assert!(took < ms(800), "{took:?}");
+}
+
+fn signal_ends_a_query_beside_a_hung_server() {
+    let server = Server::start();
+    let _guard = hold(&server);
+    for args in [
+        &["list"][..],
+        &["status", "a"],
+        &["unlock", "a", "--force"],
+        &["top", "--json"],
+    ] {
+        let proxy = Proxy::new(&server);
+        proxy.set_all(Traffic::Stall);
+        let mut program = Program::start(&proxy.url(), &[args, &PATIENT].concat());
+        eventually(WAIT_LIMIT, || proxy.connections() > 0);
+        let (took, _) = end_after(&mut program, Signal::TERM);
+        assert!(took < ms(1_000), "{args:?}: {took:?}");
+    }
 }

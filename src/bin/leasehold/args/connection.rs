@@ -40,11 +40,12 @@ pub(crate) struct ConnectionArgs {
     )]
     command_timeout: Option<Duration>,
 
-    /// How long Redis may be unreachable before a wait for a lock fails [default: 10s]
+    /// How long Redis may be unreachable before a wait for a lock fails. With `run --no-wait`, for
+    /// how long to try to reach Redis [default: 10s; with --no-wait, one attempt]
     #[arg(
         long, global = true, value_name = "TIME", value_parser = duration, help_heading = "Redis"
     )]
-    unreachable_for: Option<Duration>,
+    pub(crate) unreachable_for: Option<Duration>,
 
     /// The PEM file of the certificate authorities to trust in place of the system's. Needs a URL
     /// with TLS, such as `rediss://host`

@@ -79,14 +79,15 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 
-    /// Do not wait for the lock
+    /// Do not wait for the lock. With --unreachable-for, wait for Redis if it is unreachable
     #[arg(long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
     /// The time from the grant for which the lock stays taken, even if the command ends or fails
     /// earlier. This process leaves the lock to expire in Redis and exits; if Redis does not
     /// confirm that, it stays and renews the lock. If the command cannot be started, the lock is
-    /// released at once. If this process is killed, the lock is free after the ttl
+    /// released at once. If this process is killed, the lock is free after the ttl. In a crontab of
+    /// several hosts, this must be longer than the clocks differ, and shorter than the interval
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s")]
     pub(crate) min_hold: Duration,
 

@@ -1,0 +1,106 @@
+//! Work that may wait for Redis, until a signal ends it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
+use signal_hook::consts::SIGTSTP;
+
+use crate::signals::{ends, suspend};
+
+/// How long the work may go on after the first signal: 100 ms of the second are left to exit.
+const AFTER_SIGNAL: Duration = Duration::from_millis(900);
+
+/// Further signals within this time count as one with the first: a service manager may send one to
+/// this process and another to its group.
+const ONE_SIGNAL: Duration = Duration::from_millis(250);
+
+/// Starts `act` on another thread, or runs it on this one if none can be started. Returns a channel
+/// that receives the result.
+pub(crate) fn start<T, F>(name: &str, act: F) -> Receiver<T>
+where
+    T: Send + 'static,
+    F: FnOnce() -> T + Send + 'static,
+{
+    let (tell, result) = bounded(1);
+    let work = Arc::new(Mutex::new(Some((act, tell))));
+    let shared = Arc::clone(&work);
+    let thread = thread::Builder::new().name(name.into());
+    if thread.spawn(move || run(&shared)).is_err() {
+        run(&work);
+    }
+    result
+}
+
+fn run<T>(work: &Mutex<Option<(impl FnOnce() -> T, Sender<T>)>>) {
+    let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some((act, tell)) = work {
+        // Fails if a signal has ended the wait for the result.
+        let _ = tell.send(act());
+    }
+}
+
+/// Returns the result, or `None` if there was none a while after the `first` signal or before the
+/// second one.
+///
+/// `first` is the time of the first signal if it has arrived already.
+pub(crate) fn wait_for<T>(
+    result: &Receiver<T>,
+    signals: &Receiver<i32>,
+    mut first: Option<Instant>,
+) -> Option<T> {
+    loop {
+        let limit = first.map_or_else(never, |first| at(first + AFTER_SIGNAL));
+        select! {
+            recv(result) -> result => return result.ok(),
+            recv(limit) -> _ => return None,
+            recv(signals) -> signal => match (signal, first) {
+                (Ok(signal), None) if ends(signal) => first = Some(Instant::now()),
+                (Ok(signal), Some(first)) if ends(signal) && first.elapsed() >= ONE_SIGNAL => {
+                    return None;
+                }
+                (Ok(SIGTSTP), _) => suspend(),
+                _ => {}
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::crossbeam_channel::unbounded;
+    use signal_hook::consts::{SIGTERM, SIGUSR1};
+
+    use super::*;
+
+    #[test]
+    fn the_second_signal_ends_the_wait_unless_it_repeats_the_first() {
+        let (_tell, result) = bounded::<()>(1);
+        let (send, signals) = unbounded();
+        let now = Instant::now();
+        let ago = |time| {
+            now.checked_sub(time)
+                .expect("the machine has run for a second")
+        };
+        for signal in [SIGTERM, SIGTERM, SIGUSR1] {
+            send.send(signal).unwrap();
+        }
+        assert_eq!(wait_for(&result, &signals, None), None);
+        assert!(now.elapsed() >= AFTER_SIGNAL, "{:?}", now.elapsed());
+        send.send(SIGTERM).unwrap();
+        let now = Instant::now();
+        assert_eq!(wait_for(&result, &signals, Some(ago(ONE_SIGNAL))), None);
+        assert!(
+            now.elapsed() < AFTER_SIGNAL - ONE_SIGNAL,
+            "{:?}",
+            now.elapsed()
+        );
+    }
+
+    #[test]
+    fn the_result_arrives() {
+        let result = start("leasehold-test", || 7);
+        assert_eq!(wait_for(&result, &never(), None), Some(7));
+    }
+}
