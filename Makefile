@@ -28,9 +28,9 @@ EMPTY =
 ANY_OF = $(subst $(EMPTY) $(EMPTY),$(COMMA),$(1:%=%::))
 COMMA = ,
 
-.PHONY: demo test test-without-tls test-async test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
+.PHONY: demo test test-without-tls test-async test-sqlite test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
 
-# Runs two examples, for a first impression.
+# Runs two examples, for a first impression. README.md says what they show, and how long it takes.
 demo: servers
 	$(WITH_SERVER) $(CARGO) run --release --example booking
 	$(WITH_SERVER) $(CARGO) run --release --example payments
@@ -38,7 +38,7 @@ demo: servers
 # The binaries of the integration tests.
 BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
 # Examples with tests, which start the test kit.
-KIT_EXAMPLES = testing fail_fast health_endpoint long_job
+KIT_EXAMPLES = testing payments transfer fail_fast health_endpoint long_job
 # The binaries that mostly compute, and those that load the machine little.
 COMPUTING = layers rustdoc memory lease_model permits_model queue_model quorum_model rw_model set_model
 LIGHT = differential metrics repository serialize testing testing_alone
@@ -67,6 +67,11 @@ test-without-tls:
 # Runs the examples of the guide that need Tokio or tracing: a separate package.
 test-async:
 	$(CARGO) test --manifest-path tests/async/Cargo.toml --doc \
+		--target-dir "$${CARGO_TARGET_DIR:-target}"
+
+# Runs the tests of the example with a database: a separate package.
+test-sqlite:
+	$(CARGO) test --locked --manifest-path examples/sqlite/Cargo.toml \
 		--target-dir "$${CARGO_TARGET_DIR:-target}"
 
 # Runs the tests that need a server with TLS.

@@ -12,12 +12,14 @@ const LIMIT: u64 = 1 << 53;
 
 /// A number that is higher for every later holder of a name.
 ///
-/// Pass it to the resource that the lock protects, and let that resource reject every write with a
-/// token lower than the highest it has seen. A process may be paused between
+/// Pass it to the resource that the lock protects, and let that resource reject every read and
+/// write with a token lower than the highest it has seen. A process may be paused between
 /// [`ensure_held`](crate::MutexGuard::ensure_held) and its write, until its lease has ended. Then
-/// its late write cannot replace the write of a later holder. A holder that first reads must pass
-/// its token with the read, too: otherwise the resource accepts a late write of an earlier holder
-/// between the two. See Martin Kleppmann, [How to do distributed locking][kleppmann].
+/// its late write cannot replace the write of a later holder. The token must come with the first
+/// read: otherwise the resource accepts a late write of an earlier holder between the later
+/// holder's read and its write. With several names, the resource must compare the token of each
+/// name. [Fencing](crate::guide::fencing) has the statements for a database. See also Martin
+/// Kleppmann, [How to do distributed locking][kleppmann].
 ///
 /// The script that acquires the lock, or grants it to a waiter, draws the token:
 /// `max(last + 1, the server's clock in µs)`. So tokens keep rising after a release or an expiry.
@@ -34,7 +36,8 @@ const LIMIT: u64 = 1 << 53;
 /// # let client = server.client();
 /// let guard = client.mutex("account:123").lock()?;
 /// let token = guard.fencing_token();
-/// println!("UPDATE account SET balance = …, token = {token} WHERE id = 123 AND token <= {token}");
+/// // The first statement of the transaction, before it reads. Unless it changes one row, roll back.
+/// println!("UPDATE account SET fence = {token} WHERE id = 123 AND fence <= {token}");
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///

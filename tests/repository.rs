@@ -51,6 +51,19 @@ fn readme_is_a_page_for_a_person_deciding_in_five_minutes() {
 }
 
 #[test]
+fn readme_names_the_two_first_commands_right_after_the_example() {
+    let page = text("README.md");
+    let (_, after_example) = page.split_once("    Ok(())\n}\n```\n").unwrap();
+    let (first_screen, _) = after_example.split_once("\n## ").unwrap();
+    let makefile = text("Makefile");
+    for target in ["demo", "test"] {
+        assert!(first_screen.contains(&format!("\n- `make {target}` ")));
+        assert!(makefile.contains(&format!("\n{target}: ")));
+    }
+    assert_eq!(first_screen.matches("minutes").count(), 2);
+}
+
+#[test]
 fn glossary_has_at_most_25_terms() {
     let page = text("docs/design.md");
     let (_, words) = page.split_once("\n## Words\n").unwrap();

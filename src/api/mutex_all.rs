@@ -75,6 +75,13 @@ use crate::protocol::primitive::Primitive;
 /// the others are released in the background. After [`max_hold`](Self::max_hold) they stay taken
 /// until the guard is dropped or their ttl ends, because the critical section may still run.
 ///
+/// # Fencing tokens
+///
+/// Each name has its own token:
+/// [`fencing_token_of`](MutexAllGuard::fencing_token_of). The resource must compare all of them
+/// before the first read, because another holder may have locked only one of the names since:
+/// see [fencing](crate::guide::fencing).
+///
 /// # Settings
 ///
 /// Callbacks run once for the whole set; `on_renew` reports the first name. In a cluster,
@@ -128,7 +135,7 @@ impl MutexAll {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
-    /// // … move money between the two accounts …
+    /// // … claim both rows, read them, move money between the two accounts …
     /// guard.unlock()?.into_result()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```

@@ -49,7 +49,8 @@ impl MutexAllGuard {
     /// Returns the fencing token of `name`, which is higher than that of every earlier holder.
     ///
     /// Returns `None` if `name` is not part of this set. The tokens of two names are unrelated and
-    /// may be equal.
+    /// may be equal. [Fencing](crate::guide::fencing) needs the token of every name: one alone does
+    /// not show that another holder has changed what the other names protect.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -3,81 +3,110 @@
 //! A process can be paused for longer than its lease after it has checked the lock and before it
 //! writes. Then another holder may have written in between, and no lock can prevent it. The
 //! resource can. Every exclusive holder has a [fencing token](crate::FencingToken), which is higher
-//! than all earlier ones. Store the token with the data, and let the write compare it.
+//! than all earlier ones. Store the token with the data, and compare it before each read and write.
 //!
 #![doc = include_str!("../../docs/lost_lease.svg")]
 //!
 //! # In a database
 //!
+//! Every transaction under the lock has three steps, in this order:
+//!
+//! 1. **Claim every row that the lock protects**, each with the token of its own name. Every claim
+//!    must change exactly one row. If one does not, roll back: a later holder was here, or the row
+//!    does not exist.
+//! 2. Read.
+//! 3. Write, and commit.
+//!
 //! ```sql
-//! -- once
-//! ALTER TABLE account ADD COLUMN last_token bigint NOT NULL DEFAULT 0;
-//!
-//! -- every write made under the lock, with guard.fencing_token() as $1
-//! UPDATE account
-//!    SET balance = balance - 30, last_token = $1
-//!  WHERE id = 123 AND last_token <= $1;
+//! -- once: ALTER TABLE account ADD COLUMN fence bigint NOT NULL DEFAULT 0;
+//! BEGIN;
+//! UPDATE account SET fence = :token WHERE name = :name AND fence <= :token; -- for each name:
+//!                                                        -- 1 row changed, or ROLLBACK
+//! SELECT balance FROM account WHERE name = :from;
+//! UPDATE account SET balance = balance - :amount WHERE name = :from;
+//! UPDATE account SET balance = balance + :amount WHERE name = :to;
+//! COMMIT;
 //! ```
 //!
-//! If no row was changed, a later holder has written: stop, and do not retry with this guard. The
-//! same happens if the row does not exist: insert it before the first fenced write. The comparison
-//! is `<=`, so that one holder can write several times. Tokens are integers from 1 to 2^53 - 1, and
-//! fit into a `bigint` and a double.
-//!
-//! The statement is for Postgres and SQLite. In MySQL the placeholder is `?`, once for each use.
-//! Set `CLIENT_FOUND_ROWS` on the connection: otherwise a write that changes nothing counts no row.
-//!
-//! The database's answer decides. If the fenced write was committed, it counts, even if `unlock` or
-//! `with` then reports a loss: do not repeat it. After `with`, use
-//! [`WithError::into_value`](crate::WithError::into_value), not `into_error`.
-//!
-//! With `rusqlite`, or any other driver that reports how many rows a statement changed:
+//! The tokens of a set are those of
+//! [`fencing_token_of`](crate::MutexAllGuard::fencing_token_of), one for each name. With
+//! `rusqlite`, or any other driver that reports how many rows a statement changed:
 //!
 //! ```
-//! # struct Database;
-//! # impl Database {
-//! #     fn execute(&self, _: &str, _: [i64; 1]) -> Result<usize, leasehold::Error> { Ok(1) }
+//! # struct Transaction;
+//! # impl Transaction {
+//! #     fn execute(&self, _: &str, _: (i64, Option<&str>)) -> Result<usize, leasehold::Error> {
+//! #         Ok(1)
+//! #     }
 //! # }
 //! # #[derive(Debug)]
 //! # struct Overtaken;
 //! # impl From<leasehold::Error> for Overtaken {
 //! #     fn from(_: leasehold::Error) -> Self { Self }
 //! # }
-//! # let database = Database;
+//! # let transaction = Transaction;
 //! # let server = leasehold::testing::Server::start();
 //! # let client = server.client();
-//! # let guard = client.mutex("account:123").lock()?;
-//! let token = i64::from(guard.fencing_token());
-//! let changed = database.execute(
-//!     "UPDATE account SET balance = balance - 30, last_token = ?1
-//!       WHERE id = 123 AND last_token <= ?1",
-//!     [token],
-//! )?;
-//! if changed == 0 {
-//!     return Err(Overtaken); // a later holder has written
+//! # let guard = client.mutex_all(["Ada", "Ben"]).lock()?;
+//! for name in guard.names() {
+//!     let token = guard.fencing_token_of(name).expect("the guard holds each of its names");
+//!     let changed = transaction.execute(
+//!         "UPDATE account SET fence = ?1 WHERE name = ?2 AND fence <= ?1",
+//!         (i64::from(token), name.as_str()),
+//!     )?;
+//!     if changed != 1 {
+//!         return Err(Overtaken); // dropping the transaction rolls it back
+//!     }
 //! }
+//! // … read, then write, then commit
 //! # Ok::<(), Overtaken>(())
 //! ```
 //!
-//! A write that touches several rows needs only one row with a token: change that row first, in the
-//! same transaction, and roll back if it did not change.
+//! `examples/sqlite` in the repository is the whole transfer, with a holder that is stopped and
+//! comes back late.
 //!
-//! A holder that reads, decides and then writes, such as one that looks whether a seat is free,
-//! stores its token before it reads:
+//! # Why in this way
 //!
-//! ```sql
-//! UPDATE seat SET last_token = $1 WHERE id = '12A' AND last_token <= $1;
-//! ```
+//! - **Why every row?** One row is not enough for a set. Another holder may have locked only one of
+//!   the names since, and changed only its row. A holder that was stopped and checks the other
+//!   row alone does not notice, and overwrites that change.
+//! - **Why before reading?** An earlier holder that was stopped may write at any time. If its write
+//!   comes between the read and the write of a later holder that has not claimed yet, both
+//!   pass their checks, and the later holder overwrites the earlier one's change.
+//! - **Why in one transaction?** After the claim is committed, a later holder can claim and write.
+//!   A holder that needs a second transaction claims again in it. For this the comparison is `<=`,
+//!   not `<`: its own token passes.
+//! - **In which order?** In that of [`names`](crate::MutexAllGuard::names), as above. All holders
+//!   have the same order, so their transactions cannot deadlock in the database.
 //!
-//! Otherwise a late write of an earlier holder can succeed between the read and the write, which
-//! then overwrites it.
+//! # More about databases
+//!
+//! - **A claim that changes no row** means: stop, and do not retry with this guard. Insert a
+//!   missing row before the first claim.
+//! - **A lock that protects many rows, or rows that do not exist yet,** can have one row of its own
+//!   for each name: `CREATE TABLE fence (name text PRIMARY KEY, fence bigint NOT NULL)`. Claim
+//!   these rows. This protects only if every transaction that changes the data claims them.
+//! - **The database's answer decides.** If the transaction was committed, it counts, even if
+//!   `unlock` or `with` then reports a loss: do not repeat it. After `with`, use
+//!   [`WithError::into_result`](crate::WithError::into_result), not `into_error`.
+//! - **Tokens** are integers from 1 to 2^53 - 1, and fit into a `bigint` and a double.
+//! - **Placeholders**: `$1` in Postgres, `?1` or `:token` in SQLite. In MySQL the placeholder is
+//!   `?`, once for each use. Set `CLIENT_FOUND_ROWS` on a MySQL connection: otherwise the claim of
+//!   a second transaction, which changes nothing, counts no row.
+//! - **In Postgres and MySQL**, a claim waits for the other transaction's row lock, and then
+//!   compares again. At the isolation levels `REPEATABLE READ` and `SERIALIZABLE` Postgres can end
+//!   it with a serialization failure: then repeat the transaction from its claims.
+//! - **In SQLite**, a transaction that begins with its claims keeps other writers out until its
+//!   end.
 //!
 //! # Elsewhere
 //!
 //! - *An object store.* Keep the token in the object's metadata, and write with a condition on the
-//!   version that you read (`If-Match`). A holder that reads a higher token stops.
-//! - *Your own service.* Send the token with the request. The service remembers the highest
-//!   token of each name, and rejects lower ones.
+//!   version that you read (`If-Match`). A holder that reads a higher token stops. If the condition
+//!   fails, read again and decide again.
+//! - *Your own service.* Send the token with every request, reads included. The service remembers
+//!   the highest token of each name, in one step with what the request does, and rejects lower
+//!   ones. For several names it compares all tokens before it does anything.
 //! - *A service that cannot compare*, such as a payment provider. Send an idempotency key made of
 //!   the operation, not of the token: the token differs between two holders that repeat it.
 //!

@@ -4,10 +4,12 @@
 //! # let server = leasehold::testing::Server::start();
 //! # let client = server.client();
 //! let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
-//! let token = guard.fencing_token_of("account:1");
-//! // … move money between the two accounts …
+//! for name in guard.names() {
+//!     let token = guard.fencing_token_of(name).expect("the guard holds each of its names");
+//!     println!("UPDATE account SET fence = {token} WHERE name = '{name}' AND fence <= {token}");
+//! }
+//! // … in the same transaction: read both balances, then write them …
 //! guard.unlock()?.into_result()?;
-//! # let _ = token;
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
@@ -20,6 +22,8 @@
 //!   has one lease. A thread that already holds one name may wait for another one that a waiting
 //!   set keeps. A set keeps a name for at most 5 s, so the thread gets it within 5 s for each set
 //!   ahead of it.
+//! - **Claim the row of every name, each with its own token**, before the first read: see
+//!   [fencing](crate::guide::fencing). A token for one of the rows does not protect the others.
 //! - **In a cluster, give the names one hash tag**: `{order:7}:stock` and `{order:7}:bill`. Then
 //!   one script acquires them. Names in several slots take a round trip for each slot.
 //! - **Keep sets small.** A set of a thousand names keeps the server busy for milliseconds, during
