@@ -36,7 +36,7 @@ const LIMIT: u64 = 1 << 53;
 /// # let client = server.client();
 /// let guard = client.mutex("account:123").lock()?;
 /// let token = guard.fencing_token();
-/// // The first statement of the transaction, before it reads. Unless it changes one row, roll back.
+/// // The first statement of the transaction, which must change one row.
 /// println!("UPDATE account SET fence = {token} WHERE id = 123 AND fence <= {token}");
 /// # Ok::<(), leasehold::Error>(())
 /// ```
