@@ -1,6 +1,6 @@
 //! Twelve threads in three processes move coins between four accounts. Each transfer locks two of
-//! them, in any order. Then a clerk is stopped in the middle of a transfer, comes back after another
-//! one, and is rejected. `examples/sqlite` in the repository does the same with a database.
+//! them, in any order. Then a clerk is stopped in the middle of a transfer, comes back after
+//! another one, and is rejected. `examples/sqlite` in the repository does the same with a database.
 
 use std::io;
 use std::process::ExitCode;
@@ -71,9 +71,9 @@ fn clerk(client: &Client) -> Outcome {
 /// Moves `amount`, or less if the balance is lower, after `confirm`, which may take long. Returns
 /// false if a later holder of one of the locks was here: then nothing was moved.
 ///
-/// The locks keep other clerks out of both accounts between the read and the write. If the locks are
-/// lost in between, the table rejects the write. It compares the token of each account: another
-/// clerk may have locked only one of the two since.
+/// The locks keep other clerks out of both accounts between the read and the write. If the locks
+/// are lost in between, the table rejects the write. It compares the token of each account:
+/// another clerk may have locked only one of the two since.
 fn transfer(
     accounts: &mut Accounts,
     guard: &MutexAllGuard,

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::error::Error;
 use crate::lost::Lost;
 
-/// The reason why a section did not run under the lock, failed, or lost the lock while it ran.
+/// The reason why a section did not run, failed, or lost its lock before the release.
 ///
 /// The error of `with` and its variants, such as [`Mutex::with`](crate::Mutex::with). A section
 /// that has run is never repeated, and its result is kept in the error: see
@@ -24,7 +24,7 @@ use crate::lost::Lost;
 /// match client.mutex("report").with(|_| "the report") {
 ///     Ok(report) => println!("{report}"),
 ///     Err(WithError::Lost { lost, result: Ok(report), .. }) => {
-///         println!("{report} may have been written twice: {lost}");
+///         println!("{report} is written, and may have been written by another, too: {lost}");
 ///     }
 ///     Err(error) => println!("not written: {error}"),
 /// }
@@ -36,15 +36,17 @@ pub enum WithError<T, E = Infallible> {
     NotAcquired(Error),
     /// The section failed. It held the lock until its end.
     Section(E),
-    /// The section has run, but the lock was lost before its end.
+    /// The section ran to its end and returned `result`; the lock was lost before the release.
     ///
-    /// The section may have overlapped with another holder. Its result is valid if the resource
-    /// has checked the [fencing token](crate::MutexGuard::fencing_token).
+    /// It is not known when the lock was lost: while the section ran, or after its last effect. So
+    /// the section may have overlapped with another holder. What it has committed counts, and must
+    /// not be repeated: `result` tells. If the resource compares [fencing
+    /// tokens](crate::guide::fencing), a section that has written was not overtaken before.
     #[non_exhaustive]
     Lost {
         /// Why the lock was lost.
         lost: Lost,
-        /// The section's own result.
+        /// What the section returned.
         result: Result<T, E>,
     },
 }
@@ -114,7 +116,7 @@ impl<T, E> WithError<T, E> {
         }
     }
 
-    /// Returns why the lock was lost while the section ran; `None` if it was not.
+    /// Returns why the lock was lost before its release; `None` if it was not.
     ///
     /// ```
     /// use leasehold::{Error, WithError};
@@ -150,8 +152,17 @@ impl<T, E: fmt::Display> fmt::Display for WithError<T, E> {
         match self {
             Self::NotAcquired(error) => error.fmt(f),
             Self::Section(error) => error.fmt(f),
-            Self::Lost { lost, .. } => {
-                write!(f, "the lock was lost before the section ended: {lost}")
+            Self::Lost { lost, result } => {
+                // `source` is the section's own error.
+                let returned = match result {
+                    Ok(_) => "returned a value, which this error keeps",
+                    Err(_) => "returned an error",
+                };
+                write!(
+                    f,
+                    "the section ran to its end and {returned}; \
+                     the lock was lost before the release: {lost}"
+                )
             }
         }
     }
@@ -201,9 +212,10 @@ mod tests {
         };
         assert_eq!(lost.lost(), Some(Lost::Taken));
         assert_eq!(format!("{lost:?}"), "Lost { lost: Taken, result: Ok(..) }");
-        assert!(
-            lost.to_string().contains("another holder has the lock"),
-            "{lost}"
+        assert_eq!(
+            lost.to_string(),
+            "the section ran to its end and returned a value, which this error keeps; \
+             the lock was lost before the release: another holder has the lock"
         );
         assert_eq!(lost.into_value().map(|value| value.0), Some(7));
     }
@@ -218,7 +230,11 @@ mod tests {
             lost: Lost::Expired,
             result: Err(failure()),
         };
-        assert!(!lost.to_string().contains("paper"), "{lost}");
+        assert_eq!(
+            lost.to_string(),
+            "the section ran to its end and returned an error; \
+             the lock was lost before the release: the lease expired"
+        );
         let shown = format!("{lost:?}");
         assert!(shown.contains("result: Err(Custom"), "{shown}");
         assert_eq!(lost.source().unwrap().to_string(), "no paper");

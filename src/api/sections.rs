@@ -45,8 +45,8 @@ macro_rules! section_calls {
                 stringify!($acquire), "`](Self::", stringify!($acquire), "): `section` has not run."
             )]
             /// - [`WithError::Lost`](crate::WithError::Lost) with the result of `section`:
-            ///   `section` has run, but the lease was lost before it ended. So `section` may have
-            ///   overlapped with another holder.
+            ///   `section` ran to its end and returned this result; the lock was lost before the
+            ///   release. So `section` may have overlapped with another holder.
             ///
             /// A release that Redis does not confirm is not an error here, because the lease was
             /// valid by this client's clock until `section` ended. The release is repeated in the
