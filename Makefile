@@ -211,7 +211,7 @@ peers: servers
 
 # Redraws docs/*.svg. Without LEASEHOLD_PICTURES, a bench only draws to the target directory.
 pictures: export LEASEHOLD_PICTURES = 1
-pictures: diagrams bench peers
+pictures: diagrams bench
 
 # Redraws the sequence diagrams, which need no measurement.
 diagrams:

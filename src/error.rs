@@ -303,6 +303,9 @@ impl Error {
 
     /// Returns whether Redis was unreachable, so that the same call may succeed later.
     ///
+    /// True for [`Unreachable`](Self::Unreachable) and [`CircuitOpen`](Self::CircuitOpen): the same
+    /// outage causes both, so a program answers both alike.
+    ///
     /// ```
     /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
     /// // The status of an HTTP request that needs the lock.

@@ -177,13 +177,17 @@ fn every_picture_and_every_bench_is_on_a_page() {
     let guide = files("src/guide").into_iter().map(|file| text(&file));
     let pages = PAGES.iter().map(|page| text(page)).chain(guide);
     let pages: String = pages.collect();
+    let manifest = text("Cargo.toml");
     for file in files("docs").iter().filter(|file| file.ends_with(".svg")) {
         let picture = file.strip_prefix("docs/").unwrap();
         let is_shown =
             pages.contains(&format!("]({picture})")) || pages.contains(&format!("/{picture}"));
         assert!(is_shown, "{file} is on no page");
+        let bench = picture.trim_end_matches(".svg");
+        let is_drawn = manifest.contains(&format!("[[bench]]\nname = \"{bench}\""))
+            || sequence::ALL.iter().any(|diagram| diagram.file == picture);
+        assert!(is_drawn, "{file}: `make pictures` does not redraw it");
     }
-    let manifest = text("Cargo.toml");
     for bench in manifest.split("[[bench]]\nname = \"").skip(1) {
         let (bench, _) = bench.split_once('"').unwrap();
         assert!(

@@ -15,7 +15,8 @@
 //!
 //! `CircuitOpen` names the server, its last failure and when to retry. [`ClientBuilder::breaker`]
 //! sets the number of failures, and describes how long the breaker stays open and what closes it.
-//! `examples/fail_fast.rs` answers HTTP requests with 503 and `Retry-After` on that error.
+//! `examples/fail_fast.rs` answers HTTP requests with 503 and `Retry-After` on `CircuitOpen` and on
+//! `Unreachable`.
 //!
 //! - A refused connection is tried again until the call's deadline, like any other failure, because
 //!   a server that restarts refuses connections for a moment. So `try_lock`, `ping` and `health`
