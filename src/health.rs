@@ -38,7 +38,7 @@ pub struct Health {
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
 /// for part in client.health().servers {
-///     println!("{}: {:?} since {:?}", part.server, part.state, part.since);
+///     println!("{}: {} since {:?}", part.server, part.state, part.since);
 ///     if let Some(error) = part.last_error {
 ///         println!("its last error: {error}");
 ///     }
@@ -156,26 +156,36 @@ impl fmt::Display for Health {
     }
 }
 
+impl fmt::Display for HealthState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Idle => "idle",
+            Self::Works => "working",
+            Self::Fails => "failing",
+        })
+    }
+}
+
+impl fmt::Display for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed => f.write_str("closed"),
+            Self::Open { retry_in } => write!(f, "open, retry in {} ms", retry_in.as_millis()),
+        }
+    }
+}
+
 impl fmt::Display for HealthPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match self.state {
-            HealthState::Idle => "idle",
-            HealthState::Works => "working",
-            HealthState::Fails => "failing",
-        };
-        write!(f, "{} {state}", self.server)?;
+        write!(f, "{} {}", self.server, self.state)?;
         if let Ok(age) = clock::wall_time().duration_since(self.since) {
             write!(f, " for {} s", age.as_secs())?;
         }
         if let Some(latency) = self.latency {
             write!(f, ", replied in {latency:?}")?;
         }
-        if let BreakerState::Open { retry_in } = self.breaker {
-            write!(
-                f,
-                ", circuit breaker open, retry in {} ms",
-                retry_in.as_millis()
-            )?;
+        if self.breaker != BreakerState::Closed {
+            write!(f, ", circuit breaker {}", self.breaker)?;
         }
         if let Some(error) = &self.last_error {
             write!(f, ", last error: {error}")?;

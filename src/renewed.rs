@@ -1,7 +1,9 @@
 //! The argument of `on_renew` callbacks.
 
+use std::fmt;
 use std::time::Duration;
 
+use crate::cause::Rounded;
 use crate::holder_id::HolderId;
 use crate::name::Name;
 use crate::token::FencingToken;
@@ -13,7 +15,7 @@ use crate::token::FencingToken;
 /// # let client = server.client();
 /// # let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
 /// let nightly = client.mutex("nightly").on_renew(move |renewed| {
-///     println!("{} is held for another {:?}", renewed.name(), renewed.remaining());
+///     println!("{renewed}"); // nightly renewed by web-1/4711:1b9d6bcd, for another 9.9 s
 /// #   sender.send(()).unwrap();
 /// });
 /// # let guard = nightly.lock()?;
@@ -127,5 +129,13 @@ impl Renewed {
     /// ```
     pub fn took(&self) -> Duration {
         self.took
+    }
+}
+
+/// The lock's name, the holder, and how much longer the lease was certain to last.
+impl fmt::Display for Renewed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (holder, left) = (self.holder_id.short(), Rounded(self.remaining));
+        write!(f, "{} renewed by {holder}, for another {left}", self.name)
     }
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::testing::Server;
-use leasehold::{Client, ClientBuilder, Error, Lost, Unlocked};
+use leasehold::{Client, ClientBuilder, Error, Lost, Renewed, Unlocked};
 use support::{TempDir, eventually, let_pass, ms};
 
 const NAME: &str = "account:123";
@@ -48,6 +48,69 @@ fn panic_message(call: impl FnOnce() + Send) -> String {
         let panic = scope.spawn(call).join().unwrap_err();
         *panic.downcast::<String>().unwrap()
     })
+}
+
+#[test]
+fn what_a_client_returns_for_a_log_can_be_displayed() {
+    let server = Server::start();
+    let client = builder(&server).owner("web\n1/7").build().unwrap();
+    let (sender, renewals) = leasehold::crossbeam_channel::unbounded();
+    let report = client.mutex("re\nport").on_renew(move |renewed: &Renewed| {
+        sender.send(renewed.to_string()).unwrap();
+    });
+    let guard = report.lock().unwrap();
+    let _permits = client.semaphore("api", 3).many(2).acquire().unwrap();
+    guard.renew().unwrap();
+
+    let held = client.list("re").unwrap()[0].to_string();
+    let permits = client.list_permits("api").unwrap()[0].to_string();
+    let renewed = renewals.recv().unwrap();
+    for (shown, start) in [
+        (&held, r"re\nport is held by "),
+        (&permits, "api: 2 permits out: "),
+        (&renewed, r"re\nport renewed by "),
+    ] {
+        assert!(shown.starts_with(start), "{shown}");
+        assert!(shown.contains("web") && !shown.contains('\n'), "{shown}");
+        assert!(shown.contains(", for another "), "{shown}");
+    }
+    let health = client.health();
+    let part = &health.servers[0];
+    assert_eq!(
+        (part.state.to_string(), part.breaker.to_string()),
+        ("working".into(), "closed".into())
+    );
+}
+
+#[test]
+fn outcomes_in_the_line_of_statistics_add_up_to_the_calls() {
+    let server = Server::start();
+    let (client, other) = (patient(&server), patient(&server));
+    let guard = other.mutex(NAME).lock().unwrap();
+    for _ in 0..3 {
+        assert!(client.mutex(NAME).try_lock().unwrap().is_none());
+        let waited = client.mutex(NAME).try_lock_for(ms(50));
+        assert!(waited.unwrap().is_none());
+    }
+    // The client knows that its own thread has the lock: no command is sent.
+    assert!(other.mutex(NAME).try_lock().unwrap().is_none());
+    drop(guard);
+    drop(client.mutex(NAME).lock().unwrap());
+
+    let totals = client.stats().totals;
+    assert_eq!(
+        (totals.calls(), totals.refused, totals.timed_out),
+        (7, 3, 3)
+    );
+    let line = totals.to_string();
+    let calls = "calls 7 (acquired 1, of which 0.0 % after waiting; refused 3; timed out 3; \
+                 cancelled 0; failed 0), commands to acquire ";
+    assert!(line.starts_with(calls), "{line}");
+    let totals = other.stats().totals;
+    assert_eq!(
+        (totals.calls(), totals.acquired(), totals.refused),
+        (2, 1, 1)
+    );
 }
 
 #[test]

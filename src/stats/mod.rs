@@ -78,7 +78,7 @@ impl fmt::Display for Latency {
 /// let guard = client.mutex("report").lock()?;
 /// let stats = client.stats();
 /// assert_eq!((stats.held, stats.waiting), (1, 0));
-/// println!("{stats}"); // held 1, waiting 0, connections 1, open breakers 0, attempts 1, …
+/// println!("{stats}"); // held 1, waiting 0, connections 1, open breakers 0, calls 1 (…), …
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,6 +168,6 @@ mod tests {
         let line = Stats::default().to_string();
         assert!(!line.contains('\n'), "{line}");
         assert!(line.contains("held 0, waiting 0"), "{line}");
-        assert!(line.contains("(0.0 % after waiting)"), "{line}");
+        assert!(line.contains("of which 0.0 % after waiting"), "{line}");
     }
 }

@@ -84,6 +84,8 @@ macro_rules! totals {
 totals! {
     /// Acquiring commands, including those that could not be sent because Redis was unreachable.
     ///
+    /// These are not calls, and can be more or fewer: [`calls`](Totals::calls) counts those.
+    ///
     /// A call that locks makes one attempt if the lock is free, and can make more if it waits or
     /// retries. It makes none if it gets the lock by a
     /// [local hand-off](crate::Mutex::local_handoffs) without having asked, or if the client knows
@@ -157,6 +159,29 @@ totals! {
 }
 
 impl Totals {
+    /// Returns the number of calls that locked, or tried to, and have returned.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let report = client.mutex("report");
+    /// let guard = report.lock()?;
+    /// assert!(report.try_lock()?.is_none());
+    /// let totals = client.stats().totals;
+    /// assert_eq!((totals.calls(), totals.acquired(), totals.refused), (2, 1, 1));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn calls(&self) -> u64 {
+        sum([
+            self.acquired_at_once,
+            self.acquired_after_waiting,
+            self.refused,
+            self.timed_out,
+            self.cancelled,
+            self.failed,
+        ])
+    }
+
     /// Returns the number of locks acquired, at once or after waiting.
     ///
     /// ```
@@ -242,20 +267,22 @@ fn sum<const N: usize>(counts: [u64; N]) -> u64 {
     counts.into_iter().fold(0, u64::saturating_add)
 }
 
+/// The calls with their outcomes, whose numbers add up; then the commands, and the rest.
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "attempts {}, acquired {} ({:.1} % after waiting), refused {}, timed out {}, \
-             cancelled {}, failed {}, released {}, too late {}, lost {}, renewed {}, \
-             not renewed {}, wakes {} ({} spurious)",
-            self.attempts,
+            "calls {} (acquired {}, of which {:.1} % after waiting; refused {}; timed out {}; \
+             cancelled {}; failed {}), commands to acquire {}, released {}, too late {}, lost {}, \
+             renewed {}, not renewed {}, wakes {} ({} spurious)",
+            self.calls(),
             self.acquired(),
             self.contention_rate() * 100.0,
             self.refused,
             self.timed_out,
             self.cancelled,
             self.failed,
+            self.attempts,
             self.released,
             self.released_too_late,
             self.lost(),
@@ -295,8 +322,13 @@ mod tests {
         for name in names {
             *totals.field(name.as_bytes()).unwrap() = u64::MAX;
         }
-        let sums = [totals.acquired(), totals.lost(), totals.wakes()];
-        assert_eq!(sums, [u64::MAX; 3]);
+        let sums = [
+            totals.calls(),
+            totals.acquired(),
+            totals.lost(),
+            totals.wakes(),
+        ];
+        assert_eq!(sums, [u64::MAX; 4]);
         assert_eq!(totals.contention_rate(), 1.0);
         assert!(!totals.to_string().is_empty());
     }

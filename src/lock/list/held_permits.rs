@@ -1,5 +1,7 @@
 //! The permits of a semaphore that are out, as a list shows them.
 
+use std::fmt;
+
 use crate::name::Name;
 use crate::permit_holder::PermitHolder;
 use crate::protocol::permits_out::PermitsOut;
@@ -14,6 +16,8 @@ use crate::token::FencingToken;
 /// # let _permit = client.semaphore("api.example.com", 10).acquire()?;
 /// for held in client.list_permits("api.")? {
 ///     println!("{}: {} permits, {} holders", held.name(), held.permits(), held.holders().len());
+///     // api.example.com: 1 permit out: web-1/4711:1b9d6bcd, 1 permit, for another 9.9 s
+///     println!("{held}");
 /// }
 /// # assert_eq!(client.list_permits("api.")?.len(), 1);
 /// # Ok::<(), leasehold::Error>(())
@@ -98,5 +102,18 @@ impl HeldPermits {
     /// ```
     pub fn last_fencing_token(&self) -> Option<FencingToken> {
         self.found.last_token
+    }
+}
+
+/// The name and the number of permits that are out, then the holders, separated by semicolons.
+impl fmt::Display for HeldPermits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let out = self.permits();
+        let plural = if out == 1 { "" } else { "s" };
+        write!(f, "{}: {out} permit{plural} out", self.name)?;
+        for (at, holder) in self.holders().iter().enumerate() {
+            write!(f, "{}{holder}", if at == 0 { ": " } else { "; " })?;
+        }
+        Ok(())
     }
 }
