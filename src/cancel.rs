@@ -4,9 +4,12 @@ use std::convert::Infallible;
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use parking_lot::Mutex;
+
+use crate::process::Process;
+use crate::sync::Mutex;
 
 /// Cancels calls that acquire a lock, from another thread.
 ///
@@ -15,6 +18,9 @@ use parking_lot::Mutex;
 /// Redis for it fails with [`Error::Cancelled`](crate::Error::Cancelled), and so does every later
 /// call that acquires it. Locks without the token, and locks that are held already, are not
 /// affected. All clones of a token are cancelled together.
+///
+/// A token belongs to the process that made it. In a fork of that process it cancels nothing, and
+/// calls with it fail with [`Error::Forked`](crate::Error::Forked): make another token there.
 ///
 /// ```
 /// use std::thread;
@@ -34,6 +40,8 @@ use parking_lot::Mutex;
 pub struct CancelToken(Arc<CancelChannel>);
 
 struct CancelChannel {
+    process: Process,
+    is_cancelled: AtomicBool,
     /// Dropped by `cancel`, which disconnects the receiver. Nothing is ever sent.
     sender: Mutex<Option<Sender<Infallible>>>,
     receiver: Receiver<Infallible>,
@@ -49,6 +57,8 @@ impl CancelToken {
     pub fn new() -> Self {
         let (sender, receiver) = bounded(0);
         Self(Arc::new(CancelChannel {
+            process: Process::current(),
+            is_cancelled: AtomicBool::new(false),
             sender: Mutex::new(Some(sender)),
             receiver,
         }))
@@ -65,6 +75,10 @@ impl CancelToken {
     /// assert!(token.is_cancelled());
     /// ```
     pub fn cancel(&self) {
+        self.0.is_cancelled.store(true, Ordering::SeqCst);
+        if self.process().is_forked() {
+            return;
+        }
         let sender = self.0.sender.lock().take();
         // Wakes the waiting threads: not under the lock.
         drop(sender);
@@ -78,7 +92,7 @@ impl CancelToken {
     /// assert!(!token.is_cancelled());
     /// ```
     pub fn is_cancelled(&self) -> bool {
-        self.0.sender.lock().is_none()
+        self.0.is_cancelled.load(Ordering::SeqCst)
     }
 
     /// Returns a channel that is disconnected when the token is cancelled, for use with `select!`.
@@ -100,6 +114,20 @@ impl CancelToken {
     /// ```
     pub fn receiver(&self) -> &Receiver<Infallible> {
         &self.0.receiver
+    }
+
+    /// The process that made the token.
+    pub(crate) fn process(&self) -> Process {
+        self.0.process
+    }
+}
+
+impl Drop for CancelToken {
+    fn drop(&mut self) {
+        if self.process().is_forked() {
+            // Disconnecting the channel takes its lock, which a thread of the parent may have held.
+            std::mem::forget(Arc::clone(&self.0));
+        }
     }
 }
 

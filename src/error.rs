@@ -186,6 +186,13 @@ pub enum Error {
     /// its ttl. A call that began after the shutdown has acquired nothing.
     Closed,
 
+    /// The client was made before `fork`, and this process is the child. Make another client here.
+    ///
+    /// The same holds for the [`CancelToken`](crate::CancelToken) of a call.
+    /// The call did nothing. The parent's client, and the locks that it holds, go on as before:
+    /// see [threads](crate::guide::threads).
+    Forked,
+
     /// The call was cancelled by its [`CancelToken`](crate::CancelToken).
     ///
     /// You do not hold the lock. What the call has sent is undone in the background: it leaves the
@@ -401,6 +408,9 @@ impl fmt::Display for Error {
             }
             Self::Lost(lost) => write!(f, "the lock was lost: {lost}"),
             Self::Closed => f.write_str("the client was shut down"),
+            Self::Forked => {
+                f.write_str("this client was made before fork: make one in the child process")
+            }
             Self::Cancelled => f.write_str("the call was cancelled"),
             Self::Thread { name, cause } => {
                 write!(f, "cannot start the thread {name}: {cause}")

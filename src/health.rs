@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use crate::clock;
+use crate::error::Error;
 
 /// The state of a client's servers and threads; see [`Client::health`](crate::Client::health).
 ///
@@ -113,6 +114,24 @@ pub enum BreakerState {
 }
 
 impl Health {
+    /// Returns the state in a child of the process that made the client: it has no threads, and
+    /// must not use the connections of its parent.
+    pub(crate) fn in_child(server: &str) -> Self {
+        Self {
+            servers: vec![HealthPart {
+                server: server.to_owned(),
+                state: HealthState::Fails,
+                since: clock::wall_time(),
+                last_error: Some(Error::Forked.to_string()),
+                latency: None,
+                breaker: BreakerState::Closed,
+            }],
+            subscribers: Vec::new(),
+            renewers: Vec::new(),
+            needed: 1,
+        }
+    }
+
     /// Returns whether locks can be acquired and kept.
     ///
     /// True if at least [`needed`](Self::needed) servers reply and can renew leases. Subscribers do

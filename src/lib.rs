@@ -78,6 +78,7 @@ mod logging;
 mod lost;
 mod name;
 mod permit_holder;
+mod process;
 mod protocol;
 mod queue;
 mod random;
@@ -95,6 +96,7 @@ mod rw_holders;
 #[cfg(feature = "serde")]
 mod serialize;
 mod stats;
+mod sync;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(test)]

@@ -44,6 +44,12 @@ pub enum Lost {
     ///
     /// The client releases the lock if Redis is reachable.
     ShutDown,
+    /// This process is a fork of the one that holds the lock. The parent may still hold it.
+    ///
+    /// Only calls in the child report it. A channel that
+    /// [`MutexGuard::lost`](crate::MutexGuard::lost) returned before the fork
+    /// receives nothing in the child.
+    Forked,
 }
 
 impl std::error::Error for Lost {}
@@ -56,6 +62,7 @@ impl fmt::Display for Lost {
             Self::Deleted => "the lock's key no longer exists in Redis",
             Self::MaxHold => "the lock was held for its max_hold",
             Self::ShutDown => "the client was shut down",
+            Self::Forked => "this process is a fork of the one that holds the lock",
         })
     }
 }

@@ -1,30 +1,42 @@
-//! Random numbers that also work in destructors of thread-locals, where `rand::rng()` panics.
+//! Random numbers that also work in destructors of thread-locals, where `rand::rng()` panics, and
+//! in a fork, where a copied generator would repeat the parent's numbers.
 
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
-use parking_lot::Mutex;
-use rand::rngs::{SmallRng, SysRng};
-use rand::{Rng, RngExt, SeedableRng, TryRng};
+use rand::TryRng;
+use rand::rngs::SysRng;
 use uuid::{Builder, Uuid};
 
 use crate::clock::wall_time;
 
-static GENERATOR: LazyLock<Mutex<SmallRng>> = LazyLock::new(|| {
-    let seeded = SmallRng::try_from_rng(&mut SysRng);
-    Mutex::new(seeded.unwrap_or_else(|_| SmallRng::seed_from_u64(by_clock())))
-});
+/// How often a number was drawn without the system's generator.
+static DRAWN: AtomicU64 = AtomicU64::new(0);
 
-/// A seed that differs between the processes of a machine, if the system has no random numbers.
+/// Returns 64 random bits from the system, without a lock or a state that a fork could copy.
+fn bits() -> u64 {
+    SysRng.try_next_u64().unwrap_or_else(|_| by_clock())
+}
+
+/// A number that differs between the processes of a machine, if the system has no random numbers.
 fn by_clock() -> u64 {
     let now = wall_time().duration_since(UNIX_EPOCH);
     let nanos = now.map_or(0, |now| now.as_nanos() as u64);
-    nanos ^ u64::from(std::process::id()) << 32
+    let drawn = DRAWN.fetch_add(1, Ordering::Relaxed);
+    mixed(nanos ^ mixed(u64::from(std::process::id()) << 32 ^ drawn))
+}
+
+/// The finalizer of SplitMix64: each bit of the result depends on each bit of `number`.
+fn mixed(number: u64) -> u64 {
+    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ number >> 31
 }
 
 /// Returns a number from 0 (inclusive) to 1 (exclusive), for jitter.
 pub(crate) fn chance() -> f64 {
-    GENERATOR.lock().random()
+    // A double has 53 bits.
+    (bits() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
 /// Returns a random UUID. Its bytes come from the system: anyone who knows a holder id can release
@@ -32,7 +44,7 @@ pub(crate) fn chance() -> f64 {
 pub(crate) fn uuid() -> Uuid {
     let mut bytes = [0; 16];
     if SysRng.try_fill_bytes(&mut bytes).is_err() {
-        GENERATOR.lock().fill_bytes(&mut bytes);
+        bytes = (u128::from(by_clock()) << 64 | u128::from(by_clock())).to_le_bytes();
     }
     Builder::from_random_bytes(bytes).into_uuid()
 }
@@ -46,6 +58,7 @@ mod tests {
         let drawn: Vec<f64> = (0..100).map(|_| chance()).collect();
         assert!(drawn.iter().all(|chance| (0.0..1.0).contains(chance)));
         assert!(drawn.iter().any(|chance| *chance != drawn[0]));
+        assert_ne!(by_clock(), by_clock());
         assert_ne!(uuid(), uuid());
         assert_eq!(uuid().get_version_num(), 4);
     }

@@ -5,9 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::clock::{Instant, nap};
+use crate::sync::{Condvar, Mutex};
 
 /// The name of each thread that opens connections, or asks a sentinel for the master or a cluster
 /// node for the slots.

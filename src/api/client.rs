@@ -333,7 +333,8 @@ impl Client {
 
     /// Returns a snapshot of this client's counters and gauges.
     ///
-    /// Does no I/O, and also works after a shutdown.
+    /// Does no I/O, and also works after a shutdown. In a fork of the process, only
+    /// [`totals`](Stats::totals) are those of the client; the rest is zero.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -346,7 +347,10 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        self.runtime().stats()
+        match self.runtime().process.is_forked() {
+            true => self.runtime().stats_in_child(),
+            false => self.runtime().stats(),
+        }
     }
 
     /// Returns the totals of all clients that share their statistics.
@@ -388,7 +392,7 @@ impl Client {
     /// Pings all servers at once and returns within the command timeout. A refused connection is
     /// tried again until then, so the call takes the whole time if a server is down. The checks
     /// bypass an open circuit breaker. A reply closes the breaker of its server, but not the one
-    /// that the servers of a quorum share.
+    /// that the servers of a quorum share. In a fork of the process, no server works.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -401,6 +405,9 @@ impl Client {
     /// ```
     pub fn health(&self) -> Health {
         let runtime = self.runtime();
+        if runtime.process.is_forked() {
+            return Health::in_child(runtime.deployment.label());
+        }
         let until = Instant::now().after(runtime.deployment.command_timeout());
         let (servers, needed) = runtime.deployment.check_health(until);
         let mut endpoints = runtime.endpoints.all();
@@ -530,8 +537,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// None at present: the report says what could not be done.
+    /// [`Error::Forked`] in a child of the process that made the client. Otherwise none: the report
+    /// says what could not be done.
     pub fn shutdown(&self, within: Duration) -> Result<ShutdownReport, Error> {
+        self.runtime().process.check()?;
         Ok(shutdown(self.runtime(), within))
     }
 }

@@ -4,18 +4,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, bounded};
 
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
+use crate::lock::downgrade::downgrade;
 use crate::lock::release::{Unlocked, keep_until, release};
 use crate::lock::renew::{ensure_held, renew, set_ttl};
 use crate::lock::shutdown::{Core, end_calls, stop};
 use crate::lost::Lost;
 use crate::name::Name;
+use crate::protocol::primitive::Primitive;
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
 
@@ -145,7 +147,7 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn is_held(&self) -> bool {
-        matches!(self.status(), LeaseStatus::Held(_))
+        self.remaining().is_some()
     }
 
     /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
@@ -166,13 +168,20 @@ impl MutexGuard {
     /// ```
     pub fn remaining(&self) -> Option<Duration> {
         match self.status() {
-            LeaseStatus::Held(remaining) => Some(remaining),
+            Ok(LeaseStatus::Held(remaining)) => Some(remaining),
             _ => None,
         }
     }
 
-    fn status(&self) -> LeaseStatus {
-        self.hold.status_for(self.token, Instant::now())
+    /// Returns [`Error::Forked`] in a child of the process that holds the lock, before it takes
+    /// any lock.
+    fn status(&self) -> Result<LeaseStatus, Error> {
+        self.check_process()?;
+        Ok(self.hold.status_for(self.token, Instant::now()))
+    }
+
+    fn check_process(&self) -> Result<(), Error> {
+        self.runtime().process.check()
     }
 
     /// Returns an error unless the lock is certainly held.
@@ -192,8 +201,10 @@ impl MutexGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if the lock is not certainly held at this moment.
+    /// [`Error::Lost`] if the lock is not certainly held at this moment, and [`Error::Forked`] in
+    /// a fork of the process that holds it.
     pub fn ensure_held(&self) -> Result<(), Error> {
+        self.check_process()?;
         ensure_held(&self.hold, self.token)
     }
 
@@ -201,6 +212,9 @@ impl MutexGuard {
     ///
     /// The channel is disconnected after that message, or when the lock is released. Each call
     /// creates another channel, which the lease keeps until then: call this once, before a loop.
+    ///
+    /// After a fork, a channel from before it receives nothing in the child. One that is created
+    /// in the child receives [`Lost::Forked`] at once.
     ///
     /// ```
     /// use leasehold::crossbeam_channel::select;
@@ -217,6 +231,12 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn lost(&self) -> Receiver<Lost> {
+        if self.check_process().is_err() {
+            let (sender, receiver) = bounded(1);
+            // The channel has room for one message.
+            let _ = sender.try_send(Lost::Forked);
+            return receiver;
+        }
         self.hold.listen(self.token, Instant::now())
     }
 
@@ -238,6 +258,7 @@ impl MutexGuard {
     /// - Any other error, such as [`Error::Unreachable`], if the lease was not renewed. The lock is
     ///   still held for [`remaining`](Self::remaining).
     pub fn renew(&self) -> Result<(), Error> {
+        self.check_process()?;
         let runtime = self.runtime();
         let until = Instant::now().after(runtime.deployment.command_timeout());
         renew(runtime, &self.hold, self.token, until)
@@ -275,6 +296,7 @@ impl MutexGuard {
     ///   release is repeated for that long, and the lease is not handed to another thread of this
     ///   client.
     pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
+        self.check_process()?;
         set_ttl(self.runtime(), &self.hold, self.token, ttl)
     }
 
@@ -341,6 +363,7 @@ impl MutexGuard {
     ///   runs after all, the lock becomes free at the requested time, or later by the delay of the
     ///   command. If the time was over, the error is that of [`unlock`](Self::unlock).
     pub fn keep_for(mut self, at_least: Duration) -> Result<(), Error> {
+        self.check_process()?;
         let now = Instant::now();
         let end = self.hold.since().unwrap_or(now).after(at_least);
         if end <= now {
@@ -348,19 +371,22 @@ impl MutexGuard {
             return Ok(());
         }
         let kept = keep_until(self.runtime(), &self.hold, self.token, end);
-        if self.status() == LeaseStatus::Released {
+        if let Ok(LeaseStatus::Released) = self.status() {
             self.release_by = Some(now.after(self.runtime().deployment.command_timeout()));
         }
         kept
     }
 
-    pub(super) fn runtime(&self) -> &Runtime {
+    fn runtime(&self) -> &Runtime {
         let core = self.core.as_ref();
         &core.expect("only `drop` takes it").runtime
     }
 
-    pub(super) fn hold(&self) -> &Arc<HeldLease> {
-        &self.hold
+    /// Makes the holder a reader. Does nothing in a child of the process that holds the lock.
+    pub(super) fn downgrade(&self, reader: Arc<dyn Primitive>) {
+        if self.check_process().is_ok() {
+            downgrade(self.runtime(), &self.hold, self.token, reader);
+        }
     }
 
     /// Formats the guard under the name of the type that contains it.
@@ -374,6 +400,7 @@ impl MutexGuard {
     }
 
     fn release(&mut self) -> Result<Unlocked, Error> {
+        self.check_process()?;
         let now = Instant::now();
         let timeout = self.runtime().deployment.command_timeout();
         let deadline = now.after(timeout);
@@ -384,6 +411,11 @@ impl MutexGuard {
 
 impl Drop for MutexGuard {
     fn drop(&mut self) {
+        if self.check_process().is_err() {
+            // The child never drops the lease either: see the drop of `Core`.
+            std::mem::forget(Arc::clone(&self.hold));
+            return;
+        }
         if self.release_by.is_none() {
             // A failure is logged where it happens.
             let _ = self.release();

@@ -221,6 +221,7 @@ impl RwLock {
     }
 
     fn acquire_read(&self, limit: WaitLimit) -> Result<Option<RwLockReadGuard>, Error> {
+        self.core.runtime.process.check()?;
         self.warn_of_reading_again(limit);
         let guard = guard(&self.core, &self.reader, &self.settings, limit)?;
         Ok(guard.map(|guard| RwLockReadGuard { guard }))
@@ -394,6 +395,7 @@ impl RwLock {
     /// The errors of [`Mutex::inspect`], and [`Error::Config`] over a quorum.
     pub fn inspect(&self) -> Result<Option<RwHolders>, Error> {
         let deployment = &self.core.runtime.deployment;
+        self.core.runtime.process.check()?;
         self.reader.check()?;
         deployment.check(&self.reader)?;
         let ask = |until| deployment.call(self.keys.holders(), until, Cap::Counted);

@@ -9,7 +9,6 @@ use crossbeam_channel::Receiver;
 use crate::api::guard::MutexGuard;
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::lock::downgrade::downgrade;
 use crate::lock::release::Unlocked;
 use crate::lost::Lost;
 use crate::name::Name;
@@ -114,7 +113,7 @@ impl RwLockWriteGuard {
     /// ```
     pub fn downgrade(self) -> RwLockReadGuard {
         let Self { guard, reader } = self;
-        downgrade(guard.runtime(), guard.hold(), guard.fencing_token(), reader);
+        guard.downgrade(reader);
         RwLockReadGuard { guard }
     }
 

@@ -247,6 +247,8 @@ pub(super) fn run<G, T, E>(
         Ok(Unlocked::AlreadyLost(lost)) => lost,
         // Another program has replaced the key, and a client may have held the lock in between.
         Err(Error::WrongType { .. }) => Lost::Taken,
+        // The section has called `fork`, and this is the child.
+        Err(Error::Forked) => Lost::Forked,
         // `unlock` has logged the failure.
         Ok(Unlocked::Released) | Err(_) => return result.map_err(WithError::Section),
     };

@@ -91,8 +91,8 @@
 //!   data](crate::guide::quorum#limits-of-a-quorum).
 //! - **Spoofed DNS** can point a client at a different Redis. TLS (`rediss://`) prevents that.
 //! - **Not reentrant, not poisoned**: see [`Mutex`].
-//! - **`fork`** without `exec` does not copy the client's threads. Create the client after the
-//!   fork.
+//! - **`fork`** without `exec` copies a client, but not its threads. The copy holds nothing, and
+//!   its calls fail: [make a client in the child](crate::guide::threads#fork).
 //!
 //! [`FairMutex`]: crate::FairMutex
 //! [`Lost`]: crate::Lost

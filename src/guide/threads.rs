@@ -34,5 +34,26 @@
 //! A thread that waits for a reply or for a lock sleeps. On machines with idle cores,
 //! [`ClientBuilder::spin`] can save time: calls then spin for the reply before they sleep.
 //!
+//! # Fork
+//!
+//! A child that `fork` makes has a copy of the client, but not its threads. The copy must not use
+//! the connections, whose replies the parent reads. So each call compares the process id before
+//! anything else, and in the child:
+//!
+//! - Calls fail at once with [`Error::Forked`](crate::Error::Forked), also those with a
+//!   [`CancelToken`] from before the fork. Make another client, and other tokens.
+//! - A guard holds nothing: [`is_held`](crate::MutexGuard::is_held) is false, and
+//!   [`ensure_held`](crate::MutexGuard::ensure_held) fails. The parent still has the lock.
+//! - Dropping a guard, a lock or a client sends nothing, and waits for nothing. Their memory and
+//!   the copies of the sockets stay until the child ends or calls `exec`.
+//! - A channel that [`lost`](crate::MutexGuard::lost) returned before the fork never receives
+//!   anything, and `on_lost` is never called.
+//!
+//! The parent goes on as before. Like any program with several threads, it should not fork at the
+//! moment at which a thread starts or ends: std's own locks may then be locked for ever in the
+//! child. A server that forks its workers does so best before it makes a client. The check cannot
+//! see that a process is a child if it has the same process id as the parent: this happens only in
+//! another PID namespace.
+//!
 //! [`CancelToken`]: crate::CancelToken
 //! [`ClientBuilder::spin`]: crate::ClientBuilder::spin

@@ -4,7 +4,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use parking_lot::{Condvar, Mutex};
 
 use crate::clock::{Instant, nap};
 use crate::config::{LeaseTerms, OnLost, OnRenew};
@@ -19,6 +18,7 @@ use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
 use crate::redis::ServerVotes;
 use crate::replicas::Replicas;
+use crate::sync::{Condvar, Mutex};
 use crate::token::FencingToken;
 
 pub(crate) struct HeldLease {

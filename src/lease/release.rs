@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use crossbeam_channel::Sender;
-use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
@@ -13,6 +12,7 @@ use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::{Majority, ServerVotes, Verdict, Vote, Votes};
+use crate::sync::Mutex;
 
 /// A release that an io thread sends, and repeats until it has certainly run.
 #[derive(Clone, Debug)]

@@ -39,6 +39,10 @@ pub(crate) fn acquire(
     settings: &Settings,
     limit: WaitLimit,
 ) -> Result<Option<Arc<HeldLease>>, Error> {
+    runtime.process.check()?;
+    if let Some(token) = &settings.cancel {
+        token.process().check()?;
+    }
     let start = Instant::now();
     let (outcome, has_waited) = match &settings.cancel {
         None => take(runtime, keys, settings, limit, start),

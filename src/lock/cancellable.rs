@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::thread;
 
 use crossbeam_channel::{bounded, select};
-use parking_lot::Mutex;
 
 use crate::cancel::CancelToken;
 use crate::clock::Instant;
@@ -30,6 +29,7 @@ use crate::logging;
 use crate::logging::contain;
 use crate::queue::held_leases::act_for;
 use crate::runtime::Runtime;
+use crate::sync::Mutex;
 use crate::thread_group::CALL;
 
 /// The outcome of a call, and whether it waited for another holder.

@@ -279,6 +279,12 @@ pub(crate) struct Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        if self.runtime.process.is_forked() {
+            // The child never drops the runtime: that would take locks, and detach threads that
+            // do not exist in it.
+            std::mem::forget(Arc::clone(&self.runtime));
+            return;
+        }
         // `shutdown` has already ended the threads.
         if !self.runtime.is_closed() {
             let timeout = self.runtime.deployment.command_timeout();

@@ -3,8 +3,6 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::lease::handoff::NoHandoff;
@@ -17,6 +15,7 @@ use crate::queue::places::Places;
 use crate::queue::sets::SetQueue;
 use crate::random;
 use crate::stats::Wake;
+use crate::sync::Mutex;
 use crate::token::FencingToken;
 
 /// How long a release can leave a lock free for other programs, although clients wait in its queue.

@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::name::{Name, NameTable};
@@ -15,6 +13,7 @@ use crate::queue::parker::Parker;
 use crate::queue::recent::RecentRefusals;
 pub(crate) use crate::queue::recent::SharedPlace;
 use crate::stats::Wake;
+use crate::sync::Mutex;
 
 /// The places of this client's calls in the queues in Redis, as far as known.
 ///

@@ -18,8 +18,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::name::Name;
@@ -29,6 +27,7 @@ use crate::queue::name_places::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::stats::Wake;
+use crate::sync::Mutex;
 
 /// How long a set keeps names while it waits for others.
 ///

@@ -13,13 +13,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
-
 use crate::clock::{Instant, wall_time};
 use crate::error::Cause;
 use crate::health::{BreakerState, HealthPart, HealthState};
 use crate::redis::breaker::Breaker;
 use crate::redis::fault::{Fault, OpenCircuit};
+use crate::sync::Mutex;
 
 /// The outcomes of calls, recorded by their callers. Recording a success takes a lock only after a
 /// failure.

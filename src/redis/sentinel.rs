@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use redis::{ErrorKind, PushKind, RedisResult, Value};
 
 use crate::clock::Instant;
@@ -11,6 +10,7 @@ use crate::error::Cause;
 use crate::error_reply::is_final_at_logon;
 use crate::redis::conn::connection::Connection;
 use crate::redis::first_answer::{NoAnswer, first_answer};
+use crate::sync::Mutex;
 use crate::thread_group::ThreadGroup;
 use crate::url::{Address, HostPort, Sentinel};
 

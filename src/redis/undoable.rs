@@ -4,13 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::script::Call;
+use crate::sync::Mutex;
 
 /// A lease that may stay on a server if its acquire or its release gets no reply.
 pub(crate) struct Undoable<'a> {

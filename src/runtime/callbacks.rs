@@ -3,11 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::logging;
 use crate::runtime::worker::Worker;
+use crate::sync::Mutex;
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -3,8 +3,6 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
-
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::lease::release::Release;
@@ -13,6 +11,7 @@ use crate::redis::Server;
 use crate::runtime::io::acknowledged::AcknowledgedRenewals;
 use crate::runtime::io::{Io, IoRequest};
 use crate::runtime::subscriber::Subscriber;
+use crate::sync::{Mutex, RwLock};
 
 /// One server and its own threads, so that a server that hangs delays no other.
 pub(crate) struct Endpoint {

@@ -1,10 +1,10 @@
 //! The state that the client's threads share with each other and with callers.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
-use parking_lot::{Mutex, RwLock};
 
 use crate::clock::Instant;
 use crate::config::Config;
@@ -16,6 +16,7 @@ use crate::lease::status::RenewalRequest;
 use crate::logging::{self, contain};
 use crate::lost::Lost;
 use crate::name::Name;
+use crate::process::Process;
 use crate::protocol::answer::KeyState;
 use crate::protocol::keys::{Key, Keys};
 use crate::protocol::primitive::{AtRelease, Primitive};
@@ -33,11 +34,14 @@ use crate::runtime::subscriber::Inbox;
 use crate::runtime::subscriber::subscription::{Part, Subscription};
 use crate::runtime::timer::Timer;
 use crate::stats::{Meters, Wake};
+use crate::sync::Mutex;
 use crate::thread_group::{CALL, ThreadGroup};
 
 /// The shared state of one client. It does not keep the client alive: dropping the last client,
 /// lock or guard stops the threads, and the last thread drops this state.
 pub(crate) struct Runtime {
+    /// The process that made the client.
+    pub(crate) process: Process,
     pub(crate) config: Config,
     pub(crate) deployment: Deployment,
     pub(crate) waiters: Waiters,
@@ -54,14 +58,35 @@ pub(crate) struct Runtime {
     pub(crate) released: Mutex<RecentReleases>,
     pub(crate) queue_rights: Arc<QueueRights>,
     closed: AtomicBool,
-    /// Whether releases can be queued for the io threads. Read-locked while one is queued, so that
-    /// the release precedes `Stop`.
-    accepts_releases: RwLock<bool>,
+    /// How many threads queue a release for the io threads. [`STOPPED`] is added once no release
+    /// can be queued any more.
+    queueing: AtomicUsize,
     unconfirmed: Unconfirmed,
     serial: AtomicU64,
     /// For methods without `&Arc<Self>` that start threads.
     me: Weak<Self>,
     bodies: ThreadBodies,
+}
+
+/// A bit of `Runtime::queueing`, which no number of threads reaches.
+const STOPPED: usize = 1 << (usize::BITS - 1);
+
+/// A release that is being queued, so that it precedes `Stop`.
+struct Queueing<'a>(&'a AtomicUsize);
+
+impl<'a> Queueing<'a> {
+    /// Returns `None` if no release can be queued any more.
+    fn begin(queueing: &'a AtomicUsize) -> Option<Self> {
+        let before = queueing.fetch_add(1, Ordering::SeqCst);
+        let begun = Self(queueing);
+        (before & STOPPED == 0).then_some(begun)
+    }
+}
+
+impl Drop for Queueing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// The functions of the threads that use the whole runtime. The runtime starts these threads, but
@@ -83,6 +108,7 @@ impl Runtime {
         let sentinel_watch = SentinelWatch::new(sentinels.map_or(0, |sentinels| sentinels.len()));
         let shared_stats = SharedStats::new(&config);
         let runtime = Arc::new_cyclic(|me| Self {
+            process: Process::current(),
             shared_stats,
             config,
             deployment,
@@ -96,7 +122,7 @@ impl Runtime {
             released: Mutex::default(),
             queue_rights: Arc::default(),
             closed: AtomicBool::new(false),
-            accepts_releases: RwLock::new(true),
+            queueing: AtomicUsize::new(0),
             unconfirmed: Unconfirmed::default(),
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
@@ -117,8 +143,10 @@ impl Runtime {
         Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
     }
 
-    /// Returns [`Error::Closed`] once the client is shut down.
+    /// Returns [`Error::Forked`] in a child of the process that made the client, and
+    /// [`Error::Closed`] once the client is shut down.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
+        self.process.check()?;
         if self.is_closed() {
             Err(Error::Closed)
         } else {
@@ -138,7 +166,11 @@ impl Runtime {
     /// Stops queueing releases for the io threads, which are about to end. Waits for those that
     /// other threads are queueing.
     pub(crate) fn stop_queueing(&self) {
-        *self.accepts_releases.write() = false;
+        self.queueing.fetch_or(STOPPED, Ordering::SeqCst);
+        while self.queueing.load(Ordering::SeqCst) != STOPPED {
+            // No I/O: it takes some microseconds.
+            thread::yield_now();
+        }
     }
 
     /// Records a lease that this number of `servers` may still have when the threads end.
@@ -334,17 +366,15 @@ impl Runtime {
     /// release that was sent before is then not repeated.
     pub(crate) fn release(&self, mut release: Release) {
         // Recursive: a look-up of the owners below can find that slots have moved, and then repeats
-        // releases. Another `read` would wait for a writer that waits for this one.
-        let accepts_releases = self.accepts_releases.read_recursive();
-        if !*accepts_releases {
-            drop(accepts_releases);
+        // releases.
+        let Some(_queueing) = Queueing::begin(&self.queueing) else {
             if !release.was_sent {
                 self.release_once(&release);
             } else if release.may_end_lease {
                 self.note_unconfirmed(release.id, self.deployment.size().all);
             }
             return;
-        }
+        };
         if release.may_overtake {
             self.endpoints.note_unanswered(&mut release);
         }

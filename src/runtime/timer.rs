@@ -13,13 +13,12 @@
 
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::lease::held::HeldLease;
 use crate::lease::schedule::Leases;
 use crate::lease::status::{Due, RENEWAL_WINDOW};
 use crate::runtime::worker::Worker;
+use crate::sync::{Condvar, Mutex};
 
 pub(crate) struct Timer {
     state: Mutex<State>,

@@ -8,10 +8,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-use parking_lot::Mutex;
 
 use crate::clock::{Instant, sleep};
 use crate::error::Error;
+use crate::sync::Mutex;
 
 /// A thread that may not have been started yet.
 #[derive(Debug)]

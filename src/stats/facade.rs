@@ -7,9 +7,9 @@ use metrics::{
     Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
     gauge, histogram,
 };
-use parking_lot::Mutex;
 
 use crate::stats::{Buckets, Stats, Totals};
+use crate::sync::Mutex;
 
 /// The counts that one client has exported so far.
 pub(crate) struct Facade {

@@ -61,6 +61,8 @@ impl Meters {
             Lost::Deleted => counters.lost_deleted.up(),
             Lost::MaxHold => counters.lost_max_hold.up(),
             Lost::ShutDown => counters.lost_shut_down.up(),
+            // No lease of this process is lost by a fork.
+            Lost::Forked => {}
         }
     }
 

@@ -171,6 +171,17 @@ pub fn closed() -> Error {
     Error::Closed
 }
 
+/// Makes an [`Error::Forked`].
+///
+/// ```
+/// use leasehold::testing::error;
+///
+/// assert!(!error::forked().may_be_held());
+/// ```
+pub fn forked() -> Error {
+    Error::Forked
+}
+
 /// Makes an [`Error::Cancelled`].
 ///
 /// ```
@@ -216,6 +227,7 @@ mod tests {
             Error::AttemptsUsedUp { .. } => "attempts_used_up",
             Error::Lost(_) => "lost",
             Error::Closed => "closed",
+            Error::Forked => "forked",
             Error::Cancelled => "cancelled",
             Error::Thread { .. } => "thread",
         }
@@ -246,6 +258,7 @@ mod tests {
             (attempts_used_up(3), "attempts_used_up", "3 attempts"),
             (lost(Lost::Expired), "lost", "expired"),
             (closed(), "closed", "shut down"),
+            (forked(), "forked", "made before fork"),
             (cancelled(), "cancelled", "was cancelled"),
             (
                 thread("leasehold-io", io::Error::other("no more")),

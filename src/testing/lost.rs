@@ -57,5 +57,16 @@ pub const fn shut_down() -> Lost {
     Lost::ShutDown
 }
 
+/// Returns [`Lost::Forked`].
+///
+/// ```
+/// use leasehold::{Lost, testing::lost};
+///
+/// assert_eq!(lost::forked(), Lost::Forked);
+/// ```
+pub const fn forked() -> Lost {
+    Lost::Forked
+}
+
 #[cfg(test)]
 mod tests;

@@ -5,11 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use mlua::{Function, Lua, LuaOptions, LuaString, MultiValue, StdLib, Table, Value};
-use parking_lot::Mutex;
 use sha1_smol::Sha1;
 
 use super::database::Database;
 use super::reply::Reply;
+
+use crate::sync::Mutex;
 
 /// The name of a script in Redis' error messages.
 const CHUNK: &str = "@user_script";

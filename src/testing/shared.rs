@@ -3,9 +3,9 @@
 use std::io::{self, PipeReader, PipeWriter, Write as _};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::state::ServerState;
+
+use crate::sync::{Condvar, Mutex};
 
 /// Longer than any round of the server's thread takes, even on an overloaded machine.
 const LONGEST_ROUND: Duration = Duration::from_secs(60);
@@ -54,11 +54,8 @@ impl Shared {
         let before = state.rounds;
         self.wake();
         while state.rounds == before {
-            let waited = self.round.wait_for(&mut state, LONGEST_ROUND);
-            assert!(
-                !waited.timed_out(),
-                "the thread of a testing::Server has ended"
-            );
+            let is_over = self.round.wait_for(&mut state, LONGEST_ROUND);
+            assert!(!is_over, "the thread of a testing::Server has ended");
         }
         Some(result)
     }

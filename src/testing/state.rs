@@ -5,9 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
-
 use crate::clock;
+use crate::sync::Mutex;
 
 use super::connection::ClientConnection;
 use super::database::{DATABASES, Database, Message};

@@ -16,8 +16,7 @@ mod script;
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
+use crate::sync::Mutex;
 use database::Database;
 pub(crate) use reply::Reply;
 use script::Scripts;

@@ -10,6 +10,9 @@ mod scripts;
 mod session;
 mod stalls;
 mod state;
+#[expect(dead_code, reason = "the test kit uses a part of it")]
+#[path = "../../src/sync.rs"]
+mod sync;
 mod words;
 
 use std::env;

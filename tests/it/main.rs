@@ -33,6 +33,7 @@ mod fair;
 mod fair_faults;
 mod faults;
 mod fencing;
+mod fork;
 mod hostile;
 mod large_values;
 mod list;
@@ -118,6 +119,7 @@ const TESTS: &[Listed] = &[
     fair_faults::TESTS,
     faults::TESTS,
     fencing::TESTS,
+    fork::TESTS,
     hostile::TESTS,
     large_values::TESTS,
     list::TESTS,
@@ -212,6 +214,7 @@ const ROLES: &[Listed] = &[
     cluster::ROLES,
     fair::ROLES,
     fair_faults::ROLES,
+    fork::ROLES,
     hostile::ROLES,
     loss::ROLES,
     semaphore_faults::ROLES,

@@ -17,8 +17,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use crate::clock::{Instant, nap, sleep};
 use crate::config::Config;
 use crate::error::Cause;
@@ -28,6 +26,7 @@ use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connector::Connector;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::url::{HostPort, Nodes};
 use crate::wait_policy::Backoff;
 

@@ -23,7 +23,7 @@ use crate::holder_id::HolderId;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{CallResult, Connection};
-use parking_lot::Mutex;
+use crate::sync::Mutex;
 
 /// A combined call, shared by its own thread and the thread that sends it.
 pub(crate) struct CombinedCall {

@@ -4,8 +4,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
-
 use crate::clock::{Instant, sleep};
 use crate::error::{Cause, Error};
 use crate::error_reply::{is_final_at_logon, library_text};
@@ -14,6 +12,7 @@ use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::Pool;
 use crate::redis::conn::pool_state::PoolState;
+use crate::sync::MutexGuard;
 use crate::thread_group::DIALER;
 
 impl Pool {

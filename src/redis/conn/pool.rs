@@ -19,8 +19,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 
-use parking_lot::{Mutex, MutexGuard};
-
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
 use crate::redis::conn::callers::{Cap, Number};
@@ -29,6 +27,7 @@ use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool_state::{Combiner, PoolState};
+use crate::sync::{Mutex, MutexGuard};
 
 pub(crate) struct Pool {
     pub(crate) connector: Connector,

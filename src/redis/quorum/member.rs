@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::protocol::answer::Answer;
 use crate::redis::conn::connection::Replied;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
 use crate::redis::undoable::{PendingRelease, Vote};
+use crate::sync::Mutex;
 
 /// No call uses a connection with this many unread replies: the server's io thread drains it first.
 /// The replies must fit into the socket buffers, and reading them must stay cheap compared with a

@@ -3,14 +3,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::redis::quorum::member::Member;
 use crate::redis::quorum::tokens::Tokens;
 use crate::redis::quorum::votes::Majority;
 use crate::redis::server::Server;
+use crate::sync::Mutex;
 
 /// How many of this client's most recently abandoned acquiring attempts are remembered.
 const MAX_ABANDONED: usize = 256;

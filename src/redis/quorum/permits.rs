@@ -1,11 +1,10 @@
 //! How many calls may use the quorum at once.
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::clock::{Instant, nap};
 use crate::error::Cause;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::Fault;
+use crate::sync::{Condvar, Mutex};
 
 /// Limits the concurrent [`Cap::Counted`] calls. Each uses a connection to every server.
 pub(super) struct Permits {

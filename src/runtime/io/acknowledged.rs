@@ -2,13 +2,13 @@
 //! delay other renewals.
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
 
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::replicas::Replicas;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::worker::Worker;
+use crate::sync::Mutex;
 
 /// The most threads for one server. If there are more settings of `min_replicas`, some share a
 /// thread.

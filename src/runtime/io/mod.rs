@@ -13,12 +13,12 @@ pub(crate) mod writer;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use parking_lot::Mutex;
 
 use crate::lease::release::Release;
 use crate::redis::ServerHealth;
 use crate::runtime::io::renewal_round::RenewalPart;
 use crate::runtime::worker::Worker;
+use crate::sync::Mutex;
 
 /// A request to the io thread.
 pub(in crate::runtime) enum IoRequest {

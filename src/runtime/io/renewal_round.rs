@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
-
 use crate::clock::Instant;
 use crate::lease::held::HeldLease;
 use crate::lease::status::RenewalRequest;
@@ -11,6 +9,7 @@ use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::{Fault, Majority, Verdict, Votes};
+use crate::sync::Mutex;
 
 /// A renewal that is under way on every server of a lease. It is over once the replies decide it,
 /// so that a server that hangs delays nothing.

@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::logging;
@@ -18,6 +16,7 @@ use crate::protocol::verb::Verb;
 use crate::random;
 use crate::redis::Fault;
 use crate::stats::Totals;
+use crate::sync::Mutex;
 
 /// How often counters are sent.
 pub(in crate::runtime) const SEND_EVERY: Duration = Duration::from_secs(1);

@@ -8,8 +8,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
-
 use crate::clock::Instant;
 use crate::logging;
 use crate::name::Name;
@@ -19,6 +17,7 @@ use crate::queue::parker::Parker;
 use crate::random;
 use crate::redis::{Cap, Fault, Server, ServerHealth};
 use crate::runtime::worker::Worker;
+use crate::sync::Mutex;
 
 const PROBE: &[u8] = b"probe";
 

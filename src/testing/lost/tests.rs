@@ -10,12 +10,21 @@ fn constructor(lost: Lost) -> fn() -> Lost {
         Lost::Deleted => deleted,
         Lost::MaxHold => max_hold,
         Lost::ShutDown => shut_down,
+        Lost::Forked => forked,
     }
 }
 
 #[test]
 fn every_variant_has_a_constructor() {
-    for lost in [expired(), taken(), deleted(), max_hold(), shut_down()] {
+    let all = [
+        expired(),
+        taken(),
+        deleted(),
+        max_hold(),
+        shut_down(),
+        forked(),
+    ];
+    for lost in all {
         assert_eq!(constructor(lost)(), lost);
     }
 }

@@ -1,0 +1,139 @@
+//! Std's `Mutex`, `RwLock` and `Condvar`, without poisoning.
+//!
+//! Not those of `parking_lot`: it keeps the parked threads of a process in one table, which a fork
+//! copies. In the child, new threads then reuse the memory of threads that the table still has.
+//! Std's locks on Linux have no state outside themselves.
+
+use std::ops::{Deref, DerefMut};
+#[cfg(feature = "testing")]
+use std::sync::TryLockError;
+use std::sync::{self, PoisonError};
+use std::time::Duration;
+
+/// A lock for data that a panic leaves usable.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(sync::Mutex<T>);
+
+/// The guard of a [`Mutex`].
+#[derive(Debug)]
+pub(crate) struct MutexGuard<'a, T> {
+    mutex: &'a sync::Mutex<T>,
+    /// `None` only while `unlocked` and the waits of a [`Condvar`] run.
+    guard: Option<sync::MutexGuard<'a, T>>,
+}
+
+const LOCKED: &str = "only the calls that unlock take it, and they put one back";
+
+impl<T> Mutex<T> {
+    pub(crate) const fn new(data: T) -> Self {
+        Self(sync::Mutex::new(data))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        MutexGuard {
+            mutex: &self.0,
+            guard: Some(locked(&self.0)),
+        }
+    }
+}
+
+#[cfg(feature = "testing")]
+impl<T> Mutex<T> {
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let guard = match self.0.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(MutexGuard {
+            mutex: &self.0,
+            guard: Some(guard),
+        })
+    }
+}
+
+fn locked<T>(mutex: &sync::Mutex<T>) -> sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T> MutexGuard<'_, T> {
+    /// Runs `act` while the mutex is unlocked.
+    pub(crate) fn unlocked<R>(guard: &mut Self, act: impl FnOnce() -> R) -> R {
+        guard.guard = None;
+        // Also locks it again after a panic of `act`: the caller's destructors may use the data.
+        let relock = Relock(guard);
+        let result = act();
+        drop(relock);
+        result
+    }
+}
+
+/// Locks the mutex of a guard again when dropped.
+struct Relock<'g, 'a, T>(&'g mut MutexGuard<'a, T>);
+
+impl<T> Drop for Relock<'_, '_, T> {
+    fn drop(&mut self) {
+        self.0.guard = Some(locked(self.0.mutex));
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.guard.as_ref().expect(LOCKED)
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.guard.as_mut().expect(LOCKED)
+    }
+}
+
+/// A condition variable for a [`Mutex`].
+#[derive(Debug, Default)]
+pub(crate) struct Condvar(sync::Condvar);
+
+impl Condvar {
+    pub(crate) const fn new() -> Self {
+        Self(sync::Condvar::new())
+    }
+
+    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let locked = guard.guard.take().expect(LOCKED);
+        let locked = self.0.wait(locked);
+        guard.guard = Some(locked.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Waits for at most `limit`, and returns true if that time has passed.
+    pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) -> bool {
+        let locked = guard.guard.take().expect(LOCKED);
+        let waited = self.0.wait_timeout(locked, limit);
+        let (locked, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        guard.guard = Some(locked);
+        waited.timed_out()
+    }
+
+    pub(crate) fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    pub(crate) fn notify_all(&self) {
+        self.0.notify_all();
+    }
+}
+
+/// A read-write lock for data that a panic leaves usable.
+#[derive(Debug, Default)]
+pub(crate) struct RwLock<T>(sync::RwLock<T>);
+
+impl<T> RwLock<T> {
+    pub(crate) fn read(&self) -> sync::RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn write(&self) -> sync::RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
