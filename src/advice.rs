@@ -86,7 +86,7 @@ const ADVICE: [(&str, &str); 30] = [
     ("alert: AccessDenied", UNTRUSTED_CLIENT),
     (
         "alert: CertificateExpired",
-        "; the client certificate has expired: pass a new one to ClientBuilder::tls_client_cert",
+        "; the client certificate has expired: replace it",
     ),
     (
         "alert: CertificateRevoked",

@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError};
 
 use crate::advice::advice;
+use crate::connect_failure::ConnectFailure;
 use crate::error_reply::{is_tls_refusal, library_text};
 use crate::escape::Escaped;
 use crate::violation::{NoFirstReply, Violation};
@@ -100,7 +101,7 @@ impl Cause {
     pub(crate) fn no_first_reply(event: NoFirstReply, hint: &str) -> Self {
         let kind = match event {
             NoFirstReply::Silent => CauseKind::Timeout,
-            NoFirstReply::Closed => CauseKind::Connection,
+            NoFirstReply::Closed(_) => CauseKind::Connection,
         };
         Self::new(kind, &format!("{event}{hint}"))
     }
@@ -120,7 +121,7 @@ impl Cause {
     }
 
     /// Whether this is only a timeout: an earlier cause is more informative.
-    fn is_silence(&self) -> bool {
+    pub(crate) fn is_silence(&self) -> bool {
         matches!(self.kind, CauseKind::NoReply | CauseKind::Timeout)
     }
 
@@ -240,6 +241,15 @@ impl From<RedisError> for Cause {
     fn from(error: RedisError) -> Self {
         if let Some(event) = NoFirstReply::of(&error) {
             return Self::no_first_reply(event, "");
+        }
+        match ConnectFailure::of(&error) {
+            Some(failure @ ConnectFailure::Rejected(_)) => {
+                return Self::new(CauseKind::Server, &failure.to_string());
+            }
+            Some(failure @ (ConnectFailure::Local(_) | ConnectFailure::ClosedAt(_))) => {
+                return Self::new(CauseKind::Connection, &failure.to_string());
+            }
+            Some(ConnectFailure::Expired(_)) | None => {}
         }
         if error.is_timeout() {
             // The operating system's text is "resource temporarily unavailable".

@@ -2,6 +2,8 @@
 
 use redis::{ErrorKind, RedisError, ServerError};
 
+#[cfg(feature = "tls")]
+use crate::connect_failure::ConnectFailure;
 use crate::escape::Escaped;
 #[cfg(feature = "tls")]
 use crate::violation::payload;
@@ -101,6 +103,12 @@ pub(crate) fn words(answer: &ServerError) -> String {
     Escaped::said(&text).to_string()
 }
 
+/// Returns whether the server rejected the user or the password.
+pub(crate) fn is_rejected_logon(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed
+        || matches!(error.code(), Some("WRONGPASS" | "NOAUTH"))
+}
+
 /// Returns whether an error of logging on lasts until a setting is changed.
 pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
     let kinds = [
@@ -123,6 +131,9 @@ pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
 /// Returns whether one side rejected the other's certificate, or the lack of one.
 #[cfg(feature = "tls")]
 pub(crate) fn is_tls_refusal(error: &RedisError) -> bool {
+    if let Some(ConnectFailure::Expired(_)) = ConnectFailure::of(error) {
+        return true;
+    }
     use rustls::AlertDescription as Alert;
     match payload(error) {
         Some(rustls::Error::InvalidCertificate(_)) => true,

@@ -65,6 +65,8 @@ mod cancel;
 mod cause;
 mod clock;
 mod config;
+mod connect_failure;
+mod credentials;
 mod error;
 mod error_reply;
 mod escape;
@@ -108,6 +110,8 @@ mod url;
 mod violation;
 mod wait_policy;
 mod with_error;
+#[cfg(feature = "tls")]
+mod x509;
 
 pub use crossbeam_channel;
 
@@ -123,6 +127,7 @@ pub use api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 pub use api::semaphore::Semaphore;
 pub use api::semaphore_permit::SemaphorePermit;
 pub use cancel::CancelToken;
+pub use credentials::Credentials;
 pub use error::{Cause, Error};
 pub use health::{BreakerState, Health, HealthPart, HealthState};
 pub use holder::Holder;

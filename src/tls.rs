@@ -1,27 +1,72 @@
 //! TLS settings: trusted certificate authorities and the client certificate. Feature `tls` only.
 
-use std::fmt;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+use std::{fmt, fs};
 
-use redis::{ErrorKind, RedisResult};
+use redis::{ErrorKind, RedisError, RedisResult};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CertificateError, ClientConfig, RootCertStore};
 
+use crate::clock::wall_time;
+use crate::connect_failure::ConnectFailure;
 use crate::error::Error;
+use crate::escape::Escaped;
+use crate::violation::payload;
+use crate::x509::{date, not_after};
 
-/// The TLS settings of a client, as PEM texts.
+/// The TLS settings of a client.
 #[derive(Clone, Default)]
 pub(crate) struct Tls {
     /// The trusted authorities; `None` means those of the system.
-    pub(crate) root: Option<Vec<u8>>,
+    pub(crate) root: Option<Pem>,
     pub(crate) client: Option<ClientCert>,
 }
 
-/// The client certificate with its chain, and its private key, as PEM texts.
+/// The client certificate with its chain, and its private key.
 #[derive(Clone)]
 pub(crate) struct ClientCert {
-    pub(crate) chain: Vec<u8>,
-    pub(crate) key: Vec<u8>,
+    pub(crate) chain: Pem,
+    pub(crate) key: Pem,
+}
+
+/// A PEM text, or the file that contains it.
+#[derive(Clone)]
+pub(crate) enum Pem {
+    Text(Vec<u8>),
+    /// Read for each connection: it may be replaced while a client runs.
+    File(PathBuf),
+}
+
+/// The PEM texts of a connection: the authorities, and the client certificate with its key.
+struct Texts {
+    root: Option<Vec<u8>>,
+    client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Pem {
+    fn read(&self) -> Result<Cow<'_, [u8]>, Error> {
+        match self {
+            Self::Text(pem) => Ok(pem.into()),
+            Self::File(path) => fs::read(path)
+                .map(Into::into)
+                .map_err(|error| Error::Config(format!("cannot read {}: {error}", shown(path)))),
+        }
+    }
+
+    /// Returns what to add to a message about this text.
+    fn place(&self) -> String {
+        match self {
+            Self::Text(_) => String::new(),
+            Self::File(path) => format!(" ({})", shown(path)),
+        }
+    }
+}
+
+fn shown(path: &Path) -> String {
+    Escaped::name(path.as_os_str().as_encoded_bytes()).to_string()
 }
 
 impl Tls {
@@ -32,21 +77,38 @@ impl Tls {
     /// Checks the PEM texts. Errors name the setting; they never quote a library's message, which
     /// may contain a part of the key.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if let Some(pem) = &self.root {
-            check_root(pem)?;
-        }
-        self.client.as_ref().map_or(Ok(()), check_client)
+        self.read().map(drop)
     }
 
-    /// Returns the configuration for a new connection, from PEM texts that [`check`](Self::check)
-    /// has accepted.
+    /// Reads the files, and checks all PEM texts.
+    fn read(&self) -> Result<Texts, Error> {
+        let root = self.root.as_ref().map(|root| {
+            let pem = root.read()?.into_owned();
+            check_root(&pem, &root.place()).map(|()| pem)
+        });
+        let client = self.client.as_ref().map(|ClientCert { chain, key }| {
+            let place = format!("{}{}", chain.place(), key.place());
+            let (chain, key) = (chain.read()?.into_owned(), key.read()?.into_owned());
+            check_client(&chain, &key, &place).map(|()| (chain, key))
+        });
+        Ok(Texts {
+            root: root.transpose()?,
+            client: client.transpose()?,
+        })
+    }
+
+    /// Returns the configuration for a new connection. Reads the files each time, and the system's
+    /// authorities: they may be replaced while a client runs.
     ///
-    /// Loads the system's authorities each time, because they may be replaced while a client runs.
+    /// A file that cannot be used now may be usable at the next connection.
     pub(crate) fn client_config(&self) -> RedisResult<ClientConfig> {
+        let texts = self.read();
+        let Texts { root, client } =
+            texts.map_err(|error| ConnectFailure::Local(error.to_string()))?;
         let mut roots = RootCertStore::empty();
-        match &self.root {
+        match root {
             Some(pem) => {
-                for root in certificates(pem).unwrap_or_default() {
+                for root in certificates(&pem).unwrap_or_default() {
                     roots.add(root)?;
                 }
             }
@@ -62,18 +124,49 @@ impl Tls {
             }
         }
         let config = ClientConfig::builder().with_root_certificates(roots);
-        let Some(client) = &self.client else {
+        let Some((chain, key)) = client else {
             return Ok(config.with_no_client_auth());
         };
-        let chain = certificates(&client.chain).unwrap_or_default();
+        let chain = certificates(&chain).unwrap_or_default();
         // The library's error may contain a part of the key.
-        let key = PrivateKeyDer::from_pem_slice(&client.key).map_err(|_| {
+        let key = PrivateKeyDer::from_pem_slice(&key).map_err(|_| {
             (
                 ErrorKind::InvalidClientConfig,
                 "tls_client_cert cannot be read",
             )
         })?;
         Ok(config.with_client_auth_cert(chain, key)?)
+    }
+
+    /// Returns the error of a connection. If a certificate has expired, the error says when.
+    pub(crate) fn with_expiry(&self, error: RedisError) -> RedisError {
+        let why = match payload(&error) {
+            Some(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
+                not_after,
+                ..
+            })) => {
+                let end = i64::try_from(not_after.as_secs()).unwrap_or(i64::MAX);
+                let end = date(end);
+                format!("invalid peer certificate: certificate expired on {end}")
+            }
+            Some(alert @ rustls::Error::AlertReceived(_)) => match self.expired_client() {
+                Some(expired) => format!("{alert}; {expired}"),
+                None => return error,
+            },
+            _ => return error,
+        };
+        ConnectFailure::Expired(why).into()
+    }
+
+    /// Returns when the client certificate expired; `None` if it is valid.
+    fn expired_client(&self) -> Option<String> {
+        let chain = &self.client.as_ref()?.chain;
+        let certificates = certificates(&chain.read().ok()?)?;
+        let end = not_after(certificates.first()?)?;
+        let now = wall_time().duration_since(UNIX_EPOCH).ok()?;
+        let is_over = end < i64::try_from(now.as_secs()).ok()?;
+        let place = chain.place();
+        is_over.then(|| format!("the client certificate{place} expired on {}", date(end)))
     }
 }
 
@@ -99,54 +192,60 @@ fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     all.ok().filter(|all| !all.is_empty())
 }
 
-fn check_root(pem: &[u8]) -> Result<(), Error> {
+fn check_root(pem: &[u8], place: &str) -> Result<(), Error> {
     let Some(roots) = certificates(pem) else {
-        return wrong("tls_root contains no readable PEM certificate");
+        return wrong("tls_root contains no readable PEM certificate", place);
     };
     let mut store = RootCertStore::empty();
     for root in roots {
         if store.add(root).is_err() {
-            return wrong("tls_root contains a certificate that is not a valid X.509 authority");
+            return wrong(
+                "tls_root contains a certificate that is not a valid X.509 authority",
+                place,
+            );
         }
     }
     Ok(())
 }
 
-fn check_client(client: &ClientCert) -> Result<(), Error> {
+fn check_client(chain: &[u8], key: &[u8], place: &str) -> Result<(), Error> {
     use rustls::{Error as TlsError, InconsistentKeys};
-    let Some(chain) = certificates(&client.chain) else {
+    let Some(chain) = certificates(chain) else {
         return wrong(
             "tls_client_cert: the certificate (its first part) contains no readable PEM \
              certificate",
+            place,
         );
     };
-    let Ok(key) = PrivateKeyDer::from_pem_slice(&client.key) else {
+    let Ok(key) = PrivateKeyDer::from_pem_slice(key) else {
         return wrong(
             "tls_client_cert: the key (its second part) contains no readable PEM private key; \
              decrypt an encrypted key first",
+            place,
         );
     };
     install_provider();
     let Some(provider) = rustls::crypto::CryptoProvider::get_default() else {
         unreachable!("just installed, or installed by the program")
     };
-    match rustls::sign::CertifiedKey::from_der(chain, key, provider) {
-        Ok(_) => Ok(()),
+    let what = match rustls::sign::CertifiedKey::from_der(chain, key, provider) {
+        Ok(_) => return Ok(()),
         Err(TlsError::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
-            wrong("tls_client_cert: the key does not belong to the certificate")
+            "tls_client_cert: the key does not belong to the certificate"
         }
         Err(TlsError::InvalidCertificate(_)) => {
-            wrong("tls_client_cert: the certificate (its first part) is not valid X.509")
+            "tls_client_cert: the certificate (its first part) is not valid X.509"
         }
-        Err(_) => wrong(
-            "tls_client_cert: the key (its second part) is not supported; \
-             expected RSA, ECDSA or Ed25519",
-        ),
-    }
+        Err(_) => {
+            "tls_client_cert: the key (its second part) is not supported; expected RSA, ECDSA or \
+             Ed25519"
+        }
+    };
+    wrong(what, place)
 }
 
-fn wrong<T>(what: &str) -> Result<T, Error> {
-    Err(Error::Config(what.into()))
+fn wrong<T>(what: &str, place: &str) -> Result<T, Error> {
+    Err(Error::Config(format!("{what}{place}")))
 }
 
 #[cfg(test)]
@@ -160,7 +259,7 @@ mod tests {
     }
 
     fn client(chain: &[u8], key: &[u8]) -> Tls {
-        let (chain, key) = (chain.to_vec(), key.to_vec());
+        let [chain, key] = [chain, key].map(|pem| Pem::Text(pem.to_vec()));
         Tls {
             root: None,
             client: Some(ClientCert { chain, key }),
@@ -169,7 +268,7 @@ mod tests {
 
     fn root(pem: &[u8]) -> Tls {
         Tls {
-            root: Some(pem.to_vec()),
+            root: Some(Pem::Text(pem.to_vec())),
             client: None,
         }
     }

@@ -2,6 +2,7 @@
 
 mod address;
 mod check;
+mod foreign;
 #[cfg(test)]
 mod tests;
 
@@ -11,6 +12,7 @@ use std::sync::Arc;
 
 use redis::ConnectionAddr;
 
+use crate::credentials::CredentialsSource;
 use crate::error::Error;
 use crate::escape::Escaped;
 #[cfg(feature = "tls")]
@@ -18,15 +20,17 @@ use crate::tls::Tls;
 use crate::url::check::{
     UNESCAPED, check_fragment, check_port, check_query, invalid, is_logon_cut_off,
 };
+use crate::url::foreign::canonical;
 
 pub(crate) use crate::url::address::{Address, Logon};
+pub(crate) use crate::url::foreign::cleaned;
 
 /// The most servers of a quorum: local queues record which servers have announced a release in the
 /// bits of one `u64`, and an odd number of servers is best.
 const MOST_SERVERS: usize = 63;
 
 /// The query parameters of a URL of sentinels.
-const SENTINEL_PARAMETERS: [&str; 3] = ["sentinel_user", "sentinel_pass", "protocol"];
+const SENTINEL_PARAMETERS: [&str; 4] = ["db", "sentinel_user", "sentinel_pass", "protocol"];
 
 /// The deployment that a URL describes.
 pub(crate) enum Target {
@@ -62,6 +66,7 @@ pub(crate) struct Sentinel {
 impl Target {
     /// Parses a URL of any supported kind.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
+        let url = &*canonical(url);
         if let Some((scheme, rest)) = url.split_once("+sentinel://") {
             check_fragment(rest).map_err(sentinel_config)?;
             let parsed = Sentinel::parse(scheme, rest);
@@ -108,16 +113,42 @@ impl Target {
 
     /// Fills in the credentials of servers without a password. Sentinels have their own.
     pub(crate) fn fill_in_logon(mut self, logon: &Logon) -> Self {
-        let servers = match &mut self {
+        for address in self.servers() {
+            address.fill_in_logon(logon);
+        }
+        self
+    }
+
+    /// Returns the addresses whose credentials are those of the servers that keep the locks.
+    fn servers(&mut self) -> &mut [Address] {
+        match self {
             Self::Server(data)
             | Self::Sentinel(Sentinel { data, .. })
             | Self::Cluster(Nodes { data, .. }) => slice::from_mut(data),
             Self::Quorum(addresses) => addresses,
-        };
-        for address in servers {
-            address.fill_in_logon(logon);
         }
-        self
+    }
+
+    /// Sets where the credentials of the servers come from.
+    pub(crate) fn with_credentials(mut self, source: &CredentialsSource) -> Result<Self, Error> {
+        set_source(self.servers(), source, "credentials")?;
+        Ok(self)
+    }
+
+    /// Sets where the credentials of the sentinels come from.
+    pub(crate) fn with_sentinel_credentials(
+        mut self,
+        source: &CredentialsSource,
+    ) -> Result<Self, Error> {
+        let Self::Sentinel(sentinel) = &mut self else {
+            return Err(Error::Config(
+                "sentinel_credentials needs sentinels: ClientBuilder::sentinel, or a URL with \
+                 redis+sentinel://"
+                    .into(),
+            ));
+        };
+        set_source(&mut sentinel.sentinels, source, "sentinel_credentials")?;
+        Ok(self)
     }
 
     /// Returns whether the connections to all servers are encrypted.
@@ -268,9 +299,12 @@ impl Sentinel {
                 .split('&')
                 .find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
         };
-        let protocol =
-            value("protocol").map_or_else(String::new, |protocol| format!("?protocol={protocol}"));
-        let data = Address::parse(&format!("{scheme}://{logon}master/{db}{protocol}"))?;
+        let of_data = ["db", "protocol"].map(|name| match value(name) {
+            Some(value) => format!("&{name}={value}"),
+            None => String::new(),
+        });
+        let of_data = of_data.concat();
+        let data = Address::parse(&format!("{scheme}://{logon}master/{db}?{of_data}"))?;
         let logon = match (value("sentinel_user"), value("sentinel_pass")) {
             (None, None) => String::new(),
             (user, password) => format!("{}:{}@", user.unwrap_or(""), password.unwrap_or("")),
@@ -361,6 +395,24 @@ fn check_quorum(addresses: &[Address]) -> Result<(), Error> {
                 address.label
             ));
         }
+    }
+    Ok(())
+}
+
+/// Sets where the credentials of these servers come from; `setting` is the builder's.
+fn set_source(
+    addresses: &mut [Address],
+    source: &CredentialsSource,
+    setting: &str,
+) -> Result<(), Error> {
+    for address in addresses {
+        if address.has_password() {
+            return Err(Error::Config(format!(
+                "{setting} is set, and the URL of {} contains a password: remove one of them",
+                address.label
+            )));
+        }
+        address.credentials = Some(source.clone());
     }
     Ok(())
 }

@@ -90,14 +90,19 @@ impl From<Violation> for RedisError {
 pub(crate) enum NoFirstReply {
     /// It sent nothing until the deadline.
     Silent,
-    /// It closed the connection.
-    Closed,
+    /// It closed the connection, instead of a reply to this command if one is named.
+    Closed(Option<&'static str>),
 }
 
 impl NoFirstReply {
     /// Returns the event that `error` carries, if any.
     pub(crate) fn of(error: &RedisError) -> Option<Self> {
         payload(error).copied()
+    }
+
+    /// Returns the error of a peer that closed the connection instead of a reply to `command`.
+    pub(crate) fn closed_at(command: &'static str) -> RedisError {
+        io::Error::new(io::ErrorKind::UnexpectedEof, Self::Closed(Some(command))).into()
     }
 
     /// Marks `error`, which came before any reply, if it is a timeout or a closed connection.
@@ -109,7 +114,7 @@ impl NoFirstReply {
                 io::Error::new(kind, Self::Silent).into()
             }
             Some(kind) if error.is_connection_dropped() => {
-                io::Error::new(kind, Self::Closed).into()
+                io::Error::new(kind, Self::Closed(None)).into()
             }
             _ => error,
         }
@@ -118,10 +123,15 @@ impl NoFirstReply {
 
 impl fmt::Display for NoFirstReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Silent => "the peer accepted the connection and sent nothing in time",
-            Self::Closed => "the peer accepted the connection and closed it without a reply",
-        })
+        match self {
+            Self::Silent => {
+                f.write_str("the peer accepted the connection and sent nothing in time")
+            }
+            Self::Closed(command) => {
+                f.write_str("the peer accepted the connection and closed it without a reply")?;
+                command.map_or(Ok(()), |command| write!(f, " to {command}"))
+            }
+        }
     }
 }
 
@@ -166,8 +176,14 @@ mod tests {
     fn a_marked_error_keeps_its_kind() {
         for (kind, expected) in [
             (io::ErrorKind::TimedOut, Some(NoFirstReply::Silent)),
-            (io::ErrorKind::UnexpectedEof, Some(NoFirstReply::Closed)),
-            (io::ErrorKind::ConnectionReset, Some(NoFirstReply::Closed)),
+            (
+                io::ErrorKind::UnexpectedEof,
+                Some(NoFirstReply::Closed(None)),
+            ),
+            (
+                io::ErrorKind::ConnectionReset,
+                Some(NoFirstReply::Closed(None)),
+            ),
             (io::ErrorKind::PermissionDenied, None),
         ] {
             let plain = RedisError::from(io::Error::from(kind));

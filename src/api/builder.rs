@@ -1,14 +1,17 @@
 //! The builder of a client, with its settings.
 
+use std::path::PathBuf;
 use std::time::Duration;
-use std::{fmt, mem};
+use std::{fmt, mem, slice};
 
 use crate::config::Config;
+use crate::credentials::{Credentials, CredentialsSource};
 use crate::error::Error;
+use crate::logging;
 use crate::replicas::Replicas;
 #[cfg(feature = "tls")]
-use crate::tls::{ClientCert, Tls};
-use crate::url::{Logon, Target};
+use crate::tls::{ClientCert, Pem, Tls};
+use crate::url::{Logon, Target, cleaned};
 
 /// Makes a [`Client`](crate::Client) with settings of your choice.
 ///
@@ -35,6 +38,9 @@ pub struct ClientBuilder {
     is_source_from_env: bool,
     /// The credentials of the environment, for servers whose URL has no password.
     logon: Logon,
+    /// Where the credentials of the servers come from, and those of the sentinels.
+    credentials: Option<CredentialsSource>,
+    sentinel_credentials: Option<CredentialsSource>,
     /// The settings that have the value of an environment variable, each with the variable, for
     /// errors about several settings. The setters of `connect_timeout` and `unreachable_for` leave
     /// their entries here: no such error is about them.
@@ -54,6 +60,13 @@ enum UrlSource {
 }
 
 impl UrlSource {
+    fn urls(&mut self) -> &mut [String] {
+        match self {
+            Self::Url(url) => slice::from_mut(url),
+            Self::Cluster(urls) | Self::Sentinel(urls, _) | Self::Quorum(urls) => urls,
+        }
+    }
+
     fn target(&self) -> Result<Target, Error> {
         match self {
             Self::Url(url) => Target::parse(url),
@@ -80,7 +93,15 @@ impl ClientBuilder {
         self.with_source(UrlSource::Url(url.into()))
     }
 
-    fn with_source(mut self, source: UrlSource) -> Self {
+    fn with_source(mut self, mut source: UrlSource) -> Self {
+        for url in source.urls() {
+            let (clean, removed) = cleaned(url);
+            if let Some(removed) = removed {
+                // The URL may contain a password.
+                logging::warn!("a URL of a server was taken, but {removed}: correct the setting");
+                *url = clean.to_owned();
+            }
+        }
         let is_another =
             |before: &UrlSource| mem::discriminant(before) != mem::discriminant(&source);
         let is_override = mem::take(&mut self.is_source_from_env);
@@ -161,6 +182,88 @@ impl ClientBuilder {
         self.with_source(UrlSource::Sentinel(strings(sentinels), master.into()))
     }
 
+    /// Sets a callback that returns the user and password, for passwords that expire.
+    ///
+    /// The client calls it before each connect, on its own threads and possibly on several at once.
+    /// The callback's time counts towards [`connect_timeout`](Self::connect_timeout), so it should
+    /// read a value that another part of the program keeps current.
+    ///
+    /// If the server rejects the credentials, the client asks again at once, and then at each
+    /// reconnect. Until then leases are held for as long as they last, waiting calls go on for
+    /// [`unreachable_for`](Self::unreachable_for), and other calls fail with
+    /// [`Error::Unreachable`]. An error of the callback has the same effect; its text becomes a
+    /// part of the error, and must not contain a password.
+    ///
+    /// With Sentinel these are the credentials of the master; see
+    /// [`sentinel_credentials`](Self::sentinel_credentials). The URLs must contain no password. A
+    /// user in the URL is used with [`Credentials::password`].
+    ///
+    /// ```
+    /// use leasehold::{Client, Credentials};
+    /// # fn current_token() -> Result<String, std::io::Error> { Ok("t0ken".into()) }
+    ///
+    /// let client = Client::builder()
+    ///     .url("rediss://redis.internal:6379")
+    ///     .credentials(|| Ok(Credentials::new("booking", current_token()?)))
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn credentials(
+        mut self,
+        ask: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.credentials = Some(CredentialsSource::new(ask));
+        self
+    }
+
+    /// Sets a file that contains the password, for passwords that expire.
+    ///
+    /// The client reads it before each connect, without the line break at its end. Otherwise this
+    /// is [`credentials`](Self::credentials) with a callback that reads the file.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// let client = Client::builder()
+    ///     .url("redis://booking@redis.internal:6379")
+    ///     .password_file("/run/secrets/redis")
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn password_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.credentials = Some(CredentialsSource::file(path.into()));
+        self
+    }
+
+    /// Sets a callback that returns the credentials for the sentinels.
+    ///
+    /// It is called before each connect to a sentinel, as for
+    /// [`credentials`](Self::credentials).
+    ///
+    /// ```
+    /// use leasehold::{Client, Credentials};
+    /// # fn token(_of: &str) -> Result<String, std::io::Error> { Ok("t0ken".into()) }
+    ///
+    /// let client = Client::builder()
+    ///     .sentinel(["10.0.0.1", "10.0.0.2", "10.0.0.3"], "mymaster")
+    ///     .credentials(|| Ok(Credentials::password(token("master")?)))
+    ///     .sentinel_credentials(|| Ok(Credentials::password(token("sentinels")?)))
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn sentinel_credentials(
+        mut self,
+        ask: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        self.sentinel_credentials = Some(CredentialsSource::new(ask));
+        self
+    }
+
     /// Sets the certificate authorities to trust, as one or more concatenated PEM certificates.
     ///
     /// They replace the system's authorities for every connection of the client, including those to
@@ -178,7 +281,27 @@ impl ClientBuilder {
     #[cfg(feature = "tls")]
     pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.override_variable("tls_root");
-        self.tls.root = Some(pem.into());
+        self.tls.root = Some(Pem::Text(pem.into()));
+        self
+    }
+
+    /// Sets the file of the certificate authorities to trust, as for [`tls_root`](Self::tls_root).
+    ///
+    /// The client reads it for each connection, so it can be replaced while the client runs.
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder()
+    ///     .url("rediss://redis.internal:6379")
+    ///     .tls_root_file("/etc/redis/ca.pem")
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls_root_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.override_variable("tls_root");
+        self.tls.root = Some(Pem::File(path.into()));
         self
     }
 
@@ -206,8 +329,39 @@ impl ClientBuilder {
     ) -> Self {
         self.override_variable("tls_client_cert");
         self.tls.client = Some(ClientCert {
-            chain: certificate.into(),
-            key: key.into(),
+            chain: Pem::Text(certificate.into()),
+            key: Pem::Text(key.into()),
+        });
+        self
+    }
+
+    /// Sets the files of the client certificate and its private key, as for
+    /// [`tls_client_cert`](Self::tls_client_cert).
+    ///
+    /// The client reads them for each connection, so they can be replaced while the client runs.
+    /// While one of them is missing, or does not belong to the other, no connection is made;
+    /// waiting calls go on for [`unreachable_for`](Self::unreachable_for).
+    ///
+    /// ```no_run
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder()
+    ///     .url("rediss://redis.internal:6379")
+    ///     .tls_root_file("/etc/redis/ca.pem")
+    ///     .tls_client_cert_files("/etc/redis/client.pem", "/etc/redis/client.key")
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn tls_client_cert_files(
+        mut self,
+        certificate: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> Self {
+        self.override_variable("tls_client_cert");
+        self.tls.client = Some(ClientCert {
+            chain: Pem::File(certificate.into()),
+            key: Pem::File(key.into()),
         });
         self
     }
@@ -558,7 +712,18 @@ impl ClientBuilder {
             ));
         }
         self.config.check_values()?;
-        let target = source.target()?.fill_in_logon(&self.logon);
+        let mut target = source.target()?;
+        target = match &self.credentials {
+            None => target.fill_in_logon(&self.logon),
+            // The password comes from there, and may be for the user of the environment.
+            Some(credentials) => target.with_credentials(credentials)?.fill_in_logon(&Logon {
+                user: self.logon.user,
+                ..Logon::default()
+            }),
+        };
+        if let Some(credentials) = &self.sentinel_credentials {
+            target = target.with_sentinel_credentials(credentials)?;
+        }
         let rules = self.config.check_rules();
         rules.map_err(|error| with_variables(error, &self.variables))?;
         #[cfg(feature = "tls")]

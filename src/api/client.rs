@@ -77,7 +77,8 @@ impl Client {
     /// as `%3A` and `%` as `%25`: the password `p@ss` is `p%40ss`.
     ///
     /// `rediss` in place of `redis` encrypts with TLS (feature `tls`). `valkey` and `valkeys` mean
-    /// the same as `redis` and `rediss`. `?protocol=resp3` selects that protocol.
+    /// the same as `redis` and `rediss`. `?protocol=resp3` selects that protocol, and `?db=2` a
+    /// database. A user without a password, as in `redis://ann@host`, logs on with an empty one.
     ///
     /// With Sentinel, `name` is the master's name, and the user and password are the master's. The
     /// default port of a sentinel is 26379. If the sentinels need their own credentials, append
@@ -131,7 +132,8 @@ impl Client {
 
     /// Returns a client with the settings read from environment variables.
     ///
-    /// Reads the files that the variables for TLS name, and does no other I/O.
+    /// Reads the files that the variables name, to check them, and does no other I/O. Each
+    /// connection reads them again, so they can be replaced while the client runs.
     ///
     /// | variable | setting | default |
     /// |---|---|---|
@@ -139,9 +141,10 @@ impl Client {
     /// | `REDIS_URLS` | the URLs of a [`quorum`](Self::quorum), separated by commas or spaces | |
     /// | `REDIS_HOST`, `REDIS_PORT` | the server's host and port | `127.0.0.1`, `6379` |
     /// | `REDIS_USERNAME`, `REDIS_PASSWORD` | the credentials, for a URL without a password | none |
+    /// | `REDIS_PASSWORD_FILE` | the file that contains the password, in place of `REDIS_PASSWORD`; see [`password_file`](ClientBuilder::password_file) | none |
     /// | `REDIS_DB` | the database number | `0` |
-    /// | `REDIS_TLS_CA` | the PEM file for [`tls_root`](ClientBuilder::tls_root) | the system's authorities |
-    /// | `REDIS_TLS_CERT`, `REDIS_TLS_KEY` | the PEM files for [`tls_client_cert`](ClientBuilder::tls_client_cert) | none |
+    /// | `REDIS_TLS_CA` | the PEM file for [`tls_root_file`](ClientBuilder::tls_root_file) | the system's authorities |
+    /// | `REDIS_TLS_CERT`, `REDIS_TLS_KEY` | the PEM files for [`tls_client_cert_files`](ClientBuilder::tls_client_cert_files) | none |
     /// | `LOCK_TTL_MS` | [`ttl`](ClientBuilder::ttl) in ms | `10000` |
     /// | `LOCK_RENEW_INTERVAL_MS` | [`renew_every`](ClientBuilder::renew_every) in ms | a third of the ttl |
     /// | `LOCK_CONNECT_TIMEOUT_MS` | [`connect_timeout`](ClientBuilder::connect_timeout) in ms | `1000` |
@@ -155,6 +158,11 @@ impl Client {
     /// `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB` are ignored if `REDIS_URL` or `REDIS_URLS` is set.
     /// If none of `REDIS_URL`, `REDIS_URLS` and `REDIS_HOST` is set, a log record at level `INFO`
     /// says so and names the server that the client uses.
+    ///
+    /// `REDIS_HOST` may have the form `host:port`, and `REDIS_PORT` the form that Kubernetes sets,
+    /// `tcp://10.0.0.1:6379`, of which the client takes the port. Quotes around a value and a line
+    /// break at its end are removed, with a log record at level `WARN`; quotes are kept in a user,
+    /// password or prefix.
     ///
     /// `REDIS_USERNAME` and `REDIS_PASSWORD` fill in each URL that has no password, whatever its
     /// scheme, and are ignored for the others. A user in the URL stays. With Sentinel, the two are
@@ -172,8 +180,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if a variable is invalid, if `REDIS_URL` and `REDIS_URLS` are both set, or
-    /// if only one of `REDIS_TLS_CERT` and `REDIS_TLS_KEY` is set. The message names the variables.
+    /// [`Error::Config`] if a variable is invalid, if `REDIS_URL` and `REDIS_URLS` or
+    /// `REDIS_PASSWORD` and `REDIS_PASSWORD_FILE` are both set, or if only one of `REDIS_TLS_CERT`
+    /// and `REDIS_TLS_KEY` is set. The message names the variables.
     pub fn from_env() -> Result<Self, Error> {
         Self::builder().with_env()?.build()
     }

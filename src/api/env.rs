@@ -3,19 +3,21 @@
 #[cfg(test)]
 mod tests;
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::num::NonZeroU16;
+#[cfg(feature = "tls")]
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use crate::api::builder::ClientBuilder;
+use crate::credentials::read_password;
 use crate::error::Error;
-#[cfg(feature = "tls")]
-use crate::escape::Escaped;
 use crate::logging;
 #[cfg(feature = "tls")]
-use crate::tls::{ClientCert, Tls};
-use crate::url::{Logon, Target};
+use crate::tls::{ClientCert, Pem, Tls};
+use crate::url::{Logon, Target, cleaned};
 
 impl ClientBuilder {
     /// Reads settings from environment variables.
@@ -24,7 +26,8 @@ impl ClientBuilder {
     /// before:
     ///
     /// - `REDIS_URL`, `REDIS_URLS`, `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB` are not read.
-    /// - `REDIS_USERNAME` and `REDIS_PASSWORD` fill in each URL without a password.
+    /// - `REDIS_USERNAME` and `REDIS_PASSWORD`, or the password in the file that
+    ///   `REDIS_PASSWORD_FILE` names, fill in each URL without a password.
     /// - `REDIS_TLS_CA`, `REDIS_TLS_CERT` and `REDIS_TLS_KEY` are read only if the URLs use TLS.
     ///
     /// Setters called later override the environment. A URL set later gets no user and no password
@@ -52,9 +55,20 @@ fn builder(
     mut builder: ClientBuilder,
     var: impl Fn(&str) -> Option<OsString>,
 ) -> Result<ClientBuilder, Error> {
+    let corrected = RefCell::new(Vec::new());
     let text = |name: &str| -> Result<Option<String>, Error> {
         match var(name).map(OsString::into_string) {
-            Some(Ok(value)) => Ok(Some(value).filter(|value| !value.is_empty())),
+            Some(Ok(value)) => {
+                let (value, removed) = as_meant(name, &value);
+                let is_first = !corrected.borrow().iter().any(|other| other == name);
+                if let Some(removed) = removed.filter(|_| is_first) {
+                    corrected.borrow_mut().push(name.to_owned());
+                    logging::warn!(
+                        "the environment variable {name} was taken, but {removed}: correct it"
+                    );
+                }
+                Ok(Some(value.to_owned()).filter(|value| !value.is_empty()))
+            }
             Some(Err(_)) => Err(expected(name, "text in UTF-8")),
             None => Ok(None),
         }
@@ -63,10 +77,7 @@ fn builder(
     if !had_source {
         builder = servers(builder, &text)?.source_is_from_env();
     }
-    builder = builder.fill_in_logon(Logon {
-        user: text("REDIS_USERNAME")?,
-        password: text("REDIS_PASSWORD")?,
-    });
+    builder = builder.fill_in_logon(logon(&text)?);
     builder = tls(builder, &text, had_source)?;
     for (name, setting, set) in DURATIONS {
         if let Some(value) = text(name)? {
@@ -85,6 +96,24 @@ fn builder(
         builder = builder.connection_name(name);
     }
     Ok(builder)
+}
+
+/// Returns the value of a variable as it was most likely meant, and what was removed for that.
+///
+/// A secret file often ends with a line break, and `docker --env-file` keeps quotes. A quote may be
+/// a part of a password or of a prefix.
+fn as_meant<'a>(name: &str, value: &'a str) -> (&'a str, Option<&'static str>) {
+    let is_secret = ["REDIS_USERNAME", "REDIS_PASSWORD"].contains(&name);
+    if name.starts_with("REDIS_") && !is_secret || name.ends_with("_MS") {
+        return cleaned(value);
+    }
+    match value.strip_suffix('\n') {
+        Some(line) => (
+            line.strip_suffix('\r').unwrap_or(line),
+            Some("the line break at its end was removed"),
+        ),
+        None => (value, None),
+    }
 }
 
 /// A setter of a duration.
@@ -158,6 +187,28 @@ fn servers(
     }
 }
 
+/// Reads the credentials for servers whose URL has no password.
+fn logon(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Logon, Error> {
+    let logon = Logon {
+        user: text("REDIS_USERNAME")?,
+        password: text("REDIS_PASSWORD")?,
+        password_file: text("REDIS_PASSWORD_FILE")?.map(Into::into),
+    };
+    let Some(path) = &logon.password_file else {
+        return Ok(logon);
+    };
+    if logon.password.is_some() {
+        return Err(Error::Config(
+            "the environment variables REDIS_PASSWORD and REDIS_PASSWORD_FILE are both set: \
+             set only one of them"
+                .into(),
+        ));
+    }
+    // Each connect reads the file again; an unusable file is an error now, too.
+    checked("REDIS_PASSWORD_FILE", read_password(path))?;
+    Ok(logon)
+}
+
 /// Sets the PEM files for TLS.
 ///
 /// The variables are ignored if the builder had a URL without TLS. If the environment sets such a
@@ -171,41 +222,29 @@ fn tls(
     if had_source && !builder.has_tls() {
         return Ok(builder);
     }
-    let file = |name: &'static str| -> Result<Option<Vec<u8>>, Error> {
-        let Some(path) = text(name)? else {
-            return Ok(None);
-        };
-        let read = std::fs::read(&path).map_err(|error| {
-            let path = Escaped::name(path.as_bytes());
-            Error::Config(format!(
-                "the environment variable {name} cannot be used: cannot read {path}: {error}"
-            ))
-        });
-        read.map(Some)
-    };
+    let file = |name: &str| Ok::<_, Error>(text(name)?.map(PathBuf::from));
     if let Some(root) = file("REDIS_TLS_CA")? {
-        checked(
-            "REDIS_TLS_CA",
-            Tls {
-                root: Some(root.clone()),
-                client: None,
-            }
-            .check(),
-        )?;
-        builder = builder.tls_root(root).read_from("tls_root", "REDIS_TLS_CA");
+        let tls = Tls {
+            root: Some(Pem::File(root.clone())),
+            client: None,
+        };
+        checked("REDIS_TLS_CA", tls.check())?;
+        builder = builder
+            .tls_root_file(root)
+            .read_from("tls_root", "REDIS_TLS_CA");
     }
     match (file("REDIS_TLS_CERT")?, file("REDIS_TLS_KEY")?) {
         (Some(chain), Some(key)) => {
             let client = Some(ClientCert {
-                chain: chain.clone(),
-                key: key.clone(),
+                chain: Pem::File(chain.clone()),
+                key: Pem::File(key.clone()),
             });
             checked(
                 "REDIS_TLS_CERT with REDIS_TLS_KEY",
                 Tls { root: None, client }.check(),
             )?;
             Ok(builder
-                .tls_client_cert(chain, key)
+                .tls_client_cert_files(chain, key)
                 .read_from("tls_client_cert", "REDIS_TLS_CERT"))
         }
         (None, None) => Ok(builder),
@@ -251,18 +290,59 @@ fn checked<T>(name: &str, value: Result<T, Error>) -> Result<T, Error> {
 /// Returns the URL made of `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB`.
 fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<String, Error> {
     let host = text("REDIS_HOST")?.unwrap_or_else(|| DEFAULT_HOST.into());
-    let port = text("REDIS_PORT")?.map_or(Ok(DEFAULT_PORT), |port| {
-        parsed("REDIS_PORT", &port, "a port number").map(NonZeroU16::get)
-    })?;
+    if host.contains("://") {
+        return Err(Error::Config(
+            "the environment variable REDIS_HOST cannot be used: it contains a URL; put that into \
+             REDIS_URL"
+                .into(),
+        ));
+    }
+    let (host, own_port) = split_port(&host);
+    let own_port = own_port.map(|port| {
+        let what = "a host, or a host and a port number";
+        parsed("REDIS_HOST", port, what).map(NonZeroU16::get)
+    });
+    let port = text("REDIS_PORT")?;
+    let is_service = port.as_ref().is_some_and(|port| port.starts_with("tcp://"));
+    let port = port.map(|port| {
+        // Kubernetes sets `tcp://10.0.0.1:6379` for a Service that is called `redis`.
+        let number = match port.strip_prefix("tcp://") {
+            Some(address) => address.rsplit(':').next().unwrap_or_default(),
+            None => &port,
+        };
+        parsed("REDIS_PORT", number, "a port number").map(NonZeroU16::get)
+    });
+    let port = match (own_port.transpose()?, port.transpose()?) {
+        (Some(own), Some(port)) if own != port && !is_service => {
+            return Err(Error::Config(
+                "the environment variables REDIS_HOST and REDIS_PORT name different ports: set \
+                 only one of them"
+                    .into(),
+            ));
+        }
+        (own, port) => own.or(port).unwrap_or(DEFAULT_PORT),
+    };
     let db: u32 = text("REDIS_DB")?.map_or(Ok(0), |db| {
         parsed("REDIS_DB", &db, "the number of a database")
     })?;
     // A URL has brackets around an IPv6 address.
     let host = match host.contains(':') && !host.starts_with('[') {
         true => format!("[{host}]"),
-        false => host,
+        false => host.to_owned(),
     };
     Ok(format!("redis://{host}:{port}/{db}"))
+}
+
+/// Splits `host:port`. An IPv6 address without brackets has no port.
+fn split_port(host: &str) -> (&str, Option<&str>) {
+    let behind = host.rsplit(']').next().unwrap_or_default();
+    match behind.split_once(':') {
+        Some((_, port)) if !port.contains(':') => {
+            let end = host.len() - port.len() - 1;
+            (host.get(..end).unwrap_or(host), Some(port))
+        }
+        _ => (host, None),
+    }
 }
 
 fn millis(name: &str, value: &str) -> Result<Duration, Error> {

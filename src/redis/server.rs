@@ -114,7 +114,9 @@ impl Server {
                 // The client ran out of connections, which says nothing about the server.
                 GetError::NotYet(error) if error.cause.is_of_client() => Fault::NotRun(error.cause),
                 GetError::NotYet(connect_error) => {
-                    let counts = connect_error.is_servers_fault || self.had_time(asked, until);
+                    let is_silence = connect_error.cause.is_silence();
+                    let counts =
+                        connect_error.is_servers_fault || is_silence && self.had_time(asked, until);
                     self.connect_error(connect_error, counts)
                 }
                 GetError::Never(error) => Fault::Rejected(error),

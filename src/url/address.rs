@@ -1,18 +1,22 @@
 //! The address of one server, read from a URL.
 
-#[cfg(feature = "tls")]
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
+use crate::connect_failure::ConnectFailure;
+use crate::credentials::{Credentials, CredentialsSource};
 use crate::error::Error;
 use crate::error_reply::library_text;
 use crate::escape::Escaped;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
-use crate::url::check::{check_places, check_query, invalid};
+use crate::url::check::{check_places, check_query, invalid, one_database};
+use crate::url::foreign::{canonical, scheme_advice};
 
 /// Idle time before TCP keepalive: the kernel notices a dead peer within half a minute, even if no
 /// call reads.
@@ -23,7 +27,7 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const PROBES: u32 = 3;
 
 /// The query parameters of each kind of URL.
-const TCP_PARAMETERS: [&str; 1] = ["protocol"];
+const TCP_PARAMETERS: [&str; 2] = ["db", "protocol"];
 const UNIX_PARAMETERS: [&str; 4] = ["db", "user", "pass", "protocol"];
 
 /// The address of a server, with credentials and TLS settings.
@@ -32,21 +36,29 @@ pub(crate) struct Address {
     pub(crate) info: ConnectionInfo,
     /// The address without credentials, for messages.
     pub(crate) label: String,
+    /// Where the credentials come from, if they are asked for before each connect.
+    pub(crate) credentials: Option<CredentialsSource>,
+    /// The peer closes a connection on which an optional command is sent. The addresses made from
+    /// this one share it.
+    closes_on_optional: Arc<AtomicBool>,
     #[cfg(feature = "tls")]
     pub(crate) tls: Arc<Tls>,
 }
 
-/// A user and a password from outside the URL.
+/// A user and a password, or the file with the password.
 #[derive(Clone, Default)]
 pub(crate) struct Logon {
     pub(crate) user: Option<String>,
     pub(crate) password: Option<String>,
+    /// Read before each connect.
+    pub(crate) password_file: Option<PathBuf>,
 }
 
 impl Address {
     /// Parses `redis://`, `rediss://`, `redis+unix://` and their `valkey` forms. Any part of a
     /// mistyped URL may be the password, so errors contain at most the name of a parameter.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
+        let url = &*canonical(url);
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         let known = [
             "redis",
@@ -60,7 +72,9 @@ impl Address {
         match scheme {
             None => return Err(config("no scheme")),
             Some(scheme) if !known.contains(&scheme) => {
-                return Err(config("unsupported scheme"));
+                return Err(config(
+                    scheme_advice(scheme).unwrap_or("unsupported scheme"),
+                ));
             }
             Some("rediss" | "valkeys") if !cfg!(feature = "tls") => {
                 return Err(config("TLS needs leasehold's `tls` feature"));
@@ -73,12 +87,14 @@ impl Address {
         let info = url
             .into_connection_info()
             .map_err(|error| config(library_text(&error)))?;
-        let known = match info.addr() {
-            ConnectionAddr::Unix(_) => &UNIX_PARAMETERS[..],
-            _ => &TCP_PARAMETERS[..],
-        };
         let query = url.split_once('?').map_or("", |(_, query)| query);
-        check_query(query, known).map_err(config)?;
+        let mut db = info.redis_settings().db();
+        if let ConnectionAddr::Unix(_) = info.addr() {
+            check_query(query, &UNIX_PARAMETERS).map_err(config)?;
+        } else {
+            check_query(query, &TCP_PARAMETERS).map_err(config)?;
+            db = one_database(db, query).map_err(config)?;
+        }
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(
             socket2::TcpKeepalive::new()
                 .with_time(KEEPALIVE)
@@ -88,14 +104,45 @@ impl Address {
         let redis = info
             .redis_settings()
             .clone()
+            .set_db(db)
             .set_lib_name("leasehold", env!("CARGO_PKG_VERSION"));
         let label = label(info.addr());
         Ok(Self {
             info: info.set_tcp_settings(tcp).set_redis_settings(redis),
             label,
+            credentials: None,
+            closes_on_optional: Arc::default(),
             #[cfg(feature = "tls")]
             tls: Arc::default(),
         })
+    }
+
+    /// Returns the user and the password for a connection that is made now. Asks a callback or
+    /// reads a file if the credentials come from there.
+    pub(crate) fn logon(&self) -> Result<(Option<String>, Option<String>), ConnectFailure> {
+        let redis = self.info.redis_settings();
+        let user = redis.username().map(str::to_owned);
+        match &self.credentials {
+            None => Ok((user, redis.password().map(str::to_owned))),
+            Some(source) => {
+                let Credentials {
+                    user: own,
+                    password,
+                } = source.ask()?;
+                Ok((own.or(user), Some(password)))
+            }
+        }
+    }
+
+    /// Returns whether connections to this address send commands that not every server needs to
+    /// know.
+    pub(crate) fn sends_optional(&self) -> bool {
+        !self.closes_on_optional.load(Ordering::Relaxed)
+    }
+
+    /// Records that the peer closes connections at optional commands.
+    pub(crate) fn omit_optional(&self) {
+        self.closes_on_optional.store(true, Ordering::Relaxed);
     }
 
     /// Advice for a peer at this address that accepts connections and does not reply.
@@ -126,17 +173,26 @@ impl Address {
         Self {
             label: label(&addr),
             info: self.info.clone().set_addr(addr),
+            credentials: self.credentials.clone(),
+            closes_on_optional: Arc::clone(&self.closes_on_optional),
             #[cfg(feature = "tls")]
             tls: Arc::clone(&self.tls),
         }
     }
 
+    pub(super) fn has_password(&self) -> bool {
+        self.info.redis_settings().password().is_some()
+    }
+
     /// If there is no password, sets it, and the user if there is none.
     pub(super) fn fill_in_logon(&mut self, logon: &Logon) {
-        let mut redis = self.info.redis_settings().clone();
-        if redis.password().is_some() {
+        if self.has_password() {
             return;
         }
+        if let Some(path) = &logon.password_file {
+            self.credentials = Some(CredentialsSource::file(path.clone()));
+        }
+        let mut redis = self.info.redis_settings().clone();
         if let (None, Some(user)) = (redis.username(), &logon.user) {
             redis = redis.set_username(user);
         }

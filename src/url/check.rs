@@ -1,6 +1,7 @@
 //! Mistakes in a URL that the `redis` crate would misread, or reject without a reason.
 
 use crate::error::Error;
+use crate::url::foreign::parameter_advice;
 
 /// The error for a user or password containing a character that ends that part of the URL.
 pub(super) const UNESCAPED: &str = "a character of the user or password is not escaped \
@@ -107,14 +108,30 @@ pub(super) fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
             } else {
                 format!("`{name}`")
             };
+            let advice = match parameter.starts_with('`') {
+                true => parameter_advice(name),
+                false => None,
+            };
+            let advice = advice.map_or_else(String::new, |advice| format!(": {advice}"));
             return Err(format!(
-                "unknown parameter {parameter}; this kind of URL has: {}",
+                "unknown parameter {parameter}{advice}; this kind of URL has: {}",
                 known.join(", ")
             ));
         }
         may_be_secret |= name == "pass" || name == "sentinel_pass";
     }
     Ok(())
+}
+
+/// Returns the number of the database in the path and in the parameter `db`, which must agree.
+pub(super) fn one_database(in_path: i64, query: &str) -> Result<i64, String> {
+    let parameter = query.split('&').find_map(|pair| pair.strip_prefix("db="));
+    match parameter.map(str::parse::<i64>) {
+        None => Ok(in_path),
+        Some(Ok(db)) if db >= 0 && (in_path == 0 || in_path == db) => Ok(db),
+        Some(Ok(0..)) => Err("the path and the parameter `db` name different databases".into()),
+        Some(_) => Err("the parameter `db` must be the number of a database".into()),
+    }
 }
 
 /// Returns the error for a URL that is not of the `expected` form.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::io::tcp::socket2::{Domain, Socket, Type};
 
 use crate::error::Error;
-use crate::url::{Address, Target};
+use crate::url::{Address, Nodes, Target, cleaned};
 
 #[test]
 fn a_url_gives_address_and_credentials() {
@@ -146,7 +146,14 @@ fn a_password_for_each_host_is_rejected() {
 fn an_unknown_parameter_is_named_unless_it_may_be_secret() {
     for (url, word, known) in [
         ("redis://h?timeout=5", "`timeout`", "protocol"),
-        ("redis://h/2?protocol=3&db=3", "`db`", "protocol"),
+        ("redis://h?timeout=5", "LOCK_COMMAND_TIMEOUT_MS", "protocol"),
+        ("redis://h?ssl_cert_reqs=none", "--tls-ca", "protocol"),
+        (
+            "redis://h?socket_connect_timeout=1",
+            "connect_timeout",
+            "protocol",
+        ),
+        ("redis://h?nonsense=1", "`nonsense`;", "protocol"),
         ("redis+unix:///s?db=3&password=s3cret", "`password`", "pass"),
         (
             "redis+sentinel://h/m?sentinel_password=s3cret",
@@ -176,6 +183,82 @@ fn an_unknown_parameter_is_named_unless_it_may_be_secret() {
     ] {
         assert!(Target::parse(url).is_ok(), "{url}");
     }
+}
+
+#[test]
+fn clear_forms_of_other_clients_are_taken() {
+    let db = |url: &str| match Target::parse(url) {
+        Ok(Target::Server(address) | Target::Cluster(Nodes { data: address, .. })) => {
+            (address.label.clone(), address.info.redis_settings().db())
+        }
+        Ok(Target::Sentinel(sentinel)) => {
+            (sentinel.label(), sentinel.data.info.redis_settings().db())
+        }
+        Ok(Target::Quorum(addresses)) => {
+            let address = &addresses[0];
+            (address.label.clone(), address.info.redis_settings().db())
+        }
+        Err(error) => panic!("{url}: {error}"),
+    };
+    let of = |label: &str, db: i64| (label.to_owned(), db);
+    assert_eq!(db("redis://h?db=2"), of("h:6379", 2));
+    assert_eq!(db("redis://h/2?db=2&protocol=3"), of("h:6379", 2));
+    assert_eq!(db("REDIS://h"), of("h:6379", 0));
+    assert_eq!(db("Redis+Quorum://h,i?db=4"), of("h:6379", 4));
+    let expected = of("m of sentinels h:26379", 3);
+    assert_eq!(db("REDIS+SENTINEL://h/m?db=3"), expected);
+    #[cfg(feature = "tls")]
+    for url in ["redis+tls://h:1", "REDISS://h:1", "valkey+tls://h:1"] {
+        let Ok(Target::Server(address)) = Target::parse(url) else {
+            panic!("{url} was rejected")
+        };
+        assert!(address.has_tls(), "{url}");
+    }
+}
+
+#[test]
+fn other_forms_of_other_clients_are_named() {
+    for (url, word) in [
+        ("redis://h/1?db=2", "different databases"),
+        ("redis+sentinel://h/m/1?db=2", "different databases"),
+        ("redis://h?db=s3cret", "number of a database"),
+        (
+            "redis-sentinel://:s3cret@h,i#m",
+            "redis+sentinel://host,host/name",
+        ),
+        ("redis-cluster://:s3cret@h,i", "redis+cluster://host,host"),
+        ("redis-socket:///s3cret", "redis+unix:///path"),
+        ("tcp://:s3cret@h:6379", "write redis://"),
+        ("http://:s3cret@h:6379", "unsupported scheme"),
+        ("h:6379", "no scheme"),
+    ] {
+        let Err(Error::Config(text)) = Target::parse(url) else {
+            panic!("{url} was accepted")
+        };
+        assert!(
+            text.contains(word) && !text.contains("s3cret"),
+            "{url}: {text}"
+        );
+    }
+}
+
+#[test]
+fn quotes_and_white_space_around_a_url_are_removed() {
+    for (text, has_removed) in [
+        ("redis://h", false),
+        ("redis://h\n", true),
+        (" redis://h\r\n", true),
+        ("\"redis://h\"", true),
+        ("'redis://h'\n", true),
+    ] {
+        let (url, removed) = cleaned(text);
+        assert_eq!(
+            (url, removed.is_some()),
+            ("redis://h", has_removed),
+            "{text:?}"
+        );
+    }
+    assert_eq!(cleaned("\""), ("\"", None));
 }
 
 #[test]

@@ -39,6 +39,7 @@ fn program(url: &str) -> Command {
         "REDIS_HOST",
         "REDIS_USERNAME",
         "REDIS_PASSWORD",
+        "REDIS_PASSWORD_FILE",
         "LOCK_TTL_MS",
         "LOCK_KEY_PREFIX",
     ] {

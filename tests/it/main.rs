@@ -26,6 +26,7 @@ mod cli;
 mod cluster;
 mod cohort;
 mod conformance;
+mod credentials;
 mod deadlines;
 mod errors;
 mod exclusion;
@@ -43,6 +44,7 @@ mod loss;
 mod malformed;
 mod not_redis;
 mod outages;
+mod proxies;
 mod queue;
 mod quorum;
 mod renewal;
@@ -104,6 +106,7 @@ const TESTS: &[Listed] = &[
     cli::top::TESTS,
     cluster::TESTS,
     cohort::TESTS,
+    credentials::TESTS,
     conformance::cluster::TESTS,
     conformance::one::TESTS,
     conformance::quorum_of_3::TESTS,
@@ -130,6 +133,7 @@ const TESTS: &[Listed] = &[
     not_redis::TESTS,
     outages::TESTS,
     quorum::TESTS,
+    proxies::TESTS,
     queue::TESTS,
     renewal::TESTS,
     replicas::TESTS,

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
 use support::{
     Child, Cluster, ClusterSetup, FakeServer, Sentinels, Server, Setup, TempDir, certificate_path,
-    exercise_every_call, free_port, ms, parameter, read_pem, tell_parent, tls_server,
+    exercise_every_call, expect_unreachable, free_port, ms, parameter, read_pem, tell_parent,
+    tls_server, tls_server_trusting,
 };
 
 support::roles![locker];
@@ -15,6 +16,8 @@ support::tests![
     a_private_ca_and_a_client_certificate_are_accepted,
     sentinels_and_their_master_are_reached_over_tls,
     all_nodes_of_a_cluster_are_reached_over_tls,
+    files_are_read_again_for_each_connection,
+    an_expired_certificate_is_named_with_its_date,
     an_untrusted_peer_is_an_error_at_once_that_says_what_to_do,
     impossible_settings_are_errors_before_any_connection,
     a_server_with_an_unverifiable_certificate_is_refused,
@@ -209,6 +212,94 @@ fn an_untrusted_peer_is_an_error_at_once_that_says_what_to_do() {
     assert_refused(
         &with_client_cert(port).build().unwrap(),
         ["\"localhost\"", "the URL must name the server"],
+    );
+}
+
+/// Copies checked-in files to the names that a client reads.
+fn put(folder: &TempDir, files: &[(&str, &str)]) {
+    for (file, name) in files {
+        fs::copy(certificate_path(file), folder.join(name)).unwrap();
+    }
+}
+
+fn files_are_read_again_for_each_connection() {
+    let Some((server, port)) = strict_server("server") else {
+        return;
+    };
+    let folder = TempDir::create();
+    let client_cert = [("client.pem", "cert"), ("client.key", "key")];
+    put(&folder, &[("ca.pem", "ca")]);
+    put(&folder, &client_cert);
+    let client = Client::builder()
+        .url(format!("rediss://localhost:{port}"))
+        .tls_root_file(folder.join("ca"))
+        .tls_client_cert_files(folder.join("cert"), folder.join("key"))
+        .command_timeout(ms(500))
+        .build()
+        .unwrap();
+    let guard = client.mutex("held").lock().unwrap();
+    let close = || server.run("CLIENT", &["KILL", "TYPE", "normal"]);
+    let refusal = || {
+        close();
+        let text = client.mutex("a").try_lock().unwrap_err().to_string();
+        // The idle connection is closed, which may cost one attempt.
+        match text.contains("closed") || text.contains("end of file") {
+            true => client.mutex("a").try_lock().unwrap_err().to_string(),
+            false => text,
+        }
+    };
+    // The key is replaced a moment later than the certificate.
+    put(&folder, &[("stranger.pem", "cert")]);
+    close();
+    let waiting = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.mutex("b").lock().map(drop));
+        let text = expect_unreachable(client.mutex("a").try_lock_for(ms(300)));
+        assert!(text.contains("the key does not belong to"), "{text}");
+        assert!(text.contains("/cert)"), "{text}");
+        put(&folder, &client_cert);
+        waiting.join().unwrap()
+    });
+    waiting.unwrap();
+
+    put(
+        &folder,
+        &[("stranger.pem", "cert"), ("stranger.key", "key")],
+    );
+    assert!(refusal().contains("UnknownCA"));
+    put(&folder, &client_cert);
+    put(&folder, &[("stranger-ca.pem", "ca")]);
+    assert!(refusal().contains("UnknownIssuer"));
+    fs::remove_file(folder.join("ca")).unwrap();
+    assert!(refusal().contains("cannot read"));
+    put(&folder, &[("ca.pem", "ca")]);
+    assert!(guard.is_held());
+    guard.renew().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+fn an_expired_certificate_is_named_with_its_date() {
+    const DATE: &str = "expired on 2025-03-10 14:25:36 UTC";
+    if !Server::has_tls() {
+        println!("skipped: this server's binary has no TLS");
+        return;
+    }
+    let port = free_port();
+    let _server = tls_server_trusting(port, "server", "old-ca.pem");
+    let [cert, key] = ["expired.pem", "expired.key"].map(certificate_path);
+    let by_path = trusting(port).tls_client_cert_files(&cert, &key).build();
+    let place = format!("the client certificate ({cert}) {DATE}");
+    assert_refused(&by_path.unwrap(), [&place, "replace it"]);
+    let by_text = trusting(port).tls_client_cert(read_pem("expired.pem"), read_pem("expired.key"));
+    let place = format!("the client certificate {DATE}");
+    assert_refused(&by_text.build().unwrap(), [&place, "CertificateExpired"]);
+
+    let port = free_port();
+    let _server = tls_server(port, "expired");
+    let client = with_client_cert(port).tls_root(read_pem("old-ca.pem"));
+    let expected = format!("invalid peer certificate: certificate {DATE}");
+    assert_refused(
+        &client.build().unwrap(),
+        [&expected, "the server needs a new certificate"],
     );
 }
 

@@ -497,13 +497,14 @@ fn a_missing_database_is_an_error_at_once() {
 }
 
 /// Every variable that is read: all are set, so that the test's own environment has no effect.
-const VARIABLES: [&str; 17] = [
+const VARIABLES: [&str; 18] = [
     "REDIS_URL",
     "REDIS_URLS",
     "REDIS_HOST",
     "REDIS_PORT",
     "REDIS_USERNAME",
     "REDIS_PASSWORD",
+    "REDIS_PASSWORD_FILE",
     "REDIS_DB",
     "REDIS_TLS_CA",
     "REDIS_TLS_CERT",

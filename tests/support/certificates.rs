@@ -19,13 +19,13 @@ pub fn read_pem(file: &str) -> Vec<u8> {
 
 /// Returns the options, without dashes, of a server with TLS on `port`.
 ///
-/// The server presents the certificate `shown` and requires one from every client.
-pub(crate) fn tls_options(port: u16, shown: &str) -> Vec<[String; 2]> {
+/// The server presents the certificate `shown`, and requires one of `authority` from every client.
+pub(crate) fn tls_options(port: u16, shown: &str, authority: &str) -> Vec<[String; 2]> {
     let options = [
         ("tls-port", port.to_string()),
         ("tls-key-file", certificate_path(&format!("{shown}.key"))),
         ("tls-cert-file", certificate_path(&format!("{shown}.pem"))),
-        ("tls-ca-cert-file", certificate_path("ca.pem")),
+        ("tls-ca-cert-file", certificate_path(authority)),
         ("tls-auth-clients", "yes".to_owned()),
     ];
     options
@@ -35,7 +35,12 @@ pub(crate) fn tls_options(port: u16, shown: &str) -> Vec<[String; 2]> {
 
 /// Starts a server with the options of [`tls_options`].
 pub fn tls_server(port: u16, shown: &str) -> Server {
-    let options: Vec<String> = tls_options(port, shown)
+    tls_server_trusting(port, shown, "ca.pem")
+}
+
+/// Starts a server that requires a certificate of `authority` from every client.
+pub fn tls_server_trusting(port: u16, shown: &str, authority: &str) -> Server {
+    let options: Vec<String> = tls_options(port, shown, authority)
         .into_iter()
         .flat_map(|[name, value]| [format!("--{name}"), value])
         .collect();

@@ -584,7 +584,7 @@ fn options(setup: &ClusterSetup) -> Vec<String> {
         add("--cluster-port", port::free().to_string());
     }
     if setup.has_tls {
-        for [name, value] in tls_options(port::free(), "server") {
+        for [name, value] in tls_options(port::free(), "server", "ca.pem") {
             add(&format!("--{name}"), value);
         }
         for name in ["--tls-cluster", "--tls-replication"] {

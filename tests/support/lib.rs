@@ -45,7 +45,7 @@ pub use call::{
     while_others_repeat,
 };
 pub use capture::{LogRecord, at_next_record_about, log_records, log_records_about};
-pub use certificates::{certificate_path, read_pem, tls_server};
+pub use certificates::{certificate_path, read_pem, tls_server, tls_server_trusting};
 pub use chaos::{Chaos, ChaosReport, survivor};
 pub use child::{Child, Finished, parameter, run_role, tell_parent, thread_count};
 pub use client::{COMMAND_TIMEOUT, builder, builder_within, client};

@@ -276,7 +276,7 @@ impl Sentinel {
             let mut lines = configuration(port, master, setup);
             if setup.tls {
                 lines += "tls-replication yes\n";
-                for [name, value] in tls_options(tls_port, "server") {
+                for [name, value] in tls_options(tls_port, "server", "ca.pem") {
                     lines += &format!("{name} {value}\n");
                 }
             }

@@ -260,6 +260,69 @@ fn credentials_fill_in_a_url_without_a_password() {
 }
 
 #[test]
+fn forms_that_other_programs_use_are_taken() {
+    let host = |host| ("REDIS_HOST", host);
+    let service = ("REDIS_PORT", "tcp://10.0.0.1:7000");
+    for (vars, expected) in [
+        (vec![service], "127.0.0.1:7000"),
+        (vec![host("db"), service], "db:7000"),
+        (vec![host("db:7001"), service], "db:7001"),
+        (vec![host("db:7001")], "db:7001"),
+        (vec![host("db:7001"), ("REDIS_PORT", "7001")], "db:7001"),
+        (vec![host("[::1]:7001")], "[::1]:7001"),
+        (vec![host("[::1]")], "[::1]:6379"),
+        (vec![host("fe80::7")], "[fe80::7]:6379"),
+        (vec![host("\"db\"\n"), ("REDIS_PORT", "7\n")], "db:7"),
+        (vec![("REDIS_URL", "'redis://db:8'\n")], "db:8"),
+        (vec![("REDIS_URL", "REDIS://db:8")], "db:8"),
+    ] {
+        let shown = format!("{:?}", read(&vars).unwrap());
+        assert!(
+            shown.contains(&format!("\"{expected}\"")),
+            "{vars:?}: {shown}"
+        );
+    }
+    let url = ("REDIS_URL", "redis://here");
+    for (password, expected) in [("p w\n", "p w"), ("pw\r\n", "pw"), ("\"pw\"", "\"pw\"")] {
+        let read = logon(read(&[url, ("REDIS_PASSWORD", password)]));
+        assert_eq!(read, (None, Some(expected.to_owned())));
+    }
+}
+
+#[test]
+fn forms_that_are_not_clear_are_named() {
+    for (vars, word) in [
+        (
+            vec![("REDIS_HOST", "redis://:s3cret@db")],
+            "put that into REDIS_URL",
+        ),
+        (
+            vec![("REDIS_HOST", "db:s3cret")],
+            "a host and a port number",
+        ),
+        (
+            vec![("REDIS_HOST", "db:1"), ("REDIS_PORT", "2")],
+            "different ports",
+        ),
+        (vec![("REDIS_PORT", "tcp://s3cret")], "a port number"),
+        (
+            vec![("REDIS_PASSWORD_FILE", "/no/such")],
+            "cannot read the password file /no/such",
+        ),
+        (
+            vec![
+                ("REDIS_PASSWORD_FILE", "/no/such"),
+                ("REDIS_PASSWORD", "s3cret"),
+            ],
+            "REDIS_PASSWORD and REDIS_PASSWORD_FILE",
+        ),
+    ] {
+        let error = read(&vars).unwrap_err().to_string();
+        assert!(error.contains(word) && !error.contains("s3cret"), "{error}");
+    }
+}
+
+#[test]
 fn invalid_value_is_an_error_that_names_its_variable() {
     for (name, value) in [
         ("REDIS_URL", "http://x"),

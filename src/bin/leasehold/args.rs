@@ -23,10 +23,11 @@ pub(crate) use crate::args::run::Run;
 /// The server is read from --url, else from REDIS_URL or, for a quorum, REDIS_URLS, else from
 /// REDIS_HOST, REDIS_PORT and REDIS_DB, which are ignored if there is a URL. The default is
 /// 127.0.0.1:6379. REDIS_USERNAME and REDIS_PASSWORD fill in any URL without a password, even that
-/// of --url. REDIS_TLS_CA, REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. Other settings
-/// are read from LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_CONNECT_TIMEOUT_MS,
-/// LOCK_COMMAND_TIMEOUT_MS, LOCK_UNREACHABLE_FOR_MS, LOCK_KEY_PREFIX and LOCK_CONNECTION_NAME.
-/// Options override the variables. Results go to standard output, messages to standard error.
+/// of --url; REDIS_PASSWORD_FILE names a file that contains the password. REDIS_TLS_CA,
+/// REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. Other settings are read from
+/// LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_CONNECT_TIMEOUT_MS, LOCK_COMMAND_TIMEOUT_MS,
+/// LOCK_UNREACHABLE_FOR_MS, LOCK_KEY_PREFIX and LOCK_CONNECTION_NAME. Options override the
+/// variables. Results go to standard output, messages to standard error.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_long_help = TABLE)]
 pub(crate) struct Cli {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Instant, sleep};
+use crate::connect_failure::ConnectFailure;
 use crate::error::{Cause, Error};
 use crate::error_reply::{is_final_at_logon, library_text};
 use crate::logging;
@@ -119,7 +120,8 @@ impl Pool {
                 logging::debug!(server = server; "no connection to {server}: {text}");
                 ConnectError {
                     is_final: is_final_at_logon(&error),
-                    is_servers_fault: true,
+                    is_servers_fault: ConnectFailure::of(&error)
+                        .is_none_or(ConnectFailure::is_servers_fault),
                     cause: self.connector.no_connection(error),
                 }
             })

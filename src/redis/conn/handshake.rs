@@ -7,7 +7,8 @@ use redis::{
 
 use super::connection::Connection;
 use crate::clock::Instant;
-use crate::error_reply::words;
+use crate::connect_failure::ConnectFailure;
+use crate::error_reply::{is_rejected_logon, library_text, words};
 use crate::url::Address;
 use crate::violation::NoFirstReply;
 
@@ -18,33 +19,155 @@ pub(crate) enum Step {
     AuthWithUser,
     Auth,
     Select,
+    /// Sent if there is nothing else to send.
+    Ping,
     /// The server may not know or not permit the command: the connection works without it.
     Optional,
 }
 
+/// What a log-on sends.
+struct LogOn<'a> {
+    redis: &'a RedisConnectionInfo,
+    user: Option<&'a str>,
+    password: Option<&'a str>,
+    /// The name of the connection.
+    name: Option<&'a str>,
+    /// Whether to send the optional commands.
+    with_optional: bool,
+}
+
+/// Why a log-on failed.
+struct Refusal {
+    error: RedisError,
+    /// The peer closed the connection.
+    is_closed: bool,
+}
+
+impl From<RedisError> for Refusal {
+    fn from(error: RedisError) -> Self {
+        let is_closed = error.is_connection_dropped();
+        Self { error, is_closed }
+    }
+}
+
 impl Connection {
     /// Connects and logs on by `until`: name resolution, all addresses, TLS and the log-on
-    /// together. Name resolution cannot be interrupted, so this may block for longer: only the
-    /// client's own threads call it, and no thread of a user. `name` becomes the name of the
-    /// connection. `awaits_first` is called with true when the peer has accepted the connection and
-    /// has not sent anything yet, and with false when a TLS handshake has succeeded.
+    /// together. Name resolution and a callback for credentials cannot be interrupted, so this may
+    /// block for longer: only the client's own threads call it, and no thread of a user. `name`
+    /// becomes the name of the connection. `awaits_first` is called with true when the peer has
+    /// accepted the connection and has not sent anything yet, and with false when a TLS handshake
+    /// has succeeded.
     pub(crate) fn open(
         address: &Address,
         name: Option<&str>,
         until: Instant,
         awaits_first: impl Fn(bool),
     ) -> RedisResult<Self> {
+        let open = || {
+            let opened = Self::open_as_now(address, name, until, &awaits_first);
+            #[cfg(feature = "tls")]
+            let opened = opened.map_err(|error| address.tls.with_expiry(error));
+            opened
+        };
+        match open() {
+            // The password may have changed after it was read.
+            Err(error) if address.credentials.is_some() && is_rejected_logon(&error) => open()
+                .map_err(|error| match is_rejected_logon(&error) {
+                    true => ConnectFailure::Rejected(library_text(&error)).into(),
+                    false => error,
+                }),
+            opened => opened,
+        }
+    }
+
+    /// Connects and logs on with the credentials of now.
+    ///
+    /// A proxy may close the connection at a command that it does not know. If that happens, this
+    /// connects again without the optional commands, and the next connections omit them, too.
+    fn open_as_now(
+        address: &Address,
+        name: Option<&str>,
+        until: Instant,
+        awaits_first: &impl Fn(bool),
+    ) -> RedisResult<Self> {
+        let (user, password) = address.logon()?;
+        let mut what = LogOn {
+            redis: address.info.redis_settings(),
+            user: user.as_deref(),
+            password: password.as_deref(),
+            name,
+            with_optional: address.sends_optional(),
+        };
+        let mut opened = Self::open_once(address, &what, until, awaits_first)?;
+        if what.with_optional
+            && let Err(refusal) = &opened
+            && refusal.is_closed
+        {
+            what.with_optional = false;
+            match Self::open_once(address, &what, until, awaits_first) {
+                Ok(Ok(connection)) => {
+                    address.omit_optional();
+                    opened = Ok(connection);
+                }
+                // This error names the command, unless the server itself said why before.
+                Ok(Err(named)) if refusal.error.kind() == ErrorKind::Io => opened = Err(named),
+                _ => {}
+            }
+        }
+        let has_no_password = what.user.is_some() && what.password.is_none_or(str::is_empty);
+        opened.map_err(|Refusal { error, .. }| match has_no_password {
+            true if is_rejected_logon(&error) => (
+                ErrorKind::AuthenticationFailed,
+                "Password authentication failed for a user without a password",
+                library_text(&error),
+            )
+                .into(),
+            _ => error,
+        })
+    }
+
+    /// Connects, and logs on once. The outer error is that of connecting.
+    fn open_once(
+        address: &Address,
+        what: &LogOn<'_>,
+        until: Instant,
+        awaits_first: &impl Fn(bool),
+    ) -> RedisResult<Result<Self, Refusal>> {
         let mut connection = Self::connect(address, until, || awaits_first(true))?;
         let is_plain = !matches!(address.info.addr(), ConnectionAddr::TcpTls { .. });
         awaits_first(is_plain);
-        let redis = address.info.redis_settings();
-        if !connection.log_on(&commands(redis, name, true), until, is_plain)? {
-            connection.log_on(&commands(redis, name, false), until, false)?;
+        Ok(match connection.log_on_as(what, until, is_plain) {
+            Ok(()) if connection.has_surplus() => Err(connection.surplus().into()),
+            Ok(()) => Ok(connection),
+            Err(refusal) => Err(refusal),
+        })
+    }
+
+    /// Logs on; without a user if the server is older than users.
+    fn log_on_as(
+        &mut self,
+        what: &LogOn<'_>,
+        until: Instant,
+        awaits_first: bool,
+    ) -> Result<(), Refusal> {
+        let steps = commands(what, true);
+        let size = match what.with_optional {
+            true => steps.len().max(1),
+            // One by one: an error then names the command at which the peer closes the connection.
+            false => 1,
+        };
+        for (n, steps) in steps.chunks(size).enumerate() {
+            let sent = self.log_on(steps, until, awaits_first && n == 0);
+            let knows_users = match (sent, steps) {
+                (Err(refusal), [(_, command)]) => return Err(refusal.at(command)),
+                (sent, _) => sent?,
+            };
+            if !knows_users {
+                self.log_on(&commands(what, false), until, false)?;
+                return Ok(());
+            }
         }
-        match connection.has_surplus() {
-            true => Err(connection.surplus()),
-            false => Ok(connection),
-        }
+        Ok(())
     }
 
     /// Returns false if the server is older than ACL users, and needs the log-on without a user.
@@ -54,7 +177,7 @@ impl Connection {
         commands: &[(Step, Cmd)],
         until: Instant,
         awaits_first: bool,
-    ) -> RedisResult<bool> {
+    ) -> Result<bool, Refusal> {
         // If writing fails, the server may have sent the reason before it closed the connection.
         let sent = self.write(until, |buffer| {
             for (_, command) in commands {
@@ -67,11 +190,13 @@ impl Connection {
             let answer = match self.answer(until) {
                 Ok(answer) => answer,
                 Err(error) => {
-                    return Err(match ignored {
-                        Some(why) if error.is_connection_dropped() => why.into(),
+                    let is_closed = error.is_connection_dropped();
+                    let error = match ignored {
+                        Some(why) if is_closed => why.into(),
                         _ if n == 0 && awaits_first => NoFirstReply::mark(error),
                         _ => error,
-                    });
+                    };
+                    return Err(Refusal { error, is_closed });
                 }
             };
             let error = match step.read(answer).ok_or_else(|| self.malformed())? {
@@ -79,7 +204,7 @@ impl Connection {
                 Err(error) => error,
             };
             if let Some(refusal) = step.refusal(&error, knows_users) {
-                return Err(refusal);
+                return Err(refusal.into());
             }
             knows_users &= *step != Step::AuthWithUser;
             // A missing permission for an optional command closes no connection.
@@ -92,25 +217,55 @@ impl Connection {
     }
 }
 
+impl Refusal {
+    /// Returns this refusal; if the peer closed the connection and said nothing, the error names
+    /// `command`.
+    fn at(mut self, command: &Cmd) -> Self {
+        if !self.is_closed || self.error.kind() != ErrorKind::Io {
+            return self;
+        }
+        let command = verb(command);
+        self.error = match NoFirstReply::of(&self.error) {
+            Some(_) => NoFirstReply::closed_at(command),
+            None => ConnectFailure::ClosedAt(command).into(),
+        };
+        self
+    }
+}
+
+/// Returns the name of a command of the log-on.
+fn verb(command: &Cmd) -> &'static str {
+    let first = command.args_iter().next();
+    let is =
+        |verb: &&&str| matches!(first, Some(redis::Arg::Simple(word)) if word == verb.as_bytes());
+    let verbs = ["HELLO", "AUTH", "SELECT", "PING", "CLIENT"];
+    verbs.iter().find(is).copied().unwrap_or("the log-on")
+}
+
 /// Returns the commands that a new connection sends first.
-fn commands(redis: &RedisConnectionInfo, name: Option<&str>, with_user: bool) -> Vec<(Step, Cmd)> {
-    let user = redis.username().filter(|_| with_user);
+fn commands(what: &LogOn<'_>, with_user: bool) -> Vec<(Step, Cmd)> {
+    let redis = what.redis;
+    let user = what.user.filter(|_| with_user);
+    // A user without a password logs on with an empty one. Otherwise the connection would have the
+    // permissions of another user, `default`.
+    let password = what.password.or_else(|| user.map(|_| ""));
     let mut commands = Vec::with_capacity(5);
     if redis.protocol().supports_resp3() {
         let mut hello = cmd("HELLO");
         hello.arg("3");
-        if let Some(password) = redis.password() {
+        if let Some(password) = password {
             hello
                 .arg("AUTH")
                 .arg(user.unwrap_or("default"))
                 .arg(password);
         }
         commands.push((Step::Hello, hello));
-    } else if let Some(password) = redis.password() {
+    } else if let Some(password) = password {
         let mut auth = cmd("AUTH");
         let step = match user {
-            Some(_) => Step::AuthWithUser,
-            None => Step::Auth,
+            // A server without users has no user without a password.
+            Some(_) if !password.is_empty() => Step::AuthWithUser,
+            _ => Step::Auth,
         };
         auth.arg(user).arg(password);
         commands.push((step, auth));
@@ -120,18 +275,23 @@ fn commands(redis: &RedisConnectionInfo, name: Option<&str>, with_user: bool) ->
         select.arg(redis.db());
         commands.push((Step::Select, select));
     }
-    let mut client = |what: &[&str]| {
-        let mut client = cmd("CLIENT");
-        client.arg(what);
-        commands.push((Step::Optional, client));
-    };
-    for (what, value) in [("LIB-NAME", redis.lib_name()), ("LIB-VER", redis.lib_ver())] {
-        if let Some(value) = value {
-            client(&["SETINFO", what, value]);
+    if what.with_optional {
+        let mut client = |what: &[&str]| {
+            let mut client = cmd("CLIENT");
+            client.arg(what);
+            commands.push((Step::Optional, client));
+        };
+        for (what, value) in [("LIB-NAME", redis.lib_name()), ("LIB-VER", redis.lib_ver())] {
+            if let Some(value) = value {
+                client(&["SETINFO", what, value]);
+            }
         }
-    }
-    if let Some(name) = name {
-        client(&["SETNAME", name]);
+        if let Some(name) = what.name {
+            client(&["SETNAME", name]);
+        }
+    } else if commands.is_empty() {
+        // A peer counts as Redis once it has replied.
+        commands.push((Step::Ping, cmd("PING")));
     }
     commands
 }
@@ -143,6 +303,7 @@ impl Step {
             (_, Value::ServerError(error)) => Some(Err(error)),
             (Self::Hello, Value::Map(_)) => Some(Ok(())),
             (Self::Hello, _) => None,
+            (Self::Ping, Value::SimpleString(_)) => Some(Ok(())),
             (_, Value::Okay) => Some(Ok(())),
             _ => None,
         }
@@ -188,7 +349,7 @@ impl Step {
                 )
                     .into(),
             ),
-            Self::Optional => None,
+            Self::Optional | Self::Ping => None,
         }
     }
 }
@@ -275,7 +436,15 @@ mod tests {
 
     fn commands_of(url: &str, name: Option<&str>, with_user: bool) -> Vec<String> {
         let address = Address::parse(url).unwrap();
-        let commands = commands(address.info.redis_settings(), name, with_user);
+        let (user, password) = address.logon().unwrap();
+        let what = LogOn {
+            redis: address.info.redis_settings(),
+            user: user.as_deref(),
+            password: password.as_deref(),
+            name,
+            with_optional: address.sends_optional(),
+        };
+        let commands = commands(&what, with_user);
         let words = |(_, command): &(Step, Cmd)| {
             let words = command.args_iter().filter_map(|arg| match arg {
                 redis::Arg::Simple(word) => Some(String::from_utf8_lossy(word).into_owned()),
@@ -320,6 +489,12 @@ mod tests {
             commands_of("redis://h?protocol=resp3", None, true)[0],
             "HELLO 3"
         );
+        for (url, first) in [
+            ("redis://ann@h", "AUTH ann "),
+            ("redis://ann@h?protocol=3", "HELLO 3 AUTH ann "),
+        ] {
+            assert_eq!(commands_of(url, None, true)[0], first, "{url}");
+        }
     }
 
     #[test]

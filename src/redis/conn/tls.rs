@@ -179,7 +179,7 @@ mod tests {
     use crate::config::Config;
     use crate::redis::conn::connection::Connection;
     use crate::redis::conn::connector::Connector;
-    use crate::tls::{Tls, install_provider};
+    use crate::tls::{Pem, Tls, install_provider};
     use crate::url::Address;
 
     macro_rules! pem {
@@ -218,13 +218,12 @@ mod tests {
 
     fn address_of(listener: &TcpListener) -> Address {
         let port = listener.local_addr().unwrap().port();
-        Address {
-            tls: Arc::new(Tls {
-                root: Some(pem!("ca.pem").to_vec()),
-                client: None,
-            }),
-            ..Address::parse(&format!("rediss://localhost:{port}")).unwrap()
-        }
+        let mut address = Address::parse(&format!("rediss://localhost:{port}")).unwrap();
+        address.tls = Arc::new(Tls {
+            root: Some(Pem::Text(pem!("ca.pem").to_vec())),
+            client: None,
+        });
+        address
     }
 
     #[test]
@@ -263,7 +262,7 @@ mod tests {
             stream.read_exact(&mut [0]).unwrap();
             let cause = connector.no_connection_yet().to_string();
             assert!(!cause.contains("redis://"), "{cause}");
-            drop(stream);
+            drop((stream, listener));
             let error = connecting.join().unwrap().err().unwrap();
             let cause = connector.no_connection(error).to_string();
             assert!(!cause.contains("redis://"), "{cause}");

@@ -25,4 +25,14 @@ certificate ca client booking-api DNS:booking-api
 # An authority and a client that no server trusts.
 authority stranger-ca "a stranger's CA"
 certificate stranger-ca stranger booking-api DNS:booking-api
+# An authority, and a certificate that has expired.
+authority old-ca "leasehold test CA of the expired"
+openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=localhost" -keyout expired.key -out "$work/expired.csr"
+printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\nbasicConstraints=critical,CA:FALSE\n' >"$work/ext"
+printf '[ca]\ndefault_ca=d\n[d]\ndatabase=%s/index\nserial=%s/number\nnew_certs_dir=%s\ndefault_md=sha256\npolicy=p\n[p]\ncommonName=supplied\n' \
+    "$work" "$work" "$work" >"$work/ca.conf"
+: >"$work/index"
+echo 01 >"$work/number"
+openssl ca -batch -config "$work/ca.conf" -cert old-ca.pem -keyfile "$work/old-ca.key" -in "$work/expired.csr" \
+    -extfile "$work/ext" -startdate 20240101000000Z -enddate 20250310142536Z -notext -out expired.pem
 chmod 600 ./*.key

@@ -1,6 +1,6 @@
 //! The options that say where Redis is, and how long it may take.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -19,6 +19,11 @@ pub(crate) struct ConnectionArgs {
     /// without a password
     #[arg(long, global = true, help_heading = "Redis")]
     url: Option<String>,
+
+    /// The file that contains the password; read again for each connection, so that the password
+    /// can be changed while a command runs
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
+    password_file: Option<PathBuf>,
 
     /// The prefix of lock keys [default: lock:]
     #[arg(long, global = true, value_name = "PREFIX", help_heading = "Redis")]
@@ -68,6 +73,10 @@ impl ConnectionArgs {
             builder = builder.url(url);
         }
         builder = self.with_tls(builder.with_env()?)?;
+        if let Some(path) = &self.password_file {
+            check_readable("--password-file", path)?;
+            builder = builder.password_file(path);
+        }
         if let Some(prefix) = &self.key_prefix {
             builder = builder.key_prefix(prefix);
         }
@@ -98,19 +107,15 @@ impl ConnectionArgs {
 
     #[cfg(feature = "tls")]
     fn with_tls(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
-        let read = |option: &str, path: &PathBuf| {
-            std::fs::read(path).map_err(|error| {
-                let path = path.display();
-                Failure::new(USAGE, format!("cannot read {path} ({option}): {error}"))
-            })
-        };
         if let Some(authorities) = &self.tls_ca {
-            builder = builder.tls_root(read("--tls-ca", authorities)?);
+            check_readable("--tls-ca", authorities)?;
+            builder = builder.tls_root_file(authorities);
         }
         match (&self.tls_cert, &self.tls_key) {
             (Some(certificate), Some(key)) => {
-                let certificate = read("--tls-cert", certificate)?;
-                Ok(builder.tls_client_cert(certificate, read("--tls-key", key)?))
+                check_readable("--tls-cert", certificate)?;
+                check_readable("--tls-key", key)?;
+                Ok(builder.tls_client_cert_files(certificate, key))
             }
             (None, None) => Ok(builder),
             _ => Err(Failure::new(
@@ -130,4 +135,13 @@ impl ConnectionArgs {
             )),
         }
     }
+}
+
+/// Fails if the file cannot be read now. Each connection reads it again.
+fn check_readable(option: &str, path: &Path) -> Result<(), Failure> {
+    let read = std::fs::read(path).map(drop);
+    read.map_err(|error| {
+        let path = path.display();
+        Failure::new(USAGE, format!("cannot read {path} ({option}): {error}"))
+    })
 }
