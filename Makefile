@@ -134,12 +134,12 @@ test-kit: kit kit-list
 test-kit-short: kit kit-list
 	$(WITH_KIT) $(CARGO) test --all-features --test it -- $(call ANY_OF,$(SHORT_ON_KIT)) $(NOT_ON_THE_KIT)
 
-# Checks and tests the alerts, if promtool is installed.
+# Checks and tests the alerts and the quantiles of the dashboard, if promtool is installed.
 alerts:
 	@if command -v promtool >/dev/null; then \
 		promtool check rules docs/prometheus/leasehold.yml && promtool test rules docs/prometheus/tests.yml; \
 	else \
-		echo "promtool is not installed, so the alerts are not tested: it comes with Prometheus"; \
+		echo "skipped: alerts: promtool is not installed (on Debian, the package prometheus has it)"; \
 	fi
 
 # The oldest supported Rust.
@@ -151,7 +151,7 @@ msrv:
 	if [ -n "$$toolchain" ]; then \
 		rustup run "$$toolchain" cargo check --locked --all-features --lib --bins; \
 	else \
-		echo "Rust $(MSRV) is not installed, so it is not checked: rustup toolchain install $(MSRV) --profile minimal"; \
+		echo "skipped: msrv: Rust $(MSRV) is not installed: rustup toolchain install $(MSRV) --profile minimal"; \
 	fi
 
 fmt:
@@ -192,7 +192,7 @@ deny:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then \
 		$(CARGO) deny --all-features check bans licenses sources; \
 	else \
-		echo "cargo-deny is not installed, so only runtimes are looked for: cargo install cargo-deny --locked"; \
+		echo "skipped: deny: cargo-deny is not installed, so only runtimes are looked for: cargo install cargo-deny --locked"; \
 	fi
 	@if $(CARGO) tree --locked --all-features --edges all --prefix none | grep -E '^($(RUNTIMES)) '; then \
 		echo "no async runtime may come into the dependency tree"; exit 1; \

@@ -135,10 +135,15 @@ fn dashboard_and_alerts_use_exported_metrics_and_labels() {
         for rest in text.split("leasehold_").skip(1) {
             let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_');
             let (name, rest) = rest.split_at(end.unwrap_or(rest.len()));
-            let row = guide
-                .lines()
-                .find(|line| line.starts_with(&format!("//! | `leasehold_{name}`")))
-                .unwrap_or_else(|| panic!("{file}: no metric is named leasehold_{name}"));
+            let row_of = |name: &str| {
+                let row = format!("//! | `leasehold_{name}`");
+                guide.lines().find(|line| line.starts_with(&row))
+            };
+            // Some exporters make buckets of a histogram.
+            let histogram = name.strip_suffix("_bucket").and_then(row_of);
+            let histogram = histogram.filter(|row| row.contains("| histogram |"));
+            let row = row_of(name).or(histogram);
+            let row = row.unwrap_or_else(|| panic!("{file}: no metric is named leasehold_{name}"));
             used += 1;
             let Some(selector) = rest.strip_prefix('{') else {
                 continue;
@@ -146,12 +151,46 @@ fn dashboard_and_alerts_use_exported_metrics_and_labels() {
             for label in selector.split('}').next().unwrap().split(", ") {
                 let label = label.split(['=', '!']).next().unwrap();
                 let is_known = ["job", "instance", "quantile"].contains(&label)
+                    || label == "le" && histogram.is_some()
                     || row.contains(&format!("`{label}`"));
                 assert!(is_known, "{file}: leasehold_{name} has no label {label}");
             }
         }
         assert!(used >= 10, "{file}: {used} metrics");
     }
+}
+
+/// `promtool` evaluates these expressions, for an exporter that makes summaries and for one that
+/// makes buckets.
+#[test]
+fn every_quantile_of_the_dashboard_has_both_forms_and_is_tested() {
+    let dashboard: serde_json::Value =
+        serde_json::from_str(&text("docs/grafana/leasehold.json")).unwrap();
+    let tests = text("docs/prometheus/tests.yml");
+    let panels = dashboard["panels"].as_array().unwrap();
+    let mut quantiles = 0;
+    for panel in panels {
+        let expressions = panel["targets"].as_array().unwrap().iter();
+        let expressions: Vec<&str> = expressions.map(|it| it["expr"].as_str().unwrap()).collect();
+        let count = |part: &str| expressions.iter().filter(|it| it.contains(part)).count();
+        let summaries = count("quantile=~");
+        assert_eq!(
+            count("histogram_quantile("),
+            2 * summaries,
+            "{}",
+            panel["title"]
+        );
+        quantiles += summaries;
+        for expression in expressions.iter().filter(|it| it.contains("quantile")) {
+            let expression = expression
+                .replace("$job", ".*")
+                .replace("$instance", ".*")
+                .replace("$__rate_interval", "5m");
+            let line = format!("- expr: {expression}\n");
+            assert!(tests.contains(&line), "{expression} is not tested");
+        }
+    }
+    assert_eq!(quantiles, 3);
 }
 
 #[test]
