@@ -71,7 +71,7 @@ test-async:
 
 # Runs the tests of the example with a database: a separate package.
 test-sqlite:
-	$(CARGO) test --locked --manifest-path examples/sqlite/Cargo.toml \
+	$(CARGO) test --manifest-path examples/sqlite/Cargo.toml \
 		--target-dir "$${CARGO_TARGET_DIR:-target}"
 
 # Runs the tests that need a server with TLS.

@@ -23,12 +23,18 @@ pub enum WaitPolicy {
     /// A waiter with a place in a [queue](crate::guide::waiting) also refreshes it every 0.9 s, or
     /// more often if the ttl is shorter than 4 s. If Redis forbids pub/sub (the user may not
     /// subscribe, or the service has no pub/sub), waiters retry after pauses instead.
+    ///
+    /// The waiter sleeps until then. While other programs keep all processors busy, it gets one
+    /// only after up to several ms, and the lock is idle for that time: see
+    /// [the limitations](crate::guide::guarantees#limitations).
     #[default]
     Wake,
     /// The waiter retries after growing pauses, without pub/sub.
     ///
     /// A release within the same client still wakes it at once. Waiters of the same client with
     /// [`Wake`](Self::Wake) do not wait for the end of such a pause, and can overtake this waiter.
+    /// On busy processors this policy is no faster than `Wake`: a waiter with a place in a queue
+    /// gets the lock in its turn, and must run to take it.
     ///
     /// In a [queue](crate::guide::waiting) no pause is longer than the time between two refreshes
     /// of a place, at most 0.9 s. A longer `max` has no effect there, and the

@@ -1,19 +1,21 @@
 //! The manual, by topic. These modules contain only documentation.
 //!
 //! - Before you trust a lock: [`guarantees`], [`fencing`], [`ttl`].
-//! - Daily use: [`waiting`], [`several_names`], [`testing`], [`async_code`], [`cli`].
+//! - Daily use: [`waiting`], [`several_names`], [`leader`], [`testing`], [`async_code`], [`cli`].
 //! - Where the locks are kept: [`sentinel`], [`cluster`], [`quorum`], [`wire_format`].
-//! - In production: [`operations`], [`outages`], [`observability`], [`threads`].
+//! - In production: [`operations`], [`outages`], [`observability`], [`threads`], [`shutting_down`].
 //! - Coming from elsewhere: [`other_libraries`].
 
 pub mod cluster;
 pub mod fencing;
 pub mod guarantees;
+pub mod leader;
 pub mod observability;
 pub mod outages;
 pub mod quorum;
 pub mod sentinel;
 pub mod several_names;
+pub mod shutting_down;
 pub mod testing;
 pub mod threads;
 pub mod ttl;

@@ -1,14 +1,18 @@
-//! Promise: the crontabs in the documents work as they are written.
+//! Promise: the crontabs and the systemd unit in the documents work as they are written.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
-use support::{Server, TempDir, in_repository};
+use rustix::process::Signal;
+use support::{Server, TempDir, eventually, in_repository};
 
-use super::PROGRAM;
+use super::{PROGRAM, Program, WAIT_LIMIT, client};
 
-support::tests![crontabs_of_the_documents_work_under_crons_path];
+support::tests![
+    crontabs_of_the_documents_work_under_crons_path,
+    unit_of_the_documents_leads_again_after_a_loss
+];
 
 /// Returns the lines of the crontabs in a document.
 fn crontabs(document: &str) -> Vec<&str> {
@@ -92,4 +96,47 @@ fn check(line: &str) {
         printed.is_empty(),
         "cron would send an email: {line}: {printed:?}"
     );
+}
+
+/// systemd itself does not run here: the test starts the unit's command where systemd would.
+fn unit_of_the_documents_leads_again_after_a_loss() {
+    let page = fs::read_to_string(in_repository("docs/cli.md")).unwrap();
+    let (_, unit) = page.split_once("```ini\n").unwrap();
+    let (unit, _) = unit.split_once("```").unwrap();
+    let value = |key: &str| {
+        unit.lines()
+            .find_map(|line| line.strip_prefix(key))
+            .unwrap()
+    };
+    assert_eq!(value("Restart="), "always");
+    let (options, _) = value("ExecStart=/usr/local/bin/leasehold ")
+        .split_once(" -- ")
+        .unwrap();
+    let name = options.rsplit(' ').next().unwrap();
+
+    let server = Server::start();
+    let lock = client(&server).mutex(name);
+    let start = || {
+        let job = "echo leads; trap 'exit 0' TERM; while :; do sleep 0.02; done";
+        // Limits how long the program outlives an aborted test.
+        let options = options.split(' ').chain(["--max-hold", "60s"]);
+        let args: Vec<&str> = options.chain(["--", "sh", "-c", job]).collect();
+        Program::start(&server.url(), &args)
+    };
+    let waits = || eventually(WAIT_LIMIT, || lock.waiting().unwrap() == 1);
+
+    let mut first = start();
+    assert_eq!(first.next_line(), "leads");
+    let mut second = start();
+    waits();
+    assert!(lock.force_unlock().unwrap());
+    assert_eq!(second.next_line(), "leads");
+    let lost = first.code().unwrap().to_string();
+    assert_eq!(lost, value("SuccessExitStatus="));
+
+    let mut restarted = start();
+    waits();
+    second.send(Signal::TERM);
+    assert_eq!(restarted.next_line(), "leads");
+    assert!(second.process.wait().unwrap().success());
 }
