@@ -78,15 +78,14 @@
 //!   there.
 //! - **A first attempt can overtake.** The first attempt of a plain lock takes a name that is free,
 //!   even if calls wait in its queue: see [`Mutex`](crate::Mutex#fairness).
-//! - **Busy processors slow every hand-over.** The next holder sleeps until it gets the lock. Nobody
-//!   holds the lock until the operating system runs that process. With an idle core this takes
-//!   microseconds; if other programs keep all cores busy, up to several ms each time. A loop that
-//!   polls with `SET NX` avoids the wait, because it takes the lock again that it has just
+//! - **Busy processors slow every hand-over.** The next holder sleeps until it gets the lock, and
+//!   nobody holds the lock until the operating system runs that process. With an idle core this
+//!   takes microseconds; if other programs keep all cores busy, up to several ms each time. A loop
+//!   that polls with `SET NX` avoids the wait, because it takes the lock again that it has just
 //!   released, and lets the others starve. Measured with eight processes and empty sections, while
 //!   six busy loops ran on the same two cores: an eighth of the acquisitions of such loops. The
 //!   longer the sections, the smaller the difference. What helps: an idle core, a higher priority
-//!   (`nice`, CPU shares) for the processes that lock, fewer processes with more threads, which
-//!   [hand the lock to each other](crate::Mutex::local_handoffs), and more work under each lock.
+//!   (`nice`, CPU shares) for the processes that lock, and more work under each lock.
 //! - **A set of names** has no queue over a quorum, for names in several slots of a cluster, or
 //!   without the permissions for queues. If each of its names is in constant demand there, a call
 //!   may wait for a long time. A set that spans several slots is briefly visible half-acquired.
