@@ -319,10 +319,12 @@ impl MutexGuard {
     /// # Errors
     ///
     /// - [`Error::Unreachable`], [`Error::Refused`] or [`Error::Thread`] if Redis did not confirm
-    ///   the release. The lease was valid by this client's clock until now, so what was done under
-    ///   it stands: do not repeat it. [`Mutex::with`](crate::Mutex::with) does not report this
-    ///   error. The release is repeated in the background. Until it succeeds, the lock stays held,
-    ///   for at most the longest of these times that applies:
+    ///   the release. If an earlier release got no answer and the server has answered nothing
+    ///   since, the call returns this at once. The lease was valid by this client's clock until
+    ///   now, so what was done under it stands: do not repeat it.
+    ///   [`Mutex::with`](crate::Mutex::with) does not report this error. The release is repeated in
+    ///   the background. Until it succeeds, the lock stays held, for at most the longest of these
+    ///   times that applies:
     ///   - its ttl;
     ///   - a longer ttl, if a [`set_ttl`](Self::set_ttl) that requested it got no reply;
     ///   - twice the longer of these, if a renewal or `set_ttl` got no reply: that command may run

@@ -33,7 +33,8 @@
 //!   [`Lost::Expired`](crate::Lost::Expired).
 //! - **A waiter** sleeps, and asks again as soon as the server answers.
 //! - **A release** that got no reply is repeated in the background until it succeeds or the lease
-//!   has ended.
+//!   has ended. Until the server answers anything, further releases go to the background at once,
+//!   so that all of them together take about one command timeout.
 //!
 //! # Health checks
 //!

@@ -100,7 +100,16 @@ pub(crate) fn release(
     }
     // Other clients have waited for the whole run of hand-offs: they go first now.
     let mut yields_to_fleet = !hold.keys.calls_share_a_place() && hold.run.was_handed(token);
-    let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
+    let outcome = match runtime.deployment.ignored_release(&hold.keys) {
+        Some(cause) => Err(sent_in_background(runtime, &cause)),
+        None => {
+            let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
+            if let Err(Error::Unreachable { cause, .. }) = &outcome {
+                (runtime.deployment).note_ignored_release(&hold.keys, now, cause);
+            }
+            outcome
+        }
+    };
     let is_lost = matches!(
         outcome,
         Ok(Unlocked::AlreadyLost(_)) | Err(Error::WrongType { .. })
@@ -233,6 +242,9 @@ fn hand_off(
                 return true;
             }
             Err(NoHandoff::RenewFirst) => {
+                if runtime.deployment.ignored_release(&hold.keys).is_some() {
+                    break;
+                }
                 // The other half of the time is for the release.
                 let until = now.after(now.until(deadline) / 2);
                 has_renewed = renew(runtime, hold, token, until).is_ok();
@@ -260,6 +272,15 @@ fn count(runtime: &Runtime, in_time: bool, since: Option<Instant>, now: Instant)
     if let Some(since) = since {
         runtime.meters.released(in_time, since.until(now));
     }
+}
+
+/// Returns the error of a release that is only sent in the background: each of many releases
+/// would wait for a whole command timeout. An earlier one got no answer for this `cause`.
+fn sent_in_background(runtime: &Runtime, cause: &Cause) -> Error {
+    runtime.deployment.unreachable(Cause::silence(format!(
+        "no answer since an earlier release failed ({cause}); this release is repeated in the \
+         background"
+    )))
 }
 
 /// Releases a lease of several parts: all go out in one write to each server.

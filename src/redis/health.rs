@@ -97,6 +97,11 @@ impl ServerHealth {
         detail.breaker.succeeded()
     }
 
+    /// Returns whether the server has answered anything since `start`.
+    pub(super) fn has_answered_since(&self, start: Instant) -> bool {
+        self.answered.load(Ordering::Relaxed) >= start.as_nanos()
+    }
+
     /// Records a call without a valid answer. Returns true if it opened the breaker.
     ///
     /// `counts` is whether the failure counts towards the breaker: false if the caller gave the

@@ -278,6 +278,31 @@ impl Deployment {
         }
     }
 
+    /// Returns why releases of these keys go to the background at once: one at the same server got
+    /// no answer for this cause, and the server has answered nothing since. Over a quorum, this
+    /// must hold for so many servers that the others are no majority.
+    pub(crate) fn ignored_release(&self, keys: &Arc<dyn Primitive>) -> Option<Cause> {
+        keys.parts().iter().find_map(|part| {
+            let (owners, size) = self.owners_of(part.key(0));
+            let mut ignored = owners.iter().filter_map(|owner| owner.ignored_release());
+            ignored.nth(owners.len() - size.needed)
+        })
+    }
+
+    /// Records why a release of these keys that began at `start` got no answer.
+    pub(crate) fn note_ignored_release(
+        &self,
+        keys: &Arc<dyn Primitive>,
+        start: Instant,
+        cause: &Cause,
+    ) {
+        for part in keys.parts() {
+            for owner in self.owners_of(part.key(0)).0 {
+                owner.note_ignored_release(start, cause);
+            }
+        }
+    }
+
     /// Returns when the owner of a name stopped answering, at the earliest `start`, when the caller
     /// first asked. Returns `now` if nothing has failed since the last answer.
     pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {

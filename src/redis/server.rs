@@ -1,6 +1,7 @@
 //! One server: its connections and its health.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::RedisError;
@@ -19,6 +20,7 @@ use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
 use crate::redis::spin::Spin;
 use crate::stats::Histogram;
+use crate::sync::Mutex;
 use crate::violation::Violation;
 
 /// A server, or the master that sentinels name.
@@ -30,6 +32,10 @@ pub(crate) struct Server {
     /// The time from a command to its reply.
     pub(crate) latency: Histogram,
     pub(super) spin: Spin,
+    /// Why a release got no answer, if the server has answered nothing since.
+    ignored_release: Mutex<Option<Cause>>,
+    /// Whether that is known, read without the lock.
+    ignores_releases: AtomicBool,
 }
 
 impl Server {
@@ -45,6 +51,8 @@ impl Server {
             member,
             latency: Histogram::default(),
             spin: Spin::new(config.spin),
+            ignored_release: Mutex::default(),
+            ignores_releases: AtomicBool::new(false),
         }
     }
 
@@ -140,9 +148,28 @@ impl Server {
         connection.generation == self.pool.generation()
     }
 
+    /// Returns why a release got no answer, if the server has answered nothing since.
+    pub(super) fn ignored_release(&self) -> Option<Cause> {
+        match self.ignores_releases.load(Ordering::Relaxed) {
+            true => self.ignored_release.lock().clone(),
+            false => None,
+        }
+    }
+
+    /// Records why a release that began at `start` got no answer, unless something else did.
+    pub(super) fn note_ignored_release(&self, start: Instant, cause: &Cause) {
+        if !self.health.has_answered_since(start) {
+            *self.ignored_release.lock() = Some(cause.clone());
+            self.ignores_releases.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Records a reply to something that was sent at `sent`.
     pub(crate) fn answered(&self, sent: Instant) {
         let now = Instant::now();
+        if self.ignores_releases.load(Ordering::Relaxed) {
+            self.ignores_releases.store(false, Ordering::Relaxed);
+        }
         let trip = sent.until(now);
         self.latency.record(trip);
         self.pool.combiner.took(trip);

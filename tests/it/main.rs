@@ -47,6 +47,7 @@ mod outages;
 mod proxies;
 mod queue;
 mod quorum;
+mod release_outages;
 mod renewal;
 mod replicas;
 mod replies;
@@ -182,6 +183,7 @@ const ROUGHLY_TIMED: &[Listed] = &[
     fair::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,
     renewal::ROUGHLY_TIMED,
+    release_outages::ROUGHLY_TIMED,
     replicas::ROUGHLY_TIMED,
     wire::ROUGHLY_TIMED,
     set_queues::ROUGHLY_TIMED,
