@@ -5,9 +5,7 @@
 //! Std's locks on Linux have no state outside themselves.
 
 use std::ops::{Deref, DerefMut};
-#[cfg(feature = "testing")]
-use std::sync::TryLockError;
-use std::sync::{self, PoisonError};
+use std::sync::{self, PoisonError, TryLockError};
 use std::time::Duration;
 
 /// A lock for data that a panic leaves usable.
@@ -35,10 +33,7 @@ impl<T> Mutex<T> {
             guard: Some(locked(&self.0)),
         }
     }
-}
 
-#[cfg(feature = "testing")]
-impl<T> Mutex<T> {
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = match self.0.try_lock() {
             Ok(guard) => guard,

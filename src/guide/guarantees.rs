@@ -72,7 +72,8 @@
 //! - **A restart can bring a released lock back** from an old snapshot, for up to its ttl.
 //! - **With Sentinel**, an old master that is alive but partitioned keeps granting locks to clients
 //!   that can reach it, until it learns that it was replaced. A sentinel with outdated information
-//!   may send a new client there.
+//!   may send a new client there, if no other sentinel answers that client in time:
+//!   [if the sentinels disagree](crate::guide::sentinel#if-the-sentinels-disagree).
 //! - **In a cluster** a partitioned master keeps granting locks to clients that can reach it until
 //!   `cluster-node-timeout` has passed. [Cluster](crate::guide::cluster) lists what else differs
 //!   there.

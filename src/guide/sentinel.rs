@@ -12,12 +12,41 @@
 //! [`ClientBuilder::sentinel`](crate::ClientBuilder::sentinel) takes the same values as separate
 //! arguments.
 //!
-//! The client asks all sentinels in parallel for the master's address, and uses the first address
-//! that it receives. It also subscribes at each sentinel to the announcements of failovers. After a
-//! failover, the client closes every connection to the old master. It then immediately asks the new
-//! master about every lease that it holds, and reports a lease that is missing there as lost. It
-//! repeats recent releases there, because the new master may have received the leases and not their
-//! releases.
+//! The client asks all sentinels in parallel for the master's address, and subscribes at each
+//! sentinel to the announcements of failovers. After a failover, the client closes every connection
+//! to the old master. It then immediately asks the new master about every lease that it holds, and
+//! reports a lease that is missing there as lost. It repeats recent releases there, because the new
+//! master may have received the leases and not their releases.
+//!
+//! # If the sentinels disagree
+//!
+//! A sentinel that comes back with an old configuration names an old master, which may still be
+//! writable. A client that followed it would hold locks together with the clients that stayed. So
+//! the client decides by what all sentinels say:
+//!
+//! - The highest epoch of a configuration wins, even if one sentinel alone has it. The sentinels
+//!   decide in the same way. An epoch below that of most sentinels never counts. If the address
+//!   with the highest epoch does not answer, the client uses another one only if more than half of
+//!   the configured sentinels name it.
+//! - Some users may not ask for the epoch: this needs `+sentinel|master`. Without epochs, the
+//!   client leaves a master that serves only if more than half of the configured sentinels name
+//!   another one. It leaves a master that does not serve for any address that a sentinel names.
+//! - The client moves to a server only after that server has answered `ROLE` as a master. If an
+//!   address does not answer so, the client tries the other addresses first for the next 10 s, and
+//!   keeps its connections to a master that serves. Only if more than half of the sentinels name
+//!   such an address, the client gives up the old master nevertheless.
+//! - Several names of one sentinel count once: this needs `+sentinel|myid`. One sentinel is its own
+//!   majority.
+//! - If the sentinels were set up again, and their epochs count from zero, the client follows them
+//!   after 10 s in which most of them said so.
+//!
+//! The client waits at most 300 ms for the slower sentinels after enough others have answered. It
+//! asks when a sentinel announces a failover, after each subscription, and every 10 s, or every 2 s
+//! while the sentinels disagree. Each subscription proves every 5 s that it is alive (`PING`), so a
+//! failover is noticed within about 10 s even if a proxy or a sentinel hangs. A warning in the log
+//! names each sentinel that has disagreed for more than 3 s.
+//!
+//! A new client can still be misled if no other sentinel answers it in time.
 //!
 //! # What a failover can cost
 //!

@@ -10,7 +10,7 @@
 //! | `leasehold-io` | the first lock | sends renewals in batches, repeated releases and shared statistics over its own connection |
 //! | `leasehold-replicas` | the first renewal under `min_replicas` | sends renewals that replicas must acknowledge; at most eight threads for each server |
 //! | `leasehold-subscriber` | the first waiter | receives releases and grants over its own connection |
-//! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes |
+//! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes, and asks all sentinels at intervals |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
 //! | `leasehold-dial` | connecting, finding the master, and reading a cluster's slots | opens connections, or asks a sentinel or a node; then ends |
 //! | `leasehold-call` | an acquiring call of a lock with a [`CancelToken`] | runs the call, then ends |

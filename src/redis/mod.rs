@@ -7,9 +7,10 @@ pub(crate) mod combine;
 pub(crate) mod command;
 pub(crate) mod conn;
 pub(crate) mod fault;
-pub(crate) mod first_answer;
+pub(crate) mod gather;
 pub(crate) mod health;
 pub(crate) mod inspect;
+pub(crate) mod members;
 pub(crate) mod pipeline;
 pub(crate) mod quorum;
 pub(crate) mod refusal;
@@ -344,10 +345,12 @@ impl Deployment {
         }
     }
 
-    /// Reconnects to the address that the sentinels now report.
-    pub(crate) fn moved(&self) {
-        if let Self::One(server) = self {
-            server.moved();
+    /// Asks the sentinels whether the master has moved, unless another thread has asked since
+    /// `since`. If it has, gives up the connections to the old one and returns true.
+    pub(crate) fn look_for_master(&self, since: Instant) -> bool {
+        match self {
+            Self::One(server) => server.look_for_master(since),
+            Self::Cluster(_) | Self::Quorum(_) => false,
         }
     }
 

@@ -1,15 +1,28 @@
 //! The address of the master, as the sentinels report it.
+//!
+//! A sentinel may be out of date, or wrong. So the client asks all of them, and decides by what
+//! they say together (`beliefs.rs`). It asks before it connects for the first time or after a
+//! failure, when a sentinel announces a failover, after each subscription, and at intervals.
+
+mod beliefs;
+pub(crate) mod replies;
+pub(crate) mod subscription;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{ErrorKind, PushKind, RedisResult, Value};
+use redis::{ErrorKind, RedisError, RedisResult};
 
+use self::beliefs::{Beliefs, Report};
+use self::replies::{read_address, read_epoch, read_id};
+use self::subscription::Subscription;
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::error_reply::is_final_at_logon;
+use crate::logging;
 use crate::redis::conn::connection::Connection;
-use crate::redis::first_answer::{NoAnswer, first_answer};
+use crate::redis::gather::{Answers, Enough, NoAnswer, gather};
+use crate::redis::members::Choice;
 use crate::sync::Mutex;
 use crate::thread_group::ThreadGroup;
 use crate::url::{Address, HostPort, Sentinel};
@@ -18,59 +31,26 @@ use crate::url::{Address, HostPort, Sentinel};
 pub(crate) struct Sentinels {
     pub(super) sentinel: Sentinel,
     dialers: ThreadGroup,
-    known: Mutex<KnownMaster>,
+    beliefs: Mutex<Beliefs>,
+    /// When the last [`look`](Self::look) began. Locked while one is in progress.
+    looked: Mutex<Instant>,
 }
 
-/// The channel on which sentinels announce a new master.
-const MOVES: &[u8] = b"+switch-master";
-
-/// The known address of the master.
-#[derive(Default)]
-struct KnownMaster {
-    /// The last reported address.
-    address: Option<HostPort>,
-    /// The master may have moved: ask the sentinels before connecting.
-    suspected: bool,
-    /// The number of announcements. A reply is out of date if one came after its question.
-    announced: u64,
-    /// How many times a report named another address than before.
-    moves: u64,
-}
-
-impl KnownMaster {
-    /// Records the address. Returns true if it differs from the last one.
-    fn learn(&mut self, address: HostPort) -> bool {
-        let has_moved = self.address.as_ref().is_some_and(|known| *known != address);
-        self.address = Some(address);
-        self.suspected = false;
-        self.moves += u64::from(has_moved);
-        has_moved
-    }
-
-    /// Returns the address after the sentinels were asked, and whether it differs from the last
-    /// one. `announced` is the number of announcements before the question.
-    fn settle(
-        &mut self,
-        asked: RedisResult<HostPort>,
-        announced: u64,
-    ) -> RedisResult<(HostPort, bool)> {
-        match (asked, self.address.clone()) {
-            (Err(error), None) => Err(error),
-            (Err(error), Some(_)) if is_final_at_logon(&error) => Err(error),
-            // An announcement in the meantime is newer than the reply.
-            (Ok(_), Some(known)) if self.announced != announced => Ok((known, false)),
-            (Err(_), Some(known)) => Ok((known, false)),
-            (Ok(address), _) => Ok((address.clone(), self.learn(address))),
-        }
-    }
+/// What the sentinels said when they were all asked.
+struct Poll {
+    reports: Vec<(usize, Report)>,
+    choice: Choice<HostPort>,
+    /// How many times another address had been taken before the question.
+    changes: u64,
 }
 
 impl Sentinels {
     pub(crate) fn new(sentinel: Sentinel, dialers: &ThreadGroup) -> Self {
         Self {
+            beliefs: Mutex::new(Beliefs::none(sentinel.sentinels.len())),
             sentinel,
             dialers: dialers.clone(),
-            known: Mutex::default(),
+            looked: Mutex::new(Instant::START),
         }
     }
 
@@ -78,178 +58,289 @@ impl Sentinels {
         self.sentinel.sentinels.len()
     }
 
-    /// Returns the address of the master, and whether it has just been found to have moved.
-    ///
-    /// Uses the last known address unless it is suspected; else asks all sentinels at once, so that
-    /// a dead one costs no time, and takes the first answer. If no sentinel answers, a suspected
-    /// address is better than none.
-    pub(super) fn master(self: &Arc<Self>, timeout: Duration) -> RedisResult<(Address, bool)> {
-        let announced = {
-            let known = self.known.lock();
-            match &known.address {
-                Some((host, port)) if !known.suspected => {
-                    return Ok((self.sentinel.data.at(host, *port), false));
-                }
-                _ => known.announced,
-            }
-        };
-        let asked = self.ask_all(timeout);
-        let ((host, port), has_moved) = self.known.lock().settle(asked, announced)?;
-        Ok((self.sentinel.data.at(&host, port), has_moved))
+    /// The name of the master.
+    pub(crate) fn master(&self) -> &str {
+        &self.sentinel.master
     }
 
-    /// Returns the address from the first sentinel that knows the master.
-    fn ask_all(self: &Arc<Self>, timeout: Duration) -> RedisResult<HostPort> {
+    /// Returns a connection to the master, made with `open`, and whether the master has just been
+    /// found to have moved.
+    ///
+    /// Uses the known address if it serves. Else asks all sentinels, and tries the addresses that
+    /// they name within `timeout`. If no sentinel answers, a suspected address is better than none.
+    pub(super) fn connect(
+        self: &Arc<Self>,
+        timeout: Duration,
+        open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
+    ) -> RedisResult<(Connection, bool)> {
+        let serving = self.beliefs.lock().serving().cloned();
+        if let Some(address) = serving {
+            let until = Instant::now().after(timeout);
+            return Ok((self.open(&address, until, &open)?, false));
+        }
+        let (poll, mut candidates) = match self.poll(timeout) {
+            Ok(poll) => {
+                let candidates = poll.choice.candidates.clone();
+                (Some(poll), candidates)
+            }
+            Err(error) if is_final_at_logon(&error) => return Err(error),
+            Err(error) => match self.beliefs.lock().known() {
+                Some(known) => (None, vec![known.address.clone()]),
+                None => return Err(error),
+            },
+        };
+        if candidates.is_empty() {
+            // Another thread has just connected to the known address.
+            candidates.extend(self.beliefs.lock().serving().cloned());
+        }
+        let end = Instant::now().after(timeout);
+        let mut failure = None;
+        for (n, address) in candidates.iter().enumerate() {
+            let now = Instant::now();
+            let until = now.after(now.until(end) / (candidates.len() - n) as u32);
+            match self.open(address, until, &open) {
+                Ok(connection) => return Ok((connection, self.take(address, poll.as_ref())?)),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(changed_meanwhile))
+    }
+
+    /// Connects to an address, and records whether that worked.
+    fn open(
+        &self,
+        address: &HostPort,
+        until: Instant,
+        open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
+    ) -> RedisResult<Connection> {
+        open(&self.at(address), until).inspect_err(|error| {
+            // A master that refuses a connection with an error of its own still serves.
+            if error.code().is_none() {
+                self.beliefs.lock().failed(address, Instant::now());
+            }
+        })
+    }
+
+    /// Records that the master was found at `address`. Returns whether it has moved. Fails if
+    /// another thread has taken another address since the sentinels were asked: its answers may be
+    /// newer.
+    fn take(&self, address: &HostPort, poll: Option<&Poll>) -> RedisResult<bool> {
+        let mut beliefs = self.beliefs.lock();
+        let is_changed = poll.is_some_and(|poll| poll.changes != beliefs.changes);
+        if is_changed
+            && beliefs
+                .known()
+                .is_none_or(|known| known.address != *address)
+        {
+            return Err(changed_meanwhile());
+        }
+        let epoch = poll.and_then(|poll| poll.epoch_of(address));
+        Ok(beliefs.take(address, epoch, true))
+    }
+
+    fn at(&self, (host, port): &HostPort) -> Address {
+        self.sentinel.data.at(host, *port)
+    }
+
+    /// Asks all sentinels, and weighs what they say.
+    fn poll(self: &Arc<Self>, timeout: Duration) -> RedisResult<Poll> {
+        let (changes, has_master) = {
+            let beliefs = self.beliefs.lock();
+            (beliefs.changes, beliefs.serving().is_some())
+        };
         let ask = |n| {
             let this = Arc::clone(self);
             move || this.ask(n, timeout)
         };
         let asks = (0..self.len()).map(ask);
-        first_answer(&self.dialers, asks, timeout, is_final_at_logon).map_err(|failure| {
-            match failure {
-                NoAnswer::Refused(error) | NoAnswer::Silent(Some((_, error))) => error,
-                NoAnswer::Silent(None) => (ErrorKind::Io, "no sentinel answered in time").into(),
+        let enough = |answers: &Answers<Report>| {
+            // A client without a master would believe the first answer, so it waits for a majority.
+            let is_ready = has_master || answers.is_late || has_majority(answers);
+            match is_ready && !answers.good.is_empty() {
+                true => Enough::Nearly,
+                false => Enough::No,
             }
+        };
+        let answers = gather(&self.dialers, asks, timeout, is_final_at_logon, enough);
+        let answers = answers.map_err(|failure| match failure {
+            NoAnswer::Refused(error) | NoAnswer::Silent(Some((_, error))) => error,
+            NoAnswer::Silent(None) => (ErrorKind::Io, "no sentinel answered in time").into(),
+        })?;
+        let reports = answers.good;
+        let choice = self.beliefs.lock().weigh(&reports, Instant::now());
+        Ok(Poll {
+            reports,
+            choice,
+            changes,
         })
     }
 
     /// Asks one sentinel for the master, over a new connection.
-    fn ask(&self, n: usize, timeout: Duration) -> RedisResult<HostPort> {
+    ///
+    /// The epoch comes from another command than the address: during a failover, SENTINEL MASTER
+    /// still names the old master, but already has the new epoch.
+    fn ask(&self, n: usize, timeout: Duration) -> RedisResult<Report> {
         let until = Instant::now().after(timeout);
-        let mut connection = self.connect(n, until)?;
-        let mut ask = redis::cmd("SENTINEL");
-        ask.arg("GET-MASTER-ADDR-BY-NAME")
-            .arg(&self.sentinel.master);
-        let answer = connection
-            .trip(until, |buffer| ask.write_packed_command(buffer))?
-            .extract_error()?;
-        match read_address(answer) {
-            Some(Some(address)) => Ok(address),
-            None => Err(connection.malformed()),
-            Some(None) => Err((
-                ErrorKind::MasterNameNotFoundBySentinel,
-                "the sentinels know no master with this name",
-                self.sentinel.master.clone(),
-            )
-                .into()),
-        }
+        let mut connection = Connection::open(self.sentinel_at(n)?, None, until, |_| ())?;
+        let master = self.sentinel.master.as_str();
+        connection.write(until, |buffer| {
+            for words in [
+                &["GET-MASTER-ADDR-BY-NAME", master][..],
+                &["MASTER", master],
+                &["MYID"],
+            ] {
+                redis::cmd("SENTINEL")
+                    .arg(words)
+                    .write_packed_command(buffer);
+            }
+        })?;
+        let address = match read_address(connection.answer(until)?.extract_error()?) {
+            Some(Some(address)) => address,
+            None => return Err(connection.malformed()),
+            Some(None) => {
+                return Err((
+                    ErrorKind::MasterNameNotFoundBySentinel,
+                    "the sentinels know no master with this name",
+                    self.sentinel.master.clone(),
+                )
+                    .into());
+            }
+        };
+        // The user may not have the permissions for these two, and the address alone is useful.
+        let mut optional = || connection.answer(until).ok();
+        Ok(Report {
+            address,
+            epoch: optional().and_then(read_epoch),
+            id: optional().and_then(read_id),
+        })
     }
 
-    /// Connects to one sentinel.
-    fn connect(&self, n: usize, until: Instant) -> RedisResult<Connection> {
-        let sentinels = &self.sentinel.sentinels;
-        let address = sentinels
-            .get(n)
-            .ok_or((ErrorKind::Client, "no such sentinel"))?;
-        Connection::open(address, None, until, |_| ())
+    fn sentinel_at(&self, n: usize) -> RedisResult<&Address> {
+        let sentinel = self.sentinel.sentinels.get(n);
+        sentinel.ok_or_else(|| (ErrorKind::Client, "no such sentinel").into())
+    }
+
+    /// Subscribes to the announcements of one sentinel.
+    pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<Subscription, Cause> {
+        Subscription::open(self.sentinel_at(n)?, timeout)
+    }
+
+    /// Asks all sentinels whether the master has moved, and returns true if it has. The connections
+    /// to a master that serves are given up only if the other server has answered as a master, or
+    /// if most sentinels name that one.
+    ///
+    /// Does nothing if another thread has asked since `since`. If another thread is asking now, all
+    /// are asked again at once after that.
+    pub(super) fn look(
+        self: &Arc<Self>,
+        since: Instant,
+        timeout: Duration,
+        open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
+    ) -> bool {
+        let Some(mut looked) = self.looked.try_lock() else {
+            self.beliefs.lock().ask_again();
+            return false;
+        };
+        if *looked > since || self.beliefs.lock().known().is_none() {
+            return false;
+        }
+        *looked = Instant::now();
+        // If no sentinel answers, the known master stays.
+        self.poll(timeout).is_ok_and(|poll| {
+            let has_moved = self.follow(&poll, timeout, open);
+            self.report_dissent(&poll);
+            has_moved
+        })
+    }
+
+    /// Moves to the first of the candidates that answers as a master. Returns whether the master
+    /// has moved.
+    fn follow(
+        &self,
+        poll: &Poll,
+        timeout: Duration,
+        open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
+    ) -> bool {
+        for address in &poll.choice.candidates {
+            let until = Instant::now().after(timeout);
+            if self.open(address, until, &open).is_ok() {
+                return self.take(address, Some(poll)).unwrap_or_else(|_| {
+                    self.beliefs.lock().ask_again();
+                    false
+                });
+            }
+        }
+        let first = poll.choice.candidates.first();
+        let Some(address) = first.filter(|_| poll.choice.is_by_majority) else {
+            return false;
+        };
+        let mut beliefs = self.beliefs.lock();
+        let is_current = poll.changes == beliefs.changes;
+        is_current && beliefs.take(address, poll.epoch_of(address), false)
+    }
+
+    /// Warns of the sentinels that have named another master for a while.
+    fn report_dissent(&self, poll: &Poll) {
+        let (master, dissenters) = {
+            let mut beliefs = self.beliefs.lock();
+            let Some(master) = beliefs.serving().cloned() else {
+                return;
+            };
+            let dissenters = beliefs.dissenters(&poll.reports, &master, Instant::now());
+            (self.at(&master).label, dissenters)
+        };
+        let deployment = self.sentinel.label();
+        for (n, address) in dissenters {
+            let Ok(sentinel) = self.sentinel_at(n) else {
+                continue;
+            };
+            let named = self.at(&address).label;
+            logging::warn!(
+                server = deployment.as_str();
+                "sentinel {} names {named} as the master, which is out of date or wrong: the client \
+                 uses {master}", sentinel.label
+            );
+        }
     }
 
     /// How many times the master was found to have moved.
     pub(crate) fn moves(&self) -> u64 {
-        self.known.lock().moves
+        self.beliefs.lock().moves
     }
 
     /// Records that the master may have moved.
     pub(super) fn suspect(&self) {
-        self.known.lock().suspected = true;
+        self.beliefs.lock().suspect();
     }
 
-    /// Handles an announcement on `+switch-master`. Returns true if our master has moved and that
-    /// is news, or if its new address is malformed.
-    fn switched(&self, announcement: &[u8]) -> bool {
-        let text = String::from_utf8_lossy(announcement);
-        let mut words = text.split(' ');
-        if words.next() != Some(self.sentinel.master.as_str()) {
-            return false;
-        }
-        // The name is followed by the old host and port, then the new ones.
-        let (host, port) = (words.nth(2), words.next());
-        let address = host
-            .zip(port)
-            .and_then(|(host, port)| read_host_and_port(host, port));
-        let mut known = self.known.lock();
-        known.announced += 1;
-        match address {
-            Some(address) => known.learn(address),
-            None => {
-                known.suspected = true;
-                true
-            }
-        }
-    }
-
-    /// Subscribes to one sentinel. The second value is true if the master moved while
-    /// there was no subscription.
-    pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<(Connection, bool), Cause> {
-        let until = Instant::now().after(timeout);
-        let mut connection = self.connect(n, until)?;
-        let mut subscribe = redis::cmd("SUBSCRIBE");
-        subscribe.arg(MOVES);
-        connection.write(until, |buffer| subscribe.write_packed_command(buffer))?;
-        // In RESP3 the confirmation is a push.
-        if !is_subscribed(&connection.receive(until)?.extract_error()?) {
-            return Err(connection.malformed().into());
-        }
-        let known = self.known.lock().address.clone();
-        let has_moved =
-            known.is_some_and(|known| self.ask(n, timeout).is_ok_and(|address| address != known));
-        if has_moved {
-            // This sentinel may be the one that is out of date.
-            self.suspect();
-        }
-        Ok((connection, has_moved))
-    }
-
-    /// Waits at most `timeout` for an announcement. Returns true if the master has moved.
-    pub(crate) fn wait_for_move(
-        &self,
-        connection: &mut Connection,
-        timeout: Duration,
-    ) -> Result<bool, Cause> {
-        match connection.message(Instant::now().after(timeout)) {
-            Ok((_, announcement)) => Ok(self.switched(&announcement)),
-            Err(error) if error.is_timeout() => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+    /// Returns whether all sentinels must be asked now. The caller must then call
+    /// [`look`](Self::look).
+    pub(crate) fn is_ask_due(&self) -> bool {
+        self.beliefs.lock().is_ask_due(Instant::now())
     }
 }
 
-/// Reads the reply to GET-MASTER-ADDR-BY-NAME: `Some(None)` if the name is unknown, `None` if the
-/// reply is malformed.
-pub(crate) fn read_address(answer: Value) -> Option<Option<HostPort>> {
-    let items = match answer {
-        Value::Nil => return Some(None),
-        Value::Array(items) => items,
-        _ => return None,
-    };
-    let [Value::BulkString(host), Value::BulkString(port)] = <[Value; 2]>::try_from(items).ok()?
-    else {
-        return None;
-    };
-    let host = String::from_utf8(host).ok()?;
-    let address = read_host_and_port(&host, std::str::from_utf8(&port).ok()?)?;
-    Some(Some(address))
+impl Poll {
+    fn epoch_of(&self, address: &HostPort) -> Option<u64> {
+        let reports = self.reports.iter();
+        let named = reports.filter(|(_, report)| report.address == *address);
+        named.filter_map(|(_, report)| report.epoch).max()
+    }
 }
 
-fn read_host_and_port(host: &str, port: &str) -> Option<HostPort> {
-    let port = port.parse().ok().filter(|port| *port > 0)?;
-    (!host.is_empty()).then(|| (host.to_owned(), port))
+/// Returns whether most of the sentinels that were asked name the same address.
+fn has_majority(answers: &Answers<Report>) -> bool {
+    let addresses = || answers.good.iter().map(|(_, report)| &report.address);
+    let votes = |address| addresses().filter(|other| *other == address).count();
+    addresses().any(|address| votes(address) * 2 > answers.asked)
 }
 
-/// Returns true if `answer` confirms the subscription to [`MOVES`].
-pub(crate) fn is_subscribed(answer: &Value) -> bool {
-    let items = match answer {
-        Value::Array(items) => match items.as_slice() {
-            [Value::BulkString(kind), rest @ ..] if kind == b"subscribe" => rest,
-            _ => return false,
-        },
-        Value::Push {
-            kind: PushKind::Subscribe,
-            data,
-        } => data,
-        _ => return false,
-    };
-    matches!(items, [Value::BulkString(channel), Value::Int(1)] if channel == MOVES)
+fn changed_meanwhile() -> RedisError {
+    (
+        ErrorKind::Io,
+        "the sentinels have named another master meanwhile",
+    )
+        .into()
 }
 
 #[cfg(test)]
@@ -258,69 +349,26 @@ mod tests {
     use crate::thread_group::DIALER;
     use crate::url::Target;
 
-    fn sentinels() -> Sentinels {
-        match Target::parse("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m") {
-            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel, &ThreadGroup::new(DIALER)),
-            _ => panic!("the URL was rejected"),
-        }
-    }
-
-    #[test]
-    fn a_move_announced_twice_counts_once() {
-        let sentinels = sentinels();
-        assert!(
-            !sentinels.switched(b"m h 1 h 2"),
-            "the first address is not a move"
-        );
-        assert!(sentinels.switched(b"m h 2 h 3"));
-        assert!(!sentinels.switched(b"m h 2 h 3"));
-        assert!(!sentinels.switched(b"another h 3 h 4"));
-        assert_eq!(sentinels.moves(), 1);
-        assert!(sentinels.switched(b"m nonsense"));
-        assert!(sentinels.known.lock().suspected);
-    }
-
-    #[test]
-    fn a_reply_older_than_an_announcement_counts_only_if_no_address_is_known() {
-        let sentinels = sentinels();
-        assert!(sentinels.switched(b"m nonsense"));
-        let address: HostPort = ("h".into(), 1);
-        let mut known = sentinels.known.lock();
-        let settled = known.settle(Ok(address.clone()), 0).unwrap();
-        assert_eq!(settled, (address.clone(), false));
-        known.announced += 1;
-        let newer = known.settle(Ok(("h".into(), 2)), 1).unwrap();
-        assert_eq!(newer, (address, false));
-    }
-
-    #[test]
-    fn malformed_replies_give_no_address() {
-        let read = |text: &str| read_address(redis::parse_redis_value(text.as_bytes()).unwrap());
-        let known = read("*2\r\n$2\r\nh1\r\n$4\r\n6379\r\n");
-        assert_eq!(known, Some(Some(("h1".into(), 6379))));
-        assert_eq!(read("*-1\r\n"), Some(None));
-        for text in [
-            ":1\r\n",
-            "+OK\r\n",
-            "*0\r\n",
-            "*2\r\n$0\r\n\r\n$4\r\n6379\r\n",
-            "*2\r\n$2\r\nh1\r\n$1\r\n0\r\n",
-            "*2\r\n$2\r\nh1\r\n$5\r\n70000\r\n",
-            "*2\r\n$2\r\nh1\r\n:6379\r\n",
-            "*3\r\n$2\r\nh1\r\n$4\r\n6379\r\n$4\r\n6379\r\n",
-        ] {
-            assert_eq!(read(text), None, "{text}");
-        }
-    }
-
     #[test]
     fn a_suspected_address_is_used_if_no_sentinel_answers() {
-        let sentinels = Arc::new(sentinels());
-        assert!(sentinels.master(Duration::from_millis(1)).is_err());
-        sentinels.switched(b"m h 1 10.0.0.7 2");
+        let sentinels = match Target::parse("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m") {
+            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel, &ThreadGroup::new(DIALER)),
+            _ => panic!("the URL was rejected"),
+        };
+        let sentinels = Arc::new(sentinels);
+        let tried = Mutex::new(Vec::new());
+        let connect = || {
+            let outcome = sentinels.connect(Duration::from_secs(1), |address, _| {
+                tried.lock().push(address.label.clone());
+                Err((ErrorKind::Io, "refused").into())
+            });
+            assert!(outcome.is_err());
+        };
+        connect();
+        let known = ("10.0.0.7".to_owned(), 2);
+        sentinels.beliefs.lock().take(&known, None, true);
         sentinels.suspect();
-        let (master, has_moved) = sentinels.master(Duration::from_millis(1)).unwrap();
-        assert_eq!(master.label, "10.0.0.7:2");
-        assert!(!has_moved);
+        connect();
+        assert_eq!(*tried.lock(), ["10.0.0.7:2"]);
     }
 }

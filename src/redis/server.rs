@@ -136,10 +136,14 @@ impl Server {
         Ok(self.acquire_connection(until, Cap::Exempt)?.keep())
     }
 
-    /// Moves on to the master that the sentinels now name.
-    pub(super) fn moved(&self) {
-        self.health.reset();
-        self.pool.move_on();
+    /// Asks the sentinels, and moves on to another master if they name one. Returns true if so.
+    pub(super) fn look_for_master(&self, since: Instant) -> bool {
+        let has_moved = self.pool.connector.look_for_master(since);
+        if has_moved {
+            self.health.reset();
+            self.pool.move_on();
+        }
+        has_moved
     }
 
     /// Returns whether `connection` leads to the server that currently grants the locks, as far as

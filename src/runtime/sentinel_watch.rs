@@ -1,11 +1,10 @@
 //! The threads that listen to the sentinels for announcements that the master has moved.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::clock::{Instant, nap, sleep};
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::logging;
 use crate::redis::Deployment;
 use crate::runtime::worker::Worker;
@@ -64,37 +63,50 @@ impl SentinelWatch {
         let Some(sentinels) = deployment.sentinels() else {
             return;
         };
-        let failures = Cell::new(0);
+        let mut failures = 0;
         // The number of moves of the master that `follow` was called for.
         let mut moves = sentinels.moves();
-        let mut listen = || -> Result<(), Cause> {
-            if self.is_stopping() {
-                return Ok(());
+        let look = |since: Instant| {
+            if deployment.look_for_master(since) {
+                logging::warn!(
+                    server = deployment.label();
+                    "the master has moved: every connection to the old one is closed"
+                );
             }
-            let (mut connection, mut has_moved) = sentinels.listen(n, connect_timeout)?;
-            failures.set(0);
-            while !self.is_stopping() {
-                if has_moved {
-                    deployment.moved();
-                    logging::warn!(
-                        server = deployment.label();
-                        "the master has moved: every connection to the old one is closed"
-                    );
-                }
-                // A thread that connects may have noticed the move first.
-                let seen = std::mem::replace(&mut moves, sentinels.moves());
-                if seen != moves {
-                    follow();
-                }
-                has_moved = sentinels.wait_for_move(&mut connection, POLL_EVERY)?;
-            }
-            Ok(())
         };
-        while let Err(cause) = listen() {
+        let mut catch_up = || {
+            if sentinels.is_ask_due() {
+                look(Instant::now());
+            }
+            // A thread that connects may have noticed the move first.
+            let seen = std::mem::replace(&mut moves, sentinels.moves());
+            if seen != moves {
+                follow();
+            }
+        };
+        while !self.is_stopping() {
+            let ended = sentinels
+                .listen(n, connect_timeout)
+                .and_then(|mut subscription| {
+                    failures = 0;
+                    // There may have been a failover while there was no subscription.
+                    look(Instant::now());
+                    while !self.is_stopping() {
+                        catch_up();
+                        if subscription.wait(sentinels.master(), POLL_EVERY)? {
+                            look(Instant::now());
+                        }
+                    }
+                    Ok(())
+                });
+            let Err(cause) = ended else {
+                return;
+            };
             logging::debug!(server = deployment.label(); "cannot listen to sentinel {n}: {cause}");
-            let end = Instant::now().after(RECONNECT.pause(failures.get()));
-            failures.set(failures.get() + 1);
+            let end = Instant::now().after(RECONNECT.pause(failures));
+            failures += 1;
             while Instant::now() < end && !self.is_stopping() {
+                catch_up();
                 sleep(nap(Instant::now(), end).min(POLL_EVERY));
             }
         }

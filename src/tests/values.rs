@@ -9,7 +9,7 @@ use crate::protocol::slot::SLOTS;
 use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connector::is_master;
 use crate::redis::conn::handshake::Step;
-use crate::redis::sentinel::{is_subscribed, read_address};
+use crate::redis::sentinel::replies::{is_subscribed, read_address};
 use crate::runtime::subscriber::pubsub::{Received, read as read_received};
 
 use super::answers::check_grant;

@@ -765,7 +765,13 @@ fn documented_users_can_do_everything_with_sentinel() {
 
     set_user(master, &without("leasehold", "+role"));
     assert_everything_works(|| Client::builder().url(&url), "a", &[master]);
-    for right in ["+subscribe", "&+switch-master"] {
+    for right in [
+        "+subscribe",
+        "&+switch-master",
+        "+sentinel|master",
+        "+sentinel|myid",
+        "+ping",
+    ] {
         set_watcher(&without("watcher", right));
         assert_everything_works(|| Client::builder().url(&url), "a", &[master]);
     }

@@ -7,9 +7,10 @@ use std::time::Instant;
 use crossbeam_channel::unbounded;
 use leasehold::{Error, Lost, Unlocked};
 use support::{
-    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, MasterFailure, PROCESSES,
-    RESUME_WITHIN, SLACK, Sentinels, Setup, assert_message_wakes, builder, client, eventually,
-    expect_unreachable, free_port, ms, parameter, start_shared, thread_count, time_until_acquired,
+    BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, FakeSentinel, MasterFailure,
+    OwnSentinel, PROCESSES, Proxy, RESUME_WITHIN, SLACK, Sentinels, Server, Setup, Traffic,
+    assert_message_wakes, builder, client, eventually, expect_unreachable, free_port, ms,
+    parameter, sentinel_url, start_shared, thread_count, time_until_acquired,
 };
 
 support::roles![threads_in_child];
@@ -23,6 +24,8 @@ support::tests![
 ];
 
 support::roughly_timed![
+    a_failover_is_noticed_although_no_subscription_carries_anything,
+    a_sentinel_with_an_old_configuration_lets_no_second_holder_in,
     contenders_go_on_when_the_master_is_killed,
     contenders_go_on_when_the_master_is_stopped,
     contenders_go_on_after_a_manual_failover,
@@ -36,6 +39,10 @@ support::roughly_timed![
     one_stopped_sentinel_delays_no_call_past_its_deadline,
     sentinels_that_refuse_connections_are_reported_in_time,
     silent_sentinels_are_reported_in_time,
+    new_clients_lock_although_the_first_answer_is_wrong,
+    a_wrong_sentinel_closes_no_connection_to_the_master,
+    the_highest_epoch_wins_even_if_one_sentinel_names_it,
+    without_epochs_the_majority_names_the_master,
     an_unknown_master_name_is_reported_at_once
 ];
 
@@ -440,4 +447,189 @@ fn threads_in_child() {
     assert!(client.shutdown(ms(5_000)).unwrap().is_clean());
     // The kernel lists a thread for a moment after it has ended.
     eventually(ms(10_000), || listening() == 0);
+}
+
+/// Two sentinels name the good master. A third one, which only some processes can reach, comes back
+/// with the configuration from before a failover, and names an old master that is still writable.
+fn a_sentinel_with_an_old_configuration_lets_no_second_holder_in() {
+    let (good, old) = (Server::start(), Server::start());
+    let [one, two, third] = [(); 3].map(|()| free_port());
+    let _current = [one, two].map(|port| OwnSentinel::start(port, good.port(), 5));
+    let (all, reachable) = (sentinel_url([third, one, two]), sentinel_url([one, two]));
+
+    let holder = client(&all);
+    let held = holder.mutex("held").ttl(ms(3_000)).lock().unwrap();
+    let mut contention = Contention::start(&all, "a", 3, 0);
+    contention.join("contender", &reachable, "a", 2, 0);
+    let outdated = OwnSentinel::start(third, old.port(), 1);
+    eventually(ms(20_000), || outdated.subscriptions() == 4);
+    // A process that starts now hears of both masters.
+    contention.join("contender", &all, "a", 1, 0);
+    eventually(ms(20_000), || outdated.subscriptions() == 5);
+    contention.wait_for_progress(100);
+
+    let outcome = contention.finish();
+    assert_eq!((outcome.overlaps, outcome.rejected), (0, 0), "{outcome:?}");
+    outcome.assert_promises(SLACK);
+    assert_eq!(old.script_calls(), 0, "no lock is taken at the old master");
+    assert!(held.is_held());
+    held.renew().unwrap();
+    assert_eq!(held.unlock().unwrap(), Unlocked::Released);
+    drop(outdated);
+}
+
+/// Returns a closed port, and a replica of the server, with the replica itself.
+fn wrong_addresses(master: &Server) -> ([u16; 2], Server) {
+    let replica = master.replica();
+    ([free_port(), replica.port()], replica)
+}
+
+fn new_clients_lock_although_the_first_answer_is_wrong() {
+    let master = Server::start();
+    let (wrong, _replica) = wrong_addresses(&master);
+    // The good sentinels answer later than the others.
+    let good = [(); 2].map(|()| FakeSentinel::naming(master.port(), Some(5)));
+    for (address, epoch, late) in [
+        (wrong[0], Some(5), ms(0)),
+        (wrong[0], None, ms(50)),
+        (wrong[0], Some(9), ms(50)),
+        (wrong[1], Some(5), ms(50)),
+        (wrong[1], Some(9), ms(0)),
+    ] {
+        let liar = FakeSentinel::naming(address, epoch);
+        for sentinel in &good {
+            sentinel.set(|says| says.after = Some(late));
+        }
+        let url = sentinel_url([liar.port(), good[0].port(), good[1].port()]);
+        for _ in 0..3 {
+            let client = client(&url);
+            let limit = ms(1_000);
+            let timed = Control::run(ms(0), || client.mutex("a").try_lock_for(limit));
+            let guard = timed.no_later_than(limit).unwrap();
+            let guard = guard.expect("the lock is free");
+            assert!(
+                master.get("lock:a").is_some(),
+                "{address} {epoch:?} {late:?}"
+            );
+            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        }
+    }
+}
+
+/// Waits until the clients have asked the sentinel again, `times` times.
+fn wait_until_asked(sentinel: &FakeSentinel, times: usize) {
+    let before = sentinel.times_asked();
+    eventually(ms(20_000), || sentinel.times_asked() >= before + times);
+}
+
+fn a_wrong_sentinel_closes_no_connection_to_the_master() {
+    let master = Server::start();
+    let (wrong, _replica) = wrong_addresses(&master);
+    let proxy = Proxy::new(&master);
+    let sentinels = [(); 3].map(|()| FakeSentinel::naming(proxy.port(), Some(5)));
+    let url = sentinel_url(sentinels.each_ref().map(FakeSentinel::port));
+    let client = client(&url);
+    let held = client.mutex("held").ttl(ms(60_000)).lock().unwrap();
+    eventually(ms(10_000), || {
+        sentinels
+            .iter()
+            .all(|sentinel| sentinel.subscriptions().len() == 1)
+    });
+    drop(client.mutex("a").lock().unwrap());
+    let connections = proxy.connections();
+    for (address, epoch) in [(wrong[0], Some(5)), (wrong[1], Some(9)), (wrong[0], None)] {
+        sentinels[0].set(|says| (says.master, says.epoch) = (address, epoch));
+        sentinels[0].announce();
+        wait_until_asked(&sentinels[0], 1);
+        sentinels[0].announce();
+        wait_until_asked(&sentinels[0], 1);
+        for _ in 0..20 {
+            let guard = client.mutex("a").try_lock().unwrap();
+            assert_eq!(guard.unwrap().unlock().unwrap(), Unlocked::Released);
+        }
+        assert!(held.is_held());
+    }
+    assert_eq!(
+        proxy.connections(),
+        connections,
+        "no connection was replaced"
+    );
+    assert_eq!(proxy.open_connections(), connections);
+    assert_eq!(held.unlock().unwrap(), Unlocked::Released);
+}
+
+/// Waits until the client acquires at this server.
+#[track_caller]
+fn wait_until_locked_at(server: &Server, client: &leasehold::Client, within: std::time::Duration) {
+    eventually(within, || match client.mutex("a").try_lock() {
+        Ok(Some(_guard)) => server.get("lock:a").is_some(),
+        _ => false,
+    });
+}
+
+fn the_highest_epoch_wins_even_if_one_sentinel_names_it() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinels = [(); 3].map(|()| FakeSentinel::naming(old.port(), Some(5)));
+    let url = sentinel_url(sentinels.each_ref().map(FakeSentinel::port));
+    let (early, late) = (client(&url), client(&url));
+    wait_until_locked_at(&old, &early, ms(5_000));
+    eventually(ms(10_000), || !sentinels[0].subscriptions().is_empty());
+    sentinels[0].set(|says| (says.master, says.epoch) = (new.port(), Some(6)));
+    sentinels[0].announce();
+    wait_until_locked_at(&new, &early, ms(5_000));
+    wait_until_locked_at(&new, &late, ms(5_000));
+}
+
+fn without_epochs_the_majority_names_the_master() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinels = [(); 3].map(|()| FakeSentinel::naming(old.port(), None));
+    let url = sentinel_url(sentinels.each_ref().map(FakeSentinel::port));
+    let client = client(&url);
+    wait_until_locked_at(&old, &client, ms(5_000));
+    eventually(ms(10_000), || !sentinels[0].subscriptions().is_empty());
+    sentinels[0].set(|says| says.master = new.port());
+    sentinels[0].announce();
+    wait_until_asked(&sentinels[0], 1);
+    assert!(client.mutex("b").try_lock().unwrap().is_some());
+    assert_eq!(new.script_calls(), 0, "one sentinel of three moves nobody");
+    sentinels[1].set(|says| says.master = new.port());
+    sentinels[0].announce();
+    wait_until_locked_at(&new, &client, ms(5_000));
+}
+
+/// The connections of all subscriptions stay open and carry nothing more, as behind a proxy that
+/// hangs. Then there is a failover, and the old master stays reachable and writable.
+fn a_failover_is_noticed_although_no_subscription_carries_anything() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinels = [(); 3].map(|()| FakeSentinel::naming(old.port(), Some(5)));
+    // Its subscription lives: a refusal is a sign of life, too.
+    let lively = FakeSentinel::naming(old.port(), Some(5));
+    lively.set(|says| says.refuses_ping = true);
+    let proxies = sentinels
+        .each_ref()
+        .map(|sentinel| Proxy::to(sentinel.port()));
+    let ports = proxies.iter().map(Proxy::port).chain([lively.port()]);
+    let client = client(&sentinel_url(ports));
+    wait_until_locked_at(&old, &client, ms(5_000));
+    let all = || sentinels.iter().chain([&lively]);
+    eventually(ms(10_000), || {
+        all().all(|sentinel| sentinel.subscriptions().len() == 1)
+    });
+    let [silent, refusing] = [&sentinels[0], &lively].map(|sentinel| sentinel.subscriptions()[0]);
+
+    proxies
+        .iter()
+        .for_each(|proxy| proxy.set_open(Traffic::DropBoth));
+    for sentinel in all() {
+        sentinel.set(|says| (says.master, says.epoch) = (new.port(), Some(6)));
+    }
+    let timed = Control::run(ms(10_000), || {
+        wait_until_locked_at(&new, &client, ms(30_000));
+    });
+    timed.no_later_than(ms(2_000));
+    eventually(ms(10_000), || {
+        let subscriptions = sentinels[0].subscriptions();
+        subscriptions.iter().any(|n| *n != silent)
+    });
+    assert_eq!(lively.subscriptions(), [refusing]);
 }

@@ -11,8 +11,8 @@ use leasehold::{
 };
 use log::Level;
 use support::{
-    LogRecord, Server, at_next_record_about, eventually, free_port, let_pass, log_records,
-    log_records_about, ms,
+    FakeSentinel, LogRecord, Server, at_next_record_about, eventually, free_port, let_pass,
+    log_records, log_records_about, ms, sentinel_url,
 };
 
 support::tests![
@@ -26,6 +26,7 @@ support::tests![
     unanswered_renewals_and_releases_are_logged,
     a_failed_release_says_that_the_key_stays_for_the_ttl,
     a_forced_release_is_logged_with_its_holder_in_short_form,
+    a_sentinel_that_disagrees_is_named_in_one_warning,
     an_outage_of_the_subscriber_is_logged_once,
     server_that_refuses_writes_is_no_outage_of_the_subscriber,
     try_lock_that_may_not_use_queues_is_logged_as_a_warning,
@@ -376,6 +377,34 @@ fn lines_about_server(port: u16, text: &str) -> Vec<LogRecord> {
     let mut lines = log_records();
     lines.retain(|line| line.value("server") == Some(&label) && line.message.contains(text));
     lines
+}
+
+fn a_sentinel_that_disagrees_is_named_in_one_warning() {
+    let server = Server::start();
+    let good = [(); 2].map(|()| FakeSentinel::naming(server.port(), Some(5)));
+    let wrong = FakeSentinel::naming(free_port(), Some(5));
+    let ports = [wrong.port(), good[0].port(), good[1].port()];
+    let client = builder(&sentinel_url(ports)).build().unwrap();
+    let _held = client.mutex("a").lock().unwrap();
+    let name = format!("sentinel 127.0.0.1:{}", wrong.port());
+    let warnings = || {
+        let mut warnings = log_records_about(&name);
+        warnings.retain(|record| record.level == Level::Warn);
+        warnings
+    };
+    eventually(ms(20_000), || !warnings().is_empty());
+    let asked = wrong.times_asked();
+    eventually(ms(20_000), || wrong.times_asked() > asked + 1);
+    let warnings = warnings();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    let master = format!("the client uses 127.0.0.1:{}", server.port());
+    assert!(warnings[0].mentions(&master), "{warnings:?}");
+    let label = format!("127.0.0.1:{}", good[0].port());
+    let moved = log_records_about(&label);
+    assert!(
+        moved.iter().all(|record| !record.mentions("has moved")),
+        "{moved:#?}"
+    );
 }
 
 fn an_outage_of_the_subscriber_is_logged_once() {

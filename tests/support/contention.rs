@@ -78,23 +78,31 @@ impl Contention {
 
     /// Starts the processes in a role that calls [`contend_and_then`].
     pub fn start_as(role: &str, url: &str, name: &str, processes: usize, replicas: usize) -> Self {
-        let witness = Server::start();
+        let mut this = Self {
+            witness: Server::start(),
+            children: Vec::new(),
+        };
+        this.join(role, url, name, processes, replicas);
+        this
+    }
+
+    /// Starts further processes, and waits until each has held the lock.
+    pub fn join(&mut self, role: &str, url: &str, name: &str, processes: usize, replicas: usize) {
         let parameters = [
             ("URL", url.to_owned()),
             ("NAME", name.to_owned()),
-            ("WITNESS", witness.url()),
+            ("WITNESS", self.witness.url()),
             ("REPLICAS", replicas.to_string()),
         ];
         let parameters = parameters
             .each_ref()
             .map(|(key, value)| (*key, value.as_str()));
-        let children: Vec<_> = (0..processes)
-            .map(|_| Child::spawn(role, &parameters))
-            .collect();
-        for child in &children {
+        let joining = (0..processes).map(|_| Child::spawn(role, &parameters));
+        let joining: Vec<_> = joining.collect();
+        for child in &joining {
             child.wait_for_line("ready");
         }
-        Self { witness, children }
+        self.children.extend(joining);
     }
 
     pub fn entered(&self) -> u64 {

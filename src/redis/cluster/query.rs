@@ -12,7 +12,7 @@ use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connection::Connection;
 use crate::redis::fault::Fault;
-use crate::redis::first_answer::{NoAnswer, first_answer};
+use crate::redis::gather::{Answers, Enough, NoAnswer, gather};
 use crate::url::HostPort;
 use crate::violation::NoFirstReply;
 
@@ -50,8 +50,13 @@ impl SlotMap {
         let asks = guards
             .into_iter()
             .map(|guard| move || guard.map.ask(&guard.address, timeout));
-        first_answer(&self.config.dialers, asks, timeout, is_final).map_err(|failure| match failure
-        {
+        let enough = |answers: &Answers<SlotLayout>| match answers.good.is_empty() {
+            true => Enough::No,
+            false => Enough::Yes,
+        };
+        let layouts = gather(&self.config.dialers, asks, timeout, is_final, enough);
+        let first = layouts.map(|mut layouts| layouts.good.swap_remove(0).1);
+        first.map_err(|failure| match failure {
             NoAnswer::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
             NoAnswer::Silent(Some((n, error))) => {
                 // The index of the request: `asks` and `addresses` have the same order.

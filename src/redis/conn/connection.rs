@@ -213,15 +213,29 @@ impl Connection {
     /// [`receive`](Self::receive), it may be called again after a timeout.
     pub(crate) fn message(&mut self, until: Instant) -> RedisResult<(Vec<u8>, Vec<u8>)> {
         loop {
+            if let Some(message) = self.message_or(until, |_| false)? {
+                let payload = message.get_payload_bytes().to_vec();
+                return Ok((message.get_channel()?, payload));
+            }
+        }
+    }
+
+    /// Like [`message`](Self::message), but returns `None` for a value that `is_reply` accepts as
+    /// the reply to a command.
+    pub(crate) fn message_or(
+        &mut self,
+        until: Instant,
+        mut is_reply: impl FnMut(&Value) -> bool,
+    ) -> RedisResult<Option<Msg>> {
+        loop {
             match self.receive(until) {
                 Ok(value) => {
                     // In RESP3 a server may push values that were not requested.
                     let is_push = matches!(value, Value::Push { .. });
+                    let is_reply = !is_push && is_reply(&value);
                     match Msg::from_owned_value(value) {
-                        Some(message) => {
-                            let payload = message.get_payload_bytes().to_vec();
-                            return Ok((message.get_channel()?, payload));
-                        }
+                        Some(message) => return Ok(Some(message)),
+                        None if is_reply => return Ok(None),
                         None if is_push => {}
                         None => return Err(self.malformed()),
                     }

@@ -113,21 +113,27 @@ impl Connector {
                 connection.inspect_err(|_| self.failed())
             }
             ConnectorKind::Sentinels(sentinels) => {
-                let (master, has_moved) = sentinels.master(self.connect_timeout)?;
+                let open = |master: &Address, until| self.open_master(master, until);
+                let (connection, has_moved) = sentinels.connect(self.connect_timeout, open)?;
                 if has_moved {
                     moved();
                 }
-                let until = self.deadline();
-                let connection = self
-                    .log_on(&master, until)
-                    .and_then(|connection| check_role(connection, until));
-                if connection.is_err() {
-                    // The sentinels may know another master by now.
-                    sentinels.suspect();
-                }
-                connection
+                Ok(connection)
             }
         }
+    }
+
+    /// Asks the sentinels whether the master has moved, unless another thread has asked since
+    /// `since`. Returns true if it has.
+    pub(in crate::redis) fn look_for_master(&self, since: Instant) -> bool {
+        let open = |master: &Address, until| self.open_master(master, until);
+        let sentinels = self.sentinels();
+        sentinels.is_some_and(|sentinels| sentinels.look(since, self.connect_timeout, open))
+    }
+
+    /// Connects to an address that sentinels name. Fails unless it is a master.
+    fn open_master(&self, address: &Address, until: Instant) -> RedisResult<Connection> {
+        check_role(self.log_on(address, until)?, until)
     }
 
     fn deadline(&self) -> Instant {

@@ -18,7 +18,7 @@ enum Behavior {
 /// Longer than any answer takes. A server that hangs answers after it, or when `ask_all` ends.
 const LONG: Duration = Duration::from_secs(20);
 
-fn ask_all(all: &'static [Behavior], timeout: Duration) -> Result<usize, NoAnswer> {
+fn ask_all(all: &'static [Behavior], timeout: Duration) -> Result<Vec<usize>, NoAnswer> {
     let (over, is_over) = bounded::<()>(0);
     let ask = |(n, server): (usize, &'static Behavior)| {
         let is_over = is_over.clone();
@@ -33,17 +33,28 @@ fn ask_all(all: &'static [Behavior], timeout: Duration) -> Result<usize, NoAnswe
         }
     };
     let asks = all.iter().enumerate().map(ask);
-    let outcome = first_answer(&ThreadGroup::new(DIALER), asks, timeout, is_final_at_logon);
+    let enough = |answers: &Answers<usize>| match answers.good.is_empty() {
+        true => Enough::No,
+        false => Enough::Nearly,
+    };
+    let dialers = ThreadGroup::new(DIALER);
+    let outcome = gather(&dialers, asks, timeout, is_final_at_logon, enough);
     drop(over);
-    outcome
+    let answers = outcome?.good.into_iter();
+    Ok(answers.map(|(_, answer)| answer).collect())
 }
 
 #[test]
-fn the_first_good_answer_wins() {
+fn all_answers_count_that_come_in_time() {
     use Behavior::{Fails, Hangs, Knows, Refuses};
-    assert!(matches!(ask_all(&[Knows], LONG), Ok(0)));
-    assert!(matches!(ask_all(&[Fails, Hangs, Knows], LONG), Ok(2)));
-    assert!(matches!(ask_all(&[Refuses, Refuses, Knows], LONG), Ok(2)));
+    for (all, expected) in [
+        (&[Knows][..], &[0][..]),
+        (&[Knows, Fails, Knows], &[0, 2]),
+        (&[Refuses, Refuses, Knows], &[2]),
+        (&[Fails, Hangs, Knows], &[2]),
+    ] {
+        assert_eq!(ask_all(all, LONG).unwrap(), expected);
+    }
 }
 
 #[test]

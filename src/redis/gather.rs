@@ -1,0 +1,121 @@
+//! Asks several members the same question at once, and waits a limited time for the slow ones.
+
+use std::time::Duration;
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use redis::{RedisError, RedisResult};
+
+use crate::clock::Instant;
+use crate::thread_group::ThreadGroup;
+
+/// How long the slower members are waited for once the answers would do.
+pub(super) const GRACE: Duration = Duration::from_millis(300);
+
+/// Why there was no good answer.
+#[derive(Debug)]
+pub(super) enum NoAnswer {
+    /// Most refused; this is one of the errors. A single member may be misconfigured or not set up
+    /// yet, so a minority of refusals does not count.
+    Refused(RedisError),
+    /// Too few refused. The last other error and the index of its member; `None` if there was none
+    /// in time.
+    Silent(Option<(usize, RedisError)>),
+}
+
+/// Whether the answers so far are enough.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Enough {
+    No,
+    /// They would do. The slower members are waited for during [`GRACE`].
+    Nearly,
+    /// No further answer is waited for.
+    Yes,
+}
+
+/// The answers so far.
+pub(super) struct Answers<T> {
+    /// The good answers, each with the index of its member.
+    pub(super) good: Vec<(usize, T)>,
+    /// How many members have answered or failed.
+    pub(super) done: usize,
+    /// How many were asked.
+    pub(super) asked: usize,
+    /// At least half of the time is over.
+    pub(super) is_late: bool,
+}
+
+/// Runs all `asks` at once, each on its own thread, so that a dead member costs no time. Returns
+/// the good answers, in the order of the members, once all members have answered, when `enough`
+/// says so, or when `timeout` ends. An error for which `is_final` returns true is a refusal.
+pub(super) fn gather<T, A>(
+    dialers: &ThreadGroup,
+    asks: impl IntoIterator<Item = A>,
+    timeout: Duration,
+    is_final: impl Fn(&RedisError) -> bool,
+    enough: impl Fn(&Answers<T>) -> Enough,
+) -> Result<Answers<T>, NoAnswer>
+where
+    T: Send + 'static,
+    A: FnOnce() -> RedisResult<T> + Send + 'static,
+{
+    let asks: Vec<A> = asks.into_iter().collect();
+    let (answer, answers) = bounded(asks.len());
+    let (mut refusals, mut silence) = (Vec::new(), None);
+    let mut state = Answers {
+        good: Vec::new(),
+        done: 0,
+        asked: 0,
+        is_late: false,
+    };
+    for (n, ask) in asks.into_iter().enumerate() {
+        let answer = answer.clone();
+        let ask = move || {
+            // Nobody receives an answer that comes too late.
+            let _ = answer.send((n, ask()));
+        };
+        match dialers.spawn(ask) {
+            Ok(()) => state.asked += 1,
+            Err(error) => silence = Some((n, error.into())),
+        }
+    }
+    drop(answer);
+    let start = Instant::now();
+    let (half, mut end) = (start.after(timeout / 2), start.after(timeout));
+    let mut was_enough = false;
+    loop {
+        let now = Instant::now();
+        state.is_late = now >= half;
+        match enough(&state) {
+            Enough::Yes => break,
+            Enough::Nearly if !was_enough => {
+                was_enough = true;
+                end = end.min(now.after(GRACE));
+            }
+            Enough::Nearly | Enough::No => {}
+        }
+        let next = if state.is_late { end } else { half.min(end) };
+        match answers.recv_timeout(now.until(next)) {
+            Ok((n, answer)) => {
+                state.done += 1;
+                match answer {
+                    Ok(good) => state.good.push((n, good)),
+                    Err(error) if is_final(&error) => refusals.push(error),
+                    Err(error) => silence = Some((n, error)),
+                }
+            }
+            Err(RecvTimeoutError::Timeout) if Instant::now() < end => {}
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    if !state.good.is_empty() {
+        state.good.sort_by_key(|(n, _)| *n);
+        return Ok(state);
+    }
+    match refusals.pop() {
+        Some(refusal) if (refusals.len() + 1) * 2 > state.asked => Err(NoAnswer::Refused(refusal)),
+        _ => Err(NoAnswer::Silent(silence)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! What a client believes about the master, by what the sentinels have said so far. No I/O.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::redis::members::{Choice, Claim, Known, choose, majority_epoch};
+use crate::url::HostPort;
+
+/// How long an address that was tried in vain is tried only after all others.
+const FAILED_FOR: Duration = Duration::from_secs(10);
+
+/// How long most sentinels must have named lower epochs than before, until the client accepts that
+/// they were set up again. A failover reaches all sentinels much sooner.
+const RESET_AFTER: Duration = Duration::from_secs(10);
+
+/// How long a sentinel must have disagreed before this is reported. After a failover some sentinels
+/// need this long to learn of it.
+const DISSENT_AFTER: Duration = Duration::from_secs(3);
+
+/// The time between two questions to all sentinels.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+
+/// The time between two questions while the sentinels disagree, or too few of them answer.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// What one sentinel says about the master.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Report {
+    pub(super) address: HostPort,
+    pub(super) epoch: Option<u64>,
+    /// The sentinel's own id. `None` if the user may not ask for it.
+    pub(super) id: Option<Vec<u8>>,
+}
+
+/// A sentinel that names another master.
+struct Dissent {
+    address: HostPort,
+    since: Instant,
+    is_reported: bool,
+}
+
+pub(super) struct Beliefs {
+    known: Option<Known<HostPort>>,
+    /// The highest epoch that more than half of the sentinels have named.
+    floor: Option<u64>,
+    /// Since when most sentinels have named lower epochs only.
+    lower_since: Option<Instant>,
+    /// The addresses that were tried in vain, and when.
+    failed: Vec<(HostPort, Instant)>,
+    /// The last id of the sentinel behind each configured name.
+    ids: Vec<Option<Vec<u8>>>,
+    dissents: Vec<Option<Dissent>>,
+    /// When all sentinels must be asked again.
+    ask_at: Instant,
+    /// They must be asked at once: what was asked last may be out of date.
+    must_ask: bool,
+    /// How many times another address was taken.
+    pub(super) changes: u64,
+    /// How many times another address was taken instead of a known one.
+    pub(super) moves: u64,
+}
+
+impl Beliefs {
+    /// Returns the beliefs before anything is known, with this number of configured names.
+    pub(super) fn none(names: usize) -> Self {
+        Self {
+            known: None,
+            floor: None,
+            lower_since: None,
+            failed: Vec::new(),
+            ids: vec![None; names],
+            dissents: (0..names).map(|_| None).collect(),
+            ask_at: Instant::START,
+            must_ask: false,
+            changes: 0,
+            moves: 0,
+        }
+    }
+
+    pub(super) fn known(&self) -> Option<&Known<HostPort>> {
+        self.known.as_ref()
+    }
+
+    /// Returns the known address if it serves, as far as is known.
+    pub(super) fn serving(&self) -> Option<&HostPort> {
+        let known = self.known.as_ref().filter(|known| known.serves)?;
+        Some(&known.address)
+    }
+
+    /// Decides by the reports of the sentinels, each with the number of its name, what to do at
+    /// `now`.
+    pub(super) fn weigh(&mut self, reports: &[(usize, Report)], now: Instant) -> Choice<HostPort> {
+        for (name, report) in reports {
+            if let Some(id) = self.ids.get_mut(*name) {
+                id.clone_from(&report.id);
+            }
+        }
+        let claims = self.claims(reports);
+        let members = (0..self.ids.len()).filter(|name| self.member(*name) == *name);
+        let members = members.count();
+        self.note_epochs(&claims, members, now);
+        self.failed.retain(|(_, at)| at.until(now) < FAILED_FOR);
+        let has_failed = |claim: &Claim<HostPort>| {
+            self.failed
+                .iter()
+                .any(|(failed, _)| *failed == claim.address)
+        };
+        let known = self.known.as_ref();
+        let choice = choose(&claims, members, known, self.floor, has_failed);
+        let believed = choice.candidates.first().or(self.serving());
+        let agreeing = claims
+            .iter()
+            .filter(|claim| Some(&claim.address) == believed);
+        let agreeing = agreeing.count();
+        let is_odd = agreeing < claims.len() || agreeing * 2 <= members;
+        self.ask_at = now.after(if is_odd { ASK_AGAIN_AFTER } else { ASK_EVERY });
+        choice
+    }
+
+    /// Returns the claims, one for each sentinel, although several names may lead to it.
+    fn claims(&self, reports: &[(usize, Report)]) -> Vec<Claim<HostPort>> {
+        let mut claims: Vec<Claim<HostPort>> = Vec::new();
+        for (name, report) in reports {
+            let claim = Claim {
+                member: self.member(*name),
+                address: report.address.clone(),
+                epoch: report.epoch,
+            };
+            match claims.iter_mut().find(|other| other.member == claim.member) {
+                Some(other) if other.epoch < claim.epoch => *other = claim,
+                Some(_) => {}
+                None => claims.push(claim),
+            }
+        }
+        claims
+    }
+
+    /// Returns the first name of the sentinel behind this one.
+    fn member(&self, name: usize) -> usize {
+        let id = self.ids.get(name).and_then(Option::as_ref);
+        let first = id.and_then(|id| self.ids.iter().position(|other| other.as_ref() == Some(id)));
+        first.unwrap_or(name)
+    }
+
+    /// Records the epochs that the sentinels name.
+    fn note_epochs(&mut self, claims: &[Claim<HostPort>], members: usize, now: Instant) {
+        let known_epoch = self.known.as_ref().and_then(|known| known.epoch);
+        let highest = self.floor.max(known_epoch);
+        let is_lower = |claim: &Claim<_>| claim.epoch.is_some() && claim.epoch < highest;
+        if !claims.iter().all(is_lower) {
+            self.lower_since = None;
+        } else if claims.len() * 2 > members {
+            let since = *self.lower_since.get_or_insert(now);
+            if since.until(now) >= RESET_AFTER {
+                // The sentinels were set up again, and count from zero.
+                self.lower_since = None;
+                self.floor = None;
+                if let Some(known) = &mut self.known {
+                    known.epoch = None;
+                }
+            }
+        }
+        self.floor = self.floor.max(majority_epoch(claims, members));
+        if let Some(known) = &mut self.known {
+            let own = claims.iter().filter(|claim| claim.address == known.address);
+            known.epoch = own.map(|claim| claim.epoch).fold(known.epoch, Option::max);
+        }
+    }
+
+    /// Records that the server at `address` answered as a master, or, with `serves` false, that
+    /// most sentinels name it although it did not. Returns whether the master has moved.
+    pub(super) fn take(&mut self, address: &HostPort, epoch: Option<u64>, serves: bool) -> bool {
+        if serves {
+            self.failed.retain(|(failed, _)| failed != address);
+        }
+        if let Some(known) = self
+            .known
+            .as_mut()
+            .filter(|known| known.address == *address)
+        {
+            known.serves = serves;
+            known.epoch = known.epoch.max(epoch);
+            return false;
+        }
+        self.changes += 1;
+        let has_moved = self.known.is_some();
+        self.moves += u64::from(has_moved);
+        self.known = Some(Known {
+            address: address.clone(),
+            epoch,
+            serves,
+        });
+        has_moved
+    }
+
+    /// Records that a connection to `address` failed, or that it is no master.
+    pub(super) fn failed(&mut self, address: &HostPort, now: Instant) {
+        self.failed.retain(|(failed, _)| failed != address);
+        self.failed.push((address.clone(), now));
+        if let Some(known) = self
+            .known
+            .as_mut()
+            .filter(|known| known.address == *address)
+        {
+            known.serves = false;
+        }
+    }
+
+    /// Records that the known master may have been replaced.
+    pub(super) fn suspect(&mut self) {
+        if let Some(known) = &mut self.known {
+            known.serves = false;
+        }
+    }
+
+    /// Returns whether all sentinels must be asked now. The caller must then ask.
+    pub(super) fn is_ask_due(&mut self, now: Instant) -> bool {
+        let is_due = std::mem::take(&mut self.must_ask) || now >= self.ask_at;
+        if is_due {
+            self.ask_at = now.after(ASK_EVERY);
+        }
+        is_due
+    }
+
+    /// Has all sentinels asked again at once.
+    pub(super) fn ask_again(&mut self) {
+        self.must_ask = true;
+    }
+
+    /// Returns the names of the sentinels to report: each has named another master than `address`
+    /// for a while, and was not reported for that one yet.
+    pub(super) fn dissenters(
+        &mut self,
+        reports: &[(usize, Report)],
+        address: &HostPort,
+        now: Instant,
+    ) -> Vec<(usize, HostPort)> {
+        let mut dissenters = Vec::new();
+        for (name, report) in reports {
+            let Some(dissent) = self.dissents.get_mut(*name) else {
+                continue;
+            };
+            if report.address == *address {
+                *dissent = None;
+                continue;
+            }
+            let same = dissent
+                .take()
+                .filter(|dissent| dissent.address == report.address);
+            let dissent = dissent.insert(same.unwrap_or_else(|| Dissent {
+                address: report.address.clone(),
+                since: now,
+                is_reported: false,
+            }));
+            if !dissent.is_reported && dissent.since.until(now) >= DISSENT_AFTER {
+                dissent.is_reported = true;
+                dissenters.push((*name, report.address.clone()));
+            }
+        }
+        dissenters
+    }
+}
+
+#[cfg(test)]
+mod tests;
