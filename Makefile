@@ -156,6 +156,7 @@ msrv:
 
 fmt:
 	$(CARGO) fmt --all -- --check
+	$(CARGO) fmt --manifest-path examples/sqlite/Cargo.toml -- --check
 
 lint:
 	$(CARGO) clippy --all-targets -- -D warnings

@@ -106,7 +106,7 @@ pub enum HealthState {
 pub enum BreakerState {
     /// Calls are sent to the server.
     Closed,
-    /// Calls that do not wait fail at once with [`Error::CircuitOpen`](crate::Error::CircuitOpen).
+    /// Calls that do not wait fail at once with [`Error::CircuitOpen`].
     Open {
         /// The time until the next call is sent.
         retry_in: Duration,

@@ -14,7 +14,9 @@ use crate::lost::Lost;
 /// [`Mutex::with_result`](crate::Mutex::with_result).
 ///
 /// `?` converts a `WithError` to [`Error`] if the section cannot fail or fails with an `Error`. The
-/// conversion drops the value of a section that has lost its lock.
+/// conversion drops the value of a section that has lost its lock. The `Error` does not say whether
+/// the section has run, even if it [is retryable](Error::is_retryable): to try again, match on
+/// [`NotAcquired`](Self::NotAcquired) before converting.
 ///
 /// ```
 /// use leasehold::WithError;
