@@ -10,8 +10,13 @@ pub(crate) mod nested;
 pub(crate) mod options;
 pub(crate) mod shown;
 pub(crate) mod signals;
+#[cfg(target_os = "linux")]
+pub(crate) mod starts;
+#[cfg(target_os = "linux")]
+pub(crate) mod supervision;
 pub(crate) mod terminal;
 pub(crate) mod top;
+pub(crate) mod writes;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -61,7 +66,11 @@ struct Program {
 
 impl Program {
     fn start(url: &str, args: &[&str]) -> Self {
-        let mut process = program(url).args(args).spawn().unwrap();
+        Self::of(program(url).args(args).spawn().unwrap())
+    }
+
+    /// Returns the program that this process runs, whose output is a pipe.
+    fn of(mut process: Child) -> Self {
         let lines = BufReader::new(process.stdout.take().unwrap());
         Self { process, lines }
     }
@@ -89,8 +98,12 @@ impl Program {
         Pid::from_raw(self.next_line().parse().unwrap()).unwrap()
     }
 
+    fn id(&self) -> Pid {
+        Pid::from_child(&self.process)
+    }
+
     fn send(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
+        kill_process(self.id(), signal).unwrap();
     }
 
     fn code(&mut self) -> Option<i32> {
@@ -130,12 +143,45 @@ fn text(url: &str, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Returns the state of the process, such as T if it is stopped; `None` if it is gone.
+fn state_of(pid: Pid) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    stat.rsplit(") ").next().unwrap().chars().next()
+}
+
 /// Returns whether the process is running. A zombie is not: reaping it is its parent's job.
 fn is_alive(pid: Pid) -> bool {
-    match fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())) {
-        Ok(stat) => !stat.rsplit(") ").next().unwrap().starts_with(['Z', 'X']),
-        Err(_) => !cfg!(target_os = "linux") && test_kill_process(pid).is_ok(),
+    match state_of(pid) {
+        Some(state) => !['Z', 'X'].contains(&state),
+        None => !cfg!(target_os = "linux") && test_kill_process(pid).is_ok(),
     }
+}
+
+/// Returns the children of all threads of the process.
+#[cfg(target_os = "linux")]
+fn children_of(pid: Pid) -> Vec<Pid> {
+    let threads = fs::read_dir(format!("/proc/{}/task", pid.as_raw_pid()));
+    let threads = threads.into_iter().flatten().flatten();
+    let children =
+        threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    let children = children.collect::<String>();
+    let ids = children.split_whitespace();
+    ids.filter_map(|id| Pid::from_raw(id.parse().unwrap()))
+        .collect()
+}
+
+/// Waits until the program has started its supervisor, and returns its id.
+#[cfg(target_os = "linux")]
+fn supervisor_of(program: Pid) -> Pid {
+    let mut supervisor = None;
+    eventually(WAIT_LIMIT, || {
+        supervisor = children_of(program).into_iter().find(|child| {
+            let arguments = fs::read(format!("/proc/{}/cmdline", child.as_raw_pid()));
+            arguments.is_ok_and(|arguments| arguments.ends_with(b"\0__supervise\0"))
+        });
+        supervisor.is_some()
+    });
+    supervisor.unwrap()
 }
 
 #[track_caller]

@@ -101,10 +101,16 @@ const TESTS: &[Listed] = &[
     cli::shown::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::signals::TESTS,
+    #[cfg(all(feature = "cli", target_os = "linux"))]
+    cli::starts::TESTS,
+    #[cfg(all(feature = "cli", target_os = "linux"))]
+    cli::supervision::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::terminal::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::top::TESTS,
+    #[cfg(all(feature = "cli", unix))]
+    cli::writes::TESTS,
     cluster::TESTS,
     cohort::TESTS,
     credentials::TESTS,
@@ -180,6 +186,8 @@ const ROUGHLY_TIMED: &[Listed] = &[
     cli::signals::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
     cli::options::ROUGHLY_TIMED,
+    #[cfg(all(feature = "cli", target_os = "linux"))]
+    cli::supervision::ROUGHLY_TIMED,
     fair::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,
     renewal::ROUGHLY_TIMED,

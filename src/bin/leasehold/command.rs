@@ -30,6 +30,8 @@ pub(crate) fn start(
     job.spawn(&mut command).map_err(|error| {
         let code = match error.kind() {
             io::ErrorKind::NotFound => exit::NOT_FOUND,
+            // No process or thread is left.
+            io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => exit::SYSTEM,
             _ => exit::CANNOT_RUN,
         };
         Failure::new(code, format!("cannot run {}: {error}", program.display()))

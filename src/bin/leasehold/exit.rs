@@ -16,7 +16,7 @@ pub(crate) const NOT_HELD: u8 = 1;
 // 64 to 78 follow sysexits.h.
 pub(crate) const USAGE: u8 = 64;
 const UNREACHABLE: u8 = 69;
-const SYSTEM: u8 = 71;
+pub(crate) const SYSTEM: u8 = 71;
 const OUTPUT: u8 = 74;
 pub(crate) const NOT_ACQUIRED: u8 = 75;
 pub(crate) const REFUSED: u8 = 77;
@@ -39,7 +39,8 @@ Exit codes:
   64   a command-line argument or setting is invalid, the command needs --foreground, or the lock
        is held by a run under which this one was started
   69   Redis is unreachable or does not answer
-  71   out of processes, threads or pipes, or the end of the command is unknown
+  71   out of processes, threads or pipes, the supervisor process was killed, or the end of
+       the command is unknown
   74   cannot write to standard output
   75   the lock is held, other calls wait for it, or no permit is free (--not-acquired-exit)
   77   Redis refused: permission denied, bad password, out of memory, or the key is not a lock

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use crate::job::{CommandJob, report, signal_command};
+use crate::children::start_child;
+use crate::job::{CommandJob, report};
+use crate::process_group::signal_command;
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
 
@@ -67,7 +69,7 @@ impl Foreground {
 
 impl CommandJob for Foreground {
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child> {
-        let command = command.spawn()?;
+        let command = start_child(|| command.spawn())?;
         self.command = Some(Pid::from_child(&command));
         self.supervisor.watch(self.command);
         Ok(command)
@@ -112,6 +114,10 @@ impl CommandJob for Foreground {
     fn ended(&mut self) {
         self.command = None;
         self.supervisor.watch(None);
+    }
+
+    fn supervisor(&self) -> &Supervisor {
+        &self.supervisor
     }
 
     fn is_empty(&mut self) -> bool {

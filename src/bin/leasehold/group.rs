@@ -6,11 +6,13 @@ use std::process::{Child, Command};
 
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, getpgid, kill_process_group, test_kill_process,
-    test_kill_process_group, waitpgid,
+    Pid, Signal, WaitOptions, kill_process_group, test_kill_process, test_kill_process_group,
+    waitpgid,
 };
 
-use crate::job::{CommandJob, report, signal_command};
+use crate::children::start_child;
+use crate::job::{CommandJob, report};
+use crate::process_group::{group_of, signal_command};
 use crate::signals::suspend;
 use crate::supervisor::Supervisor;
 
@@ -43,11 +45,11 @@ impl ProcessGroup {
         let Some(command) = self.command else {
             return;
         };
-        let sent = match getpgid(Some(command)) {
+        let sent = match group_of(Some(command)) {
             // The command is in the group and has got the signal, unless it runs as another user.
             // The result above does not tell: one process that gets the signal, such as the
             // supervisor, is enough for it.
-            Ok(group) if group == id => test_kill_process(command),
+            Some(group) if group == id => test_kill_process(command),
             _ => signal_command(command, signal),
         };
         report(sent, signal);
@@ -68,7 +70,8 @@ impl ProcessGroup {
 impl CommandJob for ProcessGroup {
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child> {
         let group = self.supervisor.id().as_raw_pid();
-        let command = command.process_group(group).spawn()?;
+        let command = command.process_group(group);
+        let command = start_child(|| command.spawn())?;
         self.command = Some(Pid::from_child(&command));
         self.supervisor.watch(self.command);
         Ok(command)
@@ -106,6 +109,10 @@ impl CommandJob for ProcessGroup {
     fn ended(&mut self) {
         self.command = None;
         self.supervisor.watch(None);
+    }
+
+    fn supervisor(&self) -> &Supervisor {
+        &self.supervisor
     }
 
     fn is_empty(&mut self) -> bool {

@@ -4,9 +4,10 @@ use std::io;
 use std::process::{Child, Command};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group};
+use rustix::process::Signal;
 
 use crate::message::say;
+use crate::supervisor::Supervisor;
 
 /// The processes of a command: a process group, or with `--foreground` the command alone.
 ///
@@ -36,17 +37,11 @@ pub(crate) trait CommandJob {
     /// id can be another process's.
     fn ended(&mut self);
 
+    /// Returns the process that ends the others if this process is killed.
+    fn supervisor(&self) -> &Supervisor;
+
     /// Returns whether no process is left. The command must have been waited for.
     fn is_empty(&mut self) -> bool;
-}
-
-/// Sends a signal to the command, or to its whole process group if the command leads one, as the
-/// program `timeout` does. The command must not have been waited for.
-pub(crate) fn signal_command(command: Pid, signal: Signal) -> rustix::io::Result<()> {
-    match getpgid(Some(command)) {
-        Ok(group) if group == command => kill_process_group(group, signal),
-        _ => kill_process(command, signal),
-    }
 }
 
 /// Prints a message if the signal was not sent because the command runs as another user.

@@ -6,6 +6,7 @@ compile_error!("the feature `cli` needs Unix process groups and signals");
 mod ancestors;
 mod args;
 mod background;
+mod children;
 mod command;
 #[expect(dead_code, reason = "this program uses only a part of it")]
 #[path = "../../escape.rs"]
@@ -19,8 +20,10 @@ mod job;
 mod json;
 mod list;
 mod lock;
+mod mask;
 mod message;
 mod permits;
+mod process_group;
 mod rate;
 mod record;
 mod refusal;
@@ -48,6 +51,7 @@ use escape::Escaped;
 use exit::Failure;
 
 fn main() {
+    mask::block_signals_of_writes();
     // The parser does not know the supervisor's argument, so help and completions do not show it.
     if env::args_os()
         .nth(1)

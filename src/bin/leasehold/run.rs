@@ -18,8 +18,8 @@ use crate::job::CommandJob;
 use crate::lock::take;
 use crate::message::print_in_background;
 use crate::release::{give_back, release};
-use crate::running::{End, Running, Watcher};
-use crate::signals::{ends, signals, suspend};
+use crate::running::{End, Running};
+use crate::signals::{ends, signals_and_children, suspend};
 use crate::wait::wait;
 
 pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure> {
@@ -31,7 +31,8 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
     }
     args.command()?;
     print_in_background().map_err(|error| Failure::system("cannot start a thread", &error))?;
-    let signals = signals().map_err(|error| Failure::system("cannot catch signals", &error))?;
+    let signals =
+        signals_and_children().map_err(|error| Failure::system("cannot catch signals", &error))?;
     let mut builder = connection.builder()?;
     if let Some(owner) = &args.owner {
         builder = builder.owner(owner);
@@ -67,6 +68,7 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
     );
     Ok(match released {
         Err(lost) => lost_code(lost),
+        Ok(()) if end.was_unsupervised => exit::SYSTEM,
         Ok(()) if end.needed_terminal => exit::USAGE,
         Ok(()) => end.code.expect("`until_the_end` waits for the command"),
     })
@@ -91,14 +93,13 @@ impl From<Failure> for NotStarted {
 fn run_under(guard: &dyn Guard, args: &Run, signals: &Receiver<i32>) -> Result<End, NotStarted> {
     let mut job = job(args)
         .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
-    let watcher = Watcher::start()?;
     ensure_not_cancelled(signals).map_err(|failure| NotStarted {
         failure,
         signalled: true,
     })?;
     ensure_held(guard)?;
     let command = start(&mut *job, guard, args)?;
-    let running = Running::new(job, command, watcher, guard, args.kill_after);
+    let running = Running::new(job, command, guard, args.kill_after);
     Ok(running.until_the_end(signals))
 }
 

@@ -5,10 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::Lost;
-use leasehold::crossbeam_channel::{Receiver, Sender, after, bounded, never, select};
-use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
+use leasehold::crossbeam_channel::{Receiver, after, never, select};
+use rustix::process::{Pid, Signal};
+use signal_hook::consts::SIGCHLD;
 
+use crate::children::{Change, next_change, reap_others};
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
 use crate::job::CommandJob;
@@ -26,8 +27,6 @@ const AFTER_KILL: Duration = Duration::from_secs(2);
 pub(crate) struct Running<'a> {
     job: Box<dyn CommandJob>,
     command: Child,
-    /// Receives the signals that stop the command, and closes when it has ended.
-    events: Receiver<Signal>,
     guard: &'a dyn Guard,
     /// The time from TERM to KILL.
     kill_after: Duration,
@@ -47,19 +46,19 @@ pub(crate) struct End {
     pub(crate) needed_terminal: bool,
     /// A signal asked this process to end.
     pub(crate) signalled: bool,
+    /// The command was terminated because the supervisor had ended before it.
+    pub(crate) was_unsupervised: bool,
 }
 
 impl<'a> Running<'a> {
     pub(crate) fn new(
         job: Box<dyn CommandJob>,
         command: Child,
-        watcher: Watcher,
         guard: &'a dyn Guard,
         kill_after: Duration,
     ) -> Self {
         Self {
             job,
-            events: watcher.watch(&command),
             command,
             guard,
             kill_after,
@@ -73,28 +72,17 @@ impl<'a> Running<'a> {
     /// Ends the processes that still run with TERM, and `kill_after` later with KILL, as soon as
     ///
     /// - the command itself has ended,
-    /// - the lock is lost, or
+    /// - the lock is lost,
+    /// - the supervisor has ended: if this process ended as well, the command would go on without
+    ///   the lock, or
     /// - the command needs the terminal and does not have it.
     pub(crate) fn until_the_end(mut self, signals: &Receiver<i32>) -> End {
-        let mut events = self.events.clone();
         let mut lost = self.guard.lost();
+        // The signal of an earlier change may have been received before the command started.
+        self.children_changed();
         while !self.has_ended() {
             let check = self.next_check();
             select! {
-                recv(events) -> event => match event {
-                    Ok(stopped) => self.stopped(stopped),
-                    Err(_) => {
-                        events = never();
-                        self.job.ended();
-                        self.end.code = Some(match self.command.wait() {
-                            Ok(status) => exit::code(status),
-                            Err(error) => {
-                                Failure::system("cannot learn how the command ended", &error)
-                                    .print()
-                            }
-                        });
-                    }
-                },
                 recv(lost) -> why => {
                     lost = never();
                     if let Ok(why) = why {
@@ -103,13 +91,18 @@ impl<'a> Running<'a> {
                         say(&format!("{why}; ending the command"));
                     }
                 }
-                recv(signals) -> signal => {
-                    self.end.signalled |= signal.is_ok_and(ends);
-                    if let Some(signal) = signal.ok().and_then(Signal::from_named_raw) {
-                        let guard = self.guard;
-                        self.job.forward(signal, &|| guard.is_held());
+                recv(signals) -> signal => match signal {
+                    Ok(SIGCHLD) => self.children_changed(),
+                    Ok(signal) => {
+                        self.end.signalled |= ends(signal);
+                        if let Some(signal) = Signal::from_named_raw(signal) {
+                            let guard = self.guard;
+                            self.job.forward(signal, &|| guard.is_held());
+                        }
                     }
-                }
+                    // The thread that receives the signals lives as long as this process.
+                    Err(_) => {}
+                },
                 recv(check) -> _ => {}
             }
         }
@@ -154,6 +147,38 @@ impl<'a> Running<'a> {
             .get_or_insert_with(|| Instant::now() + self.kill_after);
     }
 
+    /// Handles what has happened to the children.
+    fn children_changed(&mut self) {
+        while self.end.code.is_none() {
+            match next_change(&self.command) {
+                Some(Change::Stopped(by)) => self.stopped(by),
+                Some(Change::Ended) => self.command_ended(),
+                None => break,
+            }
+        }
+        let is_watched_for = self.end.code.is_none() && !self.end.was_unsupervised;
+        if is_watched_for && self.job.supervisor().has_ended() {
+            self.end.was_unsupervised = true;
+            self.terminate();
+            say(
+                "the supervisor process has ended, so the command is ended before the lock is free",
+            );
+        }
+        let mut kept = vec![self.job.supervisor().id()];
+        if self.end.code.is_none() {
+            kept.push(Pid::from_child(&self.command));
+        }
+        reap_others(&kept);
+    }
+
+    fn command_ended(&mut self) {
+        self.job.ended();
+        self.end.code = Some(match self.command.wait() {
+            Ok(status) => exit::code(status),
+            Err(error) => Failure::system("cannot learn how the command ended", &error).print(),
+        });
+    }
+
     fn stopped(&mut self, by: Signal) {
         let guard = self.guard;
         if self.job.stopped(by, &|| guard.is_held()) && self.kill_at.is_none() {
@@ -173,60 +198,5 @@ impl<'a> Running<'a> {
             }
             thread::sleep(CHECK_EVERY);
         }
-    }
-}
-
-/// The thread that waits for the command.
-///
-/// It is started before the command. Without a free thread the run then fails before the command
-/// has run.
-pub(crate) struct Watcher {
-    command: Sender<Pid>,
-    events: Receiver<Signal>,
-}
-
-impl Watcher {
-    pub(crate) fn start() -> Result<Self, Failure> {
-        let (command, started) = bounded(1);
-        let (tell, events) = bounded(1);
-        let watch = move || {
-            // Fails if the command is not started.
-            if let Ok(command) = started.recv() {
-                while watch_once(command, &tell) {}
-            }
-        };
-        thread::Builder::new()
-            .name("leasehold-watch".into())
-            .spawn(watch)
-            .map_err(|error| Failure::system("cannot start a thread", &error))?;
-        Ok(Self { command, events })
-    }
-
-    /// Returns a channel that receives the signals that stop the command, and closes when it has
-    /// ended.
-    fn watch(self, command: &Child) -> Receiver<Signal> {
-        // Succeeds: the thread waits for this.
-        let _ = self.command.send(Pid::from_child(command));
-        self.events
-    }
-}
-
-/// Waits until the process is stopped or has ended; returns false if it has ended. The process is
-/// not reaped, so its id stays valid.
-fn watch_once(process: Pid, tell: &Sender<Signal>) -> bool {
-    let (id, stopped) = (WaitId::Pid(process), WaitIdOptions::STOPPED);
-    match waitid(
-        id.clone(),
-        WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | stopped,
-    ) {
-        Err(Errno::INTR) => true,
-        Ok(Some(status)) if status.stopped() => {
-            // Consumes this stop: otherwise the next wait would report it again.
-            let _ = waitid(id, stopped | WaitIdOptions::NOHANG);
-            let by = status.stopping_signal();
-            let by = by.and_then(Signal::from_named_raw);
-            by.is_none_or(|by| tell.send(by).is_ok())
-        }
-        _ => false,
     }
 }

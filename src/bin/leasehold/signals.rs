@@ -1,7 +1,6 @@
 //! The signals to this process, received on a channel.
 
 use std::io;
-use std::sync::Arc;
 use std::thread;
 
 use leasehold::crossbeam_channel::{Receiver, unbounded};
@@ -24,18 +23,24 @@ pub(crate) fn suspend() {
 
 /// Catches signals and returns a channel that receives them.
 ///
-/// A signal that was ignored when this process started (`nohup`, a shell's `&`) stays ignored,
-/// except SIGCHLD. Only systems with `/proc` show which signals these are; on others, this process
-/// catches them as well.
+/// A signal that was ignored when this process started (`nohup`, a shell's `&`) stays ignored.
+/// Only systems with `/proc` show which signals these are; on others, this process catches them as
+/// well.
 pub(crate) fn signals() -> io::Result<Receiver<i32>> {
+    catch(None)
+}
+
+/// Like [`signals`], and also receives SIGCHLD, even if it was ignored: while it is ignored, the
+/// kernel discards the exit status of a child.
+pub(crate) fn signals_and_children() -> io::Result<Receiver<i32>> {
+    catch(Some(SIGCHLD))
+}
+
+fn catch(children: Option<i32>) -> io::Result<Receiver<i32>> {
     let ignored = ignored();
-    if ignored & bit(SIGCHLD) != 0 {
-        // While SIGCHLD is ignored, the kernel discards the exit status of a child. Any handler
-        // stops that: this one only sets a flag that nothing reads.
-        signal_hook::flag::register(SIGCHLD, Arc::default())?;
-    }
-    let caught = CAUGHT.iter().filter(|&&signal| ignored & bit(signal) == 0);
-    let mut signals = Signals::new(caught)?;
+    let caught = CAUGHT.into_iter();
+    let caught = caught.filter(|&signal| ignored & bit(signal) == 0);
+    let mut signals = Signals::new(caught.chain(children))?;
     let (sender, receiver) = unbounded();
     let listen = move || signals.forever().try_for_each(|signal| sender.send(signal));
     thread::Builder::new()

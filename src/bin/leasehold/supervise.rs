@@ -1,15 +1,18 @@
 //! The supervisor: a second process of this program, which kills the command's group if the first
 //! one dies.
 
+use std::env;
 use std::io::{self, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::process::{Pid, Signal, getpgid, getpid, getppid, kill_process_group, setpgid};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process_group, setpgid};
 use signal_hook::consts::FORBIDDEN;
 use signal_hook::flag;
 
-use crate::job::signal_command;
+use crate::process_group::{group_of, signal_command};
 
 /// The argument that selects the supervisor.
 pub(crate) const SUPERVISE: &str = "__supervise";
@@ -50,8 +53,7 @@ pub(crate) fn supervise() {
         if request == [WATCH] && io::stdin().read_exact(&mut id).is_ok() {
             watched = Pid::from_raw(i32::from_ne_bytes(id));
         } else if request == [LEAVE] {
-            // Moves into the first process's group, if that process still exists.
-            let _ = getpgid(getppid()).and_then(|group| setpgid(None, Some(group)));
+            leave_group();
         }
         let _ = done();
     }
@@ -60,4 +62,24 @@ pub(crate) fn supervise() {
     }
     // Fails if the group is already empty.
     let _ = kill_process_group(getpid(), Signal::KILL);
+}
+
+/// Moves this process into the group of the first process, if that process still exists.
+fn leave_group() {
+    if let Some(group) = group_of(getppid()) {
+        let _ = setpgid(None, Some(group));
+        return;
+    }
+    // That group is led from another PID namespace, so it has no id here. A child that ends at once
+    // leads a new group. While this process is in that group, it exists without its leader.
+    let this_program = env::args_os().next().unwrap_or_default();
+    let mut leader = Command::new(this_program);
+    leader
+        .arg("--version")
+        .process_group(0)
+        .stdin(Stdio::null());
+    if let Ok(mut leader) = leader.stdout(Stdio::null()).spawn() {
+        let _ = setpgid(None, Some(Pid::from_child(&leader)));
+        let _ = leader.wait();
+    }
 }

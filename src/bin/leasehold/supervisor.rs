@@ -5,9 +5,18 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::children::{Change, next_change, start_child};
 use crate::supervise::{LEAVE, SUPERVISE, WATCH};
+
+/// How often to continue a supervisor that does not answer, because something stops it.
+const CONTINUE_EVERY: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
+};
 
 /// A second process of this program, which leads a process group and kills that group when this
 /// process ends, however it ends.
@@ -32,7 +41,12 @@ impl Supervisor {
 
     fn start_as(mut command: Command) -> io::Result<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut process = command.stderr(Stdio::null()).process_group(0).spawn()?;
+        command.stderr(Stdio::null()).process_group(0);
+        start_child(|| Self::of_process(command.spawn()?))
+    }
+
+    /// Returns when the supervisor is ready.
+    fn of_process(mut process: Child) -> io::Result<Self> {
         let missing = || io::Error::other("the supervisor has no pipe");
         let mut supervisor = Self {
             requests: Some(process.stdin.take().ok_or_else(missing)?),
@@ -71,15 +85,27 @@ impl Supervisor {
         self.ask(&[WATCH, a, b, c, d]);
     }
 
-    fn ask(&mut self, request: &[u8]) {
-        // The supervisor may have been stopped with its group, and could not answer.
-        let _ = kill_process(self.id(), Signal::CONT);
-        // A write fails if the supervisor was killed. It then leads no group and watches no
-        // process.
-        if let Some(requests) = &mut self.requests
-            && requests.write_all(request).is_ok()
-        {
-            let _ = self.answers.read_exact(&mut [0]);
+    /// Returns whether the supervisor has ended. It is not reaped, so its id stays valid.
+    pub(crate) fn has_ended(&self) -> bool {
+        !matches!(next_change(&self.process), None | Some(Change::Stopped(_)))
+    }
+
+    /// Sends a request and returns the answer; `None` if the supervisor was killed. It then leads
+    /// no group and watches no process.
+    fn ask(&mut self, request: &[u8]) -> Option<u8> {
+        self.requests.as_mut()?.write_all(request).ok()?;
+        let mut answer = [0];
+        loop {
+            // The supervisor may have been stopped, with its group or alone, and could not answer.
+            let _ = kill_process(self.id(), Signal::CONT);
+            let mut answers = [PollFd::new(&self.answers, PollFlags::IN)];
+            match poll(&mut answers, Some(&CONTINUE_EVERY)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                _ => {
+                    self.answers.read_exact(&mut answer).ok()?;
+                    return Some(answer[0]);
+                }
+            }
         }
     }
 }
@@ -88,6 +114,9 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         // Closes the pipe: the supervisor kills what is left of its group, and ends.
         self.requests = None;
+        if !self.has_ended() {
+            let _ = kill_process(self.id(), Signal::CONT);
+        }
         // Fails if the supervisor was killed inside the group and `ProcessGroup::is_empty` has
         // reaped it.
         let _ = self.process.wait();

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{Receiver, bounded, never, select};
 use leasehold::{Client, Error};
-use signal_hook::consts::SIGTSTP;
+use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use crate::ancestors::{Ancestors, Lookout};
 use crate::args::Run;
 use crate::background;
+use crate::children::reap_others;
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
 use crate::lock::{LockWait, Take};
@@ -72,6 +73,7 @@ pub(crate) fn wait(
                     return Err(Failure::new(exit::by_signal(signal), ""));
                 }
                 Ok(SIGTSTP) => suspend(),
+                Ok(SIGCHLD) => reap_others(&[]),
                 // USR1 and USR2 are meant for the command, which does not run yet.
                 _ => {}
             }

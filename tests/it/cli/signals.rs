@@ -5,10 +5,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
 
-use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, wait_until_ended};
+use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, state_of, wait_until_ended};
 
 support::tests![
     signal_ends_the_wait,
@@ -111,17 +111,13 @@ fn command_is_suspended_with_the_program() {
     let server = Server::start();
     let mut program = Program::run(&server.url(), &["--ttl", "60s"], "echo $$; exec sleep 300");
     let pid = program.pid();
-    let state = |pid: Pid| {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap();
-        stat.rsplit(") ").next().unwrap().chars().next()
-    };
-    let ours = Pid::from_child(&program.process);
+    let ours = program.id();
     program.send(Signal::TSTP);
     eventually(WAIT_LIMIT, || {
-        state(pid) == Some('T') && state(ours) == Some('T')
+        state_of(pid) == Some('T') && state_of(ours) == Some('T')
     });
     program.send(Signal::CONT);
-    eventually(WAIT_LIMIT, || state(pid) != Some('T'));
+    eventually(WAIT_LIMIT, || state_of(pid) != Some('T'));
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(143));
 }

@@ -1,0 +1,79 @@
+//! Promise: a signal that stops a new process of the program does not stop the program.
+
+use std::fs;
+
+use rustix::process::{Signal, kill_process};
+use support::Server;
+
+use super::{Program, children_of, program, state_of, supervisor_of};
+
+support::tests![
+    command_that_is_stopped_before_it_executes_its_program_runs,
+    supervisor_that_is_stopped_before_it_is_ready_starts
+];
+
+/// The search for the program in so many directories takes some 100 ms. Until it ends, the new
+/// process has not executed the program.
+fn long_path() -> String {
+    let directories = ["/-"; 40_000].join(":");
+    format!("{directories}:{}", std::env::var("PATH").unwrap())
+}
+
+fn command_that_is_stopped_before_it_executes_its_program_runs() {
+    let server = Server::start();
+    for (options, signal) in [(&[][..], Signal::TSTP), (&["--foreground"], Signal::STOP)] {
+        let mut command = program(&server.url());
+        command.env("PATH", long_path()).args(["run", "a"]);
+        command.args(options).args(["--", "sh", "-c", "exit 3"]);
+        let mut program = Program::of(command.spawn().unwrap());
+        let supervisor = supervisor_of(program.id());
+        let command = loop {
+            let children = children_of(program.id());
+            match children.into_iter().find(|child| *child != supervisor) {
+                Some(command) => break command,
+                None => assert!(runs(&mut program), "too late"),
+            }
+        };
+        kill_process(command, signal).unwrap();
+        let arguments = fs::read(format!("/proc/{}/cmdline", command.as_raw_pid()));
+        let is_new = String::from_utf8_lossy(&arguments.unwrap()).contains("exit 3");
+        assert!(
+            is_new,
+            "the command has executed its program before it was stopped"
+        );
+        assert_eq!(program.code(), Some(3), "{options:?}");
+        assert!(server.is_free("a"));
+    }
+}
+
+fn supervisor_that_is_stopped_before_it_is_ready_starts() {
+    let server = Server::start();
+    let mut stopped = 0;
+    // On a busy machine a supervisor is ready before the test sees it.
+    for _ in 0..50 {
+        let mut program = Program::run(&server.url(), &[], "exit 3");
+        let mut supervisor = None;
+        while supervisor.is_none() && runs(&mut program) {
+            supervisor = children_of(program.id()).first().copied();
+        }
+        let Some(supervisor) = supervisor else {
+            continue;
+        };
+        let _ = kill_process(supervisor, Signal::STOP);
+        while runs(&mut program) {
+            if state_of(supervisor) == Some('T') {
+                stopped += 1;
+                break;
+            }
+        }
+        assert_eq!(program.code(), Some(3));
+        if stopped == 3 {
+            return;
+        }
+    }
+    panic!("only {stopped} supervisors were stopped");
+}
+
+fn runs(program: &mut Program) -> bool {
+    program.process.try_wait().unwrap().is_none()
+}

@@ -1,0 +1,137 @@
+//! Promise: the program looks after its supervisor, and after the processes that it adopts.
+
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Signal, kill_process};
+use support::{Server, eventually, ms};
+
+use super::{
+    PROGRAM, Program, WAIT_LIMIT, children_of, is_alive, program, state_of, supervisor_of,
+    wait_until_ended,
+};
+
+support::tests![
+    killing_the_supervisor_ends_the_command,
+    adopted_processes_are_reaped_while_the_command_runs,
+    process_1_reaps_adopted_processes_with_foreground
+];
+
+support::roughly_timed![lock_is_released_at_once_if_the_group_leader_is_in_another_namespace];
+
+fn killing_the_supervisor_ends_the_command() {
+    let server = Server::start();
+    let script = "trap 'echo term' TERM; echo $$; while :; do sleep 0.02; done";
+    for options in [&[][..], &["--foreground"]] {
+        let options = [options, &["--kill-after", "300ms"]].concat();
+        let mut program = Program::run(&server.url(), &options, script);
+        let command = program.pid();
+        kill_process(supervisor_of(program.id()), Signal::KILL).unwrap();
+        assert_eq!(program.next_line(), "term");
+        assert!(!server.is_free("a") || !is_alive(command));
+        assert_eq!(program.code(), Some(71), "{options:?}");
+        wait_until_ended(&[command]);
+        let errors = program.errors();
+        assert!(
+            errors.contains("the supervisor process has ended"),
+            "{errors}"
+        );
+        assert!(server.is_free("a"));
+    }
+}
+
+/// Starts 20 processes, each of which leaves one behind that ends after it.
+const ORPHANS: &str = "
+    i=0; while [ $i -lt 20 ]; do sh -c 'sleep 0.1 & echo $!'; i=$((i+1)); done
+    echo all; read -r _";
+
+fn adopted_processes_are_reaped_while_the_command_runs() {
+    let server = Server::start();
+    let mut command = program(&server.url());
+    command.args(["run", "a", "--max-hold", "60s", "--", "sh", "-c", ORPHANS]);
+    let mut program = Program::of(command.stdin(Stdio::piped()).spawn().unwrap());
+    let orphans: Vec<_> = (0..20).map(|_| program.pid()).collect();
+    assert_eq!(program.next_line(), "all");
+    eventually(WAIT_LIMIT, || {
+        orphans.iter().all(|orphan| state_of(*orphan).is_none())
+    });
+    drop(program.process.stdin.take());
+    // `read` fails at the end of the input.
+    assert_eq!(program.code(), Some(1));
+}
+
+/// Returns the program as process 1 of a new PID namespace; `None` if that is not permitted.
+fn in_a_namespace(server: &Server) -> Option<Command> {
+    let flags = ["--pid", "--fork", "--kill-child"];
+    for user in [&[][..], &["--user", "--map-root-user"]] {
+        let unshare = || {
+            let mut command = Command::new("unshare");
+            command.env("REDIS_URL", server.url());
+            command.args(user).args(flags);
+            command
+        };
+        if unshare()
+            .arg("true")
+            .status()
+            .is_ok_and(|status| status.success())
+        {
+            let mut command = unshare();
+            command
+                .arg(PROGRAM)
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            return Some(command);
+        }
+    }
+    eprintln!("skipped: this machine does not permit `unshare --pid`");
+    None
+}
+
+fn process_1_reaps_adopted_processes_with_foreground() {
+    let server = Server::start();
+    let Some(mut command) = in_a_namespace(&server) else {
+        return;
+    };
+    command.args([
+        "run",
+        "a",
+        "--foreground",
+        "--max-hold",
+        "60s",
+        "--",
+        "sh",
+        "-c",
+        ORPHANS,
+    ]);
+    let mut program = Program::of(command.stdin(Stdio::piped()).spawn().unwrap());
+    while program.next_line() != "all" {}
+    let process_1 = children_of(program.id())[0];
+    // The supervisor and the command are left.
+    eventually(WAIT_LIMIT, || children_of(process_1).len() == 2);
+    drop(program.process.stdin.take());
+    assert_eq!(program.code(), Some(1));
+}
+
+fn lock_is_released_at_once_if_the_group_leader_is_in_another_namespace() {
+    let server = Server::start();
+    let Some(mut command) = in_a_namespace(&server) else {
+        return;
+    };
+    command.args([
+        "run",
+        "a",
+        "--kill-after",
+        "60s",
+        "--",
+        "sh",
+        "-c",
+        "echo ends; exit 3",
+    ]);
+    let mut program = Program::of(command.spawn().unwrap());
+    assert_eq!(program.next_line(), "ends");
+    let began = Instant::now();
+    assert_eq!(program.code(), Some(3));
+    assert!(began.elapsed() < ms(1_000), "{:?}", began.elapsed());
+    assert_eq!(program.errors(), "");
+    assert!(server.is_free("a"));
+}
