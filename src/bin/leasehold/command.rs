@@ -1,8 +1,12 @@
 //! The command that `run` starts.
 
 use std::env;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+
+use rustix::io::Errno;
 
 use crate::ancestors::{self, Ancestors};
 use crate::args::{Run, name};
@@ -10,6 +14,10 @@ use crate::exit::{self, Failure};
 use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::message::note;
+use crate::program::find;
+
+/// The shell that runs a script without `#!`.
+const SHELL: &str = "/bin/sh";
 
 /// Starts the command.
 pub(crate) fn start(
@@ -18,16 +26,22 @@ pub(crate) fn start(
     args: &Run,
 ) -> Result<Child, Failure> {
     let (program, arguments) = args.command()?;
-    let mut command = Command::new(program);
-    command.args(arguments);
-    set_environment(&mut command, guard, args);
-    if !args.foreground && io::stdin().is_terminal() {
-        // The command is in another process group than the shell's foreground job, so the terminal
-        // would stop it with SIGTTIN when it reads.
-        command.stdin(Stdio::null());
+    // In another process group than the shell's foreground job, the command would be stopped with
+    // SIGTTIN when it reads from the terminal.
+    let without_input = !args.foreground && io::stdin().is_terminal();
+    if without_input {
         note("the command's standard input is empty; --foreground gives it the terminal");
     }
-    job.spawn(&mut command).map_err(|error| {
+    let spawn = |program: &OsStr, script: Option<PathBuf>| {
+        let mut command = Command::new(program);
+        command.args(script).args(arguments.clone());
+        set_environment(&mut command, guard, args);
+        if without_input {
+            command.stdin(Stdio::null());
+        }
+        job.spawn(&mut command)
+    };
+    run_as_a_script_too(program, spawn).map_err(|error| {
         let code = match error.kind() {
             io::ErrorKind::NotFound => exit::NOT_FOUND,
             // No process or thread is left.
@@ -36,6 +50,22 @@ pub(crate) fn start(
         };
         Failure::new(code, format!("cannot run {}: {error}", program.display()))
     })
+}
+
+/// Runs `spawn` for the program. If that is a file of an unknown format, such as a script without
+/// `#!`, runs `spawn` for a shell and the file, as `execvp` does.
+fn run_as_a_script_too(
+    program: &OsStr,
+    mut spawn: impl FnMut(&OsStr, Option<PathBuf>) -> io::Result<Child>,
+) -> io::Result<Child> {
+    let error = match spawn(program, None) {
+        Err(error) if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => error,
+        spawned => return spawned,
+    };
+    match find(program) {
+        Some(script) => spawn(OsStr::new(SHELL), Some(script)),
+        None => Err(error),
+    }
 }
 
 /// The variables that tell the command a name and its fencing token.

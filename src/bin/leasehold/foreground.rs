@@ -81,7 +81,10 @@ impl CommandJob for Foreground {
         // could arrive when the command is continued already, and stop it again.
         let keys = [Signal::INT, Signal::QUIT, Signal::TSTP];
         if !self.has_terminal || !keys.contains(&signal) {
-            return self.signal(signal);
+            if !self.supervisor.has_received(signal) {
+                self.signal(signal);
+            }
+            return;
         }
         if signal == Signal::TSTP {
             self.key_at = Some(Instant::now());

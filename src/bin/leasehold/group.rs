@@ -79,7 +79,11 @@ impl CommandJob for ProcessGroup {
 
     fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool) {
         if signal != Signal::TSTP {
-            return self.signal(signal);
+            if !self.supervisor.has_received(signal) {
+                self.signal(signal);
+                self.supervisor.forget_received(signal);
+            }
+            return;
         }
         // The command must not run while this process is stopped and does not renew.
         self.signal(Signal::STOP);

@@ -18,7 +18,8 @@ pub(crate) trait CommandJob {
     /// Starts the command.
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child>;
 
-    /// Forwards a signal that this process has received. With `--foreground` on a terminal, does
+    /// Forwards a signal that this process has received, unless the supervisor has received it as
+    /// well. With `--foreground` on a terminal, does
     /// not forward INT, QUIT and TSTP: its keys send these to the command as well.
     fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool);
 

@@ -24,6 +24,7 @@ mod mask;
 mod message;
 mod permits;
 mod process_group;
+mod program;
 mod rate;
 mod record;
 mod refusal;

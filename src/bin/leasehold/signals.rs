@@ -1,14 +1,21 @@
 //! The signals to this process, received on a channel.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{Receiver, unbounded};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-const CAUGHT: [i32; 7] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2];
+/// The signals that this process forwards to the command.
+pub(crate) const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
+
+/// A signal that asks this process to end counts as one with those that follow it within this time:
+/// a service manager may send it to this process, and to a parent that forwards it.
+const ONE_SIGNAL: Duration = Duration::from_millis(250);
 
 /// Returns whether the signal asks this process to end.
 pub(crate) fn ends(signal: i32) -> bool {
@@ -38,15 +45,39 @@ pub(crate) fn signals_and_children() -> io::Result<Receiver<i32>> {
 
 fn catch(children: Option<i32>) -> io::Result<Receiver<i32>> {
     let ignored = ignored();
-    let caught = CAUGHT.into_iter();
+    let caught = FORWARDED.into_iter().chain([SIGTSTP]);
     let caught = caught.filter(|&signal| ignored & bit(signal) == 0);
     let mut signals = Signals::new(caught.chain(children))?;
     let (sender, receiver) = unbounded();
-    let listen = move || signals.forever().try_for_each(|signal| sender.send(signal));
+    let mut repeats = Repeats::default();
+    let mut received = move |signal| match repeats.is_repeat(signal, Instant::now()) {
+        true => Ok(()),
+        false => sender.send(signal),
+    };
+    let listen = move || signals.forever().try_for_each(&mut received);
     thread::Builder::new()
         .name("leasehold-signals".into())
         .spawn(listen)?;
     Ok(receiver)
+}
+
+/// Recognises signals that count as one.
+#[derive(Default)]
+struct Repeats(BTreeMap<i32, Instant>);
+
+impl Repeats {
+    /// Returns whether a signal that is received now repeats an earlier one.
+    fn is_repeat(&mut self, signal: i32, now: Instant) -> bool {
+        if !ends(signal) {
+            return false;
+        }
+        let first = self.0.get(&signal);
+        let repeats = first.is_some_and(|first| now.duration_since(*first) < ONE_SIGNAL);
+        if !repeats {
+            self.0.insert(signal, now);
+        }
+        repeats
+    }
 }
 
 /// Returns the ignored signals, one bit for each; none on systems without `/proc`.
@@ -68,6 +99,24 @@ fn bit(signal: i32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn repeats_of_a_signal_that_ends_this_process_count_as_one_for_a_while() {
+        let began = Instant::now();
+        let mut repeats = Repeats::default();
+        for (signal, at, expected) in [
+            (SIGTERM, 0, false),
+            (SIGTERM, 249, true),
+            (SIGINT, 249, false),
+            (SIGUSR1, 249, false),
+            (SIGUSR1, 249, false),
+            (SIGTERM, 250, false),
+            (SIGTERM, 499, true),
+        ] {
+            let now = began + Duration::from_millis(at);
+            assert_eq!(repeats.is_repeat(signal, now), expected, "{signal} at {at}");
+        }
+    }
 
     #[test]
     fn ignored_signals_are_read_from_the_process_status() {

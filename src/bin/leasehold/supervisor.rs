@@ -1,16 +1,21 @@
 //! The handle of the supervisor process (`supervise.rs`): starts it, and sends it requests.
 
-use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::children::{Change, next_change, start_child};
-use crate::supervise::{LEAVE, SUPERVISE, WATCH};
+use crate::program::this_program;
+use crate::supervise::{LEAVE, RECEIVED, SUPERVISE, WATCH, YES};
+
+/// The most time between two signals of one sender to this process and to the supervisor.
+const TOGETHER: Duration = Duration::from_millis(50);
 
 /// How often to continue a supervisor that does not answer, because something stops it.
 const CONTINUE_EVERY: Timespec = Timespec {
@@ -32,7 +37,7 @@ pub(crate) struct Supervisor {
 impl Supervisor {
     /// Starts the supervisor and returns when it is ready.
     pub(crate) fn start() -> io::Result<Self> {
-        let mut command = Command::new(path_of_this_program()?);
+        let mut command = Command::new(this_program()?);
         // The supervisor must not keep our working directory or terminal in use, nor a copy of our
         // environment.
         command.arg(SUPERVISE).env_clear().current_dir("/");
@@ -74,15 +79,26 @@ impl Supervisor {
     /// Moves the supervisor out of its group and into ours. The id of its group stays reserved,
     /// because it is also the supervisor's process id.
     pub(crate) fn leave_group(&mut self) {
-        self.ask(&[LEAVE]);
+        self.ask(LEAVE, 0);
     }
 
     /// Sets the process that the supervisor kills in addition to its group when this process ends;
     /// `None` for no process.
     pub(crate) fn watch(&mut self, process: Option<Pid>) {
-        let id = process.map_or(0, Pid::as_raw_pid);
-        let [a, b, c, d] = id.to_ne_bytes();
-        self.ask(&[WATCH, a, b, c, d]);
+        self.ask(WATCH, process.map_or(0, Pid::as_raw_pid));
+    }
+
+    /// Returns whether the supervisor has received the signal together with this process. Then
+    /// something sends it to all processes, as systemd does when it stops a service, and the
+    /// command has it already. Returns after [`TOGETHER`].
+    pub(crate) fn has_received(&mut self, signal: Signal) -> bool {
+        thread::sleep(TOGETHER);
+        self.ask(RECEIVED, signal.as_raw()) == Some(YES)
+    }
+
+    /// Forgets that the supervisor has received the signal: this process has sent it to the group.
+    pub(crate) fn forget_received(&mut self, signal: Signal) {
+        self.ask(RECEIVED, signal.as_raw());
     }
 
     /// Returns whether the supervisor has ended. It is not reaped, so its id stays valid.
@@ -92,8 +108,10 @@ impl Supervisor {
 
     /// Sends a request and returns the answer; `None` if the supervisor was killed. It then leads
     /// no group and watches no process.
-    fn ask(&mut self, request: &[u8]) -> Option<u8> {
-        self.requests.as_mut()?.write_all(request).ok()?;
+    fn ask(&mut self, request: u8, number: i32) -> Option<u8> {
+        let [a, b, c, d] = number.to_ne_bytes();
+        let requests = self.requests.as_mut()?;
+        requests.write_all(&[request, a, b, c, d]).ok()?;
         let mut answer = [0];
         loop {
             // The supervisor may have been stopped, with its group or alone, and could not answer.
@@ -121,17 +139,6 @@ impl Drop for Supervisor {
         // reaped it.
         let _ = self.process.wait();
     }
-}
-
-/// Returns the path of this program, which stays valid if the file is replaced.
-#[cfg(target_os = "linux")]
-fn path_of_this_program() -> io::Result<&'static OsStr> {
-    Ok(OsStr::new("/proc/self/exe"))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn path_of_this_program() -> io::Result<std::path::PathBuf> {
-    std::env::current_exe()
 }
 
 #[cfg(test)]

@@ -5,16 +5,18 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use support::{Server, eventually, free_port, ms};
+use support::{Server, TempDir, eventually, free_port, ms};
 
 use super::{PROGRAM, Program, WAIT_LIMIT, client, code, delete, hold, output, program};
 
 support::tests![
     exit_code_is_that_of_the_command,
     exit_code_is_that_of_the_command_if_its_parent_ignores_children,
+    script_without_an_interpreter_line_runs,
     usage_outage_and_refusal_have_their_exit_codes,
     lock_that_another_program_replaced_counts_as_lost,
     wait_that_ends_with_an_open_breaker_exits_69,
@@ -61,6 +63,32 @@ fn exit_code_is_that_of_the_command_if_its_parent_ignores_children() {
         program.args(["run", "a"]).args(options);
         program.args(["--", "sh", "-c", "exit 7"]);
         assert_eq!(program.status().unwrap().code(), Some(7), "{options:?}");
+    }
+}
+
+/// `env` runs such a script with a shell.
+fn script_without_an_interpreter_line_runs() {
+    let server = Server::start();
+    let directory = TempDir::create();
+    let script = directory.join("script-of-a-test");
+    fs::write(&script, "echo \"$0 $*\"; exit 9\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("/no/such:{}:/bin:/usr/bin", directory.path().display());
+    let names = [script.as_os_str(), OsStr::new("script-of-a-test")];
+    for (name, option) in names
+        .iter()
+        .flat_map(|name| [(name, "--"), (name, "--foreground")])
+    {
+        let mut expected = Command::new("env");
+        let expected = expected.arg(name).args(["one", "two"]).env("PATH", &path);
+        let expected = expected.output().unwrap();
+        let mut command = program(&server.url());
+        command.args(["run", "a", option]).arg(name);
+        let output = command.args(["one", "two"]).env("PATH", &path).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(9), "{output:?}");
+        assert_eq!(output.stdout, expected.stdout, "{output:?}");
+        assert!(server.is_free("a"));
     }
 }
 

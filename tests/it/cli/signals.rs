@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
 
 use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, state_of, wait_until_ended};
@@ -23,7 +23,11 @@ support::roughly_timed![
     signal_ends_a_query_beside_a_hung_server
 ];
 
-support::timed![second_signal_ends_the_program_at_once];
+support::timed![
+    second_signal_ends_the_program_at_once,
+    #[cfg(target_os = "linux")]
+    signal_to_all_processes_reaches_the_command_once
+];
 
 /// Returns whether this process, and so every child, ignores the signal.
 ///
@@ -83,6 +87,40 @@ fn signal_is_forwarded_to_the_whole_group() {
         assert_eq!(program.next_line(), name);
         assert_eq!(program.code(), Some(5), "{name}");
         assert!(server.is_free("a"));
+    }
+}
+
+/// systemd sends the signal to all processes of a service.
+#[cfg(target_os = "linux")]
+fn signal_to_all_processes_reaches_the_command_once() {
+    let server = Server::start();
+    // A signal interrupts `wait`, so the shell handles it at once.
+    let script = "sleep 300 & trap 'echo TERM' TERM; trap 'echo USR2' USR2
+        trap 'kill $!; exit 7' USR1; echo $$; while :; do wait; done";
+    for options in [&[][..], &["--foreground"]] {
+        let mut program = Program::run(&server.url(), options, script);
+        let command = program.pid();
+        let supervisor = super::supervisor_of(program.id());
+        // The program forwards signals one after another.
+        let expect_one = |program: &mut Program| {
+            assert_eq!(program.next_line(), "TERM", "{options:?}");
+            program.send(Signal::USR2);
+            assert_eq!(program.next_line(), "USR2", "{options:?}");
+        };
+        for process in [command, supervisor, program.id()] {
+            kill_process(process, Signal::TERM).unwrap();
+        }
+        expect_one(&mut program);
+        // One that the supervisor alone has received earlier does not count.
+        kill_process(supervisor, Signal::TERM).unwrap();
+        let_pass(ms(300));
+        program.send(Signal::TERM);
+        // A repeat counts as one signal.
+        let_pass(ms(20));
+        program.send(Signal::TERM);
+        expect_one(&mut program);
+        program.send(Signal::USR1);
+        assert_eq!(program.code(), Some(7), "{options:?}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Promise: the program looks after its supervisor, and after the processes that it adopts.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -14,7 +15,8 @@ use super::{
 support::tests![
     killing_the_supervisor_ends_the_command,
     adopted_processes_are_reaped_while_the_command_runs,
-    process_1_reaps_adopted_processes_with_foreground
+    process_1_reaps_adopted_processes_with_foreground,
+    program_runs_without_proc
 ];
 
 support::roughly_timed![lock_is_released_at_once_if_the_group_leader_is_in_another_namespace];
@@ -60,39 +62,37 @@ fn adopted_processes_are_reaped_while_the_command_runs() {
     assert_eq!(program.code(), Some(1));
 }
 
-/// Returns the program as process 1 of a new PID namespace; `None` if that is not permitted.
-fn in_a_namespace(server: &Server) -> Option<Command> {
-    let flags = ["--pid", "--fork", "--kill-child"];
+/// Returns a command that runs the command after it in new namespaces; `None` if that is not
+/// permitted.
+fn unshare(server: &Server, flags: &[&str]) -> Option<Command> {
     for user in [&[][..], &["--user", "--map-root-user"]] {
         let unshare = || {
             let mut command = Command::new("unshare");
-            command.env("REDIS_URL", server.url());
             command.args(user).args(flags);
             command
         };
-        if unshare()
-            .arg("true")
-            .status()
-            .is_ok_and(|status| status.success())
-        {
+        let probe = unshare().arg("true").status();
+        if probe.is_ok_and(|status| status.success()) {
             let mut command = unshare();
-            command
-                .arg(PROGRAM)
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped());
+            command.env("REDIS_URL", server.url()).stdin(Stdio::null());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
             return Some(command);
         }
     }
-    eprintln!("skipped: this machine does not permit `unshare --pid`");
+    eprintln!("skipped: this machine does not permit `unshare`");
     None
 }
 
+/// The first process in a new PID namespace has the id 1.
+const AS_PROCESS_1: [&str; 3] = ["--pid", "--fork", "--kill-child"];
+
 fn process_1_reaps_adopted_processes_with_foreground() {
     let server = Server::start();
-    let Some(mut command) = in_a_namespace(&server) else {
+    let Some(mut command) = unshare(&server, &AS_PROCESS_1) else {
         return;
     };
     command.args([
+        PROGRAM,
         "run",
         "a",
         "--foreground",
@@ -114,10 +114,11 @@ fn process_1_reaps_adopted_processes_with_foreground() {
 
 fn lock_is_released_at_once_if_the_group_leader_is_in_another_namespace() {
     let server = Server::start();
-    let Some(mut command) = in_a_namespace(&server) else {
+    let Some(mut command) = unshare(&server, &AS_PROCESS_1) else {
         return;
     };
     command.args([
+        PROGRAM,
         "run",
         "a",
         "--kill-after",
@@ -134,4 +135,26 @@ fn lock_is_released_at_once_if_the_group_leader_is_in_another_namespace() {
     assert!(began.elapsed() < ms(1_000), "{:?}", began.elapsed());
     assert_eq!(program.errors(), "");
     assert!(server.is_free("a"));
+}
+
+fn program_runs_without_proc() {
+    let server = Server::start();
+    let directory = Path::new(PROGRAM).parent().unwrap().display();
+    for start in [
+        "exec \"$0\"".to_owned(),
+        format!("PATH=\"{directory}:$PATH\"; exec leasehold"),
+        format!("cd '{directory}'; exec ./leasehold"),
+    ] {
+        let Some(mut command) = unshare(&server, &["--mount"]) else {
+            return;
+        };
+        let script = format!(
+            "mount -t tmpfs none /proc || exit
+             {start} run a -- sh -c 'test -e /proc/self || exit 3'"
+        );
+        command.args(["sh", "-c", &script, PROGRAM]);
+        let mut program = Program::of(command.spawn().unwrap());
+        assert_eq!(program.code(), Some(3), "{start}: {}", program.errors());
+        assert!(server.is_free("a"));
+    }
 }

@@ -1,0 +1,44 @@
+//! The files of programs: the one that this process runs, and those that `PATH` names.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{self, Path, PathBuf};
+
+/// Returns a path of this program.
+pub(crate) fn this_program() -> io::Result<PathBuf> {
+    // This path stays valid if the file is replaced.
+    let linked = Path::new("/proc/self/exe");
+    if linked.exists() {
+        return Ok(linked.into());
+    }
+    if let Ok(path) = env::current_exe() {
+        return Ok(path);
+    }
+    // Without `/proc`, Linux does not tell. Most callers of `exec` pass the name.
+    let name = env::args_os().next();
+    let path = name.and_then(|name| find(&name));
+    let path = path.ok_or_else(|| {
+        io::Error::other("it is this program, whose file is not found: mount /proc")
+    })?;
+    path::absolute(path)
+}
+
+/// Returns the file that `exec` runs for this name: the name itself if it has a slash, or else the
+/// first executable file in the directories of `PATH`.
+pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
+    let is_program = |path: &PathBuf| {
+        let file = path.metadata();
+        file.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    };
+    if name.as_encoded_bytes().contains(&b'/') {
+        return Some(name.into()).filter(is_program);
+    }
+    let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    let files = env::split_paths(&path).map(|directory| match directory.as_os_str().is_empty() {
+        true => Path::new(".").join(name),
+        false => directory.join(name),
+    });
+    files.into_iter().find(is_program)
+}
