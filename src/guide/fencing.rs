@@ -13,16 +13,19 @@
 //!
 //! 1. **Claim every row that the lock protects**, each with the token of its own name. Every claim
 //!    must change exactly one row. If one does not, roll back: a later holder was here, or the row
-//!    does not exist.
+//!    does not exist. One row is not enough for a set, because another holder may have locked only
+//!    one of its names since.
 //! 2. Read.
 //! 3. Write, and commit.
 //!
 //! ```sql
 //! -- once: ALTER TABLE account ADD COLUMN fence bigint NOT NULL DEFAULT 0;
 //! BEGIN;
-//! UPDATE account SET fence = :token WHERE name = :name AND fence <= :token; -- for each name:
-//!                                                        -- 1 row changed, or ROLLBACK
+//! -- 1. Claim. For every name of the guard, with its own token: 1 row changed, or ROLLBACK.
+//! UPDATE account SET fence = :token WHERE name = :name AND fence <= :token;
+//! -- 2. Read.
 //! SELECT balance FROM account WHERE name = :from;
+//! -- 3. Write.
 //! UPDATE account SET balance = balance - :amount WHERE name = :from;
 //! UPDATE account SET balance = balance + :amount WHERE name = :to;
 //! COMMIT;
@@ -67,9 +70,9 @@
 //!
 //! # Why in this way
 //!
-//! - **Why every row?** One row is not enough for a set. Another holder may have locked only one of
-//!   the names since, and changed only its row. A holder that was stopped and checks the other
-//!   row alone does not notice, and overwrites that change.
+//! - **Why every row?** Another holder may have locked only one of the names since, and changed
+//!   only its row. A holder that was stopped and checks the other row alone does not notice, and
+//!   overwrites that change.
 //! - **Why before reading?** An earlier holder that was stopped may write at any time. If its write
 //!   comes between the read and the write of a later holder that has not claimed yet, both
 //!   pass their checks, and the later holder overwrites the earlier one's change.
