@@ -64,6 +64,12 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
     }
 }
 
+/// Returns whether the server is a replica that takes no writes.
+pub(crate) fn is_read_only(answer: &ServerError) -> bool {
+    let in_script = |text: &str| text.contains("script") && text.contains("READONLY");
+    answer.code() == "READONLY" || answer.details().is_some_and(in_script)
+}
+
 /// Returns whether the user lacks a permission.
 fn is_about_rights(answer: &ServerError) -> bool {
     answer.code() == "NOPERM" || answer.details().is_some_and(is_permission_error_in_script)

@@ -87,6 +87,7 @@ mod random;
 mod redis;
 mod renewed;
 mod replicas;
+mod resolver;
 mod thread_group;
 #[cfg(all(feature = "testing", not(unix)))]
 compile_error!(

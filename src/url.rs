@@ -7,7 +7,6 @@ mod foreign;
 mod tests;
 
 use std::slice;
-#[cfg(feature = "tls")]
 use std::sync::Arc;
 
 use redis::ConnectionAddr;
@@ -15,6 +14,7 @@ use redis::ConnectionAddr;
 use crate::credentials::CredentialsSource;
 use crate::error::Error;
 use crate::escape::Escaped;
+use crate::resolver::Resolver;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 use crate::url::check::{
@@ -95,7 +95,6 @@ impl Target {
     }
 
     /// Returns every address, for a change to all of them.
-    #[cfg(feature = "tls")]
     fn addresses(&mut self) -> Vec<&mut Address> {
         match self {
             Self::Server(address) => vec![address],
@@ -109,6 +108,15 @@ impl Target {
             }
             Self::Quorum(addresses) => addresses.iter_mut().collect(),
         }
+    }
+
+    /// Sets what finds the addresses of all hosts.
+    pub(crate) fn with_resolver(mut self, resolver: Resolver) -> Self {
+        let resolver = Arc::new(resolver);
+        for address in self.addresses() {
+            address.resolver = Arc::clone(&resolver);
+        }
+        self
     }
 
     /// Fills in the credentials of servers without a password. Sentinels have their own.

@@ -98,6 +98,14 @@
 //!   failover to a replica with another clock, they end earlier or later by the difference.
 //! - **A quorum** does not tolerate [servers that lose
 //!   data](crate::guide::quorum#limits-of-a-quorum).
+//! - **DNS that does not answer.** If the name of the server does not resolve in half of the
+//!   [`connect_timeout`](crate::ClientBuilder::connect_timeout), the client connects to the address
+//!   that last answered a write, for at most a minute after the last answer of DNS. In that time
+//!   the address may have been given to a demoted server, or to a server of somebody else: TLS
+//!   detects the latter. While connections are in use, the client looks the name up every 30 s.
+//! - **A name with several addresses** must lead to one master and its replicas. The client tries
+//!   the addresses side by side, first the one that last answered a write, and last those that
+//!   replied that they are replicas. If two of them take writes, two clients can hold one lock.
 //! - **Spoofed DNS** can point a client at a different Redis. TLS (`rediss://`) prevents that.
 //! - **Not reentrant, not poisoned**: see [`Mutex`].
 //! - **`fork`** without `exec` copies a client, but not its threads. The copy holds nothing, and

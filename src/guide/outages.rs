@@ -23,6 +23,8 @@
 //!   take the whole [`command_timeout`] against a port at which nothing listens.
 //! - A call that sent a command before the breaker opened fails with [`Error::Unreachable`]: its
 //!   lock may be held.
+//! - If the name of a server does not resolve, the client connects to [the address that last
+//!   answered a write](crate::guide::guarantees#limitations), for up to a minute.
 //! - Over a quorum, the breaker applies to the majority; a single failing server is merely skipped.
 //!
 //! # What holders and waiters see

@@ -12,7 +12,7 @@
 //! | `leasehold-subscriber` | the first waiter | receives releases and grants over its own connection |
 //! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes, and asks all sentinels at intervals |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
-//! | `leasehold-dial` | connecting, finding the master, and reading a cluster's slots | opens connections, or asks a sentinel or a node; then ends |
+//! | `leasehold-dial` | connecting, finding the master, and reading a cluster's slots | opens connections, looks up a host name, or asks a sentinel or a node; then ends |
 //! | `leasehold-call` | an acquiring call of a lock with a [`CancelToken`] | runs the call, then ends |
 //!
 //! There is never a thread per lock. Dropping the last client, lock or guard ends the threads and

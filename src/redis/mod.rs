@@ -36,6 +36,7 @@ use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::connector::Connector;
 use crate::redis::quorum::Quorum;
 use crate::redis::sentinel::Sentinels;
+use crate::resolver::Resolver;
 use crate::url::Target;
 
 pub(crate) use crate::redis::conn::callers::Cap;
@@ -60,6 +61,7 @@ pub(crate) enum Deployment {
 impl Deployment {
     pub(crate) fn new(target: Target, config: &Config) -> Result<Self, Error> {
         let label = target.label();
+        let target = target.with_resolver(Resolver::new(&config.dialers));
         let one = |connector| Self::One(Arc::new(Server::new(connector, config, None)));
         Ok(match target {
             Target::Cluster(nodes) => Self::Cluster(Cluster::new(nodes, config)),

@@ -17,8 +17,9 @@ use self::beliefs::{Beliefs, Report};
 use self::replies::{read_address, read_epoch, read_id};
 use self::subscription::Subscription;
 use crate::clock::Instant;
+use crate::connect_failure::ConnectFailure;
 use crate::error::Cause;
-use crate::error_reply::is_final_at_logon;
+use crate::error_reply::{is_final_at_logon, is_rejected_logon};
 use crate::logging;
 use crate::redis::conn::connection::Connection;
 use crate::redis::gather::{Answers, Enough, NoAnswer, gather};
@@ -114,8 +115,11 @@ impl Sentinels {
         open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
     ) -> RedisResult<Connection> {
         open(&self.at(address), until).inspect_err(|error| {
-            // A master that refuses a connection with an error of its own still serves.
-            if error.code().is_none() {
+            // A master that refuses a connection with an error of its own still serves, and so may
+            // one that this client cannot log on to.
+            let is_servers_fault =
+                ConnectFailure::of(error).is_none_or(ConnectFailure::is_servers_fault);
+            if error.code().is_none() && !is_rejected_logon(error) && is_servers_fault {
                 self.beliefs.lock().failed(address, Instant::now());
             }
         })

@@ -13,6 +13,7 @@ use crate::credentials::{Credentials, CredentialsSource};
 use crate::error::Error;
 use crate::error_reply::library_text;
 use crate::escape::Escaped;
+use crate::resolver::Resolver;
 #[cfg(feature = "tls")]
 use crate::tls::Tls;
 use crate::url::check::{check_places, check_query, invalid, one_database};
@@ -41,6 +42,8 @@ pub(crate) struct Address {
     /// The peer closes a connection on which an optional command is sent. The addresses made from
     /// this one share it.
     closes_on_optional: Arc<AtomicBool>,
+    /// Finds the addresses of the host. All addresses of a client share it.
+    pub(crate) resolver: Arc<Resolver>,
     #[cfg(feature = "tls")]
     pub(crate) tls: Arc<Tls>,
 }
@@ -112,6 +115,7 @@ impl Address {
             label,
             credentials: None,
             closes_on_optional: Arc::default(),
+            resolver: Arc::default(),
             #[cfg(feature = "tls")]
             tls: Arc::default(),
         })
@@ -175,6 +179,7 @@ impl Address {
             info: self.info.clone().set_addr(addr),
             credentials: self.credentials.clone(),
             closes_on_optional: Arc::clone(&self.closes_on_optional),
+            resolver: Arc::clone(&self.resolver),
             #[cfg(feature = "tls")]
             tls: Arc::clone(&self.tls),
         }

@@ -42,6 +42,8 @@ mod local_handoff;
 mod lock;
 mod loss;
 mod malformed;
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod names;
 mod not_redis;
 mod outages;
 mod proxies;
@@ -137,6 +139,8 @@ const TESTS: &[Listed] = &[
     lock::TESTS,
     loss::TESTS,
     malformed::TESTS,
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    names::TESTS,
     not_redis::TESTS,
     outages::TESTS,
     quorum::TESTS,
@@ -214,6 +218,8 @@ const TIMED: &[Listed] = &[
     local_handoff::TIMED,
     lock::TIMED,
     loss::TIMED,
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    names::TIMED,
     renewal::TIMED,
     replicas::TIMED,
     signals::TIMED,

@@ -1,12 +1,14 @@
 //! Addresses at which no server replies.
 
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use parking_lot::Mutex;
+use redis::io::tcp::socket2::{Domain, Socket, Type};
 
 use super::port;
+use super::time::ms;
 
 /// Accepts connections and never replies on them.
 pub struct BlackHole {
@@ -62,6 +64,36 @@ impl Drop for BlackHole {
         let _ = TcpStream::connect(("127.0.0.1", self.port));
         if let Some(accepting) = self.accepting.take() {
             let _ = accepting.join();
+        }
+    }
+}
+
+/// An address at which connection requests get no answer: the queue of its listener is full.
+pub struct Swallowing {
+    _listener: Socket,
+    _queued: Vec<Socket>,
+}
+
+impl Swallowing {
+    pub fn at(address: SocketAddr) -> Self {
+        let new =
+            || Socket::new(Domain::for_address(address), Type::STREAM, None).expect("a socket");
+        let listener = new();
+        listener.bind(&address.into()).expect("the address is free");
+        listener.listen(0).expect("it is bound");
+        let connect = || {
+            let socket = new();
+            socket.set_nonblocking(true).expect("it is open");
+            // In progress, or queued.
+            let _ = socket.connect(&address.into());
+            socket
+        };
+        let queued: Vec<Socket> = (0..4).map(|_| connect()).collect();
+        let swallows = || TcpStream::connect_timeout(&address, ms(50)).is_err();
+        assert!(swallows(), "the queue is full");
+        Self {
+            _listener: listener,
+            _queued: queued,
         }
     }
 }

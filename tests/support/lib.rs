@@ -40,7 +40,7 @@ mod terminal;
 mod time;
 mod watchdog;
 
-pub use blackhole::{BlackHole, refusing_url};
+pub use blackhole::{BlackHole, Swallowing, refusing_url};
 pub use call::{
     assert_gives_up, assert_message_wakes, connect_to_all, result_of, spawn_call,
     while_others_repeat,

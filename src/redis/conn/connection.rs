@@ -9,14 +9,15 @@ use redis::{Msg, RedisError, RedisResult, ServerError, Value};
 use super::frame::Limit;
 use super::input::Input;
 use super::socket::{timed_out, wait_to_read};
-use super::stream::Stream;
+use super::stream::{Deadlines, Stream};
 use crate::clock::Instant;
-use crate::error_reply::{Meaning, meaning};
+use crate::error_reply::{Meaning, is_read_only, meaning};
 use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::reply::Reply;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
+use crate::resolver::Peer;
 use crate::url::Address;
 use crate::violation::ViolationKind;
 
@@ -41,6 +42,8 @@ pub(crate) type CallResult = RedisResult<Replied>;
 /// would be taken for the next one. Only a timeout of [`message`](Self::message) does no harm.
 pub(crate) struct Connection {
     stream: Stream,
+    /// Its address, if its host is a name.
+    peer: Option<Peer>,
     input: Box<Input>,
     /// The buffer in which commands are packed, kept for the next ones.
     buffer: Vec<u8>,
@@ -55,16 +58,18 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects by `until`, without logging on. `accepted` is called when the peer has accepted the
-    /// connection, before the TLS handshake.
+    /// Connects within `deadlines`, without logging on. `accepted` is called when the peer has
+    /// accepted the connection, before the TLS handshake.
     pub(super) fn connect(
         address: &Address,
-        until: Instant,
+        deadlines: impl Into<Deadlines>,
         accepted: impl FnOnce(),
     ) -> RedisResult<Self> {
         let mut input = Box::default();
+        let (stream, peer) = Stream::connect(address, &mut input, deadlines.into(), accepted)?;
         Ok(Self {
-            stream: Stream::connect(address, &mut input, until, accepted)?,
+            stream,
+            peer,
             input,
             buffer: Vec::new(),
             is_cut_off: false,
@@ -132,9 +137,24 @@ impl Connection {
     /// error of the connection: nothing read on it afterwards can be trusted.
     pub(crate) fn meaning_of(&self, value: Value, verb: Verb) -> CallResult {
         match reply(value) {
-            Ok(reply) => verb.read(reply).map(Ok).ok_or_else(|| self.malformed()),
+            Ok(reply) => {
+                let answer = verb.read(reply).ok_or_else(|| self.malformed())?;
+                if let Some(peer) = &self.peer
+                    && answer.is_done()
+                {
+                    peer.wrote();
+                }
+                Ok(Ok(answer))
+            }
             Err(error) if Redirect::is_malformed(&error) => Err(self.malformed()),
-            Err(error) => Ok(Err(error)),
+            Err(error) => {
+                if let Some(peer) = &self.peer
+                    && is_read_only(&error)
+                {
+                    peer.refused();
+                }
+                Ok(Err(error))
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Cause;
 use crate::redis::conn::connection::Connection;
+use crate::redis::conn::stream::Deadlines;
 use crate::redis::sentinel::Sentinels;
 use crate::thread_group::ThreadGroup;
 use crate::url::{Address, Sentinel};
@@ -105,15 +106,23 @@ impl Connector {
     /// long. Name resolution cannot be interrupted, so this may block for longer: only a dialer
     /// calls it.
     ///
-    /// Calls `moved` if the sentinels name another master than before.
-    pub(super) fn connect(&self, moved: impl FnOnce()) -> RedisResult<Connection> {
+    /// The first call that waits for the connection gives up at `soonest`. Calls `moved` if the
+    /// sentinels name another master than before.
+    pub(super) fn connect(
+        &self,
+        soonest: Instant,
+        moved: impl FnOnce(),
+    ) -> RedisResult<Connection> {
         match &self.kind {
             ConnectorKind::Server(address) => {
-                let connection = self.log_on(address, self.deadline());
+                let until = Instant::now().after(self.connect_timeout);
+                let connection = self.log_on(address, Deadlines { soonest, until });
                 connection.inspect_err(|_| self.failed())
             }
             ConnectorKind::Sentinels(sentinels) => {
-                let open = |master: &Address, until| self.open_master(master, until);
+                let open = |master: &Address, until| {
+                    self.open_master(master, Deadlines { soonest, until })
+                };
                 let (connection, has_moved) = sentinels.connect(self.connect_timeout, open)?;
                 if has_moved {
                     moved();
@@ -126,18 +135,14 @@ impl Connector {
     /// Asks the sentinels whether the master has moved, unless another thread has asked since
     /// `since`. Returns true if it has.
     pub(in crate::redis) fn look_for_master(&self, since: Instant) -> bool {
-        let open = |master: &Address, until| self.open_master(master, until);
+        let open = |master: &Address, until: Instant| self.open_master(master, until.into());
         let sentinels = self.sentinels();
         sentinels.is_some_and(|sentinels| sentinels.look(since, self.connect_timeout, open))
     }
 
     /// Connects to an address that sentinels name. Fails unless it is a master.
-    fn open_master(&self, address: &Address, until: Instant) -> RedisResult<Connection> {
-        check_role(self.log_on(address, until)?, until)
-    }
-
-    fn deadline(&self) -> Instant {
-        Instant::now().after(self.connect_timeout)
+    fn open_master(&self, address: &Address, deadlines: Deadlines) -> RedisResult<Connection> {
+        check_role(self.log_on(address, deadlines)?, deadlines.until)
     }
 
     /// Returns why no connection could be made.
@@ -173,9 +178,14 @@ impl Connector {
         Arc::strong_count(&self.open) as u64 - 1
     }
 
-    fn log_on(&self, address: &Address, until: Instant) -> RedisResult<Connection> {
+    fn log_on(&self, address: &Address, deadlines: Deadlines) -> RedisResult<Connection> {
         let awaits_first = |awaits| self.awaits_first.store(awaits, Ordering::Relaxed);
-        let opened = Connection::open(address, Some(&self.connection_name), until, awaits_first);
+        let opened = Connection::open(
+            address,
+            Some(&self.connection_name),
+            deadlines,
+            awaits_first,
+        );
         awaits_first(false);
         let mut connection = opened?;
         self.has_replied.store(true, Ordering::Relaxed);

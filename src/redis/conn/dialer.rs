@@ -62,7 +62,8 @@ impl Pool {
                 MutexGuard::unlocked(&mut state, || sleep(pause));
                 continue;
             }
-            let made = MutexGuard::unlocked(&mut state, || self.connect());
+            let soonest = state.soonest.take().unwrap_or(Instant::NEVER);
+            let made = MutexGuard::unlocked(&mut state, || self.connect(soonest));
             let ends_waits = made.as_ref().is_err_and(ConnectError::ends_waits);
             match made {
                 Ok(connection) if self.has_use_for(&connection, &state) => {
@@ -100,7 +101,7 @@ impl Pool {
 
     /// Makes one connection. A panic of the client library or of a user's logger counts as a
     /// failure: the dialer must free its place.
-    fn connect(&self) -> Result<Connection, ConnectError> {
+    fn connect(&self, soonest: Instant) -> Result<Connection, ConnectError> {
         let mut generation = self.generation();
         let made = catch_unwind(AssertUnwindSafe(|| {
             let moved = || {
@@ -110,10 +111,13 @@ impl Pool {
                     generation += 1;
                 }
             };
-            let made = self.connector.connect(moved).map(|mut connection| {
-                connection.generation = generation;
-                connection
-            });
+            let made = self
+                .connector
+                .connect(soonest, moved)
+                .map(|mut connection| {
+                    connection.generation = generation;
+                    connection
+                });
             made.map_err(|error| {
                 let server = self.connector.label.as_str();
                 let text = library_text(&error);

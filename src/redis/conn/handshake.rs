@@ -6,6 +6,7 @@ use redis::{
 };
 
 use super::connection::Connection;
+use super::stream::Deadlines;
 use crate::clock::Instant;
 use crate::connect_failure::ConnectFailure;
 use crate::error_reply::{is_rejected_logon, library_text, words};
@@ -51,7 +52,7 @@ impl From<RedisError> for Refusal {
 }
 
 impl Connection {
-    /// Connects and logs on by `until`: name resolution, all addresses, TLS and the log-on
+    /// Connects and logs on within `deadlines`: name resolution, all addresses, TLS and the log-on
     /// together. Name resolution and a callback for credentials cannot be interrupted, so this may
     /// block for longer: only the client's own threads call it, and no thread of a user. `name`
     /// becomes the name of the connection. `awaits_first` is called with true when the peer has
@@ -60,11 +61,12 @@ impl Connection {
     pub(crate) fn open(
         address: &Address,
         name: Option<&str>,
-        until: Instant,
+        deadlines: impl Into<Deadlines>,
         awaits_first: impl Fn(bool),
     ) -> RedisResult<Self> {
+        let deadlines = deadlines.into();
         let open = || {
-            let opened = Self::open_as_now(address, name, until, &awaits_first);
+            let opened = Self::open_as_now(address, name, deadlines, &awaits_first);
             #[cfg(feature = "tls")]
             let opened = opened.map_err(|error| address.tls.with_expiry(error));
             opened
@@ -87,7 +89,7 @@ impl Connection {
     fn open_as_now(
         address: &Address,
         name: Option<&str>,
-        until: Instant,
+        deadlines: Deadlines,
         awaits_first: &impl Fn(bool),
     ) -> RedisResult<Self> {
         let (user, password) = address.logon()?;
@@ -98,13 +100,13 @@ impl Connection {
             name,
             with_optional: address.sends_optional(),
         };
-        let mut opened = Self::open_once(address, &what, until, awaits_first)?;
+        let mut opened = Self::open_once(address, &what, deadlines, awaits_first)?;
         if what.with_optional
             && let Err(refusal) = &opened
             && refusal.is_closed
         {
             what.with_optional = false;
-            match Self::open_once(address, &what, until, awaits_first) {
+            match Self::open_once(address, &what, deadlines, awaits_first) {
                 Ok(Ok(connection)) => {
                     address.omit_optional();
                     opened = Ok(connection);
@@ -130,17 +132,19 @@ impl Connection {
     fn open_once(
         address: &Address,
         what: &LogOn<'_>,
-        until: Instant,
+        deadlines: Deadlines,
         awaits_first: &impl Fn(bool),
     ) -> RedisResult<Result<Self, Refusal>> {
-        let mut connection = Self::connect(address, until, || awaits_first(true))?;
+        let mut connection = Self::connect(address, deadlines, || awaits_first(true))?;
         let is_plain = !matches!(address.info.addr(), ConnectionAddr::TcpTls { .. });
         awaits_first(is_plain);
-        Ok(match connection.log_on_as(what, until, is_plain) {
-            Ok(()) if connection.has_surplus() => Err(connection.surplus().into()),
-            Ok(()) => Ok(connection),
-            Err(refusal) => Err(refusal),
-        })
+        Ok(
+            match connection.log_on_as(what, deadlines.until, is_plain) {
+                Ok(()) if connection.has_surplus() => Err(connection.surplus().into()),
+                Ok(()) => Ok(connection),
+                Err(refusal) => Err(refusal),
+            },
+        )
     }
 
     /// Logs on; without a user if the server is older than users.

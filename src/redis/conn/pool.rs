@@ -137,6 +137,7 @@ impl Pool {
             }
             let now = Instant::now();
             number.get_or_insert_with(|| state.callers.join(cap_rule, thread::current()));
+            state.soonest = Some(state.soonest.map_or(until, |other| other.min(until)));
             self.ensure_dialer(state, now).map_err(GetError::Never)?;
             // A wake-up that comes before `park_timeout` is not missed: the thread then does not
             // park.

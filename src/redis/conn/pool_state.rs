@@ -31,6 +31,8 @@ pub(in crate::redis) struct PoolState {
     /// When the last batch was sent; `None` once its replies are read or lost.
     pub(in crate::redis) batch_sent: Option<Instant>,
     pub(super) dialing: Dialing,
+    /// When the first of the calls gives up that have begun to wait since the last dial.
+    pub(super) soonest: Option<Instant>,
 }
 
 impl PoolState {

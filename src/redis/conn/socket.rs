@@ -2,13 +2,13 @@
 //! them or bytes trickle in.
 
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs as _};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
-use redis::io::tcp::socket2::{Domain, SockAddr, Socket as RawSocket, Type};
+use redis::io::tcp::socket2::{Domain, Protocol, SockAddr, Socket as RawSocket, Type};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -31,35 +31,64 @@ const UNIX_STEP: Duration = Duration::from_millis(50);
 pub(super) struct Socket(OwnedFd);
 
 impl Socket {
-    /// Connects to one of the addresses of `host`, by `until`. Name resolution has no deadline:
-    /// only the client's own threads call this.
+    /// Connects to one of the addresses by `until`, and returns which one. They are tried in this
+    /// order and side by side: each `delay` after the one before, or as soon as that one fails.
     pub(super) fn connect_tcp(
-        host: &str,
-        port: u16,
+        addresses: &[SocketAddr],
         settings: &TcpSettings,
+        delay: Duration,
         until: Instant,
-    ) -> io::Result<Self> {
-        let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
-        let mut failure = io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"));
-        for (n, address) in addresses.iter().enumerate() {
-            let left = Instant::now().until(until);
-            if left.is_zero() {
+    ) -> io::Result<(Self, SocketAddr)> {
+        let mut failure = timed_out();
+        let mut left = addresses.iter();
+        let mut next_at = Instant::now();
+        let mut pending: Vec<(OwnedFd, SocketAddr)> = Vec::new();
+        loop {
+            let now = Instant::now();
+            if now >= next_at || pending.is_empty() {
+                match left.next() {
+                    Some(address) => match begin_connect(address) {
+                        Ok(socket) => {
+                            pending.push((socket, *address));
+                            next_at = now.after(delay);
+                        }
+                        Err(error) => failure = error,
+                    },
+                    None if pending.is_empty() => return Err(failure),
+                    None => next_at = Instant::NEVER,
+                }
+                continue;
+            }
+            if now >= until {
                 return Err(timed_out());
             }
-            // An address that does not answer must leave time for the others.
-            let others = u32::try_from(addresses.len() - n).unwrap_or(u32::MAX);
-            match TcpStream::connect_timeout(address, left / others) {
-                Ok(stream) => return Self::of_tcp(stream, settings),
-                Err(error) => failure = error,
+            let polled = pending
+                .iter()
+                .map(|(fd, _)| PollFd::new(fd, PollFlags::OUT));
+            let mut polled: Vec<_> = polled.collect();
+            wait_for(&mut polled, now.until(until.min(next_at)))?;
+            let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+            let Some(ready) = polled.iter().position(is_ready) else {
+                continue;
+            };
+            let (socket, address) = pending.swap_remove(ready);
+            let socket = RawSocket::from(socket);
+            match socket.take_error()? {
+                None => {
+                    socket.set_nonblocking(false)?;
+                    return Ok((Self::of_tcp(socket, settings)?, address));
+                }
+                Some(error) => {
+                    failure = error;
+                    next_at = now;
+                }
             }
         }
-        Err(failure)
     }
 
-    fn of_tcp(stream: TcpStream, settings: &TcpSettings) -> io::Result<Self> {
-        stream.set_nodelay(settings.nodelay())?;
-        stream.set_read_timeout(Some(SOCKET_TIMEOUT))?;
-        let socket = RawSocket::from(stream);
+    fn of_tcp(socket: RawSocket, settings: &TcpSettings) -> io::Result<Self> {
+        socket.set_tcp_nodelay(settings.nodelay())?;
+        socket.set_read_timeout(Some(SOCKET_TIMEOUT))?;
         if let Some(keepalive) = settings.keepalive() {
             socket.set_tcp_keepalive(keepalive)?;
         }
@@ -166,6 +195,25 @@ pub(crate) fn flags_of_send() -> SendFlags {
     #[cfg(target_vendor = "apple")]
     let flags = SendFlags::DONTWAIT;
     flags
+}
+
+/// Starts to connect to `address`, without waiting.
+fn begin_connect(address: &SocketAddr) -> io::Result<OwnedFd> {
+    let socket = RawSocket::new(
+        Domain::for_address(*address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&(*address).into()) {
+        // A signal that interrupts the call does not end the attempt.
+        Err(error) if ![Errno::INPROGRESS, Errno::INTR].contains(&errno(&error)) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+fn errno(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// Waits until the socket is ready for `what`, for at most `left`, and possibly less.

@@ -1,7 +1,9 @@
 //! The bytes to and from a server: over TCP, a unix socket, or TLS on TCP.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use redis::{ConnectionAddr, ErrorKind, RedisResult};
 
@@ -10,7 +12,34 @@ use super::socket::Socket;
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
 use crate::clock::Instant;
+use crate::resolver::Peer;
 use crate::url::Address;
+
+/// The time between the starts of the attempts to connect to two addresses of a name, as RFC 8305
+/// recommends; shorter if the time for all of them is short.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
+
+/// When a connection must be made.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadlines {
+    /// When the first call that waits for it gives up. The addresses of a name are tried faster if
+    /// that is soon.
+    pub(super) soonest: Instant,
+    /// When connecting ends.
+    pub(super) until: Instant,
+}
+
+impl From<Instant> for Deadlines {
+    fn from(until: Instant) -> Self {
+        Self {
+            soonest: until,
+            until,
+        }
+    }
+}
+
+/// The shortest such time that RFC 8305 allows.
+const SHORTEST_DELAY: Duration = Duration::from_millis(10);
 
 pub(super) enum Stream {
     Plain(Socket),
@@ -19,8 +48,9 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// Connects by `until`, with the handshake if TLS is used. `accepted` is called in between.
-    /// Bytes that arrive directly after the handshake go to `input`.
+    /// Connects within `deadlines`, with the handshake if TLS is used. `accepted` is called in
+    /// between. Returns the address, too, if the host is a name. Bytes that arrive directly after
+    /// the handshake go to `input`.
     #[cfg_attr(
         not(feature = "tls"),
         expect(unused_variables, reason = "no handshake")
@@ -28,30 +58,31 @@ impl Stream {
     pub(super) fn connect(
         address: &Address,
         input: &mut Input,
-        until: Instant,
+        deadlines: Deadlines,
         accepted: impl FnOnce(),
-    ) -> RedisResult<Self> {
+    ) -> RedisResult<(Self, Option<Peer>)> {
         let info = &address.info;
+        let until = deadlines.until;
         match info.addr() {
             ConnectionAddr::Tcp(host, port) => {
                 check_host(host)?;
-                let socket = Socket::connect_tcp(host, *port, info.tcp_settings(), until)?;
+                let (socket, peer) = connect_tcp(address, host, *port, deadlines)?;
                 accepted();
-                Ok(Self::Plain(socket))
+                Ok((Self::Plain(socket), peer))
             }
             ConnectionAddr::Unix(path) => {
                 let socket = Socket::connect_unix(path, until)?;
                 accepted();
-                Ok(Self::Plain(socket))
+                Ok((Self::Plain(socket), None))
             }
             #[cfg(feature = "tls")]
             ConnectionAddr::TcpTls { host, port, .. } => {
                 check_host(host)?;
                 let config = address.tls.client_config()?;
-                let socket = Socket::connect_tcp(host, *port, info.tcp_settings(), until)?;
+                let (socket, peer) = connect_tcp(address, host, *port, deadlines)?;
                 accepted();
                 let stream = TlsStream::open(socket, host, config, input, until)?;
-                Ok(Self::Tls(Box::new(stream)))
+                Ok((Self::Tls(Box::new(stream)), peer))
             }
             _ => Err((
                 ErrorKind::InvalidClientConfig,
@@ -94,6 +125,30 @@ impl AsFd for Stream {
             Self::Tls(stream) => stream.as_fd(),
         }
     }
+}
+
+/// Connects to one of the addresses of a host.
+fn connect_tcp(
+    address: &Address,
+    host: &str,
+    port: u16,
+    Deadlines { soonest, until }: Deadlines,
+) -> io::Result<(Socket, Option<Peer>)> {
+    let now = Instant::now();
+    let settings = address.info.tcp_settings();
+    let Some(name) = address.resolver.name(host, port) else {
+        let ip: IpAddr = host.parse().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let address = SocketAddr::new(ip, port);
+        let (socket, _) = Socket::connect_tcp(&[address], settings, ATTEMPT_DELAY, until)?;
+        return Ok((socket, None));
+    };
+    let addresses = name.addresses(now.until(until) / 2)?;
+    let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX).max(1);
+    let left = Instant::now().until(soonest.min(until));
+    // Half of the time is left for the last address.
+    let delay = (left / count / 2).clamp(SHORTEST_DELAY, ATTEMPT_DELAY);
+    let (socket, address) = Socket::connect_tcp(&addresses, settings, delay, until)?;
+    Ok((socket, Some(name.peer(address))))
 }
 
 /// Rejects a wildcard address: a node may announce the address on which it listens, and connecting

@@ -256,7 +256,7 @@ mod tests {
         };
         let connector = Connector::to_server(address_of(&listener), None, &config);
         thread::scope(|scope| {
-            let connecting = scope.spawn(|| connector.connect(|| ()));
+            let connecting = scope.spawn(|| connector.connect(Instant::NEVER, || ()));
             let mut stream = serve(listener.accept().unwrap().0, b"");
             // The log-on arrives: the client has completed the handshake.
             stream.read_exact(&mut [0]).unwrap();

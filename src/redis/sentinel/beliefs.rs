@@ -107,7 +107,7 @@ impl Beliefs {
         };
         let known = self.known.as_ref();
         let choice = choose(&claims, members, known, self.floor, has_failed);
-        let believed = choice.candidates.first().or(self.serving());
+        let believed = choice.candidates.first().or_else(|| self.serving());
         let agreeing = claims
             .iter()
             .filter(|claim| Some(&claim.address) == believed);
