@@ -18,6 +18,7 @@ use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
 use crate::redis::fault::Fault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
+use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 use crate::redis::spin::Spin;
 use crate::stats::Histogram;
 use crate::sync::Mutex;
@@ -36,6 +37,30 @@ pub(crate) struct Server {
     ignored_release: Mutex<Option<Cause>>,
     /// Whether that is known, read without the lock.
     ignores_releases: AtomicBool,
+}
+
+/// A connection for one batch. Dropping it closes it: only failed connections are dropped.
+pub(crate) enum BorrowedConnection<'a> {
+    Pooled(&'a Pool, PooledConnection<'a>),
+    /// One that the calls of a quorum use.
+    OfMember(&'a Member, PipelinedConnection),
+}
+
+impl BorrowedConnection<'_> {
+    pub(crate) fn connection(&mut self) -> &mut Connection {
+        match self {
+            Self::Pooled(_, pooled) => pooled.connection(),
+            Self::OfMember(_, connection) => connection.connection_mut(),
+        }
+    }
+
+    /// Returns it to those that use it.
+    pub(crate) fn give_back(self) {
+        match self {
+            Self::Pooled(pool, pooled) => pool.pass_on(pooled),
+            Self::OfMember(member, connection) => member.put_back(connection),
+        }
+    }
 }
 
 impl Server {
@@ -125,15 +150,31 @@ impl Server {
                     let is_silence = connect_error.cause.is_silence();
                     let counts =
                         connect_error.is_servers_fault || is_silence && self.had_time(asked, until);
+                    // Other calls use the connections that the server has accepted.
+                    let counts = counts && !self.pool.has_connection();
                     self.connect_error(connect_error, counts)
                 }
                 GetError::Never(error) => Fault::Rejected(error),
             })
     }
 
-    /// Returns a connection outside of the pool, for a thread that keeps it.
+    /// Returns a connection outside of the pool, for a thread that keeps it. Leaves the pool its
+    /// last one: no other may be available, and the holders of locks need it.
     pub(crate) fn connection(&self, until: Instant) -> Result<Connection, Fault> {
-        Ok(self.acquire_connection(until, Cap::Exempt)?.keep())
+        let leaves_one = self.pool.has_connection();
+        let pooled = self.acquire_connection(until, Cap::Kept { leaves_one })?;
+        Ok(pooled.keep())
+    }
+
+    /// Returns a connection that other calls use, too, so that a held lock needs no new one.
+    pub(crate) fn borrow(&self, until: Instant) -> Result<BorrowedConnection<'_>, Fault> {
+        if let Some(member) = &self.member
+            && let Some(connection) = member.take_settled()
+        {
+            return Ok(BorrowedConnection::OfMember(member, connection));
+        }
+        let pooled = self.acquire_connection(until, Cap::Exempt)?;
+        Ok(BorrowedConnection::Pooled(&self.pool, pooled))
     }
 
     /// Asks the sentinels, and moves on to another master if they name one. Returns true if so.

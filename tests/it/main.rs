@@ -37,6 +37,7 @@ mod fencing;
 mod fork;
 mod hostile;
 mod large_values;
+mod last_connection;
 mod list;
 mod local_handoff;
 mod lock;
@@ -134,6 +135,7 @@ const TESTS: &[Listed] = &[
     fork::TESTS,
     hostile::TESTS,
     large_values::TESTS,
+    last_connection::TESTS,
     list::TESTS,
     local_handoff::TESTS,
     lock::TESTS,

@@ -41,7 +41,7 @@ pub(crate) fn release(
     let first = signalled.then(Instant::now);
     background::wait_for(&released, signals, first).unwrap_or_else(|| {
         // The lease was valid until the command ended, so the command has succeeded.
-        say("the release was not confirmed before a signal: the lock is free after the ttl");
+        say("the release was not confirmed before a signal: the lock is free after the ttl at the latest");
         Ok(())
     })
 }
@@ -113,7 +113,7 @@ fn release_now(guard: Box<dyn Guard>, is_shortened: bool) -> Result<(), Lost> {
         Err(error) => {
             // The lease was valid until the command ended, so the command has succeeded.
             say(&format!(
-                "the release was not confirmed, the lock is free after the ttl: {error}"
+                "the release was not confirmed, the lock is free after the ttl at the latest: {error}"
             ));
             Ok(())
         }

@@ -10,6 +10,9 @@ pub(crate) enum Cap {
     /// Does not wait for that, and no circuit breaker rejects it: releases, renewals, health
     /// checks, and the threads of the client.
     Exempt,
+    /// Exempt, too, for a thread that takes the connection out of the pool. If others use the
+    /// pool's connections (`leaves_one`), it leaves them the last one, and waits for a new one.
+    Kept { leaves_one: bool },
 }
 
 /// The queue, with a waker for each call.
@@ -80,16 +83,18 @@ impl<T> Callers<T> {
             match caller.cap_rule {
                 Cap::Exempt => free += 1,
                 Cap::Counted => capped += 1,
+                // May have to leave the idle connections to the calls behind it.
+                Cap::Kept { .. } => {}
             }
         }
-        let may = cap_rule == Cap::Exempt || capped < room;
+        let may = cap_rule != Cap::Counted || capped < room;
         may.then_some(free + capped.min(room))
     }
 
     /// Returns the wakers of the calls that can use the next connections, in order.
     pub(super) fn next(&self, mut room: usize) -> impl Iterator<Item = &T> {
         let has_room = move |caller: &&Caller<T>| {
-            if caller.cap_rule == Cap::Exempt {
+            if caller.cap_rule != Cap::Counted {
                 return true;
             }
             let has_room = room > 0;
@@ -120,6 +125,14 @@ mod tests {
             (callers.count(Cap::Counted), callers.count(Cap::Exempt)),
             (0, 1)
         );
+    }
+
+    #[test]
+    fn call_that_keeps_its_connection_lets_others_go_ahead() {
+        let mut callers = Callers::default();
+        callers.join(Cap::Kept { leaves_one: true }, ());
+        assert_eq!(callers.before(None, Cap::Counted, 1), Some(0));
+        assert_eq!(callers.before(None, Cap::Exempt, 1), Some(0));
     }
 
     #[test]

@@ -129,7 +129,8 @@ impl Pool {
             let has_failed = state.dialing.failed_times != failed_before;
             let failure = state.dialing.failure();
             let failure = failure.filter(|failure| has_failed || !failure.is_final);
-            let is_over = |failure: &ConnectError| !in_time || (has_failed && failure.ends_waits());
+            let may_end = has_failed && !state.gives_back(cap_rule);
+            let is_over = |failure: &ConnectError| !in_time || (may_end && failure.ends_waits());
             match failure {
                 Some(failure) if is_over(failure) => return Err(GetError::NotYet(failure.clone())),
                 None if !in_time => return Err(GetError::NotYet(self.no_reason(state, cap_rule))),
@@ -144,6 +145,12 @@ impl Pool {
             MutexGuard::unlocked(state, || thread::park_timeout(nap(now, until)));
             in_time = Instant::now() < until;
         }
+    }
+
+    /// Returns whether the pool has a connection, idle or in use.
+    pub(in crate::redis) fn has_connection(&self) -> bool {
+        let state = self.state.lock();
+        state.out > 0 || !state.idle.is_empty()
     }
 
     /// Requests a connection without waiting for it; a dialer starts if none is idle. The pool

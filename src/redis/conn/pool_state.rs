@@ -46,7 +46,7 @@ impl PoolState {
     ) -> Option<Connection> {
         let room = cap.saturating_sub(self.out);
         let before = self.callers.before(number, cap_rule, room)?;
-        if self.idle.len() <= before {
+        if self.idle.len() <= before + self.left_by(cap_rule) {
             return None;
         }
         let connection = self.idle.pop()?;
@@ -67,7 +67,23 @@ impl PoolState {
     /// Returns whether a connection must be made: the queued calls can use more than are idle.
     pub(super) fn wants_connection(&self, cap: usize) -> bool {
         let usable = self.callers.next(cap.saturating_sub(self.out));
-        usable.count() > self.idle.len()
+        let kept = Cap::Kept { leaves_one: true };
+        let left = match self.callers.count(kept) {
+            0 => 0,
+            _ => self.left_by(kept),
+        };
+        usable.count() + left > self.idle.len()
+    }
+
+    /// Returns whether a connection in use may come back for a caller: it then waits for that one,
+    /// although no new one can be made.
+    pub(super) fn gives_back(&self, cap_rule: Cap) -> bool {
+        self.out > 0 && !matches!(cap_rule, Cap::Kept { .. })
+    }
+
+    /// Returns how many of the idle connections a caller leaves to others.
+    fn left_by(&self, cap_rule: Cap) -> usize {
+        usize::from(self.out == 0 && cap_rule == Cap::Kept { leaves_one: true })
     }
 
     /// Returns whether the next free connection goes to the queue of combined calls.

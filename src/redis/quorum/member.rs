@@ -143,6 +143,15 @@ impl Member {
         true
     }
 
+    /// Takes an idle connection on which no reply is pending.
+    pub(in crate::redis) fn take_settled(&self) -> Option<PipelinedConnection> {
+        let mut idle = self.idle.lock();
+        let n = idle
+            .iter()
+            .rposition(|connection| connection.pending() == 0)?;
+        Some(idle.remove(n))
+    }
+
     /// Takes the idle connection that was used last. If it has too many unread replies, sends it to
     /// the io thread and takes the next one. Returns `None` if that one has too many as well.
     pub(super) fn take_idle(&self) -> Option<PipelinedConnection> {

@@ -125,6 +125,11 @@ impl PipelinedConnection {
         &self.connection
     }
 
+    /// Returns the connection for another use, while no reply is pending.
+    pub(in crate::redis) fn connection_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
     /// Closes the connection and returns the entries of its unread replies. Before closing it,
     /// sends `undo`, if given, behind the commands that got no reply.
     pub(super) fn abandon(

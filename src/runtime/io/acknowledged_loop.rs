@@ -8,7 +8,7 @@ use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::job::{IoJob, forward_moved};
 use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::renewal_round::RenewalPart;
-use crate::runtime::io::writer::{Writer, writes};
+use crate::runtime::io::writer::{write, writes};
 use crate::runtime::state::Runtime;
 
 pub(in crate::runtime) fn run(
@@ -16,7 +16,6 @@ pub(in crate::runtime) fn run(
     endpoint: &Endpoint,
     parts: &Receiver<RenewalPart>,
 ) {
-    let mut writer = Writer::default();
     while let Ok(first) = parts.recv() {
         let mut jobs = vec![IoJob::Renew(first)];
         jobs.extend(parts.try_iter().map(IoJob::Renew));
@@ -24,7 +23,7 @@ pub(in crate::runtime) fn run(
             // This thread has no releases to pass on.
             forward_moved(runtime, endpoint, &mut Releases::default(), &mut jobs);
             for next in writes(jobs) {
-                writer.write(runtime, endpoint, next, |job, sent, answer| {
+                write(runtime, endpoint, next, |job, sent, answer| {
                     if let IoJob::Renew(part) = job {
                         settle_renewal(runtime, endpoint, part, sent, answer);
                     }

@@ -82,6 +82,11 @@ impl<'a> Round<'a> {
                     false
                 }
                 (Some(Err(error)), Some(slot)) => {
+                    // Another thread may have returned one meanwhile.
+                    slot.connection = slot.member.take_idle();
+                    if slot.connection.is_some() {
+                        return false;
+                    }
                     slot.member.mark_down();
                     failed.push((slot.server, slot.server.connect_error(error, false)));
                     false
