@@ -131,6 +131,11 @@ impl Cause {
         error.is_some_and(RedisError::is_connection_refusal)
     }
 
+    /// Whether the server replied, or its state is the reason.
+    pub(crate) fn is_of_server(&self) -> bool {
+        self.kind == CauseKind::Server
+    }
+
     /// Whether the client itself is the reason, and not the server.
     pub(crate) fn is_of_client(&self) -> bool {
         self.kind == CauseKind::Client

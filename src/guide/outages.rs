@@ -35,8 +35,9 @@
 //!   [`Lost::Expired`](crate::Lost::Expired).
 //! - **A waiter** sleeps, and asks again as soon as the server answers.
 //! - **A release** that got no reply is repeated in the background until it succeeds or the lease
-//!   has ended. Until the server answers anything, further releases go to the background at once,
-//!   so that all of them together take about one command timeout.
+//!   has ended. Until the server serves anything, further releases go to the background at once,
+//!   so that all of them together take about one command timeout. If the server replies that it
+//!   cannot serve now, each of them asks once.
 //!
 //! # Health checks
 //!

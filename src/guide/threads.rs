@@ -7,7 +7,7 @@
 //! | thread | started by | purpose |
 //! |---|---|---|
 //! | `leasehold-timer` | the first lock | tracks the leases' deadlines and schedules renewals; no I/O |
-//! | `leasehold-io` | the first lock | sends renewals in batches, repeated releases and shared statistics over its own connection |
+//! | `leasehold-io` | the first lock | sends renewals in batches, repeated releases and shared statistics, over its own connection if that leaves one to the calls |
 //! | `leasehold-replicas` | the first renewal under `min_replicas` | sends renewals that replicas must acknowledge; at most eight threads for each server |
 //! | `leasehold-subscriber` | the first waiter | receives releases and grants over its own connection |
 //! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes, and asks all sentinels at intervals |
@@ -30,6 +30,10 @@
 //!   calls beyond that wait for a connection and then share its next write.
 //! - A release waits at most 5 ms for a shared connection, and then gets its own. A call that waits
 //!   for replicas always has its own.
+//!
+//! A held lock needs no new connection while one works: if the server accepts no further one, as at
+//! its `maxclients` or after a change of the password, renewals, releases and other calls share
+//! those that exist.
 //!
 //! A thread that waits for a reply or for a lock sleeps. On machines with idle cores,
 //! [`ClientBuilder::spin`] can save time: calls then spin for the reply before they sleep.

@@ -19,7 +19,7 @@ use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::queue::local_queue::HandedOff;
-use crate::redis::{Cap, Fault, Undoable};
+use crate::redis::{Cap, Fault, IgnoredRelease, Undoable};
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
@@ -101,13 +101,10 @@ pub(crate) fn release(
     // Other clients have waited for the whole run of hand-offs: they go first now.
     let mut yields_to_fleet = !hold.keys.calls_share_a_place() && hold.run.was_handed(token);
     let outcome = match runtime.deployment.ignored_release(&hold.keys) {
-        Some(cause) => Err(sent_in_background(runtime, &cause)),
-        None => {
-            let outcome = send_until_answered(runtime, hold, &mut yields_to_fleet, deadline);
-            if let Err(Error::Unreachable { cause, .. }) = &outcome {
-                (runtime.deployment).note_ignored_release(&hold.keys, now, cause);
-            }
-            outcome
+        Some(ignored) if !ignored.was_refused => Err(sent_in_background(runtime, &ignored.cause)),
+        ignored => {
+            let tries_once = ignored.is_some();
+            send_until_answered(runtime, hold, &mut yields_to_fleet, deadline, tries_once)
         }
     };
     let is_lost = matches!(
@@ -283,36 +280,49 @@ fn sent_in_background(runtime: &Runtime, cause: &Cause) -> Error {
     )))
 }
 
-/// Releases a lease of several parts: all go out in one write to each server.
-fn release_parts(
+/// Returns the error of a release that began at `start` and failed. Releases that follow at once
+/// do not wait as long.
+fn not_released(
     runtime: &Runtime,
-    hold: &Arc<HeldLease>,
-    deadline: Instant,
-) -> Result<Unlocked, Error> {
+    hold: &HeldLease,
+    start: Instant,
+    ignored: IgnoredRelease,
+) -> Error {
+    let deployment = &runtime.deployment;
+    deployment.note_ignored_release(&hold.keys, start, &ignored);
+    deployment.unreachable(ignored.cause.unserved_for(start.until(Instant::now())))
+}
+
+/// Releases a lease of several parts: all go out in one write to each server. Returns `None` if a
+/// part got no reply.
+fn release_parts(runtime: &Runtime, hold: &Arc<HeldLease>, deadline: Instant) -> Option<Unlocked> {
     let found = runtime.release_all(std::slice::from_ref(hold), deadline);
-    match found.recv_timeout(Instant::now().until(deadline)) {
-        Ok(found) => Ok(unlocked(hold, found)),
-        Err(_) => Err(runtime
-            .deployment
-            .unreachable(Cause::silence("no reply to a part of the release in time"))),
-    }
+    let found = found.recv_timeout(Instant::now().until(deadline)).ok()?;
+    Some(unlocked(hold, found))
 }
 
 /// Sends the release until a reply shows what it found, or until the deadline.
 ///
-/// Sets `yields_to_fleet` to false if no other client received the release message.
+/// Sets `yields_to_fleet` to false if no other client received the release message. With
+/// `tries_once`, the first failure ends it.
 fn send_until_answered(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
     yields_to_fleet: &mut bool,
     deadline: Instant,
+    tries_once: bool,
 ) -> Result<Unlocked, Error> {
+    let start = Instant::now();
+    let mut ignored = IgnoredRelease {
+        cause: Cause::silence("no reply to a part of the release in time"),
+        was_refused: false,
+    };
     if hold.keys.is_split() {
-        return release_parts(runtime, hold, deadline);
+        return release_parts(runtime, hold, deadline)
+            .ok_or_else(|| not_released(runtime, hold, start, ignored));
     }
     // How many of the receivers of the message are subscribers of this client.
     let ours = runtime.endpoints.subscribed(hold.keys.key(0).channel) as u64;
-    let start = Instant::now();
     let mut failures = 0;
     let mut last_cause = None;
     // A release without a reply may be what removed the key.
@@ -344,11 +354,13 @@ fn send_until_answered(
                 cause
             }
         };
+        // Over a quorum, the cause does not tell: some of the servers may hang.
+        ignored.was_refused |= cause.is_of_server() && runtime.deployment.size().all == 1;
         let cause = cause.or_said_before(&mut last_cause);
         let now = Instant::now();
-        if now >= deadline || runtime.is_closed() {
-            let cause = cause.unserved_for(start.until(now));
-            return Err(runtime.deployment.unreachable(cause));
+        if now >= deadline || runtime.is_closed() || tries_once {
+            ignored.cause = cause;
+            return Err(not_released(runtime, hold, start, ignored));
         }
         // A pooled connection that had died unnoticed costs one attempt and no pause.
         if failures > 0 {

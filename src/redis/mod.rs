@@ -45,7 +45,7 @@ pub(crate) use crate::redis::fault::{Fault, OpenCircuit};
 pub(crate) use crate::redis::health::ServerHealth;
 pub(crate) use crate::redis::quorum::member::{Member, MemberTask};
 pub(crate) use crate::redis::quorum::votes::{Majority, Verdict, Votes};
-pub(crate) use crate::redis::server::Server;
+pub(crate) use crate::redis::server::{IgnoredRelease, Server};
 pub(crate) use crate::redis::undoable::{ServerVotes, Undoable, Vote};
 
 /// All servers of one client, whichever way they are deployed.
@@ -281,10 +281,9 @@ impl Deployment {
         }
     }
 
-    /// Returns why releases of these keys go to the background at once: one at the same server got
-    /// no answer for this cause, and the server has answered nothing since. Over a quorum, this
-    /// must hold for so many servers that the others are no majority.
-    pub(crate) fn ignored_release(&self, keys: &Arc<dyn Primitive>) -> Option<Cause> {
+    /// Returns an earlier release at the same server that failed, if the server has served nothing
+    /// since. Over a quorum, this must hold for so many servers that the others are no majority.
+    pub(crate) fn ignored_release(&self, keys: &Arc<dyn Primitive>) -> Option<IgnoredRelease> {
         keys.parts().iter().find_map(|part| {
             let (owners, size) = self.owners_of(part.key(0));
             let mut ignored = owners.iter().filter_map(|owner| owner.ignored_release());
@@ -292,16 +291,16 @@ impl Deployment {
         })
     }
 
-    /// Records why a release of these keys that began at `start` got no answer.
+    /// Records a release of these keys that began at `start` and failed.
     pub(crate) fn note_ignored_release(
         &self,
         keys: &Arc<dyn Primitive>,
         start: Instant,
-        cause: &Cause,
+        ignored: &IgnoredRelease,
     ) {
         for part in keys.parts() {
             for owner in self.owners_of(part.key(0)).0 {
-                owner.note_ignored_release(start, cause);
+                owner.note_ignored_release(start, ignored);
             }
         }
     }

@@ -33,15 +33,24 @@ pub(crate) struct Server {
     /// The time from a command to its reply.
     pub(crate) latency: Histogram,
     pub(super) spin: Spin,
-    /// Why a release got no answer, if the server has answered nothing since.
-    ignored_release: Mutex<Option<Cause>>,
+    /// The last release that failed, if the server has served nothing since.
+    ignored_release: Mutex<Option<IgnoredRelease>>,
     /// Whether that is known, read without the lock.
     ignores_releases: AtomicBool,
 }
 
+/// A release that a server did not serve.
+#[derive(Clone, Debug)]
+pub(crate) struct IgnoredRelease {
+    pub(crate) cause: Cause,
+    /// Whether the server replied that it cannot serve now. Another release then finds out at once
+    /// whether it can.
+    pub(crate) was_refused: bool,
+}
+
 /// A connection for one batch. Dropping it closes it: only failed connections are dropped.
 pub(crate) enum BorrowedConnection<'a> {
-    Pooled(&'a Pool, PooledConnection<'a>),
+    Pooled(PooledConnection<'a>),
     /// One that the calls of a quorum use.
     OfMember(&'a Member, PipelinedConnection),
 }
@@ -49,16 +58,20 @@ pub(crate) enum BorrowedConnection<'a> {
 impl BorrowedConnection<'_> {
     pub(crate) fn connection(&mut self) -> &mut Connection {
         match self {
-            Self::Pooled(_, pooled) => pooled.connection(),
+            Self::Pooled(pooled) => pooled.connection(),
             Self::OfMember(_, connection) => connection.connection_mut(),
         }
     }
 
-    /// Returns it to those that use it.
-    pub(crate) fn give_back(self) {
+    /// Returns the connection for further batches, or gives it back to the calls that use it, if
+    /// it is their last one.
+    pub(crate) fn keep_or_give_back(self) -> Option<Connection> {
         match self {
-            Self::Pooled(pool, pooled) => pool.pass_on(pooled),
-            Self::OfMember(member, connection) => member.put_back(connection),
+            Self::Pooled(pooled) => pooled.keep_unless_last(),
+            Self::OfMember(member, connection) => {
+                member.put_back(connection);
+                None
+            }
         }
     }
 }
@@ -166,7 +179,7 @@ impl Server {
         Ok(pooled.keep())
     }
 
-    /// Returns a connection that other calls use, too, so that a held lock needs no new one.
+    /// Returns a connection of those that calls use, so that a held lock needs no new one.
     pub(crate) fn borrow(&self, until: Instant) -> Result<BorrowedConnection<'_>, Fault> {
         if let Some(member) = &self.member
             && let Some(connection) = member.take_settled()
@@ -174,7 +187,7 @@ impl Server {
             return Ok(BorrowedConnection::OfMember(member, connection));
         }
         let pooled = self.acquire_connection(until, Cap::Exempt)?;
-        Ok(BorrowedConnection::Pooled(&self.pool, pooled))
+        Ok(BorrowedConnection::Pooled(pooled))
     }
 
     /// Asks the sentinels, and moves on to another master if they name one. Returns true if so.
@@ -193,18 +206,18 @@ impl Server {
         connection.generation == self.pool.generation()
     }
 
-    /// Returns why a release got no answer, if the server has answered nothing since.
-    pub(super) fn ignored_release(&self) -> Option<Cause> {
+    /// Returns the last release that failed, if the server has served nothing since.
+    pub(super) fn ignored_release(&self) -> Option<IgnoredRelease> {
         match self.ignores_releases.load(Ordering::Relaxed) {
             true => self.ignored_release.lock().clone(),
             false => None,
         }
     }
 
-    /// Records why a release that began at `start` got no answer, unless something else did.
-    pub(super) fn note_ignored_release(&self, start: Instant, cause: &Cause) {
+    /// Records a release that began at `start` and failed, unless something else was served.
+    pub(super) fn note_ignored_release(&self, start: Instant, ignored: &IgnoredRelease) {
         if !self.health.has_answered_since(start) {
-            *self.ignored_release.lock() = Some(cause.clone());
+            *self.ignored_release.lock() = Some(ignored.clone());
             self.ignores_releases.store(true, Ordering::Relaxed);
         }
     }

@@ -354,18 +354,25 @@ fn after_an_unanswered_attempt(
     is_undone: impl FnMut() -> bool,
 ) {
     let proxy = Proxy::new(server);
-    let client = client_with_two_connections(&proxy);
-    proxy.set_nth(0, Traffic::Stall);
-    proxy.set_nth(1, Traffic::CutOnReply);
+    let (client, [io, calls]) = client_with_two_connections(&proxy);
+    proxy.set_nth(io, Traffic::Stall);
+    proxy.set_nth(calls, Traffic::CutOnReply);
     assert_not_refused(call(&client));
-    proxy.set_nth(0, Traffic::Pass);
+    proxy.set_nth(io, Traffic::Pass);
     eventually(PATIENCE, is_undone);
 }
 
-/// Returns a client whose io thread, which renews, undoes and repeats, has the first of its two
-/// connections. The server knows the scripts: each is sent once.
-fn client_with_two_connections(proxy: &Proxy) -> Client {
+/// Returns a client with two connections: the first in the result is that of the io thread, which
+/// renews, undoes and repeats. The server knows the scripts: each is sent once.
+fn client_with_two_connections(proxy: &Proxy) -> (Client, [usize; 2]) {
     let client = client(&proxy.url());
+    proxy.delay(ms(0), ms(50));
+    while proxy.connections() < 2 {
+        thread::scope(|scope| {
+            (0..2).for_each(|_| drop(scope.spawn(|| client.ping().unwrap())));
+        });
+    }
+    proxy.delay(ms(0), ms(0));
     let (report, renewals) = unbounded();
     let mutex = client.mutex("renewed").renew_every(ms(100));
     let mutex = mutex.on_renew(move |_| {
@@ -373,12 +380,14 @@ fn client_with_two_connections(proxy: &Proxy) -> Client {
     });
     let guard = mutex.lock().unwrap();
     renewals.recv().unwrap();
+    client.shared_stats().unwrap();
+    let calls = proxy.connections_that_sent("HGETALL")[0];
     drop(client.mutex("warm").lock().unwrap());
     drop(client.semaphore("warm", 1).acquire().unwrap());
     drop(client.rw_lock("warm").read().unwrap());
     drop(guard);
     assert_eq!(proxy.connections(), 2);
-    client
+    (client, [1 - calls, calls])
 }
 
 #[track_caller]
@@ -418,10 +427,10 @@ fn after_an_unanswered_release<T>(
 ) {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = client_with_two_connections(&proxy);
+    let (client, [io, calls]) = client_with_two_connections(&proxy);
     let held = hold(&client);
-    proxy.set_nth(0, Traffic::Stall);
-    proxy.set_nth(1, Traffic::DropBoth);
+    proxy.set_nth(io, Traffic::Stall);
+    proxy.set_nth(calls, Traffic::DropBoth);
     expect_unreachable(release(held));
     assert!(!is_released(&server), "the release is lost");
     // The call opens a connection. The io thread still waits for a reply on the stalled one.

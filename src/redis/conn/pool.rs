@@ -382,6 +382,19 @@ impl PooledConnection<'_> {
         pool.suspect(generation);
     }
 
+    /// Takes the connection out of the pool, unless it is the pool's last one. Then returns `None`,
+    /// and the connection goes back.
+    pub(in crate::redis) fn keep_unless_last(self) -> Option<Connection> {
+        let state = self.pool.state.lock();
+        let is_last = state.out <= 1 && state.idle.is_empty();
+        drop(state);
+        if is_last {
+            self.pool.pass_on(self);
+            return None;
+        }
+        Some(self.keep())
+    }
+
     /// Takes the connection out of the pool permanently, for a thread that keeps it.
     pub(crate) fn keep(mut self) -> Connection {
         let connection = self.take();

@@ -8,7 +8,7 @@ use crate::runtime::endpoint::Endpoint;
 use crate::runtime::io::job::{IoJob, forward_moved};
 use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::renewal_round::RenewalPart;
-use crate::runtime::io::writer::{write, writes};
+use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
 
 pub(in crate::runtime) fn run(
@@ -16,6 +16,7 @@ pub(in crate::runtime) fn run(
     endpoint: &Endpoint,
     parts: &Receiver<RenewalPart>,
 ) {
+    let mut writer = Writer::default();
     while let Ok(first) = parts.recv() {
         let mut jobs = vec![IoJob::Renew(first)];
         jobs.extend(parts.try_iter().map(IoJob::Renew));
@@ -23,7 +24,7 @@ pub(in crate::runtime) fn run(
             // This thread has no releases to pass on.
             forward_moved(runtime, endpoint, &mut Releases::default(), &mut jobs);
             for next in writes(jobs) {
-                write(runtime, endpoint, next, |job, sent, answer| {
+                writer.write(runtime, endpoint, next, |job, sent, answer| {
                     if let IoJob::Renew(part) = job {
                         settle_renewal(runtime, endpoint, part, sent, answer);
                     }

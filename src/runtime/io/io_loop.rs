@@ -30,7 +30,7 @@ use crate::runtime::io::IoRequest;
 use crate::runtime::io::job::{IoJob, forward_moved};
 use crate::runtime::io::recovery::Recovery;
 use crate::runtime::io::renewal::settle_renewal;
-use crate::runtime::io::writer::{write, writes};
+use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
 
 /// How often a server with an open circuit breaker is probed, while the client has a lease, a
@@ -46,6 +46,7 @@ const RETIRE_AFTER: Duration = Duration::from_secs(2);
 /// The work of the thread.
 #[derive(Default)]
 struct IoLoop {
+    writer: Writer,
     releases: Releases,
     probe_at: Option<Instant>,
     /// When a server with an open circuit breaker is probed next.
@@ -95,9 +96,10 @@ impl IoLoop {
             jobs.extend(deltas.into_iter().map(IoJob::AddStats));
             for next in writes(jobs) {
                 let releases = &mut self.releases;
-                write(runtime, endpoint, next, |job, sent, answer| {
-                    settle(releases, runtime, endpoint, job, sent, answer);
-                });
+                self.writer
+                    .write(runtime, endpoint, next, |job, sent, answer| {
+                        settle(releases, runtime, endpoint, job, sent, answer);
+                    });
             }
             contain(|| self.probe(runtime, endpoint));
             contain(|| self.probe_breaker(runtime, endpoint));
