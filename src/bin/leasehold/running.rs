@@ -106,6 +106,8 @@ impl<'a> Running<'a> {
                 recv(check) -> _ => {}
             }
         }
+        // A Ctrl-Z that the command has handled must not stop this process before the release.
+        self.end.signalled |= signals.try_iter().filter(|signal| ends(*signal)).count() > 0;
         self.end
     }
 

@@ -54,7 +54,17 @@ fn catch(children: Option<i32>) -> io::Result<Receiver<i32>> {
         true => Ok(()),
         false => sender.send(signal),
     };
-    let listen = move || signals.forever().try_for_each(&mut received);
+    let listen = move || {
+        loop {
+            let mut pending: Vec<_> = signals.wait().collect();
+            // Ctrl-Z reaches this process before the command has stopped, and ended, because of it.
+            pending.sort_by_key(|signal| *signal == SIGCHLD);
+            // Fails when this process no longer handles signals.
+            if pending.into_iter().try_for_each(&mut received).is_err() {
+                return;
+            }
+        }
+    };
     thread::Builder::new()
         .name("leasehold-signals".into())
         .spawn(listen)?;
