@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, getpid, getppid, kill_process_group, setpgid}
 use signal_hook::consts::FORBIDDEN;
 use signal_hook::flag;
 
+use crate::children::start_child;
 use crate::process_group::{group_of, signal_command};
 use crate::program::this_program;
 use crate::signals::FORWARDED;
@@ -155,7 +156,8 @@ fn leave_group() {
         .arg("--version")
         .process_group(0)
         .stdin(Stdio::null());
-    if let Ok(mut leader) = leader.stdout(Stdio::null()).spawn() {
+    leader.stdout(Stdio::null());
+    if let Ok(mut leader) = start_child(|| leader.spawn()) {
         let _ = setpgid(None, Some(Pid::from_child(&leader)));
         let _ = leader.wait();
     }

@@ -1,9 +1,10 @@
 //! Promise: a signal that stops a new process of the program does not stop the program.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use rustix::process::{Signal, kill_process};
-use support::Server;
+use support::{Server, TempDir};
 
 use super::{Program, children_of, program, state_of, supervisor_of};
 
@@ -12,18 +13,25 @@ support::tests![
     supervisor_that_is_stopped_before_it_is_ready_starts
 ];
 
-/// The search for the program in so many directories takes some 100 ms. Until it ends, the new
-/// process has not executed the program.
-fn long_path() -> String {
-    let directories = ["/-"; 40_000].join(":");
-    format!("{directories}:{}", std::env::var("PATH").unwrap())
+/// Returns a `PATH` whose search takes some 200 ms: it names a slow directory 200 times. Until the
+/// search ends, the new process has not executed the program.
+fn slow_path(directory: &TempDir) -> String {
+    // The kernel follows at most 40 links, each of up to 4095 bytes. The last one leads nowhere.
+    for n in 0..30 {
+        let target = format!("{}{}", "./".repeat(1_000), n + 1);
+        symlink(target, directory.join(&n.to_string())).unwrap();
+    }
+    let slow = format!("{}:", directory.join("0").display());
+    slow.repeat(200) + &std::env::var("PATH").unwrap()
 }
 
 fn command_that_is_stopped_before_it_executes_its_program_runs() {
     let server = Server::start();
+    let directory = TempDir::create();
+    let path = slow_path(&directory);
     for (options, signal) in [(&[][..], Signal::TSTP), (&["--foreground"], Signal::STOP)] {
         let mut command = program(&server.url());
-        command.env("PATH", long_path()).args(["run", "a"]);
+        command.env("PATH", &path).args(["run", "a"]);
         command.args(options).args(["--", "sh", "-c", "exit 3"]);
         let mut program = Program::of(command.spawn().unwrap());
         let supervisor = supervisor_of(program.id());

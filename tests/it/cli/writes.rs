@@ -10,6 +10,7 @@ use super::PROGRAM;
 support::tests![
     message_in_the_background_of_a_terminal_does_not_stop_the_program,
     message_beyond_the_file_size_limit_is_dropped,
+    #[cfg(target_os = "linux")]
     command_has_the_signals_as_the_program_was_started
 ];
 
@@ -73,6 +74,7 @@ fn message_beyond_the_file_size_limit_is_dropped() {
     );
 }
 
+#[cfg(target_os = "linux")]
 fn command_has_the_signals_as_the_program_was_started() {
     let server = Server::start();
     let show = "sh -c 'grep -E \"Sig(Blk|Ign)\" /proc/self/status'";
