@@ -135,6 +135,7 @@ pub use holder::Holder;
 pub use holder_id::HolderId;
 pub use lock::list::held::Held;
 pub use lock::list::held_permits::HeldPermits;
+pub use lock::list::page::ListPage;
 pub use lock::release::Unlocked;
 pub use lock::shutdown::ShutdownReport;
 pub use lost::Lost;

@@ -448,7 +448,9 @@ impl ClientBuilder {
     /// Sets the prefix of the release channels: a channel is the prefix and the lock's name.
     ///
     /// A release is published on this channel. All programs that share a lock must use the same
-    /// prefix. Defaults to `lock_release:`.
+    /// prefix. Programs that use the same names in different databases of a server should use
+    /// different ones: channels belong to the server, so a release in one database wakes the
+    /// waiters of the name in all of them. Defaults to `lock_release:`.
     ///
     /// ```
     /// # use leasehold::Client;

@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::health::{Health, HealthState};
 use crate::lock::list::held::Held;
 use crate::lock::list::held_permits::HeldPermits;
+use crate::lock::list::page::ListPage;
 use crate::lock::list::{list, list_permits};
 use crate::lock::query::query;
 use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
@@ -467,13 +468,38 @@ impl Client {
     /// # Errors
     ///
     /// - [`Error::Unreachable`] if Redis does not answer, or if the scan of a server does not end:
-    ///   a cursor comes again, or ten minutes have passed.
+    ///   a cursor comes again, or it has taken ten minutes for its replies.
     /// - [`Error::CircuitOpen`] while the circuit breaker of a quorum is open.
     /// - [`Error::Refused`] if a permission is missing: `+scan`, or one that [`Mutex::inspect`]
     ///   needs.
     /// - [`Error::Closed`] after a shutdown.
     pub fn list(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<Held>, Error> {
-        list(self.runtime(), prefix.as_ref())
+        self.list_pages(prefix, |_| {})
+    }
+
+    /// Like [`list`](Self::list), and calls `act` with each page of the scan.
+    ///
+    /// The scan continues when `act` returns. So `act` can show how far it is, or slow it down.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// // Takes at most 5 % of the server's time.
+    /// let held = client.list_pages("account:", |page| std::thread::sleep(page.took() * 19))?;
+    /// println!("{} accounts are locked", held.len());
+    /// # assert!(held.is_empty());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`list`](Self::list).
+    pub fn list_pages(
+        &self,
+        prefix: impl AsRef<[u8]>,
+        act: impl FnMut(&ListPage<'_, Held>),
+    ) -> Result<Vec<Held>, Error> {
+        list(self.runtime(), prefix.as_ref(), act)
     }
 
     /// Returns all semaphores whose name begins with `prefix` and that have permits out, sorted by
@@ -496,7 +522,30 @@ impl Client {
     /// The errors of [`list`](Self::list). The call also needs the permissions `+time` and
     /// `+zrangebyscore`.
     pub fn list_permits(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<HeldPermits>, Error> {
-        list_permits(self.runtime(), prefix.as_ref())
+        self.list_permits_pages(prefix, |_| {})
+    }
+
+    /// Like [`list_permits`](Self::list_permits), and calls `act` with each page of the scan.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let held = client.list_permits_pages("api.", |page| {
+    ///     println!("{:.0} % are scanned", page.progress() * 100.0);
+    /// })?;
+    /// # assert!(held.is_empty());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`list_permits`](Self::list_permits).
+    pub fn list_permits_pages(
+        &self,
+        prefix: impl AsRef<[u8]>,
+        act: impl FnMut(&ListPage<'_, HeldPermits>),
+    ) -> Result<Vec<HeldPermits>, Error> {
+        list_permits(self.runtime(), prefix.as_ref(), act)
     }
 
     /// Shuts the client down: releases all held locks, wakes all waiters and joins the threads.

@@ -306,12 +306,20 @@ impl Mutex {
         Ok(query(&self.core.runtime, may_repeat, ask)?.holder())
     }
 
-    /// Returns how many clients are subscribed to the lock's release.
+    /// Returns how many places the lock's queue has, across all processes.
     ///
-    /// That is about the number of clients that wait for the lock. A client counts once, however
-    /// many of its threads wait, and stays subscribed for about ten seconds after its last waiter
-    /// left. A client whose threads wait with [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff)
-    /// does not subscribe. Returns within the command timeout.
+    /// These calls have a place:
+    ///
+    /// - Each client that waits for this lock has one, however many of its threads wait. If the
+    ///   client itself holds the lock, it may have none: it hands the lock to its own threads.
+    /// - So has each call that waits for the [`FairMutex`](crate::FairMutex) or the
+    ///   [`RwLock`](crate::RwLock) of this name, and each waiting
+    ///   [`MutexAll`](crate::MutexAll) call that is queued for this name.
+    /// - The place of a dead process counts until the queue moves past it, or for 6 s if no other
+    ///   call waits.
+    /// - Clients whose user lacks the permissions for queues have none.
+    ///
+    /// Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -324,10 +332,16 @@ impl Mutex {
     ///
     /// # Errors
     ///
-    /// The errors of [`inspect`](Self::inspect), except `WrongType`. The call needs the permission
-    /// `+pubsub|numsub`.
+    /// The errors of [`inspect`](Self::inspect). The call needs the permission `+llen`.
+    /// [`Error::Config`] over a quorum, whose servers share no queue.
     pub fn waiting(&self) -> Result<u64, Error> {
-        Ok(self.number(Gauge::Listeners)?.unwrap_or(0))
+        self.check()?;
+        match self.core.runtime.deployment.has_queues() {
+            true => self.queue_length(),
+            false => Err(Error::Config(
+                "a quorum has no queue, so the number of waiting clients is unknown".into(),
+            )),
+        }
     }
 
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.

@@ -13,6 +13,7 @@ use crate::clock::left_until;
 use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::lock::list::MOST_HOLDERS;
+use crate::lock::list::held_permits::HeldPermits;
 use crate::lock::query::{may_repeat, query};
 use crate::lock::shutdown::Core;
 use crate::logging;
@@ -279,7 +280,7 @@ impl Semaphore {
     ///
     /// The errors of [`Mutex::inspect`].
     pub fn available(&self) -> Result<u32, Error> {
-        let out = self.inspect(0)?.out;
+        let out = self.permits_out(0)?.out;
         Ok(self
             .permits
             .saturating_sub(u32::try_from(out).unwrap_or(u32::MAX)))
@@ -305,7 +306,31 @@ impl Semaphore {
     ///
     /// The errors of [`Mutex::inspect`].
     pub fn holders(&self) -> Result<Vec<PermitHolder>, Error> {
-        Ok(self.inspect(MOST_HOLDERS)?.holders)
+        Ok(self.permits_out(MOST_HOLDERS)?.holders)
+    }
+
+    /// Asks Redis for all that is known of the permits that are out; `None` if none are.
+    ///
+    /// Returns within the command timeout.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let api = client.semaphore("api.example.com", 10);
+    /// # let permit = api.acquire()?;
+    /// if let Some(held) = api.inspect()? {
+    ///     println!("{} permits, {} holders", held.permits(), held.holders().len());
+    ///     # assert_eq!(held.last_fencing_token(), Some(permit.fencing_token()));
+    /// }
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Mutex::inspect`].
+    pub fn inspect(&self) -> Result<Option<HeldPermits>, Error> {
+        let held = HeldPermits::new(self.name.clone(), self.permits_out(MOST_HOLDERS)?);
+        Ok(Some(held).filter(|held| held.permits() > 0))
     }
 
     /// Returns how many calls wait in the queue, across all processes.
@@ -396,7 +421,7 @@ impl Semaphore {
         Ok(is_released)
     }
 
-    fn inspect(&self, holders: u32) -> Result<PermitsOut, Error> {
+    fn permits_out(&self, holders: u32) -> Result<PermitsOut, Error> {
         let runtime = &self.lock.core.runtime;
         self.lock.check()?;
         let call = || self.keys.inspect_permits(holders);

@@ -40,6 +40,16 @@
 //! client, and the first to ask gets the lock. A waiter also asks when the lease of the holder
 //! would expire, and after the [`backstop`](crate::ClientBuilder::backstop), 1 s unless set.
 //!
+//! # Several databases of one server
+//!
+//! The numbered databases of a server have their own keys, so locks of the same name in two of them
+//! are independent, and so are their queues. But pub/sub has no databases. A release that finds
+//! nobody in its queue is published, and wakes the waiters of that name in the other databases,
+//! too. Each client that waits there then sends one command, which costs the server about 0.1 ms
+//! and leaves the call in its place. No lock is granted to the wrong database. If two applications
+//! use the same names often, give each its own
+//! [`channel_prefix`](crate::ClientBuilder::channel_prefix): then neither wakes the other.
+//!
 //! # Local hand-offs
 //!
 //! If another call of the same client waits for a plain lock, a release hands it the lease without

@@ -3,9 +3,11 @@
 pub(crate) mod held;
 pub(crate) mod held_permits;
 mod key_scan;
+pub(crate) mod page;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::Config;
@@ -14,6 +16,7 @@ use crate::holder::Holder;
 use crate::lock::list::held::Held;
 use crate::lock::list::held_permits::HeldPermits;
 use crate::lock::list::key_scan::KeyScan;
+use crate::lock::list::page::ListPage;
 use crate::lock::query::{may_repeat, query};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -32,129 +35,206 @@ pub(crate) const MOST_HOLDERS: u32 = 10_000;
 /// How many names are inspected in one write.
 const NAMES_PER_WRITE: usize = 64;
 
-/// Returns the semaphores whose names begin with `prefix` and that have permits out.
+/// Returns the semaphores whose names begin with `prefix` and that have permits out. Calls `act`
+/// with each page of them.
 ///
 /// Scans each server page by page and inspects the semaphores on each page.
-pub(crate) fn list_permits(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<HeldPermits>, Error> {
+pub(crate) fn list_permits(
+    runtime: &Runtime,
+    prefix: &[u8],
+    mut act: impl FnMut(&ListPage<'_, HeldPermits>),
+) -> Result<Vec<HeldPermits>, Error> {
     runtime.check_open()?;
     if runtime.deployment.size().all > 1 {
         // A quorum keeps no semaphores.
         return Ok(Vec::new());
     }
-    let config = &runtime.config;
     let pattern = semaphore::pattern_of_all();
     let mut found = BTreeMap::new();
-    for server in query(runtime, may_repeat, |until| runtime.deployment.all(until))? {
-        each_page(runtime, &server, b"zset", &pattern, |page| {
-            for key in page {
-                let lock = semaphore::lock_of(key, &config.key_prefix, &config.channel_prefix);
-                let Some(lock) = lock.filter(|lock| lock.names[0].as_bytes().starts_with(prefix))
-                else {
-                    continue;
-                };
-                let name = lock.names[0].clone();
-                let keys = SemaphoreKeys::of(lock, 1, 1);
-                let permits = query(runtime, may_repeat, |until| {
-                    let call = keys.inspect_permits(MOST_HOLDERS);
-                    match runtime.deployment.call(call, until, Cap::Counted) {
-                        Ok(Answer::Permits(permits)) => Ok(permits),
-                        // The key was replaced after the scan by one that is no sorted set.
-                        Ok(_) | Err(Fault::Rejected(Error::WrongType { .. })) => {
-                            Ok(PermitsOut::default())
-                        }
-                        Err(fault) => Err(fault),
-                    }
-                })?;
-                found.insert(name, permits);
+    each_page(runtime, b"zset", &pattern, |_, keys, page| {
+        let mut held = Vec::new();
+        for key in keys {
+            if let Some((name, out)) = inspect_permits(runtime, key, prefix)? {
+                let permits = HeldPermits::new(name.clone(), out);
+                // `SCAN` may return a key twice.
+                if permits.permits() > 0 && found.insert(name, permits.clone()).is_none() {
+                    held.push(permits);
+                }
             }
-            Ok(())
-        })?;
-    }
-    let held = found.into_iter().filter(|(_, found)| found.out > 0);
-    Ok(held
-        .map(|(name, found)| HeldPermits { name, found })
-        .collect())
+        }
+        act(&ListPage {
+            found: &held,
+            progress: page.progress,
+            took: page.took,
+        });
+        Ok(())
+    })?;
+    Ok(found.into_values().collect())
 }
 
-/// Returns the held locks whose names begin with `prefix`.
+/// Returns the semaphore with this key and its permits; `None` if no semaphore whose name begins
+/// with `prefix` can have it.
+fn inspect_permits(
+    runtime: &Runtime,
+    key: &[u8],
+    prefix: &[u8],
+) -> Result<Option<(Name, PermitsOut)>, Error> {
+    let config = &runtime.config;
+    let lock = semaphore::lock_of(key, &config.key_prefix, &config.channel_prefix);
+    let Some(lock) = lock.filter(|lock| lock.names[0].as_bytes().starts_with(prefix)) else {
+        return Ok(None);
+    };
+    let name = lock.names[0].clone();
+    let keys = SemaphoreKeys::of(lock, 1, 1);
+    let permits = query(runtime, may_repeat, |until| {
+        let call = keys.inspect_permits(MOST_HOLDERS);
+        match runtime.deployment.call(call, until, Cap::Counted) {
+            Ok(Answer::Permits(permits)) => Ok(permits),
+            // The key was replaced after the scan by one that is no sorted set.
+            Ok(_) | Err(Fault::Rejected(Error::WrongType { .. })) => Ok(PermitsOut::default()),
+            Err(fault) => Err(fault),
+        }
+    })?;
+    Ok(Some((name, permits)))
+}
+
+/// Returns the held locks whose names begin with `prefix`. Calls `act` with each page of them.
 ///
 /// Scans each server page by page and inspects the names on each page. Over a quorum, a minority of
 /// the servers may fail.
-pub(crate) fn list(runtime: &Runtime, prefix: &[u8]) -> Result<Vec<Held>, Error> {
+pub(crate) fn list(
+    runtime: &Runtime,
+    prefix: &[u8],
+    mut act: impl FnMut(&ListPage<'_, Held>),
+) -> Result<Vec<Held>, Error> {
     let key_prefix = runtime.config.key_prefix.as_bytes();
     let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
     let mut found = BTreeMap::new();
-    let size = runtime.deployment.size();
-    let mut may_fail = size.all - size.needed;
-    for server in query(runtime, may_repeat, |until| runtime.deployment.all(until))? {
-        match collect(runtime, &server, &pattern, &mut found) {
-            Err(error) if error.is_unreachable() && may_fail > 0 => may_fail -= 1,
-            outcome => outcome?,
+    let mut connection = None;
+    each_page(runtime, b"string", &pattern, |server, keys, page| {
+        if page.is_first {
+            connection = None;
         }
-    }
+        let held = inspect_names(runtime, server, &mut connection, keys, &mut found)?;
+        act(&ListPage {
+            found: &held,
+            progress: page.progress,
+            took: page.took,
+        });
+        Ok(())
+    })?;
     let held = found.into_iter();
     let held = held.filter_map(|(name, holder)| Some((name, holder?)));
     Ok(held.map(|(name, holder)| Held { name, holder }).collect())
 }
 
-/// Adds to `found` the names on one server, except those that it contains already.
-fn collect(
+/// Adds to `found` the names of these keys of one server, except those that it contains already.
+/// Returns those that are held.
+fn inspect_names(
     runtime: &Runtime,
     server: &Server,
-    pattern: &[u8],
+    connection: &mut Option<Connection>,
+    keys: &[Vec<u8>],
     found: &mut BTreeMap<Name, Option<Holder>>,
-) -> Result<(), Error> {
-    let mut connection = None;
-    each_page(runtime, server, b"string", pattern, |page| {
-        let names: Vec<Arc<dyn Primitive>> = page
-            .iter()
-            .filter_map(|key| named(key, &runtime.config))
-            // Other servers of a quorum have the same names, and `SCAN` may return a key twice. In
-            // a cluster, a name whose keys would be in different slots cannot be a lock.
-            .filter(|keys| {
-                !found.contains_key(keys.key(0).name) && runtime.deployment.check(keys).is_ok()
-            })
-            .collect();
-        for names in names.chunks(NAMES_PER_WRITE) {
-            let holders: Vec<_> = query(runtime, may_repeat, |until| {
-                if runtime.deployment.size().all > 1 {
-                    return names
-                        .iter()
-                        .map(|keys| by_majority(runtime, keys))
-                        .collect();
-                }
-                let holders = holders(runtime, server, &mut connection, names, until)?;
-                Ok(holders.into_iter().map(Some).collect())
-            })?;
-            // A name that no majority decides is asked for again if another server has its key.
-            for (keys, holder) in names.iter().zip(holders) {
-                if let Some(holder) = holder {
-                    found.insert(keys.key(0).name.clone(), holder);
-                }
+) -> Result<Vec<Held>, Error> {
+    let mut held = Vec::new();
+    let names: Vec<Arc<dyn Primitive>> = keys
+        .iter()
+        .filter_map(|key| named(key, &runtime.config))
+        // Other servers of a quorum have the same names, and `SCAN` may return a key twice. In a
+        // cluster, a name whose keys would be in different slots cannot be a lock.
+        .filter(|keys| {
+            !found.contains_key(keys.key(0).name) && runtime.deployment.check(keys).is_ok()
+        })
+        .collect();
+    for names in names.chunks(NAMES_PER_WRITE) {
+        let holders: Vec<_> = query(runtime, may_repeat, |until| {
+            if runtime.deployment.size().all > 1 {
+                return names
+                    .iter()
+                    .map(|keys| by_majority(runtime, keys))
+                    .collect();
+            }
+            let holders = holders(runtime, server, connection, names, until)?;
+            Ok(holders.into_iter().map(Some).collect())
+        })?;
+        // A name that no majority decides is asked for again if another server has its key.
+        for (keys, holder) in names.iter().zip(holders) {
+            let name = keys.key(0).name;
+            if let Some(holder) = holder
+                && found.insert(name.clone(), holder.clone()).is_none()
+                && let Some(holder) = holder
+            {
+                let name = name.clone();
+                held.push(Held { name, holder });
             }
         }
-        Ok(())
-    })
+    }
+    Ok(held)
 }
 
-/// Calls `act` with each page of the keys of one server that have this type and match `pattern`.
+/// A page of a scan over all servers.
+struct Page {
+    /// It is the first one of its server.
+    is_first: bool,
+    progress: f64,
+    took: Duration,
+}
+
+/// Calls `act` with each page of the keys of all servers that have this type and match `pattern`.
+///
+/// Over a quorum, a minority of the servers may fail.
 fn each_page(
+    runtime: &Runtime,
+    kind: &[u8],
+    pattern: &[u8],
+    mut act: impl FnMut(&Server, &[Vec<u8>], &Page) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let deployment = &runtime.deployment;
+    let mut may_fail = deployment.size().all - deployment.size().needed;
+    let servers = query(runtime, may_repeat, |until| deployment.all(until))?;
+    for (n, server) in servers.iter().enumerate() {
+        let act = |keys: &[Vec<u8>], page: Page| {
+            let progress = (n as f64 + page.progress) / servers.len() as f64;
+            act(server, keys, &Page { progress, ..page })
+        };
+        match each_page_of(runtime, server, kind, pattern, act) {
+            Err(error) if error.is_unreachable() && may_fail > 0 => may_fail -= 1,
+            outcome => outcome?,
+        }
+    }
+    Ok(())
+}
+
+/// Calls `act` with each page of the keys of one server.
+fn each_page_of(
     runtime: &Runtime,
     server: &Server,
     kind: &[u8],
     pattern: &[u8],
-    mut act: impl FnMut(&[Vec<u8>]) -> Result<(), Error>,
+    mut act: impl FnMut(&[Vec<u8>], Page) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut scan = KeyScan::new(Instant::now());
+    let mut scan = KeyScan::new();
+    let mut is_first = true;
     loop {
-        let page = query(runtime, may_repeat, |until| {
+        let keys = query(runtime, may_repeat, |until| {
             scan.page(server, kind, pattern, until)
         })?;
-        act(&page)?;
+        let progress = match scan.is_over() {
+            true => 1.0,
+            false if runtime.deployment.slot_map().is_some() => 0.0,
+            false => scan.progress(),
+        };
+        let page = Page {
+            is_first: std::mem::take(&mut is_first),
+            progress,
+            took: scan.latest(),
+        };
+        act(&keys, page)?;
         if scan.is_over() {
             return Ok(());
         }
-        scan.check(Instant::now()).map_err(|why| {
+        scan.check().map_err(|why| {
             let (cause, deployment) = (Cause::text(why), &runtime.deployment);
             match server.label() == deployment.label() {
                 true => deployment.unreachable(cause),

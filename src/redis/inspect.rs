@@ -169,8 +169,6 @@ fn check_health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPar
 pub(crate) enum Gauge<'a> {
     /// The last fencing token.
     Token,
-    /// The number of connections subscribed to its releases.
-    Listeners,
     /// The length of this queue.
     Length(&'a [u8]),
 }
@@ -238,13 +236,6 @@ impl Server {
                 self.node_command("LLEN", &[queue], until, cap_rule, asking, read)
                     .map(Some)
             }
-            Gauge::Listeners => {
-                let channel = keys.key(0).channel;
-                let args: [&[u8]; 2] = [b"NUMSUB", channel];
-                let read = |reply| read_listeners(&reply, channel);
-                self.node_command("PUBSUB", &args, until, cap_rule, false, read)
-                    .map(Some)
-            }
         }
     }
 }
@@ -292,17 +283,6 @@ pub(crate) fn read_page(reply: Reply) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {
 fn read_text(reply: Reply) -> Option<Vec<u8>> {
     match reply {
         Reply::Text(text) => Some(text),
-        _ => None,
-    }
-}
-
-/// Reads the number of subscribers of `channel`.
-pub(crate) fn read_listeners(reply: &Reply, channel: &[u8]) -> Option<u64> {
-    match reply {
-        Reply::List(items) => match items.as_slice() {
-            [Reply::Text(of), listeners] if of == channel => listeners.count(),
-            _ => None,
-        },
         _ => None,
     }
 }

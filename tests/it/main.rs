@@ -194,6 +194,8 @@ const ROUGHLY_TIMED: &[Listed] = &[
     cli::options::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", target_os = "linux"))]
     cli::supervision::ROUGHLY_TIMED,
+    #[cfg(all(feature = "cli", unix))]
+    cli::top::ROUGHLY_TIMED,
     fair::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,
     renewal::ROUGHLY_TIMED,

@@ -100,10 +100,9 @@ pub(crate) enum Action {
 
 /// Shows who holds locks, and how many clients wait for them
 ///
-/// WAITING is the number of clients that are subscribed to the release: each counts once, and for
-/// about ten seconds after it stops waiting. QUEUED is the number of places in the queue of that
-/// name: one for each client that waits for the plain lock, for each call that waits for the fair
-/// lock or the read-write lock, and for each set.
+/// WAITING is the number of places in the queue of that name: one for each client that waits for
+/// the plain lock, for each call that waits for the fair lock or the read-write lock, and for each
+/// set. It is - over a quorum, which has no queue, and ? if Redis refuses the query.
 ///
 /// If permits of semaphores of these names are out, or calls wait for some, a second table follows,
 /// with a line for each holder. The first table leaves out a name that only a semaphore has.
@@ -123,7 +122,7 @@ pub(crate) struct Status {
 
 /// Lists the held locks, and the permits of semaphores, sorted by name
 ///
-/// Iterates over all keys of the database with SCAN.
+/// Iterates over all keys of the database with SCAN, and shows on a terminal how far it is.
 #[derive(Args, Debug)]
 pub(crate) struct List {
     /// Only names that begin with this
@@ -136,14 +135,16 @@ pub(crate) struct List {
 
 /// Shows the held locks, and refreshes the display
 ///
-/// Shows names, holders, the time left, waiting clients, changes of holder per second and fencing
-/// tokens, the busiest locks first. LONGEST is how long the first call or client in the queue of
-/// the name or of the semaphore has waited. If standard output is not a terminal, each refresh
-/// prints one line for each name, without a header, tab-separated: Unix time in seconds, NAME,
-/// HOLDER, LEFT, WAITING, LONGEST, CHANGES/s, TOKEN. A change of holder is a change of the fencing
-/// token between two refreshes, counted over the last ten: several changes between two refreshes
-/// count as one. A name is shown for ten refreshes after its last release. Semaphores are shown
-/// while permits are out, with the number of permits and holders.
+/// Shows names, holders, the time left, the length of the queue, changes of holder per second and
+/// fencing tokens, the busiest locks first. A scan of all keys finds new names: it takes at most 5
+/// % of the server's time, and the first line of the screen says how far the first scan is. With
+/// --count, the first refresh waits for the end of that scan. LONGEST is how long the first call
+/// or client in the queue of the name or of the semaphore has waited. If standard output is not a
+/// terminal, each refresh prints one line for each name, without a header, tab-separated: Unix
+/// time in seconds, NAME, HOLDER, LEFT, WAITING, LONGEST, CHANGES/s, TOKEN. A change of holder is
+/// a change of the fencing token between two refreshes, counted over the last ten: several changes
+/// between two refreshes count as one. A name is shown for ten refreshes after its last release.
+/// Semaphores are shown while permits are out, with the number of permits and holders.
 #[derive(Args, Debug)]
 pub(crate) struct Top {
     /// Only names that begin with this

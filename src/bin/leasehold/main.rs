@@ -32,6 +32,7 @@ mod release;
 mod row;
 mod run;
 mod running;
+mod scan;
 mod screen;
 mod server_variables;
 mod signals;
@@ -42,6 +43,7 @@ mod table;
 mod top;
 mod unlock;
 mod wait;
+mod watched;
 
 use std::env;
 use std::io::{self, Write};

@@ -2,18 +2,17 @@
 
 use std::io::{self, Write};
 
-use leasehold::{Client, Error, HeldPermits, Name, PermitHolder};
+use leasehold::{HeldPermits, Name, PermitHolder};
 
 use crate::json::Object;
-use crate::message::say;
-use crate::table::{self, or_dash, or_unknown, seconds};
+use crate::table::{self, Missing, or_dash, or_missing, seconds};
 
 /// A semaphore and one of its holders, or `None` if no permit is out; and how many calls wait, if
-/// that is known.
+/// that was asked.
 pub(crate) struct PermitRecord {
     pub(crate) name: Name,
     pub(crate) holder: Option<PermitHolder>,
-    pub(crate) queued: Option<u64>,
+    pub(crate) waiting: Option<Result<u64, Missing>>,
 }
 
 impl PermitRecord {
@@ -39,17 +38,6 @@ impl PermitRecord {
             holder.permits().to_string(),
             seconds(holder.remaining()),
         ]
-    }
-}
-
-/// Returns the semaphores with permits out. If Redis refuses, prints that and returns none.
-pub(crate) fn held(client: &Client, prefix: &[u8]) -> Result<Vec<HeldPermits>, Error> {
-    match client.list_permits(prefix) {
-        Err(error @ Error::Refused { .. }) => {
-            say(&error.to_string());
-            Ok(Vec::new())
-        }
-        held => held,
     }
 }
 
@@ -82,7 +70,7 @@ pub(crate) fn records(held: &[HeldPermits]) -> Vec<PermitRecord> {
         let record = |holder: &PermitHolder| PermitRecord {
             name: held.name().clone(),
             holder: Some(holder.clone()),
-            queued: None,
+            waiting: None,
         };
         held.holders().iter().map(record).collect::<Vec<_>>()
     };
@@ -100,8 +88,8 @@ pub(crate) fn print(
     if as_json {
         for record in records {
             let mut object = record.json();
-            if record.queued.is_some() {
-                object.plain("queued", record.queued);
+            if let Some(waiting) = record.waiting {
+                object.plain("waiting", waiting.ok());
             }
             writeln!(out, "{}", object.finish())?;
         }
@@ -113,16 +101,19 @@ pub(crate) fn print(
     if follows {
         writeln!(out)?;
     }
-    let lines = match records.iter().any(|record| record.queued.is_some()) {
-        true => {
-            let rows = records.iter().map(|record| {
-                let [name, holder, permits, left] = record.cells();
-                [name, holder, permits, left, or_unknown(record.queued)]
+    let rows = || {
+        let rows = records.iter();
+        rows.filter_map(|record| Some((record.cells(), record.waiting?)))
+    };
+    let lines = match rows().next() {
+        Some(_) => {
+            let rows = rows().map(|([name, holder, permits, left], waiting)| {
+                [name, holder, permits, left, or_missing(waiting)]
             });
-            let header = ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "QUEUED"];
+            let header = ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "WAITING"];
             table::lines(header, &rows.collect::<Vec<_>>())
         }
-        false => {
+        None => {
             let rows: Vec<_> = records.iter().map(PermitRecord::cells).collect();
             table::lines(["SEMAPHORE", "HOLDER", "PERMITS", "LEFT"], &rows)
         }

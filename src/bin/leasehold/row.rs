@@ -7,11 +7,12 @@ use leasehold::HeldPermits;
 use crate::json::Object;
 use crate::permits;
 use crate::record::Record;
+use crate::table::Missing;
 
 /// A line of the display.
 pub(crate) struct Row {
     pub(crate) subject: Subject,
-    pub(crate) waiting: Option<u64>,
+    pub(crate) waiting: Result<u64, Missing>,
     /// How long the first call in the queue has waited.
     pub(crate) longest: Option<Duration>,
     /// Changes of holder per second.

@@ -9,7 +9,7 @@ use crate::args::Top;
 use crate::escape::Escaped;
 use crate::message::say;
 use crate::row::Row;
-use crate::table::{self, or_dash, or_unknown, seconds};
+use crate::table::{self, or_dash, or_missing, seconds};
 
 /// The lines and columns assumed for a terminal that does not report its size.
 const USUAL: (usize, usize) = (24, 80);
@@ -19,7 +19,7 @@ const USUAL: (usize, usize) = (24, 80);
 const ENTER_ALTERNATE_SCREEN: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE_ALTERNATE_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
 const TO_THE_TOP: &str = "\x1b[H";
-const CLEAR_LINE: &str = "\x1b[K";
+pub(crate) const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
 /// The output, and its format. Dropping it leaves the alternate screen.
@@ -47,13 +47,14 @@ impl Screen {
         }
     }
 
-    pub(crate) fn show(&mut self, rows: &[Row]) -> io::Result<()> {
+    /// Shows the locks; `scanned` is how much of the keys is scanned, during the first scan.
+    pub(crate) fn show(&mut self, rows: &[Row], scanned: Option<f64>) -> io::Result<()> {
         let mut out = io::BufWriter::new(io::stdout().lock());
         match self {
             Self::Terminal {
                 interval,
                 is_entered,
-            } => redraw(&mut out, is_entered, &lines(rows, *interval))?,
+            } => redraw(&mut out, is_entered, &lines(rows, *interval, scanned))?,
             Self::Lines => {
                 for row in rows {
                     let cells = table::escaped(&cells(row));
@@ -65,7 +66,7 @@ impl Screen {
                 for row in rows {
                     let mut object = row.subject.json();
                     object
-                        .plain("waiting", row.waiting)
+                        .plain("waiting", row.waiting.ok())
                         .plain("longest_wait_ms", row.longest.map(|wait| wait.as_millis()))
                         .plain("changes_per_s", Some(format!("{:.2}", row.changes)))
                         .plain("at_ms", Some(at));
@@ -119,13 +120,16 @@ impl Drop for Screen {
     }
 }
 
-fn lines(rows: &[Row], interval: Duration) -> Vec<String> {
+fn lines(rows: &[Row], interval: Duration, scanned: Option<f64>) -> Vec<String> {
     let held = rows.iter().filter(|row| row.subject.is_held());
-    let waiting: u64 = rows.iter().filter_map(|row| row.waiting).sum();
-    let head = format!(
+    let waiting: u64 = rows.iter().filter_map(|row| row.waiting.ok()).sum();
+    let mut head = format!(
         "{} held, {waiting} waiting, every {interval:?}",
         held.count()
     );
+    if let Some(scanned) = scanned {
+        head += &format!(", {:.0} % of the keys scanned", scanned * 100.0);
+    }
     let cells: Vec<_> = rows.iter().map(cells).collect();
     let header = [
         "NAME",
@@ -145,7 +149,7 @@ fn cells(row: &Row) -> [String; 7] {
     let [name, holder, left, token] = row.subject.cells();
     let changes = format!("{:.1}", row.changes);
     let longest = or_dash(row.longest.map(seconds));
-    let waiting = or_unknown(row.waiting);
+    let waiting = or_missing(row.waiting);
     [name, holder, left, waiting, longest, changes, token]
 }
 

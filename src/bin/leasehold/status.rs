@@ -9,31 +9,29 @@ use crate::exit::{Failure, HELD, REFUSED};
 use crate::message::say;
 use crate::permits::{self, PermitRecord};
 use crate::record::Record;
-use crate::table::{self, or_unknown};
+use crate::table::{self, Missing, or_missing};
 
-/// A lock, how many clients wait for it, and the length of its queue, if Redis permits the queries.
+/// A lock and the length of its queue.
 struct Seen {
     record: Record,
-    waiting: Option<u64>,
-    queued: Option<u64>,
+    waiting: Result<u64, Missing>,
 }
 
 impl Seen {
     fn is_in_use(&self) -> bool {
         let Record { holder, token, .. } = &self.record;
-        let has_waiters = |number: Option<u64>| number.is_some_and(|number| number > 0);
-        holder.is_some() || token.is_some() || has_waiters(self.waiting) || has_waiters(self.queued)
+        holder.is_some() || token.is_some() || self.waiting.is_ok_and(|waiting| waiting > 0)
     }
 }
 
 pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, Failure> {
     let client = connection.client()?;
-    let (mut waiting, mut queued) = (OptionalQuery::default(), OptionalQuery::default());
+    let mut waiting = OptionalQuery::default();
     let (mut seen, mut permits) = (Vec::new(), Vec::new());
     let mut holders = OptionalQuery::default();
     for text in &args.names {
         let name = name(text);
-        let (mutex, fair) = (client.mutex(&name), client.fair_mutex(&name));
+        let mutex = client.mutex(&name);
         let holder = mutex.inspect()?;
         let token = match &holder {
             Some(holder) => holder.fencing_token(),
@@ -47,25 +45,21 @@ pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, F
         // The queries do not depend on the number of its permits.
         let semaphore = client.semaphore(&record.name, 1);
         let held = holders.ask(|| semaphore.holders())?.unwrap_or_default();
-        let length = queued.ask(|| semaphore.waiting())?;
-        if held.is_empty() && length.is_some_and(|length| length > 0) {
+        let length = waiting.ask(|| semaphore.waiting())?;
+        if held.is_empty() && length.is_ok_and(|length| length > 0) {
             permits.push(PermitRecord {
                 name: record.name.clone(),
                 holder: None,
-                queued: length,
+                waiting: Some(length),
             });
         }
         permits.extend(held.into_iter().map(|holder| PermitRecord {
             name: record.name.clone(),
             holder: Some(holder),
-            queued: length,
+            waiting: Some(length),
         }));
         let waiting = waiting.ask(|| mutex.waiting())?;
-        seen.push(Seen {
-            record,
-            waiting,
-            queued: queued.ask(|| fair.waiting())?,
-        });
+        seen.push(Seen { record, waiting });
     }
     let is_held = seen.iter().any(|seen| seen.record.holder.is_some())
         || permits.iter().any(|record| record.holder.is_some());
@@ -79,8 +73,7 @@ pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, F
     if args.form.json {
         for seen in &seen {
             let mut json = seen.record.json();
-            json.plain("waiting", seen.waiting)
-                .plain("queued", seen.queued);
+            json.plain("waiting", seen.waiting.ok());
             writeln!(out, "{}", json.finish())?;
         }
         permits::print(&mut out, &permits, true, true)?;
@@ -96,12 +89,11 @@ fn print_tables(out: &mut impl Write, seen: &[Seen], permits: &[PermitRecord]) -
         |seen: &&Seen| seen.is_in_use() || permits.iter().all(|it| it.name != seen.record.name);
     let row = |seen: &Seen| {
         let [name, holder, left, token] = seen.record.cells();
-        let [waiting, queued] = [seen.waiting, seen.queued].map(or_unknown);
-        [name, holder, left, waiting, queued, token]
+        [name, holder, left, or_missing(seen.waiting), token]
     };
     let rows: Vec<_> = seen.iter().filter(is_lock).map(row).collect();
     if !rows.is_empty() {
-        let header = ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"];
+        let header = ["NAME", "HOLDER", "LEFT", "WAITING", "TOKEN"];
         for line in table::lines(header, &rows) {
             writeln!(out, "{line}")?;
         }
@@ -116,23 +108,23 @@ pub(crate) struct OptionalQuery {
 }
 
 impl OptionalQuery {
-    /// Returns the answer. If Redis refuses, prints that once and returns `None`.
+    /// Returns the answer. If Redis refuses, prints that once.
     pub(crate) fn ask<T>(
         &mut self,
         ask: impl FnOnce() -> Result<T, Error>,
-    ) -> Result<Option<T>, Error> {
+    ) -> Result<Result<T, Missing>, Error> {
         if self.refused {
-            return Ok(None);
+            return Ok(Err(Missing::Refused));
         }
         match ask() {
-            Ok(answer) => Ok(Some(answer)),
+            Ok(answer) => Ok(Ok(answer)),
             // A quorum has no queue, and no semaphores. The name itself is valid: `inspect` has
-            // checked it, or the list of `top` contains it.
-            Err(Error::Config(_)) => Ok(None),
+            // checked it, or a scan has found it.
+            Err(Error::Config(_)) => Ok(Err(Missing::Absent)),
             Err(error @ Error::Refused { .. }) => {
                 say(&error.to_string());
                 self.refused = true;
-                Ok(None)
+                Ok(Err(Missing::Refused))
             }
             Err(error) => Err(error),
         }

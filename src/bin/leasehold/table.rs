@@ -12,9 +12,22 @@ pub(crate) fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".into(), |value| value.to_string())
 }
 
-/// Returns the cell for a number; `?` if Redis refused to report it, or a quorum does not have it.
-pub(crate) fn or_unknown(number: Option<u64>) -> String {
-    number.map_or_else(|| "?".into(), |number| number.to_string())
+/// Why a number is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// Redis refused to report it.
+    Refused,
+    /// A quorum does not have it.
+    Absent,
+}
+
+/// Returns the cell for a number; `?` if Redis refused to report it, `-` if there is none.
+pub(crate) fn or_missing(number: Result<u64, Missing>) -> String {
+    match number {
+        Ok(number) => number.to_string(),
+        Err(Missing::Refused) => "?".into(),
+        Err(Missing::Absent) => "-".into(),
+    }
 }
 
 pub(crate) fn seconds(time: Duration) -> String {

@@ -24,8 +24,8 @@ use crate::token::FencingToken;
 /// ```
 #[derive(Clone, Debug)]
 pub struct HeldPermits {
-    pub(super) name: Name,
-    pub(super) found: PermitsOut,
+    name: Name,
+    found: PermitsOut,
 }
 
 #[cfg(feature = "serde")]
@@ -42,6 +42,10 @@ impl serde::Serialize for HeldPermits {
 }
 
 impl HeldPermits {
+    pub(crate) fn new(name: Name, found: PermitsOut) -> Self {
+        Self { name, found }
+    }
+
     /// Returns the semaphore's name.
     ///
     /// ```

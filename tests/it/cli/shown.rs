@@ -14,7 +14,9 @@ support::tests![
     permits_limit_commands,
     permits_are_listed_behind_the_locks,
     permits_are_shown_by_status_and_top,
-    unlock_needs_force
+    unlock_needs_force,
+    waiters_of_another_database_do_not_count,
+    waiters_are_unknown_over_a_quorum
 ];
 
 fn status_shows_holders_and_waiters() {
@@ -32,9 +34,6 @@ fn status_shows_holders_and_waiters() {
     eventually(WAIT_LIMIT, || holder.mutex("a").waiting().unwrap() == 1);
     let queued = client(&server).fair_mutex("a");
     std::thread::spawn(move || queued.try_lock_for(WAIT_LIMIT));
-    eventually(WAIT_LIMIT, || {
-        holder.fair_mutex("a").waiting().unwrap() == 2
-    });
     eventually(WAIT_LIMIT, || holder.mutex("a").waiting().unwrap() == 2);
 
     assert_text_status(&text(&url, &["status", "a", "free", "never"]), &guard);
@@ -54,17 +53,13 @@ fn assert_text_status(plain: &str, guard: &MutexGuard) {
         .lines()
         .map(|line| line.split_whitespace().collect())
         .collect();
-    assert_eq!(
-        lines[0],
-        ["NAME", "HOLDER", "LEFT", "WAITING", "QUEUED", "TOKEN"]
-    );
+    assert_eq!(lines[0], ["NAME", "HOLDER", "LEFT", "WAITING", "TOKEN"]);
     assert!(lines[1][1].starts_with("web\\x1b[1m-7:"), "{plain}");
     assert_eq!(lines[1][0], "a");
-    // Both waiters are subscribed, and in the queue.
-    assert_eq!(lines[1][3..], ["2", "2", &token]);
-    assert_eq!(lines[2][..5], ["free", "-", "-", "0", "0"]);
-    assert_ne!(lines[2][5], "-", "the last token is still shown");
-    assert_eq!(lines[3], ["never", "-", "-", "0", "0", "-"]);
+    assert_eq!(lines[1][3..], ["2", &token]);
+    assert_eq!(lines[2][..4], ["free", "-", "-", "0"]);
+    assert_ne!(lines[2][4], "-", "the last token is still shown");
+    assert_eq!(lines[3], ["never", "-", "-", "0", "-"]);
     assert!(
         !plain.contains(guard.holder_id().as_str().rsplit(':').next().unwrap()),
         "the full holder id must stay secret: it suffices to release the lock"
@@ -84,7 +79,7 @@ fn assert_json_status(output: &str, guard: &MutexGuard) {
         [&held["name"], &held["held"], &held["owner"]],
         ["a", "true", "web\x1b[1m-7"]
     );
-    assert_eq!([&held["waiting"], &held["queued"]], ["2", "2"]);
+    assert_eq!(held["waiting"], "2");
     assert_eq!(held["fencing_token"], token);
     assert_eq!(held["holder"], guard.holder_id().short().to_string());
     let left: u64 = held["remaining_ms"].parse().unwrap();
@@ -198,7 +193,7 @@ fn permits_are_shown_by_status_and_top() {
     let (_programs, _) = hold_both_permits(&url);
     let status = words(&text(&url, &["status", "a", "never"]));
     assert_eq!(status[1][..2], ["never", "-"], "no line about the lock `a`");
-    let header = ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "QUEUED"];
+    let header = ["SEMAPHORE", "HOLDER", "PERMITS", "LEFT", "WAITING"];
     assert_eq!(status[3], header);
     assert_eq!((status.len(), &*status[4][4]), (6, "0"), "{status:?}");
     let status = words(&text(&url, &["status", "a"]));
@@ -234,4 +229,52 @@ fn unlock_needs_force() {
     assert_eq!(code(&url, &["unlock", "a", "--force"]), 0);
     assert!(server.is_free("a"));
     assert_eq!(code(&url, &["unlock", "a", "--force"]), 1);
+}
+
+/// Pub/sub has no databases: all subscribers of the channel would count.
+fn waiters_of_another_database_do_not_count() {
+    let server = Server::start();
+    let url = server.url();
+    let other_url = format!("{url}/1");
+    let _here = hold(&server);
+    let other = Client::open(&other_url).unwrap();
+    let _there = other.mutex("a").lock().unwrap();
+    let _waits = Program::run(&other_url, &[], "true");
+    eventually(WAIT_LIMIT, || other.mutex("a").waiting().unwrap() == 1);
+    let channel = "lock_release:a";
+    eventually(WAIT_LIMIT, || server.subscribers(channel) == 1);
+
+    for (url, expected) in [(&url, "0"), (&other_url, "1")] {
+        let status = json(text(url, &["status", "a", "--json"]).trim_end());
+        assert_eq!(status["waiting"], expected);
+        let top = json(text(url, &["top", "--json", "--count", "1"]).trim_end());
+        assert_eq!(top["waiting"], expected);
+        let lines = text(url, &["status", "a"]);
+        let cells: Vec<&str> = lines.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(cells[3], expected, "{lines}");
+    }
+    assert_eq!(client(&server).mutex("a").waiting().unwrap(), 0);
+}
+
+fn waiters_are_unknown_over_a_quorum() {
+    let servers = [(); 3].map(|()| Server::start());
+    let ports = servers
+        .each_ref()
+        .map(|it| format!("127.0.0.1:{}", it.port()));
+    let url = format!("redis+quorum://{}", ports.join(","));
+    let lock = Client::open(&url).unwrap().mutex("a");
+    let _held = lock.lock().unwrap();
+    let status = text(&url, &["status", "a"]);
+    let cells: Vec<&str> = status.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(cells[3], "-", "{status}");
+    let status = json(
+        text(&url, &["status", "a", "--json"])
+            .lines()
+            .next()
+            .unwrap(),
+    );
+    assert_eq!(status["waiting"], "null");
+    let top = text(&url, &["top", "--count", "1"]);
+    let cells: Vec<&str> = top.trim_end().split('\t').collect();
+    assert_eq!(cells[4..6], ["-", "-"], "{top}");
 }

@@ -1,7 +1,7 @@
 //! Promise: on a terminal, keys reach the command, and the terminal is left as it was.
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{Server, Terminal, eventually};
+use support::{Proxy, Server, Terminal, eventually, ms};
 
 use super::{PROGRAM, WAIT_LIMIT, client, hold};
 
@@ -15,7 +15,9 @@ support::tests![
     ctrl_z_stops_a_foreground_command_and_fg_continues_it,
     foreground_command_dies_with_the_program,
     lost_lock_ends_a_foreground_command,
-    top_leaves_the_terminal_as_it_was
+    top_leaves_the_terminal_as_it_was,
+    list_shows_how_far_it_is,
+    ctrl_c_ends_a_long_list
 ];
 
 const CTRL_C: &str = "\x03";
@@ -181,4 +183,49 @@ fn top_leaves_the_terminal_as_it_was() {
     terminal.wait_for(LEAVE);
     let before = terminal.wait_for("ended with 130");
     assert!(!before.contains("held"), "{before:?}");
+}
+
+/// Starts `list` on its own terminal, behind a proxy that delays each page of its scan.
+fn slow_list(server: &Server, script: &str) -> (Proxy, Terminal) {
+    let fill = "for n = 1, 10000 do redis.call('SET', 'other:' .. n, 'x') end";
+    server.run("EVAL", &[fill, "0"]);
+    let proxy = Proxy::new(server);
+    proxy.delay(ms(0), ms(60));
+    let command = ["sh", "-c", script, PROGRAM];
+    let terminal = Terminal::start(&command, &[("REDIS_URL", &proxy.url())]);
+    (proxy, terminal)
+}
+
+fn list_shows_how_far_it_is() {
+    let server = Server::start();
+    let _held = hold(&server);
+    let (_proxy, mut terminal) = slow_list(&server, r#""$0" list"#);
+    let mut percents = Vec::new();
+    for _ in 0..3 {
+        let before = terminal.wait_for(" % of the keys scanned");
+        let (_, percent) = before.rsplit_once('\r').unwrap();
+        percents.push(percent.parse::<u32>().unwrap());
+    }
+    assert!(
+        percents.is_sorted() && percents[0] < percents[2],
+        "{percents:?}"
+    );
+    assert!(percents[2] <= 100, "{percents:?}");
+    let (status, shown) = terminal.wait();
+    assert_eq!(status.code(), Some(0), "{shown}");
+    // The line of the progress is cleared before the table.
+    let (_, table) = shown.rsplit_once("\r\x1b[K").unwrap();
+    assert!(table.starts_with("NAME"), "{shown:?}");
+    // No progress is shown to a program.
+    let output = super::output(&server.url(), &["list"]);
+    assert!(output.stderr.is_empty(), "{output:?}");
+}
+
+fn ctrl_c_ends_a_long_list() {
+    let server = Server::start();
+    let script = r#"trap : INT; "$0" list; echo "ended with $?""#;
+    let (_proxy, mut terminal) = slow_list(&server, script);
+    terminal.wait_for(" % of the keys scanned");
+    terminal.type_keys(CTRL_C);
+    terminal.wait_for("ended with 130");
 }

@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use leasehold::{Backoff, WaitPolicy};
 use support::fair::wait_for_queue_length;
-use support::{Proxy, Server, Traffic, eventually, ms};
+use support::{Proxy, Server, Terminal, Traffic, eventually, let_pass, ms};
 
-use super::{Program, WAIT_LIMIT, client, hold, json, program, text};
+use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, json, program, text};
 
 support::tests![
     changes_of_holder_are_counted,
@@ -19,8 +19,11 @@ support::tests![
     longest_wait_of_a_call_that_backs_off_is_shown,
     outage_is_outlasted,
     damaged_fence_of_a_free_lock_is_outlasted,
-    terminal_is_refreshed_in_place
+    terminal_is_refreshed_in_place,
+    scans_leave_the_server_its_time
 ];
+
+support::roughly_timed![signal_ends_top_while_it_scans_or_redis_hangs];
 
 fn changes_of_holder_are_counted() {
     let server = Server::start();
@@ -194,4 +197,76 @@ fn terminal_is_refreshed_in_place() {
     assert!(shown.ends_with("\x1b[?1049l"), "{shown:?}");
     assert_eq!(shown.matches("NAME").count(), 2, "{shown:?}");
     assert!(shown.contains("1 held, 0 waiting"), "{shown:?}");
+}
+
+/// Adds this number of keys that are no locks.
+fn add_other_keys(server: &Server, number: u32) {
+    let script = "for n = 1, ARGV[1] do redis.call('SET', 'other:' .. n, 'x') end";
+    server.run("EVAL", &[script, "0", &number.to_string()]);
+}
+
+/// Returns how long the server was busy with scans, in µs.
+fn scan_time(server: &Server) -> u128 {
+    let Some(counts) = server.info("commandstats", "cmdstat_scan") else {
+        return 0;
+    };
+    let time = counts
+        .split(',')
+        .find_map(|count| count.strip_prefix("usec="));
+    time.and_then(|time| time.parse().ok()).unwrap()
+}
+
+fn scans_leave_the_server_its_time() {
+    let server = Server::start();
+    add_other_keys(&server, 150_000);
+    let client = client(&server);
+    let mutex = client.mutex("a");
+    let held = mutex.lock().unwrap();
+    let began = Instant::now();
+    let mut top = Program::start(&server.url(), &["top", "--json", "--interval", "20ms"]);
+    assert_eq!(json(&top.next_line())["held"], "true");
+    // Known names are asked for at each refresh, in the middle of a scan.
+    let scans = server.calls(&["scan"]);
+    drop(held);
+    while json(&top.next_line())["held"] == "true" {}
+    let _held = mutex.lock().unwrap();
+    while json(&top.next_line())["held"] == "false" {}
+    let pages_of_all_scans = server.calls(&["scan"]) - scans;
+    assert!(pages_of_all_scans < 150, "{pages_of_all_scans}");
+    // A new name is found by the next scan.
+    let _new = client.mutex("b").lock().unwrap();
+    while json(&top.next_line())["name"] != "b" {}
+    let (busy, elapsed) = (scan_time(&server), began.elapsed().as_micros());
+    assert!(busy * 20 <= elapsed, "{busy} of {elapsed} µs");
+}
+
+fn signal_ends_top_while_it_scans_or_redis_hangs() {
+    let server = Server::start();
+    add_other_keys(&server, 20_000);
+    let _held = hold(&server);
+    let proxy = Proxy::new(&server);
+    for (delay, traffic) in [(ms(100), Traffic::Pass), (ms(0), Traffic::Stall)] {
+        proxy.delay(ms(0), ms(0));
+        proxy.set_all(Traffic::Pass);
+        let command = [
+            PROGRAM,
+            "top",
+            "--command-timeout",
+            "8s",
+            "--interval",
+            "100ms",
+        ];
+        let mut terminal = Terminal::start(&command, &[("REDIS_URL", &proxy.url())]);
+        terminal.wait_for("1 held, 0 waiting");
+        proxy.delay(ms(0), delay);
+        proxy.set_all(traffic);
+        // The calls of the next refresh are under way.
+        let_pass(ms(300));
+        let typed = Instant::now();
+        terminal.type_keys("\x03");
+        let (status, shown) = terminal.wait();
+        assert!(typed.elapsed() < ms(1_000), "{:?}", typed.elapsed());
+        assert_eq!(status.code(), Some(130), "{shown}");
+        assert!(shown.ends_with("\x1b[?1049l"), "{shown:?}");
+    }
 }

@@ -462,7 +462,6 @@ fn commands(port: u16, replies: &mut Replies) {
     note("CLIENT SETNAME", raw.send(&["CLIENT", "SETNAME", "me"]));
     note("LLEN", raw.send(&["LLEN", "lock:list"]));
     note("WAIT", raw.send(&["WAIT", "0", "1"]));
-    note("PUBSUB NUMSUB", raw.send(&["PUBSUB", "NUMSUB", "c"]));
     note(
         "EVALSHA, unknown",
         raw.send(&["EVALSHA", &"0".repeat(40), "0"]),

@@ -92,7 +92,6 @@ fn questions() -> String {
     trace.step("last_fencing_token", |_| {
         mutex.last_fencing_token().unwrap()
     });
-    trace.step("waiting", |_| mutex.waiting().unwrap());
     trace.step("list", |_| client.list("").unwrap());
     trace.end("A quorum of three servers: what it asks each of them")
 }
