@@ -25,7 +25,9 @@
 //!   with several keys only if all of them exist on one node. A free name has no lock key, so it
 //!   cannot be acquired until the slot has moved: calls wait for that, within their deadlines. For
 //!   the same reason, a plain lock may be released without being passed on. A fair lock, a
-//!   read-write lock or a semaphore may be neither passed on nor released until then.
+//!   read-write lock or a semaphore may be neither passed on nor released until then. Calls that
+//!   wait keep their order for 3 s, or for the ttl if that is shorter. If the slot moves for
+//!   longer, they enter the queue again, in any order.
 //!
 //! [Guarantees and limitations](crate::guide::guarantees) apply here too, including those of a
 //! failover.

@@ -55,6 +55,9 @@
 //! - **A server's clock that steps forward** ends leases early, because Redis measures expiry by
 //!   its wall clock. The holder finds out at its next renewal. Until then another client may have
 //!   acquired the lock.
+//! - **A server's clock that steps back** ends no lease early. The key of a holder that has
+//!   crashed, the lease of a reader and a permit last longer by the step. Calls that had died in a
+//!   queue before delay the others as if they had died after the step: for 3 s.
 //! - **Memory in Redis.** Each distinct name leaves its last fencing token in Redis: about 130
 //!   bytes, for a day.
 //! - **Memory of unanswered calls.** The client remembers each acquiring call without a reply until

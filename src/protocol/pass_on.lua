@@ -29,6 +29,10 @@ local function leaves_open()
     if not id then break end
     local place = redis.call('HGET', KEYS[4], id) or ''
     local seen, lasts, want = string.match(place, '^(%d+) (%d+) (%S*)')
+    if seen and tonumber(seen) > now then
+      set_back(n)
+      seen = now
+    end
     if seen and seen + lasts > now and string.sub(want, 1, 1) ~= '+' then return false end
   end
   return true

@@ -29,6 +29,22 @@
 --   queue_refresh.lua sets it, for its reply.
 local refreshed, granted
 
+-- Sets `seen` to now in the places from the one with this index on, as far as it is in the future:
+-- the clock was set back. The places of dead waiters would otherwise not end before the clock is
+-- there again. At most 1000 places, because the server does nothing else meanwhile.
+local function set_back(first)
+  for n = first, first + 999 do
+    local id = redis.call('LINDEX', KEYS[3], n)
+    if not id then return end
+    local seen, rest = string.match(redis.call('HGET', KEYS[4], id) or '', '^(%d+)( .*)$')
+    if seen and tonumber(seen) > now then
+      -- A deletion first, as below.
+      redis.call('HDEL', KEYS[4], '')
+      redis.call('HSET', KEYS[4], id, now .. rest)
+    end
+  end
+end
+
 -- Grants the waiters what they want, in the order of the queue and as long as they fit, and tells
 -- their clients. A waiter that a grant does not reach keeps its position and is marked as passed
 -- over. Returns an error if a grant failed. Returns nil and true if it stopped at a waiter that a
@@ -54,9 +70,11 @@ local function grant()
       seen, lasts, inbox = string.match(place, '^(%d+) (%d+) (.*)$')
       want, mark = '1', 'a'
     end
+    if seen and tonumber(seen) > now then
+      set_back(n)
+      seen, place = now, now .. string.sub(place, #seen + 1)
+    end
     local left = seen and seen + lasts - now or 0
-    -- `seen` is in the future if the clock was set back: no grant lasts longer than `lasts`.
-    if left > 0 and left - lasts > 0 then left = lasts + 0 end
     local is_reached = mark ~= 'l' and mark ~= 'p' or refreshed and refreshed[id]
     if left > 0 and not is_reached and inbox ~= '' and not (silent and silent[inbox])
       and silent_count < 100
@@ -82,7 +100,17 @@ local function grant()
       end
       n = n + 1
     else
-      if left > 0 and not fits(want) then return nil, true end
+      local token, digits
+      if left > 0 then
+        if not fits(want) then return nil, true end
+        local bad
+        token, bad = draw(want)
+        digits = token and string.format('%.0f', token)
+        -- Before the place is deleted: the waiter keeps its turn if Redis refuses a command. A
+        -- cluster that migrates the slot refuses access to a key that does not exist.
+        bad = bad or hold(id, want, left, digits)
+        if bad then return bad end
+      end
       -- Deletes the place first: if Redis refuses the second command, the list has an id without a
       -- place, which the next grant removes. A place that is not in the list is never granted.
       redis.call('HDEL', KEYS[4], id)
@@ -92,12 +120,6 @@ local function grant()
         redis.call('LREM', KEYS[3], '1', id)
       end
       if left > 0 then
-        local token, bad = draw(want)
-        local digits = token and string.format('%.0f', token)
-        bad = bad or hold(id, want, left, digits)
-        -- The waiter has lost its place. Its client enters the queue again, and that call gets the
-        -- error, too.
-        if bad then return bad end
         if granted then granted[id] = token end
         if inbox ~= '' then
           -- A user without the PUBLISH permission can still grant: the reply to the waiter's next

@@ -24,6 +24,7 @@ if fits(ARGV[3]) then
   while first do
     local place = redis.call('HGET', KEYS[4], first)
     local seen, lasts = string.match(place or '', '^(%d+) (%d+) ')
+    if seen and tonumber(seen) > now then set_back(0) end
     if seen and seen + lasts > now then break end
     -- Deletes the place first, as in queue.lua.
     redis.call('HDEL', KEYS[4], first)

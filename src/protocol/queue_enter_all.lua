@@ -55,8 +55,9 @@ end
 -- Renews the place in the queue of lock `at`. Returns false if there is none.
 local function refresh()
   local place = redis.call('LINDEX', KEYS[3], '0') and redis.call('HGET', KEYS[4], id)
-  local before, mark = string.match(place or '', '^%d+ (%d+ %S+ %d+) (%a) ')
+  local seen, before, mark = string.match(place or '', '^(%d+) (%d+ %S+ %d+) (%a) ')
   if not before then return false end
+  if tonumber(seen) > now then set_back(0) end
   if mark ~= 'l' and mark ~= 'a' then
     -- The marks are listed in queue.lua. A user who may not count listeners counts as listening, as
     -- in a grant.
@@ -96,6 +97,10 @@ local function is_reader_next()
   local place = type(first) == 'string' and redis.pcall('HGET', KEYS[4], first)
   if type(place) ~= 'string' then return false end
   local seen, lasts, want, mark = string.match(place, '^(%d+) (%d+) (%S+) %d+ (%a)')
+  if seen and tonumber(seen) > now then
+    set_back(0)
+    seen = now
+  end
   return want == 'r' and mark ~= 'p' and seen + lasts > now
 end
 

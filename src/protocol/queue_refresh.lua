@@ -16,14 +16,15 @@ if not redis.call('LINDEX', KEYS[3], '0') then
   redis.call('DEL', KEYS[4])
 end
 refreshed, granted = {}, {}
--- Whether a client listens to the inbox now.
-local listens
+-- Whether a client listens to the inbox now, and whether the clock was set back since a refresh.
+local listens, is_set_back
 local reply = {}
 for n = 2, #ARGV do
   local id = ARGV[n]
   local place = redis.call('HGET', KEYS[4], id)
-  local before, mark = string.match(place or '', '^%d+ (%d+ %S+ %d+) (%a) ')
+  local seen, before, mark = string.match(place or '', '^(%d+) (%d+ %S+ %d+) (%a) ')
   if before then
+    is_set_back = is_set_back or tonumber(seen) > now
     if mark ~= 'l' and mark ~= 'a' then
       if listens == nil then
         local listeners = redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])
@@ -37,6 +38,7 @@ for n = 2, #ARGV do
   end
   reply[n - 1] = before and 0 or -1
 end
+if is_set_back then set_back(0) end
 local bad = grant()
 if bad then return bad end
 for n = 2, #ARGV do

@@ -601,6 +601,7 @@ fn unanswered_enter_is_retried() {
 }
 
 /// The fence has too few tokens left for the waiter in front, and enough for the call behind it.
+/// The waiter keeps its place until its own client gets the error.
 fn enter_that_fails_by_a_grant_to_another_leaves_no_place() {
     let server = Server::start();
     server.run("SET", &["leasehold:fence:{lock:a}", "9007199254740980"]);
@@ -615,7 +616,10 @@ fn enter_that_fails_by_a_grant_to_another_leaves_no_place() {
     let failed = client(&server.url()).fair_mutex("a").try_lock_for(PATIENCE);
     assert!(matches!(failed, Err(Error::BadFence { .. })), "{failed:?}");
     eventually(PATIENCE, || server.calls(&["lrem"]) > before);
-    assert_eq!(queue_length(&server), 0);
+    let first = redis::cmd("LRANGE")
+        .arg((QUEUE, 0, -1))
+        .query(&mut server.connection());
+    assert_eq!(first, Ok(vec!["in front".to_owned()]));
 }
 
 /// If the first renewal gets no reply, it is repeated while the provisional lease lasts.

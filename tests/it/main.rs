@@ -62,9 +62,12 @@ mod semaphore;
 mod semaphore_faults;
 mod semaphore_replies;
 mod sentinel;
+#[cfg(target_os = "linux")]
+mod server_clock;
 mod set_queues;
 mod shutdown;
 mod signals;
+mod slot_moves;
 mod stats;
 #[cfg(feature = "tls")]
 mod tls;
@@ -159,6 +162,7 @@ const TESTS: &[Listed] = &[
     rw_lock_faults::TESTS,
     rw_lock_replies::TESTS,
     sentinel::TESTS,
+    slot_moves::TESTS,
     set_queues::TESTS,
     shutdown::TESTS,
     stats::TESTS,
@@ -175,6 +179,8 @@ const ROUGHLY_TIMED: &[Listed] = &[
     all::ROUGHLY_TIMED,
     waking::ROUGHLY_TIMED,
     sentinel::ROUGHLY_TIMED,
+    #[cfg(target_os = "linux")]
+    server_clock::ROUGHLY_TIMED,
     cluster::ROUGHLY_TIMED,
     semaphore_faults::ROUGHLY_TIMED,
     fair_faults::ROUGHLY_TIMED,
@@ -245,6 +251,8 @@ const ROLES: &[Listed] = &[
     rw_lock::ROLES,
     rw_lock_faults::ROLES,
     sentinel::ROLES,
+    #[cfg(target_os = "linux")]
+    server_clock::ROLES,
     set_queues::ROLES,
     shutdown::ROLES,
     signals::ROLES,

@@ -8,6 +8,7 @@ mod certificates;
 mod chaos;
 mod child;
 mod client;
+mod clock;
 mod cluster;
 mod commands;
 mod contention;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use redis::{Client, Connection};
 
+use super::clock::Clock;
 use super::permit::{self, Permit};
 use super::port;
 use super::snapshot::Snapshot;
@@ -26,6 +27,8 @@ pub struct Server {
     options: Vec<String>,
     process: SupervisedProcess,
     directory: TempDir,
+    /// `None` for a server with the clock of the machine.
+    clock: Option<Clock>,
     watchdog: Option<Watchdog>,
     /// `None` for a member of a group, which has one permit for all members, and for a server that
     /// several tests share.
@@ -46,19 +49,44 @@ impl Server {
         server
     }
 
+    /// Starts a server whose wall clock the test can [step](Self::step_clock). Needs Linux and a C
+    /// compiler.
+    pub fn with_clock() -> Self {
+        let permit = Permit::take(permit::SERVER);
+        let directory = TempDir::create();
+        let clock = Some(Clock::new(&directory));
+        let mut server = Self::start_in(directory, clock, Vec::new);
+        server.permit = Some(permit);
+        server
+    }
+
+    /// Moves the server's wall clock by this many seconds; back if negative.
+    pub fn step_clock(&mut self, seconds: i64) {
+        let clock = self.clock.as_mut();
+        clock.expect("a server `with_clock`").step(seconds);
+    }
+
     /// Starts a server; `options` is called for every attempt, because it may draw further ports.
     pub(super) fn with_fresh(options: impl Fn() -> Vec<String>) -> Self {
-        let directory = TempDir::create();
+        Self::start_in(TempDir::create(), None, options)
+    }
+
+    fn start_in(
+        directory: TempDir,
+        clock: Option<Clock>,
+        options: impl Fn() -> Vec<String>,
+    ) -> Self {
         // Another process may take the port before the server binds it.
         for _ in 0..20 {
             let (port, options) = (port::free(), options());
-            if let Some(process) = launch(port, &options, &directory) {
+            if let Some(process) = launch(port, &options, &directory, clock.as_ref()) {
                 let watchdog = Some(watchdog(default_limit()));
                 return Self {
                     port,
                     options,
                     process,
                     directory,
+                    clock,
                     watchdog,
                     permit: None,
                 };
@@ -210,8 +238,13 @@ impl Server {
     }
 
     fn relaunch(&mut self) {
-        self.process = launch(self.port, &self.options, &self.directory)
-            .unwrap_or_else(|| panic!("the server does not start again:\n{}", self.log()));
+        self.process = launch(
+            self.port,
+            &self.options,
+            &self.directory,
+            self.clock.as_ref(),
+        )
+        .unwrap_or_else(|| panic!("the server does not start again:\n{}", self.log()));
     }
 }
 
@@ -231,7 +264,12 @@ const SOCKET: &str = "socket";
 const LOG: &str = "log";
 
 /// Starts a server; `None` if it could not start, most likely because its port was taken.
-fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<SupervisedProcess> {
+fn launch(
+    port: u16,
+    options: &[String],
+    directory: &TempDir,
+    clock: Option<&Clock>,
+) -> Option<SupervisedProcess> {
     let log = open_log(directory).expect("the log can be written");
     let port = port.to_string();
     let own = [
@@ -258,6 +296,9 @@ fn launch(port: u16, options: &[String], directory: &TempDir) -> Option<Supervis
                 .current_dir(directory.path())
                 .stdout(log)
                 .stderr(errors);
+            if let Some(clock) = clock {
+                clock.preload(command);
+            }
         })
         .expect("/bin/sh can be started");
 

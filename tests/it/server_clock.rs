@@ -1,0 +1,260 @@
+//! Promise: a server's clock that steps back delays no call for more than 3 s, and ends no lease.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use leasehold::{Client, Error};
+use support::fair::places_in;
+use support::{
+    Child, SLACK, Server, assert_released, client, eventually, let_pass, ms, parameter, tell_parent,
+};
+
+support::roles![waiter];
+
+support::roughly_timed![
+    waiter_that_died_before_the_clock_stepped_back_delays_nobody_for_long,
+    waiters_of_every_kind_go_on_after_the_clock_stepped_back,
+    lease_ends_no_earlier_after_the_clock_stepped_back
+];
+
+/// How far the clock steps, in seconds.
+const STEP: i64 = -3600;
+
+/// The longest delay by dead waiters: the time that their places last, and some tries.
+const DELAY: Duration = ms(4_000);
+
+/// The names of the locks, one for each kind, and whether others come and go beside the dead
+/// waiters.
+const NAMES: [&str; 2] = ["quiet", "busy"];
+
+/// Tries each kind of lock without waiting. Returns the kind that is refused, or `None`.
+fn refused(client: &Client, name: &str) -> Result<Option<&'static str>, Error> {
+    let [fair, shared, permits, first, second] = names(name);
+    Ok(if client.fair_mutex(fair).try_lock()?.is_none() {
+        Some("fair")
+    } else if client.rw_lock(&*shared).try_write()?.is_none() {
+        Some("write")
+    } else if client.rw_lock(&*shared).try_read()?.is_none() {
+        Some("read")
+    } else if client.semaphore(permits, 1).try_acquire()?.is_none() {
+        Some("semaphore")
+    } else if client.mutex_all([first, second]).try_lock()?.is_none() {
+        Some("set")
+    } else {
+        None
+    })
+}
+
+/// The names of a fair lock, a read-write lock, a semaphore, and two of a set.
+fn names(name: &str) -> [String; 5] {
+    ["fair", "shared", "permits", "first", "second"].map(|kind| format!("{name} {kind}"))
+}
+
+/// The keys of the queues in which [`waiter`] waits, with the number of its places.
+fn queues(name: &str) -> [(String, usize); 4] {
+    let [fair, shared, permits, first, _] = names(name);
+    let of_lock = |name| format!("leasehold:queue:{{lock:{name}}}");
+    [
+        (of_lock(fair), 2),
+        (of_lock(shared), 2),
+        (format!("leasehold:permits-queue:{{lock:{permits}}}"), 2),
+        (of_lock(first), 1),
+    ]
+}
+
+/// A child's role: waits for the locks of every kind until it is killed.
+fn waiter() {
+    let url = parameter("URL");
+    let client = client(&url);
+    thread::scope(|scope| {
+        for name in NAMES {
+            let [fair, shared, permits, first, second] = names(name);
+            for _ in 0..2 {
+                let (fair, shared) = (client.fair_mutex(&*fair), client.rw_lock(&*shared));
+                let permits = client.semaphore(&*permits, 1);
+                scope.spawn(move || fair.lock().map(drop));
+                scope.spawn(move || shared.write().map(drop));
+                scope.spawn(move || permits.acquire().map(drop));
+            }
+            let set = client.mutex_all([first, second]);
+            scope.spawn(move || set.lock().map(drop));
+        }
+        tell_parent("waiting");
+    });
+}
+
+/// Starts a process that waits for all locks while they are held, kills it, and releases the locks
+/// after the clock has stepped back.
+fn step_back_with_dead_waiters(server: &mut Server) {
+    let client = client(&server.url());
+    let held = NAMES.map(|name| {
+        let [fair, shared, permits, first, _] = names(name);
+        (
+            client.fair_mutex(fair).lock().unwrap(),
+            client.rw_lock(shared).write().unwrap(),
+            client.semaphore(permits, 1).acquire().unwrap(),
+            client.fair_mutex(first).lock().unwrap(),
+        )
+    });
+    let mut child = Child::spawn("server_clock::waiter", &[("URL", &server.url())]);
+    child.wait_for_line("waiting");
+    for name in NAMES {
+        for (queue, count) in queues(name) {
+            eventually(ms(10_000), || places_in(server, &queue) == count);
+        }
+    }
+    child.kill();
+    server.step_clock(STEP);
+    for (fair, shared, permit, first) in held {
+        assert_released(fair.unlock());
+        assert_released(shared.unlock());
+        assert_released(permit.release());
+        assert_released(first.unlock());
+    }
+}
+
+fn waiter_that_died_before_the_clock_stepped_back_delays_nobody_for_long() {
+    let mut server = Server::with_clock();
+    step_back_with_dead_waiters(&mut server);
+    let (tries, others) = (client(&server.url()), client(&server.url()));
+    let (done, at) = (AtomicBool::new(false), Instant::now());
+    for name in NAMES {
+        assert_eq!(refused(&tries, name).unwrap(), Some("fair"), "{name}");
+    }
+    let last = thread::scope(|scope| {
+        // Calls that wait, and come and go.
+        scope.spawn(|| {
+            let [fair, shared, permits, ..] = names("busy");
+            while !done.load(Ordering::Relaxed) {
+                let _ = others.fair_mutex(&*fair).try_lock_for(ms(50));
+                let _ = others.rw_lock(&*shared).try_write_for(ms(50));
+                let _ = others.semaphore(&*permits, 1).try_acquire_for(ms(50));
+            }
+        });
+        let last = NAMES.map(|name| {
+            loop {
+                let refused = refused(&tries, name).unwrap();
+                if refused.is_none() || at.elapsed() > DELAY + SLACK {
+                    break refused;
+                }
+                let_pass(ms(20));
+            }
+        });
+        done.store(true, Ordering::Relaxed);
+        last
+    });
+    assert_eq!(last, [None; 2], "refused after {:?}", at.elapsed());
+}
+
+fn waiters_of_every_kind_go_on_after_the_clock_stepped_back() {
+    let mut server = Server::with_clock();
+    let url = server.url();
+    let holder = client(&url);
+    let [fair, shared, permits, first, second] = names("quiet");
+    let held = (
+        holder.fair_mutex(&*fair).lock().unwrap(),
+        holder.rw_lock(&*shared).write().unwrap(),
+        holder.semaphore(&*permits, 1).acquire().unwrap(),
+        holder.fair_mutex(&*first).lock().unwrap(),
+    );
+    thread::scope(|scope| {
+        let waiting = client(&url);
+        let (a, b) = (waiting.fair_mutex(&*fair), waiting.rw_lock(&*shared));
+        let c = waiting.semaphore(&*permits, 1);
+        let d = waiting.mutex_all([&*first, &*second]);
+        let limit = ms(10_000);
+        let a = scope.spawn(move || a.try_lock_for(limit).unwrap().is_some());
+        let b = scope.spawn(move || b.try_read_for(limit).unwrap().is_some());
+        let c = scope.spawn(move || c.try_acquire_for(limit).unwrap().is_some());
+        let d = scope.spawn(move || d.try_lock_for(limit).unwrap().is_some());
+        for (queue, _) in queues("quiet") {
+            eventually(ms(10_000), || places_in(&server, &queue) == 1);
+        }
+        server.step_clock(STEP);
+        // A refresh has set the places to the new clock.
+        eventually(ms(5_000), || newest_place(&server) <= server_ms(&server));
+        assert_released(held.0.unlock());
+        assert_released(held.1.unlock());
+        assert_released(held.2.release());
+        assert_released(held.3.unlock());
+        for waiting in [a, b, c, d] {
+            assert!(waiting.join().unwrap());
+        }
+    });
+}
+
+/// The server's clock in ms.
+fn server_ms(server: &Server) -> u64 {
+    let time = redis::cmd("TIME").query(&mut server.connection());
+    let (seconds, micros): (u64, u64) = time.unwrap();
+    seconds * 1_000 + micros / 1_000
+}
+
+/// When the place that was refreshed last was refreshed, in ms of the server's clock.
+fn newest_place(server: &Server) -> u64 {
+    let keys = server.keys();
+    let places = keys.iter().filter(|key| {
+        key.starts_with(b"leasehold:places:") || key.starts_with(b"leasehold:permits-places:")
+    });
+    let seen = places.flat_map(|key| {
+        let places = redis::cmd("HVALS").arg(key).query(&mut server.connection());
+        let places: Vec<String> = places.unwrap();
+        let seen = |place: String| place.split(' ').next().unwrap().parse::<u64>().unwrap();
+        places.into_iter().map(seen).collect::<Vec<_>>()
+    });
+    seen.max().unwrap_or_default()
+}
+
+/// No script shortens the lease of a reader or of a permit, nor the ttl of a key.
+fn lease_ends_no_earlier_after_the_clock_stepped_back() {
+    let mut server = Server::with_clock();
+    let client = client(&server.url());
+    let ttl = ms(20_000);
+    let [fair, shared, permits, ..] = names("quiet");
+    let _lock = client.fair_mutex(&*fair).ttl(ttl).lock().unwrap();
+    let _reader = client.rw_lock(&*shared).ttl(ttl).read().unwrap();
+    let permit = client.semaphore(&*permits, 2).ttl(ttl).acquire().unwrap();
+    let ends = |server: &Server| -> [f64; 3] {
+        let score = |key: String| -> f64 {
+            let range = redis::cmd("ZREVRANGE")
+                .arg((key, 0, 0, "WITHSCORES"))
+                .query(&mut server.connection());
+            let (_, score): (String, f64) = range.unwrap();
+            score
+        };
+        let left: u64 = redis::cmd("PTTL")
+            .arg(format!("lock:{fair}"))
+            .query(&mut server.connection())
+            .unwrap();
+        [
+            (server_ms(server) + left) as f64,
+            score(format!("leasehold:readers:{{lock:{shared}}}")),
+            score(format!("leasehold:permits:{{lock:{permits}}}")),
+        ]
+    };
+    let before = ends(&server);
+    server.step_clock(STEP);
+    permit.renew().unwrap();
+    assert!(
+        client
+            .fair_mutex(&*fair)
+            .try_lock_for(ms(50))
+            .unwrap()
+            .is_none()
+    );
+    assert!(
+        client
+            .rw_lock(&*shared)
+            .try_write_for(ms(50))
+            .unwrap()
+            .is_none()
+    );
+    drop(client.rw_lock(&*shared).try_read().unwrap());
+    drop(client.semaphore(&*permits, 2).try_acquire().unwrap());
+    let after = ends(&server);
+    for (before, after) in before.iter().zip(after) {
+        // The end of a key is computed from two replies.
+        assert!(after + 100.0 > *before, "{before} {after}");
+    }
+}
