@@ -15,6 +15,12 @@
 //! | `leasehold-dial` | connecting, finding the master, and reading a cluster's slots | opens connections, looks up a host name, or asks a sentinel or a node; then ends |
 //! | `leasehold-call` | an acquiring call of a lock with a [`CancelToken`] | runs the call, then ends |
 //!
+//! If the connection of `leasehold-subscriber` ends while no call waits, the next call that waits
+//! has it made again. So a proxy may close connections on which a client sends nothing. If an
+//! address leads to another server than before, for example after a failover behind a proxy, the
+//! thread connects again within about 3 s, while a call waits. Behind a proxy that leads the calls
+//! and the subscription to different servers at the same time, it does so every 30 s.
+//!
 //! There is never a thread per lock. Dropping the last client, lock or guard ends the threads and
 //! waits for them: for at most one command timeout, or three if a cancelled call still waits for a
 //! reply. The drop does not wait for `leasehold-dial`, since nothing can interrupt the look-up of a

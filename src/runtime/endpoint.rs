@@ -48,6 +48,7 @@ impl Endpoint {
     /// a caller may be about to send it a job. The subscriber thread ends by itself.
     fn retire(&self) {
         self.acknowledged.stop();
+        self.subscriber.retire();
         let _ = self.io.send(IoRequest::Retire);
     }
 

@@ -22,6 +22,7 @@ support::roles![waiter];
 support::tests![
     a_subscription_is_kept_for_the_next_waiter_and_then_dropped,
     a_name_whose_subscription_was_dropped_is_subscribed_to_again,
+    subscription_follows_an_endpoint_to_a_promoted_server,
     a_release_wakes_a_waiter_of_another_process,
     waiters_of_one_client_get_the_lock_in_fifo_order,
     waiter_behind_backoff_is_woken,
@@ -728,6 +729,33 @@ fn a_name_whose_subscription_was_dropped_is_subscribed_to_again() {
         server.subscribed_channels("lock_release:*") == 0
     });
     wait();
+}
+
+/// The previous server follows the promoted one, and passes its messages on. Nothing else shows
+/// that the subscription is at the wrong server.
+fn subscription_follows_an_endpoint_to_a_promoted_server() {
+    let old = Server::start();
+    let new = old.replica();
+    let proxy = Proxy::new(&old);
+    let (holder, waiter) = (client(&proxy.url()), client(&proxy.url()));
+    let guard = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| waiter.mutex("a").lock().unwrap().unlock().unwrap());
+        old.wait_until_waiter_sleeps("lock_release:a");
+        // The promoted server has all that it would have lost otherwise.
+        eventually(WAIT_LIMIT, || new.keys() == old.keys());
+        proxy.forward_to(new.port());
+        new.run("REPLICAOF", &["NO", "ONE"]);
+        old.run("REPLICAOF", &["127.0.0.1", &new.port().to_string()]);
+        // As the endpoint does; the subscription stays.
+        old.run("CLIENT", &["KILL", "TYPE", "normal"]);
+        let is_linked = || old.info("replication", "master_link_status").as_deref() == Some("up");
+        eventually(WAIT_LIMIT, is_linked);
+        eventually(WAIT_LIMIT, || new.subscribers("lock_release:a") > 0);
+        assert_eq!(old.subscribers("lock_release:a"), 0);
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        assert_eq!(waiting.join().unwrap(), Unlocked::Released);
+    });
 }
 
 /// The limit bounds the memory of a process that waits for a million names in turn.

@@ -11,8 +11,8 @@ use leasehold::{
 };
 use log::Level;
 use support::{
-    FakeSentinel, LogRecord, Server, at_next_record_about, eventually, free_port, let_pass,
-    log_records, log_records_about, ms, sentinel_url,
+    FakeSentinel, LogRecord, Proxy, Server, Traffic, at_next_record_about, eventually, free_port,
+    let_pass, log_records, log_records_about, ms, sentinel_url,
 };
 
 support::tests![
@@ -28,6 +28,7 @@ support::tests![
     a_forced_release_is_logged_with_its_holder_in_short_form,
     a_sentinel_that_disagrees_is_named_in_one_warning,
     an_outage_of_the_subscriber_is_logged_once,
+    unused_subscription_that_the_peer_closes_ends_without_a_warning,
     server_that_refuses_writes_is_no_outage_of_the_subscriber,
     try_lock_that_may_not_use_queues_is_logged_as_a_warning,
     nothing_is_logged_at_info_and_no_whole_id_above_trace,
@@ -433,6 +434,53 @@ fn an_outage_of_the_subscriber_is_logged_once() {
         about("subscribed to releases").len() > subscribed
     });
     drop(guard);
+}
+
+/// Proxies close connections on which the client has sent nothing for some time.
+fn unused_subscription_that_the_peer_closes_ends_without_a_warning() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let name = "log-unused";
+    let (one, two) = (client(&server), builder(&proxy.url()).build().unwrap());
+    let subscriptions = || proxy.connections_that_sent("SUBSCRIBE");
+    let about = |text| lines_about_server(proxy.port(), text);
+    for _ in 0..2 {
+        let guard = one.mutex(name).lock().unwrap();
+        // On a busy machine, the first call may have too little time.
+        let waits = || matches!(two.mutex(name).try_lock_for(ms(300)), Ok(None));
+        eventually(WAIT_LIMIT, waits);
+        eventually(WAIT_LIMIT, || subscriptions().len() == 1);
+        let connections = proxy.connections();
+        proxy.set_nth(subscriptions()[0], Traffic::Cut);
+        eventually(WAIT_LIMIT, || subscriptions().is_empty());
+        let_pass(ms(700));
+        assert_eq!(
+            proxy.connections(),
+            connections,
+            "the client connects again"
+        );
+        // The next call that waits is woken by the release.
+        let waiting = start_waiter(&server, &two, name);
+        assert_eq!(subscriptions().len(), 1);
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        assert_eq!(
+            waiting.join().unwrap().unlock().unwrap(),
+            Unlocked::Released
+        );
+    }
+    assert_eq!(about("no call waits").len(), 2);
+    let warnings = about("")
+        .into_iter()
+        .filter(|line| line.level == Level::Warn);
+    assert_eq!(warnings.count(), 0, "{:#?}", about(""));
+    // While a call waits, the same is an outage.
+    let guard = one.mutex(name).lock().unwrap();
+    let waiting = start_waiter(&server, &two, name);
+    proxy.set_nth(subscriptions()[0], Traffic::Cut);
+    eventually(WAIT_LIMIT, || about("reconnecting").len() == 1);
+    assert_eq!(about("reconnecting")[0].level, Level::Warn);
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    drop(waiting.join().unwrap());
 }
 
 /// The subscriber connects again after each such refusal, because another server may have become

@@ -7,10 +7,12 @@
 //!   +------------+ ----------> +-----------+ --+
 //!   | connecting |             | listening |   |
 //!   +------------+ <---------- +-----------+ <-+
-//!      |     a failure, a lost probe, or the server may have been replaced: without a pause
-//!      |                             |
-//!      +----------> ended <----------+
-//!       stop, or the server owns no slot of its cluster any more
+//!      ^     a failure, a lost probe, or the server may have been replaced: without a pause
+//!      | a waiter         +------+
+//!      +----------------- | idle | <--- instead of connecting, while no call waits
+//!                         +------+
+//!
+//! From any of them: --> ended, by a stop, or if the server owns no slot of its cluster any more
 //! ```
 
 use std::time::Duration;
@@ -33,9 +35,18 @@ const LINGER: Duration = Duration::from_secs(10);
 /// If more than this many subscriptions are unused, all of them are cancelled.
 const MAX_LINGERING: usize = 1024;
 
+/// After this many messages in a row that reached no subscriber at the server that grants, the
+/// thread subscribes again.
+const MAX_UNHEARD: u32 = 2;
+
+/// How often that is tried. A proxy in front of several servers can lead the messages and the
+/// subscription to different ones each time, and these pass the messages on.
+const MOVE_EVERY: Duration = Duration::from_secs(30);
+
 /// Why a connection has ended.
 enum Ended {
-    /// A call has found that the server cannot serve now, or the sentinels name another master.
+    /// A call has found that the server cannot serve now, the sentinels name another master, or
+    /// the address leads to another server by now.
     MayBeReplaced,
     Failed(String),
 }
@@ -55,10 +66,13 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
         let this = &endpoint.subscriber;
         let mut state = this.state.lock();
         state.up = false;
-        state.has_tried = true;
+        state.is_idle = !state.is_used();
+        // The next waiter is not reached by messages until this thread has subscribed again.
+        state.has_tried = !state.is_idle;
         for channel in state.channels.values() {
             *channel.live.lock() = None;
         }
+        let is_idle = state.is_idle;
         drop(state);
         if this.is_stopping() || endpoint.server.is_retired() {
             return;
@@ -67,11 +81,20 @@ pub(in crate::runtime) fn run(runtime: &Runtime, endpoint: &Endpoint) {
             Ended::Failed(why) => (true, why),
             Ended::MayBeReplaced => (false, "the server may have been replaced".into()),
         };
+        if is_idle {
+            runtime.deployment.suspect();
+            logging::debug!(
+                server = endpoint.server.label();
+                "the subscription to releases has ended, and no call waits: {why}"
+            );
+            this.sleep_while_idle(&endpoint.server);
+            continue;
+        }
         this.health.failed(Some(&Cause::text(&why)), false);
         runtime.deployment.suspect();
-        // One warning for each outage, however long it lasts. No warning for `MayBeReplaced`: this
-        // thread gives up a connection that works, and may do so again and again while the server
-        // refuses calls.
+        // One warning for each outage that a waiter notices, however long it lasts. No warning for
+        // `MayBeReplaced`: this thread gives up a connection that works, and may do so again and
+        // again while the server refuses calls.
         logging::record!(
             if is_failure && failures == 0 { log::Level::Warn } else { log::Level::Debug },
             server = endpoint.server.label();
@@ -106,6 +129,7 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
         state.up = up;
         state.has_tried = true;
         state.probe_sent = None;
+        state.unheard = 0;
     }
     pubsub.subscribe(&wanted)?;
     *failures = 0;
@@ -121,6 +145,11 @@ fn listen(runtime: &Runtime, endpoint: &Endpoint, failures: &mut u32) -> Result<
         let is_late = |sent: Instant| sent.until(now) > PROBE_TIMEOUT;
         if state.probe_sent.is_some_and(is_late) {
             return Err(format!("no probe arrived within {PROBE_TIMEOUT:?}").into());
+        }
+        let may_move = state.moved.is_none_or(|at| at.until(now) >= MOVE_EVERY);
+        if state.unheard >= MAX_UNHEARD && may_move {
+            state.moved = Some(now);
+            return Err(Ended::MayBeReplaced);
         }
         if !pubsub.is_current() {
             return Err(Ended::MayBeReplaced);

@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::clock::Instant;
+use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::logging;
 use crate::name::Name;
+use crate::protocol::answer::Answer;
 use crate::protocol::keys::Key;
 use crate::protocol::verb::Verb;
 use crate::queue::parker::Parker;
@@ -29,7 +30,8 @@ pub(crate) struct Subscriber {
     /// The server refuses PUBLISH. No client of this Redis user can then announce a release, so
     /// waiters retry on a timer.
     mute: AtomicBool,
-    /// Unparked by `stop`, for a thread that pauses between two attempts to connect.
+    /// Unparked for a thread that is idle or pauses between two attempts to connect: by `stop`, by
+    /// a retirement of the server, and by the first waiter.
     ending: Parker,
     /// The health of the subscriber connection.
     pub(crate) health: ServerHealth,
@@ -47,7 +49,21 @@ struct SubscriberState {
     has_tried: bool,
     /// When the oldest probe that is still missing was sent; `None` if none is.
     probe_sent: Option<Instant>,
+    /// How many messages on the control channel, in a row, were received by nobody, although this
+    /// thread is subscribed: the address leads to another server than before.
+    unheard: u32,
+    /// When the thread last subscribed again because of that.
+    moved: Option<Instant>,
+    /// The thread has no connection, and sleeps until a call waits.
+    is_idle: bool,
     stopping: bool,
+}
+
+impl SubscriberState {
+    /// Returns whether a call waits.
+    fn is_used(&self) -> bool {
+        self.channels.values().any(|channel| channel.users > 0)
+    }
 }
 
 /// How a client receives grants of a name.
@@ -93,6 +109,9 @@ impl Subscriber {
     /// Counts a user of a name's channel. Returns whether the thread must be woken to subscribe.
     fn add_user(&self, key: Key<'_>) -> (Arc<Live>, bool) {
         let mut state = self.state.lock();
+        if std::mem::take(&mut state.is_idle) {
+            self.ending.unpark();
+        }
         if let Some(channel) = state.channels.get_mut(key.channel) {
             channel.users += 1;
             channel.idle = None;
@@ -154,13 +173,43 @@ impl Subscriber {
         let read = |reply| Verb::Count.read(reply);
         let published = server.command("PUBLISH", &args, until, Cap::Exempt, read);
         match &published {
-            Ok(_) => self.mute.store(false, Ordering::SeqCst),
+            Ok(receivers) => {
+                self.mute.store(false, Ordering::SeqCst);
+                self.note_receivers(matches!(receivers, Answer::Count(1..)));
+            }
             Err(Fault::Rejected(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
                 logging::warn!("cannot publish releases, waiters retry on a timer: {error}");
             }
             Err(fault) => logging::debug!("could not wake the subscriber: {fault}"),
         }
         published.is_ok()
+    }
+
+    /// Records whether a message on the control channel was received at the server to which it was
+    /// published. It arrives in either case if that server replicates to the one to which this
+    /// thread is subscribed.
+    fn note_receivers(&self, is_heard: bool) {
+        let mut state = self.state.lock();
+        state.unheard = match state.up && !is_heard {
+            true => state.unheard.saturating_add(1),
+            false => 0,
+        };
+    }
+
+    /// Sleeps until a call waits, or the thread must end.
+    fn sleep_while_idle(&self, server: &Server) {
+        let is_idle = || {
+            let state = self.state.lock();
+            state.is_idle && !state.stopping
+        };
+        while is_idle() && !server.is_retired() {
+            self.ending.park_timeout(LONGEST_SLEEP);
+        }
+    }
+
+    /// Wakes a thread that has no connection, because its server was replaced.
+    pub(in crate::runtime) fn retire(&self) {
+        self.ending.unpark();
     }
 
     /// Publishes a message that the thread receives within a second, if its connection is alive and

@@ -13,7 +13,7 @@ use crate::redis::server::Server;
 /// How long a call waits for further connections once a majority is connected: this long, or as
 /// long as the majority took to connect if that was longer. So a server that is only a little
 /// slower takes part in the first lock.
-pub(super) const GRACE: Duration = Duration::from_millis(10);
+const GRACE: Duration = Duration::from_millis(10);
 
 /// A connection that is being made for the slot with this index.
 type Requested<'a> = (usize, ConnectRequest<'a>);

@@ -3,13 +3,18 @@
 //! Every acquiring call has a fresh holder id, so a server whose lock key contains it has run this
 //! very call before: under the name of another member, or because a proxy sent the call twice.
 
+use std::time::Duration;
+
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::protocol::verb::Verb;
 use crate::redis::fault::Fault;
-use crate::redis::quorum::round::connect::GRACE;
 use crate::redis::quorum::round::{Round, Slot};
 use crate::redis::undoable::Vote;
+
+/// How long the replies that the outcome does not need may take, or as long as the outcome took if
+/// that is longer. Only the first call of a client waits for them.
+const REST_WITHIN: Duration = Duration::from_millis(50);
 
 impl Round<'_> {
     /// Reads, for a short time, the replies that the outcome does not need, if a server among them
@@ -20,8 +25,8 @@ impl Round<'_> {
             return;
         }
         let began = Instant::now();
-        let took = self.sent.map_or(GRACE, |sent| sent.until(began));
-        let until = self.until.min(began.after(GRACE.max(took)));
+        let took = self.sent.unwrap_or(began).until(began);
+        let until = self.until.min(began.after(REST_WITHIN.max(took)));
         loop {
             for n in 0..self.slots.len() {
                 if let Some(answer) = self.read_one(n, began) {
