@@ -1,10 +1,11 @@
 //! Promise: the program looks after its supervisor, and after the processes that it adopts.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use support::{Server, eventually, ms};
 
 use super::{
@@ -16,6 +17,7 @@ support::tests![
     killing_the_supervisor_ends_the_command,
     adopted_processes_are_reaped_while_the_command_runs,
     process_1_reaps_adopted_processes_with_foreground,
+    supervisor_outlives_the_command_if_the_group_leader_is_in_another_namespace,
     program_runs_without_proc
 ];
 
@@ -135,6 +137,32 @@ fn lock_is_released_at_once_if_the_group_leader_is_in_another_namespace() {
     assert!(began.elapsed() < ms(1_000), "{:?}", began.elapsed());
     assert_eq!(program.errors(), "");
     assert!(server.is_free("a"));
+}
+
+/// A process that the command leaves behind is still supervised.
+fn supervisor_outlives_the_command_if_the_group_leader_is_in_another_namespace() {
+    let server = Server::start();
+    let Some(mut command) = unshare(&server, &AS_PROCESS_1) else {
+        return;
+    };
+    let script = "sh -c 'trap \"\" TERM; echo ready; exec sleep 300' & read -r _; exit 3";
+    command.args([PROGRAM, "run", "a", "--kill-after", "1s", "--", "sh", "-c"]);
+    let mut program = Program::of(command.arg(script).stdin(Stdio::piped()).spawn().unwrap());
+    assert_eq!(program.next_line(), "ready");
+    let supervisor = supervisor_of(children_of(program.id())[0]);
+    drop(program.process.stdin.take());
+    // It leaves the group, which it leads.
+    eventually(WAIT_LIMIT, || {
+        group_of(supervisor).is_some_and(|group| group != supervisor)
+    });
+    assert!(is_alive(supervisor));
+    assert_eq!(program.code(), Some(3));
+}
+
+fn group_of(pid: Pid) -> Option<Pid> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).ok()?;
+    let group = stat.rsplit(") ").next()?.split(' ').nth(2)?;
+    Pid::from_raw(group.parse().unwrap())
 }
 
 fn program_runs_without_proc() {
