@@ -21,6 +21,11 @@
 //! - **A promoted replica.** Calls, renewals and waiters follow. The client asks at once whether
 //!   the new master has its leases. A client in which no call acquires, releases or waits for
 //!   anything there notices the change at its next renewal, at most a third of the ttl later.
+//! - **Nodes that disagree.** A node may be out of date. After a fault, the client asks at most
+//!   five nodes for the slots, masters first, and waits at most 300 ms for the slower ones after
+//!   enough others have answered. What most of them say of each slot counts. A master that works
+//!   keeps its slots until most of them name another one, or it redirects a call (`MOVED`). A
+//!   master that cannot be reached is not taken again from a node that has named it.
 //! - **A slot that moves.** Its held locks stay held, and are renewed. Meanwhile Redis runs a call
 //!   with several keys only if all of them exist on one node. A free name has no lock key, so it
 //!   cannot be acquired until the slot has moved: calls wait for that, within their deadlines. For

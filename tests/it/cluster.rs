@@ -6,12 +6,13 @@ use std::time::Instant;
 
 use crossbeam_channel::{Receiver, unbounded};
 use leasehold::{Client, Error, Lost, MutexGuard, Unlocked};
-use redis::RedisResult;
+use redis::{RedisResult, Value};
 use support::fair::places_in;
 use support::{
-    BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, MasterFailure, Outcome,
-    PROCESSES, RESUME_WITHIN, SLACK, Server, WAKE_UPS, assert_message_wakes, assert_released,
-    builder, client, contend_and_then, eventually, expect_unreachable, free_port, ms, parameter,
+    BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, FakeServer,
+    MasterFailure, Outcome, PROCESSES, Proxy, RESUME_WITHIN, SLACK, Server, WAKE_UPS,
+    assert_message_wakes, assert_released, builder, builder_within, client, contend_and_then,
+    encode, eventually, expect_unreachable, fake_node, free_port, ms, one_owner, parameter,
     thread_count, time_until_acquired,
 };
 
@@ -39,6 +40,9 @@ support::roughly_timed![
     lease_is_kept_while_its_slot_migrates,
     acquire_waits_until_both_keys_are_on_one_node,
     unreachable_seeds_are_skipped,
+    a_failover_is_followed_although_an_outdated_node_reports_at_once,
+    an_owner_that_cannot_be_reached_is_not_taken_from_the_same_node_again,
+    an_outdated_node_moves_no_slot_of_a_master_that_works,
     calls_to_an_unreachable_cluster_return_in_time,
     wrong_url_scheme_is_named_in_the_error
 ];
@@ -388,7 +392,8 @@ fn unreachable_seeds_are_skipped() {
     let hole = format!("://127.0.0.1:{},{},", hole.port(), dead[0]);
     let url = shared().url().replace("://", &hole);
     for _ in 0..10 {
-        let limit = ms(300);
+        // Less than the time after which the client stops waiting for the seed.
+        let limit = ms(450);
         let client = client(&url);
         let timed = Control::run(limit, || client.mutex("seeds").try_lock_for(limit));
         assert_released(
@@ -399,6 +404,90 @@ fn unreachable_seeds_are_skipped() {
                 .unlock(),
         );
     }
+}
+
+/// Returns the URL of the cluster with these further nodes before the others.
+fn with_seed(url: &str, node: &FakeServer) -> String {
+    url.replace("://", &format!("://127.0.0.1:{},", node.port()))
+}
+
+/// One of the seeds still reports the layout from before a failover, and reports it first.
+fn a_failover_is_followed_although_an_outdated_node_reports_at_once() {
+    let mut cluster = Cluster::start(3, 1);
+    let name = cluster.name_owned_by("a", 0);
+    let layout: Value = cluster.ask(0, &["CLUSTER", "SLOTS"]).unwrap();
+    let outdated = fake_node(encode(&layout), ms(0));
+    let url = with_seed(&cluster.url(), &outdated);
+    let early = client(&url);
+    drop(early.mutex(name.as_str()).lock().unwrap());
+    cluster.kill(0);
+    let new = cluster.wait_for_new_master(0);
+    for client in [early, client(&url), client(&url)] {
+        let timed = Control::run(RESUME_WITHIN, || {
+            let mutex = client.mutex(name.as_str());
+            mutex.try_lock_for(ms(10_000)).unwrap()
+        });
+        let guard = timed.no_later_than(SLACK).expect("the lock is free");
+        assert!(cluster.node(new).get(&lock(&name)).is_some());
+        assert_released(guard.unlock());
+    }
+}
+
+/// Returns the URL of a cluster in which an outdated node names one owner of all slots at once, and
+/// three other nodes name another one this late. Also returns the nodes.
+fn disagreeing(
+    outdated: u16,
+    current: u16,
+    late: std::time::Duration,
+) -> (String, [FakeServer; 4]) {
+    let late = || fake_node(one_owner(current), late);
+    let nodes = [
+        fake_node(one_owner(outdated), ms(0)),
+        late(),
+        late(),
+        late(),
+    ];
+    let hosts = nodes
+        .each_ref()
+        .map(|node| format!("127.0.0.1:{}", node.port()));
+    (format!("redis+cluster://{}", hosts.join(",")), nodes)
+}
+
+fn an_owner_that_cannot_be_reached_is_not_taken_from_the_same_node_again() {
+    let server = Server::start();
+    let (url, _nodes) = disagreeing(free_port(), server.port(), ms(330));
+    for _ in 0..3 {
+        let client = builder(&url).connect_timeout(ms(1_000)).build().unwrap();
+        let timed = Control::run(ms(1_000), || client.mutex("a").lock().unwrap());
+        let guard = timed.no_later_than(ms(3_000));
+        assert!(server.get("lock:a").is_some());
+        assert_released(guard.unlock());
+        for _ in 0..10 {
+            assert_released(client.mutex("a").lock().unwrap().unlock());
+        }
+    }
+}
+
+/// The node names a server that still accepts writes.
+fn an_outdated_node_moves_no_slot_of_a_master_that_works() {
+    let (old, current) = (Server::start(), Server::start());
+    let proxy = Proxy::new(&current);
+    let (url, nodes) = disagreeing(old.port(), proxy.port(), ms(50));
+    let client = builder_within(&url, ms(10_000)).build().unwrap();
+    let held = client.mutex("held").ttl(ms(60_000)).lock().unwrap();
+    let asked = || nodes[0].requests("CLUSTER").len();
+    for _ in 0..3 {
+        let before = asked();
+        // A fault, after which the nodes are asked again.
+        proxy.cut();
+        eventually(ms(10_000), || {
+            drop(client.mutex("a").lock().unwrap());
+            asked() > before
+        });
+        held.renew().unwrap();
+    }
+    assert_eq!(old.script_calls(), 0, "no call goes to the old master");
+    assert_released(held.unlock());
 }
 
 fn calls_to_an_unreachable_cluster_return_in_time() {

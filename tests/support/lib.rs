@@ -15,6 +15,7 @@ mod contention;
 mod contents;
 mod counter;
 pub mod fair;
+mod fake_node;
 mod fake_server;
 mod features;
 mod fenced;
@@ -57,6 +58,7 @@ pub use contention::{
     time_until_acquired,
 };
 pub use counter::{Counters, counter, counter_with};
+pub use fake_node::{encode, fake_node, one_owner};
 pub use fake_server::{FakeServer, Request, default_reply};
 pub use features::exercise_every_call;
 pub use fenced::{Fenced, Stale};

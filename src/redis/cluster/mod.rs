@@ -2,6 +2,7 @@
 
 pub(crate) mod owners;
 pub(crate) mod query;
+pub(crate) mod reports;
 pub(crate) mod slot_map;
 pub(crate) mod slots;
 

@@ -8,6 +8,7 @@ use redis::{ErrorKind, RedisError, RedisResult};
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::error_reply::{is_final_at_logon, library_text};
+use crate::redis::cluster::reports::{NodeReport, Reports};
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connection::Connection;
@@ -37,26 +38,43 @@ impl Drop for AskingGuard {
 }
 
 impl SlotMap {
-    /// Asks these nodes in parallel, and returns the first layout that one of them reports.
+    /// Asks these nodes in parallel, and returns the layouts that they report in time. Waits for
+    /// most of them, unless fewer are enough, by what nodes reported `before`.
+    /// Also returns how many nodes count: those that have reported, if most have, or else all that
+    /// were asked, without those that failed.
     ///
     /// Skips the nodes that another thread is asking.
-    pub(super) fn ask_nodes(self: &Arc<Self>, nodes: Vec<HostPort>) -> Result<SlotLayout, Fault> {
+    pub(super) fn ask_nodes(
+        self: &Arc<Self>,
+        nodes: Vec<HostPort>,
+        before: &Reports,
+    ) -> Result<(usize, Vec<NodeReport>), Fault> {
         let timeout = self.config.connect_timeout;
         let guards: Vec<AskingGuard> = nodes
             .into_iter()
             .filter_map(|address| AskingGuard::new(Arc::clone(self), address))
             .collect();
         let addresses: Vec<HostPort> = guards.iter().map(|guard| guard.address.clone()).collect();
-        let asks = guards
-            .into_iter()
-            .map(|guard| move || guard.map.ask(&guard.address, timeout));
-        let enough = |answers: &Answers<SlotLayout>| match answers.good.is_empty() {
-            true => Enough::No,
-            false => Enough::Yes,
+        let asks = guards.into_iter().map(|guard| {
+            move || {
+                let layout = guard.map.ask(&guard.address, timeout)?;
+                let node = guard.address.clone();
+                Ok(NodeReport { node, layout })
+            }
+        });
+        let enough = |answers: &Answers<NodeReport>| {
+            let reports: Vec<&NodeReport> = answers.good.iter().map(|(_, report)| report).collect();
+            let failed = answers.done - reports.len();
+            if reports.len() * 2 > answers.asked - failed {
+                Enough::Yes
+            } else if before.suffice(&reports) || answers.is_late && !answers.good.is_empty() {
+                Enough::Nearly
+            } else {
+                Enough::No
+            }
         };
-        let layouts = gather(&self.config.dialers, asks, timeout, is_final, enough);
-        let first = layouts.map(|mut layouts| layouts.good.swap_remove(0).1);
-        first.map_err(|failure| match failure {
+        let answers = gather(&self.config.dialers, asks, timeout, is_final, enough);
+        let answers = answers.map_err(|failure| match failure {
             NoAnswer::Refused(error) => Fault::Rejected(refused(self.nodes.label(), &error)),
             NoAnswer::Silent(Some((n, error))) => {
                 // The index of the request: `asks` and `addresses` have the same order.
@@ -71,7 +89,13 @@ impl SlotMap {
             NoAnswer::Silent(None) => {
                 Fault::NotRun(Cause::silence("no node of the cluster answered in time"))
             }
-        })
+        })?;
+        let reports: Vec<NodeReport> = answers.good.into_iter().map(|(_, report)| report).collect();
+        let members = answers.asked - (answers.done - reports.len());
+        match reports.len() * 2 > members {
+            true => Ok((reports.len(), reports)),
+            false => Ok((members, reports)),
+        }
     }
 
     /// Asks one node for the slots, over a new connection.
@@ -133,7 +157,7 @@ mod tests {
         let map = SlotMap::new(nodes, &config);
         // The look-up fails at once: a part of a name has at most 63 characters.
         let host = format!("\x1b{}", "x".repeat(64));
-        let Err(Fault::NotRun(cause)) = map.ask_nodes(vec![(host, 7)]) else {
+        let Err(Fault::NotRun(cause)) = map.ask_nodes(vec![(host, 7)], &Reports::default()) else {
             panic!("there is no such host");
         };
         let text = cause.to_string();

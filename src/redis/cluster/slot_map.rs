@@ -6,8 +6,10 @@
 //! | idle | -----------------------> | pausing | -----------------------> | fetching |
 //! +------+                          +---------+                          +----------+
 //!    ^                                   ^   stale again, or a master failed   |
-//!    |                                   +-- less than KEEP_REFRESHING ago ----+
-//!    |                                       and has not replied since         |
+//!    |                                   +-- or a slot moved less than --------+
+//!    |                                       KEEP_REFRESHING ago, and that one |
+//!    |                                       has not replied since, or nodes   |
+//!    |                                       disagree without a majority       |
 //!    +-------------------------------------------------------------------------+
 //!                                     otherwise
 //! ```
@@ -34,11 +36,12 @@ use crate::wait_policy::Backoff;
 const REFRESH: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_millis(250)).jitter(0.3);
 
-/// How long after the last failure the map is refreshed repeatedly, even if no call waits for it.
+/// How long after the last failure or redirect the map is refreshed repeatedly, even if no call
+/// waits for it.
 const KEEP_REFRESHING: Duration = Duration::from_secs(3);
 
 /// The most nodes asked for the slots at once.
-const MOST_ASKED: usize = 8;
+const MOST_ASKED: usize = 5;
 
 type Follower = dyn Fn(&Moved) + Send + Sync;
 
@@ -63,7 +66,7 @@ struct KnownSlots {
     owners: Owners,
     state: State,
     stale: bool,
-    /// When a call last failed.
+    /// When a call last failed, or a redirect last named another owner.
     suspected: Instant,
     /// The number of refreshes so far.
     refreshes: u64,
@@ -201,6 +204,7 @@ impl SlotMap {
             .redirected(slot, address, Instant::now(), &make);
         if let Some(moved) = moved {
             // Other slots will have moved, too.
+            known.suspected = Instant::now();
             known.stale = true;
             self.ensure_refresh(&mut known);
             drop(known);
@@ -280,11 +284,12 @@ impl SlotMap {
             }
             known.stale = false;
             known.state = State::Fetching;
+            let before = known.owners.begin_refresh();
             let nodes = known.nodes_to_ask(self.nodes.addresses());
-            let layout = MutexGuard::unlocked(&mut known, || self.ask_nodes(nodes));
-            let change = layout.map(|layout| {
+            let reports = MutexGuard::unlocked(&mut known, || self.ask_nodes(nodes, &before));
+            let change = reports.map(|(members, reports)| {
                 let make = |address: &HostPort| self.make_server(address);
-                known.owners.learn(layout, now, &make)
+                known.owners.learn(reports, members, now, &make)
             });
             let change = known.note(change, Instant::now());
             self.refreshed.notify_all();
@@ -296,11 +301,8 @@ impl SlotMap {
             });
             // A replica may be about to take over from a node that does not answer.
             let is_recent = known.suspected.until(Instant::now()) < KEEP_REFRESHING;
-            known.stale |= is_recent
-                && known
-                    .owners
-                    .masters()
-                    .any(|server| server.health.is_failing());
+            let is_failing = |server: &Arc<Server>| server.health.is_failing();
+            known.stale |= is_recent && (change.is_split || known.owners.masters().any(is_failing));
         }
         known.state = State::Idle;
         self.refreshed.notify_all();
@@ -364,17 +366,20 @@ impl KnownSlots {
         change
     }
 
-    /// Returns the nodes to ask: all, or the next [`MOST_ASKED`] in rotation.
+    /// Returns the nodes to ask: all, or the next [`MOST_ASKED`] in rotation, masters first.
     fn nodes_to_ask(&mut self, seeds: impl Iterator<Item = HostPort>) -> Vec<HostPort> {
-        let mut nodes: Vec<HostPort> = self.owners.nodes().cloned().chain(seeds).collect();
-        nodes.sort();
-        nodes.dedup();
-        if nodes.len() > MOST_ASKED {
-            let turn = self.turn % nodes.len();
-            nodes.rotate_left(turn);
-            nodes.truncate(MOST_ASKED);
-            self.turn += MOST_ASKED;
+        let mut nodes = Vec::new();
+        let groups = self.owners.nodes(seeds);
+        let has_turns = groups.iter().map(Vec::len).sum::<usize>() > MOST_ASKED;
+        for mut group in groups {
+            if has_turns && !group.is_empty() {
+                let turn = self.turn % group.len();
+                group.rotate_left(turn);
+            }
+            nodes.append(&mut group);
         }
+        nodes.truncate(MOST_ASKED);
+        self.turn = self.turn.wrapping_add(MOST_ASKED);
         nodes
     }
 }

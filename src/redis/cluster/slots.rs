@@ -45,6 +45,25 @@ impl SlotLayout {
         layout.replicas.dedup();
         Some(layout)
     }
+
+    /// Returns the owner of each slot, from slot 0 on.
+    pub(crate) fn by_slot(&self) -> Vec<Option<&HostPort>> {
+        let mut owners = vec![None; usize::from(SLOTS)];
+        for (slots, owner) in &self.masters {
+            for slot in slots.clone() {
+                if let Some(place) = owners.get_mut(usize::from(slot)) {
+                    *place = Some(owner);
+                }
+            }
+        }
+        owners
+    }
+
+    /// Returns the slots at which the owner may change.
+    pub(crate) fn starts(&self) -> impl Iterator<Item = u16> {
+        let ranges = self.masters.iter();
+        ranges.flat_map(|(slots, _)| [*slots.start(), *slots.end() + 1])
+    }
 }
 
 fn number(value: &Value) -> Option<u16> {
