@@ -89,11 +89,20 @@ impl Cause {
         Self::new(CauseKind::NoReply, &text)
     }
 
-    /// An error of reading or writing, by a call that has waited this long.
-    pub(crate) fn lost_reply(error: RedisError, waited: Duration) -> Self {
-        match error.is_timeout() {
-            true => Self::no_reply(waited),
-            false => error.into(),
+    /// An error of reading or writing, by a call of `command` that has waited this long.
+    pub(crate) fn lost_reply(error: RedisError, waited: Duration, command: &str) -> Self {
+        if error.is_timeout() {
+            return Self::no_reply(waited);
+        }
+        // A proxy may close the connection at a command that it does not know.
+        let is_bare = error.is_connection_dropped() && Violation::of(&error).is_none();
+        let cause = Self::from(error);
+        match is_bare {
+            true => Self {
+                text: format!("{cause} (no reply to {command})").into(),
+                ..cause
+            },
+            false => cause,
         }
     }
 

@@ -75,7 +75,9 @@ impl Server {
                     let undo = undoable.release().asking(call.asking);
                     pooled.keep().undo_behind([undo]);
                 }
-                Err(self.no_answer(error, sent, until, true).into())
+                Err(self
+                    .no_answer(error, sent, until, call.script.name, true)
+                    .into())
             }
         }
     }
@@ -94,7 +96,8 @@ impl Server {
         } = sent;
         // Only the call that reads the batch's replies counts the failure of their connection:
         // otherwise it would count once for each call. A failed write of the batch counts for none.
-        let answer = answer.map_err(|error| self.no_answer(error, sent, until, has_read))?;
+        let answer = answer
+            .map_err(|error| self.no_answer(error, sent, until, call.script.name, has_read))?;
         let reply = answer.map_err(|error| self.node_fault(call, &error));
         match NodeFault::not_run_in(&reply) {
             Some(cause) => self.failed_by(Some(cause), false),

@@ -71,7 +71,7 @@ impl Server {
                 self.settle(pooled, sent, NodeFault::not_run_in(&answer));
                 answer
             }
-            Err(error) => Err(self.no_answer(error, sent, until, true).into()),
+            Err(error) => Err(self.no_answer(error, sent, until, name, true).into()),
         }
     }
 

@@ -127,6 +127,7 @@ impl Server {
         error: RedisError,
         sent: Instant,
         until: Instant,
+        command: &str,
         counts: bool,
     ) -> Fault {
         // A server whose reply is too large can be reached.
@@ -135,7 +136,7 @@ impl Server {
             false => !Violation::is_too_large(&error),
         };
         let counts = counts && is_servers_fault;
-        let cause = Cause::lost_reply(error, sent.until(Instant::now()));
+        let cause = Cause::lost_reply(error, sent.until(Instant::now()), command);
         self.failed_by(Some(&cause), counts);
         if counts {
             self.pool.forget_idle();

@@ -416,7 +416,8 @@ impl<'a> Round<'a> {
             }
         }
         let now = Instant::now();
-        let cause = Cause::lost_reply(error, self.sent.unwrap_or(now).until(now));
+        let command = self.call.map_or("PING", |call| call.script.name);
+        let cause = Cause::lost_reply(error, self.sent.unwrap_or(now).until(now), command);
         self.note_fault(server, Fault::Unknown(cause));
     }
 }
