@@ -26,8 +26,9 @@
 //!
 //! - The highest epoch of a configuration wins, even if one sentinel alone has it. The sentinels
 //!   decide in the same way. An epoch below that of most sentinels never counts. If the address
-//!   with the highest epoch does not answer, the client uses another one only if more than half of
-//!   the configured sentinels name it.
+//!   with the highest epoch that the client has heard of does not answer, the client uses another
+//!   one only if more than half of the configured sentinels name it. If every sentinel that answers
+//!   is out of date, the client goes on trying the master that it knows.
 //! - Some users may not ask for the epoch: this needs `+sentinel|master`. Without epochs, the
 //!   client leaves a master that serves only if more than half of the configured sentinels name
 //!   another one. It leaves a master that does not serve for any address that a sentinel names.

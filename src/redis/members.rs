@@ -37,8 +37,9 @@ pub(super) struct Choice<A> {
 /// - Without epochs, or if they are equal, an address that serves stays until more than half of all
 ///   members name another one.
 /// - An address that does not serve is left for any address that a member names. But an epoch below
-///   the highest one counts only if more than half of all members name that address: the one with
-///   the highest epoch may just be down, and the other an old master that is still writable.
+///   the highest one, or below that of the known address, counts only if more than half of all
+///   members name that address: the one with the highest epoch may just be down, and the other an
+///   old master that is still writable.
 ///
 /// A claim with an epoch below `floor` is out of date, whoever makes it. `has_failed` is whether
 /// the address of a claim was tried and failed a moment ago. Such an address is tried last, and
@@ -64,8 +65,10 @@ pub(super) fn choose<A: Clone + Eq>(
     }
     let is_known = |address: &A| known.is_some_and(|known| known.address == *address);
     named.sort_by_key(|named| Reverse((named.rank(members), is_known(named.address))));
+    let known_epoch = known.and_then(|known| known.epoch);
     let Some(known) = known.filter(|known| known.serves) else {
-        let highest = named.iter().filter_map(|named| named.epoch).max();
+        let epochs = named.iter().map(|named| named.epoch);
+        let highest = epochs.fold(known_epoch, Option::max);
         named.retain(|named| {
             named.epoch.is_none() || named.epoch == highest || named.has_majority(members)
         });
@@ -79,7 +82,7 @@ pub(super) fn choose<A: Clone + Eq>(
         };
     };
     let own = named.iter().find(|named| *named.address == known.address);
-    let epoch = known.epoch.max(own.and_then(|own| own.epoch));
+    let epoch = known_epoch.max(own.and_then(|own| own.epoch));
     named.retain(|named| {
         let is_newer = epoch.is_some() && named.epoch > epoch;
         let is_older = named.epoch.is_some() && named.epoch < epoch;

@@ -41,7 +41,7 @@ pub(crate) struct Sentinels {
 struct Poll {
     reports: Vec<(usize, Report)>,
     choice: Choice<HostPort>,
-    /// How many times another address had been taken before the question.
+    /// The [`changes`](Beliefs::changes) before the question.
     changes: u64,
 }
 
@@ -68,7 +68,8 @@ impl Sentinels {
     /// found to have moved.
     ///
     /// Uses the known address if it serves. Else asks all sentinels, and tries the addresses that
-    /// they name within `timeout`. If no sentinel answers, a suspected address is better than none.
+    /// they name within `timeout`. If no sentinel answers, or only some that are out of date, a
+    /// suspected address is better than none.
     pub(super) fn connect(
         self: &Arc<Self>,
         timeout: Duration,
@@ -85,14 +86,15 @@ impl Sentinels {
                 (Some(poll), candidates)
             }
             Err(error) if is_final_at_logon(&error) => return Err(error),
-            Err(error) => match self.beliefs.lock().known() {
-                Some(known) => (None, vec![known.address.clone()]),
+            Err(error) => match self.beliefs.lock().not_replaced() {
+                Some(known) => (None, vec![known.clone()]),
                 None => return Err(error),
             },
         };
         if candidates.is_empty() {
-            // Another thread has just connected to the known address.
-            candidates.extend(self.beliefs.lock().serving().cloned());
+            // Another thread has just connected to the known address, or every sentinel that
+            // answered is out of date.
+            candidates.extend(self.beliefs.lock().not_replaced().cloned());
         }
         let end = Instant::now().after(timeout);
         let mut failure = None;
@@ -126,8 +128,8 @@ impl Sentinels {
     }
 
     /// Records that the master was found at `address`. Returns whether it has moved. Fails if
-    /// another thread has taken another address since the sentinels were asked: its answers may be
-    /// newer.
+    /// another thread has found it elsewhere since the sentinels were asked: its answers may be
+    /// newer, and an address that serves is not left as easily.
     fn take(&self, address: &HostPort, poll: Option<&Poll>) -> RedisResult<bool> {
         let mut beliefs = self.beliefs.lock();
         let is_changed = poll.is_some_and(|poll| poll.changes != beliefs.changes);
@@ -279,8 +281,11 @@ impl Sentinels {
             return false;
         };
         let mut beliefs = self.beliefs.lock();
-        let is_current = poll.changes == beliefs.changes;
-        is_current && beliefs.take(address, poll.epoch_of(address), false)
+        if poll.changes != beliefs.changes {
+            beliefs.ask_again();
+            return false;
+        }
+        beliefs.take(address, poll.epoch_of(address), false)
     }
 
     /// Warns of the sentinels that have named another master for a while.

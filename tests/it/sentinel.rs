@@ -42,6 +42,7 @@ support::roughly_timed![
     new_clients_lock_although_the_first_answer_is_wrong,
     a_wrong_sentinel_closes_no_connection_to_the_master,
     the_highest_epoch_wins_even_if_one_sentinel_names_it,
+    an_outdated_sentinel_alone_keeps_no_client_from_its_master,
     without_epochs_the_majority_names_the_master,
     an_unknown_master_name_is_reported_at_once
 ];
@@ -578,6 +579,40 @@ fn the_highest_epoch_wins_even_if_one_sentinel_names_it() {
     sentinels[0].announce();
     wait_until_locked_at(&new, &early, ms(5_000));
     wait_until_locked_at(&new, &late, ms(5_000));
+}
+
+/// The connections to the good master are cut, and meanwhile only a sentinel with an old
+/// configuration answers. It names an old master that is still writable.
+fn an_outdated_sentinel_alone_keeps_no_client_from_its_master() {
+    for have_others_answered in [true, false] {
+        let (good, old) = (Server::start(), Server::start());
+        let proxy = Proxy::new(&good);
+        let sentinels = [(); 3].map(|()| FakeSentinel::naming(proxy.port(), Some(5)));
+        let silence_the_others = || {
+            for sentinel in &sentinels[1..] {
+                sentinel.set(|says| says.after = None);
+            }
+        };
+        if !have_others_answered {
+            silence_the_others();
+        }
+        let url = sentinel_url(sentinels.each_ref().map(FakeSentinel::port));
+        let client = client(&url);
+        wait_until_locked_at(&good, &client, ms(5_000));
+        silence_the_others();
+        sentinels[0].set(|says| (says.master, says.epoch) = (old.port(), Some(1)));
+
+        proxy.set_all(Traffic::Cut);
+        let asked = sentinels[0].times_asked();
+        eventually(ms(20_000), || {
+            // Each call may find that there is no connection, and then asks the sentinels.
+            assert!(client.mutex("a").try_lock().is_err());
+            sentinels[0].times_asked() > asked + 1
+        });
+        proxy.set_all(Traffic::Pass);
+        wait_until_locked_at(&good, &client, ms(5_000));
+        assert_eq!(old.script_calls(), 0, "no lock is taken at the old master");
+    }
 }
 
 fn without_epochs_the_majority_names_the_master() {

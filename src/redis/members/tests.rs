@@ -99,6 +99,17 @@ fn a_lower_epoch_needs_a_majority_if_the_highest_one_does_not_serve() {
     assert_eq!(choice(&said, &None, &["wrong"]).0, ["good", "wrong"]);
 }
 
+/// The connections to the known master are cut, and meanwhile only a member that is out of date
+/// answers.
+#[test]
+fn an_epoch_below_that_of_the_known_address_needs_a_majority() {
+    let good = known("good", Some(5), false);
+    let said = [("old", Some(1))];
+    assert_eq!(choice(&said, &good, &["good"]), (vec![], false));
+    let said = [("old", Some(1)), ("old", Some(1))];
+    assert_eq!(choice(&said, &good, &["good"]).0, ["old"]);
+}
+
 #[test]
 fn if_all_else_is_equal_the_known_address_goes_first() {
     let said = [("other", None), ("known", None)];

@@ -54,7 +54,7 @@ pub(super) struct Beliefs {
     ask_at: Instant,
     /// They must be asked at once: what was asked last may be out of date.
     must_ask: bool,
-    /// How many times another address was taken.
+    /// How many times another address was taken, or one that did not serve served again.
     pub(super) changes: u64,
     /// How many times another address was taken instead of a known one.
     pub(super) moves: u64,
@@ -84,6 +84,13 @@ impl Beliefs {
     /// Returns the known address if it serves, as far as is known.
     pub(super) fn serving(&self) -> Option<&HostPort> {
         let known = self.known.as_ref().filter(|known| known.serves)?;
+        Some(&known.address)
+    }
+
+    /// Returns the known address, whether it serves or not, unless most sentinels have left it.
+    pub(super) fn not_replaced(&self) -> Option<&HostPort> {
+        let known = self.known.as_ref();
+        let known = known.filter(|known| known.serves || known.epoch >= self.floor)?;
         Some(&known.address)
     }
 
@@ -178,6 +185,7 @@ impl Beliefs {
             .as_mut()
             .filter(|known| known.address == *address)
         {
+            self.changes += u64::from(serves && !known.serves);
             known.serves = serves;
             known.epoch = known.epoch.max(epoch);
             return false;

@@ -169,3 +169,26 @@ fn an_address_counts_as_moved_once() {
     assert!(beliefs.take(&address("a"), None, false));
     assert_eq!(beliefs.serving(), None);
 }
+
+/// A thread that asked before may have chosen another address, because this one did not serve.
+#[test]
+fn an_address_that_serves_again_is_a_change() {
+    let mut beliefs = known(1, "a", None);
+    let before = beliefs.changes;
+    beliefs.take(&address("a"), None, true);
+    assert_eq!(beliefs.changes, before);
+    beliefs.failed(&address("a"), at(1));
+    beliefs.take(&address("a"), None, true);
+    assert_eq!(beliefs.changes, before + 1);
+}
+
+#[test]
+fn an_address_that_most_sentinels_have_left_is_no_last_resort() {
+    let mut beliefs = known(3, "old", Some(5));
+    beliefs.failed(&address("old"), at(0));
+    candidates(&mut beliefs, &[("old", Some(5), "a")], 1);
+    assert_eq!(beliefs.not_replaced(), Some(&address("old")));
+    let said = [("new", Some(6), "a"), ("new", Some(6), "b")];
+    assert_eq!(candidates(&mut beliefs, &said, 2), ["new"]);
+    assert_eq!(beliefs.not_replaced(), None);
+}
