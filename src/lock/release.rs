@@ -100,19 +100,19 @@ pub(crate) fn release(
     }
     // Other clients have waited for the whole run of hand-offs: they go first now.
     let mut yields_to_fleet = !hold.keys.calls_share_a_place() && hold.run.was_handed(token);
-    let outcome = match runtime.deployment.ignored_release(&hold.keys) {
-        Some(ignored) if !ignored.was_refused => Err(sent_in_background(runtime, &ignored.cause)),
-        ignored => {
-            let tries_once = ignored.is_some();
-            send_until_answered(runtime, hold, &mut yields_to_fleet, deadline, tries_once)
-        }
+    let ignored = runtime.deployment.ignored_release(&hold.keys);
+    let tries_once = ignored.is_some();
+    let was_sent = (ignored.as_ref()).is_none_or(|ignored| ignored.was_refused);
+    let outcome = match ignored {
+        Some(ignored) if !was_sent => Err(sent_in_background(runtime, &ignored.cause)),
+        _ => send_until_answered(runtime, hold, &mut yields_to_fleet, deadline, tries_once),
     };
     let is_lost = matches!(
         outcome,
         Ok(Unlocked::AlreadyLost(_)) | Err(Error::WrongType { .. })
     );
     count(runtime, !is_lost, since, now);
-    note_outcome(runtime, hold, &outcome, yields_to_fleet);
+    note_outcome(runtime, hold, &outcome, yields_to_fleet, was_sent);
     outcome
 }
 
@@ -170,12 +170,13 @@ pub(crate) fn keep_until(
     outcome
 }
 
-/// Ends the lease here after its release in Redis.
+/// Ends the lease here after its release in Redis. `was_sent` is whether that release was tried.
 fn note_outcome(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
     outcome: &Result<Unlocked, Error>,
     yields_to_fleet: bool,
+    was_sent: bool,
 ) {
     match outcome {
         Ok(Unlocked::AlreadyLost(lost)) => {
@@ -204,6 +205,7 @@ fn note_outcome(
         }
         Err(error) => {
             let mut repeated = hold.to_repeated_release(Instant::now());
+            repeated.was_sent = was_sent;
             // Before the lease ends. A refusal because of permits or readers does not name the
             // holder: an attempt that gets one must find this lease or the mark.
             runtime.endpoints.note_unanswered(&mut repeated);

@@ -305,6 +305,10 @@ mod tests {
     use support::{Server, eventually, ms};
 
     use super::*;
+    use crate::error::Cause;
+    use crate::lease::held::tests::held_for_an_hour;
+    use crate::lock::release::release;
+    use crate::redis::IgnoredRelease;
     use crate::runtime::tests::runtime_of;
 
     const LONG: Duration = ms(60_000);
@@ -321,5 +325,26 @@ mod tests {
         let owned_by_threads = Arc::downgrade(&runtime);
         drop(runtime);
         eventually(LONG, || owned_by_threads.strong_count() == 0);
+    }
+
+    /// An earlier release got no answer, and the threads that would repeat this one have ended.
+    #[test]
+    fn a_release_for_the_background_is_sent_after_the_shutdown() {
+        let server = Server::start();
+        let runtime = runtime_of(&server.url());
+        assert!(shutdown(&runtime, LONG).is_clean());
+        let now = Instant::now();
+        let hold = held_for_an_hour(now);
+        let mut set = redis::cmd("SET");
+        set.arg("lock:a").arg(hold.id.as_str());
+        set.exec(&mut server.connection()).unwrap();
+        let ignored = IgnoredRelease {
+            cause: Cause::silence("no reply"),
+            was_refused: false,
+        };
+        (runtime.deployment).note_ignored_release(&hold.keys, now, &ignored);
+        let outcome = release(&runtime, &hold, hold.token(), now, now.after(LONG));
+        assert!(outcome.is_err(), "{outcome:?}");
+        assert_eq!(server.get("lock:a"), None);
     }
 }
