@@ -28,11 +28,17 @@ use crate::sync::Mutex;
 use crate::thread_group::ThreadGroup;
 use crate::url::{Address, HostPort, Sentinel};
 
+/// At most this many threads ask one sentinel, so that one that hangs does not occupy ever more of
+/// them: the look-up of its name may block for much longer than the time between two questions.
+const MOST_ASKING: usize = 4;
+
 /// The sentinels of one master, and the master address they reported.
 pub(crate) struct Sentinels {
     pub(super) sentinel: Sentinel,
     dialers: ThreadGroup,
     beliefs: Mutex<Beliefs>,
+    /// For each sentinel: its reference count is the number of threads that ask it plus one.
+    asking: Vec<Arc<()>>,
     /// When the last [`look`](Self::look) began. Locked while one is in progress.
     looked: Mutex<Instant>,
 }
@@ -49,6 +55,7 @@ impl Sentinels {
     pub(crate) fn new(sentinel: Sentinel, dialers: &ThreadGroup) -> Self {
         Self {
             beliefs: Mutex::new(Beliefs::none(sentinel.sentinels.len())),
+            asking: sentinel.sentinels.iter().map(|_| Arc::default()).collect(),
             sentinel,
             dialers: dialers.clone(),
             looked: Mutex::new(Instant::START),
@@ -155,8 +162,11 @@ impl Sentinels {
             (beliefs.changes, beliefs.serving().is_some())
         };
         let ask = |n| {
-            let this = Arc::clone(self);
-            move || this.ask(n, timeout)
+            let (this, asking) = (Arc::clone(self), Arc::clone(&self.asking[n]));
+            move || match Arc::strong_count(&asking) <= MOST_ASKING + 1 {
+                true => this.ask(n, timeout),
+                false => Err((ErrorKind::Io, "earlier questions have no answer yet").into()),
+            }
         };
         let asks = (0..self.len()).map(ask);
         let enough = |answers: &Answers<Report>| {
@@ -354,17 +364,22 @@ fn changed_meanwhile() -> RedisError {
 
 #[cfg(test)]
 mod tests {
+    use support::{BlackHole, FakeSentinel, eventually, ms, sentinel_url};
+
     use super::*;
     use crate::thread_group::DIALER;
     use crate::url::Target;
 
+    fn sentinels(url: &str) -> Arc<Sentinels> {
+        let Ok(Target::Sentinel(sentinel)) = Target::parse(url) else {
+            panic!("the URL was rejected");
+        };
+        Arc::new(Sentinels::new(sentinel, &ThreadGroup::new(DIALER)))
+    }
+
     #[test]
     fn a_suspected_address_is_used_if_no_sentinel_answers() {
-        let sentinels = match Target::parse("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m") {
-            Ok(Target::Sentinel(sentinel)) => Sentinels::new(sentinel, &ThreadGroup::new(DIALER)),
-            _ => panic!("the URL was rejected"),
-        };
-        let sentinels = Arc::new(sentinels);
+        let sentinels = sentinels("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m");
         let tried = Mutex::new(Vec::new());
         let connect = || {
             let outcome = sentinels.connect(Duration::from_secs(1), |address, _| {
@@ -379,5 +394,19 @@ mod tests {
         sentinels.suspect();
         connect();
         assert_eq!(*tried.lock(), ["10.0.0.7:2"]);
+    }
+
+    #[test]
+    fn a_sentinel_that_hangs_does_not_occupy_ever_more_threads() {
+        let (hangs, answers) = (BlackHole::start(), FakeSentinel::naming(1, Some(5)));
+        let sentinels = sentinels(&sentinel_url([hangs.port(), answers.port()]));
+        let known = ("127.0.0.1".to_owned(), 1);
+        sentinels.beliefs.lock().take(&known, None, true);
+        for _ in 0..2 * MOST_ASKING {
+            let poll = sentinels.poll(Duration::from_secs(60)).unwrap();
+            assert_eq!(poll.reports.len(), 1);
+        }
+        let asking = || sentinels.dialers.wait(Instant::START);
+        eventually(ms(10_000), || asking() <= MOST_ASKING);
     }
 }
