@@ -9,7 +9,7 @@ use crate::protocol::slot::SLOTS;
 use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connector::is_master;
 use crate::redis::conn::handshake::Step;
-use crate::redis::sentinel::replies::{is_subscribed, read_address};
+use crate::redis::sentinel::replies::{is_pong, is_subscribed, read_address, read_epoch, read_id};
 use crate::runtime::subscriber::pubsub::{Received, read as read_received};
 
 use super::answers::check_grant;
@@ -98,6 +98,10 @@ fn check_new_connection(value: &Value) {
     if is_subscribed(value) {
         assert_eq!(confirmed_channel(value), Some(&b"+switch-master"[..]));
     }
+    if is_pong(value) {
+        assert_ne!(*value, Value::Nil);
+    }
+    assert!(read_epoch(value.clone()).is_none() || read_id(value.clone()).is_none());
     for step in [
         Step::Hello,
         Step::AuthWithUser,

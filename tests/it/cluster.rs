@@ -428,7 +428,7 @@ fn a_failover_is_followed_although_an_outdated_node_reports_at_once() {
             mutex.try_lock_for(ms(10_000)).unwrap()
         });
         let guard = timed.no_later_than(SLACK).expect("the lock is free");
-        assert!(cluster.node(new).get(&lock(&name)).is_some());
+        assert!(cluster.node(new).get(lock(&name)).is_some());
         assert_released(guard.unlock());
     }
 }

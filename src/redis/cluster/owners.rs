@@ -254,7 +254,9 @@ impl Owners {
             report.is_some_and(|report| self.reports.is_refuted(&report.node, claim.address))
         };
         let candidates = choose(claims, members, known, None, is_refuted).candidates;
-        let first = *candidates.first().or(known.map(|known| &known.address))?;
+        let first = *candidates
+            .first()
+            .or_else(|| known.map(|known| &known.address))?;
         let mut supporting = claims.iter().filter(|claim| claim.address == first);
         match known {
             Some(known) if supporting.all(is_refuted) => Some(known.address),
