@@ -53,8 +53,12 @@ fn address_that_swallows_packets_delays_no_call() {
     let server = Server::start();
     let _swallowing = Swallowing::at(SocketAddr::from((TWO, server.port())));
     let _name = Name::new("swallows.test", Answer::Addresses(vec![TWO, ONE]));
-    for _ in 0..3 {
-        let client = client("swallows.test", server.port());
+    let url = format!("redis://swallows.test:{}", server.port());
+    for n in 0..4 {
+        let client = match n % 2 {
+            0 => Client::open(&url).unwrap(),
+            _ => Client::quorum([&url]).unwrap(),
+        };
         let guard = client.mutex("a").try_lock_for(ms(300)).unwrap();
         assert_eq!(
             guard.expect("it is free").unlock().unwrap(),

@@ -32,6 +32,7 @@ support::tests![
     a_missing_database_is_an_error_at_once,
     the_environment_sets_up_a_client,
     an_empty_environment_means_the_defaults,
+    quotes_and_line_breaks_are_removed_with_a_warning,
     an_invalid_variable_is_named,
     an_impossible_setting_in_a_variable_is_named,
     no_password_is_shown,
@@ -626,6 +627,30 @@ fn an_empty_environment_means_the_defaults() {
         let shown = with_environment("input::show_client_from_env", &url).next_line();
         assert!(!shown.contains("is set: using"), "{shown}");
     }
+}
+
+fn quotes_and_line_breaks_are_removed_with_a_warning() {
+    for (name, value, removed) in [
+        ("REDIS_URL", "\"redis://:s3cret@127.0.0.1:7\"", "quotes"),
+        (
+            "REDIS_URL",
+            "redis://:s3cret@127.0.0.1:7\r\n",
+            "white space",
+        ),
+        ("REDIS_URLS", "'redis://:s3cret@127.0.0.1:7'", "quotes"),
+        ("REDIS_PASSWORD", "s3cret\n", "line break"),
+    ] {
+        let variables = [("REDIS_HOST", "127.0.0.1:7"), (name, value)];
+        let shown = with_environment("input::show_client_from_env", &variables).next_line();
+        assert!(shown.contains("127.0.0.1:7"), "{shown}");
+        let warning = format!("the environment variable {name} was taken, but the {removed}");
+        assert_eq!(shown.matches(&warning).count(), 1, "{shown}");
+        assert!(shown.contains("level: Warn"), "{shown}");
+        assert!(!shown.contains("s3cret"), "{shown}");
+    }
+    let plain = [("REDIS_URL", "redis://127.0.0.1:7")];
+    let shown = with_environment("input::show_client_from_env", &plain).next_line();
+    assert!(!shown.contains("level: Warn"), "{shown}");
 }
 
 fn an_invalid_variable_is_named() {

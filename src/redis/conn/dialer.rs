@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn connection_made_for_nobody_after_the_close_is_closed() {
         let (listener, pool) = listener_and_pool(1);
-        let request = pool.request();
+        let request = pool.request(Instant::NEVER);
         let mut server = listener.accept().unwrap().0;
         drop(request);
         pool.close();

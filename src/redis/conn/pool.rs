@@ -138,7 +138,7 @@ impl Pool {
             }
             let now = Instant::now();
             number.get_or_insert_with(|| state.callers.join(cap_rule, thread::current()));
-            state.soonest = Some(state.soonest.map_or(until, |other| other.min(until)));
+            state.note_end(until);
             self.ensure_dialer(state, now).map_err(GetError::Never)?;
             // A wake-up that comes before `park_timeout` is not missed: the thread then does not
             // park.
@@ -154,9 +154,11 @@ impl Pool {
     }
 
     /// Requests a connection without waiting for it; a dialer starts if none is idle. The pool
-    /// unparks the current thread when [`poll`](ConnectRequest::poll) may return something.
-    pub(crate) fn request(self: &Arc<Self>) -> Result<ConnectRequest<'_>, Error> {
+    /// unparks the current thread when [`poll`](ConnectRequest::poll) may return something. The
+    /// caller gives up at `until`.
+    pub(crate) fn request(self: &Arc<Self>, until: Instant) -> Result<ConnectRequest<'_>, Error> {
         let mut state = self.state.lock();
+        state.note_end(until);
         let failed_before = state.dialing.failed_times;
         let dialer_was_at_work = state.dialing.is_at_work();
         let number = state.callers.join(Cap::Exempt, thread::current());

@@ -54,6 +54,11 @@ impl PoolState {
         Some(connection)
     }
 
+    /// Records when a call gives up that waits for a new connection.
+    pub(super) fn note_end(&mut self, until: Instant) {
+        self.soonest = Some(self.soonest.map_or(until, |other| other.min(until)));
+    }
+
     pub(in crate::redis) fn put_back(&mut self, connection: Connection) {
         self.out -= 1;
         self.idle.push(connection);

@@ -28,7 +28,7 @@ impl<'a> Round<'a> {
         for (n, slot) in self.slots.iter_mut().enumerate() {
             slot.connection = slot.member.take_idle();
             if slot.connection.is_none() {
-                let request = slot.server.pool.request();
+                let request = slot.server.pool.request(self.until);
                 requested.push((n, request.map_err(Fault::Rejected)?));
             }
         }
