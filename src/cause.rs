@@ -38,6 +38,20 @@ pub struct Cause {
     error: Option<Arc<dyn std::error::Error + Send + Sync>>,
     /// How long the caller waited without being served.
     unserved_for: Option<Duration>,
+    /// The error reply that this is; `None` if the server did not reply.
+    refusal: Option<Arc<Refusal>>,
+}
+
+/// An error reply that may pass.
+#[derive(Clone)]
+pub(crate) struct Refusal {
+    pub(crate) server: String,
+    /// The refused command or script.
+    pub(crate) command: &'static str,
+    /// The text of the reply.
+    pub(crate) answer: String,
+    /// The server has never run a script of this client, so the reason may last.
+    pub(crate) may_last: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +79,35 @@ impl Cause {
             kind,
             error: None,
             unserved_for: None,
+            refusal: None,
         }
+    }
+
+    /// An error reply that may pass.
+    pub(crate) fn refusal_by(refusal: Refusal) -> Self {
+        Self {
+            refusal: Some(Arc::new(refusal.clone())),
+            ..Self::text(&refusal.answer)
+        }
+    }
+
+    /// The error reply that this is; `None` if the server did not reply.
+    pub(crate) fn refusal(&self) -> Option<&Refusal> {
+        self.refusal.as_deref()
+    }
+
+    /// Returns this cause as a refusal like `refusal`, which one of several servers replied.
+    pub(crate) fn with_refusal(mut self, refusal: &Refusal) -> Self {
+        self.refusal = Some(Arc::new(Refusal {
+            answer: self.text.to_string(),
+            ..refusal.clone()
+        }));
+        self
+    }
+
+    /// How long the caller waited without being served.
+    pub(crate) fn time_unserved(&self) -> Duration {
+        self.unserved_for.unwrap_or_default()
     }
 
     /// A failure that is no timeout: the server replied, or its state is the reason.

@@ -88,15 +88,17 @@ pub enum Error {
         retry_in: Duration,
     },
 
-    /// Redis refused the command, and a retry would not help.
+    /// Redis refused the command.
     ///
-    /// A permission is missing, a password is wrong, one side does not trust the other's
-    /// certificate, or memory is full. Fix what the message complains about. The command did not
-    /// run:
+    /// If `retried_for` is `None`, a retry would not help: a permission is missing, a password is
+    /// wrong, one side does not trust the other's certificate, the server lacks a command, or
+    /// memory is full. Fix what the message complains about. Otherwise the reason may pass: Redis
+    /// loads its data, say, or a proxy failed. The call was repeated for that time, at most
+    /// [`unreachable_for`](crate::ClientBuilder::unreachable_for). Try again later.
     ///
-    /// - From a call that locks: you do not hold the lock. If the refused command was `WAIT`, for
-    ///   [`min_replicas`](crate::Mutex::min_replicas), the lock was acquired, and is undone in the
-    ///   background.
+    /// - From a call that locks: you do not hold the lock. A command that was repeated may have
+    ///   run, and is undone in the background. So is the lock if the refused command was `WAIT`,
+    ///   for [`min_replicas`](crate::Mutex::min_replicas).
     /// - From `renew` and `set_ttl`: you hold the lock for the rest of its lease.
     /// - From [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl, or for
     ///   longer after a renewal or [`set_ttl`](crate::MutexGuard::set_ttl) without a reply. The
@@ -112,6 +114,8 @@ pub enum Error {
         /// If a permission is missing, the permissions that the command needs follow, because most
         /// servers do not say which one is missing.
         answer: String,
+        /// How long the call was refused and repeated; `None` if a retry would not help.
+        retried_for: Option<Duration>,
     },
 
     /// Too few replicas acknowledged in time; see [`min_replicas`](crate::Mutex::min_replicas).
@@ -217,9 +221,9 @@ pub enum Error {
 impl Error {
     /// Returns whether the failed call may have acquired the lock in Redis.
     ///
-    /// That is possible if a command got no reply, if too few replicas acknowledged it, or if Redis
-    /// refused `WAIT`, which asks for their acknowledgement. The command is undone in the
-    /// background, and the lock expires after its ttl at the latest.
+    /// That is possible if a command got no reply, if too few replicas acknowledged it, if Redis
+    /// refused `WAIT`, which asks for their acknowledgement, or after a refusal that may pass. The
+    /// command is undone in the background, and the lock expires after its ttl at the latest.
     /// Also true for [`Cancelled`](Self::Cancelled) and [`Closed`](Self::Closed), which do not tell
     /// whether the call had sent a command: a call that began after the token was cancelled or the
     /// client was shut down sent none. Every [`Unreachable`](Self::Unreachable) counts, even if no
@@ -242,6 +246,10 @@ impl Error {
             Self::Unreachable { .. }
                 | Self::NotReplicated { .. }
                 | Self::Refused { command: WAIT, .. }
+                | Self::Refused {
+                    retried_for: Some(_),
+                    ..
+                }
                 | Self::Cancelled
                 | Self::Closed
         )
@@ -249,8 +257,9 @@ impl Error {
 
     /// Returns whether the same call may succeed later without a change by an operator.
     ///
-    /// True if Redis was unreachable, if too few replicas acknowledged in time, or if the attempts
-    /// of a [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up. False for
+    /// True if Redis was unreachable or refused for a reason that may pass, if too few replicas
+    /// acknowledged in time, or if the attempts of a
+    /// [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) are used up. False for
     /// [`Cancelled`](Self::Cancelled): a cancelled token cancels every later call, too.
     ///
     /// Only calls that lock may be repeated. An [`unlock`](crate::MutexGuard::unlock) is repeated
@@ -308,7 +317,11 @@ impl Error {
         }
     }
 
-    /// Returns whether Redis was unreachable, so that the same call may succeed later.
+    /// Returns whether Redis was unreachable or did not serve the call, so that the same call may
+    /// succeed later.
+    ///
+    /// True for [`Unreachable`](Self::Unreachable), [`CircuitOpen`](Self::CircuitOpen), and
+    /// [`Refused`](Self::Refused) for a reason that may pass.
     ///
     /// True for [`Unreachable`](Self::Unreachable) and [`CircuitOpen`](Self::CircuitOpen): the same
     /// outage causes both, so a program answers both alike.
@@ -320,7 +333,15 @@ impl Error {
     /// # assert_eq!(status, 503);
     /// ```
     pub fn is_unreachable(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::CircuitOpen { .. })
+        matches!(
+            self,
+            Self::Unreachable { .. }
+                | Self::CircuitOpen { .. }
+                | Self::Refused {
+                    retried_for: Some(_),
+                    ..
+                }
+        )
     }
 
     /// Returns whether the user lacks a permission that a script needs.
@@ -383,7 +404,8 @@ impl fmt::Display for Error {
                 server,
                 command,
                 answer,
-            } => write_refusal(f, server, command, answer),
+                retried_for,
+            } => write_refusal(f, server, command, answer, *retried_for),
             Self::NotReplicated {
                 server,
                 acknowledged: done,
@@ -439,11 +461,18 @@ fn write_refusal(
     server: &str,
     command: &str,
     answer: &str,
+    retried_for: Option<Duration>,
 ) -> fmt::Result {
     let advice = advice(answer);
     match command {
         HANDSHAKE => write!(f, "no TLS connection to {server}: {answer}{advice}"),
-        _ => write!(f, "{server} refused {command}: {answer}{advice}"),
+        _ => {
+            write!(f, "{server} refused {command}")?;
+            if let Some(time) = retried_for.filter(|time| !time.is_zero()) {
+                write!(f, " for {}", Rounded(time))?;
+            }
+            write!(f, ": {answer}{advice}")
+        }
     }
 }
 
@@ -511,6 +540,7 @@ mod tests {
             server: server(),
             command: "EVALSHA",
             answer: "NOPERM".into(),
+            retried_for: None,
         };
         assert!(!refused.is_retryable());
         assert_eq!(refused.server(), Some("h:1"));
@@ -549,6 +579,7 @@ mod tests {
                     server: server(),
                     command: "acquire",
                     answer: "OOM".into(),
+                    retried_for: None,
                 },
                 "acquire refused: OOM",
             ),
@@ -631,6 +662,7 @@ mod tests {
             server: "h:1".into(),
             command: "acquire",
             answer: "OOM command not allowed".into(),
+            retried_for: None,
         };
         assert!(full.to_string().contains("maxmemory"), "{full}");
         let error = Error::Unreachable {
@@ -650,6 +682,7 @@ mod tests {
             server: "h:1".into(),
             command,
             answer: "NOPERM".into(),
+            retried_for: None,
         };
         let error = refused(WAIT);
         assert!(error.may_be_held(), "the lock was acquired before WAIT");

@@ -8,38 +8,77 @@ use crate::escape::Escaped;
 #[cfg(feature = "tls")]
 use crate::violation::payload;
 
-/// The meaning of an error reply. A command did not run. A script may have run in part: the scripts
-/// that acquire list under `Errors` what they leave behind.
-#[derive(Debug)]
+/// The meaning of an error reply.
+///
+/// After an error that may pass, a script may have run: a proxy may have sent it twice. After any
+/// other error it may have run in part: the scripts that acquire list under `Errors` what they
+/// leave behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
     /// The server does not have the script: send its source.
     NoScript,
-    /// The server cannot run commands now: connect again and retry.
-    NotServing,
     /// A key exists but has another type than the command or script needs.
     WrongType,
     /// A script found no token in the fencing key.
     BadFence,
     /// The user lacks a permission.
     NoRight,
-    /// A retry would not help.
-    Rejected,
+    /// A script called a command that the server does not have, or not in scripts.
+    NoCommand,
+    /// Another reason that lasts: a retry would not help.
+    Lasting,
+    /// The server cannot run commands now.
+    NotServing,
+    /// Anything else, such as the failure of a proxy: it may pass.
+    Unclear,
 }
 
-/// Classifies an error reply.
+impl Meaning {
+    /// Returns whether the same command may succeed later.
+    pub(crate) fn may_pass(self) -> bool {
+        matches!(self, Self::NotServing | Self::Unclear)
+    }
+}
+
+/// The codes of errors that pass: they are about the state of the server.
+const NOT_SERVING: [&str; 8] = [
+    "READONLY",
+    "LOADING",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "NOREPLICAS",
+    "BUSY",
+    "MISCONF",
+];
+
+/// The codes of errors that last until somebody changes a setting or frees memory.
+const LASTING: [&str; 5] = ["NOAUTH", "WRONGPASS", "DENIED", "CROSSSLOT", "OOM"];
+
+/// Parts of the texts of errors that last, in small letters.
+const LASTING_TEXTS: [&str; 8] = [
+    "unknown command",
+    "unknown subcommand",
+    "unsupported command",
+    "not supported",
+    "disabled",
+    "wrong number of arguments",
+    // A field of the shared statistics that another program wrote.
+    "not an integer",
+    "would overflow",
+];
+
+/// Parts of the texts with which a server refuses a command of a script, in small letters.
+const NO_COMMAND_TEXTS: [&str; 3] = [
+    "unknown redis command",
+    "unknown command called from",
+    "not allowed from script",
+];
+
+/// Classifies an error reply: whatever names no reason that lasts may pass.
 ///
 /// Redis 6.2 wraps an error inside a script in an `ERR` text, so this searches that text too.
 pub(crate) fn meaning(answer: &ServerError) -> Meaning {
-    const NOT_SERVING: [&str; 8] = [
-        "READONLY",
-        "LOADING",
-        "MASTERDOWN",
-        "CLUSTERDOWN",
-        "TRYAGAIN",
-        "NOREPLICAS",
-        "BUSY",
-        "MISCONF",
-    ];
     let is = |word: &str| match answer.code() {
         "ERR" => answer.details().is_some_and(|text| {
             text.contains("script")
@@ -49,6 +88,8 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
         }),
         code => code == word,
     };
+    let text = answer.details().unwrap_or_default().to_ascii_lowercase();
+    let has_any = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
     if is("NOSCRIPT") {
         Meaning::NoScript
     } else if is("BADFENCE") {
@@ -59,8 +100,12 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
         Meaning::NoRight
     } else if NOT_SERVING.iter().any(|word| is(word)) {
         Meaning::NotServing
+    } else if has_any(&NO_COMMAND_TEXTS) {
+        Meaning::NoCommand
+    } else if LASTING.iter().any(|word| is(word)) || has_any(&LASTING_TEXTS) {
+        Meaning::Lasting
     } else {
-        Meaning::Rejected
+        Meaning::Unclear
     }
 }
 
@@ -177,38 +222,56 @@ mod tests {
     }
 
     #[test]
-    fn temporary_and_permanent_errors_are_distinguished() {
+    fn only_errors_that_name_a_lasting_reason_are_final() {
         for line in [
             "READONLY You can't write against a read only replica.",
             "LOADING Redis is loading the dataset in memory",
             "BUSY Redis is busy running a script.",
-            "MISCONF Redis is configured to save RDB snapshots",
+            "MISCONF Errors writing to disk: commands that may modify the data set are disabled",
             "NOREPLICAS Not enough good replicas to write.",
             "ERR Error running script (call to f_6b): @user_script:3: @user_script: 3: -READONLY You can't write",
         ] {
-            assert!(
-                matches!(meaning(&answer(line)), Meaning::NotServing),
-                "{line}"
-            );
+            assert_eq!(meaning(&answer(line)), Meaning::NotServing, "{line}");
         }
         for line in [
             "OOM command not allowed",
             "NOAUTH Authentication required.",
-            "ERR unknown command",
+            "DENIED Redis is running in protected mode",
+            "CROSSSLOT Keys in request don't hash to the same slot",
+            "ERR unknown command 'EVALSHA', with args beginning with: ",
+            "ERR unsupported command 'EVALSHA'",
+            "ERR This instance has cluster support disabled",
+            "ERR wrong number of arguments for 'evalsha' command",
+            "ERR hash value is not an integer",
         ] {
-            assert!(
-                matches!(meaning(&answer(line)), Meaning::Rejected),
-                "{line}"
-            );
+            assert_eq!(meaning(&answer(line)), Meaning::Lasting, "{line}");
+        }
+        for line in [
+            "ERR Unknown Redis command called from script script: f_1, on @user_script:10.",
+            "ERR Error running script (call to f_1): @user_script:10: @user_script: 10: Unknown Redis command called from Lua script",
+            "ERR This Redis command is not allowed from script script: f_1, on @user_script:3.",
+        ] {
+            assert_eq!(meaning(&answer(line)), Meaning::NoCommand, "{line}");
+        }
+        for line in [
+            "upstream failure",
+            "no upstream host",
+            "ERR Script attempted to access a non local key in a cluster node",
+            "ERR Internal error",
+            "ERR max number of clients reached",
+            "IOERR error or timeout writing to target instance",
+            "TIMEOUT",
+            "NOMASTERLINK Can't SYNC while not connected with my master",
+            "UNBLOCKED force unblock from blocking operation",
+            "ERR WAIT cannot be used with replica instances.",
+        ] {
+            assert_eq!(meaning(&answer(line)), Meaning::Unclear, "{line}");
         }
     }
 
     #[test]
     fn script_errors_are_read_bare_and_wrapped() {
-        assert!(matches!(
-            meaning(&answer("NOSCRIPT No matching script.")),
-            Meaning::NoScript
-        ));
+        assert!(meaning(&answer("NOSCRIPT No matching script.")) == Meaning::NoScript);
         assert!(matches!(
             meaning(&answer("BADFENCE not a token")),
             Meaning::BadFence

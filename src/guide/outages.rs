@@ -27,6 +27,23 @@
 //!   answered a write](crate::guide::guarantees#limitations), for up to a minute.
 //! - Over a quorum, the breaker applies to the majority; a single failing server is merely skipped.
 //!
+//! # Errors that may pass
+//!
+//! A server or a proxy may refuse a call for a reason that passes: it loads its data, is being
+//! demoted, or has lost its own connection. Only an error that names a lasting reason ends a call at
+//! once: a missing permission, password, command or memory, or a key of the wrong type. After any
+//! other error
+//!
+//! - the call is undone in the background, since the script may have run before the error;
+//! - a waiting call tries again after a pause, until its deadline or
+//!   [`ClientBuilder::unreachable_for`]. `try_lock` does so for the command timeout;
+//! - the error at the end is [`Error::Refused`] with the text of the server. It is
+//!   [retryable](crate::Error::is_retryable), and counts as [unreachable](crate::Error::is_unreachable).
+//!
+//! If the server has never run a script of this client, the call ends with the third error that
+//! this crate does not know: it may be no Redis at all. The same rules hold for the reply to `WAIT`
+//! ([`min_replicas`](crate::Mutex::min_replicas)).
+//!
 //! # What holders and waiters see
 //!
 //! - **A holder** keeps its lock until its lease ends: [`is_held`](crate::MutexGuard::is_held)
@@ -50,4 +67,5 @@
 //! [`ClientBuilder::breaker`]: crate::ClientBuilder::breaker
 //! [`ClientBuilder::unreachable_for`]: crate::ClientBuilder::unreachable_for
 //! [`Error::CircuitOpen`]: crate::Error::CircuitOpen
+//! [`Error::Refused`]: crate::Error::Refused
 //! [`Error::Unreachable`]: crate::Error::Unreachable

@@ -17,6 +17,9 @@ const RETRY_CHECK_EVERY: Duration = Duration::from_millis(250);
 /// After this many malformed replies in a row, the peer is not a Redis server.
 const MAX_MALFORMED: u32 = 3;
 
+/// After this many refusals, a server that has never run a script of this client never will.
+const MAX_REFUSALS: u32 = 3;
+
 /// A call's record of its commands without a reply.
 pub(crate) struct Silence<'a> {
     runtime: &'a Arc<Runtime>,
@@ -36,6 +39,8 @@ pub(crate) struct Silence<'a> {
     failure: RefCell<Option<Cause>>,
     /// Malformed replies in a row.
     malformed: Cell<u32>,
+    /// Refusals of a server that has never run a script of this client.
+    refusals: Cell<u32>,
     /// This call sent a command that has run, or may yet run.
     has_sent: Cell<bool>,
 }
@@ -58,6 +63,7 @@ impl<'a> Silence<'a> {
             last_cause: RefCell::default(),
             failure: RefCell::default(),
             malformed: Cell::new(0),
+            refusals: Cell::new(0),
             has_sent: Cell::new(false),
         }
     }
@@ -109,10 +115,18 @@ impl<'a> Silence<'a> {
         }
         let cause = match fault {
             Fault::NotReplicated(error) | Fault::Rejected(error) => return Err(error),
+            // No time was left for a command: an earlier refusal is the reason.
+            Fault::NotRun(cause) if Instant::now() >= self.deadline => {
+                let failure = self.failure.borrow().clone();
+                failure
+                    .filter(|failure| failure.refusal().is_some())
+                    .unwrap_or(cause)
+            }
             Fault::NotRun(cause) | Fault::Unknown(cause) => cause,
             Fault::Open(open) => return self.pause_while_open(*open),
         };
         self.check_is_redis(&cause)?;
+        self.check_runs_scripts(&cause)?;
         let cause = cause.or_said_before(&mut self.last_cause.borrow_mut());
         self.failure.replace(Some(cause.clone()));
         let now = Instant::now();
@@ -140,6 +154,23 @@ impl<'a> Silence<'a> {
             _ => return Ok(()),
         };
         Err(self.runtime.deployment.unreachable(cause))
+    }
+
+    /// Fails if the server refuses each command of this call, and has never run a script.
+    fn check_runs_scripts(&self, cause: &Cause) -> Result<(), Error> {
+        let Some(refusal) = cause.refusal().filter(|refusal| refusal.may_last) else {
+            return Ok(());
+        };
+        self.refusals.set(self.refusals.get() + 1);
+        match self.refusals.get() {
+            ..MAX_REFUSALS => Ok(()),
+            _ => Err(Error::Refused {
+                server: refusal.server.clone(),
+                command: refusal.command,
+                answer: refusal.answer.clone(),
+                retried_for: None,
+            }),
+        }
     }
 
     /// Returns how long a waiting call pauses while the breaker is open.

@@ -44,6 +44,16 @@ impl Script {
         let hash = || redis::Script::new(self.source).get_hash().to_owned();
         self.sha.get_or_init(hash)
     }
+
+    /// Returns the commands in the line of the script that an error names, as `@user_script:10`.
+    fn commands_at(&self, error: &str) -> Option<String> {
+        let (_, after) = error.split_once("user_script:")?;
+        let digits = after.split(|c: char| !c.is_ascii_digit()).next()?;
+        let line = digits.parse::<usize>().ok()?.checked_sub(1)?;
+        let calls = self.source.lines().nth(line)?.split("call('").skip(1);
+        let commands = calls.filter_map(|call| call.split('\'').next());
+        Some(commands.collect::<Vec<_>>().join(" or ")).filter(|commands| !commands.is_empty())
+    }
 }
 
 /// One call of a script, ready to be sent.
@@ -196,6 +206,33 @@ impl<'a> Call<'a> {
             if self.asking { "+asking " } else { "" },
             self.script.commands.replace(' ', " +"),
             firsts.join(" and ")
+        )
+    }
+
+    /// Returns that the user lacks a permission, after the error `text`.
+    pub(crate) fn missing_right(&self, text: &str) -> String {
+        let rights = self.rights();
+        match self.script.commands_at(text) {
+            Some(commands) if text.contains("can't run this command") => {
+                format!("the user may not run {commands}; {rights}")
+            }
+            _ => rights,
+        }
+    }
+
+    /// Returns which command of the script the server does not have, after the error `text`.
+    pub(crate) fn missing_command(&self, text: &str) -> String {
+        let Script { name, commands, .. } = self.script;
+        let missing = match self.script.commands_at(text) {
+            Some(commands) => format!("does not have the command {commands}"),
+            None => format!(
+                "lacks one of the commands {}",
+                commands.to_ascii_uppercase()
+            ),
+        };
+        format!(
+            "the server {missing}, or forbids it in scripts; the {name} script needs it, so this \
+             server cannot be used"
         )
     }
 

@@ -5,6 +5,7 @@ use redis::RedisResult;
 use crate::cause::WAIT;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
+use crate::error_reply::meaning;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::{Call, pack_wait};
 use crate::protocol::verb::Verb;
@@ -67,7 +68,7 @@ impl Server {
                 let reply = answer
                     .map_err(|error| self.node_fault(&call, &error))
                     .and_then(|reply| Ok(self.acknowledged(reply, waited, call.replicas)?));
-                self.settle(pooled, sent, NodeFault::not_run_in(&reply));
+                self.settle(pooled, sent, NodeFault::not_served_in(&reply));
                 Ok((reply?, sent))
             }
             Err(error) => {
@@ -99,8 +100,8 @@ impl Server {
         let answer = answer
             .map_err(|error| self.no_answer(error, sent, until, call.script.name, has_read))?;
         let reply = answer.map_err(|error| self.node_fault(call, &error));
-        match NodeFault::not_run_in(&reply) {
-            Some(cause) => self.failed_by(Some(cause), false),
+        match NodeFault::not_served_in(&reply) {
+            Some(cause) => self.failed_by(Some(cause), true),
             None => self.answered(sent),
         }
         Ok((reply?, sent))
@@ -163,6 +164,10 @@ impl Server {
         let acknowledged = match waited {
             Ok(Answer::Count(n)) => usize::try_from(n).unwrap_or(usize::MAX),
             Ok(_) => 0,
+            // The script has run.
+            Err(error) if meaning(&error).may_pass() => {
+                return Err(Fault::Unknown(self.passing(WAIT, &error, false)));
+            }
             Err(error) => {
                 return Err(Fault::NotReplicated(
                     self.refused(WAIT, &error, || "it needs +wait".into()),

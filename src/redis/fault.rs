@@ -9,14 +9,14 @@ use crate::protocol::redirect::Redirect;
 /// Why a call has no result.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// The call did not run and may be repeated: no connection, or a reply such as LOADING.
+    /// The call did not run and may be repeated: there was no connection.
     NotRun(Cause),
     /// The call was not sent: the server's circuit breaker is open.
     Open(Box<OpenCircuit>),
-    /// The call was sent and no reply came: it may have run, or may still run.
+    /// The call may have run, or may still run: no reply came, or an error that may pass.
     Unknown(Cause),
     /// The call ran, but its effect must be undone or ignored: too few replicas acknowledged it,
-    /// WAIT was refused, or a call that belongs to it was rejected.
+    /// WAIT was rejected, or a call that belongs to it was.
     NotReplicated(Error),
     /// The call did not run and repeating it is useless.
     Rejected(Error),
@@ -63,10 +63,10 @@ pub(super) enum NodeFault {
 }
 
 impl NodeFault {
-    /// Returns why the server did not run the call, if it cannot serve calls now.
-    pub(super) fn not_run_in<T>(answer: &Result<T, Self>) -> Option<&Cause> {
+    /// Returns why the server did not serve the call, from its reply, if that may pass.
+    pub(super) fn not_served_in<T>(answer: &Result<T, Self>) -> Option<&Cause> {
         match answer {
-            Err(Self::Fault(Fault::NotRun(cause))) => Some(cause),
+            Err(Self::Fault(fault)) => fault.cause(),
             _ => None,
         }
     }
@@ -94,6 +94,11 @@ impl Fault {
             Self::NotRun(cause) | Self::Unknown(cause) => Some(cause),
             Self::Open(_) | Self::NotReplicated(_) | Self::Rejected(_) => None,
         }
+    }
+
+    /// Returns whether the server refused the call with an error that may pass.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.cause().is_some_and(|cause| cause.refusal().is_some())
     }
 
     /// Returns whether the call has run, or may yet run.

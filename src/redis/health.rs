@@ -76,6 +76,11 @@ impl ServerHealth {
         })
     }
 
+    /// Returns whether the server has ever answered.
+    pub(super) fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed) > 0
+    }
+
     /// Records that a call was not sent. If it probes, as `admit` said, another call may do so.
     pub(super) fn withdraw(&self, is_probe: bool) {
         if is_probe {

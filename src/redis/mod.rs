@@ -414,8 +414,21 @@ impl Deployment {
         }
     }
 
-    /// Returns [`Error::Unreachable`] for this deployment.
+    /// Returns [`Error::Unreachable`] for this deployment, or [`Error::Refused`] if a server has
+    /// refused the call all the time.
     pub(crate) fn unreachable(&self, cause: Cause) -> Error {
+        if let Some(refusal) = cause.refusal() {
+            let server = match self {
+                Self::Quorum(quorum) => &quorum.label,
+                Self::One(_) | Self::Cluster(_) => &refusal.server,
+            };
+            return Error::Refused {
+                server: server.clone(),
+                command: refusal.command,
+                answer: refusal.answer.clone(),
+                retried_for: Some(cause.time_unserved()),
+            };
+        }
         Error::Unreachable {
             server: self.label().to_owned(),
             cause,

@@ -74,11 +74,11 @@ impl Server {
         if answers.iter().any(Result::is_ok) {
             self.answered(sent);
         }
-        // A server that did not run a call may have been replaced: connect again.
+        // A server that did not serve a call may have been replaced: connect again.
         let usable = alive
             && !answers
                 .iter()
-                .any(|answer| NodeFault::not_run_in(answer).is_some());
+                .any(|answer| NodeFault::not_served_in(answer).is_some());
         if !usable {
             self.failed();
             match alive {

@@ -2,6 +2,7 @@
 
 use redis::ServerError;
 
+use crate::cause::Refusal;
 use crate::error::{Cause, Error};
 use crate::error_reply::{Meaning, meaning, words};
 use crate::name::shown;
@@ -19,6 +20,7 @@ impl Server {
                 server: self.label().to_owned(),
                 command: connect_error.cause.refused_step(),
                 answer: connect_error.cause.to_string(),
+                retried_for: None,
             });
         }
         self.failed_by(Some(&connect_error.cause), counts);
@@ -46,7 +48,10 @@ impl Server {
                 server: server(),
                 key: key(1),
             }),
-            _ => self.refusal(call.script.name, error, || call.rights()),
+            _ => self.refusal(call.script.name, error, || match meaning(error) {
+                Meaning::NoCommand => call.missing_command(&words(error)),
+                _ => call.missing_right(&words(error)),
+            }),
         }
     }
 
@@ -68,35 +73,56 @@ impl Server {
         Some(NodeFault::Redirected(redirect, Cause::text(text)))
     }
 
-    /// Returns what an error reply to `command` means. `rights` lists the permissions that it
-    /// needs.
+    /// Returns what an error reply to `command` means. `needs` says what the command needs, if it
+    /// is missing.
     pub(super) fn refusal(
         &self,
         command: &'static str,
         error: &ServerError,
-        rights: impl FnOnce() -> String,
+        needs: impl FnOnce() -> String,
     ) -> Fault {
         match meaning(error) {
-            Meaning::NotServing | Meaning::NoScript => Fault::NotRun(Cause::text(words(error))),
-            _ => Fault::Rejected(self.refused(command, error, rights)),
+            Meaning::NoScript => Fault::NotRun(Cause::text(words(error))),
+            Meaning::NotServing => Fault::Unknown(self.passing(command, error, false)),
+            Meaning::Unclear => {
+                let may_last = !self.health.has_answered();
+                Fault::Unknown(self.passing(command, error, may_last))
+            }
+            _ => Fault::Rejected(self.refused(command, error, needs)),
         }
+    }
+
+    /// Returns an error reply that may pass. If it `may_last`, few tries show whether it does.
+    pub(super) fn passing(
+        &self,
+        command: &'static str,
+        error: &ServerError,
+        may_last: bool,
+    ) -> Cause {
+        Cause::refusal_by(Refusal {
+            server: self.label().to_owned(),
+            command,
+            answer: words(error),
+            may_last,
+        })
     }
 
     pub(super) fn refused(
         &self,
         command: &'static str,
         error: &ServerError,
-        rights: impl FnOnce() -> String,
+        needs: impl FnOnce() -> String,
     ) -> Error {
         let mut answer = words(error);
-        if matches!(meaning(error), Meaning::NoRight) {
-            answer = format!("{answer}; {}", rights());
+        if matches!(meaning(error), Meaning::NoRight | Meaning::NoCommand) {
+            answer = format!("{answer}; {}", needs());
         }
         let server = self.label().to_owned();
         Error::Refused {
             server,
             command,
             answer,
+            retried_for: None,
         }
     }
 }

@@ -103,18 +103,17 @@ impl Server {
         self.pool.connector.command_timeout
     }
 
-    /// Records a reply, and returns the connection to the pool. If the server cannot serve calls
-    /// now, as `not_run` says, the connection is closed instead.
+    /// Records a reply, and returns the connection to the pool. If the server did not serve the
+    /// call, as `not_served` says, the connection is closed instead.
     pub(super) fn settle(
         &self,
         pooled: PooledConnection<'_>,
         sent: Instant,
-        not_run: Option<&Cause>,
+        not_served: Option<&Cause>,
     ) {
-        if let Some(cause) = not_run {
+        if let Some(cause) = not_served {
             pooled.reject();
-            // The server replies, so the failure does not count towards the breaker.
-            self.failed_by(Some(cause), false);
+            self.failed_by(Some(cause), true);
         } else {
             self.pool.pass_on(pooled);
             self.answered(sent);

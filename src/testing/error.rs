@@ -90,6 +90,31 @@ pub fn refused(
         server: server.into(),
         command,
         answer: answer.into(),
+        retried_for: None,
+    }
+}
+
+/// Makes an [`Error::Refused`] whose reason may pass: the call was repeated for `retried_for`.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::testing::error;
+///
+/// let time = Duration::from_secs(10);
+/// let error = error::refused_for("redis-1:6379", "acquire", "upstream failure", time);
+/// assert!(error.is_retryable());
+/// ```
+pub fn refused_for(
+    server: impl Into<String>,
+    command: &'static str,
+    answer: impl Into<String>,
+    retried_for: Duration,
+) -> Error {
+    Error::Refused {
+        server: server.into(),
+        command,
+        answer: answer.into(),
+        retried_for: Some(retried_for),
     }
 }
 

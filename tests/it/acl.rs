@@ -304,6 +304,11 @@ fn assert_failures_without(right: &str, fails: &[&str]) {
             command => command,
         };
         assert!(text.contains(named), "{right}: {text}");
+        if text.contains("can't run this command") {
+            let missing = right.trim_start_matches('+').to_ascii_uppercase();
+            let named = format!("the user may not run {missing}");
+            assert!(text.contains(&named), "{right}: {text}");
+        }
     }
 }
 

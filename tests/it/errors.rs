@@ -22,6 +22,8 @@ support::tests![
     wrong_or_missing_password_is_reported_as_such,
     full_client_table_is_quoted,
     errors_of_a_replica_and_a_full_server_say_what_to_do,
+    missing_command_of_a_script_is_named,
+    missing_command_without_a_line_is_one_of_a_list,
     redirects_without_end_are_not_blamed_on_the_url,
     failing_server_of_several_is_named,
     server_of_a_bad_key_or_of_missing_replicas_is_named,
@@ -265,6 +267,44 @@ fn errors_of_a_replica_and_a_full_server_say_what_to_do() {
     let text = without_repetition(&try_lock(&patient_client(server.url())));
     assert!(text.contains("OOM") && text.contains("maxmemory"), "{text}");
     assert!(text.contains(&server.port().to_string()), "{text}");
+}
+
+/// A server with a renamed command, and managed services that forbid one in scripts.
+fn missing_command_of_a_script_is_named() {
+    let lacks = |command| Server::with(&["--rename-command", command, ""]);
+    for command in ["TIME", "SET", "GET"] {
+        let server = lacks(command);
+        let error = try_lock(&patient_client(server.url()));
+        let text = without_repetition(&error);
+        assert!(text.contains(&format!("the command {command},")), "{text}");
+        assert!(text.contains("this server cannot be used"), "{text}");
+        assert!(text.contains(&server.port().to_string()), "{text}");
+        assert!(!error.is_retryable(), "{error:?}");
+    }
+    let server = lacks("RPUSH");
+    let client = patient_client(server.url());
+    let guard = client.mutex("a").lock().unwrap();
+    let waiter = patient_client(server.url());
+    let text = without_repetition(&waiter.mutex("a").lock().unwrap_err());
+    assert!(text.contains("the command RPUSH,"), "{text}");
+    drop(guard);
+    let server = lacks("EVALSHA");
+    let error = try_lock(&patient_client(server.url()));
+    assert!(error.to_string().contains("EVALSHA") && !error.is_retryable());
+}
+
+/// The texts of other servers name no line of the script.
+fn missing_command_without_a_line_is_one_of_a_list() {
+    let text = "ERR This Redis command is not allowed from script";
+    let server = FakeServer::start(move |request| {
+        let is_script = request.words[0].starts_with(b"EVAL");
+        is_script.then(|| format!("-{text}\r\n").into_bytes())
+    });
+    let error = try_lock(&patient_client(server.url()));
+    let said = without_repetition(&error);
+    assert!(said.contains("one of the commands GET TIME SET"), "{said}");
+    assert!(said.contains("this server cannot be used"), "{said}");
+    assert_eq!(server.requests("acquire").len(), 1, "no second try");
 }
 
 fn redirects_without_end_are_not_blamed_on_the_url() {

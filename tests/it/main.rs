@@ -51,6 +51,7 @@ mod proxies;
 mod queue;
 mod quorum;
 mod release_outages;
+mod refusals;
 mod renewal;
 mod replicas;
 mod replies;
@@ -151,6 +152,7 @@ const TESTS: &[Listed] = &[
     quorum::TESTS,
     proxies::TESTS,
     queue::TESTS,
+    refusals::TESTS,
     renewal::TESTS,
     replicas::TESTS,
     replies::TESTS,
@@ -204,6 +206,7 @@ const ROUGHLY_TIMED: &[Listed] = &[
     cli::top::ROUGHLY_TIMED,
     fair::ROUGHLY_TIMED,
     faults::ROUGHLY_TIMED,
+    refusals::ROUGHLY_TIMED,
     renewal::ROUGHLY_TIMED,
     release_outages::ROUGHLY_TIMED,
     replicas::ROUGHLY_TIMED,

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error, Lost, Mutex, Unlocked};
-use support::{Control, Replicas, SLACK, Server, eventually, ms};
+use support::{Control, Recorder, Replicas, SLACK, Server, eventually, free_port, ms};
 
 support::tests![
     an_acknowledged_lease_is_renewed_and_on_every_replica,
@@ -17,6 +17,9 @@ support::tests![
     a_server_without_wait_is_an_error_that_names_it,
     an_unanswered_wait_undoes_the_lease,
     impossible_replica_timeouts_are_refused,
+    passing_refusals_of_wait_end_no_call,
+    refusal_of_wait_that_lasts_is_final,
+    demotion_during_wait_ends_no_call,
     a_wait_for_a_dead_replica_delays_no_other_renewal
 ];
 
@@ -200,6 +203,83 @@ fn an_unanswered_wait_undoes_the_lease() {
     assert!(waiting.unwrap_err().may_be_held());
     servers.master().resume();
     eventually(ms(5_000), || servers.master().get("lock:a").is_none());
+}
+
+/// Returns a proxy to the server that replies to `WAIT` with `error` as often as this.
+fn proxy_that_refuses_wait(server: &Server, error: &'static str, mut times: u32) -> Recorder {
+    let proxy = Recorder::to(server.port());
+    proxy.replace(move |request| {
+        let is_refused = request.name() == "WAIT" && times > 0;
+        times -= u32::from(is_refused);
+        is_refused.then(|| format!("-{error}"))
+    });
+    proxy
+}
+
+fn passing_refusals_of_wait_end_no_call() {
+    let servers = Replicas::start(1);
+    for error in [
+        "UNBLOCKED force unblock from blocking operation, instance state changed",
+        "READONLY You can't write against a read only replica.",
+        "LOADING Redis is loading the dataset in memory",
+        "ERR WAIT cannot be used with replica instances. Please also note that since Redis 4.0",
+        "NOREPLICAS Not enough good replicas to write.",
+        "ERR Internal error",
+    ] {
+        let proxy = proxy_that_refuses_wait(servers.master(), error, 3);
+        let url = format!("redis://127.0.0.1:{}", proxy.port());
+        let client = Client::builder().url(url).min_replicas(1, WITHIN).build();
+        let client = client.unwrap();
+        // The lease without an acknowledgement is undone: it does not block the next attempt.
+        let start = Instant::now();
+        let guard = client.mutex("a").ttl(ms(60_000)).lock().unwrap();
+        assert!(start.elapsed() < ms(20_000), "{error}");
+        guard.renew().unwrap();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released, "{error}");
+        drop(client.fair_mutex("b").lock().unwrap());
+        drop(client.mutex_all(["c", "d"]).lock().unwrap());
+    }
+}
+
+fn refusal_of_wait_that_lasts_is_final() {
+    let servers = Replicas::start(1);
+    for error in [
+        "NOPERM User app has no permissions to run the 'wait' command",
+        "ERR unknown command 'WAIT', with args beginning with: '1' '100'",
+    ] {
+        let proxy = proxy_that_refuses_wait(servers.master(), error, 9);
+        let url = format!("redis://127.0.0.1:{}", proxy.port());
+        let client = Client::open(url).unwrap();
+        let outcome = mutex(&client, 1).lock().unwrap_err();
+        assert!(!outcome.is_retryable(), "{outcome:?}");
+        assert!(outcome.to_string().contains("WAIT"), "{outcome}");
+        eventually(ms(5_000), || servers.master().get("lock:a").is_none());
+    }
+}
+
+/// As in a planned failover that is reverted: the master becomes a replica while `WAIT` blocks.
+fn demotion_during_wait_ends_no_call() {
+    let servers = Replicas::start(1);
+    let master = servers.master();
+    let client = Client::builder()
+        .url(master.url())
+        .command_timeout(ms(20_000))
+        .unreachable_for(ms(60_000))
+        .build()
+        .unwrap();
+    drop(mutex(&client, 1).lock().unwrap());
+    servers.pause(0);
+    let mutex = client.mutex("a").min_replicas(1, ms(10_000));
+    thread::scope(|scope| {
+        let locking = scope.spawn(move || mutex.lock());
+        let blocked = || master.info("clients", "blocked_clients");
+        eventually(ms(5_000), || blocked().as_deref() == Some("1"));
+        master.run("REPLICAOF", &["127.0.0.1", &free_port().to_string()]);
+        master.run("REPLICAOF", &["NO", "ONE"]);
+        servers.resume(0);
+        let guard = locking.join().unwrap().unwrap();
+        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    });
 }
 
 fn impossible_replica_timeouts_are_refused() {

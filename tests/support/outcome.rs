@@ -12,7 +12,7 @@ pub fn assert_released(outcome: Result<Unlocked, Error>) {
 #[track_caller]
 pub fn expect_unreachable<T>(answer: Result<T, Error>) -> String {
     match answer {
-        Err(error @ Error::Unreachable { .. }) => error.to_string(),
+        Err(error) if error.is_unreachable() => error.to_string(),
         Err(error) => panic!("{error:?}"),
         Ok(_) => panic!("the call succeeded, but no server can reply"),
     }

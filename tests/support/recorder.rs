@@ -1,4 +1,5 @@
 //! A proxy that records all traffic: each request with its reply, and each message to a subscriber.
+//! It can lose or replace replies.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -33,6 +34,8 @@ pub struct Recorder {
     accepting: Option<JoinHandle<()>>,
 }
 
+type Replace = dyn FnMut(&Request) -> Option<String> + Send;
+
 #[derive(Default)]
 struct State {
     exchanges: Vec<Exchange>,
@@ -40,6 +43,8 @@ struct State {
     /// The name of a request after which its connection passes nothing, and whether the server gets
     /// it.
     loses: Option<(String, bool)>,
+    /// Returns what the client gets instead of the reply to a request, if not the reply itself.
+    replaces: Option<Box<Replace>>,
     is_over: bool,
 }
 
@@ -80,6 +85,13 @@ impl Recorder {
     /// connection.
     pub fn lose_reply_to(&self, name: &str) {
         self.state.lock().loses = Some((name.to_owned(), true));
+    }
+
+    /// Sends, in place of the server's reply to a request, the line that `replace` returns for it.
+    ///
+    /// The server has run the request. Replaces an earlier `replace`.
+    pub fn replace(&self, replace: impl FnMut(&Request) -> Option<String> + Send + 'static) {
+        self.state.lock().replaces = Some(Box::new(replace));
     }
 
     /// Drops the next command or script of this name, and all later traffic of its connection.
@@ -162,7 +174,7 @@ fn pass_replies(state: &Mutex<State>, connection: usize, from: TcpStream, mut to
     let mut from = BufReader::new(from);
     let mut bytes = Vec::new();
     while let Some(reply) = reply(&mut from, &mut bytes) {
-        let passes = state.lock().add_reply(connection, reply);
+        let passes = state.lock().add_reply(connection, reply, &mut bytes);
         if passes && to.write_all(&bytes).is_err() {
             break;
         }
@@ -190,15 +202,21 @@ impl State {
         passes
     }
 
-    /// Returns whether the client gets the reply.
-    fn add_reply(&mut self, connection: usize, reply: String) -> bool {
+    /// Returns whether the client gets the reply. Puts another reply in place of `bytes` if it is
+    /// replaced.
+    fn add_reply(&mut self, connection: usize, reply: String, bytes: &mut Vec<u8>) -> bool {
         let by = &self.connections[connection];
         let is_answered = |exchange: &&mut Exchange| {
             exchange.request.connection == connection && exchange.reply.is_none()
         };
         match self.exchanges.iter_mut().find(is_answered) {
             Some(exchange) if !by.is_subscriber => {
-                exchange.reply = Some(reply);
+                let replace = self.replaces.as_mut();
+                let other = replace.and_then(|replace| replace(&exchange.request));
+                if let Some(line) = &other {
+                    *bytes = format!("{line}\r\n").into_bytes();
+                }
+                exchange.reply = Some(other.unwrap_or(reply));
                 return !exchange.is_lost;
             }
             _ => {}

@@ -38,12 +38,13 @@ Exit codes:
   1    unlock: the lock was not held; status --exit-code: a lock or permits are held
   64   a command-line argument or setting is invalid, the command needs --foreground, or the lock
        is held by a run under which this one was started
-  69   Redis is unreachable or does not answer
+  69   Redis is unreachable, does not answer, or refuses for a reason that may pass
   71   out of processes, threads or pipes, the supervisor process was killed, or the end of
        the command is unknown
   74   cannot write to standard output
   75   the lock is held, other calls wait for it, or no permit is free (--not-acquired-exit)
-  77   Redis refused: permission denied, bad password, out of memory, or the key is not a lock
+  77   Redis refused: permission denied, bad password, missing command, out of memory, or the
+       key is not a lock
   79   the lock was lost before the command ended, or before it started
   124  the command was ended by --max-hold
   126  the command cannot be run

@@ -121,7 +121,7 @@ impl OptionalQuery {
             // A quorum has no queue, and no semaphores. The name itself is valid: `inspect` has
             // checked it, or a scan has found it.
             Err(Error::Config(_)) => Ok(Err(Missing::Absent)),
-            Err(error @ Error::Refused { .. }) => {
+            Err(error @ Error::Refused { .. }) if !error.is_retryable() => {
                 say(&error.to_string());
                 self.refused = true;
                 Ok(Err(Missing::Refused))

@@ -96,8 +96,10 @@ impl Cluster {
                     self.map.suspect();
                     None
                 }
-                NodeFault::Fault(Fault::NotRun(cause)) => {
-                    // The slot map may be out of date, unless the client ran out of connections, or
+                NodeFault::Fault(fault @ (Fault::NotRun(cause) | Fault::Unknown(cause)))
+                    if !fault.may_have_run() || fault.is_refusal() && undoable.is_none() =>
+                {
+                    // A call that acquires nothing may run twice. The slot map may be out of date, unless the client ran out of connections, or
                     // a refresh has just retired the server.
                     if !cause.is_of_client() {
                         self.map.refresh(until);
@@ -170,14 +172,20 @@ impl Cluster {
                 let address = self.map.address(&server, &host, port);
                 (self.map.at(&address), true)
             }
-            Err(NodeFault::Redirected(..) | NodeFault::Fault(Fault::NotRun(_)))
-                if Instant::now() < until =>
-            {
+            Err(fault) if may_find_another_owner(&fault) && Instant::now() < until => {
                 self.map.refresh(until);
                 (self.map.find_owner(slot, until, Cap::Exempt)?, false)
             }
             answer => return Ok(answer?),
         };
         Ok(ask(&next, asking)?)
+    }
+}
+
+/// Returns whether a call with this fault may succeed after a refresh of the slot map.
+fn may_find_another_owner(fault: &NodeFault) -> bool {
+    match fault {
+        NodeFault::Redirected(..) | NodeFault::Fault(Fault::NotRun(_)) => true,
+        NodeFault::Fault(fault) => fault.is_refusal(),
     }
 }

@@ -129,6 +129,7 @@ fn refused(server: String, error: &RedisError) -> Error {
         server,
         command,
         answer: format!("{}{rights}", library_text(error)),
+        retried_for: None,
     }
 }
 

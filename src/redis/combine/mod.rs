@@ -7,7 +7,7 @@ use std::sync::Arc;
 use redis::RedisError;
 
 use crate::clock::Instant;
-use crate::error_reply::{Meaning, meaning};
+use crate::error_reply::meaning;
 use crate::protocol::primitive::AtRelease;
 use crate::protocol::script::Call;
 use crate::redis::combine::combiner::{Batch, COMBINE_WAIT, NextStep};
@@ -163,8 +163,9 @@ impl Pool {
             let next = unread.as_slice().first().unwrap_or(own);
             match value.and_then(|value| pooled.connection().meaning_of(value, next.verb)) {
                 Ok(answer) => {
-                    let is_not_serving = |error| matches!(meaning(error), Meaning::NotServing);
-                    not_serving |= answer.as_ref().is_err_and(is_not_serving);
+                    not_serving |= answer
+                        .as_ref()
+                        .is_err_and(|error| meaning(error).may_pass());
                     match unread.next() {
                         Some(other) => read.push((other, Ok(answer))),
                         None => break Ok(answer),

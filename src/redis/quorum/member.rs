@@ -6,6 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use crate::clock::Instant;
+use crate::error_reply::meaning;
 use crate::protocol::answer::Answer;
 use crate::redis::conn::connection::Replied;
 use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnection};
@@ -240,6 +241,8 @@ impl Member {
     pub(super) fn settle(&self, pending: PendingReply, answer: Option<&Replied>) {
         match (pending, answer) {
             (PendingReply::Nothing, _) | (PendingReply::Acquire(_), None) => {}
+            // It may have run: the vote stays open.
+            (PendingReply::Acquire(_), Some(Err(error))) if meaning(error).may_pass() => {}
             (PendingReply::Acquire(votes), Some(answer)) => {
                 let found_own_id = |answer| votes.found_own_id(answer);
                 let found_own_id = answer.as_ref().is_ok_and(found_own_id);

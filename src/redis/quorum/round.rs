@@ -381,8 +381,8 @@ impl<'a> Round<'a> {
             Some(call) => server.fault(call, &error),
             None => server.refusal("PING", &error, || "it needs +ping".into()),
         };
-        if let Fault::NotRun(_) = fault {
-            server.failed();
+        if let Some(cause) = fault.cause() {
+            server.failed_by(Some(cause), false);
             member.mark_down();
         }
         self.note_fault(server, fault);

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use support::{Server, TempDir, eventually, free_port, ms};
+use support::{FakeServer, Recorder, Server, TempDir, eventually, free_port, ms};
 
 use super::{PROGRAM, Program, WAIT_LIMIT, client, code, delete, hold, output, program};
 
@@ -18,6 +18,7 @@ support::tests![
     exit_code_is_that_of_the_command_if_its_parent_ignores_children,
     script_without_an_interpreter_line_runs,
     usage_outage_and_refusal_have_their_exit_codes,
+    errors_that_may_pass_exit_69_and_others_77,
     lock_that_another_program_replaced_counts_as_lost,
     wait_that_ends_with_an_open_breaker_exits_69,
     output_that_cannot_be_written_has_its_exit_codes,
@@ -157,6 +158,27 @@ fn usage_outage_and_refusal_have_their_exit_codes() {
         .query(&mut connection)
         .unwrap();
     assert_eq!(code(&url, &["run", "list", "--", "true"]), 77);
+}
+
+fn errors_that_may_pass_exit_69_and_others_77() {
+    let server = Server::start();
+    let _guard = server.client().mutex("a").lock().unwrap();
+    let proxy = Recorder::to(server.port());
+    let url = format!("redis://127.0.0.1:{}", proxy.port());
+    let mut scripts = 0;
+    proxy.replace(move |request| {
+        let is_script = request.words[0].starts_with(b"EVAL");
+        scripts += u32::from(is_script);
+        // The first two find out that the server lacks the script, and that the lock is held.
+        (is_script && scripts > 2).then(|| "-ERR upstream failure".to_owned())
+    });
+    let args = ["--unreachable-for", "1s", "run", "a", "--", "true"];
+    assert_eq!(code(&url, &args), 69);
+    let never = FakeServer::start(|request| {
+        let is_script = request.words[0].starts_with(b"EVAL");
+        is_script.then(|| b"-ERR upstream failure\r\n".to_vec())
+    });
+    assert_eq!(code(&never.url(), &["run", "a", "--", "true"]), 77);
 }
 
 /// The breaker opens during the wait, after five timeouts of 1 s each.

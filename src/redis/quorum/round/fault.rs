@@ -1,5 +1,6 @@
 //! The fault of a round without an outcome, made from the faults of its servers.
 
+use crate::cause::Refusal;
 use crate::error::Cause;
 use crate::protocol::verb::Verb;
 use crate::redis::fault::Fault;
@@ -19,7 +20,10 @@ impl Round<'_> {
         {
             return Fault::Rejected(error.clone());
         }
-        let cause = Cause::text(self.text());
+        let cause = match self.refusal() {
+            Some(refusal) => Cause::text(self.text()).with_refusal(refusal),
+            None => Cause::text(self.text()),
+        };
         let cause = match self.violation_by_too_many() {
             Some(violation) => cause.with_kind_of(violation),
             None => cause,
@@ -30,6 +34,15 @@ impl Round<'_> {
             _ if self.sent.is_none() => Fault::NotRun(cause),
             _ => Fault::Unknown(cause),
         }
+    }
+
+    /// Returns the first refusal that may pass if too few servers without one are left for a
+    /// majority.
+    fn refusal(&self) -> Option<&Refusal> {
+        let causes = self.faults.iter().filter_map(|(_, fault)| fault.cause());
+        let mut refusals = causes.filter_map(Cause::refusal);
+        let is_enough = refusals.clone().count() > self.members.size.spare();
+        refusals.next().filter(|_| is_enough)
     }
 
     fn text(&self) -> String {
