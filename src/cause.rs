@@ -254,6 +254,12 @@ impl Cause {
         }
     }
 
+    /// Returns the refusal in `said`, if there is one: this cause only says that no time was left.
+    pub(crate) fn or_refusal_before(self, said: Option<&Self>) -> Self {
+        let refusal = said.filter(|said| said.refusal.is_some());
+        refusal.cloned().unwrap_or(self)
+    }
+
     /// Returns the first source that callers can print together with all sources below it.
     ///
     /// Each of these adds to the texts above it, and needs no escaping: callers print sources as

@@ -66,7 +66,7 @@ pub enum Error {
         cause: Cause,
     },
 
-    /// The server's circuit breaker is open, because the server failed several times in a row.
+    /// The server's circuit breaker is open, because several attempts in a row failed.
     ///
     /// Calls that do not wait, such as `try_lock`, fail at once; see
     /// [`breaker`](crate::ClientBuilder::breaker). `try_lock_for` waits for the breaker to close
@@ -79,12 +79,12 @@ pub enum Error {
     CircuitOpen {
         /// The server, without its password.
         server: String,
-        /// How many calls failed in a row.
+        /// How many attempts failed in a row; see [`breaker`](crate::ClientBuilder::breaker).
         failures: u32,
         /// The last failure.
         last: Cause,
-        /// The time until the next call is sent. Any reply of the server closes the breaker
-        /// earlier.
+        /// The time until the next call is sent, at most 1 s. The answer to a write closes the
+        /// breaker earlier.
         retry_in: Duration,
     },
 
@@ -317,14 +317,11 @@ impl Error {
         }
     }
 
-    /// Returns whether Redis was unreachable or did not serve the call, so that the same call may
-    /// succeed later.
+    /// Returns whether Redis was unreachable or did not serve the call for a reason that may pass.
     ///
     /// True for [`Unreachable`](Self::Unreachable), [`CircuitOpen`](Self::CircuitOpen), and
-    /// [`Refused`](Self::Refused) for a reason that may pass.
-    ///
-    /// True for [`Unreachable`](Self::Unreachable) and [`CircuitOpen`](Self::CircuitOpen): the same
-    /// outage causes both, so a program answers both alike.
+    /// [`Refused`](Self::Refused) for a reason that may pass: the same outage causes all three, so a
+    /// program answers them alike. The same call may succeed later.
     ///
     /// ```
     /// # let error = leasehold::testing::error::unreachable("redis-1:6379", "no reply in 1.0 s");
@@ -396,8 +393,9 @@ impl fmt::Display for Error {
                 write!(
                     f,
                     "circuit breaker open after {failures} failure{plural} at {server} \
-                     (last: {last}); try again in {}",
-                    Rounded(*retry_in)
+                     (last: {last}); try again in {}{}",
+                    Rounded(*retry_in),
+                    advice(&last.to_string())
                 )
             }
             Self::Refused {

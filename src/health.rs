@@ -19,7 +19,7 @@ use crate::error::Error;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Health {
-    /// The servers, all of which were just checked.
+    /// The servers, all of which were just checked, unless a circuit breaker admits no call yet.
     ///
     /// One server, the known masters of a cluster, or all servers of a quorum.
     pub servers: Vec<HealthPart>,
@@ -57,7 +57,7 @@ pub struct HealthPart {
     pub since: SystemTime,
     /// The last failure, even if it works again.
     pub last_error: Option<String>,
-    /// How long the server took to reply to this check; `None` without a reply, and for a thread.
+    /// How long the server took to serve this check; `None` if it did not, and for a thread.
     pub latency: Option<Duration>,
     /// The state of the server's circuit breaker.
     ///
@@ -82,9 +82,9 @@ pub struct HealthPart {
 pub enum HealthState {
     /// It has had nothing to do yet, or it renews leases and has none left after a failure.
     Idle,
-    /// Its last operation succeeded.
+    /// Its last operation succeeded. A server has accepted a write since its last failure.
     Works,
-    /// Its last operation failed.
+    /// Its last operation failed. A server has accepted no write since then.
     Fails,
 }
 
@@ -134,7 +134,7 @@ impl Health {
 
     /// Returns whether locks can be acquired and kept.
     ///
-    /// True if at least [`needed`](Self::needed) servers reply and can renew leases. Subscribers do
+    /// True if at least [`needed`](Self::needed) servers accept writes and can renew leases. Subscribers do
     /// not count, because without them waiters are only slower.
     ///
     /// A single `false` may be a failover. A load balancer may prefer to report 503 only after the

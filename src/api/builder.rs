@@ -454,17 +454,25 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how many failures in a row open a server's circuit breaker. Defaults to 5.
+    /// Sets how many failed attempts in a row open a server's circuit breaker. Defaults to 5.
     ///
-    /// While the breaker is open, calls that do not wait, such as `try_lock`, fail at once with
-    /// [`Error::CircuitOpen`], `try_lock_for` fails with it at its deadline, and `lock` waits. The
-    /// breaker stays open for 1 s, and twice as long each time that the next call fails too, up to
-    /// 30 s. A call that hit its own, shorter deadline does not count as a failure. 0 disables the
-    /// breaker.
+    /// A failed attempt is one that got no connection, no reply within the command timeout, or an
+    /// [error that may pass](crate::guide::outages#errors-that-may-pass). Calls repeat an attempt
+    /// that failed early, and concurrent attempts count each, so fewer calls than attempts can open
+    /// the breaker. These do not count:
     ///
-    /// Renewals and releases bypass the breaker, and any reply closes it. While the client has
-    /// waiters, holders or failed attempts to undo, it probes the server every 500 ms, so that a
-    /// recovery is noticed quickly. Each failing server of a quorum is probed at intervals of up to
+    /// - a call that hit its own, shorter deadline;
+    /// - a renewal or release in the background that got no reply.
+    ///
+    /// 0 disables the breaker.
+    ///
+    /// While the breaker is open, one call or probe is sent at a time, and at most one starts in a
+    /// second. All other calls that do not wait, such as `try_lock`, fail at once with
+    /// [`Error::CircuitOpen`], `try_lock_for` fails with it at its deadline, and `lock` waits.
+    /// Renewals, releases and reads bypass the breaker.
+    ///
+    /// Only an answered write closes it: a server whose writes are paused, and a replica, answer
+    /// reads and grant no lock. Each failing server of a quorum is probed at intervals of up to
     /// 4 s.
     ///
     /// `examples/fail_fast.rs` answers HTTP requests with 503 and `Retry-After` on that error.

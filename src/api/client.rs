@@ -399,10 +399,16 @@ impl Client {
 
     /// Checks every server once and reports the state of servers and background threads.
     ///
-    /// Pings all servers at once and returns within the command timeout. A refused connection is
-    /// tried again until then, so the call takes the whole time if a server is down. The checks
-    /// bypass an open circuit breaker. A reply closes the breaker of its server, but not the one
-    /// that the servers of a quorum share. In a fork of the process, no server works.
+    /// Sends all servers at once a write that changes nothing, to a key that begins with
+    /// `leasehold:probe`, and returns within the command timeout. A refused connection is tried
+    /// again until then, so the call takes the whole time if a server is down. A replica, and a
+    /// server whose writes are paused, fail. If the user's permissions forbid the write, any reply
+    /// suffices.
+    ///
+    /// While a server's circuit breaker is open, a check is one of the calls of which at most one
+    /// starts in a second; without a check the report states what is known. The answer closes the
+    /// breaker of its server, but not the one that the servers of a quorum share. In a fork of the
+    /// process, no server works.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -10,7 +10,8 @@
 //!   - a release was not confirmed and is repeated, or a `keep_for` was not confirmed;
 //!   - a lock could not be released after a shutdown;
 //!   - a lock was forced;
-//!   - a circuit breaker opened; the master has moved; a sentinel names another master;
+//!   - a circuit breaker opened, once for an outage; the master has moved; a sentinel names another
+//!     master;
 //!   - releases cannot be published or received; shared statistics are refused;
 //!   - the user lacks the permissions for queues;
 //!   - a quorum has an even number of servers; no majority of a quorum answers;

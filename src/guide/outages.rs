@@ -2,8 +2,11 @@
 //!
 //! # The circuit breaker
 //!
-//! After five failures in a row, a circuit breaker opens for that server. What a call does while it
-//! is open:
+//! After five failed attempts in a row, a circuit breaker opens for that server. An attempt fails
+//! if it gets no connection, no reply within the [`command_timeout`], or an [error that may
+//! pass](#errors-that-may-pass). A call can make several attempts, so three calls may be enough.
+//! While the breaker is open, one call or probe is sent at a time, and at most one starts in a
+//! second. What the others do:
 //!
 //! - **`try_lock`** and other calls that do not wait fail at once with [`Error::CircuitOpen`],
 //!   instead of waiting for their timeout.
@@ -11,10 +14,14 @@
 //!   at the deadline, they fail with `CircuitOpen`.
 //! - **`lock`** keeps waiting. It fails with [`Error::Unreachable`] once the server has been
 //!   unreachable for [`ClientBuilder::unreachable_for`]. So do calls whose deadline is later.
-//! - **Renewals and releases** bypass the breaker.
+//! - **Renewals, releases and reads** bypass the breaker.
+//!
+//! Only an answered write closes the breaker, and only a write counts for `unreachable_for` and for
+//! [`Client::health`]. While writes are paused (`CLIENT PAUSE`, `FAILOVER`, a shutdown that waits
+//! for its replicas) a server answers reads, and no lock can be acquired, renewed or released.
 //!
 //! `CircuitOpen` names the server, its last failure and when to retry. [`ClientBuilder::breaker`]
-//! sets the number of failures, and describes how long the breaker stays open and what closes it.
+//! sets the number of attempts, and lists what does not count.
 //! `examples/fail_fast.rs` answers HTTP requests with 503 and `Retry-After` on `CircuitOpen` and on
 //! `Unreachable`.
 //!
@@ -30,9 +37,9 @@
 //! # Errors that may pass
 //!
 //! A server or a proxy may refuse a call for a reason that passes: it loads its data, is being
-//! demoted, or has lost its own connection. Only an error that names a lasting reason ends a call at
-//! once: a missing permission, password, command or memory, or a key of the wrong type. After any
-//! other error
+//! demoted, or has lost its own connection. Only an error that names a lasting reason ends a call
+//! at once: a missing permission, password, command or memory, or a key of the wrong type. After
+//! any other error
 //!
 //! - the call is undone in the background, since the script may have run before the error;
 //! - a waiting call tries again after a pause, until its deadline or
@@ -58,9 +65,9 @@
 //!
 //! # Health checks
 //!
-//! [`Client::health`] checks every server once, and reports what works and since when, the last
-//! failure, the latency, and whether the breaker lets calls through. `is_healthy()` suits a load
-//! balancer: `examples/health_endpoint.rs` serves it over HTTP.
+//! [`Client::health`] checks every server by a write that changes nothing, and reports what works
+//! and since when, the last failure, the latency, and whether the breaker lets calls through.
+//! `is_healthy()` suits a load balancer: `examples/health_endpoint.rs` serves it over HTTP.
 //!
 //! [`Client::health`]: crate::Client::health
 //! [`command_timeout`]: crate::ClientBuilder::command_timeout

@@ -143,6 +143,7 @@ impl ReleaseBatch {
 }
 
 impl Releases {
+    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }

@@ -348,6 +348,9 @@ fn send_until_answered(
                 return Ok(answered(runtime, hold, &answer, may_have_run));
             }
             Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => return Err(error),
+            Err(Fault::NotRun(cause)) if Instant::now() >= deadline => {
+                cause.or_refusal_before(last_cause.as_ref())
+            }
             Err(Fault::NotRun(cause)) => cause,
             // The breaker never stops a release.
             Err(Fault::Open(open)) => open.last_at(runtime.deployment.label()),

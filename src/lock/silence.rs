@@ -115,12 +115,8 @@ impl<'a> Silence<'a> {
         }
         let cause = match fault {
             Fault::NotReplicated(error) | Fault::Rejected(error) => return Err(error),
-            // No time was left for a command: an earlier refusal is the reason.
             Fault::NotRun(cause) if Instant::now() >= self.deadline => {
-                let failure = self.failure.borrow().clone();
-                failure
-                    .filter(|failure| failure.refusal().is_some())
-                    .unwrap_or(cause)
+                cause.or_refusal_before(self.last_cause.borrow().as_ref())
             }
             Fault::NotRun(cause) | Fault::Unknown(cause) => cause,
             Fault::Open(open) => return self.pause_while_open(*open),
@@ -175,9 +171,8 @@ impl<'a> Silence<'a> {
 
     /// Returns how long a waiting call pauses while the breaker is open.
     ///
-    /// A reply to another call wakes no waiter, so the waiting call checks for one.
+    /// An answer to another call wakes no waiter, so the waiting call checks for one.
     fn pause_while_open(&self, open: OpenCircuit) -> Result<Duration, Error> {
-        self.runtime.probe_breaker(self.keys);
         let now = Instant::now();
         if self.is_too_long(now) {
             let last = open.last_at(self.runtime.deployment.label());

@@ -10,6 +10,7 @@ pub(crate) mod one_or_many;
 pub(crate) mod permits_out;
 pub(crate) mod place;
 pub(crate) mod primitive;
+pub(crate) mod probe;
 pub(crate) mod queue_keys;
 pub(crate) mod redirect;
 pub(crate) mod reply;

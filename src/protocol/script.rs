@@ -45,14 +45,27 @@ impl Script {
         self.sha.get_or_init(hash)
     }
 
-    /// Returns the commands in the line of the script that an error names, as `@user_script:10`.
-    fn commands_at(&self, error: &str) -> Option<String> {
-        let (_, after) = error.split_once("user_script:")?;
-        let digits = after.split(|c: char| !c.is_ascii_digit()).next()?;
-        let line = digits.parse::<usize>().ok()?.checked_sub(1)?;
-        let calls = self.source.lines().nth(line)?.split("call('").skip(1);
-        let commands = calls.filter_map(|call| call.split('\'').next());
-        Some(commands.collect::<Vec<_>>().join(" or ")).filter(|commands| !commands.is_empty())
+    /// Returns the commands that an error in a script may be about: those in the line that it
+    /// names, as `@user_script:10`, or else those whose errors the script handles itself.
+    fn commands_at(&self, error: &str) -> String {
+        let line = || {
+            let (_, after) = error.split_once("user_script:")?;
+            let digits = after.split(|c: char| !c.is_ascii_digit()).next()?;
+            let line = digits.parse::<usize>().ok()?.checked_sub(1)?;
+            self.source.lines().nth(line)
+        };
+        let (source, call) = match line().filter(|line| line.contains("call('")) {
+            Some(line) => (line, "call('"),
+            None => (self.source, "redis.pcall('"),
+        };
+        let calls = source.split(call).skip(1);
+        let mut commands: Vec<_> = calls.filter_map(|call| call.split('\'').next()).collect();
+        commands.sort_unstable();
+        commands.dedup();
+        match commands.as_slice() {
+            [] => self.commands.to_ascii_uppercase().replace(' ', " or "),
+            commands => commands.join(" or "),
+        }
     }
 }
 
@@ -212,27 +225,22 @@ impl<'a> Call<'a> {
     /// Returns that the user lacks a permission, after the error `text`.
     pub(crate) fn missing_right(&self, text: &str) -> String {
         let rights = self.rights();
-        match self.script.commands_at(text) {
-            Some(commands) if text.contains("can't run this command") => {
+        match text.contains("can't run this command") {
+            true => {
+                let commands = self.script.commands_at(text);
                 format!("the user may not run {commands}; {rights}")
             }
-            _ => rights,
+            false => rights,
         }
     }
 
     /// Returns which command of the script the server does not have, after the error `text`.
     pub(crate) fn missing_command(&self, text: &str) -> String {
-        let Script { name, commands, .. } = self.script;
-        let missing = match self.script.commands_at(text) {
-            Some(commands) => format!("does not have the command {commands}"),
-            None => format!(
-                "lacks one of the commands {}",
-                commands.to_ascii_uppercase()
-            ),
-        };
         format!(
-            "the server {missing}, or forbids it in scripts; the {name} script needs it, so this \
-             server cannot be used"
+            "the server does not have the command {}, or forbids it in scripts; the {} script \
+             needs it, so this server cannot be used",
+            self.script.commands_at(text),
+            self.script.name
         )
     }
 

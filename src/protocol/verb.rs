@@ -41,12 +41,28 @@ pub(crate) enum Verb {
     Count,
     Asking,
     Ping,
+    /// Writes nothing, and is refused unless the server accepts writes.
+    Probe,
 }
 
 impl Verb {
     /// Returns whether the reply lists holders: then it may have 1 MiB.
     pub(crate) fn lists_holders(self) -> bool {
         matches!(self, Self::InspectPermits | Self::InspectShared)
+    }
+
+    /// Returns whether an answer shows that the server accepts writes.
+    pub(crate) fn writes(self) -> bool {
+        !matches!(
+            self,
+            Self::Inspect
+                | Self::InspectPermits
+                | Self::InspectShared
+                | Self::ReadFence
+                | Self::Count
+                | Self::Asking
+                | Self::Ping
+        )
     }
 
     /// Reads a reply; `None` if no such call can have it.
@@ -73,6 +89,7 @@ impl Verb {
             Self::Count => reply.count().map(Answer::Count),
             Self::Asking => is_status(&reply, "OK").then_some(Answer::Done),
             Self::Ping => is_status(&reply, "PONG").then_some(Answer::Done),
+            Self::Probe => matches!(reply, Reply::Int(0 | 1)).then_some(Answer::Done),
         }
     }
 }

@@ -283,6 +283,7 @@ impl Waiters {
     }
 
     /// Returns whether any call waits.
+    #[cfg(test)]
     pub(crate) fn anybody(&self) -> bool {
         let names = self.names.lock();
         names.values().any(|queue| !queue.waiters.is_empty())

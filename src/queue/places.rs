@@ -166,6 +166,7 @@ impl Places {
         have_place.count()
     }
 
+    #[cfg(test)]
     pub(crate) fn anybody(&self) -> bool {
         !self.state.lock().names.iter().all(HashMap::is_empty)
     }

@@ -159,6 +159,7 @@ impl SetQueue {
         waiters.filter(|waiter| waiter.has.is_some()).count()
     }
 
+    #[cfg(test)]
     pub(crate) fn anybody(&self) -> bool {
         !self.state.lock().waiters.is_empty()
     }

@@ -1,46 +1,32 @@
 //! The circuit breaker: whether calls go to a server that keeps failing. No I/O.
 //!
 //! ```text
-//!              `after` failures in a row           the pause is over: one call is admitted
-//! +--------+ -----------------------------> +------+ --------------------------> +---------+
-//! | closed |                                | open |                             | probing |--+
-//! +--------+ <----------------------------- +------+ <-------------------------- +---------+  |
-//!     ^           a valid reply                           a failure: a longer pause    |  ^   |
-//!     +--------------------------------------------------------------------------------+  +---+
-//!                               a valid reply                       no outcome for PROBE:
-//!                                                                   another call is admitted
+//!            `after` failures in a row
+//! +--------+ -------------------------> +------+  one call or probe at a time is admitted,
+//! | closed |                            | open |  at most one in a second
+//! +--------+ <------------------------- +------+
+//!                an answered write
 //! ```
-//!
-//! A probing call that could not be sent leaves the breaker open, with its pause over.
 
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::wait_policy::Backoff;
 
-/// How long the breaker stays open. Doubles, up to 30 s, each time a call fails while one probes.
-const OPEN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30)).jitter(0.2);
+/// While the breaker is open, at most one call or probe starts in this time.
+const EVERY: Duration = Duration::from_secs(1);
 
-/// After this time without an outcome of the probing call, another call may probe.
-const PROBE: Duration = Duration::from_secs(2);
+/// When to ask again while the admitted call is on its way for longer than that.
+const BUSY: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 pub(super) struct Breaker {
     /// Consecutive failures that open it; zero disables it.
     after: u32,
     failures: u32,
-    /// How many times it has opened since it was last closed.
-    opened: u32,
-    state: State,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Closed,
-    /// No call is admitted until this time.
-    Open(Instant),
-    /// One call may probe the server; its outcome is expected by this time.
-    Probing(Instant),
+    /// When the next call may start; `None` while it is closed.
+    next: Option<Instant>,
+    /// An admitted call is on its way.
+    is_busy: bool,
 }
 
 impl Breaker {
@@ -48,52 +34,44 @@ impl Breaker {
         Self {
             after,
             failures: 0,
-            opened: 0,
-            state: State::Closed,
+            next: None,
+            is_busy: false,
         }
     }
 
-    /// Admits a call and returns whether it probes, or returns how long to wait before asking
-    /// again.
+    /// Admits a call, or returns how long to wait before asking again. Returns true if the caller
+    /// must call [`ended`](Self::ended) when the call has ended.
     pub(super) fn admit(&mut self, now: Instant) -> Result<bool, Duration> {
-        match self.state {
-            State::Closed => Ok(false),
-            State::Open(until) | State::Probing(until) if now < until => Err(now.until(until)),
-            State::Open(_) | State::Probing(_) => {
-                self.state = State::Probing(now.after(PROBE));
+        match self.retry_in(now) {
+            None => Ok(false),
+            Some(Duration::ZERO) => {
+                self.next = Some(now.after(EVERY));
+                self.is_busy = true;
                 Ok(true)
             }
+            Some(retry_in) => Err(retry_in),
         }
     }
 
-    /// Records at `now` that the probing call was not sent: the next call may probe in its place.
-    pub(super) fn withdraw(&mut self, now: Instant) {
-        if let State::Probing(_) = self.state {
-            self.state = State::Open(now);
-        }
+    /// Records the end of an admitted call, whatever its outcome.
+    pub(super) fn ended(&mut self) {
+        self.is_busy = false;
     }
 
-    /// Counts a failed call. Returns true if this opened a closed breaker.
+    /// Counts a failure. Returns true if this opened a closed breaker.
     pub(super) fn failed(&mut self, now: Instant) -> bool {
         self.failures = self.failures.saturating_add(1);
-        let opens = match self.state {
-            State::Closed => self.after > 0 && self.failures >= self.after,
-            State::Probing(_) => true,
-            // A call that was sent before it opened, or one that bypasses the breaker.
-            State::Open(_) => false,
-        };
+        let opens = !self.is_open() && self.after > 0 && self.failures >= self.after;
         if opens {
-            self.state = State::Open(now.after(OPEN.pause(self.opened)));
-            self.opened = self.opened.saturating_add(1);
+            self.next = Some(now.after(EVERY));
         }
-        opens && self.opened == 1
+        opens
     }
 
-    /// Closes the breaker after a reply. Returns true if it was open.
+    /// Closes the breaker after an answered write. Returns true if it was open.
     pub(super) fn succeeded(&mut self) -> bool {
-        let was_open = self.is_open();
-        *self = Self::new(self.after);
-        was_open
+        self.failures = 0;
+        self.next.take().is_some()
     }
 
     /// The number of consecutive failures.
@@ -102,15 +80,16 @@ impl Breaker {
     }
 
     pub(super) fn is_open(&self) -> bool {
-        self.state != State::Closed
+        self.next.is_some()
     }
 
-    /// The remaining time in which no call is admitted; `None` if closed.
+    /// The time in which no call is admitted; `None` if closed.
     pub(super) fn retry_in(&self, now: Instant) -> Option<Duration> {
-        match self.state {
-            State::Closed => None,
-            State::Open(until) | State::Probing(until) => Some(now.until(until)),
-        }
+        let retry_in = now.until(self.next?);
+        Some(match self.is_busy {
+            true => retry_in.max(BUSY),
+            false => retry_in,
+        })
     }
 }
 

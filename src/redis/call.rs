@@ -32,7 +32,10 @@ impl Server {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
-        let is_probe = cap_rule == Cap::Counted && self.health.admit(self.label())?;
+        let _admission = match cap_rule {
+            Cap::Counted => Some(self.health.admit(self.label())?),
+            Cap::Exempt | Cap::Kept { .. } => None,
+        };
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
         // Other calls must not wait behind a long reply.
         let may_combine = call.replicas.is_none() && !call.asking && !call.verb.lists_holders();
@@ -44,15 +47,11 @@ impl Server {
                 None => {}
             }
         }
-        // A call that is not sent must not keep others from probing the server.
-        let mut pooled = self
-            .acquire_connection(until, cap_rule)
-            .inspect_err(|_| self.health.withdraw(is_probe))?;
+        let mut pooled = self.acquire_connection(until, cap_rule)?;
         let sent = Instant::now();
         if sent >= until {
             // A reply could not come in time: the call would only leave something to undo.
             self.pool.pass_on(pooled);
-            self.health.withdraw(is_probe);
             return Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
         }
         // Several spinning calls would compete for the processor.
@@ -68,7 +67,8 @@ impl Server {
                 let reply = answer
                     .map_err(|error| self.node_fault(&call, &error))
                     .and_then(|reply| Ok(self.acknowledged(reply, waited, call.replicas)?));
-                self.settle(pooled, sent, NodeFault::not_served_in(&reply));
+                let is_write = is_answered_write(&call, &reply);
+                self.settle(pooled, sent, NodeFault::not_served_in(&reply), is_write);
                 Ok((reply?, sent))
             }
             Err(error) => {
@@ -102,7 +102,7 @@ impl Server {
         let reply = answer.map_err(|error| self.node_fault(call, &error));
         match NodeFault::not_served_in(&reply) {
             Some(cause) => self.failed_by(Some(cause), true),
-            None => self.answered(sent),
+            None => self.answered(sent, is_answered_write(call, &reply)),
         }
         Ok((reply?, sent))
     }
@@ -185,6 +185,11 @@ impl Server {
     }
 }
 
+/// Returns whether the reply shows that the server accepts writes. A redirect does not.
+fn is_answered_write<T>(call: &Call<'_>, reply: &Result<T, NodeFault>) -> bool {
+    call.verb.writes() && !matches!(reply, Err(NodeFault::Redirected(..)))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
@@ -265,41 +270,6 @@ mod tests {
             let outcome = server.call_or_undo(call, until, Cap::Counted, None);
             assert!(outcome.is_ok_and(|(answer, _)| answer.is_done()));
             drop(replying.join().unwrap());
-        });
-    }
-
-    #[test]
-    fn call_without_a_connection_leaves_the_probe_to_the_next_call() {
-        let (listener, server) = listener_and_server(Config::default().command_timeout);
-        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
-        let id = HolderId::fresh("x");
-        let call = || {
-            let call = keys.renew(&id, LONG, false);
-            let outcome = server.call_or_undo(call, Instant::now(), Cap::Counted, None);
-            let Err(NodeFault::Fault(fault)) = outcome else {
-                panic!("all connections are in use");
-            };
-            fault
-        };
-        thread::scope(|scope| {
-            let accepting = scope.spawn(|| accept(&listener));
-            let in_use = server.acquire_connection(Instant::now().after(LONG), Cap::Counted);
-            let _in_use = in_use.unwrap_or_else(|fault| panic!("{fault:?}"));
-            let _stream = accepting.join().unwrap();
-            server.health.failed(Some(&Cause::text("no reply")), true);
-            let end = Instant::now().after(LONG);
-            while matches!(call(), Fault::Open(_)) {
-                assert!(Instant::now() < end, "no call was admitted");
-                crate::clock::sleep(Duration::from_millis(10));
-            }
-            let next = call();
-            assert!(matches!(next, Fault::NotRun(_)), "{next:?}");
-
-            // A command that bypasses the breaker does not end the probe of another call.
-            assert!(matches!(server.health.admit("a"), Ok(true)));
-            let now = Instant::now();
-            assert!(server.acquire_connection(now, Cap::Counted).is_err());
-            assert!(server.health.admit("a").is_err());
         });
     }
 }

@@ -68,7 +68,7 @@ impl Server {
                             .into()
                     })
                 });
-                self.settle(pooled, sent, NodeFault::not_served_in(&answer));
+                self.settle(pooled, sent, NodeFault::not_served_in(&answer), false);
                 answer
             }
             Err(error) => Err(self.no_answer(error, sent, until, name, true).into()),

@@ -2,12 +2,12 @@
 //! breaker.
 //!
 //! ```text
-//! +------+   reply    +-------+   a call without a valid reply    +-------+
-//! | idle | ---------> | works | --------------------------------> | fails |
-//! +------+            +-------+ <-------------------------------- +-------+
-//!    |                                      reply                     ^
-//!    +----------------------------------------------------------------+
-//!                       a call without a valid reply
+//! +------+  answered write  +-------+    a call that was not served   +-------+
+//! | idle | ---------------> | works | ------------------------------> | fails |
+//! +------+                  +-------+ <------------------------------ +-------+
+//!    |                                        answered write              ^
+//!    +--------------------------------------------------------------------+
+//!                        a call that was not served
 //! ```
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,11 +20,13 @@ use crate::redis::breaker::Breaker;
 use crate::redis::fault::{Fault, OpenCircuit};
 use crate::sync::Mutex;
 
-/// The outcomes of calls, recorded by their callers. Recording a success takes a lock only after a
+/// The outcomes of calls, recorded by their callers. Only writes count as answers: a server whose
+/// writes are paused still answers reads, and grants no lock.
+/// Recording a success takes a lock only after a
 /// failure.
 #[derive(Debug)]
 pub(crate) struct ServerHealth {
-    /// When the server last answered anything, in ns of [`Instant`]; 0 if never.
+    /// When the server last answered a write, in ns of [`Instant`]; 0 if never.
     answered: AtomicU64,
     /// A call has failed since the last answer.
     failing: AtomicBool,
@@ -55,14 +57,16 @@ impl ServerHealth {
         }
     }
 
-    /// Admits a call and returns whether it probes, or returns an error while the breaker is open;
+    /// Admits a call until the admission is dropped, or returns an error while the breaker is open;
     /// `server` is the address for its message.
-    pub(super) fn admit(&self, server: &str) -> Result<bool, Fault> {
+    pub(super) fn admit(&self, server: &str) -> Result<Admission<'_>, Fault> {
         if !self.open.load(Ordering::Relaxed) {
-            return Ok(false);
+            return Ok(Admission(None));
         }
         let mut detail = self.detail.lock();
-        detail.breaker.admit(Instant::now()).map_err(|retry_in| {
+        let admitted = detail.breaker.admit(Instant::now());
+        let admission = |must_end: bool| Admission(must_end.then_some(self));
+        admitted.map(admission).map_err(|retry_in| {
             Fault::Open(Box::new(OpenCircuit {
                 server: server.to_owned(),
                 failures: detail.breaker.failures(),
@@ -76,19 +80,12 @@ impl ServerHealth {
         })
     }
 
-    /// Returns whether the server has ever answered.
+    /// Returns whether the server has ever answered a write.
     pub(super) fn has_answered(&self) -> bool {
         self.answered.load(Ordering::Relaxed) > 0
     }
 
-    /// Records that a call was not sent. If it probes, as `admit` said, another call may do so.
-    pub(super) fn withdraw(&self, is_probe: bool) {
-        if is_probe {
-            self.detail.lock().breaker.withdraw(Instant::now());
-        }
-    }
-
-    /// Records an answer at `now`. Returns true if it closed the breaker.
+    /// Records the answer to a write at `now`. Returns true if it closed the breaker.
     pub(crate) fn answered(&self, now: Instant) -> bool {
         self.answered.store(now.as_nanos(), Ordering::Relaxed);
         if !self.failing.load(Ordering::Relaxed) {
@@ -152,8 +149,8 @@ impl ServerHealth {
         self.is_open() && retry_in().is_some_and(|retry_in| !retry_in.is_zero())
     }
 
-    /// Returns when the server last answered, or `start` if that is later: the caller first asked
-    /// then. Returns `now` if nothing has failed since the last answer.
+    /// Returns when the server last answered a write, or `start` if that is later: the caller first
+    /// asked then. Returns `now` if nothing has failed since the last answer.
     pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
         if !self.is_failing() {
             return now;
@@ -181,6 +178,17 @@ impl ServerHealth {
             last_error: detail.last_error.as_ref().map(Cause::to_string),
             latency,
             breaker: detail.breaker_state(),
+        }
+    }
+}
+
+/// The permission to make a call.
+pub(super) struct Admission<'a>(Option<&'a ServerHealth>);
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        if let Some(health) = self.0 {
+            health.detail.lock().breaker.ended();
         }
     }
 }

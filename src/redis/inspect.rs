@@ -11,6 +11,7 @@ use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Key, Keys};
 use crate::protocol::place::entered_ms;
 use crate::protocol::primitive::RedisQueue;
+use crate::protocol::probe::Probe;
 use crate::protocol::reply::Reply;
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
@@ -27,12 +28,24 @@ impl Deployment {
         }
     }
 
-    /// Pings all servers at once, until `until`. Also returns how many of them must work.
+    /// Probes all servers at once, until `until`. Also returns how many of them must work.
     pub(crate) fn check_health(&self, until: Instant) -> (Vec<HealthPart>, usize) {
         let now = Instant::now();
-        // The second half of the time is for the pings.
+        // The second half of the time is for the probes.
         let servers = self.all(now.after(now.until(until) / 2));
-        let servers = servers.unwrap_or_default();
+        let servers = servers.unwrap_or_default().into_iter();
+        let servers: Vec<_> = match self {
+            Self::One(_) | Self::Quorum(_) => {
+                servers.map(|server| (server, Probe::of_server())).collect()
+            }
+            Self::Cluster(cluster) => {
+                let probe = |server| Some(Probe::of_slot(cluster.map.slot_of(&server)?));
+                // A node that only redirects have named owns no slot yet.
+                servers
+                    .filter_map(|server| Some((Arc::clone(&server), probe(server)?)))
+                    .collect()
+            }
+        };
         let mut parts = check_health_of_all(&servers, until);
         let needed = match self {
             Self::One(_) | Self::Cluster(_) => servers.len().max(1),
@@ -130,15 +143,13 @@ impl Deployment {
     }
 }
 
-/// Pings the first server on this thread, and each other server on a thread of its own. This thread
-/// also pings the servers for which no thread can be started.
-fn check_health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPart> {
+/// Probes the first server on this thread, and each other server on a thread of its own. This
+/// thread also probes the servers for which no thread can be started.
+fn check_health_of_all<'a>(servers: &'a [(Arc<Server>, Probe)], until: Instant) -> Vec<HealthPart> {
     thread::scope(|scope| {
-        let ask = |server: &Arc<Server>| {
-            let server = Arc::clone(server);
-            let asked =
-                thread::Builder::new().spawn_scoped(scope, move || server.check_health(until));
-            asked.ok()
+        let ask = |(server, probe): &'a (Arc<Server>, Probe)| {
+            let check = move || server.check_health(probe, until);
+            thread::Builder::new().spawn_scoped(scope, check).ok()
         };
         let asked = servers.iter().enumerate();
         let asked: Vec<_> = asked
@@ -148,13 +159,13 @@ fn check_health_of_all(servers: &[Arc<Server>], until: Instant) -> Vec<HealthPar
         let own: Vec<_> = servers
             .iter()
             .zip(&asked)
-            .map(|(server, asked)| {
+            .map(|((server, probe), asked)| {
                 asked.is_none().then(|| {
                     let now = Instant::now();
                     // An equal share of the time for each.
                     let share = now.until(until) / left;
                     left -= 1;
-                    server.check_health(now.after(share))
+                    server.check_health(probe, now.after(share))
                 })
             })
             .collect();

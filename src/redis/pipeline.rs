@@ -72,7 +72,8 @@ impl Server {
             .map(|(answer, call)| answer?.map_err(|error| self.node_fault(call, &error)))
             .collect();
         if answers.iter().any(Result::is_ok) {
-            self.answered(sent);
+            // All calls of a write are of the same kind: writes, or reads of holders.
+            self.answered(sent, calls.iter().all(|call| call.verb.writes()));
         }
         // A server that did not serve a call may have been replaced: connect again.
         let usable = alive

@@ -11,11 +11,12 @@ use crate::config::Config;
 use crate::error::Cause;
 use crate::health::HealthPart;
 use crate::logging;
+use crate::protocol::probe::Probe;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
-use crate::redis::fault::Fault;
+use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
 use crate::redis::quorum::pipelined_connection::PipelinedConnection;
@@ -33,7 +34,7 @@ pub(crate) struct Server {
     /// The time from a command to its reply.
     pub(crate) latency: Histogram,
     pub(super) spin: Spin,
-    /// The last release that failed, if the server has served nothing since.
+    /// The last release that failed, if the server has served no write since.
     ignored_release: Mutex<Option<IgnoredRelease>>,
     /// Whether that is known, read without the lock.
     ignores_releases: AtomicBool,
@@ -104,19 +105,21 @@ impl Server {
     }
 
     /// Records a reply, and returns the connection to the pool. If the server did not serve the
-    /// call, as `not_served` says, the connection is closed instead.
+    /// call, as `not_served` says, the connection is closed instead. See
+    /// [`answered`](Self::answered) for `is_write`.
     pub(super) fn settle(
         &self,
         pooled: PooledConnection<'_>,
         sent: Instant,
         not_served: Option<&Cause>,
+        is_write: bool,
     ) {
         if let Some(cause) = not_served {
             pooled.reject();
             self.failed_by(Some(cause), true);
         } else {
             self.pool.pass_on(pooled);
-            self.answered(sent);
+            self.answered(sent, is_write);
         }
     }
 
@@ -206,7 +209,7 @@ impl Server {
         connection.generation == self.pool.generation()
     }
 
-    /// Returns the last release that failed, if the server has served nothing since.
+    /// Returns the last release that failed, if the server has served no write since.
     pub(super) fn ignored_release(&self) -> Option<IgnoredRelease> {
         match self.ignores_releases.load(Ordering::Relaxed) {
             true => self.ignored_release.lock().clone(),
@@ -222,16 +225,16 @@ impl Server {
         }
     }
 
-    /// Records a reply to something that was sent at `sent`.
-    pub(crate) fn answered(&self, sent: Instant) {
+    /// Records a reply to something that was sent at `sent`. Only that to a write ends a failure.
+    pub(crate) fn answered(&self, sent: Instant, is_write: bool) {
         let now = Instant::now();
-        if self.ignores_releases.load(Ordering::Relaxed) {
+        if is_write && self.ignores_releases.load(Ordering::Relaxed) {
             self.ignores_releases.store(false, Ordering::Relaxed);
         }
         let trip = sent.until(now);
         self.latency.record(trip);
         self.pool.combiner.took(trip);
-        if self.health.answered(now) {
+        if is_write && self.health.answered(now) {
             logging::info!(
                 server = self.label();
                 "{} answers again: its circuit breaker is closed", self.label()
@@ -250,21 +253,31 @@ impl Server {
             logging::warn!(
                 server = self.label();
                 "circuit breaker open for {}{cause}: calls that do not \
-                 wait fail at once until it answers",
+                 wait fail at once until it answers a write",
                 self.label()
             );
         }
         self.pool.connector.failed();
     }
 
-    /// Sends a PING and returns the server's state.
-    pub(super) fn check_health(&self, until: Instant) -> HealthPart {
+    /// Sends a write that changes nothing. Succeeds if the server accepts writes, or if the user's
+    /// permissions forbid this one.
+    pub(crate) fn probe(&self, probe: &Probe, until: Instant) -> Result<(), Fault> {
+        match self.call_or_undo(probe.call(), until, Cap::Exempt, None) {
+            // A node that passes the slot of the probe on answers, and says nothing about writes.
+            Ok(_) | Err(NodeFault::Redirected(..) | NodeFault::Fault(Fault::Rejected(_))) => Ok(()),
+            Err(NodeFault::Fault(fault)) => Err(fault),
+        }
+    }
+
+    /// Sends a probe, unless the open breaker admits none, and returns the server's state.
+    pub(super) fn check_health(&self, probe: &Probe, until: Instant) -> HealthPart {
         let asked = Instant::now();
-        let latency = match self.ping(until, Cap::Exempt) {
-            // An error reply is a reply, too: the user may lack the permission to ping.
-            Ok(_) | Err(Fault::Rejected(_)) => Some(asked.until(Instant::now())),
-            Err(_) => None,
+        let probed = match self.health.admit(self.label()) {
+            Ok(_admission) => self.probe(probe, until),
+            Err(open) => Err(open),
         };
+        let latency = probed.is_ok().then(|| asked.until(Instant::now()));
         self.health.part(self.label(), latency)
     }
 

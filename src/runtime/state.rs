@@ -340,17 +340,6 @@ impl Runtime {
         }
     }
 
-    /// Probes the owners of these keys while their circuit breakers are open, because a caller
-    /// waits.
-    pub(crate) fn probe_breaker(&self, keys: &Arc<dyn Primitive>) {
-        for part in keys.parts() {
-            for owner in self.endpoints_of(part.key(0)).0 {
-                // Fails if the server was replaced: calls then go to the new one.
-                let _ = owner.io.send(IoRequest::ProbeBreaker);
-            }
-        }
-    }
-
     /// Returns how many replies a call for these keys gets, and how many it needs: those of a
     /// majority of the servers, or one for each part.
     fn size_of(&self, keys: &Arc<dyn Primitive>) -> Majority {

@@ -59,6 +59,7 @@ pub(super) fn check_answers(reply: &Reply, most: usize) {
         Verb::Count,
         Verb::Asking,
         Verb::Ping,
+        Verb::Probe,
     ];
     for verb in verbs {
         check_answer(verb, reply, most);
@@ -80,7 +81,7 @@ fn check_answer(verb: Verb, reply: &Reply, most: usize) {
             check_inspected(verb, reply, most);
         }
         Verb::Refresh { places, .. } => check_refreshed(reply, places),
-        Verb::AddStats => check_said(verb, reply, matches!(reply, Reply::Int(0 | 1))),
+        Verb::AddStats | Verb::Probe => check_said(verb, reply, matches!(reply, Reply::Int(0 | 1))),
         Verb::Count => check_said(verb, reply, matches!(reply, Reply::Int(0..))),
         Verb::Asking => check_said(verb, reply, is_status(reply, "OK")),
         Verb::Ping => check_said(verb, reply, is_status(reply, "PONG")),

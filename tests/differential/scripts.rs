@@ -32,6 +32,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("inspect", "2 lock# fence#"),
     ("fence", "1 fence#"),
     ("tally", "2 tally last $tokens $counts"),
+    ("probe", "1 fence#"),
     (
         "queue_enter",
         "4 lock# fence# queue# places# $id $ttl $tokens $mark $inbox",

@@ -712,23 +712,12 @@ fn server_that_became_a_replica_reports_a_set_neither_held_nor_lost() {
         &["127.0.0.1", &support::free_port().to_string()],
     );
     let answer = two.mutex_all(["c", "d"]).try_lock();
-    assert!(
-        matches!(answer, Err(Error::Unreachable { .. })),
-        "{answer:?}"
-    );
+    assert!(answer.unwrap_err().is_unreachable());
     for guard in [&deleted, &held] {
-        let answer = guard.renew();
-        assert!(
-            matches!(answer, Err(Error::Unreachable { .. })),
-            "{answer:?}"
-        );
+        assert!(guard.renew().unwrap_err().is_unreachable());
         assert!(guard.is_held());
     }
-    let answer = deleted.unlock();
-    assert!(
-        matches!(answer, Err(Error::Unreachable { .. })),
-        "{answer:?}"
-    );
+    assert!(deleted.unlock().unwrap_err().is_unreachable());
     server.run("REPLICAOF", &["NO", "ONE"]);
     assert_released(held.unlock());
 }

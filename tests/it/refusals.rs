@@ -215,6 +215,7 @@ fn errors_without_end_are_reported_after_unreachable_for() {
     assert!(matches!(&error, Error::Refused { .. }), "{error:?}");
     assert!(error.is_retryable() && error.is_unreachable(), "{error:?}");
     assert!(error.may_be_held());
+    assert_eq!(client.stats().open_breakers, 1, "refusals are failures");
     let text = error.to_string();
     assert!(text.contains("refused acquire for 1."), "{text}");
     assert!(text.ends_with(": ERR upstream failure"), "{text}");

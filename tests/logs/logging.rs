@@ -29,6 +29,7 @@ support::tests![
     a_sentinel_that_disagrees_is_named_in_one_warning,
     an_outage_of_the_subscriber_is_logged_once,
     unused_subscription_that_the_peer_closes_ends_without_a_warning,
+    outage_of_writes_opens_the_breaker_with_one_warning,
     server_that_refuses_writes_is_no_outage_of_the_subscriber,
     try_lock_that_may_not_use_queues_is_logged_as_a_warning,
     nothing_is_logged_at_info_and_no_whole_id_above_trace,
@@ -485,6 +486,31 @@ fn unused_subscription_that_the_peer_closes_ends_without_a_warning() {
 
 /// The subscriber connects again after each such refusal, because another server may have become
 /// the master.
+/// Reads are answered all the time.
+fn outage_of_writes_opens_the_breaker_with_one_warning() {
+    let server = Server::start();
+    let builder = builder(&server.url()).breaker(2);
+    let client = builder.command_timeout(ms(250)).build().unwrap();
+    drop(client.mutex("writes").lock().unwrap());
+    server.run("CLIENT", &["PAUSE", "60000", "WRITE"]);
+    let start = Instant::now();
+    while start.elapsed() < ms(4_000) {
+        assert!(client.mutex("writes").try_lock().is_err());
+        assert!(!client.health().is_healthy());
+        client.ping().unwrap();
+    }
+    server.run("CLIENT", &["UNPAUSE"]);
+    eventually(WAIT_LIMIT, || client.health().is_healthy());
+    let about = format!("127.0.0.1:{}", server.port());
+    let logged = |level: Level, words: &str| {
+        let mut records = log_records_about(&about);
+        records.retain(|record| record.level == level && record.mentions(words));
+        records.len()
+    };
+    assert_eq!(logged(Level::Warn, "circuit breaker open for "), 1);
+    assert_eq!(logged(Level::Info, "its circuit breaker is closed"), 1);
+}
+
 fn server_that_refuses_writes_is_no_outage_of_the_subscriber() {
     let server = Server::start();
     let name = "log-no-replicas";

@@ -63,7 +63,7 @@ fn names_of_scripts() -> HashMap<String, &'static str> {
     let single = [
         scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
         scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
-        scripts!("inspect", "fence", "tally" after [""; 0]),
+        scripts!("inspect", "fence", "tally", "probe" after [""; 0]),
     ];
     let all = (single.into_iter())
         .chain(scripts_of_locks())
@@ -334,6 +334,7 @@ pub fn default_reply(request: &Request) -> Option<Vec<u8>> {
         "CLIENT" | "SELECT" | "AUTH" => "+OK\r\n".to_owned(),
         "PING" => "+PONG\r\n".to_owned(),
         "PUBLISH" => ":1\r\n".to_owned(),
+        "probe" => ":0\r\n".to_owned(),
         "HELLO" => "-ERR unknown command\r\n".to_owned(),
         "SUBSCRIBE" => {
             let channel = String::from_utf8_lossy(&request.words[1]);

@@ -99,8 +99,9 @@ impl Cluster {
                 NodeFault::Fault(fault @ (Fault::NotRun(cause) | Fault::Unknown(cause)))
                     if !fault.may_have_run() || fault.is_refusal() && undoable.is_none() =>
                 {
-                    // A call that acquires nothing may run twice. The slot map may be out of date, unless the client ran out of connections, or
-                    // a refresh has just retired the server.
+                    // A call that acquires nothing may run twice. The slot map may be out of date,
+                    // unless the client ran out of connections, or a refresh has just retired the
+                    // server.
                     if !cause.is_of_client() {
                         self.map.refresh(until);
                     }

@@ -77,6 +77,16 @@ impl Owners {
         self.by_slot.get(usize::from(slot))?.as_ref()
     }
 
+    /// Returns a slot that the server owns.
+    pub(super) fn slot_of(&self, server: &Arc<Server>) -> Option<u16> {
+        let is_its = |owner: &Option<Arc<Server>>| {
+            owner
+                .as_ref()
+                .is_some_and(|owner| Arc::ptr_eq(owner, server))
+        };
+        u16::try_from(self.by_slot.iter().position(is_its)?).ok()
+    }
+
     /// Every known master that owns a slot, and the nodes that ASK redirects have named.
     pub(super) fn masters(&self) -> impl Iterator<Item = &Arc<Server>> {
         self.servers.values()

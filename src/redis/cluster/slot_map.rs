@@ -127,6 +127,11 @@ impl SlotMap {
         Arc::clone(known.owners.owner_of(slot).unwrap_or(&self.nobody))
     }
 
+    /// Returns a slot that the server owns.
+    pub(in crate::redis) fn slot_of(&self, server: &Arc<Server>) -> Option<u16> {
+        self.known.lock().owners.slot_of(server)
+    }
+
     /// Returns every known master that owns a slot, and the nodes that ASK redirects have named.
     pub(in crate::redis) fn masters(&self) -> Vec<Arc<Server>> {
         self.known.lock().owners.masters().cloned().collect()

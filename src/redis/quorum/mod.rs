@@ -92,10 +92,11 @@ impl Quorum {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
-        let is_probe = cap_rule == Cap::Counted && self.health.admit(&self.label)?;
-        let permit = self.permits.take(cap_rule, until);
-        // A call that is not sent must not keep others from probing the servers.
-        let _permit = permit.inspect_err(|_| self.health.withdraw(is_probe))?;
+        let _admission = match cap_rule {
+            Cap::Counted => Some(self.health.admit(&self.label)?),
+            Cap::Exempt | Cap::Kept { .. } => None,
+        };
+        let _permit = self.permits.take(cap_rule, until)?;
         let mut round = Round::new(&self.members, Some(call), until, undoable);
         let answer = round.run();
         match &answer {
@@ -106,18 +107,16 @@ impl Quorum {
                 if self.health.failed(Some(cause), counts) {
                     logging::warn!(
                         "circuit breaker open for the {} ({cause}): calls that do not wait fail at \
-                         once until a majority answers",
+                         once until a majority answers a write",
                         self.label
                     );
                 }
             }
-            _ if round.has_reply() && self.health.answered(Instant::now()) => {
+            // A majority has answered.
+            _ if round.was_sent() && call.verb.writes() && self.health.answered(Instant::now()) => {
                 self.log_closed_breaker();
             }
             _ => {}
-        }
-        if !round.was_sent() {
-            self.health.withdraw(is_probe);
         }
         answer
     }
@@ -143,7 +142,6 @@ mod tests {
 
     use super::*;
 
-    use crate::error::Cause;
     use crate::holder_id::HolderId;
     use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;
@@ -166,34 +164,6 @@ mod tests {
             member.put_back(PipelinedConnection::new(connection));
             accepting.join().unwrap()
         })
-    }
-
-    #[test]
-    fn call_without_a_permit_leaves_the_probe_to_the_next_call() {
-        let config = Config {
-            breaker_after: 1,
-            max_connections: 1,
-            ..Config::default()
-        };
-        let address = Address::parse("redis://127.0.0.1:1").unwrap();
-        let quorum = Quorum::new(vec![address], "quorum of one".into(), &config);
-        let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
-        let id = HolderId::fresh("x");
-        let call = || {
-            let call = keys.renew(&id, LONG, false);
-            let fault = quorum.call(call, Instant::now(), Cap::Counted, None);
-            fault.expect_err("all permits are in use")
-        };
-        let in_use = quorum.permits.take(Cap::Counted, Instant::now());
-        assert!(in_use.is_ok());
-        quorum.health.failed(Some(&Cause::text("no reply")), true);
-        let end = Instant::now().after(LONG);
-        while matches!(call(), Fault::Open(_)) {
-            assert!(Instant::now() < end, "no call was admitted");
-            crate::clock::sleep(Duration::from_millis(10));
-        }
-        let next = call();
-        assert!(matches!(next, Fault::NotRun(_)), "{next:?}");
     }
 
     /// The server keeps its other connections, and later calls do not skip it.

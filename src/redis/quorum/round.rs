@@ -77,8 +77,6 @@ pub(super) struct Round<'a> {
     sent: Option<Instant>,
     /// The servers that gave no vote, and why.
     faults: Vec<(&'a Server, Fault)>,
-    /// Whether any server has replied, even with an error.
-    has_reply: bool,
     /// How many servers have replied without an error.
     answers: usize,
     /// True if a server refused because an earlier call of this client is still being undone.
@@ -107,7 +105,6 @@ impl<'a> Round<'a> {
             call,
             sent: None,
             faults: Vec::new(),
-            has_reply: false,
             answers: 0,
             is_in_own_way: false,
             with_own_id: Vec::new(),
@@ -153,11 +150,6 @@ impl<'a> Round<'a> {
     /// Returns whether the round had nearly the whole command timeout.
     pub(super) fn had_time(&self, command_timeout: Duration) -> bool {
         self.began.until(self.until) >= command_timeout / 10 * 9
-    }
-
-    /// Returns whether any server has replied, even with an error.
-    pub(super) fn has_reply(&self) -> bool {
-        self.has_reply
     }
 
     /// Returns whether a majority has answered, even if the answers do not decide the call.
@@ -368,22 +360,27 @@ impl<'a> Round<'a> {
         answer: Replied,
     ) -> Option<Answer> {
         let now = Instant::now();
-        self.has_reply = true;
-        server.answered(self.sent.unwrap_or(now));
         if let Some(sent) = self.sent {
             member.answered_after(sent.until(now), began.until(now));
         }
+        let sent = self.sent.unwrap_or(now);
         let error = match answer {
-            Ok(answer) => return Some(answer),
+            Ok(answer) => {
+                server.answered(sent, self.verb.writes());
+                return Some(answer);
+            }
             Err(error) => error,
         };
         let fault = match &self.call {
             Some(call) => server.fault(call, &error),
             None => server.refusal("PING", &error, || "it needs +ping".into()),
         };
-        if let Some(cause) = fault.cause() {
-            server.failed_by(Some(cause), false);
-            member.mark_down();
+        match fault.cause() {
+            Some(cause) => {
+                server.failed_by(Some(cause), false);
+                member.mark_down();
+            }
+            None => server.answered(sent, self.verb.writes()),
         }
         self.note_fault(server, fault);
         None

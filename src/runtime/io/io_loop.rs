@@ -1,5 +1,5 @@
 //! The io thread: renews leases in batches, repeats releases until their effect is certain, and
-//! probes the subscriber and a server whose circuit breaker is open.
+//! probes the subscriber.
 //!
 //! ```text
 //!              a request, or something is due
@@ -33,10 +33,6 @@ use crate::runtime::io::renewal::settle_renewal;
 use crate::runtime::io::writer::{Writer, writes};
 use crate::runtime::state::Runtime;
 
-/// How often a server with an open circuit breaker is probed, while the client has a lease, a
-/// waiting call, or a pending release at this server.
-const PROBE_BREAKER_EVERY: Duration = Duration::from_millis(500);
-
 /// How often the subscriber is probed, while any caller waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
@@ -49,8 +45,6 @@ struct IoLoop {
     writer: Writer,
     releases: Releases,
     probe_at: Option<Instant>,
-    /// When a server with an open circuit breaker is probed next.
-    probe_breaker_at: Option<Instant>,
     /// When the thread ends, if its server was replaced.
     end_at: Option<Instant>,
     recovery: Recovery,
@@ -102,7 +96,6 @@ impl IoLoop {
                     });
             }
             contain(|| self.probe(runtime, endpoint));
-            contain(|| self.probe_breaker(runtime, endpoint));
             if stopping {
                 // Reads all unread replies: closing a connection that has some resets it. Packets
                 // that the network has lost are then not sent again, and the release of the last
@@ -123,9 +116,6 @@ impl IoLoop {
             IoRequest::Release(release) => self.releases.push(release, Instant::now()),
             IoRequest::WakeSubscriber => self.wakes_subscriber = true,
             IoRequest::Probe => self.probe_at = self.probe_at.or(Some(Instant::START)),
-            IoRequest::ProbeBreaker => {
-                self.probe_breaker_at = self.probe_breaker_at.or(Some(Instant::START))
-            }
             IoRequest::Retire => {
                 self.end_at
                     .get_or_insert_with(|| Instant::now().after(RETIRE_AFTER));
@@ -142,7 +132,6 @@ impl IoLoop {
         let next = releases
             .into_iter()
             .chain(self.probe_at)
-            .chain(self.probe_breaker_at)
             .chain(self.end_at)
             .chain(self.recovery.due())
             .chain(self.stats_at)
@@ -176,24 +165,6 @@ impl IoLoop {
             .for_each(|release| runtime.endpoints.forget_release(release));
         let due = self.releases.take_due(now, all);
         jobs.extend(due.into_iter().map(IoJob::Release));
-    }
-
-    /// Probes a server with an open circuit breaker, so that waiters continue as soon as it
-    /// replies.
-    fn probe_breaker(&mut self, runtime: &Runtime, endpoint: &Endpoint) {
-        let now = Instant::now();
-        let is_needed =
-            || !self.releases.is_empty() || runtime.waiters.anybody() || runtime.timer.has_leases();
-        if !endpoint.server.health.is_open() || runtime.is_closed() || !is_needed() {
-            self.probe_breaker_at = None;
-        } else if self.probe_breaker_at.is_none_or(|at| at <= now) {
-            self.probe_breaker_at = Some(now.after(PROBE_BREAKER_EVERY));
-            let until = now.after(endpoint.server.command_timeout());
-            let answer = endpoint.server.ping(until, Cap::Exempt);
-            if answer.is_ok() {
-                runtime.waiters.wake_all();
-            }
-        }
     }
 
     /// Publishes, if a probe is due, a message that the subscriber must receive within a second.

@@ -27,8 +27,6 @@ pub(in crate::runtime) enum IoRequest {
     Release(Release),
     /// A caller waits for a release: keep testing that the subscriber receives messages.
     Probe,
-    /// A caller waits for the circuit breaker to close: probe the server while it is open.
-    ProbeBreaker,
     /// The server was replaced: end after a delay, since a caller may be about to send a request.
     Retire,
     /// Wake the subscriber thread of a server of a quorum. That server may hang, so the waiter that

@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::lease::release::Release;
 use crate::logging;
-use crate::redis::{Cap, Member, MemberTask};
+use crate::protocol::probe::Probe;
+use crate::redis::{Member, MemberTask};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
 use crate::wait_policy::Backoff;
@@ -109,8 +110,8 @@ impl Recovery {
             return;
         };
         let until = now.after(endpoint.server.command_timeout());
-        match endpoint.server.ping(until, Cap::Exempt) {
-            Ok(_) => {
+        match endpoint.server.probe(&Probe::of_server(), until) {
+            Ok(()) => {
                 self.probe_at = None;
                 member.mark_up(now.until(Instant::now()));
                 runtime.deployment.member_is_up();
