@@ -12,10 +12,6 @@ use crate::signals::{ends, suspend};
 /// How long the work may go on after the first signal: 100 ms of the second are left to exit.
 const AFTER_SIGNAL: Duration = Duration::from_millis(900);
 
-/// Further signals within this time count as one with the first: a service manager may send one to
-/// this process and another to its group.
-const ONE_SIGNAL: Duration = Duration::from_millis(250);
-
 /// Starts `act` on another thread, or runs it on this one if none can be started. Returns a channel
 /// that receives the result.
 pub(crate) fn start<T, F>(name: &str, act: F) -> Receiver<T>
@@ -57,9 +53,7 @@ pub(crate) fn wait_for<T>(
             recv(limit) -> _ => return None,
             recv(signals) -> signal => match (signal, first) {
                 (Ok(signal), None) if ends(signal) => first = Some(Instant::now()),
-                (Ok(signal), Some(first)) if ends(signal) && first.elapsed() >= ONE_SIGNAL => {
-                    return None;
-                }
+                (Ok(signal), Some(_)) if ends(signal) => return None,
                 (Ok(SIGTSTP), _) => suspend(),
                 _ => {}
             },
@@ -75,27 +69,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_signal_ends_the_wait_unless_it_repeats_the_first() {
+    fn the_second_signal_ends_the_wait_at_once() {
         let (_tell, result) = bounded::<()>(1);
         let (send, signals) = unbounded();
-        let now = Instant::now();
-        let ago = |time| {
-            now.checked_sub(time)
-                .expect("the machine has run for a second")
-        };
-        for signal in [SIGTERM, SIGTERM, SIGUSR1] {
+        let began = Instant::now();
+        for signal in [SIGTERM, SIGUSR1, SIGTERM] {
             send.send(signal).unwrap();
         }
         assert_eq!(wait_for(&result, &signals, None), None);
-        assert!(now.elapsed() >= AFTER_SIGNAL, "{:?}", now.elapsed());
         send.send(SIGTERM).unwrap();
-        let now = Instant::now();
-        assert_eq!(wait_for(&result, &signals, Some(ago(ONE_SIGNAL))), None);
-        assert!(
-            now.elapsed() < AFTER_SIGNAL - ONE_SIGNAL,
-            "{:?}",
-            now.elapsed()
-        );
+        assert_eq!(wait_for(&result, &signals, Some(began)), None);
+        assert!(began.elapsed() < AFTER_SIGNAL, "{:?}", began.elapsed());
+        assert_eq!(wait_for(&result, &signals, Some(began)), None);
+        assert!(began.elapsed() >= AFTER_SIGNAL, "{:?}", began.elapsed());
     }
 
     #[test]

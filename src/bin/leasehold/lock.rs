@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Client, Error, FairMutex, Mutex, MutexAll, Name, RwLock, Semaphore};
+use leasehold::{CancelToken, Client, Error, FairMutex, Mutex, MutexAll, Name, RwLock, Semaphore};
 
 use crate::args::{Run, name};
 use crate::exit::{Failure, USAGE};
@@ -33,7 +33,9 @@ pub(crate) type Take = Box<dyn Fn(LockWait) -> Result<Option<Box<dyn Guard>>, Er
 /// one that waits, one that does not, and one that waits for a limited time.
 macro_rules! take {
     ($lock:expr, $args:ident, $kind:ident: $wait:ident $try:ident $try_for:ident) => {{
-        let mut lock: $kind = $lock;
+        // The client's shutdown waits for calls that can be cancelled, until they have left the
+        // queue. Nothing cancels this token: the shutdown ends the call, too.
+        let mut lock: $kind = $lock.cancel_on(&CancelToken::new());
         if let Some(ttl) = $args.ttl {
             lock = lock.ttl(ttl);
         }

@@ -85,6 +85,11 @@ fn main() {
 fn act(cli: Cli) -> u8 {
     message::set_verbosity(cli.verbosity());
     let connection = &cli.connection;
+    if !matches!(cli.action, Action::Run(_) | Action::Top(_))
+        && let Err(error) = signals::end_process_1_at_a_signal()
+    {
+        return Failure::system("cannot catch signals", &error).print();
+    }
     let outcome = match cli.action {
         Action::Run(args) => run::run(connection, &args),
         Action::Status(args) => status::status(connection, &args),

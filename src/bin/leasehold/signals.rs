@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,8 @@ use leasehold::crossbeam_channel::{Receiver, unbounded};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
+
+use crate::exit::by_signal;
 
 /// The signals that this process forwards to the command.
 pub(crate) const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
@@ -35,6 +38,30 @@ pub(crate) fn suspend() {
 /// well.
 pub(crate) fn signals() -> io::Result<Receiver<i32>> {
     catch(None)
+}
+
+/// Returns whether this process is the first one of its PID namespace, for example of a container.
+///
+/// The kernel ignores a signal to such a process that it does not catch.
+pub(crate) fn is_process_1() -> bool {
+    process::id() == 1
+}
+
+/// Makes process 1 end at a signal, as the kernel ends any other process.
+pub(crate) fn end_process_1_at_a_signal() -> io::Result<()> {
+    if !is_process_1() {
+        return Ok(());
+    }
+    let signals = signals()?;
+    let end = move || {
+        if let Some(signal) = signals.iter().find(|&signal| ends(signal)) {
+            process::exit(by_signal(signal).into());
+        }
+    };
+    thread::Builder::new()
+        .name("leasehold-end".into())
+        .spawn(end)?;
+    Ok(())
 }
 
 /// Like [`signals`], and also receives SIGCHLD, even if it was ignored: while it is ignored, the

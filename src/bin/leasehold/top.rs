@@ -14,7 +14,7 @@ use crate::exit::{Failure, by_signal};
 use crate::row::Row;
 use crate::scan::{self, Scanned};
 use crate::screen::Screen;
-use crate::signals::{signals, suspend};
+use crate::signals::{is_process_1, signals, suspend};
 use crate::watched::Watched;
 
 /// How long the first refresh waits for the first scan, unless `--count` limits the refreshes.
@@ -22,12 +22,10 @@ const FIRST_SCAN: Duration = Duration::from_secs(1);
 
 pub(crate) fn top(connection: &ConnectionArgs, args: &Top) -> Result<u8, Failure> {
     let screen = Screen::new(args);
-    let signals = match screen {
-        // A signal must not end this process before the terminal is restored.
-        Screen::Terminal { .. } => {
-            signals().map_err(|error| Failure::system("cannot catch signals", &error))?
-        }
-        _ => never(),
+    // A signal must not end this process before the terminal is restored.
+    let signals = match matches!(screen, Screen::Terminal { .. }) || is_process_1() {
+        true => signals().map_err(|error| Failure::system("cannot catch signals", &error))?,
+        false => never(),
     };
     let client = connection.client()?;
     let prefix = args.prefix.as_bytes().to_vec();

@@ -75,6 +75,10 @@ fn check(line: &str) {
     let (program, rest) = command.split_once(' ').unwrap();
     assert!(program.starts_with('/'), "not found in cron's PATH: {line}");
     let (options, _) = rest.split_once(" -- ").unwrap();
+    assert!(
+        options.contains("--unreachable-for"),
+        "no host runs the job while Redis restarts: {line}"
+    );
     let command = format!("{PROGRAM} {options} -- {job}");
     let variables = [("REDIS_URL", server.url())];
     let variables = variables

@@ -19,6 +19,7 @@ support::tests![
 ];
 
 support::roughly_timed![
+    signal_leaves_no_place_in_the_queue,
     signal_ends_the_wait_and_the_release_beside_a_hung_server,
     signal_ends_a_query_beside_a_hung_server
 ];
@@ -249,5 +250,22 @@ fn signal_ends_a_query_beside_a_hung_server() {
         eventually(WAIT_LIMIT, || proxy.connections() > 0);
         let (took, _) = end_after(&mut program, Signal::TERM);
         assert!(took < ms(1_000), "{args:?}: {took:?}");
+    }
+}
+
+/// The signal arrives while the command that takes the place has no reply yet.
+fn signal_leaves_no_place_in_the_queue() {
+    let server = Server::start();
+    let _guard = hold(&server);
+    for options in [&[][..], &["--fair"], &["--write"]] {
+        let proxy = Proxy::new(&server);
+        proxy.delay(ms(0), ms(150));
+        let mut waits = Program::run(&proxy.url(), options, "true");
+        let queue = client(&server).fair_mutex("a");
+        eventually(WAIT_LIMIT, || queue.waiting().unwrap() == 1);
+        waits.send(Signal::TERM);
+        assert_eq!(waits.code(), Some(143));
+        // The place of a process that died without leaving counts for 6 s.
+        eventually(ms(2_000), || queue.waiting().unwrap() == 0);
     }
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{Server, eventually, ms};
+use support::{Proxy, Server, Traffic, eventually, ms};
 
 use super::{
     PROGRAM, Program, WAIT_LIMIT, children_of, is_alive, program, state_of, supervisor_of,
@@ -21,7 +21,10 @@ support::tests![
     program_runs_without_proc
 ];
 
-support::roughly_timed![lock_is_released_at_once_if_the_group_leader_is_in_another_namespace];
+support::roughly_timed![
+    lock_is_released_at_once_if_the_group_leader_is_in_another_namespace,
+    signal_ends_process_1_beside_a_hung_server
+];
 
 fn killing_the_supervisor_ends_the_command() {
     let server = Server::start();
@@ -83,6 +86,28 @@ fn unshare(server: &Server, flags: &[&str]) -> Option<Command> {
     }
     eprintln!("skipped: this machine does not permit `unshare`");
     None
+}
+
+/// The kernel ignores signals to process 1 that it does not catch.
+fn signal_ends_process_1_beside_a_hung_server() {
+    let server = Server::start();
+    let patient = ["--command-timeout", "8s", "--connect-timeout", "8s"];
+    for args in [&["list"][..], &["status", "a"], &["top", "--json"]] {
+        let proxy = Proxy::new(&server);
+        proxy.set_all(Traffic::Stall);
+        let Some(mut command) = unshare(&server, &AS_PROCESS_1) else {
+            return;
+        };
+        command.env("REDIS_URL", proxy.url());
+        let command = command.arg(PROGRAM).args(args).args(patient);
+        let mut program = Program::of(command.spawn().unwrap());
+        eventually(WAIT_LIMIT, || proxy.connections() > 0);
+        let process_1 = children_of(program.id())[0];
+        let sent = Instant::now();
+        kill_process(process_1, Signal::TERM).unwrap();
+        assert_eq!(program.code(), Some(143), "{args:?}");
+        assert!(sent.elapsed() < ms(1_000), "{:?}", sent.elapsed());
+    }
 }
 
 /// The first process in a new PID namespace has the id 1.
