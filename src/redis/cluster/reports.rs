@@ -5,6 +5,10 @@ use std::collections::{HashMap, HashSet};
 use crate::redis::cluster::slots::SlotLayout;
 use crate::url::HostPort;
 
+/// If more nodes than this have reported, all are forgotten. Most of them are gone then: each
+/// restart of a node may change its address.
+const MOST_NODES: usize = 1_000;
+
 /// The layout that a node reported.
 pub(super) struct NodeReport {
     pub(super) node: HostPort,
@@ -57,6 +61,9 @@ impl Reports {
 
     /// Records what the nodes reported.
     pub(super) fn note(&mut self, reports: Vec<NodeReport>) {
+        if self.named.len() > MOST_NODES {
+            self.named.clear();
+        }
         for NodeReport { node, layout } in reports {
             let owners = layout.masters.into_iter().map(|(_, owner)| owner);
             self.named.insert(node, owners.collect());
