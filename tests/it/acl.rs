@@ -124,6 +124,7 @@ fn documented_user_can_do_everything() {
     for suffix in ["", "/3", "?protocol=resp3"] {
         let url = format!("{url}{suffix}");
         assert_everything_works(|| Client::builder().url(&url), "a", &[&server]);
+        assert!(client(&url).health().is_healthy());
     }
     assert_nothing_refused([&server]);
 }
@@ -710,6 +711,7 @@ fn documented_user_can_do_everything_in_a_cluster() {
         assert_everything_works(|| Client::builder().url(&url), &name, &[node]);
     }
     renew_during_migration(&cluster, &client(&url)).unwrap();
+    assert!(client(&url).health().is_healthy());
     assert_nothing_refused(nodes);
 
     set_user(&without("leasehold", "+asking"));

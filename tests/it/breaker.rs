@@ -22,6 +22,7 @@ support::tests![
     renewals_and_releases_bypass_the_breaker,
     breaker_of_a_quorum_opens_without_a_majority,
     majority_with_paused_writes_is_an_outage,
+    health_of_a_cluster_probes_each_node,
     health_of_a_replica_fails,
     health_of_a_user_who_may_not_probe_is_any_reply,
     health_reports_servers_and_threads,
@@ -235,6 +236,25 @@ fn majority_with_paused_writes_is_an_outage() {
     servers[0].run("CLIENT", &["UNPAUSE"]);
     eventually(ms(10_000), || client.mutex("b").try_lock().is_ok());
     assert!(client.health().is_healthy());
+}
+
+fn health_of_a_cluster_probes_each_node() {
+    let cluster = Cluster::with(ClusterSetup::steady(3, 0));
+    let builder = Client::builder().url(cluster.url());
+    let client = builder.command_timeout(ms(2_000)).build().unwrap();
+    eventually(ms(30_000), || client.health().is_healthy());
+    let node = cluster.node(1);
+    node.run("CLIENT", &["PAUSE", "60000", "WRITE"]);
+    let health = client.health();
+    let fails = health
+        .servers
+        .iter()
+        .filter(|part| part.state == HealthState::Fails);
+    let fails: Vec<_> = fails.map(|part| part.server.clone()).collect();
+    assert_eq!(fails, [format!("127.0.0.1:{}", node.port())], "{health}");
+    drop(client.mutex(cluster.name_owned_by("a", 0)).lock().unwrap());
+    node.run("CLIENT", &["UNPAUSE"]);
+    eventually(ms(10_000), || client.health().is_healthy());
 }
 
 fn health_of_a_replica_fails() {
