@@ -66,7 +66,7 @@ fn address_that_swallows_packets_delays_no_call() {
         );
         // The address that works is first now.
         close_connections(&server);
-        let guard = client.mutex("a").try_lock_for(ms(100)).unwrap();
+        let guard = client.mutex("a").try_lock_for(ms(300)).unwrap();
         drop(guard.expect("it is free"));
     }
 }
