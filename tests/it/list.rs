@@ -13,6 +13,7 @@ support::tests![
     a_prefix_is_matched_byte_for_byte,
     keys_that_are_not_locks_are_not_listed,
     thousands_of_locks_are_listed_page_by_page,
+    pages_tell_what_they_have_and_how_far_the_scan_is,
     permits_are_listed_page_by_page,
     a_dead_connection_is_replaced_and_a_dead_server_is_an_error,
     waiters_are_counted_once_per_client,
@@ -117,8 +118,8 @@ fn keys_that_are_not_locks_are_not_listed() {
     assert_eq!(names(&client, b"leasehold:").len(), 0);
 }
 
-fn thousands_of_locks_are_listed_page_by_page() {
-    let server = Server::start();
+/// Adds 3,000 locks and as many other keys.
+fn fill(server: &Server) {
     let mut pipe = redis::pipe();
     for n in 0..3_000 {
         pipe.cmd("SET")
@@ -128,10 +129,20 @@ fn thousands_of_locks_are_listed_page_by_page() {
         pipe.cmd("SET").arg(format!("other:{n}")).arg("x").ignore();
     }
     let () = pipe.query(&mut server.connection()).unwrap();
+}
+
+fn thousands_of_locks_are_listed_page_by_page() {
+    let server = Server::start();
+    fill(&server);
     let found = names(&server.client(), b"");
     assert_eq!(found.len(), 3_000);
     assert!(found.is_sorted());
     assert!(server.calls(&["scan"]) >= 6);
+}
+
+fn pages_tell_what_they_have_and_how_far_the_scan_is() {
+    let server = Server::start();
+    fill(&server);
     let (mut pages, mut paged) = (Vec::new(), BTreeSet::new());
     let held = server.client().list_pages("", |page| {
         assert!(page.took() > ms(0));
