@@ -17,8 +17,8 @@ impl ClientBuilder {
     /// If the server rejects the credentials, the client asks again at once, and then at each
     /// reconnect. Until then leases are held for as long as they last, waiting calls go on for
     /// [`unreachable_for`](Self::unreachable_for), and other calls fail with
-    /// [`Error::Unreachable`]. An error of the callback has the same effect; its text becomes a
-    /// part of the error, and must not contain a password.
+    /// [`Error::Unreachable`](crate::Error::Unreachable). An error of the callback has the same
+    /// effect; its text becomes a part of the error, and must not contain a password.
     ///
     /// With Sentinel these are the credentials of the master; see
     /// [`sentinel_credentials`](Self::sentinel_credentials). The URLs must contain no password. A
