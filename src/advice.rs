@@ -13,7 +13,7 @@ const UNTRUSTED_CLIENT: &str = "; the server rejects the client certificate: a c
 
 /// Parts of error texts, each with its advice and a leading separator. The first part that the text
 /// contains counts.
-const ADVICE: [(&str, &str); 30] = [
+const ADVICE: [(&str, &str); 32] = [
     // The error lists the missing permissions already. The names of keys in that list may contain
     // any of the texts below.
     (" needs +", ""),
@@ -112,6 +112,16 @@ const ADVICE: [(&str, &str); 30] = [
     (
         "NOREPLICAS",
         "; fewer replicas are in sync than min-replicas-to-write requires: check the replicas",
+    ),
+    (
+        "the nodes of the cluster announce ",
+        "; if this machine cannot reach that address, set cluster-announce-ip at the nodes, or \
+         ClientBuilder::address_map (--address-map) here",
+    ),
+    (
+        " as the master: ",
+        "; if this machine cannot reach that address, set replica-announce-ip at the servers, or \
+         ClientBuilder::address_map (--address-map) here",
     ),
 ];
 

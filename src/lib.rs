@@ -59,6 +59,7 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+mod address_map;
 mod advice;
 mod api;
 mod cancel;

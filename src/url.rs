@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use redis::ConnectionAddr;
 
+use crate::address_map::AddressMap;
 use crate::credentials::CredentialsSource;
 use crate::error::Error;
 use crate::escape::Escaped;
@@ -157,6 +158,20 @@ impl Target {
         };
         set_source(&mut sentinel.sentinels, source, "sentinel_credentials")?;
         Ok(self)
+    }
+
+    /// Sets where addresses that sentinels or nodes announce are reached.
+    pub(crate) fn with_address_map(mut self, map: &AddressMap) -> Result<Self, Error> {
+        match &mut self {
+            Self::Sentinel(Sentinel { data, .. }) | Self::Cluster(Nodes { data, .. }) => {
+                data.map = map.clone();
+                Ok(self)
+            }
+            Self::Server(_) | Self::Quorum(_) => Err(Error::Config(
+                "address_map needs sentinels or a cluster: other servers announce no addresses"
+                    .into(),
+            )),
+        }
     }
 
     /// Returns whether the connections to all servers are encrypted.

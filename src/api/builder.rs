@@ -5,6 +5,7 @@ mod logon;
 use std::time::Duration;
 use std::{fmt, mem, slice};
 
+use crate::address_map::AddressMap;
 use crate::config::Config;
 use crate::credentials::CredentialsSource;
 use crate::error::Error;
@@ -42,6 +43,8 @@ pub struct ClientBuilder {
     /// Where the credentials of the servers come from, and those of the sentinels.
     credentials: Option<CredentialsSource>,
     sentinel_credentials: Option<CredentialsSource>,
+    /// Where announced addresses are reached, or why the pairs are invalid.
+    address_map: Option<Result<AddressMap, Error>>,
     /// The settings that have the value of an environment variable, each with the variable, for
     /// errors about several settings. The setters of `connect_timeout` and `unreachable_for` leave
     /// their entries here: no such error is about them.
@@ -526,6 +529,55 @@ impl ClientBuilder {
         self
     }
 
+    /// Replaces addresses that sentinels or nodes of a cluster announce.
+    ///
+    /// Each pair has an announced `host:port`, and the one at which this machine reaches it. Other
+    /// addresses are used as they are. Servers behind network address translation, as in
+    /// containers, may announce addresses that only reach them from inside. Where possible, let the
+    /// servers announce other addresses instead, with `cluster-announce-ip` or
+    /// `replica-announce-ip`. With TLS, a server's certificate must name the second address.
+    /// Replaces the map of an earlier call of this or of
+    /// [`address_map_with`](Self::address_map_with).
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// let client = Client::builder()
+    ///     .sentinel(["localhost:26379"], "mymaster")
+    ///     .address_map([("10.0.0.7:6379", "localhost:7001"), ("10.0.0.8:6379", "localhost:7002")])
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn address_map(
+        mut self,
+        pairs: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
+    ) -> Self {
+        let pairs = pairs.into_iter().map(|(from, to)| (from.into(), to.into()));
+        let pairs: Vec<(String, String)> = pairs.collect();
+        self.address_map = Some(AddressMap::of_pairs(&pairs));
+        self
+    }
+
+    /// Replaces addresses that sentinels or nodes of a cluster announce, by a closure.
+    ///
+    /// See [`address_map`](Self::address_map), which takes pairs. The closure is called with the host and the port of each announced address, and returns where that is
+    /// reached, or `None` to use it as it is.
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// let client = Client::builder()
+    ///     .cluster(["gateway:7000"])
+    ///     .address_map_with(|_, port| Some(("gateway".into(), port)))
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn address_map_with(
+        mut self,
+        lookup: impl Fn(&str, u16) -> Option<(String, u16)> + Send + Sync + 'static,
+    ) -> Self {
+        self.address_map = Some(Ok(AddressMap::new(lookup)));
+        self
+    }
+
     /// Returns the settings if they are valid.
     pub(crate) fn check(self) -> Result<(Config, Target), Error> {
         let Some(source) = self.source else {
@@ -550,6 +602,9 @@ impl ClientBuilder {
         };
         if let Some(credentials) = &self.sentinel_credentials {
             target = target.with_sentinel_credentials(credentials)?;
+        }
+        if let Some(map) = self.address_map {
+            target = target.with_address_map(&map?)?;
         }
         let rules = self.config.check_rules();
         rules.map_err(|error| with_variables(error, &self.variables))?;

@@ -18,6 +18,11 @@
 //! reports a lease that is missing there as lost. It repeats recent releases there, because the new
 //! master may have received the leases and not their releases.
 //!
+//! If the sentinels name an address that only reaches the master from elsewhere, as with containers
+//! or network address translation, set `replica-announce-ip` at the servers, or
+//! [`ClientBuilder::address_map`](crate::ClientBuilder::address_map). The error of a client that
+//! has reached no master says which address the sentinels name.
+//!
 //! # If the sentinels disagree
 //!
 //! A sentinel that comes back with an old configuration names an old master, which may still be

@@ -39,6 +39,8 @@ pub(crate) struct Sentinels {
     beliefs: Mutex<Beliefs>,
     /// For each sentinel: its reference count is the number of threads that ask it plus one.
     asking: Vec<Arc<()>>,
+    /// The label of the address that was tried last, until a connection to it was made.
+    trying: Mutex<Option<String>>,
     /// When the last [`look`](Self::look) began. Locked while one is in progress.
     looked: Mutex<Instant>,
 }
@@ -58,6 +60,7 @@ impl Sentinels {
             asking: sentinel.sentinels.iter().map(|_| Arc::default()).collect(),
             sentinel,
             dialers: dialers.clone(),
+            trying: Mutex::default(),
             looked: Mutex::new(Instant::START),
         }
     }
@@ -82,6 +85,8 @@ impl Sentinels {
         timeout: Duration,
         open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
     ) -> RedisResult<(Connection, bool)> {
+        // Until an address is tried, a failure is one of the sentinels.
+        self.trying.lock().take();
         let serving = self.beliefs.lock().serving().cloned();
         if let Some(address) = serving {
             let until = Instant::now().after(timeout);
@@ -123,7 +128,10 @@ impl Sentinels {
         until: Instant,
         open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
     ) -> RedisResult<Connection> {
-        open(&self.at(address), until).inspect_err(|error| {
+        let master = self.at(address);
+        *self.trying.lock() = Some(master.label.clone());
+        let opened = open(&master, until).inspect(|_| *self.trying.lock() = None);
+        opened.inspect_err(|error| {
             // A master that refuses a connection with an error of its own still serves, and so may
             // one that this client cannot log on to.
             let is_servers_fault =
@@ -320,6 +328,12 @@ impl Sentinels {
                  uses {master}", sentinel.label
             );
         }
+    }
+
+    /// Returns the address that the sentinels name as the master, if it was tried in vain or is
+    /// being tried.
+    pub(super) fn trying(&self) -> Option<String> {
+        self.trying.lock().clone()
     }
 
     /// How many times the master was found to have moved.

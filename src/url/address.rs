@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::io::tcp::{TcpSettings, socket2};
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
+use crate::address_map::AddressMap;
 use crate::connect_failure::ConnectFailure;
 use crate::credentials::{Credentials, CredentialsSource};
 use crate::error::Error;
@@ -44,6 +45,8 @@ pub(crate) struct Address {
     closes_on_optional: Arc<AtomicBool>,
     /// Finds the addresses of the host. All addresses of a client share it.
     pub(crate) resolver: Arc<Resolver>,
+    /// Replaces the addresses made from this one.
+    pub(super) map: AddressMap,
     #[cfg(feature = "tls")]
     pub(crate) tls: Arc<Tls>,
 }
@@ -116,6 +119,7 @@ impl Address {
             credentials: None,
             closes_on_optional: Arc::default(),
             resolver: Arc::default(),
+            map: AddressMap::default(),
             #[cfg(feature = "tls")]
             tls: Arc::default(),
         })
@@ -158,8 +162,19 @@ impl Address {
         }
     }
 
-    /// Another address with the same credentials and TLS settings.
+    /// Another address, which a sentinel or a node announces, with the same credentials and TLS
+    /// settings.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
+        let Some((reached, at)) = self.map.replacement(host, port) else {
+            return self.of(host, port);
+        };
+        let announced = self.of(host, port).label;
+        let mut address = self.of(&reached, at);
+        address.label = format!("{announced} (reached at {})", address.label);
+        address
+    }
+
+    fn of(&self, host: &str, port: u16) -> Self {
         let host = host.to_owned();
         let addr = match self.info.addr() {
             ConnectionAddr::TcpTls {
@@ -180,6 +195,7 @@ impl Address {
             credentials: self.credentials.clone(),
             closes_on_optional: Arc::clone(&self.closes_on_optional),
             resolver: Arc::clone(&self.resolver),
+            map: self.map.clone(),
             #[cfg(feature = "tls")]
             tls: Arc::clone(&self.tls),
         }

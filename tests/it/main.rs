@@ -16,6 +16,7 @@ macro_rules! source {
 mod acl;
 mod all;
 mod ambiguity;
+mod announced;
 mod batching;
 mod breaker;
 mod campaign;
@@ -85,6 +86,7 @@ const TESTS: &[Listed] = &[
     acl::TESTS,
     all::TESTS,
     ambiguity::TESTS,
+    announced::TESTS,
     breaker::TESTS,
     cancel::TESTS,
     campaign::TESTS,

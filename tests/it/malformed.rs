@@ -35,7 +35,7 @@ support::tests![
 
 const GRANTED: &str = "*2\r\n:1\r\n:1700000000000000\r\n";
 
-fn reply_bytes(reply: &str) -> Option<Vec<u8>> {
+pub(super) fn reply_bytes(reply: &str) -> Option<Vec<u8>> {
     Some(reply.as_bytes().to_vec())
 }
 

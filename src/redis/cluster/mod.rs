@@ -111,7 +111,7 @@ impl Cluster {
             };
             match next {
                 Some(next) if hops < MOST_HOPS && Instant::now() < until => server = next,
-                _ => return Err(Fault::from(fault).at(server.label())),
+                _ => return Err(Fault::from(fault).at(&self.map.label_of(&server))),
             }
             hops += 1;
         }

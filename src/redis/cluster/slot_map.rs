@@ -228,6 +228,18 @@ impl SlotMap {
         (host.to_owned(), port)
     }
 
+    /// Returns the address of a server for an error. If the server has never replied, and is none
+    /// of the seeds, says that the nodes have announced it.
+    pub(super) fn label_of(&self, server: &Server) -> String {
+        let label = server.label();
+        let is_label = |(host, port): HostPort| self.nodes.data.at(&host, port).label == label;
+        let is_seed = || self.nodes.addresses().any(is_label);
+        match server.pool.connector.has_replied() || is_seed() {
+            true => label.to_owned(),
+            false => format!("the nodes of the cluster announce {label}"),
+        }
+    }
+
     /// Returns the server at `address`, created if necessary.
     pub(super) fn at(&self, address: &HostPort) -> Arc<Server> {
         let make = |address: &HostPort| self.make_server(address);

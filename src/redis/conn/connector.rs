@@ -9,6 +9,7 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Cause;
+use crate::error_reply::is_final_at_logon;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::stream::Deadlines;
 use crate::redis::sentinel::Sentinels;
@@ -147,24 +148,46 @@ impl Connector {
 
     /// Returns why no connection could be made.
     pub(super) fn no_connection(&self, error: RedisError) -> Cause {
-        match NoFirstReply::of(&error) {
+        let is_final = is_final_at_logon(&error);
+        let cause = match NoFirstReply::of(&error) {
             Some(event) => Cause::no_first_reply(event, self.tls_hint()),
             None => Cause::no_connection(error, self.connect_timeout),
+        };
+        match is_final {
+            true => cause,
+            false => self.with_announced(cause),
         }
+    }
+
+    /// Adds to the cause the address that the sentinels name, if it is about that one. Says who
+    /// names it unless a master has replied before: the address may be one that only others can
+    /// reach.
+    fn with_announced(&self, cause: Cause) -> Cause {
+        let master = self.sentinels().and_then(|sentinels| sentinels.trying());
+        match master {
+            Some(master) if self.has_replied() => cause.at(&format!("the master at {master}")),
+            Some(master) => cause.at(&format!("the sentinels name {master} as the master")),
+            None => cause,
+        }
+    }
+
+    /// Returns whether the server has ever replied.
+    pub(in crate::redis) fn has_replied(&self) -> bool {
+        self.has_replied.load(Ordering::Relaxed)
     }
 
     /// Returns why no connection was ready in time.
     pub(super) fn no_connection_yet(&self) -> Cause {
-        match self.awaits_first.load(Ordering::Relaxed) {
+        self.with_announced(match self.awaits_first.load(Ordering::Relaxed) {
             true => Cause::no_first_reply(NoFirstReply::Silent, self.tls_hint()),
             false => Cause::silence("no connection in time"),
-        }
+        })
     }
 
     /// Returns advice for a server that accepts connections and does not reply; empty once it has
     /// replied.
     fn tls_hint(&self) -> &'static str {
-        if self.has_replied.load(Ordering::Relaxed) {
+        if self.has_replied() {
             return "";
         }
         match &self.kind {
@@ -202,11 +225,7 @@ fn check_role(mut connection: Connection, until: Instant) -> RedisResult<Connect
     })?;
     match is_master(role) {
         Some(true) => Ok(connection),
-        Some(false) => Err((
-            ErrorKind::Client,
-            "the server that the sentinels name as the master is a replica",
-        )
-            .into()),
+        Some(false) => Err((ErrorKind::Client, "this server is a replica").into()),
         None => Err(connection.malformed()),
     }
 }

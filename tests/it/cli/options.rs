@@ -5,7 +5,10 @@ use std::io::BufReader;
 use std::time::Instant;
 
 use leasehold::Client;
-use support::{Server, TempDir, certificate_path, eventually, free_port, let_pass, ms, tls_server};
+use support::{
+    FakeSentinel, Server, TempDir, certificate_path, eventually, free_port, let_pass, ms,
+    sentinel_url, tls_server,
+};
 
 use super::{Program, WAIT_LIMIT, client, code, delete, hold, output, program, text};
 
@@ -30,6 +33,7 @@ support::tests![
     unlock_shows_the_holder_that_it_removed,
     unlock_tells_that_permits_of_a_semaphore_are_out,
     password_file_is_read_again_while_the_command_runs,
+    announced_address_is_replaced_by_an_option,
     credentials_of_the_environment_fill_in_a_url_without_a_password,
     top_in_a_pipe_prints_the_columns_that_its_help_lists
 ];
@@ -472,6 +476,29 @@ fn password_file_is_read_again_while_the_command_runs() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(64), "{said}");
     assert!(said.contains("/no/such (--password-file)"), "{said}");
+}
+
+fn announced_address_is_replaced_by_an_option() {
+    let (server, port) = (Server::start(), free_port());
+    let sentinel = FakeSentinel::naming(port, Some(1));
+    let pair = format!("127.0.0.1:{port}=127.0.0.1:{}", server.port());
+    for (args, expected, part) in [
+        (vec!["--address-map", &pair], 0, ""),
+        (
+            vec!["--unreachable-for", "1s"],
+            69,
+            "the sentinels name 127.0.0.1",
+        ),
+        (vec!["--address-map", "127.0.0.1:1"], 64, "expected A=B"),
+        (vec!["--address-map", "a=b:1"], 64, "a is not host:port"),
+    ] {
+        let mut command = program(&sentinel_url([sentinel.port()]));
+        let output = command.args(["run", "a"]).args(&args).args(["--", "true"]);
+        let output = output.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(expected), "{args:?}: {said}");
+        assert!(said.contains(part), "{args:?}: {said}");
+    }
 }
 
 fn top_in_a_pipe_prints_the_columns_that_its_help_lists() {

@@ -25,6 +25,13 @@ pub(crate) struct ConnectionArgs {
     #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
     password_file: Option<PathBuf>,
 
+    /// Where an address that sentinels or nodes of a cluster announce is reached from here, as
+    /// `announced:port=reached:port`. Can be given several times
+    #[arg(
+        long, global = true, value_name = "A=B", value_parser = pair, help_heading = "Redis"
+    )]
+    address_map: Vec<(String, String)>,
+
     /// The prefix of lock keys [default: lock:]
     #[arg(long, global = true, value_name = "PREFIX", help_heading = "Redis")]
     key_prefix: Option<String>,
@@ -76,6 +83,9 @@ impl ConnectionArgs {
         if let Some(path) = &self.password_file {
             check_readable("--password-file", path)?;
             builder = builder.password_file(path);
+        }
+        if !self.address_map.is_empty() {
+            builder = builder.address_map(self.address_map.iter().cloned());
         }
         if let Some(prefix) = &self.key_prefix {
             builder = builder.key_prefix(prefix);
@@ -135,6 +145,14 @@ impl ConnectionArgs {
             )),
         }
     }
+}
+
+/// Reads `A=B`.
+fn pair(text: &str) -> Result<(String, String), &'static str> {
+    let (from, to) = text
+        .split_once('=')
+        .ok_or("expected A=B, with an address on each side")?;
+    Ok((from.to_owned(), to.to_owned()))
 }
 
 /// Fails if the file cannot be read now. Each connection reads it again.
