@@ -46,11 +46,12 @@
 //! - If the sentinels were set up again, and their epochs count from zero, the client follows them
 //!   after 10 s in which most of them said so.
 //!
-//! The client waits at most 300 ms for the slower sentinels after enough others have answered. It
-//! asks when a sentinel announces a failover, after each subscription, and every 10 s, or every 2 s
-//! while the sentinels disagree. Each subscription proves every 5 s that it is alive (`PING`), so a
-//! failover is noticed within about 10 s even if a proxy or a sentinel hangs. A warning in the log
-//! names each sentinel that has disagreed for more than 3 s.
+//! The client waits at most 300 ms for the slower sentinels after enough others have answered. What
+//! they answer later counts at the next question. It asks when a sentinel announces a failover,
+//! after each subscription, and every 10 s, or every 2 s while the sentinels disagree. Each
+//! subscription proves every 5 s that it is alive (`PING`), so a failover is noticed within about
+//! 10 s even if a proxy or a sentinel hangs. A warning in the log names each sentinel that has
+//! disagreed for more than 3 s.
 //!
 //! A new client can still be misled if no other sentinel answers it in time.
 //!

@@ -172,7 +172,11 @@ impl Sentinels {
         let ask = |n| {
             let (this, asking) = (Arc::clone(self), Arc::clone(&self.asking[n]));
             move || match Arc::strong_count(&asking) <= MOST_ASKING + 1 {
-                true => this.ask(n, timeout),
+                true => {
+                    let report = this.ask(n, timeout)?;
+                    this.beliefs.lock().heard(n, &report, Instant::now());
+                    Ok(report)
+                }
                 false => Err((ErrorKind::Io, "earlier questions have no answer yet").into()),
             }
         };
@@ -190,8 +194,9 @@ impl Sentinels {
             NoAnswer::Refused(error) | NoAnswer::Silent(Some((_, error))) => error,
             NoAnswer::Silent(None) => (ErrorKind::Io, "no sentinel answered in time").into(),
         })?;
-        let reports = answers.good;
-        let choice = self.beliefs.lock().weigh(&reports, Instant::now());
+        let (mut beliefs, now) = (self.beliefs.lock(), Instant::now());
+        let reports = beliefs.with_late(answers.good, now);
+        let choice = beliefs.weigh(&reports, now);
         Ok(Poll {
             reports,
             choice,
@@ -202,15 +207,16 @@ impl Sentinels {
     /// Asks one sentinel for the master, over a new connection.
     ///
     /// The epoch comes from another command than the address: during a failover, SENTINEL MASTER
-    /// still names the old master, but already has the new epoch.
+    /// still names the old master, but already has the new epoch. It comes first: if the failover
+    /// ends between the commands, the new address has the old epoch, and not the other way round.
     fn ask(&self, n: usize, timeout: Duration) -> RedisResult<Report> {
         let until = Instant::now().after(timeout);
         let mut connection = Connection::open(self.sentinel_at(n)?, None, until, |_| ())?;
         let master = self.sentinel.master.as_str();
         connection.write(until, |buffer| {
             for words in [
-                &["GET-MASTER-ADDR-BY-NAME", master][..],
-                &["MASTER", master],
+                &["MASTER", master][..],
+                &["GET-MASTER-ADDR-BY-NAME", master],
                 &["MYID"],
             ] {
                 redis::cmd("SENTINEL")
@@ -218,6 +224,8 @@ impl Sentinels {
                     .write_packed_command(buffer);
             }
         })?;
+        // The user may lack the permissions for the epoch and the id. The address alone is useful.
+        let epoch = read_epoch(connection.answer(until)?);
         let address = match read_address(connection.answer(until)?.extract_error()?) {
             Some(Some(address)) => address,
             None => return Err(connection.malformed()),
@@ -230,13 +238,8 @@ impl Sentinels {
                     .into());
             }
         };
-        // The user may not have the permissions for these two, and the address alone is useful.
-        let mut optional = || connection.answer(until).ok();
-        Ok(Report {
-            address,
-            epoch: optional().and_then(read_epoch),
-            id: optional().and_then(read_id),
-        })
+        let id = connection.answer(until).ok().and_then(read_id);
+        Ok(Report { address, epoch, id })
     }
 
     fn sentinel_at(&self, n: usize) -> RedisResult<&Address> {

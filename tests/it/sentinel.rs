@@ -42,6 +42,8 @@ support::roughly_timed![
     new_clients_lock_although_the_first_answer_is_wrong,
     a_wrong_sentinel_closes_no_connection_to_the_master,
     the_highest_epoch_wins_even_if_one_sentinel_names_it,
+    an_epoch_is_never_taken_for_an_older_address,
+    sentinels_that_always_answer_late_are_heard,
     an_outdated_sentinel_alone_keeps_no_client_from_its_master,
     without_epochs_the_majority_names_the_master,
     an_unknown_master_name_is_reported_at_once
@@ -579,6 +581,43 @@ fn the_highest_epoch_wins_even_if_one_sentinel_names_it() {
     sentinels[0].announce();
     wait_until_locked_at(&new, &early, ms(5_000));
     wait_until_locked_at(&new, &late, ms(5_000));
+}
+
+/// Of three sentinels one answers. A failover ends between two commands of a question to it.
+fn an_epoch_is_never_taken_for_an_older_address() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinels = [(); 3].map(|()| FakeSentinel::naming(old.port(), Some(5)));
+    for sentinel in &sentinels[1..] {
+        sentinel.set(|says| says.after = None);
+    }
+    let url = sentinel_url(sentinels.each_ref().map(FakeSentinel::port));
+    let client = client(&url);
+    wait_until_locked_at(&old, &client, ms(5_000));
+    eventually(ms(10_000), || !sentinels[0].subscriptions().is_empty());
+    sentinels[0].set(|says| says.then = Some((new.port(), 6)));
+    sentinels[0].announce();
+    wait_until_locked_at(&new, &client, ms(10_000));
+}
+
+/// Two of three sentinels are so far away that each question ends without them.
+fn sentinels_that_always_answer_late_are_heard() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinels = [(); 3].map(|()| FakeSentinel::naming(old.port(), Some(5)));
+    let url = sentinel_url(sentinels.each_ref().map(FakeSentinel::port));
+    let client = client(&url);
+    wait_until_locked_at(&old, &client, ms(5_000));
+    eventually(ms(10_000), || {
+        sentinels
+            .iter()
+            .all(|sentinel| sentinel.subscriptions().len() == 1)
+    });
+    for sentinel in &sentinels[1..] {
+        sentinel.set(|says| {
+            (says.master, says.epoch, says.after) = (new.port(), Some(6), Some(ms(400)));
+        });
+    }
+    sentinels[1].announce();
+    wait_until_locked_at(&new, &client, ms(10_000));
 }
 
 /// The connections to the good master are cut, and meanwhile only a sentinel with an old

@@ -70,6 +70,9 @@ pub struct Says {
     pub epoch: Option<u64>,
     /// How late it answers questions about the master. `None` is never.
     pub after: Option<Duration>,
+    /// The port and the epoch that it says after its next reply about the master, as if a failover
+    /// ended between two commands of one question.
+    pub then: Option<(u16, u64)>,
     /// Whether it refuses `PING`.
     pub refuses_ping: bool,
 }
@@ -89,12 +92,20 @@ impl FakeSentinel {
             master,
             epoch,
             after: Some(Duration::ZERO),
+            then: None,
             refuses_ping: false,
         }));
         let subscribers: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
         let shared = (Arc::clone(&says), Arc::clone(&subscribers));
         let server = FakeServer::with_writer(move |request, client| {
-            let says = shared.0.lock().clone();
+            let mut current = shared.0.lock();
+            let says = current.clone();
+            if request.name() == "SENTINEL"
+                && let Some((master, epoch)) = current.then.take()
+            {
+                (current.master, current.epoch) = (master, Some(epoch));
+            }
+            drop(current);
             let text = match request.name().as_str() {
                 "SENTINEL" => says.reply(request).map(String::into_bytes),
                 "PING" if says.refuses_ping => Some(b"-NOPERM no permissions\r\n".to_vec()),

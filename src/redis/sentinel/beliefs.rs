@@ -23,6 +23,10 @@ const ASK_EVERY: Duration = Duration::from_secs(10);
 /// The time between two questions while the sentinels disagree, or too few of them answer.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
+/// How long an answer counts that came too late for its question: until the next question, which it
+/// would miss again.
+const LATE_FOR: Duration = Duration::from_secs(12);
+
 /// What one sentinel says about the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Report {
@@ -50,6 +54,8 @@ pub(super) struct Beliefs {
     /// The last id of the sentinel behind each configured name.
     ids: Vec<Option<Vec<u8>>>,
     dissents: Vec<Option<Dissent>>,
+    /// The last answer of the sentinel behind each configured name, and when it came.
+    last: Vec<Option<(Report, Instant)>>,
     /// When all sentinels must be asked again.
     ask_at: Instant,
     /// They must be asked at once: what was asked last may be out of date.
@@ -70,6 +76,7 @@ impl Beliefs {
             failed: Vec::new(),
             ids: vec![None; names],
             dissents: (0..names).map(|_| None).collect(),
+            last: vec![None; names],
             ask_at: Instant::START,
             must_ask: false,
             changes: 0,
@@ -92,6 +99,35 @@ impl Beliefs {
         let known = self.known.as_ref();
         let known = known.filter(|known| known.serves || known.epoch >= self.floor)?;
         Some(&known.address)
+    }
+
+    /// Records an answer. It may be too late for its question: if it is another one than before,
+    /// all are asked again at once.
+    pub(super) fn heard(&mut self, name: usize, report: &Report, now: Instant) {
+        if let Some(last) = self.last.get_mut(name) {
+            let is_same = last.as_ref().is_some_and(|(last, _)| last == report);
+            self.must_ask |= !is_same;
+            *last = Some((report.clone(), now));
+        }
+    }
+
+    /// Adds the last answers of the sentinels that have not answered in time, by name. A sentinel
+    /// that is far away may be late for every question.
+    pub(super) fn with_late(
+        &self,
+        mut reports: Vec<(usize, Report)>,
+        now: Instant,
+    ) -> Vec<(usize, Report)> {
+        for (name, last) in self.last.iter().enumerate() {
+            if let Some((report, at)) = last
+                && at.until(now) < LATE_FOR
+                && reports.iter().all(|(other, _)| *other != name)
+            {
+                reports.push((name, report.clone()));
+            }
+        }
+        reports.sort_by_key(|(name, _)| *name);
+        reports
     }
 
     /// Decides by the reports of the sentinels, each with the number of its name, what to do at

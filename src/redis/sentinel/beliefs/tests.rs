@@ -192,3 +192,18 @@ fn an_address_that_most_sentinels_have_left_is_no_last_resort() {
     assert_eq!(candidates(&mut beliefs, &said, 2), ["new"]);
     assert_eq!(beliefs.not_replaced(), None);
 }
+
+#[test]
+fn an_answer_that_came_too_late_counts_at_the_next_question() {
+    let mut beliefs = known(3, "old", Some(5));
+    let said = [("old", Some(5), "a"), ("new", Some(6), "b")];
+    let reports = reports(&said);
+    beliefs.heard(1, &reports[1].1, at(1));
+    let with_late = |seconds| beliefs.with_late(reports[..1].to_vec(), at(seconds));
+    assert_eq!(with_late(11), reports);
+    assert_eq!(with_late(13), reports[..1]);
+    beliefs.weigh(&reports, at(1));
+    assert!(beliefs.is_ask_due(at(1)), "it was not heard before");
+    beliefs.heard(1, &reports[1].1, at(2));
+    assert!(!beliefs.is_ask_due(at(2)));
+}
