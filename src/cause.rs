@@ -10,6 +10,7 @@ use crate::advice::advice;
 use crate::connect_failure::ConnectFailure;
 use crate::error_reply::{is_tls_refusal, library_text};
 use crate::escape::Escaped;
+use crate::shortage::Shortage;
 use crate::violation::{NoFirstReply, Violation};
 
 /// The `command` of `Error::Refused` if the server refuses to log the user on.
@@ -123,6 +124,19 @@ impl Cause {
     /// The client itself is the reason: it reached a limit, or it has retired the server.
     pub(crate) fn of_client(text: impl AsRef<str>) -> Self {
         Self::new(CauseKind::Client, text.as_ref())
+    }
+
+    /// Something is missing in this process or on its machine.
+    pub(crate) fn of_shortage(shortage: Shortage) -> Self {
+        Self {
+            error: Some(Arc::new(shortage.clone())),
+            ..Self::new(CauseKind::Client, &shortage.to_string())
+        }
+    }
+
+    /// What is missing here, if that is the reason.
+    pub(crate) fn shortage(&self) -> Option<&Shortage> {
+        self.error.as_ref()?.downcast_ref()
     }
 
     /// No reply came, for this long.
@@ -244,6 +258,7 @@ impl Cause {
     /// Records a cause that is no timeout in `said`.
     pub(crate) fn or_said_before(self, said: &mut Option<Self>) -> Self {
         match said {
+            Some(before) if self.is_silence() && before.shortage().is_some() => before.clone(),
             Some(before) if self.is_silence() => {
                 Self::new(before.kind, &format!("{self}; before that: {before}"))
             }

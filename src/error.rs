@@ -9,6 +9,7 @@ use crate::advice::advice;
 use crate::cause::{HANDSHAKE, LOG_ON, Rounded, WAIT};
 use crate::error_reply::is_permission_error_in_script;
 use crate::lost::Lost;
+use crate::shortage::{Missing, Shortage};
 
 pub use crate::cause::Cause;
 
@@ -203,7 +204,22 @@ pub enum Error {
     /// queue, and a lock that it is still granted is released.
     Cancelled,
 
+    /// This process or its machine has no file descriptor or memory left for a connection.
+    ///
+    /// A call that waits for a lock goes on, and tries again. The server is not the reason:
+    /// neither its circuit breaker nor [`Client::health`](crate::Client::health) counts it. What a
+    /// call says about the lock is as for [`Thread`](Self::Thread).
+    #[non_exhaustive]
+    Shortage {
+        /// What is missing, and what to do.
+        missing: &'static str,
+        /// The operating system's error.
+        cause: Arc<io::Error>,
+    },
+
     /// A background thread could not be started: the process or the machine has too many.
+    ///
+    /// A call that waits for a lock goes on, and tries again.
     ///
     /// - From a call that locks: you do not hold the lock.
     /// - From `renew` and `set_ttl`: you hold the lock as long as
@@ -278,7 +294,10 @@ impl Error {
         self.is_unreachable()
             || matches!(
                 self,
-                Self::NotReplicated { .. } | Self::AttemptsUsedUp { .. }
+                Self::NotReplicated { .. }
+                    | Self::AttemptsUsedUp { .. }
+                    | Self::Shortage { .. }
+                    | Self::Thread { .. }
             )
     }
 
@@ -372,6 +391,15 @@ impl Error {
     }
 }
 
+impl From<Shortage> for Error {
+    fn from(Shortage { missing, cause }: Shortage) -> Self {
+        match missing {
+            Missing::Thread(name) => Self::Thread { name, cause },
+            Missing::ForConnection(missing) => Self::Shortage { missing, cause },
+        }
+    }
+}
+
 impl From<Lost> for Error {
     fn from(lost: Lost) -> Self {
         Self::Lost(lost)
@@ -432,6 +460,7 @@ impl fmt::Display for Error {
                 f.write_str("this client was made before fork: make one in the child process")
             }
             Self::Cancelled => f.write_str("the call was cancelled"),
+            Self::Shortage { missing, cause } => write!(f, "{missing} ({cause})"),
             Self::Thread { name, cause } => {
                 write!(f, "cannot start the thread {name}: {cause}")
             }
@@ -480,7 +509,9 @@ impl std::error::Error for Error {
             Self::Unreachable { cause, .. } => cause.below(),
             Self::CircuitOpen { last, .. } => last.below(),
             // The message contains the cause itself.
-            Self::Thread { cause, .. } => std::error::Error::source(&**cause),
+            Self::Shortage { cause, .. } | Self::Thread { cause, .. } => {
+                std::error::Error::source(&**cause)
+            }
             _ => None,
         }
     }

@@ -99,6 +99,7 @@ mod runtime;
 mod rw_holders;
 #[cfg(feature = "serde")]
 mod serialize;
+mod shortage;
 mod stats;
 mod sync;
 #[cfg(feature = "testing")]

@@ -143,7 +143,7 @@ pub(crate) fn payload<T: std::error::Error + 'static>(error: &RedisError) -> Opt
 }
 
 /// Returns the I/O error inside an error of the `redis` crate, which wraps it twice.
-fn io_error(error: &RedisError) -> Option<&io::Error> {
+pub(crate) fn io_error(error: &RedisError) -> Option<&io::Error> {
     std::error::Error::source(error)?
         .downcast_ref::<std::sync::Arc<dyn std::error::Error + Send + Sync>>()?
         .downcast_ref()

@@ -393,11 +393,15 @@ impl MutexGuard {
 
     /// Formats the guard under the name of the type that contains it.
     pub(super) fn fmt_as(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let status = match self.status() {
+            Ok(status) => format!("{status:?}"),
+            Err(error) => format!("{error:?}"),
+        };
         f.debug_struct(guard)
             .field("name", &self.hold.keys.names)
             .field("holder_id", &self.hold.id)
             .field("fencing_token", &self.token)
-            .field("status", &self.status())
+            .field("status", &format_args!("{status}"))
             .finish()
     }
 

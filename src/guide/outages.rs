@@ -63,6 +63,14 @@
 //!   so that all of them together take about one command timeout. If the server replies that it
 //!   cannot serve now, each of them asks once.
 //!
+//! # Shortages in this process
+//!
+//! If the process or its machine has no file descriptor, memory or thread left for a connection,
+//! the server is not the reason: neither the breaker nor [`Client::health`] counts it. A call that
+//! does not wait fails with [`Error::Shortage`] or [`Error::Thread`], which say what is missing. A
+//! call that waits goes on until its deadline. Held locks are renewed and released over the
+//! connections that exist.
+//!
 //! # Health checks
 //!
 //! [`Client::health`] checks every server by a write that changes nothing, and reports what works
@@ -75,4 +83,6 @@
 //! [`ClientBuilder::unreachable_for`]: crate::ClientBuilder::unreachable_for
 //! [`Error::CircuitOpen`]: crate::Error::CircuitOpen
 //! [`Error::Refused`]: crate::Error::Refused
+//! [`Error::Shortage`]: crate::Error::Shortage
+//! [`Error::Thread`]: crate::Error::Thread
 //! [`Error::Unreachable`]: crate::Error::Unreachable

@@ -14,6 +14,7 @@ use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::primitive::{Primitive, Queueing};
 use crate::redis::Fault;
 use crate::runtime::Runtime;
+use crate::wait_policy::RECONNECT;
 
 /// How long a call waits for a lock that is held.
 #[derive(Clone, Copy, Debug)]
@@ -47,10 +48,21 @@ pub(crate) fn acquire(
     let (outcome, has_waited) = match &settings.cancel {
         None => take(runtime, keys, settings, limit, start),
         Some(token) => {
-            let (its_runtime, keys, settings) =
-                (Arc::clone(runtime), keys.clone(), settings.clone());
-            let call = move || take(&its_runtime, &keys, &settings, limit, start);
-            until_cancelled(runtime, token, call)
+            let on_its_thread = || {
+                let (its_runtime, keys, settings) =
+                    (Arc::clone(runtime), keys.clone(), settings.clone());
+                let call = move || take(&its_runtime, &keys, &settings, limit, start);
+                let (outcome, has_waited) = until_cancelled(runtime, token, call);
+                outcome.map(|hold| (hold, has_waited))
+            };
+            let check = || match token.is_cancelled() {
+                true => Err(Error::Cancelled),
+                false => runtime.check_open(),
+            };
+            match with_threads(limit, check, on_its_thread) {
+                Ok((hold, has_waited)) => (Ok(hold), has_waited),
+                Err(error) => (Err(error), false),
+            }
         }
     };
     let counters = &runtime.meters.counters;
@@ -83,6 +95,43 @@ fn take(
     (outcome, has_waited)
 }
 
+/// Starts the threads that a lease needs.
+fn start_threads(attempt: &Attempt<'_>) -> Result<(), Error> {
+    attempt.runtime.start()?;
+    let settings = attempt.settings;
+    match settings.on_lost.is_some() || settings.on_renew.is_some() {
+        true => attempt.runtime.callbacks.start(),
+        false => Ok(()),
+    }
+}
+
+/// Calls `act` again and again while it cannot start a thread, as long as the call may wait and
+/// `check` succeeds.
+fn with_threads<T>(
+    limit: WaitLimit,
+    check: impl Fn() -> Result<(), Error>,
+    act: impl Fn() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut failures = 0;
+    loop {
+        let error = match act() {
+            Err(error @ Error::Thread { .. }) => error,
+            outcome => return outcome,
+        };
+        check()?;
+        let left = match limit {
+            WaitLimit::None => Duration::ZERO,
+            WaitLimit::Until(deadline) => Instant::now().until(deadline),
+            WaitLimit::Endless => Duration::MAX,
+        };
+        if left.is_zero() {
+            return Err(error);
+        }
+        sleep(RECONNECT.pause(failures).min(left));
+        failures += 1;
+    }
+}
+
 /// Sets `has_waited` if the call waited for another holder, unless it returns an error.
 fn take_or_fail(
     runtime: &Arc<Runtime>,
@@ -97,10 +146,6 @@ fn take_or_fail(
     let terms = settings.terms(&runtime.config)?;
     runtime.deployment.check_terms(&terms)?;
     runtime.check_open()?;
-    runtime.start()?;
-    if settings.on_lost.is_some() || settings.on_renew.is_some() {
-        runtime.callbacks.start()?;
-    }
     let deadline = match limit {
         WaitLimit::None => start.after(runtime.deployment.command_timeout()),
         WaitLimit::Until(deadline) => deadline,
@@ -115,6 +160,11 @@ fn take_or_fail(
         deadline,
         silence: Silence::new(runtime, keys, start, deadline),
     };
+    with_threads(
+        limit,
+        || attempt.check_not_ended(),
+        || start_threads(&attempt),
+    )?;
     if let WaitLimit::None = limit {
         return at_once(&attempt);
     }

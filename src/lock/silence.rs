@@ -110,7 +110,7 @@ impl<'a> Silence<'a> {
         self.runtime.check_open()?;
         let failures = self.failures.get();
         self.failures.set(failures.saturating_add(1));
-        if failures == 0 {
+        if self.failing_since.get().is_none() {
             self.failing_since.set(Some(Instant::now()));
         }
         let cause = match fault {
@@ -126,6 +126,11 @@ impl<'a> Silence<'a> {
         let cause = cause.or_said_before(&mut self.last_cause.borrow_mut());
         self.failure.replace(Some(cause.clone()));
         let now = Instant::now();
+        if cause.shortage().is_some() {
+            // Says nothing about Redis: the call goes on.
+            self.failing_since.take();
+            self.counts_from.set(now);
+        }
         if now >= self.deadline || self.is_too_long(now) {
             return Err(self.unreachable(cause, now));
         }

@@ -279,7 +279,11 @@ impl<'a> WaitingCall<'a> {
             && self.attempt.settings.wait == WaitPolicy::Wake
         {
             let until = self.attempt.silence.reply_deadline();
-            self.subscription = Some(runtime.subscribe(self.key(), until)?);
+            self.subscription = match runtime.subscribe(self.key(), until) {
+                // Without a thread for it, the call asks again after pauses.
+                Err(Error::Thread { .. }) => None,
+                subscription => Some(subscription?),
+            };
         }
         Ok(self.subscription.as_ref())
     }

@@ -6,7 +6,8 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
-use crate::thread_group::ThreadGroup;
+use crate::shortage::Shortage;
+use crate::thread_group::{DIALER, ThreadGroup};
 
 /// How long the slower members are waited for once the answers would do.
 pub(super) const GRACE: Duration = Duration::from_millis(300);
@@ -75,7 +76,7 @@ where
         };
         match dialers.spawn(ask) {
             Ok(()) => state.asked += 1,
-            Err(error) => silence = Some((n, error.into())),
+            Err(error) => silence = Some((n, Shortage::of_thread(DIALER, error).into())),
         }
     }
     drop(answer);

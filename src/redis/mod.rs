@@ -415,8 +415,11 @@ impl Deployment {
     }
 
     /// Returns [`Error::Unreachable`] for this deployment, or [`Error::Refused`] if a server has
-    /// refused the call all the time.
+    /// refused the call all the time, or what is missing in this process.
     pub(crate) fn unreachable(&self, cause: Cause) -> Error {
+        if let Some(shortage) = cause.shortage() {
+            return shortage.clone().into();
+        }
         if let Some(refusal) = cause.refusal() {
             let server = match self {
                 Self::Quorum(quorum) => &quorum.label,

@@ -52,6 +52,8 @@ pub(crate) struct IgnoredRelease {
 /// A connection for one batch. Dropping it closes it: only failed connections are dropped.
 pub(crate) enum BorrowedConnection<'a> {
     Pooled(PooledConnection<'a>),
+    /// One that no call uses.
+    Own(Connection),
     /// One that the calls of a quorum use.
     OfMember(&'a Member, PipelinedConnection),
 }
@@ -60,6 +62,7 @@ impl BorrowedConnection<'_> {
     pub(crate) fn connection(&mut self) -> &mut Connection {
         match self {
             Self::Pooled(pooled) => pooled.connection(),
+            Self::Own(connection) => connection,
             Self::OfMember(_, connection) => connection.connection_mut(),
         }
     }
@@ -69,6 +72,7 @@ impl BorrowedConnection<'_> {
     pub(crate) fn keep_or_give_back(self) -> Option<Connection> {
         match self {
             Self::Pooled(pooled) => pooled.keep_unless_last(),
+            Self::Own(connection) => Some(connection),
             Self::OfMember(member, connection) => {
                 member.put_back(connection);
                 None
@@ -183,11 +187,18 @@ impl Server {
     }
 
     /// Returns a connection of those that calls use, so that a held lock needs no new one.
+    ///
+    /// The calls of a quorum would leave out a server whose connection is borrowed, so theirs is
+    /// only used if no other can be made soon.
     pub(crate) fn borrow(&self, until: Instant) -> Result<BorrowedConnection<'_>, Fault> {
-        if let Some(member) = &self.member
-            && let Some(connection) = member.take_settled()
-        {
-            return Ok(BorrowedConnection::OfMember(member, connection));
+        if let Some(member) = &self.member {
+            let soon = Instant::now().after(self.command_timeout() / 4);
+            if let Ok(pooled) = self.acquire_connection(soon.min(until), Cap::Exempt) {
+                return Ok(BorrowedConnection::Own(pooled.keep()));
+            }
+            if let Some(connection) = member.take_settled() {
+                return Ok(BorrowedConnection::OfMember(member, connection));
+            }
         }
         let pooled = self.acquire_connection(until, Cap::Exempt)?;
         Ok(BorrowedConnection::Pooled(pooled))

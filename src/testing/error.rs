@@ -218,6 +218,22 @@ pub fn cancelled() -> Error {
     Error::Cancelled
 }
 
+/// Makes an [`Error::Shortage`] of what is `missing`.
+///
+/// ```
+/// use std::io;
+/// use leasehold::testing::error;
+///
+/// let error = error::shortage("no file descriptor left", io::Error::other("EMFILE"));
+/// assert!(error.is_retryable() && !error.is_unreachable());
+/// ```
+pub fn shortage(missing: &'static str, cause: io::Error) -> Error {
+    Error::Shortage {
+        missing,
+        cause: Arc::new(cause),
+    }
+}
+
 /// Makes an [`Error::Thread`] about the thread with this name.
 ///
 /// ```
@@ -254,6 +270,7 @@ mod tests {
             Error::Closed => "closed",
             Error::Forked => "forked",
             Error::Cancelled => "cancelled",
+            Error::Shortage { .. } => "shortage",
             Error::Thread { .. } => "thread",
         }
     }
@@ -285,6 +302,11 @@ mod tests {
             (closed(), "closed", "shut down"),
             (forked(), "forked", "made before fork"),
             (cancelled(), "cancelled", "was cancelled"),
+            (
+                shortage("no descriptor", io::Error::other("EMFILE")),
+                "shortage",
+                "no descriptor (EMFILE)",
+            ),
             (
                 thread("leasehold-io", io::Error::other("no more")),
                 "thread",

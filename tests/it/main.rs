@@ -67,6 +67,7 @@ mod sentinel;
 #[cfg(target_os = "linux")]
 mod server_clock;
 mod set_queues;
+mod shortages;
 mod shutdown;
 mod signals;
 mod slot_moves;
@@ -168,6 +169,7 @@ const TESTS: &[Listed] = &[
     sentinel::TESTS,
     slot_moves::TESTS,
     set_queues::TESTS,
+    shortages::TESTS,
     shutdown::TESTS,
     stats::TESTS,
     #[cfg(feature = "tls")]
@@ -259,6 +261,7 @@ const ROLES: &[Listed] = &[
     #[cfg(target_os = "linux")]
     server_clock::ROLES,
     set_queues::ROLES,
+    shortages::ROLES,
     shutdown::ROLES,
     signals::ROLES,
     #[cfg(feature = "tls")]

@@ -109,7 +109,7 @@ impl From<Error> for Failure {
         let code = match &error {
             Error::Config(_) => USAGE,
             error if error.is_unreachable() => UNREACHABLE,
-            Error::Thread { .. } => SYSTEM,
+            Error::Shortage { .. } | Error::Thread { .. } => SYSTEM,
             _ => REFUSED,
         };
         Self::new(code, error.to_string())

@@ -28,7 +28,9 @@ use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connector::Connector;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
+use crate::shortage::Shortage;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::thread_group::DIALER;
 use crate::url::{HostPort, Nodes};
 use crate::wait_policy::Backoff;
 
@@ -278,9 +280,7 @@ impl SlotMap {
         {
             Ok(()) => known.state = State::Pausing,
             Err(error) => {
-                let cause = Cause::text(format!(
-                    "cannot start a thread to refresh the slots: {error}"
-                ));
+                let cause = Cause::of_shortage(Shortage::of_thread(DIALER, error));
                 known.failure = Some(Fault::NotRun(cause));
             }
         }

@@ -13,6 +13,7 @@ use crate::error_reply::is_final_at_logon;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::stream::Deadlines;
 use crate::redis::sentinel::Sentinels;
+use crate::shortage::Shortage;
 use crate::thread_group::ThreadGroup;
 use crate::url::{Address, Sentinel};
 use crate::violation::NoFirstReply;
@@ -148,6 +149,9 @@ impl Connector {
 
     /// Returns why no connection could be made.
     pub(super) fn no_connection(&self, error: RedisError) -> Cause {
+        if let Some(shortage) = Shortage::of(&error) {
+            return Cause::of_shortage(shortage);
+        }
         let is_final = is_final_at_logon(&error);
         let cause = match NoFirstReply::of(&error) {
             Some(event) => Cause::no_first_reply(event, self.tls_hint()),

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use crate::clock::{Instant, sleep};
 use crate::connect_failure::ConnectFailure;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::error_reply::{is_final_at_logon, library_text};
 use crate::logging;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::Pool;
 use crate::redis::conn::pool_state::PoolState;
+use crate::shortage::Shortage;
 use crate::sync::MutexGuard;
 use crate::thread_group::DIALER;
 
@@ -20,27 +21,26 @@ impl Pool {
     /// Starts a dialer if a connection is wanted and no dialer works, or the working one hangs.
     ///
     /// Dialing has its own thread: name resolution and connecting to a unix socket may block for
-    /// longer than a caller has time.
+    /// longer than a caller has time. If no thread can be started, records that as a failure, and
+    /// returns when to try again.
     pub(super) fn ensure_dialer(
         self: &Arc<Self>,
         state: &mut PoolState,
         now: Instant,
-    ) -> Result<(), Error> {
+    ) -> Option<Instant> {
         // Asking the sentinels and connecting may each take the whole timeout.
         let limit = self.connector.connect_timeout * 2 + Duration::from_millis(100);
         if !state.wants_connection(self.cap) || !state.dialing.needs_dialer(now, limit) {
-            return Ok(());
+            return None;
         }
         let number = state.dialing.start(now);
         let pool = Arc::clone(self);
         let spawned = self.connector.dialers.spawn(move || pool.dial(number));
-        spawned.map_err(|error| {
-            state.dialing.stop();
-            Error::Thread {
-                name: DIALER,
-                cause: Arc::new(error),
-            }
-        })
+        let error = spawned.err()?;
+        state.dialing.stop();
+        let cause = Cause::of_shortage(Shortage::of_thread(DIALER, error));
+        state.dialing.failed(now, ConnectError::of_client(cause));
+        Some(now.after(state.dialing.pause(now)))
     }
 
     /// Makes connections until none is wanted, the dialer is abandoned, or a failure ends all
@@ -124,8 +124,8 @@ impl Pool {
                 logging::debug!(server = server; "no connection to {server}: {text}");
                 ConnectError {
                     is_final: is_final_at_logon(&error),
-                    is_servers_fault: ConnectFailure::of(&error)
-                        .is_none_or(ConnectFailure::is_servers_fault),
+                    is_servers_fault: Shortage::of(&error).is_none()
+                        && ConnectFailure::of(&error).is_none_or(ConnectFailure::is_servers_fault),
                     cause: self.connector.no_connection(error),
                 }
             })
@@ -187,7 +187,7 @@ mod tests {
         for _ in 0..20 {
             // The new dialer cannot run before the lock is released.
             let mut state = pool.state.lock();
-            pool.ensure_dialer(&mut state, Instant::now()).unwrap();
+            assert!(pool.ensure_dialer(&mut state, Instant::now()).is_none());
             assert!(state.dialing.is_at_work());
             state.dialing.abandon_current();
         }

@@ -139,10 +139,10 @@ impl Pool {
             let now = Instant::now();
             number.get_or_insert_with(|| state.callers.join(cap_rule, thread::current()));
             state.note_end(until);
-            self.ensure_dialer(state, now).map_err(GetError::Never)?;
+            let again = self.ensure_dialer(state, now).unwrap_or(until).min(until);
             // A wake-up that comes before `park_timeout` is not missed: the thread then does not
             // park.
-            MutexGuard::unlocked(state, || thread::park_timeout(nap(now, until)));
+            MutexGuard::unlocked(state, || thread::park_timeout(nap(now, again)));
             in_time = Instant::now() < until;
         }
     }
@@ -156,21 +156,21 @@ impl Pool {
     /// Requests a connection without waiting for it; a dialer starts if none is idle. The pool
     /// unparks the current thread when [`poll`](ConnectRequest::poll) may return something. The
     /// caller gives up at `until`.
-    pub(crate) fn request(self: &Arc<Self>, until: Instant) -> Result<ConnectRequest<'_>, Error> {
+    pub(crate) fn request(self: &Arc<Self>, until: Instant) -> ConnectRequest<'_> {
         let mut state = self.state.lock();
         state.note_end(until);
         let failed_before = state.dialing.failed_times;
         let dialer_was_at_work = state.dialing.is_at_work();
         let number = state.callers.join(Cap::Exempt, thread::current());
-        let started = self.ensure_dialer(&mut state, Instant::now());
+        // A failure to start one is found by `poll`.
+        let _ = self.ensure_dialer(&mut state, Instant::now());
         drop(state);
-        let request = ConnectRequest {
+        ConnectRequest {
             pool: self,
             number,
             failed_before,
             dialer_was_at_work,
-        };
-        started.map(|()| request)
+        }
     }
 
     pub(in crate::redis) fn pooled(

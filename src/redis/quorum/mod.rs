@@ -100,7 +100,9 @@ impl Quorum {
         let mut round = Round::new(&self.members, Some(call), until, undoable);
         let answer = round.run();
         match &answer {
-            Err(Fault::NotRun(cause) | Fault::Unknown(cause)) if !round.has_answers() => {
+            Err(Fault::NotRun(cause) | Fault::Unknown(cause))
+                if !round.has_answers() && cause.shortage().is_none() =>
+            {
                 // A call with a shorter deadline does not count towards the breaker: the servers
                 // may have had too little time to reply.
                 let counts = round.had_time(self.command_timeout);

@@ -22,14 +22,14 @@ impl<'a> Round<'a> {
     /// Connects to as many servers as a majority needs, and to others that are ready soon after
     /// (see [`GRACE`]). Removes the servers without a connection from the round.
     ///
-    /// Fails if no time is left for a reply, or if a dialer cannot be started.
+    /// Fails if no time is left for a reply.
     pub(super) fn connect(&mut self) -> Result<(), Fault> {
         let mut requested = Vec::new();
         for (n, slot) in self.slots.iter_mut().enumerate() {
             slot.connection = slot.member.take_idle();
             if slot.connection.is_none() {
                 let request = slot.server.pool.request(self.until);
-                requested.push((n, request.map_err(Fault::Rejected)?));
+                requested.push((n, request));
             }
         }
         if !requested.is_empty() {
@@ -87,6 +87,11 @@ impl<'a> Round<'a> {
                     if slot.connection.is_some() {
                         return false;
                     }
+                    if error.cause.is_of_client() {
+                        // It says nothing about the server.
+                        failed.push((slot.server, Fault::NotRun(error.cause)));
+                        return false;
+                    }
                     slot.member.mark_down();
                     failed.push((slot.server, slot.server.connect_error(error, false)));
                     false
@@ -108,8 +113,11 @@ impl<'a> Round<'a> {
         for server in unconnected.collect::<Vec<_>>() {
             let has_failed = |(other, _): &(&Server, Fault)| std::ptr::eq(*other, server);
             if !self.faults.iter().any(has_failed) {
-                server.failed();
                 let cause = server.pool.last_failure();
+                // After a shortage in this process the round does not wait for the other servers.
+                if !cause.is_of_client() && self.shortage().is_none() {
+                    server.failed();
+                }
                 self.note_fault(server, Fault::NotRun(cause));
             }
         }

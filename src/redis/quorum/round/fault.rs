@@ -26,6 +26,8 @@ impl Round<'_> {
         };
         let cause = match self.violation_by_too_many() {
             Some(violation) => cause.with_kind_of(violation),
+            // A shortage in this process is the reason for all servers.
+            None if self.sent.is_none() => self.shortage().cloned().unwrap_or(cause),
             None => cause,
         };
         match self.verb {
@@ -43,6 +45,12 @@ impl Round<'_> {
         let mut refusals = causes.filter_map(Cause::refusal);
         let is_enough = refusals.clone().count() > self.members.size.spare();
         refusals.next().filter(|_| is_enough)
+    }
+
+    /// Returns the shortage in this process that kept the round from connecting to a server.
+    pub(super) fn shortage(&self) -> Option<&Cause> {
+        let mut causes = self.faults.iter().filter_map(|(_, fault)| fault.cause());
+        causes.find(|cause| cause.shortage().is_some())
     }
 
     fn text(&self) -> String {
