@@ -300,11 +300,14 @@ impl Waiters {
     /// Wakes all waiters; returns how many.
     pub(crate) fn wake_all(&self) -> usize {
         let placed = self.own_places.wake_all() + self.sets.wake_all();
-        // Not counted: their calls wait in the local queues, too.
-        self.shared_places.wake_all();
         let mut names = self.names.lock();
         let waiters = names.values_mut().flat_map(|queue| &mut queue.waiters);
-        waiters.map(|waiter| waiter.wake(Wake::Turn)).count() + placed
+        let queued = waiters.map(|waiter| waiter.wake(Wake::Turn)).count();
+        drop(names);
+        // Last, and not counted: their calls wait in the local queues, too. A call that is woken
+        // may leave its queue before it is counted.
+        self.shared_places.wake_all();
+        queued + placed
     }
 
     /// Returns how many leases this client holds, a set's once for each of its names, and how many
