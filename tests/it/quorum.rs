@@ -127,5 +127,8 @@ fn lock_ends_if_the_votes_stay_split() {
         error.to_string().contains("keys of several holders"),
         "{error}"
     );
-    assert!(client.mutex("a").try_lock().unwrap().is_none());
+    // On a busy machine, an attempt may get no reply in time.
+    eventually(ms(10_000), || {
+        matches!(client.mutex("a").try_lock(), Ok(None))
+    });
 }
