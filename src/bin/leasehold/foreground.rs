@@ -75,22 +75,25 @@ impl CommandJob for Foreground {
         Ok(command)
     }
 
-    fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool) {
+    fn forward(&mut self, signal: Signal) {
         // Keys reach the command without this process. A second signal would do harm: some programs
-        // save their work after the first INT, and give that up after the second. A second TSTP
-        // could arrive when the command is continued already, and stop it again.
-        let keys = [Signal::INT, Signal::QUIT, Signal::TSTP];
-        if !self.has_terminal || !keys.contains(&signal) {
-            if !self.supervisor.has_received(signal) {
-                self.signal(signal);
-            }
+        // save their work after the first INT, and give that up after the second.
+        let is_key = [Signal::INT, Signal::QUIT].contains(&signal);
+        if !(self.has_terminal && is_key) && !self.supervisor.has_received(signal) {
+            self.signal(signal);
+        }
+    }
+
+    fn suspend(&mut self, is_held: &dyn Fn() -> bool) {
+        if !self.has_terminal {
+            self.signal(Signal::TSTP);
             return;
         }
-        if signal == Signal::TSTP {
-            self.key_at = Some(Instant::now());
-            if self.is_stopped_by_stop {
-                self.suspend_both(is_held);
-            }
+        // The key has stopped the command, too. A second TSTP could arrive when the command is
+        // continued already, and stop it again.
+        self.key_at = Some(Instant::now());
+        if self.is_stopped_by_stop {
+            self.suspend_both(is_held);
         }
     }
 

@@ -77,14 +77,14 @@ impl CommandJob for ProcessGroup {
         Ok(command)
     }
 
-    fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool) {
-        if signal != Signal::TSTP {
-            if !self.supervisor.has_received(signal) {
-                self.signal(signal);
-                self.supervisor.forget_received(signal);
-            }
-            return;
+    fn forward(&mut self, signal: Signal) {
+        if !self.supervisor.has_received(signal) {
+            self.signal(signal);
+            self.supervisor.forget_received(signal);
         }
+    }
+
+    fn suspend(&mut self, is_held: &dyn Fn() -> bool) {
         // The command must not run while this process is stopped and does not renew.
         self.signal(Signal::STOP);
         suspend();

@@ -11,7 +11,7 @@ use crate::supervisor::Supervisor;
 
 /// The processes of a command: a process group, or with `--foreground` the command alone.
 ///
-/// `forward` and `stopped` can suspend this process together with the command. When this process is
+/// `suspend` and `stopped` can suspend this process together with the command. When this process is
 /// continued, they continue the command only if `is_held` returns true: the lock is still held.
 /// With `--foreground`, the shell's `fg` continues the command directly, even if the lock was lost.
 pub(crate) trait CommandJob {
@@ -19,9 +19,12 @@ pub(crate) trait CommandJob {
     fn spawn(&mut self, command: &mut Command) -> io::Result<Child>;
 
     /// Forwards a signal that this process has received, unless the supervisor has received it as
-    /// well. With `--foreground` on a terminal, does
-    /// not forward INT, QUIT and TSTP: its keys send these to the command as well.
-    fn forward(&mut self, signal: Signal, is_held: &dyn Fn() -> bool);
+    /// well. With `--foreground` on a terminal, does not forward INT and QUIT: its keys send these
+    /// to the command as well.
+    fn forward(&mut self, signal: Signal);
+
+    /// Handles a TSTP that this process has received: Ctrl-Z, or a request to suspend both.
+    fn suspend(&mut self, is_held: &dyn Fn() -> bool);
 
     /// Handles a stop of the command by a signal. Returns true if the command needs the terminal
     /// and does not have it.

@@ -1,11 +1,12 @@
 //! A running command: waits for its end, and ends it if the lock is lost.
 
+use std::collections::VecDeque;
 use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::Lost;
-use leasehold::crossbeam_channel::{Receiver, after, never, select};
+use leasehold::crossbeam_channel::{Receiver, after, at, never, select};
 use rustix::process::{Pid, Signal};
 use signal_hook::consts::SIGCHLD;
 
@@ -15,6 +16,9 @@ use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::message::say;
 use crate::signals::ends;
+
+/// The most time between two signals of one sender to this process and to the supervisor.
+const TOGETHER: Duration = Duration::from_millis(50);
 
 /// How often to check whether the processes that the command left behind have ended.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
@@ -32,6 +36,9 @@ pub(crate) struct Running<'a> {
     kill_after: Duration,
     /// When to send KILL, if TERM was sent and KILL was not.
     kill_at: Option<Instant>,
+    /// The signals to forward, and when to do so: by then the supervisor has received them, too, if
+    /// they were sent to all processes.
+    forwards: VecDeque<(Signal, Instant)>,
     end: End,
 }
 
@@ -63,6 +70,7 @@ impl<'a> Running<'a> {
             guard,
             kill_after,
             kill_at: None,
+            forwards: VecDeque::new(),
             end: End::default(),
         }
     }
@@ -93,18 +101,13 @@ impl<'a> Running<'a> {
                 }
                 recv(signals) -> signal => match signal {
                     Ok(SIGCHLD) => self.children_changed(),
-                    Ok(signal) => {
-                        self.end.signalled |= ends(signal);
-                        if let Some(signal) = Signal::from_named_raw(signal) {
-                            let guard = self.guard;
-                            self.job.forward(signal, &|| guard.is_held());
-                        }
-                    }
+                    Ok(signal) => self.signalled(signal),
                     // The thread that receives the signals lives as long as this process.
                     Err(_) => {}
                 },
                 recv(check) -> _ => {}
             }
+            self.forward_due(Instant::now());
         }
         // A Ctrl-Z that the command has handled must not stop this process before the release.
         self.end.signalled |= signals.try_iter().filter(|signal| ends(*signal)).count() > 0;
@@ -135,10 +138,32 @@ impl<'a> Running<'a> {
     }
 
     fn next_check(&self) -> Receiver<Instant> {
-        match self.kill_at {
+        let forward_at = self.forwards.front().map(|(_, at)| *at);
+        match self.kill_at.into_iter().chain(forward_at).min() {
             _ if self.end.code.is_some() => after(CHECK_EVERY),
-            Some(at) => after(at.saturating_duration_since(Instant::now())),
+            Some(next) => at(next),
             None => never(),
+        }
+    }
+
+    /// Handles a signal to this process. One that is forwarded must not delay the others, or the
+    /// end of the command.
+    fn signalled(&mut self, signal: i32) {
+        self.end.signalled |= ends(signal);
+        match Signal::from_named_raw(signal) {
+            Some(Signal::TSTP) => {
+                let guard = self.guard;
+                self.job.suspend(&|| guard.is_held());
+            }
+            Some(signal) => self.forwards.push_back((signal, Instant::now() + TOGETHER)),
+            None => {}
+        }
+    }
+
+    fn forward_due(&mut self, now: Instant) {
+        while let Some((signal, _)) = self.forwards.front().filter(|(_, at)| *at <= now) {
+            self.job.forward(*signal);
+            self.forwards.pop_front();
         }
     }
 

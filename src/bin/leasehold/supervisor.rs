@@ -3,8 +3,6 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::thread;
-use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -13,9 +11,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::children::{Change, next_change, start_child};
 use crate::program::this_program;
 use crate::supervise::{LEAVE, RECEIVED, SUPERVISE, WATCH, YES};
-
-/// The most time between two signals of one sender to this process and to the supervisor.
-const TOGETHER: Duration = Duration::from_millis(50);
 
 /// How often to continue a supervisor that does not answer, because something stops it.
 const CONTINUE_EVERY: Timespec = Timespec {
@@ -90,9 +85,8 @@ impl Supervisor {
 
     /// Returns whether the supervisor has received the signal together with this process. Then
     /// something sends it to all processes, as systemd does when it stops a service, and the
-    /// command has it already. Returns after [`TOGETHER`].
+    /// command has it already.
     pub(crate) fn has_received(&mut self, signal: Signal) -> bool {
-        thread::sleep(TOGETHER);
         self.ask(RECEIVED, signal.as_raw()) == Some(YES)
     }
 

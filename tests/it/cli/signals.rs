@@ -20,6 +20,7 @@ support::tests![
 
 support::roughly_timed![
     signal_leaves_no_place_in_the_queue,
+    many_signals_delay_neither_the_next_one_nor_the_end,
     signal_ends_the_wait_and_the_release_beside_a_hung_server,
     signal_ends_a_query_beside_a_hung_server
 ];
@@ -122,6 +123,26 @@ fn signal_to_all_processes_reaches_the_command_once() {
         expect_one(&mut program);
         program.send(Signal::USR1);
         assert_eq!(program.code(), Some(7), "{options:?}");
+    }
+}
+
+/// The program waits for 50 ms before it forwards a signal. The waits must not add up.
+fn many_signals_delay_neither_the_next_one_nor_the_end() {
+    let server = Server::start();
+    for options in [&[][..], &["--foreground"]] {
+        let script = "trap 'echo TERM; exit 3' TERM; trap '' USR1; echo ready
+            while :; do sleep 0.02; done";
+        let mut program = Program::run(&server.url(), options, script);
+        assert_eq!(program.next_line(), "ready");
+        for _ in 0..100 {
+            program.send(Signal::USR1);
+            // Until a signal is handled, the kernel counts its repeats as one.
+            let_pass(ms(2));
+        }
+        let (took, code) = end_after(&mut program, Signal::TERM);
+        assert!(took < ms(1_500), "{options:?}: {took:?}");
+        assert_eq!(code, Some(3));
+        assert_eq!(program.next_line(), "TERM");
     }
 }
 
