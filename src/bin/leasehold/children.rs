@@ -78,16 +78,42 @@ pub(crate) fn reap_others(kept: &[Pid]) {
     use nix::sys::wait::waitid;
 
     let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
-    // The kernel reports the oldest child first. If that is a kept one, the others wait until it
-    // has been reaped. `nix` knows no real-time signals: a child that was ended by one has the same
-    // effect until this process ends.
-    while let Ok(status) = waitid(Id::All, ended | WaitPidFlag::WNOWAIT) {
-        let Some(pid) = status.pid() else { return };
-        let is_kept = kept.iter().any(|kept| kept.as_raw_pid() == pid.as_raw());
-        if is_kept || waitid(Id::Pid(pid), ended).is_err() {
-            return;
+    loop {
+        // The kernel reports the oldest child first. If that is a kept one, the others wait until
+        // it has been reaped.
+        let pid = match waitid(Id::All, ended | WaitPidFlag::WNOWAIT) {
+            Ok(status) => status.pid().and_then(|pid| Pid::from_raw(pid.as_raw())),
+            // `nix` knows no real-time signals, so it does not tell which child one has ended.
+            Err(nix::Error::EINVAL) => return reap_listed(kept),
+            Err(_) => None,
+        };
+        match pid {
+            Some(pid) if !kept.contains(&pid) => reap(pid),
+            _ => return,
         }
     }
+}
+
+/// Like [`reap_others`], for the children that `/proc` lists. They are none without `/proc`, or
+/// others if it is that of another PID namespace: then a process that is no child is not found.
+#[cfg(target_os = "linux")]
+fn reap_listed(kept: &[Pid]) {
+    let threads = std::fs::read_dir("/proc/self/task");
+    for thread in threads.into_iter().flatten().flatten() {
+        let children = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        let ids = children.split_whitespace().filter_map(|id| id.parse().ok());
+        let children = ids.filter_map(Pid::from_raw);
+        children.filter(|pid| !kept.contains(pid)).for_each(reap);
+    }
+}
+
+/// Reaps a child if it has ended.
+#[cfg(target_os = "linux")]
+fn reap(child: Pid) {
+    let _ = waitid(
+        WaitId::Pid(child),
+        WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
+    );
 }
 
 /// Other systems have no subreaper.

@@ -47,6 +47,10 @@ fn killing_the_supervisor_ends_the_command() {
     }
 }
 
+/// Leaves a process behind that a real-time signal ends.
+const ENDED_BY_A_REAL_TIME_SIGNAL: &str = "
+    orphan=$(sh -c 'sleep 300 >/dev/null & echo $!'); kill -40 $orphan; echo $orphan";
+
 /// Starts 20 processes, each of which leaves one behind that ends after it.
 const ORPHANS: &str = "
     i=0; while [ $i -lt 20 ]; do sh -c 'sleep 0.1 & echo $!'; i=$((i+1)); done
@@ -55,9 +59,10 @@ const ORPHANS: &str = "
 fn adopted_processes_are_reaped_while_the_command_runs() {
     let server = Server::start();
     let mut command = program(&server.url());
-    command.args(["run", "a", "--max-hold", "60s", "--", "sh", "-c", ORPHANS]);
+    let script = format!("{ENDED_BY_A_REAL_TIME_SIGNAL}{ORPHANS}");
+    command.args(["run", "a", "--max-hold", "60s", "--", "sh", "-c", &script]);
     let mut program = Program::of(command.stdin(Stdio::piped()).spawn().unwrap());
-    let orphans: Vec<_> = (0..20).map(|_| program.pid()).collect();
+    let orphans: Vec<_> = (0..21).map(|_| program.pid()).collect();
     assert_eq!(program.next_line(), "all");
     eventually(WAIT_LIMIT, || {
         orphans.iter().all(|orphan| state_of(*orphan).is_none())
