@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
 use signal_hook::consts::SIGTSTP;
 
-use crate::signals::{ends, suspend};
+use crate::signals::{ONE_SIGNAL, ends, suspend};
 
 /// How long the work may go on after the first signal: 100 ms of the second are left to exit.
 const AFTER_SIGNAL: Duration = Duration::from_millis(900);
@@ -38,7 +38,7 @@ fn run<T>(work: &Mutex<Option<(impl FnOnce() -> T, Sender<T>)>>) {
 }
 
 /// Returns the result, or `None` if there was none a while after the `first` signal or before the
-/// second one.
+/// second one. All signals of 250 ms count as one.
 ///
 /// `first` is the time of the first signal if it has arrived already.
 pub(crate) fn wait_for<T>(
@@ -53,7 +53,10 @@ pub(crate) fn wait_for<T>(
             recv(limit) -> _ => return None,
             recv(signals) -> signal => match (signal, first) {
                 (Ok(signal), None) if ends(signal) => first = Some(Instant::now()),
-                (Ok(signal), Some(_)) if ends(signal) => return None,
+                // A service manager may send HUP right after TERM.
+                (Ok(signal), Some(first)) if ends(signal) && first.elapsed() >= ONE_SIGNAL => {
+                    return None;
+                }
                 (Ok(SIGTSTP), _) => suspend(),
                 _ => {}
             },
@@ -64,24 +67,27 @@ pub(crate) fn wait_for<T>(
 #[cfg(test)]
 mod tests {
     use leasehold::crossbeam_channel::unbounded;
-    use signal_hook::consts::{SIGTERM, SIGUSR1};
+    use signal_hook::consts::{SIGHUP, SIGTERM, SIGUSR1};
 
     use super::*;
 
     #[test]
-    fn the_second_signal_ends_the_wait_at_once() {
+    fn a_second_signal_after_a_while_ends_the_wait_at_once() {
         let (_tell, result) = bounded::<()>(1);
         let (send, signals) = unbounded();
         let began = Instant::now();
-        for signal in [SIGTERM, SIGUSR1, SIGTERM] {
+        for signal in [SIGTERM, SIGUSR1, SIGHUP] {
             send.send(signal).unwrap();
         }
         assert_eq!(wait_for(&result, &signals, None), None);
-        send.send(SIGTERM).unwrap();
-        assert_eq!(wait_for(&result, &signals, Some(began)), None);
-        assert!(began.elapsed() < AFTER_SIGNAL, "{:?}", began.elapsed());
-        assert_eq!(wait_for(&result, &signals, Some(began)), None);
         assert!(began.elapsed() >= AFTER_SIGNAL, "{:?}", began.elapsed());
+        send.send(SIGHUP).unwrap();
+        let second = Instant::now();
+        let first = second.checked_sub(ONE_SIGNAL);
+        assert!(first.is_some(), "the machine has run for a second");
+        assert_eq!(wait_for(&result, &signals, first), None);
+        let limit = AFTER_SIGNAL - ONE_SIGNAL;
+        assert!(second.elapsed() < limit, "{:?}", second.elapsed());
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR
 
 /// A signal that asks this process to end counts as one with those that follow it within this time:
 /// a service manager may send it to this process, and to a parent that forwards it.
-const ONE_SIGNAL: Duration = Duration::from_millis(250);
+pub(crate) const ONE_SIGNAL: Duration = Duration::from_millis(250);
 
 /// Returns whether the signal asks this process to end.
 pub(crate) fn ends(signal: i32) -> bool {
