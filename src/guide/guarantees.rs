@@ -45,6 +45,8 @@
 //! - **A pause between check and write.** A process can be paused for longer than its lease between
 //!   `ensure_held` and the write that it guards. No lock can prevent that; only
 //!   [fencing](crate::FencingToken) helps.
+//! - **Both processes of `leasehold run` killed at one instant**, the program and its supervisor:
+//!   the command goes on without the lock. If one of them is killed, the other ends the command.
 //! - **Failover.** Redis replicates asynchronously. If a replica that does not have a lock yet is
 //!   promoted, a second holder can acquire it. The second holder's fencing token is still higher if
 //!   the servers' clocks differ by less than the failover takes. With
