@@ -3,6 +3,7 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use leasehold::Error;
 
@@ -90,6 +91,12 @@ impl Failure {
             let variables = SERVER_VARIABLES.join(", ");
             self.text += &format!(" (the default: none of {variables} is set)");
         }
+        self
+    }
+
+    /// Adds to the message for how long this program has tried again.
+    pub(crate) fn of_attempts_for(mut self, time: Duration) -> Self {
+        self.text += &format!("; attempts went on for {:.1} s", time.as_secs_f64());
         self
     }
 

@@ -41,7 +41,14 @@ pub(crate) fn release(
     let first = signalled.then(Instant::now);
     background::wait_for(&released, signals, first).unwrap_or_else(|| {
         // The lease was valid until the command ended, so the command has succeeded.
-        say("the release was not confirmed before a signal: the lock is free after the ttl at the latest");
+        let latest = match min_hold.is_zero() {
+            true => "the ttl",
+            false => "the ttl or --min-hold",
+        };
+        say(&format!(
+            "the release was not confirmed before a signal: the lock is free after {latest} at the \
+             latest"
+        ));
         Ok(())
     })
 }

@@ -97,7 +97,7 @@ fn acquire(
 ) -> Result<Option<Box<dyn Guard>>, Failure> {
     let limit = LockWait::of(args);
     if let LockWait::None = limit {
-        return Ok(try_while_unreachable(take, unreachable_for)?);
+        return try_while_unreachable(take, unreachable_for);
     }
     let ancestors = Ancestors::of_environment();
     if !ancestors.is_empty() {
@@ -117,7 +117,7 @@ fn acquire(
 }
 
 /// Tries once, and again if Redis is unreachable, for at most this time.
-fn try_while_unreachable(take: &Take, limit: Duration) -> Result<Option<Box<dyn Guard>>, Error> {
+fn try_while_unreachable(take: &Take, limit: Duration) -> Result<Option<Box<dyn Guard>>, Failure> {
     let began = Instant::now();
     let mut uncounted = 0;
     loop {
@@ -128,7 +128,11 @@ fn try_while_unreachable(take: &Take, limit: Duration) -> Result<Option<Box<dyn 
                 }
             }
             Ok(None) if uncounted > 0 => uncounted -= 1,
-            outcome => return outcome,
+            // The error tells only how long the last attempt has waited.
+            Err(error) if error.is_retryable() && !limit.is_zero() => {
+                return Err(Failure::from(error).of_attempts_for(began.elapsed()));
+            }
+            outcome => return Ok(outcome?),
         }
         thread::sleep(TRY_AGAIN);
     }

@@ -303,4 +303,6 @@ fn run_that_does_not_wait_for_the_lock_can_wait_for_redis() {
     server.kill();
     let mut run = Program::run(&url, &patient("1s"), "echo ran");
     assert_eq!(run.code(), Some(69));
+    let said = run.errors();
+    assert!(said.contains("attempts went on for"), "{said}");
 }

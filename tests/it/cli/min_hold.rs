@@ -76,6 +76,8 @@ fn min_hold_is_waited_for_while_redis_is_unreachable() {
     assert!(output.contains("--min-hold"), "{output}");
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(0));
+    errors.read_to_string(&mut output).unwrap();
+    assert!(output.contains("after the ttl or --min-hold"), "{output}");
 }
 
 /// Starts a run, stalls the traffic, and then lets the command exit with 3. So the requests that
