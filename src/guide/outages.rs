@@ -62,6 +62,8 @@
 //!   has ended. Until the server serves anything, further releases go to the background at once,
 //!   so that all of them together take about one command timeout. If the server replies that it
 //!   cannot serve now, each of them asks once.
+//!   A process that ends while the server hangs may not have sent them: those locks then last for
+//!   their ttl. [`Client::shutdown`](crate::Client::shutdown) waits for them, and reports the rest.
 //!
 //! # Shortages in this process
 //!

@@ -12,6 +12,10 @@ use crate::thread_group::{DIALER, ThreadGroup};
 /// How long the slower members are waited for once the answers would do.
 pub(super) const GRACE: Duration = Duration::from_millis(300);
 
+/// When answers count as late, unless half of the time is shorter: a client without a master waits
+/// for most members until then.
+const LATE_AFTER: Duration = Duration::from_millis(500);
+
 /// Why there was no good answer.
 #[derive(Debug)]
 pub(super) enum NoAnswer {
@@ -41,7 +45,7 @@ pub(super) struct Answers<T> {
     pub(super) done: usize,
     /// How many were asked.
     pub(super) asked: usize,
-    /// At least half of the time is over.
+    /// [`LATE_AFTER`] or half of the time is over.
     pub(super) is_late: bool,
 }
 
@@ -81,11 +85,12 @@ where
     }
     drop(answer);
     let start = Instant::now();
-    let (half, mut end) = (start.after(timeout / 2), start.after(timeout));
+    let late = start.after(LATE_AFTER.min(timeout / 2));
+    let mut end = start.after(timeout);
     let mut was_enough = false;
     loop {
         let now = Instant::now();
-        state.is_late = now >= half;
+        state.is_late = now >= late;
         match enough(&state) {
             Enough::Yes => break,
             Enough::Nearly if !was_enough => {
@@ -94,7 +99,7 @@ where
             }
             Enough::Nearly | Enough::No => {}
         }
-        let next = if state.is_late { end } else { half.min(end) };
+        let next = if state.is_late { end } else { late.min(end) };
         match answers.recv_timeout(now.until(next)) {
             Ok((n, answer)) => {
                 state.done += 1;
