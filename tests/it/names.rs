@@ -102,7 +102,15 @@ fn address_that_takes_writes_is_found_and_then_first() {
     // Each look counts itself.
     assert_eq!(accepted(), before + 1);
 
-    // A failover: the address that answered writes is not used any more.
+    // A failover: the address that answered writes is not used any more. Without the key, the
+    // promoted replica would end the lease.
+    eventually(WAIT_LIMIT, || {
+        let mut exists = redis::cmd("EXISTS");
+        exists
+            .arg("lock:held")
+            .query::<bool>(&mut socket(&replica))
+            .unwrap()
+    });
     run(&replica, &["REPLICAOF", "NO", "ONE"]);
     run(&master, &["REPLICAOF", "127.0.0.2", &port]);
     drop(client.mutex("b").lock().unwrap());
