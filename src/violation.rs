@@ -39,7 +39,11 @@ pub(crate) enum ViolationKind {
 
 impl Violation {
     pub(crate) fn new(kind: ViolationKind, reply: &[u8]) -> Self {
-        let read = reply.get(..SHOWN).unwrap_or(reply).to_vec();
+        let read = reply.get(..SHOWN).unwrap_or(reply);
+        // A peer may send back what it reads, and a password follows this word of the log-on.
+        let auth = read.windows(4).position(|word| word == b"AUTH");
+        let read = auth.and_then(|at| read.get(..at + 4)).unwrap_or(read);
+        let read = read.to_vec();
         Self { kind, read }
     }
 

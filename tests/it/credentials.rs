@@ -1,6 +1,7 @@
 //! Promise: passwords that expire, in a callback or a file, are read for each connect.
 
 use std::fs;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, ClientBuilder, Credentials, Error, Unlocked};
 use parking_lot::Mutex;
 use support::{
-    Cluster, ClusterSetup, Sentinels, Server, Setup, TempDir, eventually, expect_unreachable, ms,
+    Cluster, ClusterSetup, FakeServer, Request, Sentinels, Server, Setup, TempDir, eventually,
+    expect_unreachable, ms,
 };
 
 support::tests![
@@ -21,6 +23,7 @@ support::tests![
     held_lock_outlasts_replaced_passwords_of_a_quorum,
     callback_that_fails_is_named_and_opens_no_breaker,
     setting_that_contradicts_the_url_is_an_error,
+    reply_that_repeats_the_password_is_not_shown,
     user_without_a_password_is_not_the_default_user
 ];
 
@@ -259,6 +262,41 @@ fn setting_that_contradicts_the_url_is_an_error() {
     let text = build(plain.sentinel_credentials(|| Ok(Credentials::password("x"))));
     assert!(text.contains("redis+sentinel://"), "{text}");
     assert!(!format!("{:?}", source.ask().unwrap()).contains("secret"));
+}
+
+/// A server without AUTH repeats the arguments, and so does a peer that sends back what it reads.
+fn reply_that_repeats_the_password_is_not_shown() {
+    let renamed = Server::with(&["--rename-command", "AUTH", "LOGON"]);
+    let echo = FakeServer::with_writer(|request: &Request, client| {
+        let mut packed = redis::Cmd::new();
+        packed.arg(&request.words);
+        client.write_all(&packed.get_packed_command())
+    });
+    for port in [renamed.port(), echo.port()] {
+        for user in ["", "app"] {
+            for by_callback in [false, true] {
+                let password = match by_callback {
+                    true => "",
+                    false => ":s3cret",
+                };
+                let at = match (user, password) {
+                    ("", "") => "",
+                    _ => "@",
+                };
+                let url = format!("redis://{user}{password}{at}127.0.0.1:{port}");
+                let builder = Client::builder().url(url).unreachable_for(ms(100));
+                let builder = match by_callback {
+                    true => builder.credentials(|| Ok(Credentials::password("s3cret"))),
+                    false => builder,
+                };
+                let client = builder.build().unwrap();
+                let error = client.mutex("a").try_lock().unwrap_err();
+                for text in [error.to_string(), format!("{error:?}")] {
+                    assert!(text.contains("AUTH") && !text.contains("s3c"), "{text}");
+                }
+            }
+        }
+    }
 }
 
 fn user_without_a_password_is_not_the_default_user() {

@@ -246,6 +246,16 @@ fn verb(command: &Cmd) -> &'static str {
     verbs.iter().find(is).copied().unwrap_or("the log-on")
 }
 
+/// Returns an error reply to AUTH. A server that does not know the command repeats its arguments:
+/// they contain the password.
+fn without_arguments(error: &ServerError) -> String {
+    let text = words(error);
+    match text.find(", with args") {
+        Some(end) => text.get(..end).unwrap_or_default().to_owned(),
+        None => text,
+    }
+}
+
 /// Returns the commands that a new connection sends first.
 fn commands(what: &LogOn<'_>, with_user: bool) -> Vec<(Step, Cmd)> {
     let redis = what.redis;
@@ -341,7 +351,7 @@ impl Step {
                 (
                     ErrorKind::AuthenticationFailed,
                     "Password authentication failed",
-                    words(error),
+                    without_arguments(error),
                 )
                     .into(),
             ),
