@@ -3,7 +3,7 @@
 mod logon;
 
 use std::time::Duration;
-use std::{fmt, mem, slice};
+use std::{fmt, mem};
 
 use crate::address_map::AddressMap;
 use crate::config::Config;
@@ -64,10 +64,11 @@ enum UrlSource {
 }
 
 impl UrlSource {
-    fn urls(&mut self) -> &mut [String] {
+    fn urls(&mut self) -> Vec<&mut String> {
         match self {
-            Self::Url(url) => slice::from_mut(url),
-            Self::Cluster(urls) | Self::Sentinel(urls, _) | Self::Quorum(urls) => urls,
+            Self::Url(url) => vec![url],
+            Self::Sentinel(urls, master) => urls.iter_mut().chain([master]).collect(),
+            Self::Cluster(urls) | Self::Quorum(urls) => urls.iter_mut().collect(),
         }
     }
 

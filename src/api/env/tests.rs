@@ -282,6 +282,8 @@ fn forms_that_other_programs_use_are_taken() {
             "{vars:?}: {shown}"
         );
     }
+    let sentinels = ClientBuilder::default().sentinel(["h\n"], "'redis://:own@m/2'\n");
+    assert_eq!(logon(Ok(sentinels)), (None, Some("own".into())));
     let url = ("REDIS_URL", "redis://here");
     for (password, expected) in [("p w\n", "p w"), ("pw\r\n", "pw"), ("\"pw\"", "\"pw\"")] {
         let read = logon(read(&[url, ("REDIS_PASSWORD", password)]));
