@@ -307,6 +307,25 @@ mod tests {
         assert!(!known.keeps_address(at(70)));
     }
 
+    /// The last answer of DNS would otherwise be as old as the connections.
+    #[test]
+    fn writes_look_the_name_up_again_when_that_is_due() {
+        let threads = ThreadGroup::new(DIALER);
+        let name = Resolver::new(&threads).name("localhost", 6379).unwrap();
+        let peer = name.peer(address(1));
+        let in_a_minute = || Instant::now().after(Duration::from_secs(60));
+        let looked_up = || {
+            peer.wrote();
+            assert_eq!(threads.wait(in_a_minute()), 0);
+            name.state.lock().ended
+        };
+        assert_eq!(looked_up(), 1, "never looked up");
+        assert!(name.state.lock().keeps_address(Instant::now()));
+        assert_eq!(looked_up(), 1, "just looked up");
+        name.due.store(0, Ordering::Relaxed);
+        assert_eq!(looked_up(), 2);
+    }
+
     #[test]
     fn demoted_writer_is_not_first_any_more() {
         let resolver = Resolver::default();
