@@ -68,6 +68,8 @@ mod clock;
 mod config;
 mod connect_failure;
 mod credentials;
+#[cfg(feature = "tls")]
+mod date;
 mod error;
 mod error_reply;
 mod escape;
@@ -113,8 +115,6 @@ mod url;
 mod violation;
 mod wait_policy;
 mod with_error;
-#[cfg(feature = "tls")]
-mod x509;
 
 pub use crossbeam_channel;
 

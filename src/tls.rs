@@ -7,15 +7,16 @@ use std::{fmt, fs};
 
 use redis::{ErrorKind, RedisError, RedisResult};
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 
 use crate::clock::wall_time;
 use crate::connect_failure::ConnectFailure;
+use crate::date::date;
 use crate::error::Error;
 use crate::escape::Escaped;
 use crate::violation::payload;
-use crate::x509::{date, not_after};
 
 /// The TLS settings of a client.
 #[derive(Clone, Default)]
@@ -141,32 +142,40 @@ impl Tls {
     /// Returns the error of a connection. If a certificate has expired, the error says when.
     pub(crate) fn with_expiry(&self, error: RedisError) -> RedisError {
         let why = match payload(&error) {
-            Some(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
-                not_after,
-                ..
-            })) => {
-                let end = i64::try_from(not_after.as_secs()).unwrap_or(i64::MAX);
-                let end = date(end);
-                format!("invalid peer certificate: certificate expired on {end}")
-            }
-            Some(alert @ rustls::Error::AlertReceived(_)) => match self.expired_client() {
-                Some(expired) => format!("{alert}; {expired}"),
-                None => return error,
-            },
-            _ => return error,
+            Some(alert @ rustls::Error::AlertReceived(_)) => self
+                .expired_client()
+                .map(|expired| format!("{alert}; {expired}")),
+            Some(error) => expiry(error)
+                .map(|end| format!("invalid peer certificate: certificate expired on {end}")),
+            None => None,
         };
-        ConnectFailure::Expired(why).into()
+        why.map_or(error, |why| ConnectFailure::Expired(why).into())
     }
 
     /// Returns when the client certificate expired; `None` if it is valid.
     fn expired_client(&self) -> Option<String> {
         let chain = &self.client.as_ref()?.chain;
         let certificates = certificates(&chain.read().ok()?)?;
-        let end = not_after(certificates.first()?)?;
-        let now = wall_time().duration_since(UNIX_EPOCH).ok()?;
-        let is_over = end < i64::try_from(now.as_secs()).ok()?;
+        let own = certificates.first()?;
+        // rustls returns the dates of a certificate only from a verification. It checks them first,
+        // so an authority that did not issue the certificate is good enough.
+        let mut any = RootCertStore::empty();
+        any.add(own.clone()).ok()?;
+        let verifier = WebPkiClientVerifier::builder(any.into()).build().ok()?;
+        let now = UnixTime::since_unix_epoch(wall_time().duration_since(UNIX_EPOCH).ok()?);
+        let end = expiry(&verifier.verify_client_cert(own, &[], now).err()?)?;
         let place = chain.place();
-        is_over.then(|| format!("the client certificate{place} expired on {}", date(end)))
+        Some(format!("the client certificate{place} expired on {end}"))
+    }
+}
+
+/// Returns when the certificate expired, if that is the error.
+fn expiry(error: &rustls::Error) -> Option<String> {
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
+            not_after, ..
+        }) => i64::try_from(not_after.as_secs()).ok().map(date),
+        _ => None,
     }
 }
 
