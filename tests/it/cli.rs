@@ -2,6 +2,7 @@
 //!
 //! However the program ends, no process of the command outlives it. Its output describes the locks.
 
+pub(crate) mod credentials;
 pub(crate) mod cron;
 pub(crate) mod ends;
 pub(crate) mod exits;

@@ -96,6 +96,8 @@ const TESTS: &[Listed] = &[
     #[cfg(all(feature = "cli", unix))]
     cli::TESTS,
     #[cfg(all(feature = "cli", unix))]
+    cli::credentials::TESTS,
+    #[cfg(all(feature = "cli", unix))]
     cli::cron::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::ends::TESTS,
