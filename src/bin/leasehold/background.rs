@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::crossbeam_channel::{Receiver, Sender, at, bounded, never, select};
 use signal_hook::consts::SIGTSTP;
 
+use crate::message::shorten_flush;
 use crate::signals::{ONE_SIGNAL, ends, suspend};
 
 /// How long the work may go on after the first signal: 100 ms of the second are left to exit.
@@ -47,6 +48,9 @@ pub(crate) fn wait_for<T>(
     mut first: Option<Instant>,
 ) -> Option<T> {
     loop {
+        if first.is_some() {
+            shorten_flush();
+        }
         let limit = first.map_or_else(never, |first| at(first + AFTER_SIGNAL));
         select! {
             recv(result) -> result => return result.ok(),

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -31,6 +31,9 @@ const MOST_LINES: usize = 10_000;
 /// How long [`flush`] waits.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long [`flush`] waits after a signal.
+const FLUSH_AFTER_SIGNAL: Duration = Duration::from_millis(50);
+
 /// A request to the printing thread.
 enum Request {
     Print(String),
@@ -40,6 +43,9 @@ enum Request {
 
 /// Sends to the printing thread, once it is started.
 static PRINTER: OnceLock<Sender<Request>> = OnceLock::new();
+
+/// A signal asks this process to end.
+static IS_SIGNALLED: AtomicBool = AtomicBool::new(false);
 
 static VERBOSITY: AtomicU8 = AtomicU8::new(Verbosity::Normal as u8);
 
@@ -83,12 +89,21 @@ pub(crate) fn print_in_background() -> io::Result<()> {
     Ok(())
 }
 
+/// Makes [`flush`] wait for a short time only, because a signal asks this process to end.
+pub(crate) fn shorten_flush() {
+    IS_SIGNALLED.store(true, Ordering::Relaxed);
+}
+
 /// Waits until all messages are printed, for a limited time.
 pub(crate) fn flush() {
+    let limit = match IS_SIGNALLED.load(Ordering::Relaxed) {
+        true => FLUSH_AFTER_SIGNAL,
+        false => FLUSH_LIMIT,
+    };
     if let Some(printer) = PRINTER.get() {
         let (done, is_done) = bounded(0);
         let _ = printer.send(Request::Flush(done));
-        let _ = is_done.recv_timeout(FLUSH_LIMIT);
+        let _ = is_done.recv_timeout(limit);
     }
 }
 

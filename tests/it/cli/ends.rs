@@ -55,7 +55,7 @@ fn lost_lock_terminates_the_command() {
 }
 
 /// Returns a pipe that has no room for another byte.
-fn full_pipe() -> (PipeReader, PipeWriter) {
+pub(super) fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, mut writer) = std::io::pipe().unwrap();
     ioctl_fionbio(&writer, true).unwrap();
     while let Ok(_written) = writer.write(&[b'\n'; 4096]) {}

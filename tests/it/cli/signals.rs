@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, kill_process};
 use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
 
-use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, state_of, wait_until_ended};
+use super::ends::full_pipe;
+use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, program, state_of, wait_until_ended};
 
 support::tests![
     signal_ends_the_wait,
@@ -22,7 +23,8 @@ support::roughly_timed![
     signal_leaves_no_place_in_the_queue,
     many_signals_delay_neither_the_next_one_nor_the_end,
     signal_ends_the_wait_and_the_release_beside_a_hung_server,
-    signal_ends_a_query_beside_a_hung_server
+    signal_ends_a_query_beside_a_hung_server,
+    signal_ends_the_wait_while_standard_error_is_blocked
 ];
 
 support::timed![
@@ -289,4 +291,21 @@ fn signal_leaves_no_place_in_the_queue() {
         // The place of a process that died without leaving counts for 6 s.
         eventually(ms(2_000), || queue.waiting().unwrap() == 0);
     }
+}
+
+fn signal_ends_the_wait_while_standard_error_is_blocked() {
+    let server = Server::start();
+    let _guard = hold(&server);
+    let (_reader, writer) = full_pipe();
+    let mut command = program(&server.url());
+    command
+        .args(["run", "a", "-v", "--", "true"])
+        .stderr(writer);
+    let mut program = Program::of(command.spawn().unwrap());
+    eventually(WAIT_LIMIT, || {
+        client(&server).mutex("a").waiting().unwrap() == 1
+    });
+    let (took, code) = end_after(&mut program, Signal::TERM);
+    assert!(took < ms(1_000), "{took:?}");
+    assert_eq!(code, Some(143));
 }
