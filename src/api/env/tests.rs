@@ -254,6 +254,8 @@ fn credentials_fill_in_a_url_without_a_password() {
     }
     let urls = ("REDIS_URLS", "redis://here redis://:own@there");
     assert_eq!(logon(read(&[urls, user, password])), (None, some("own")));
+    let here = ("REDIS_URL", "redis://here");
+    assert_eq!(logon(read(&[here, user])), (some("zoe"), None));
     let complete = ("REDIS_URL", "redis://ann:own@here");
     let expected = (some("ann"), some("own"));
     assert_eq!(logon(read(&[complete, user, password])), expected);
