@@ -109,10 +109,12 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
     }
 }
 
-/// Returns whether the server is a replica that takes no writes.
-pub(crate) fn is_read_only(answer: &ServerError) -> bool {
+/// Returns whether the server takes no writes now, so that another address of its name may lead to
+/// the master: it is a replica, or loads its data, as a replica does while it copies its master.
+pub(crate) fn takes_no_writes(answer: &ServerError) -> bool {
     let in_script = |text: &str| text.contains("script") && text.contains("READONLY");
-    answer.code() == "READONLY" || answer.details().is_some_and(in_script)
+    ["READONLY", "LOADING", "MASTERDOWN"].contains(&answer.code())
+        || answer.details().is_some_and(in_script)
 }
 
 /// Returns whether the user lacks a permission.

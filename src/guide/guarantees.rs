@@ -109,8 +109,9 @@
 //!   the address may have been given to a demoted server, or to a server of somebody else: TLS
 //!   detects the latter. While connections are in use, the client looks the name up every 30 s.
 //! - **A name with several addresses** must lead to one master and its replicas. The client tries
-//!   the addresses side by side, first the one that last answered a write, and last those that
-//!   replied that they are replicas. If two of them take writes, two clients can hold one lock.
+//!   the addresses side by side, first the one that last answered a write, and last those whose
+//!   server takes no writes (a replica, or a server that loads its data). If two of them take
+//!   writes, two clients can hold one lock.
 //! - **Spoofed DNS** can point a client at a different Redis. TLS (`rediss://`) prevents that.
 //! - **Not reentrant, not poisoned**: see [`Mutex`].
 //! - **`fork`** without `exec` copies a client, but not its threads. The copy holds nothing, and

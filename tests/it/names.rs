@@ -10,6 +10,7 @@ use support::{Server, Swallowing, eventually, expect_unreachable, ms};
 
 support::tests![
     address_that_takes_writes_is_found_and_then_first,
+    address_of_a_replica_without_its_master_is_not_the_only_one_tried,
     address_that_last_answered_is_used_while_dns_does_not_answer
 ];
 
@@ -115,6 +116,23 @@ fn address_that_takes_writes_is_found_and_then_first() {
     run(&master, &["REPLICAOF", "127.0.0.2", &port]);
     drop(client.mutex("b").lock().unwrap());
     guard.renew().unwrap();
+    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+}
+
+/// Such a replica replies MASTERDOWN, or LOADING while it copies its master.
+fn address_of_a_replica_without_its_master_is_not_the_only_one_tried() {
+    let master = Server::start();
+    let port = master.port().to_string();
+    let replica = Server::with(&["--bind", "127.0.0.2", "--port", &port]);
+    run(
+        &replica,
+        &["CONFIG", "SET", "replica-serve-stale-data", "no"],
+    );
+    let closed = support::free_port().to_string();
+    run(&replica, &["REPLICAOF", "127.0.0.1", &closed]);
+    let _name = Name::new("stale.test", Answer::Addresses(vec![TWO, ONE]));
+    let client = client("stale.test", master.port());
+    let guard = client.mutex("a").lock().unwrap();
     assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
 }
 

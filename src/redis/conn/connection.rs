@@ -11,7 +11,7 @@ use super::input::Input;
 use super::socket::{timed_out, wait_to_read};
 use super::stream::{Deadlines, Stream};
 use crate::clock::Instant;
-use crate::error_reply::{Meaning, is_read_only, meaning};
+use crate::error_reply::{Meaning, meaning, takes_no_writes};
 use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::reply::Reply;
@@ -149,7 +149,7 @@ impl Connection {
             Err(error) if Redirect::is_malformed(&error) => Err(self.malformed()),
             Err(error) => {
                 if let Some(peer) = &self.peer
-                    && is_read_only(&error)
+                    && takes_no_writes(&error)
                 {
                     peer.refused();
                 }
