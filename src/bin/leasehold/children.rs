@@ -94,8 +94,10 @@ pub(crate) fn reap_others(kept: &[Pid]) {
     }
 }
 
-/// Like [`reap_others`], for the children that `/proc` lists. They are none without `/proc`, or
-/// others if it is that of another PID namespace: then a process that is no child is not found.
+/// Like [`reap_others`], for the children that `/proc` lists.
+///
+/// Without `/proc`, no child is listed. If `/proc` belongs to another PID namespace, the ids differ
+/// from those here, and most belong to no child of this process.
 #[cfg(target_os = "linux")]
 fn reap_listed(kept: &[Pid]) {
     let threads = std::fs::read_dir("/proc/self/task");
