@@ -247,3 +247,48 @@ fn wait_for(sockets: &mut [PollFd<'_>], left: Duration) -> io::Result<()> {
 pub(in crate::redis) fn timed_out() -> io::Error {
     io::ErrorKind::TimedOut.into()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::TcpListener;
+
+    use support::Swallowing;
+
+    use super::*;
+
+    #[test]
+    fn attempts_that_lose_are_closed_and_the_winner_waits_for_its_bytes() {
+        let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let addresses = listeners.each_ref().map(|one| one.local_addr().unwrap());
+        let settings = TcpSettings::default();
+        let until = Instant::now().after(Duration::from_secs(30));
+        let connected = Socket::connect_tcp(&addresses, &settings, Duration::ZERO, until);
+        let (socket, winner) = connected.unwrap();
+        for (listener, address) in listeners.iter().zip(addresses) {
+            let (mut peer, _) = listener.accept().unwrap();
+            if address == winner {
+                let soon = Instant::now().after(Duration::from_millis(60));
+                let error = socket.read(&mut [0], soon).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+                assert!(Instant::now() >= soon, "the read has not waited");
+            } else {
+                assert_eq!(peer.read(&mut [0]).unwrap(), 0, "{address} is still open");
+            }
+        }
+    }
+
+    #[test]
+    fn attempts_end_at_the_deadline_however_many_there_are() {
+        let address = ([127, 0, 0, 1], support::free_port()).into();
+        let _swallowing = Swallowing::at(address);
+        let addresses = [address; 40];
+        let began = Instant::now();
+        let until = began.after(Duration::from_millis(100));
+        let delay = Duration::from_millis(10);
+        let connected = Socket::connect_tcp(&addresses, &TcpSettings::default(), delay, until);
+        assert_eq!(connected.err().unwrap().kind(), io::ErrorKind::TimedOut);
+        let took = began.until(Instant::now());
+        assert!(took >= Duration::from_millis(100) && took < Duration::from_secs(10));
+    }
+}
