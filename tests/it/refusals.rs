@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use leasehold::{Client, ClientBuilder, Error, Unlocked};
-use support::{FakeServer, Recorder, Request, SLACK, Server, eventually, ms};
+use support::{FakeServer, Recorder, Request, SLACK, Server, eventually, free_port, ms};
 
 support::tests![
     each_error_once_in_fifty_replies_ends_no_call,
     one_member_that_replies_with_errors_costs_a_quorum_nothing,
     errors_of_a_node_end_no_call_in_a_cluster,
+    shorter_ttl_that_a_node_may_have_set_counts,
     renewals_outlast_errors,
     call_whose_reply_was_replaced_by_an_error_is_undone,
     server_that_never_ran_a_script_is_given_up_after_three_tries,
@@ -148,6 +149,37 @@ fn errors_of_a_node_end_no_call_in_a_cluster() {
     let client = Client::open(format!("redis+cluster://127.0.0.1:{port}")).unwrap();
     (0..20).for_each(|_| assert_released(client.mutex("a").lock().unwrap().unlock()));
     eventually(ms(10_000), || server.get("lock:a").is_none());
+}
+
+/// The node sets the ttl, and a proxy replies with an error. The owner that the node then names
+/// cannot be reached.
+fn shorter_ttl_that_a_node_may_have_set_counts() {
+    let server = Server::start();
+    let proxy = Recorder::to(server.port());
+    let (port, nowhere) = (proxy.port(), free_port());
+    let is_refused = Arc::new(AtomicBool::new(false));
+    let refuses = Arc::clone(&is_refused);
+    proxy.replace(move |request| {
+        let refuses = refuses.load(Ordering::SeqCst);
+        let owner = if refuses { nowhere } else { port };
+        match request.name().as_str() {
+            "CLUSTER" => Some(format!(
+                "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{owner}\r\n$1\r\ni"
+            )),
+            _ => (refuses && is_script(request)).then(|| "-upstream failure".to_owned()),
+        }
+    });
+    let client = Client::builder()
+        .url(format!("redis+cluster://127.0.0.1:{port}"))
+        .command_timeout(ms(500))
+        .build()
+        .unwrap();
+    let mutex = client.mutex("a").ttl(ms(60_000)).auto_renew(false);
+    let guard = mutex.lock().unwrap();
+    is_refused.store(true, Ordering::SeqCst);
+    assert!(guard.set_ttl(ms(5_000)).unwrap_err().is_unreachable());
+    let left = guard.remaining();
+    assert!(left.is_none_or(|left| left <= ms(5_000)), "{left:?}");
 }
 
 fn renewals_outlast_errors() {

@@ -62,6 +62,8 @@ impl Cluster {
         let mut server = self.map.find_owner(slot, until, cap_rule)?;
         let mut asking = false;
         let (mut hops, mut tries) = (0, 0);
+        // An earlier node may have run it.
+        let mut may_have_run = false;
         loop {
             let fault = match server.call_or_undo(call.asking(asking), until, cap_rule, undoable) {
                 Ok(answer) => return Ok(answer),
@@ -99,6 +101,7 @@ impl Cluster {
                 NodeFault::Fault(fault @ (Fault::NotRun(cause) | Fault::Unknown(cause)))
                     if !fault.may_have_run() || fault.is_refusal() && undoable.is_none() =>
                 {
+                    may_have_run |= fault.may_have_run();
                     // A call that acquires nothing may run twice. The slot map may be out of date,
                     // unless the client ran out of connections, or a refresh has just retired the
                     // server.
@@ -111,9 +114,18 @@ impl Cluster {
             };
             match next {
                 Some(next) if hops < MOST_HOPS && Instant::now() < until => server = next,
-                _ => return Err(Fault::from(fault).at(&self.map.label_of(&server))),
+                _ => return Err(self.last_fault(fault, &server, may_have_run)),
             }
             hops += 1;
+        }
+    }
+
+    /// Returns the fault of a call that ends at `server`; an earlier node `may_have_run` it.
+    fn last_fault(&self, fault: NodeFault, server: &Server, may_have_run: bool) -> Fault {
+        let fault = Fault::from(fault).at(&self.map.label_of(server));
+        match may_have_run {
+            true => fault.after_others(),
+            false => fault,
         }
     }
 
