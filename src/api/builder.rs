@@ -460,11 +460,13 @@ impl ClientBuilder {
 
     /// Sets how many failed attempts in a row open a server's circuit breaker. Defaults to 5.
     ///
-    /// A failed attempt is one that got no connection, no reply within the command timeout, or an
-    /// [error that may pass](crate::guide::outages#errors-that-may-pass). Calls repeat an attempt
+    /// A failed attempt is a write that got no connection, no reply within the command timeout, or
+    /// an [error that may pass](crate::guide::outages#errors-that-may-pass). Calls repeat an attempt
     /// that failed early, and concurrent attempts count each, so fewer calls than attempts can open
     /// the breaker. These do not count:
     ///
+    /// - a call that only reads, such as [`inspect`](crate::Mutex::inspect): its answer would not
+    ///   close the breaker;
     /// - a call that hit its own, shorter deadline;
     /// - a renewal or release in the background that got no reply.
     ///

@@ -32,9 +32,10 @@ impl Server {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
+        let is_write = call.verb.writes();
         let _admission = match cap_rule {
-            Cap::Counted => Some(self.health.admit(self.label())?),
-            Cap::Exempt | Cap::Kept { .. } => None,
+            Cap::Counted if is_write => Some(self.health.admit(self.label())?),
+            _ => None,
         };
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
         // Other calls must not wait behind a long reply.
@@ -47,7 +48,7 @@ impl Server {
                 None => {}
             }
         }
-        let mut pooled = self.acquire_connection(until, cap_rule)?;
+        let mut pooled = self.acquire_connection(until, cap_rule, is_write)?;
         let sent = Instant::now();
         if sent >= until {
             // A reply could not come in time: the call would only leave something to undo.
@@ -77,7 +78,7 @@ impl Server {
                     pooled.keep().undo_behind([undo]);
                 }
                 Err(self
-                    .no_answer(error, sent, until, call.script.name, true)
+                    .no_answer(error, sent, until, call.script.name, true, is_write)
                     .into())
             }
         }
@@ -97,11 +98,13 @@ impl Server {
         } = sent;
         // Only the call that reads the batch's replies counts the failure of their connection:
         // otherwise it would count once for each call. A failed write of the batch counts for none.
-        let answer = answer
-            .map_err(|error| self.no_answer(error, sent, until, call.script.name, has_read))?;
+        let is_write = call.verb.writes();
+        let answer = answer.map_err(|error| {
+            self.no_answer(error, sent, until, call.script.name, has_read, is_write)
+        })?;
         let reply = answer.map_err(|error| self.node_fault(call, &error));
         match NodeFault::not_served_in(&reply) {
-            Some(cause) => self.failed_by(Some(cause), true),
+            Some(cause) => self.failed_by(Some(cause), is_write),
             None => self.answered(sent, is_answered_write(call, &reply)),
         }
         Ok((reply?, sent))
@@ -237,7 +240,8 @@ mod tests {
         let (listener, server) = listener_and_server(short);
         thread::scope(|scope| {
             let accepting = scope.spawn(|| accept(&listener));
-            let in_use = server.acquire_connection(Instant::now().after(LONG), Cap::Counted);
+            let until = Instant::now().after(LONG);
+            let in_use = server.acquire_connection(until, Cap::Counted, true);
             let _in_use = in_use.unwrap_or_else(|fault| panic!("{fault:?}"));
             let _stream = accepting.join().unwrap();
             // The call has all the time of a command.

@@ -35,7 +35,7 @@ impl Server {
     ) -> Result<T, NodeFault> {
         let mut command = redis::cmd(name);
         command.arg(args);
-        let mut pooled = self.acquire_connection(until, cap_rule)?;
+        let mut pooled = self.acquire_connection(until, cap_rule, false)?;
         let sent = Instant::now();
         let by = sent.after(self.command_timeout()).min(until);
         let connection = pooled.connection();
@@ -71,7 +71,7 @@ impl Server {
                 self.settle(pooled, sent, NodeFault::not_served_in(&answer), false);
                 answer
             }
-            Err(error) => Err(self.no_answer(error, sent, until, name, true).into()),
+            Err(error) => Err(self.no_answer(error, sent, until, name, true, false).into()),
         }
     }
 

@@ -120,7 +120,7 @@ impl Server {
     ) {
         if let Some(cause) = not_served {
             pooled.reject();
-            self.failed_by(Some(cause), true);
+            self.failed_by(Some(cause), is_write);
         } else {
             self.pool.pass_on(pooled);
             self.answered(sent, is_write);
@@ -128,6 +128,7 @@ impl Server {
     }
 
     /// Records that no reply came. Pass `counts` unless another call reports this failure, too.
+    /// Only that of a write counts towards the breaker.
     pub(super) fn no_answer(
         &self,
         error: RedisError,
@@ -135,6 +136,7 @@ impl Server {
         until: Instant,
         command: &str,
         counts: bool,
+        is_write: bool,
     ) -> Fault {
         // A server whose reply is too large can be reached.
         let is_servers_fault = match error.is_timeout() {
@@ -143,7 +145,7 @@ impl Server {
         };
         let counts = counts && is_servers_fault;
         let cause = Cause::lost_reply(error, sent.until(Instant::now()), command);
-        self.failed_by(Some(&cause), counts);
+        self.failed_by(Some(&cause), counts && is_write);
         if counts {
             self.pool.forget_idle();
         }
@@ -155,10 +157,12 @@ impl Server {
         from.until(until) >= self.command_timeout() / 10 * 9
     }
 
+    /// Returns a connection. A failure counts towards the breaker if it is for a write.
     pub(super) fn acquire_connection(
         &self,
         until: Instant,
         cap_rule: Cap,
+        is_write: bool,
     ) -> Result<PooledConnection<'_>, Fault> {
         let asked = Instant::now();
         self.pool
@@ -171,7 +175,7 @@ impl Server {
                     let counts =
                         connect_error.is_servers_fault || is_silence && self.had_time(asked, until);
                     // Other calls use the connections that the server has accepted.
-                    let counts = counts && !self.pool.has_connection();
+                    let counts = counts && is_write && !self.pool.has_connection();
                     self.connect_error(connect_error, counts)
                 }
                 GetError::Never(error) => Fault::Rejected(error),
@@ -182,7 +186,7 @@ impl Server {
     /// last one: no other may be available, and the holders of locks need it.
     pub(crate) fn connection(&self, until: Instant) -> Result<Connection, Fault> {
         let leaves_one = self.pool.has_connection();
-        let pooled = self.acquire_connection(until, Cap::Kept { leaves_one })?;
+        let pooled = self.acquire_connection(until, Cap::Kept { leaves_one }, false)?;
         Ok(pooled.keep())
     }
 
@@ -193,14 +197,14 @@ impl Server {
     pub(crate) fn borrow(&self, until: Instant) -> Result<BorrowedConnection<'_>, Fault> {
         if let Some(member) = &self.member {
             let soon = Instant::now().after(self.command_timeout() / 4);
-            if let Ok(pooled) = self.acquire_connection(soon.min(until), Cap::Exempt) {
+            if let Ok(pooled) = self.acquire_connection(soon.min(until), Cap::Exempt, true) {
                 return Ok(BorrowedConnection::Own(pooled.keep()));
             }
             if let Some(connection) = member.take_settled() {
                 return Ok(BorrowedConnection::OfMember(member, connection));
             }
         }
-        let pooled = self.acquire_connection(until, Cap::Exempt)?;
+        let pooled = self.acquire_connection(until, Cap::Exempt, true)?;
         Ok(BorrowedConnection::Pooled(pooled))
     }
 

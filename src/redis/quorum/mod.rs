@@ -92,9 +92,10 @@ impl Quorum {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
+        let is_write = call.verb.writes();
         let _admission = match cap_rule {
-            Cap::Counted => Some(self.health.admit(&self.label)?),
-            Cap::Exempt | Cap::Kept { .. } => None,
+            Cap::Counted if is_write => Some(self.health.admit(&self.label)?),
+            _ => None,
         };
         let _permit = self.permits.take(cap_rule, until)?;
         let mut round = Round::new(&self.members, Some(call), until, undoable);
@@ -105,7 +106,7 @@ impl Quorum {
             {
                 // A call with a shorter deadline does not count towards the breaker: the servers
                 // may have had too little time to reply.
-                let counts = round.had_time(self.command_timeout);
+                let counts = is_write && round.had_time(self.command_timeout);
                 if self.health.failed(Some(cause), counts) {
                     logging::warn!(
                         "circuit breaker open for the {} ({cause}): calls that do not wait fail at \
@@ -115,7 +116,7 @@ impl Quorum {
                 }
             }
             // A majority has answered.
-            _ if round.was_sent() && call.verb.writes() && self.health.answered(Instant::now()) => {
+            _ if round.was_sent() && is_write && self.health.answered(Instant::now()) => {
                 self.log_closed_breaker();
             }
             _ => {}
