@@ -72,10 +72,10 @@ pub enum Error {
     /// Calls that do not wait, such as `try_lock`, fail at once; see
     /// [`breaker`](crate::ClientBuilder::breaker). `try_lock_for` waits for the breaker to close
     /// and fails at its deadline. `lock` keeps waiting, and fails with
-    /// [`Unreachable`](Self::Unreachable) after
-    /// [`unreachable_for`](crate::ClientBuilder::unreachable_for). This call sent nothing, and
-    /// nothing is held. A call that sent something before the breaker opened fails with
-    /// `Unreachable`. Renewals and releases are still sent. Retry after `retry_in`.
+    /// [`Unreachable`](Self::Unreachable), or a [`Refused`](Self::Refused) that may pass, after
+    /// [`unreachable_for`](crate::ClientBuilder::unreachable_for). So does a call that sent
+    /// something before the breaker opened. This call sent nothing, and nothing is held. Renewals,
+    /// releases and reads are still sent. Retry after `retry_in`.
     #[non_exhaustive]
     CircuitOpen {
         /// The server, without its password.
@@ -100,7 +100,8 @@ pub enum Error {
     /// - From a call that locks: you do not hold the lock. A command that was repeated may have
     ///   run, and is undone in the background. So is the lock if the refused command was `WAIT`,
     ///   for [`min_replicas`](crate::Mutex::min_replicas).
-    /// - From `renew` and `set_ttl`: you hold the lock for the rest of its lease.
+    /// - From `renew` and `set_ttl`: you hold the lock as long as
+    ///   [`is_held`](crate::MutexGuard::is_held) returns true.
     /// - From [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl, or for
     ///   longer after a renewal or [`set_ttl`](crate::MutexGuard::set_ttl) without a reply. The
     ///   release is repeated in the background.

@@ -169,8 +169,9 @@ impl Mutex {
     ///
     /// - [`Error::Config`]: the name or a setting is invalid.
     /// - [`Error::Unreachable`]: Redis has not answered for too long.
-    /// - [`Error::Refused`], [`Error::WrongType`], [`Error::BadFence`]: Redis answered, and a retry
-    ///   would not help.
+    /// - [`Error::Refused`]: Redis refused for a reason that lasts, or too long for one that may
+    ///   pass (`retried_for`).
+    /// - [`Error::WrongType`], [`Error::BadFence`]: a key is not one of a lock.
     /// - [`Error::NotReplicated`]: too few replicas acknowledged the lease; see
     ///   [`min_replicas`](Self::min_replicas).
     /// - [`Error::AttemptsUsedUp`]: the attempts of a

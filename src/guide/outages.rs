@@ -4,9 +4,9 @@
 //!
 //! After five failed attempts in a row, a circuit breaker opens for that server. An attempt to
 //! write fails if it gets no connection, no reply within the [`command_timeout`], or an [error that
-//! may pass](#errors-that-may-pass). A call can make several attempts, so three calls may be enough.
-//! While the breaker is open, one call or probe is sent at a time, and at most one starts in a
-//! second. What the others do:
+//! may pass](#errors-that-may-pass). A call can make several attempts, so three calls may be
+//! enough. While the breaker is open, one call or probe is sent at a time, and at most one starts
+//! in a second. What the others do:
 //!
 //! - **`try_lock`** and other calls that do not wait fail at once with [`Error::CircuitOpen`],
 //!   instead of waiting for their timeout.
@@ -29,8 +29,8 @@
 //! - A refused connection is tried again until the call's deadline, like any other failure, because
 //!   a server that restarts refuses connections for a moment. So `try_lock`, `ping` and `health`
 //!   take the whole [`command_timeout`] against a port at which nothing listens.
-//! - A call that sent a command before the breaker opened fails with [`Error::Unreachable`], or with
-//!   the error that may pass: its lock may be held.
+//! - A call that sent a command before the breaker opened fails with [`Error::Unreachable`], or
+//!   with the error that may pass: its lock may be held.
 //! - If the name of a server does not resolve, the client connects to [the address that last
 //!   answered a write](crate::guide::guarantees#limitations), for up to a minute.
 //! - Over a quorum, the breaker applies to the majority; a single failing server is merely skipped.
