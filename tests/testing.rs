@@ -37,7 +37,7 @@ fn is_taken(server: &Server) -> bool {
     server.is_locked(NAME)
 }
 
-/// Waits until a thread of `client` waits for the lock and is subscribed to its releases.
+/// Waits until a client waits in the queue of the lock.
 fn until_waiting(client: &Client) {
     eventually(LONG, || client.mutex(NAME).waiting().unwrap() == 1);
 }
@@ -175,10 +175,11 @@ fn several_servers_are_a_quorum() {
 fn both_protocols_and_all_databases_are_served() {
     let server = Server::start();
     for path in ["/2", "?protocol=resp3"] {
-        let client = Client::open(format!("{}{path}", server.url())).unwrap();
+        let client = || Client::open(format!("{}{path}", server.url())).unwrap();
+        let (client, other) = (client(), client());
         let guard = client.mutex(NAME).lock().unwrap();
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| client.mutex(NAME).local_handoffs(0).lock().map(drop));
+            let waiter = scope.spawn(|| other.mutex(NAME).lock().map(drop));
             until_waiting(&client);
             drop(guard);
             waiter.join().unwrap().unwrap();

@@ -18,12 +18,12 @@ support::tests![
 /// Makes three calls wait for what is held, one after the other, and releases it while the slot
 /// moves. Asserts that they are granted it in their order.
 #[track_caller]
-fn assert_order_is_kept(
+fn assert_order_is_kept<G>(
     cluster: &Cluster,
     name: &str,
     queue: &str,
     release: impl FnOnce(),
-    wait: impl Fn(&Client) + Sync,
+    wait: impl Fn(&Client) -> G + Sync,
 ) {
     let slot = cluster.slot(&format!("lock:{name}"));
     let order = Mutex::new(Vec::new());
@@ -32,8 +32,9 @@ fn assert_order_is_kept(
             let (order, wait) = (&order, &wait);
             let client = client(&cluster.url());
             scope.spawn(move || {
-                wait(&client);
+                let guard = wait(&client);
                 order.lock().unwrap().push(n);
+                drop(guard);
             });
             eventually(PATIENCE, || places_in(cluster.node(0), queue) == n + 1);
         }
@@ -54,9 +55,7 @@ fn permit_released_in_a_moving_slot_keeps_the_order() {
     let queue = format!("leasehold:permits-queue:{{lock:{name}}}");
     let release = || assert_released(held.release());
     assert_order_is_kept(cluster, &name, &queue, release, |client| {
-        drop(granted(
-            client.semaphore(&*name, 1).try_acquire_for(PATIENCE),
-        ));
+        granted(client.semaphore(&*name, 1).try_acquire_for(PATIENCE))
     });
 }
 
@@ -67,7 +66,7 @@ fn lock_released_in_a_moving_slot_keeps_the_order() {
     let queue = format!("leasehold:queue:{{lock:{name}}}");
     let release = || assert_released(held.unlock());
     assert_order_is_kept(cluster, &name, &queue, release, |client| {
-        drop(granted(client.fair_mutex(&*name).try_lock_for(PATIENCE)));
+        granted(client.fair_mutex(&*name).try_lock_for(PATIENCE))
     });
 }
 
@@ -79,6 +78,6 @@ fn reader_released_in_a_moving_slot_keeps_the_order() {
     let queue = format!("leasehold:queue:{{lock:{name}}}");
     let release = || assert_released(held.unlock());
     assert_order_is_kept(cluster, &name, &queue, release, |client| {
-        drop(granted(client.rw_lock(&*name).try_write_for(PATIENCE)));
+        granted(client.rw_lock(&*name).try_write_for(PATIENCE))
     });
 }
