@@ -68,6 +68,14 @@ fn supervisor_that_is_stopped_before_it_is_ready_starts() {
             continue;
         };
         let _ = kill_process(supervisor, Signal::STOP);
+        // The list may have been read while the command was started: then this is the command, and
+        // nothing but the test continues it.
+        if children_of(program.id())
+            .iter()
+            .any(|child| *child != supervisor)
+        {
+            let _ = kill_process(supervisor, Signal::CONT);
+        }
         while runs(&mut program) {
             if state_of(supervisor) == Some('T') {
                 stopped += 1;
