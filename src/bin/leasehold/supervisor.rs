@@ -108,17 +108,22 @@ impl Supervisor {
         requests.write_all(&[request, a, b, c, d]).ok()?;
         let mut answer = [0];
         loop {
-            // The supervisor may have been stopped, with its group or alone, and could not answer.
-            let _ = kill_process(self.id(), Signal::CONT);
-            let mut answers = [PollFd::new(&self.answers, PollFlags::IN)];
-            match poll(&mut answers, Some(&CONTINUE_EVERY)) {
-                Ok(0) | Err(Errno::INTR) => {}
-                _ => {
-                    self.answers.read_exact(&mut answer).ok()?;
-                    return Some(answer[0]);
-                }
+            if self.is_readable() {
+                self.answers.read_exact(&mut answer).ok()?;
+                return Some(answer[0]);
             }
         }
+    }
+
+    /// Waits for a short time until the supervisor has answered or ended. Continues it first: it
+    /// may have been stopped, with its group or alone.
+    fn is_readable(&self) -> bool {
+        let _ = kill_process(self.id(), Signal::CONT);
+        let mut answers = [PollFd::new(&self.answers, PollFlags::IN)];
+        !matches!(
+            poll(&mut answers, Some(&CONTINUE_EVERY)),
+            Ok(0) | Err(Errno::INTR)
+        )
     }
 }
 
@@ -126,9 +131,7 @@ impl Drop for Supervisor {
     fn drop(&mut self) {
         // Closes the pipe: the supervisor kills what is left of its group, and ends.
         self.requests = None;
-        if !self.has_ended() {
-            let _ = kill_process(self.id(), Signal::CONT);
-        }
+        while !self.has_ended() && !self.is_readable() {}
         // Fails if the supervisor was killed inside the group and `ProcessGroup::is_empty` has
         // reaped it.
         let _ = self.process.wait();
