@@ -20,6 +20,9 @@ use crate::signals::ends;
 /// The most time between two signals of one sender to this process and to the supervisor.
 const TOGETHER: Duration = Duration::from_millis(50);
 
+/// How soon after a signal the command must have ended for that to be the reason.
+const FOR_THE_END: Duration = Duration::from_secs(10);
+
 /// How often to check whether the processes that the command left behind have ended.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
@@ -39,6 +42,8 @@ pub(crate) struct Running<'a> {
     /// The signals to forward, and when to do so: by then the supervisor has received them, too, if
     /// they were sent to all processes.
     forwards: VecDeque<(Signal, Instant)>,
+    /// When a signal last asked this process to end.
+    signalled_at: Option<Instant>,
     end: End,
 }
 
@@ -51,7 +56,7 @@ pub(crate) struct End {
     pub(crate) lost: Option<Lost>,
     /// The command was terminated because it needed the terminal.
     pub(crate) needed_terminal: bool,
-    /// A signal asked this process to end.
+    /// A signal asked this process to end, at most [`FOR_THE_END`] before.
     pub(crate) signalled: bool,
     /// The command was terminated because the supervisor had ended before it.
     pub(crate) was_unsupervised: bool,
@@ -71,6 +76,7 @@ impl<'a> Running<'a> {
             kill_after,
             kill_at: None,
             forwards: VecDeque::new(),
+            signalled_at: None,
             end: End::default(),
         }
     }
@@ -109,6 +115,10 @@ impl<'a> Running<'a> {
             }
             self.forward_due(Instant::now());
         }
+        // A command may go on after a signal, such as a HUP that makes it read its files again.
+        self.end.signalled = self
+            .signalled_at
+            .is_some_and(|at| at.elapsed() <= FOR_THE_END);
         // A Ctrl-Z that the command has handled must not stop this process before the release.
         self.end.signalled |= signals.try_iter().filter(|signal| ends(*signal)).count() > 0;
         self.end
@@ -149,7 +159,9 @@ impl<'a> Running<'a> {
     /// Handles a signal to this process. One that is forwarded must not delay the others, or the
     /// end of the command.
     fn signalled(&mut self, signal: i32) {
-        self.end.signalled |= ends(signal);
+        if ends(signal) {
+            self.signalled_at = Some(Instant::now());
+        }
         match Signal::from_named_raw(signal) {
             Some(Signal::TSTP) => {
                 let guard = self.guard;
