@@ -79,7 +79,8 @@ impl CommandJob for Foreground {
         // Keys reach the command without this process. A second signal would do harm: some programs
         // save their work after the first INT, and give that up after the second.
         let is_key = [Signal::INT, Signal::QUIT].contains(&signal);
-        if !(self.has_terminal && is_key) && !self.supervisor.has_received(signal) {
+        let is_from_the_terminal = self.has_terminal && is_key;
+        if !is_from_the_terminal && !self.supervisor.has_received(signal) {
             self.signal(signal);
         }
     }
