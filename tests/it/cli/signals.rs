@@ -211,9 +211,9 @@ fn signal_ends_the_wait_and_the_release_beside_a_hung_server() {
     let mut waits = Program::run(&proxy.url(), &PATIENT, "true");
     let connections = proxy.connections();
     eventually(WAIT_LIMIT, || proxy.connections() > connections);
-    let (took, code) = end_after(&mut waits, Signal::INT);
+    let (took, code) = end_after(&mut waits, Signal::TERM);
     assert!(took < ms(1_500), "{took:?}");
-    assert_eq!(code, Some(130));
+    assert_eq!(code, Some(143));
     drop(guard);
 
     proxy.set_all(Traffic::Pass);
