@@ -127,10 +127,10 @@ impl Trace {
         let new = self.servers.iter().zip(&mut self.written);
         let lines: Vec<Vec<String>> = new
             .map(|((_, recorder), written)| {
-                let all = recorder.exchanges();
-                let new = &all[*written..];
-                *written = all.len();
-                lines(new, is_shown)
+                let mut new = recorder.exchanges().split_off(*written);
+                *written += new.len();
+                join_those_behind_lost_ones(&mut new);
+                lines(&new, is_shown)
             })
             .collect();
         let _ = writeln!(self.text, "\n## {title}");
@@ -242,6 +242,23 @@ impl Progress<'_> {
         let confirmed = new.iter().filter(|one| is_confirmation(one)).count();
         channels == confirmed && !new.iter().any(is_open)
     }
+}
+
+/// Moves what was sent behind a lost exchange, on its connection, next to it: another connection
+/// may have been faster or slower.
+fn join_those_behind_lost_ones(exchanges: &mut Vec<Exchange>) {
+    let mut in_order: Vec<Exchange> = Vec::with_capacity(exchanges.len());
+    for exchange in exchanges.drain(..) {
+        let connection = exchange.request.connection;
+        let is_behind = |one: &Exchange| one.request.connection == connection;
+        let lost = |one: &Exchange| one.is_lost && is_behind(one);
+        let at = match in_order.iter().any(lost) {
+            true => in_order.iter().rposition(is_behind).map(|last| last + 1),
+            false => None,
+        };
+        in_order.insert(at.unwrap_or(in_order.len()), exchange);
+    }
+    *exchanges = in_order;
 }
 
 /// Compares the scenes with the recording, or writes the recording; see `CONTRIBUTING.md`.
