@@ -95,9 +95,6 @@ fn warehouse() -> Outcome {
     for order in ORDERS {
         assert!(client.mutex(order).inspect()?.is_some(), "{order} is held");
     }
-    while client.mutex(ORDERS[0]).waiting()? == 0 {
-        thread::sleep(Duration::from_millis(5));
-    }
 
     println!("It is sent SIGTERM.");
     let asked = Instant::now();
