@@ -20,8 +20,7 @@
 //!   client, which hand the lock to each other.
 //! * Readers are granted the lock by the scripts of their own kind only. In this model each reader
 //!   holds the lock alone. `tests/rw_model` searches readers that share it.
-//! * Versions: the scripts of an earlier version pass nobody over. Version 0.1 has no queue: its
-//!   clients try again when a release is announced.
+//! * Clients without the permissions that queues need try again when a release is announced.
 //! * A program without a queue takes the lock when it is free, and releases it with or without a
 //!   message. The key is deleted while a client holds the lock.
 //! * Time: ticks of one clock. A place and a grant to it end three ticks after the last refresh.
@@ -44,7 +43,7 @@ mod others;
 mod tokens;
 
 use models::assert_found;
-use models::queue::{Broken, Flaw, Listens, Rules, State, Version, holds, longest_stall};
+use models::queue::{Broken, Flaw, Listens, Rules, State, holds, longest_stall};
 
 /// Clients that enter once. Any number of ticks can pass before something arrives.
 const SAFETY: Rules = Rules {
@@ -104,13 +103,6 @@ fn programs_without_a_queue_are_excluded_too() {
         plain_holds: 1,
         ..start(&SAFETY)
     };
-    assert_eq!(holds(&SAFETY, state), Ok(()));
-}
-
-#[test]
-fn clients_of_two_versions_exclude_each_other() {
-    let mut state = start(&SAFETY);
-    state.clients[0].version = Version::Earlier;
     assert_eq!(holds(&SAFETY, state), Ok(()));
 }
 
@@ -211,15 +203,6 @@ fn the_deletion_of_a_plain_lock_costs_a_refresh() {
         plain_holds: 1,
         ..start(&PROMPT)
     };
-    assert_eq!(longest_stall(&PROMPT, state), 1);
-}
-
-/// A client of this version does not receive the grant message of the earlier one. It learns of the
-/// grant from its refresh.
-#[test]
-fn a_grant_by_an_earlier_version_costs_a_refresh() {
-    let mut state = start(&PROMPT);
-    state.clients[0].version = Version::Earlier;
     assert_eq!(longest_stall(&PROMPT, state), 1);
 }
 

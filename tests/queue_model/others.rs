@@ -1,8 +1,8 @@
-//! Promise: clients of the queue share the lock with first attempts, open releases, other versions,
-//! and commands that run twice.
+//! Promise: clients of the queue share the lock with first attempts, open releases, clients
+//! without the permissions that queues need, and commands that run twice.
 
 use models::assert_found;
-use models::queue::{Broken, Flaw, Rules, State, Version, holds, long_holds, longest_stall};
+use models::queue::{Broken, Flaw, Kind, Rules, State, holds, long_holds, longest_stall};
 
 use super::{PROMPT, SAFETY, start};
 
@@ -16,10 +16,10 @@ const PROMPT_TRYING: Rules = Rules {
     ..PROMPT
 };
 
-/// Returns the state at the start, with a first client of this version.
-fn started_with(version: Version, rules: &Rules) -> State {
+/// Returns the state at the start, with a first client of this kind.
+fn started_with(kind: Kind, rules: &Rules) -> State {
     let mut state = start(rules);
-    state.clients[0].version = version;
+    state.clients[0].kind = kind;
     state
 }
 
@@ -48,23 +48,22 @@ fn a_lock_that_was_left_open_has_one_holder() {
 }
 
 #[test]
-fn a_client_of_version_0_1_and_a_queue_exclude_each_other() {
+fn a_client_without_a_queue_and_a_queue_exclude_each_other() {
     let rules = Rules {
         has_tokens: true,
         ..TRYING
     };
-    let state = started_with(Version::Broadcast, &rules);
+    let state = started_with(Kind::Broadcast, &rules);
     assert_eq!(holds(&rules, state), Ok(()));
 }
 
 #[test]
-fn clients_of_three_versions_exclude_each_other_and_have_rising_tokens() {
+fn clients_with_and_without_a_queue_have_rising_tokens() {
     let rules = Rules {
         has_tokens: true,
         ..PROMPT_TRYING
     };
-    let mut state = started_with(Version::Broadcast, &rules);
-    state.clients[1].version = Version::Earlier;
+    let mut state = started_with(Kind::Broadcast, &rules);
     state.clients[2].arriving = 1;
     state.opens = 1;
     assert_eq!(holds(&rules, state), Ok(()));
@@ -115,7 +114,7 @@ const WITH_A_READER: Rules = Rules {
 
 #[test]
 fn a_client_whose_release_could_not_pass_the_lock_on_goes_behind_the_reader() {
-    let state = started_with(Version::Reader, &WITH_A_READER);
+    let state = started_with(Kind::Reader, &WITH_A_READER);
     assert_eq!(longest_stall(&WITH_A_READER, state), 0);
     let rules = WITH_A_READER.with(Flaw::TriesBeforeReaders);
     assert_found(holds(&rules, state), Broken::TwoTurns);
@@ -123,7 +122,7 @@ fn a_client_whose_release_could_not_pass_the_lock_on_goes_behind_the_reader() {
 
 #[test]
 fn something_lost_beside_a_reader_costs_a_refresh() {
-    let mut state = started_with(Version::Reader, &WITH_A_READER);
+    let mut state = started_with(Kind::Reader, &WITH_A_READER);
     state.losses = 1;
     assert_eq!(longest_stall(&WITH_A_READER, state), 1);
 }
@@ -132,7 +131,7 @@ fn something_lost_beside_a_reader_costs_a_refresh() {
 fn mutexes_and_a_reader_exclude_each_other_although_something_is_lost() {
     let state = State {
         losses: 1,
-        ..started_with(Version::Reader, &TRYING)
+        ..started_with(Kind::Reader, &TRYING)
     };
     assert_eq!(holds(&TRYING, state), Ok(()));
 }
@@ -149,8 +148,8 @@ fn first_attempts_and_open_releases_cost_nothing() {
 }
 
 #[test]
-fn a_client_of_version_0_1_beside_a_queue_costs_nothing() {
-    let mut state = started_with(Version::Broadcast, &PROMPT_TRYING);
+fn a_client_without_a_queue_beside_a_queue_costs_nothing() {
+    let mut state = started_with(Kind::Broadcast, &PROMPT_TRYING);
     state.opens = 1;
     assert_eq!(longest_stall(&PROMPT_TRYING, state), 0);
 }
@@ -161,10 +160,10 @@ fn something_lost_beside_an_open_release_costs_a_refresh() {
         clients: 2,
         ..PROMPT_TRYING
     };
-    for version in [Version::Current, Version::Broadcast] {
-        let mut state = started_with(version, &rules);
+    for kind in [Kind::Lock, Kind::Broadcast] {
+        let mut state = started_with(kind, &rules);
         (state.losses, state.opens) = (1, 1);
-        assert_eq!(longest_stall(&rules, state), 1, "{version:?}");
+        assert_eq!(longest_stall(&rules, state), 1, "{kind:?}");
     }
 }
 
@@ -199,19 +198,18 @@ fn a_lock_that_was_left_open_has_one_holder_although_a_subscription_is_lost_in_a
 }
 
 #[test]
-fn clients_of_two_versions_have_rising_tokens_although_something_is_lost_in_a_long_search() {
+fn clients_with_and_without_a_queue_have_rising_tokens_although_something_is_lost_in_a_long_search()
+{
     let rules = Rules {
         clients: 2,
         entries: 2,
         has_tokens: true,
         ..PROMPT_TRYING
     };
-    for version in [Version::Earlier, Version::Broadcast] {
-        let mut state = started_with(version, &rules);
-        (state.losses, state.opens) = (1, 1);
-        state.clients[1].arriving = 1;
-        assert_eq!(long_holds(&rules, state), Ok(()), "{version:?}");
-    }
+    let mut state = started_with(Kind::Broadcast, &rules);
+    (state.losses, state.opens) = (1, 1);
+    state.clients[1].arriving = 1;
+    assert_eq!(long_holds(&rules, state), Ok(()));
 }
 
 #[test]

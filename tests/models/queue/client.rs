@@ -2,7 +2,7 @@
 
 use super::phase::Phase;
 use super::rules::{Flaw, IDS, OLD, Rules};
-use super::state::{Client, Id, Listens, State, Version, owner};
+use super::state::{Client, Id, Kind, Listens, State, owner};
 use super::steps::{Step, Steps};
 use super::wire::{Command, Tokens};
 
@@ -72,9 +72,9 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
     fn begin(&mut self, id: Id) {
         let client = self.state.clients[owner(id)];
         let tries = self.rules.tries_first
-            && client.version != Version::Reader
+            && client.kind != Kind::Reader
             && (!client.goes_behind || self.rules.has(Flaw::TriesBeforeReaders));
-        match tries || client.version == Version::Broadcast {
+        match tries || client.kind == Kind::Broadcast {
             true => self.send(Command::Acquire, id, Phase::Trying { id, age: 0 }),
             false => self.send(Command::Enter, id, Phase::Entering { id, age: 0 }),
         }
@@ -185,7 +185,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             });
         }
         self.send(Command::Release, id, Phase::Leaving { id });
-        if self.state.opens > 0 && client.version == Version::Current {
+        if self.state.opens > 0 && client.kind == Kind::Lock {
             self.send(Command::ReleaseOpen, id, Phase::Leaving { id });
         }
     }

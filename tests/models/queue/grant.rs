@@ -2,7 +2,7 @@
 
 use super::phase::Phase;
 use super::rules::{Broken, CLIENTS, Flaw, GRANT, IDS, Rules};
-use super::state::{Id, Listens, Mark, Place, State, Version, owner};
+use super::state::{Id, Kind, Listens, Mark, Place, State, owner};
 use super::wire::Tokens;
 
 impl State {
@@ -32,7 +32,7 @@ impl State {
 
     /// Returns whether a grant reaches a place, as far as the server can tell.
     fn is_reached(&self, place: Place, refreshed: Option<Id>, rules: &Rules) -> bool {
-        matches!(place.mark, Mark::New | Mark::Returned | Mark::Earlier)
+        matches!(place.mark, Mark::New | Mark::Returned)
             || refreshed == Some(place.id)
             || self.clients[owner(place.id)].listens == Listens::Here
             || rules.has(Flaw::PassesNobodyOver)
@@ -48,8 +48,7 @@ impl State {
         self.keep_places(|place| place.age < GRANT);
         let queue = self.queue;
         let places = queue.iter().flatten();
-        let by_earlier = self.clients[owner(by)].version == Version::Earlier;
-        let is_reached = |place: &&Place| by_earlier || self.is_reached(**place, refreshed, rules);
+        let is_reached = |place: &&Place| self.is_reached(**place, refreshed, rules);
         let first = places.clone().find(is_reached);
         let asker = places.clone().find(|place| Some(place.id) == refreshed);
         let next = match rules.has(Flaw::AskerGoesFirst) {
@@ -65,11 +64,11 @@ impl State {
         // The client of a reader that is next must ask itself.
         let fits = |place: &&Place| self.is_reader(by) || !self.is_reader(place.id);
         let next = next.filter(fits).copied();
-        next.map(|place| self.grant_to(place, by_earlier, rules))
+        next.map(|place| self.grant_to(place, rules))
     }
 
     fn is_reader(&self, id: Id) -> bool {
-        self.clients[owner(id)].version == Version::Reader
+        self.clients[owner(id)].kind == Kind::Reader
     }
 
     /// Whether the first place that a grant reaches is that of a reader.
@@ -79,10 +78,10 @@ impl State {
         next.is_some_and(|place| self.is_reader(place.id))
     }
 
-    fn grant_to(&mut self, place: Place, by_earlier: bool, rules: &Rules) -> Tokens {
+    fn grant_to(&mut self, place: Place, rules: &Rules) -> Tokens {
         let client = self.clients[owner(place.id)];
         let is_killed = client.phase == Phase::Dead && client.listens == Listens::Never;
-        if is_killed && place.has_listener && !rules.has(Flaw::PassesNobodyOver) && !by_earlier {
+        if is_killed && place.has_listener && !rules.has(Flaw::PassesNobodyOver) {
             self.break_promise(Broken::KilledGranted);
         }
         if !rules.has(Flaw::GrantedPlaceStays) {
@@ -91,18 +90,14 @@ impl State {
         self.holder = Some(place.id);
         self.left = GRANT - place.age;
         self.is_provisional = true;
-        let is_of_earlier = client.version == Version::Earlier;
-        let tokens = match by_earlier || is_of_earlier {
-            true => self.draw(place.block.min(1), rules),
-            false if rules.has(Flaw::GrantDrawsNoToken) => Tokens {
+        let tokens = match rules.has(Flaw::GrantDrawsNoToken) {
+            true => Tokens {
                 first: self.fence,
                 count: place.block,
             },
             false => self.draw(place.block, rules),
         };
-        if !by_earlier || is_of_earlier {
-            self.publish(place.id, tokens);
-        }
+        self.publish(place.id, tokens);
         tokens
     }
 

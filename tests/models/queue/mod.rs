@@ -14,7 +14,7 @@ mod wire;
 
 pub use phase::Phase;
 pub use rules::{Broken, Flaw, Rules};
-pub use state::{Client, Id, Listens, Mark, Place, State, Version};
+pub use state::{Client, Id, Kind, Listens, Mark, Place, State};
 pub use steps::Step;
 pub use wire::{Command, Entered, OnItsWay, Refreshed, Released, Tokens};
 

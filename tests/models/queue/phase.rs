@@ -13,7 +13,7 @@ pub enum Phase {
         id: Id,
         age: u8,
     },
-    /// The lock was refused to a client of `Version::Broadcast`: it tries again when a release is
+    /// The lock was refused to a client of `Kind::Broadcast`: it tries again when a release is
     /// announced.
     Sleeping {
         id: Id,

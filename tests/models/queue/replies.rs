@@ -2,7 +2,7 @@
 
 use super::phase::Phase;
 use super::rules::{Broken, Flaw, GRANT, OLD, Rules};
-use super::state::{Id, State, Version, owner};
+use super::state::{Id, Kind, State, owner};
 use super::steps::{Step, Steps};
 use super::wire::{Command, Entered, Refreshed, Released, Tokens};
 
@@ -53,8 +53,8 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 proof: age,
                 refresh: None,
             },
-            Entered::Refused => match self.state.clients[owner(id)].version {
-                Version::Broadcast => Phase::Sleeping { id },
+            Entered::Refused => match self.state.clients[owner(id)].kind {
+                Kind::Broadcast => Phase::Sleeping { id },
                 _ => Phase::Entering { id, age: 0 },
             },
             Entered::RanBefore => Phase::Out,

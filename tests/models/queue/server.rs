@@ -2,7 +2,7 @@
 
 use super::phase::Phase;
 use super::rules::{Broken, Flaw, GRANT, Rules};
-use super::state::{Id, Listens, Mark, Place, State, Version, owner};
+use super::state::{Id, Kind, Listens, Mark, Place, State, owner};
 use super::wire::{Command, Entered, Refreshed, Released, Tokens};
 
 impl State {
@@ -93,7 +93,6 @@ impl State {
             age: 0,
             block: self.on_their_way[id].asked,
             mark: match is_new && !rules.has(Flaw::NewPlaceIsPassedOver) {
-                _ if client.version == Version::Earlier => Mark::Earlier,
                 true => Mark::New,
                 false => Mark::Listed,
             },
@@ -118,7 +117,6 @@ impl State {
             place.has_listener = is_listening;
             was_passed = place.mark == Mark::Passed;
             place.mark = match place.mark {
-                Mark::Earlier => Mark::Earlier,
                 Mark::Returned if rules.has(Flaw::TurnIsKept) => Mark::Returned,
                 _ if is_listening => Mark::Listed,
                 Mark::Passed if rules.has(Flaw::NoTurnAfterARefresh) => Mark::Listed,
@@ -153,7 +151,7 @@ impl State {
 
     fn run_release(&mut self, id: Id, is_open: bool, rules: &Rules) {
         let was_ours = self.holder == Some(id);
-        let is_broadcast = self.clients[owner(id)].version == Version::Broadcast;
+        let is_broadcast = self.clients[owner(id)].kind == Kind::Broadcast;
         let was_queued = !is_broadcast && self.remove_place(id);
         if self.is_in_use(id, was_ours, was_queued) {
             self.break_promise(Broken::TakenInUse);

@@ -74,19 +74,16 @@ pub enum Mark {
     Passed,
     /// Always: it was refreshed after it was passed over.
     Returned,
-    /// Always: it is of an earlier version.
-    Earlier,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Version {
-    Current,
-    /// Its scripts pass nobody over and grant one token, and its messages reach this version only.
-    Earlier,
+pub enum Kind {
+    /// Of a lock whose every script grants to its places.
+    Lock,
     /// A reader of a read-write lock: only the scripts of its kind grant to it.
     Reader,
-    /// 0.1, or a user without the permissions that queues need: waits for the message of a release,
-    /// and releases without a grant.
+    /// A user without the permissions that queues need: waits for the message of a release, and
+    /// releases without a grant.
     Broadcast,
 }
 
@@ -94,7 +91,7 @@ pub enum Version {
 pub struct Client {
     pub phase: Phase,
     pub listens: Listens,
-    pub version: Version,
+    pub kind: Kind,
     /// Its last release could not pass the lock on: it enters without a first attempt.
     pub goes_behind: bool,
     /// How many other threads of the client may still want the lock, and how many wait for it.
@@ -128,7 +125,7 @@ impl Client {
         Self {
             phase,
             listens,
-            version: Version::Current,
+            kind: Kind::Lock,
             goes_behind: false,
             arriving: 0,
             waiting: 0,
@@ -220,7 +217,7 @@ impl State {
             }
             if client.phase == Phase::Dead {
                 *client = Client {
-                    version: client.version,
+                    kind: client.kind,
                     ..Client::new(Phase::Dead, client.listens)
                 };
             }
