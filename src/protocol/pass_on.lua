@@ -28,7 +28,7 @@ local function leaves_open()
     local id = redis.call('LINDEX', KEYS[3], n)
     if not id then break end
     local place = redis.call('HGET', KEYS[4], id) or ''
-    local seen, lasts, want = string.match(place, '^(%d+) (%d+) (%S*)')
+    local seen, lasts, want = string.match(place, '^(%d+) (%d+) (%S+) %d+ %a ')
     if seen and tonumber(seen) > now then
       set_back(n)
       seen = now

@@ -101,8 +101,8 @@ pub(crate) fn read_refresh(payload: &[u8]) -> Option<HolderId> {
     HolderId::parse(payload.strip_prefix(b"refresh ")?)
 }
 
-/// Returns when a place entered the queue, in ms of the server's clock; `None` if an earlier
-/// version of leasehold wrote the place.
+/// Returns when a place entered the queue, in ms of the server's clock; `None` if the place is
+/// malformed.
 ///
 /// The layout of a place is documented in `queue.lua`.
 pub(crate) fn entered_ms(place: &[u8]) -> Option<u64> {

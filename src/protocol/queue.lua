@@ -18,10 +18,7 @@
 --     a: always: its client may listen at another node, where this server cannot see it
 --     A refresh makes n, p and r an l if a client listens; otherwise it makes p an r.
 --   inbox: the channel on which the client receives grants, empty for none
--- Earlier versions of leasehold write "seen provisional inbox". Such a place counts as marked `a`,
--- and its client gets a message without the want, the form of its version. The scripts of those
--- versions read everything behind `provisional` in a newer place as its inbox, to which nobody
--- listens. The place's client therefore learns of their grants from its next refresh.
+-- A place of another form counts as that of a dead waiter.
 
 -- refreshed: the set of the holder ids whose places the script refreshes; their client learns of a
 --   grant from the reply. nil if the script refreshes none.
@@ -65,11 +62,6 @@ local function grant()
     local place = redis.call('HGET', KEYS[4], id) or ''
     local seen, lasts, want, mark, inbox =
       string.match(place, '^(%d+) (%d+) (%S+) %d+ (%a) (.*)$')
-    local size = want and ' ' .. want or ''
-    if not want then
-      seen, lasts, inbox = string.match(place, '^(%d+) (%d+) (.*)$')
-      want, mark = '1', 'a'
-    end
     if seen and tonumber(seen) > now then
       set_back(n)
       seen, place = now, now .. string.sub(place, #seen + 1)
@@ -124,7 +116,7 @@ local function grant()
         if inbox ~= '' then
           -- A user without the PUBLISH permission can still grant: the reply to the waiter's next
           -- refresh contains the grant.
-          redis.pcall('PUBLISH', inbox, 'grant ' .. digits .. size .. ' ' .. id)
+          redis.pcall('PUBLISH', inbox, 'grant ' .. digits .. ' ' .. want .. ' ' .. id)
         end
         count = count + 1
       end

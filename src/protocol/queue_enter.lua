@@ -23,7 +23,7 @@ if fits(ARGV[3]) then
   local first = redis.call('LINDEX', KEYS[3], '0')
   while first do
     local place = redis.call('HGET', KEYS[4], first)
-    local seen, lasts = string.match(place or '', '^(%d+) (%d+) ')
+    local seen, lasts = string.match(place or '', '^(%d+) (%d+) %S+ %d+ %a ')
     if seen and tonumber(seen) > now then set_back(0) end
     if seen and seen + lasts > now then break end
     -- Deletes the place first, as in queue.lua.

@@ -96,7 +96,7 @@ local function is_reader_next()
   local first = redis.pcall('LINDEX', KEYS[3], '0')
   local place = type(first) == 'string' and redis.pcall('HGET', KEYS[4], first)
   if type(place) ~= 'string' then return false end
-  local seen, lasts, want, mark = string.match(place, '^(%d+) (%d+) (%S+) %d+ (%a)')
+  local seen, lasts, want, mark = string.match(place, '^(%d+) (%d+) (%S+) %d+ (%a) ')
   if seen and tonumber(seen) > now then
     set_back(0)
     seen = now

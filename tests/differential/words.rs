@@ -212,7 +212,7 @@ impl Words<'_> {
             1 => format!("{now} 3000 1 {now} p nobody listens"),
             2 => format!("{now} {} 30 {now} r ", self.rng.random_range(SHORT_TTL)),
             3 => format!("{now} 3000 x {now} l inbox0"),
-            // The form of an earlier version.
+            // Words are missing.
             4 => format!("{} 3000 inbox0", now - 5_000),
             5 => format!("{now} {} inbox1", self.rng.random_range(SHORT_TTL)),
             _ => "no place".to_owned(),

@@ -40,7 +40,6 @@ support::tests![
     waiter_that_can_be_woken_takes_the_place_of_one_in_backoff,
     poller_gets_in_between_contending_clients,
     poller_gets_in_while_the_fence_is_ahead_of_the_clock,
-    earlier_version_shares_a_contended_lock_with_rising_tokens,
     release_leaves_the_lock_open_only_if_it_may_and_no_fair_lock_waits,
     client_whose_release_could_not_grant_goes_behind_the_queue,
     try_lock_gets_a_free_lock_although_a_killed_client_has_a_place,
@@ -700,53 +699,6 @@ fn lock_is_left_open_at_least_every_100_ms_of_turns() {
     assert!(announced >= TURNS / 200, "{announced} in {TURNS} turns");
 }
 
-/// The scripts of version 0.1, which waits for releases on the channel.
-const EARLIER_ACQUIRE: &str = concat!(
-    include_str!("queue/earlier/last_token.lua"),
-    include_str!("queue/earlier/acquire.lua")
-);
-const EARLIER_RELEASE: &str = concat!(
-    include_str!("queue/earlier/rewrite.lua"),
-    include_str!("queue/earlier/release.lua")
-);
-
-fn earlier_version_shares_a_contended_lock_with_rising_tokens() {
-    let server = Server::start();
-    let mut connection = server.connection();
-    let [current] = mutexes(&server);
-    amid_contenders::<8, _>(&server, |_| {
-        let mut last = 0;
-        for n in 0..5 {
-            let id = format!("earlier:{n}");
-            let began = Instant::now();
-            let token = loop {
-                let mut acquire = redis::cmd("EVAL");
-                let acquire = acquire.arg(EARLIER_ACQUIRE).arg(2).arg("lock:a");
-                let acquire = acquire.arg("leasehold:fence:{lock:a}").arg(&id).arg(60_000);
-                let reply: redis::Value = acquire.query(&mut connection).unwrap();
-                let redis::Value::Array(items) = reply else {
-                    panic!("{reply:?}")
-                };
-                if let [redis::Value::Int(1), redis::Value::Int(token)] = items[..] {
-                    break u64::try_from(token).unwrap();
-                }
-                assert!(began.elapsed() < PATIENCE, "the earlier version starves");
-                thread::sleep(ms(1));
-            };
-            assert!(token > last);
-            assert_eq!(server.get("lock:a"), Some(id.clone().into_bytes()));
-            let mut release = redis::cmd("EVAL");
-            let release = release.arg(EARLIER_RELEASE).arg(1).arg("lock:a");
-            let release = release.arg(&id).arg(CHANNEL);
-            assert_eq!(release.query::<u64>(&mut connection).unwrap(), 1);
-            let guard = lock(&current);
-            assert!(guard.fencing_token().value() > token);
-            last = guard.fencing_token().value();
-            assert_released(guard.unlock());
-        }
-    });
-}
-
 /// The release script of a mutex.
 pub(crate) const RELEASE: &str = source!(
     "rewrite",
@@ -946,12 +898,12 @@ fn silent_foreign_release_costs_at_most_one_refresh() {
 
 /// Adds a user that has the permissions for locks but not for queues. Returns the URL with it.
 fn url_without_rights_for_the_queue(server: &Server) -> String {
-    let acl = "SETUSER earlier reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
+    let acl = "SETUSER limited reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
                +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe +ping \
                +client";
     let rules: Vec<&str> = acl.split(' ').collect();
     server.run("ACL", &rules);
-    format!("redis://earlier:password@127.0.0.1:{}", server.port())
+    format!("redis://limited:password@127.0.0.1:{}", server.port())
 }
 
 fn user_without_rights_for_the_queue_is_woken_by_releases() {

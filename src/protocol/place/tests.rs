@@ -97,7 +97,7 @@ fn each_place_has_its_state_and_one_lock_one_holder() {
 }
 
 #[test]
-fn a_place_has_its_time_of_entry_unless_it_is_of_an_earlier_version() {
+fn a_place_has_its_time_of_entry_unless_it_is_malformed() {
     let entered = |place: &str| entered_ms(place.as_bytes());
     let inbox = "leasehold:inbox:123e4567-e89b-12d3-a456-426614174000";
     assert_eq!(entered(&format!("17 3000 1 12 l {inbox}")), Some(12));

@@ -487,7 +487,7 @@ fn commands(port: u16, replies: &mut Replies) {
     note("GET, none, RESP3", newer.send(&["GET", "none"]));
     note("SUBSCRIBE", subscriber.send(&["SUBSCRIBE", "c"]));
     note("SUBSCRIBE, RESP3", newer.send(&["SUBSCRIBE", "c"]));
-    let grant = format!("grant 1764000000000000 {}", IDS[0]);
+    let grant = format!("grant 1764000000000000 1 {}", IDS[0]);
     note("PUBLISH", raw.send(&["PUBLISH", "c", &grant]));
     note("message", subscriber.receive());
     note("message, RESP3", newer.receive());

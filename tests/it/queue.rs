@@ -1,8 +1,6 @@
 //! Promise: a grant goes to the first living place in a queue that it reaches, and lasts as long as
 //! that place would have. The scripts are called directly.
 
-use std::thread;
-
 use redis::{Connection, Value};
 use support::fair::{PLACES, QUEUE, holder, queue_length};
 use support::{Replicas, Server, eventually, let_pass, ms};
@@ -29,9 +27,7 @@ support::tests![
     release_of_nothing_grants_a_free_lock,
     undo_frees_the_lock_although_its_queue_is_damaged,
     holder_whose_enter_runs_twice_reports_itself_and_has_no_place,
-    place_of_an_earlier_version_is_granted_in_its_words,
-    earlier_version_grants_places_of_this_one,
-    versions_side_by_side_have_one_holder_and_rising_tokens
+    malformed_place_is_removed_as_that_of_a_dead_waiter
 ];
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
@@ -48,17 +44,6 @@ macro_rules! ours {
             "lock_key",
             "queue",
             concat!("queue_", $name)
-        )
-    };
-}
-
-/// The scripts of an earlier version, in which places had no mark.
-macro_rules! earlier {
-    ($name:literal) => {
-        concat!(
-            include_str!("earlier/last_token.lua"),
-            include_str!("earlier/fair_grant.lua"),
-            include_str!(concat!("earlier/fair_", $name, ".lua"))
         )
     };
 }
@@ -465,88 +450,32 @@ fn refresh_keeps_the_time_of_entry() {
     assert_eq!(now[3], entered[0], "it entered when it was first seen");
 }
 
-fn enter_as_before(raw: &mut Raw, id: &str) -> Option<u64> {
-    let inbox = inbox(id);
-    token(&raw.run(earlier!("enter"), &[id, TTL, "1", &inbox]))
-}
-
-fn place_of_an_earlier_version_is_granted_in_its_words() {
-    let server = Server::start();
-    let mut raw = Raw::to(&server);
-    let mut listener = listener(&server, &["first"]);
-    raw.enter("holder", "l");
-    enter_as_before(&mut raw, "first");
-    raw.release("holder");
-    assert_eq!(holder(&server).as_deref(), Some("first"));
-    let token = fence(&server);
-    assert_eq!(message(&mut listener), format!("grant {token} first"));
-    // It is granted even if nobody listens, as in its version.
-    enter_as_before(&mut raw, "second");
-    raw.release("first");
-    assert_eq!(holder(&server).as_deref(), Some("second"));
-}
-
-/// The message of an earlier version does not reach the client: its next refresh learns of it.
-fn earlier_version_grants_places_of_this_one() {
-    let server = Server::start();
-    let mut raw = Raw::to(&server);
-    let before = enter_as_before(&mut raw, "holder").unwrap();
-    raw.enter("first", "l");
-    raw.run(earlier!("release"), &["holder", CHANNEL]);
-    assert_eq!(holder(&server).as_deref(), Some("first"));
-    let token = raw.refresh("first");
-    assert!(token > i64::try_from(before).unwrap());
-    raw.release("first");
-    assert_eq!(holder(&server), None);
-}
-
-/// Each user enters, refreshes until it is granted the lock, checks that nobody else has it, and
-/// releases it.
-fn versions_side_by_side_have_one_holder_and_rising_tokens() {
-    const ROUNDS: usize = 60;
-    let server = Server::start();
-    thread::scope(|scope| {
-        for n in 0..6 {
-            let mut raw = Raw::to(&server);
-            let server = &server;
-            scope.spawn(move || {
-                for round in 0..ROUNDS {
-                    let id = format!("{n}-{round}");
-                    hold_once(&mut raw, server, &id, n % 2 == 0);
-                }
-            });
-        }
-    });
-    let held: Vec<u64> = redis::cmd("LRANGE")
-        .arg(&["held", "0", "-1"])
-        .query(&mut server.connection())
-        .unwrap();
-    assert_eq!(held.len(), 6 * ROUNDS);
-    assert!(held.is_sorted_by(|earlier, later| earlier < later));
-}
-
-fn hold_once(raw: &mut Raw, server: &Server, id: &str, is_earlier: bool) {
-    let mut granted = match is_earlier {
-        true => enter_as_before(raw, id),
-        false => raw.enter(id, "l"),
-    };
-    while granted.is_none() {
-        let inbox = inbox(id);
-        let found = match is_earlier {
-            true => numbers(&raw.run(earlier!("refresh"), &[&inbox, id]))[0],
-            false => raw.refresh(id),
+fn malformed_place_is_removed_as_that_of_a_dead_waiter() {
+    for words in [
+        "3000 inbox",
+        "3000 1 l inbox",
+        "3000 1 1 l",
+        "3000 1 1 12 inbox",
+        "",
+    ] {
+        let server = Server::start();
+        let mut raw = Raw::to(&server);
+        // It would last for centuries.
+        let place = format!("{} {words}", 1_u64 << 48);
+        let damage = || {
+            server.run("RPUSH", &[QUEUE, "damaged"]);
+            server.run("HSET", &[PLACES, "damaged", &place]);
         };
-        assert!(found >= 0, "the place of {id} is refreshed in time");
-        granted = u64::try_from(found).ok().filter(|token| *token > 0);
+        damage();
+        assert!(raw.enter("holder", "l").is_some(), "{place}");
+        damage();
+        raw.enter("first", "a");
+        raw.release("holder");
+        assert_eq!(holder(&server).as_deref(), Some("first"), "{place}");
+        damage();
+        assert_eq!(raw.refresh("damaged"), -1, "{place}");
+        raw.release("first");
+        assert_eq!(holder(&server), None, "{place}");
+        assert_eq!(queue_length(&server), 0, "{place}");
     }
-    assert_eq!(holder(server).as_deref(), Some(id));
-    let mut push = redis::cmd("RPUSH");
-    let pushed = push.arg("held").arg(granted).exec(&mut raw.0);
-    pushed.unwrap();
-    assert_eq!(holder(server).as_deref(), Some(id));
-    let reply = match is_earlier {
-        true => raw.run(earlier!("release"), &[id, CHANNEL]),
-        false => raw.run(ours!("release"), &[id, CHANNEL]),
-    };
-    assert_eq!(reply, Value::Int(1));
 }
