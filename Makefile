@@ -110,10 +110,10 @@ ON_THE_KIT = --test it --test logs --test memory --test metrics --test panicking
 # Modules that run on the test kit in `.ci/run`. Under a minute.
 SHORT_ON_KIT = lock fencing fair exclusion local_handoff
 
-# Builds the server of the test kit. It also builds a test: cargo then selects the same features of
-# the dependencies as for `make test`, and does not build them twice.
+# Builds the server of the test kit. It also selects the benches, and builds a test: cargo then
+# selects the same features of the dependencies as for `make test`, and does not build them twice.
 kit:
-	$(CARGO) build --all-features -p leasehold -p leasehold-test-support \
+	$(CARGO) build --all-features -p leasehold -p leasehold-benches -p leasehold-test-support \
 		--bin kit-server --test serialize
 
 # Checks that each name in `tests/not_on_the_kit.txt` is a part of a test's name: a test may have
@@ -172,7 +172,7 @@ doc:
 package:
 	@set -e; target=$$(mkdir -p "$${CARGO_TARGET_DIR:-target}" && cd "$${CARGO_TARGET_DIR:-target}" && pwd); \
 	rm -rf "$$target"/package/leasehold-*; \
-	package="$(CARGO) package --quiet --no-verify --allow-dirty"; \
+	package="$(CARGO) package -p leasehold --quiet --no-verify --allow-dirty"; \
 	$$package --offline 2>/dev/null || $$package; \
 	tar -xzmf "$$target"/package/leasehold-*.crate -C "$$target/package"; \
 	cd "$$target"/package/leasehold-*/; \

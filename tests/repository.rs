@@ -216,7 +216,7 @@ fn every_picture_and_every_bench_is_on_a_page() {
     let guide = files("src/guide").into_iter().map(|file| text(&file));
     let pages = PAGES.iter().map(|page| text(page)).chain(guide);
     let pages: String = pages.collect();
-    let manifest = text("Cargo.toml");
+    let manifest = text("benches/Cargo.toml");
     for file in files("docs").iter().filter(|file| file.ends_with(".svg")) {
         let picture = file.strip_prefix("docs/").unwrap();
         let is_shown =

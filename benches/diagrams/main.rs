@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 fn main() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
     for diagram in sequence::ALL {
         fs::write(docs.join(diagram.file), diagram.svg()).expect("the tree can be written");
     }
