@@ -164,7 +164,7 @@ fmt:
 	$(CARGO) fmt --manifest-path examples/sqlite/Cargo.toml -- --check
 
 lint:
-	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --all-targets -p leasehold -p leasehold-benches -p leasehold-demo -- -D warnings
 	$(CARGO) clippy --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --lib --features serde -- -D warnings
 
