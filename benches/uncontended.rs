@@ -14,9 +14,6 @@ use support::Server;
 const ROUNDS: usize = 500;
 const PAIRS: usize = 25;
 
-/// Longer than a local server takes to reply.
-const SPIN: Duration = Duration::from_micros(150);
-
 fn main() {
     let server = Server::start().long_lived();
     let report = Report::begin(
@@ -26,7 +23,6 @@ fn main() {
     );
     let Pairs {
         vs_scripts,
-        spinning_vs_default,
         scripts_vs_bare,
         scripts_vs_before,
         times,
@@ -36,7 +32,6 @@ fn main() {
         Row::bar("leasehold vs its scripts by hand", vs_scripts)
             .ours()
             .mark("≤", 1.03),
-        Row::bar("with spin(150 µs) vs without", spinning_vs_default),
         Row::bar("its scripts vs the bare pair", scripts_vs_bare),
     ];
     let picture = Picture {
@@ -50,10 +45,6 @@ fn main() {
     report.end(
         &[
             ("pair_vs_scripts", format!("{:.3}", vs_scripts.median)),
-            (
-                "spinning_vs_default",
-                format!("{:.3}", spinning_vs_default.median),
-            ),
             ("scripts_vs_bare", format!("{:.3}", scripts_vs_bare.median)),
             (
                 "scripts_vs_before",
@@ -66,7 +57,6 @@ fn main() {
 
 struct Pairs {
     vs_scripts: Spread,
-    spinning_vs_default: Spread,
     scripts_vs_bare: Spread,
     /// Relative to the scripts without a queue, whose release does not ask whether a client waits.
     scripts_vs_before: Spread,
@@ -82,30 +72,26 @@ const HEADS: [&str; 6] = [
     "vs bare (quartiles)",
 ];
 
-/// Runs the client with and without `spin`, its scripts by hand, the bare pair, and the scripts
-/// without a queue.
+/// Runs the client, its scripts by hand, the bare pair, and the scripts without a queue.
 fn pairs(server: &Server) -> Pairs {
     let url = server.url();
     let client = Client::open(&url).unwrap();
-    let spinning = Client::builder().url(&url).spin(SPIN).build().unwrap();
-    let (ours, spins) = (client.mutex("ours"), spinning.mutex("spins"));
+    let ours = client.mutex("ours");
     let (mut hand, mut bare) = (Hand::new(&url, "hand"), Bare::new(&url, "bare"));
     let mut without_queue = Hand::with(&url, "before", ACQUIRE, RELEASE_WITHOUT_QUEUE);
-    let used = [(); 5].map(|()| RefCell::default());
-    let [ours_cpu, spins_cpu, hand_cpu, bare_cpu, without_queue_cpu] = &used;
-    let mut runners: [Runner<'_>; 5] = [
+    let used = [(); 4].map(|()| RefCell::default());
+    let [ours_cpu, hand_cpu, bare_cpu, without_queue_cpu] = &used;
+    let mut runners: [Runner<'_>; 4] = [
         Box::new(|| round(ours_cpu, || lock_and_unlock(&ours))),
-        Box::new(|| round(spins_cpu, || lock_and_unlock(&spins))),
         Box::new(|| round(hand_cpu, || hand.pair())),
         Box::new(|| round(bare_cpu, || bare.pair())),
         Box::new(|| round(without_queue_cpu, || without_queue.pair())),
     ];
     let samples = common::take_turns(ROUNDS, &mut runners);
     drop(runners);
-    let [ours, spins, scripts, bare, without_queue] = [0, 1, 2, 3, 4].map(|n| &samples[n]);
+    let [ours, scripts, bare, without_queue] = [0, 1, 2, 3].map(|n| &samples[n]);
     let names = [
         "leasehold",
-        "leasehold, spin(150 µs)",
         "its scripts by hand",
         "bare pair of other crates",
         "the scripts without a queue",
@@ -129,7 +115,6 @@ fn pairs(server: &Server) -> Pairs {
     });
     Pairs {
         vs_scripts: ours.ratio(scripts),
-        spinning_vs_default: spins.ratio(ours),
         scripts_vs_bare: scripts.ratio(bare),
         scripts_vs_before: scripts.ratio(without_queue),
         times: times.collect(),

@@ -42,8 +42,6 @@ pub(crate) struct Config {
     pub(crate) unreachable_for: Duration,
     pub(crate) backstop: Duration,
     pub(crate) max_connections: usize,
-    /// Zero: never spin.
-    pub(crate) spin: Duration,
     pub(crate) replicas: Option<Replicas>,
     /// Failures in a row that open the circuit breaker; zero disables it.
     pub(crate) breaker_after: u32,
@@ -71,7 +69,6 @@ impl Default for Config {
             unreachable_for: Duration::from_secs(10),
             backstop: Duration::from_secs(1),
             max_connections: 32,
-            spin: Duration::ZERO,
             replicas: None,
             breaker_after: 5,
             shared_stats: false,
@@ -307,11 +304,6 @@ mod tests {
         let terms = Settings::default().terms(&config).unwrap();
         assert_eq!(terms.ttl, ms(10_000));
         assert_eq!(terms.renew_every, Some(ms(10_000) / 3));
-    }
-
-    #[test]
-    fn calls_do_not_spin_by_default() {
-        assert_eq!(Config::default().spin, Duration::ZERO);
     }
 
     #[test]

@@ -410,33 +410,6 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the longest time for which a call spins for a reply before it sleeps. Defaults to zero.
-    ///
-    /// A spinning call yields its CPU (`sched_yield`) in a loop. Zero never spins. A CPU that goes
-    /// idle between a command and its reply can take longer to wake up than a nearby server takes
-    /// to reply. Measure before you set this, because spinning can save or cost time:
-    ///
-    /// - On one machine it saved a third of the time of a lock and unlock.
-    /// - On a virtual machine with two cores it saved nothing, and the client used 1.4 to 2.1 times
-    ///   the CPU time. In a container with a CPU quota of 20 %, a lock and unlock took 320 to 349
-    ///   µs instead of 133 to 162 µs, because the quota is charged for the spinning.
-    ///
-    /// A call spins only if no other call of its client is in progress, and only about as long as
-    /// earlier replies took. 150 µs suits a server in the same rack. While other threads want the
-    /// CPU, calls sleep at once. A thread that waits for a *lock* never spins.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use leasehold::Client;
-    /// # let url = "redis://redis.internal:6379";
-    /// let client = Client::builder().url(url).spin(Duration::from_micros(150)).build()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn spin(mut self, longest: Duration) -> Self {
-        self.config.spin = longest;
-        self
-    }
-
     /// Sets how many replicas must acknowledge every lease, for locks without their own setting.
     ///
     /// See [`Mutex::min_replicas`](crate::Mutex::min_replicas). Defaults to none.

@@ -41,8 +41,7 @@
 //! its `maxclients` or after a change of the password, renewals, releases and other calls share
 //! those that exist.
 //!
-//! A thread that waits for a reply or for a lock sleeps. On machines with idle cores,
-//! [`ClientBuilder::spin`] can save time: calls then spin for the reply before they sleep.
+//! A thread that waits for a reply or for a lock sleeps.
 //!
 //! # Fork
 //!
@@ -66,4 +65,3 @@
 //! another PID namespace.
 //!
 //! [`CancelToken`]: crate::CancelToken
-//! [`ClientBuilder::spin`]: crate::ClientBuilder::spin

@@ -55,13 +55,10 @@ impl Server {
             self.pool.pass_on(pooled);
             return Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
         }
-        // Several spinning calls would compete for the processor.
-        let is_alone = entered.is_alone();
-        let by_sha = Call::pack_by_sha;
-        let mut answer = self.run(&mut pooled, &call, sent, until, is_alone, by_sha);
+        let mut answer = self.run(&mut pooled, &call, sent, until, Call::pack_by_sha);
         if matches!(&answer, Ok((reply, _)) if is_no_script(reply)) {
-            let (now, by_source) = (Instant::now(), Call::pack_by_source);
-            answer = self.run(&mut pooled, &call, now, until, false, by_source);
+            let now = Instant::now();
+            answer = self.run(&mut pooled, &call, now, until, Call::pack_by_source);
         }
         match answer {
             Ok((answer, waited)) => {
@@ -118,7 +115,6 @@ impl Server {
         call: &Call<'c>,
         now: Instant,
         until: Instant,
-        is_alone: bool,
         pack: impl FnOnce(&Call<'c>, &mut Vec<u8>),
     ) -> RedisResult<(Replied, Option<Replied>)> {
         let first_until = now.after(self.command_timeout()).min(until);
@@ -129,29 +125,21 @@ impl Server {
                 pack_wait(replicas, buffer);
             }
         })?;
-        let mut read = || {
-            let answer = match call.asking {
-                // If ASKING itself was refused, its error is the one to report, unless the call
-                // ran: the node had become the owner.
-                true => {
-                    let asked = connection.answer_to(first_until, Verb::Asking)?;
-                    let answer = connection.answer_to(first_until, call.verb)?;
-                    answer.or_else(|error| asked.and(Err(error)))
-                }
-                false => connection.answer_to(first_until, call.verb)?,
-            };
-            if call.replicas.is_none() {
-                return Ok((answer, None));
+        let answer = match call.asking {
+            // If ASKING itself was refused, its error is the one to report, unless the call ran:
+            // the node had become the owner.
+            true => {
+                let asked = connection.answer_to(first_until, Verb::Asking)?;
+                let answer = connection.answer_to(first_until, call.verb)?;
+                answer.or_else(|error| asked.and(Err(error)))
             }
-            let until = Instant::now().after(self.command_timeout()).min(until);
-            Ok((answer, Some(connection.answer_to(until, Verb::Count)?)))
+            false => connection.answer_to(first_until, call.verb)?,
         };
-        // Waiting for replicas says nothing about how fast other replies are.
-        if is_alone && call.replicas.is_none() {
-            self.spin.read(read)
-        } else {
-            read()
+        if call.replicas.is_none() {
+            return Ok((answer, None));
         }
+        let until = Instant::now().after(self.command_timeout()).min(until);
+        Ok((answer, Some(connection.answer_to(until, Verb::Count)?)))
     }
 
     /// Returns an error if too few replicas acknowledged a script, by the reply to WAIT.

@@ -16,7 +16,6 @@ pub(crate) mod quorum;
 pub(crate) mod refusal;
 pub(crate) mod sentinel;
 pub(crate) mod server;
-pub(crate) mod spin;
 pub(crate) mod undoable;
 
 use std::sync::Arc;

@@ -20,7 +20,6 @@ use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
 use crate::redis::quorum::pipelined_connection::PipelinedConnection;
-use crate::redis::spin::Spin;
 use crate::stats::Histogram;
 use crate::sync::Mutex;
 use crate::violation::Violation;
@@ -33,7 +32,6 @@ pub(crate) struct Server {
     pub(crate) member: Option<Member>,
     /// The time from a command to its reply.
     pub(crate) latency: Histogram,
-    pub(super) spin: Spin,
     /// The last release that failed, if the server has served no write since.
     ignored_release: Mutex<Option<IgnoredRelease>>,
     /// Whether that is known, read without the lock.
@@ -93,7 +91,6 @@ impl Server {
             }),
             member,
             latency: Histogram::default(),
-            spin: Spin::new(config.spin),
             ignored_release: Mutex::default(),
             ignores_releases: AtomicBool::new(false),
         }

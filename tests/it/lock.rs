@@ -35,7 +35,6 @@ support::tests![
     threads_of_one_client_get_the_lock_in_fifo_order,
     a_waiter_that_backs_off_gets_the_lock,
     holder_ids_and_tokens_are_never_used_twice,
-    a_spinning_client_gets_the_same_results,
     renew_resets_the_lease_to_the_whole_ttl,
     used_up_attempts_are_reported
 ];
@@ -492,18 +491,6 @@ fn holder_ids_and_tokens_are_never_used_twice() {
         let guard = client.mutex("a").lock().unwrap();
         assert!(ids.insert(guard.holder_id().clone()));
         assert!(tokens.insert(guard.fencing_token()));
-    }
-}
-
-fn a_spinning_client_gets_the_same_results() {
-    let server = Server::start();
-    for limit in [Duration::from_nanos(1), ms(1), Duration::MAX] {
-        let client = builder(&server).spin(limit).build().unwrap();
-        for _ in 0..100 {
-            let guard = client.mutex("a").lock().unwrap();
-            assert!(client.mutex("a").try_lock().unwrap().is_none());
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        }
     }
 }
 

@@ -182,11 +182,6 @@ impl<'a> PooledConnection<'a> {
 }
 
 impl InFlight<'_> {
-    /// Returns whether no other call was in progress.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.before == 0
-    }
-
     /// Returns whether to combine this call: enough others were in progress, or a batch is in
     /// flight. With a distant server: it would most likely have to wait for a connection.
     pub(crate) fn is_one_of_many(&self, cap_rule: Cap) -> bool {
