@@ -1,7 +1,7 @@
 # The targets that `.ci/run` runs, and some for developers.
 
 CARGO ?= cargo
-EXAMPLES = booking payments transfer ticket_queue rate_limit catalogue cron long_job graceful_shutdown health_endpoint fail_fast stats testing
+EXAMPLES = booking payments transfer ticket_queue concurrency_limit catalogue cron long_job graceful_shutdown health_endpoint fail_fast stats testing
 BENCHES = uncontended handoff local_handoff fair semaphore rw_lock threads waiting fleet held deployments failovers bounds stuck sets
 
 # The server binary that tests, examples and benches start. The target `servers` installs one first.

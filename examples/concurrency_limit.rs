@@ -1,5 +1,12 @@
 //! An API allows three calls at a time. Twelve workers in four processes share that limit, and one
 //! process is killed in the middle of its calls.
+//!
+//! A semaphore limits how many calls are in progress at a time. It does not limit how many start in
+//! a second: short calls follow one another as fast as permits come back. For a rate, such as 100
+//! calls a minute, use a rate limiter: the crate `governor` within one process. For a fleet, count
+//! in Redis, with `INCR` and `EXPIRE` on a key for each window of time, or with a token bucket or
+//! GCRA in a script. A program that must keep to both limits asks the rate limiter first, because a
+//! permit that waits for the rate keeps others from the API.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
