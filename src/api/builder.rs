@@ -535,8 +535,9 @@ impl ClientBuilder {
 
     /// Replaces addresses that sentinels or nodes of a cluster announce, by a closure.
     ///
-    /// See [`address_map`](Self::address_map), which takes pairs. The closure is called with the host and the port of each announced address, and returns where that is
-    /// reached, or `None` to use it as it is.
+    /// See [`address_map`](Self::address_map), which takes pairs. The closure is called with the
+    /// host and the port of each announced address, and returns where that is reached, or `None` to
+    /// use it as it is.
     ///
     /// ```
     /// # use leasehold::Client;
