@@ -169,10 +169,14 @@ impl Trace {
             let log_on_of = move |connection| {
                 let is_own =
                     |one: &&Exchange| is_log_on(one) && one.request.connection == connection;
-                let own = exchanges.iter().filter(is_own);
-                own.map(|one| line(one, None)).collect::<Vec<_>>()
+                let own: Vec<_> = exchanges.iter().filter(is_own).collect();
+                // A client that has found another connection meanwhile, or that ends, gives up a
+                // new one during its log-on.
+                let is_given_up = own.iter().any(|one| one.is_lost);
+                let lines = || own.iter().map(|one| line(one, None)).collect::<Vec<_>>();
+                (!is_given_up).then(lines)
             };
-            (0..count).map(log_on_of).collect::<Vec<_>>()
+            (0..count).filter_map(log_on_of).collect::<Vec<_>>()
         });
         all.map(|log_on| log_on.join("\n")).collect()
     }
