@@ -46,7 +46,7 @@
 //! for worker in workers {
 //!     worker.join().expect("no worker panics")?;
 //! }
-//! let report = client.shutdown(Duration::from_secs(5))?;
+//! let report = client.shutdown(Duration::from_secs(5));
 //! assert!(report.is_clean(), "{report}");
 //! # Ok::<(), leasehold::Error>(())
 //! ```

@@ -19,142 +19,60 @@ use crate::runtime::Runtime;
 /// # use std::time::Duration;
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
-/// let report = client.shutdown(Duration::from_secs(5))?;
+/// let guard = client.mutex("nightly").lock()?;
+/// let report = client.shutdown(Duration::from_secs(5));
+/// assert_eq!(report.released, 1);
 /// if !report.is_clean() {
 ///     eprintln!("{report}"); // 1 leases released, 0 already lost, …
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ShutdownReport {
-    released: usize,
-    already_lost: usize,
-    unreleased: usize,
-    woken: usize,
-    calls: usize,
-    dialers: usize,
-    is_joined: bool,
-}
-
-impl ShutdownReport {
-    /// Returns how many leases were released.
+    /// How many leases were released.
+    pub released: usize,
+    /// How many leases this client no longer held, according to Redis.
     ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let guard = client.mutex("nightly").lock()?;
-    /// let report = client.shutdown(Duration::from_secs(5))?;
-    /// assert_eq!(report.released(), 1);
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn released(&self) -> usize {
-        self.released
-    }
-
-    /// Returns how many leases this client no longer held, according to Redis.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let report = client.shutdown(Duration::from_secs(5))?;
-    /// if report.already_lost() > 0 {
-    ///     eprintln!("{} locks were lost: check what ran under them", report.already_lost());
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn already_lost(&self) -> usize {
-        self.already_lost
-    }
-
-    /// Returns how many leases have no confirmed release.
+    /// Check what ran under them.
+    pub already_lost: usize,
+    /// How many leases have no confirmed release.
     ///
     /// Each of them ends after its ttl, or after a longer ttl that an unanswered
     /// [`set_ttl`](crate::MutexGuard::set_ttl) asked for: after twice that time if a renewal or
-    /// `set_ttl` got no reply. A lease that a call without a reply may
-    /// have acquired counts, unless Redis has answered its undo.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let report = client.shutdown(Duration::from_secs(5))?;
-    /// if report.unreleased() > 0 {
-    ///     eprintln!("{} locks stay taken until their ttl has passed", report.unreleased());
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn unreleased(&self) -> usize {
-        self.unreleased
-    }
-
-    /// Returns how many waiting calls failed with [`Error::Closed`](crate::Error::Closed).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let report = client.shutdown(Duration::from_secs(5))?;
-    /// println!("{} calls waited for a lock and have failed", report.woken());
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn woken(&self) -> usize {
-        self.woken
-    }
-
-    /// Returns how many calls with a [`CancelToken`](crate::CancelToken) still waited for a reply.
+    /// `set_ttl` got no reply. A lease that a call without a reply may have acquired counts,
+    /// unless Redis has answered its undo.
+    pub unreleased: usize,
+    /// How many waiting calls failed with [`Error::Closed`](crate::Error::Closed).
+    pub woken: usize,
+    /// How many calls with a [`CancelToken`](crate::CancelToken) still waited for a reply.
     ///
     /// Each of them runs on its own thread. Cancelled calls count, although their callers have
     /// returned. Each call undoes what it has sent, and ends within two
     /// [command timeouts](crate::ClientBuilder::command_timeout).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let report = client.shutdown(Duration::from_secs(5))?;
-    /// if report.calls() > 0 {
-    ///     eprintln!("{} calls still wait for a reply", report.calls());
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn calls(&self) -> usize {
-        self.calls
-    }
-
-    /// Returns how many threads were still connecting to a server.
+    pub calls: usize,
+    /// How many threads were still connecting to a server.
     ///
     /// Each of them ends by itself within
     /// [`connect_timeout`](crate::ClientBuilder::connect_timeout), or within twice that time with
     /// Sentinel. The system's name resolution can take longer: it cannot be interrupted.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let report = client.shutdown(Duration::from_secs(5))?;
-    /// if report.dialers() > 0 {
-    ///     eprintln!("{} threads still connect", report.dialers());
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn dialers(&self) -> usize {
-        self.dialers
-    }
-
-    /// Returns whether every release was confirmed and every thread has ended.
+    pub dialers: usize,
+    /// Whether every other thread of the client has ended.
     ///
     /// If a callback called `shutdown`, its own thread does not count.
+    pub is_joined: bool,
+}
+
+impl ShutdownReport {
+    /// Returns whether every release was confirmed and every thread has ended.
     ///
     /// ```
     /// # use std::time::Duration;
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// let report = client.shutdown(Duration::from_secs(5))?;
+    /// let report = client.shutdown(Duration::from_secs(5));
     /// let exit_code = if report.is_clean() { 0 } else { 1 };
     /// # assert_eq!(exit_code, 0);
-    /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn is_clean(&self) -> bool {
         self.unreleased == 0 && self.is_joined && self.calls == 0 && self.dialers == 0
@@ -184,7 +102,8 @@ impl fmt::Display for ShutdownReport {
 /// Refuses new calls, wakes all waiters, releases all leases, and ends the threads.
 pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let deadline = Instant::now().after(within);
-    if !runtime.close() {
+    // The leases and threads of a forked client are those of the parent.
+    if runtime.process.is_forked() || !runtime.close() {
         return ShutdownReport {
             is_joined: true,
             ..ShutdownReport::default()

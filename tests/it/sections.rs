@@ -301,7 +301,7 @@ fn every_kind_skips_the_section_if_it_does_not_get_the_lock() {
 fn a_lock_that_is_not_acquired_is_told_from_a_section_that_failed() {
     let server = Server::start();
     let client = server.client();
-    assert!(client.shutdown(ms(5_000)).unwrap().is_clean());
+    assert!(client.shutdown(ms(5_000)).is_clean());
     for calls in every_kind(&client) {
         let kind = calls.kind;
         let refused = (calls.with_result)(&|| unreachable!("the client is shut down"));

@@ -93,10 +93,10 @@ fn assert_closed<T>(answer: Result<T, Error>) {
 
 fn counts(report: &ShutdownReport) -> [usize; 4] {
     [
-        report.released(),
-        report.already_lost(),
-        report.unreleased(),
-        report.woken(),
+        report.released,
+        report.already_lost,
+        report.unreleased,
+        report.woken,
     ]
 }
 
@@ -111,7 +111,7 @@ fn shutdown_releases_and_reports_every_held_lock() {
     let one_more = client.mutex("callback").on_lost(callback).lock().unwrap();
     let lost: Vec<_> = guards.iter().map(MutexGuard::lost).collect();
 
-    let report = client.shutdown(WITHIN).unwrap();
+    let report = client.shutdown(WITHIN);
 
     assert_eq!(counts(&report), [HELD + 1, 0, 0, 0]);
     assert!(report.is_clean(), "{report:?}");
@@ -149,7 +149,7 @@ fn holders_that_unlock_on_shutdown_count_as_released() {
         })
         .collect();
 
-    let report = client.shutdown(WITHIN).unwrap();
+    let report = client.shutdown(WITHIN);
 
     assert_eq!(counts(&report), [HELD, 0, 0, 0]);
     assert!(report.is_clean(), "{report:?}");
@@ -164,9 +164,9 @@ fn shutdown_without_time_for_replies_still_releases_everything() {
     let client = client(&server.url());
     let guards = lock_many(&client, 5);
 
-    let report = client.shutdown(Duration::ZERO).unwrap();
+    let report = client.shutdown(Duration::ZERO);
 
-    assert_eq!(report.released() + report.unreleased(), 5);
+    assert_eq!(report.released + report.unreleased, 5);
     eventually(ms(5_000), || lock_keys(&server) == 0);
     assert!(guards.iter().all(|guard| !guard.is_held()));
 }
@@ -185,7 +185,7 @@ fn locks_lost_before_the_shutdown_are_left_alone_and_counted() {
     let short = short.lock().unwrap();
     assert_eq!(short.lost().recv(), Ok(Lost::Expired));
 
-    let report = client.shutdown(WITHIN).unwrap();
+    let report = client.shutdown(WITHIN);
 
     assert_eq!(counts(&report), [3, 2, 0, 0]);
     assert!(report.is_clean(), "{report:?}");
@@ -205,7 +205,7 @@ fn a_lock_lost_before_the_shutdown_is_released_with_its_guard() {
     let client = client.command_timeout(WITHIN).build().unwrap();
     let guard = client.mutex("a").max_hold(ms(300)).lock().unwrap();
     eventually(PATIENCE, || !guard.is_held());
-    assert!(client.shutdown(WITHIN).unwrap().is_clean());
+    assert!(client.shutdown(WITHIN).is_clean());
     assert_eq!(lock_keys(&server), 1, "nobody has released it");
     drop(guard);
     assert_eq!(lock_keys(&server), 0);
@@ -235,9 +235,9 @@ fn grant_whose_renewal_has_no_reply_is_reported() {
         let waiting = scope.spawn(|| mutex.lock());
         eventually(PATIENCE, || hangs.load(Ordering::SeqCst));
 
-        let report = client.shutdown(WITHIN).unwrap();
+        let report = client.shutdown(WITHIN);
 
-        assert_eq!(report.unreleased(), 1, "{report:?}");
+        assert_eq!(report.unreleased, 1, "{report:?}");
         assert!(!report.is_clean(), "{report:?}");
         assert_closed(waiting.join().unwrap());
     });
@@ -266,7 +266,7 @@ fn part_of_a_set_without_a_confirmed_release_is_reported() {
         drop(refused.join().unwrap());
     });
 
-    let report = client.shutdown(WITHIN).unwrap();
+    let report = client.shutdown(WITHIN);
 
     assert_eq!(counts(&report), [0, 0, 1, 0]);
     assert!(!report.is_clean(), "{report:?}");
@@ -279,7 +279,7 @@ fn calls_after_the_shutdown_are_refused() {
     let client = client(&server.url());
     let mutex = client.mutex("a");
     drop(mutex.lock().unwrap());
-    assert!(client.shutdown(WITHIN).unwrap().is_clean());
+    assert!(client.shutdown(WITHIN).is_clean());
 
     let calls = server.calls(&["evalsha", "eval", "ping"]);
     assert_closed(mutex.lock());
@@ -312,7 +312,7 @@ fn shutdown_ends_every_wait_at_once() {
     let attempts = server.calls(&["evalsha"]);
 
     let began = Instant::now();
-    let report = client.shutdown(WITHIN).unwrap();
+    let report = client.shutdown(WITHIN);
     for waiter in [first, second, third] {
         assert_closed(waiter.recv().unwrap());
     }
@@ -330,14 +330,14 @@ fn a_second_shutdown_does_nothing() {
     let client = client(&server.url());
     let guards = lock_many(&client, 300);
     let reports: Vec<_> = thread::scope(|scope| {
-        let calls = [(); 4].map(|()| scope.spawn(|| client.clone().shutdown(WITHIN).unwrap()));
+        let calls = [(); 4].map(|()| scope.spawn(|| client.clone().shutdown(WITHIN)));
         calls.into_iter().map(|call| call.join().unwrap()).collect()
     });
-    let released: Vec<_> = reports.iter().map(ShutdownReport::released).collect();
+    let released: Vec<_> = reports.iter().map(|report| report.released).collect();
     assert_eq!(released.iter().sum::<usize>(), 300, "{released:?}");
     assert_eq!(released.iter().filter(|&&released| released > 0).count(), 1);
     assert!(reports.iter().all(ShutdownReport::is_clean), "{reports:?}");
-    let again = client.shutdown(Duration::ZERO).unwrap();
+    let again = client.shutdown(Duration::ZERO);
     assert_eq!(counts(&again), [0; 4]);
     assert!(again.is_clean());
     drop(guards);
@@ -366,7 +366,7 @@ fn shutdown_without_redis_ends_within_its_timeout() {
         }
 
         let began = Instant::now();
-        let report = client.shutdown(within).unwrap();
+        let report = client.shutdown(within);
         let took = began.elapsed();
 
         assert!(
@@ -405,7 +405,7 @@ fn shutdown_ends_a_wait_that_cannot_reach_redis() {
         assert!(lock.recv_timeout(ms(200)).is_err(), "the call waits");
 
         let began = Instant::now();
-        let report = client.shutdown(ms(100)).unwrap();
+        let report = client.shutdown(ms(100));
         assert_closed(lock.recv().unwrap());
         assert_closed(trying.recv().unwrap());
         let took = began.elapsed();
@@ -427,7 +427,7 @@ fn shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue() {
     thread::spawn(move || sender.send(fair.lock()));
     assert!(waiting.recv_timeout(ms(200)).is_err(), "the call waits");
     let began = Instant::now();
-    client.shutdown(ms(100)).unwrap();
+    client.shutdown(ms(100));
     assert_closed(waiting.recv().unwrap());
     let took = began.elapsed();
     assert!(
@@ -446,7 +446,7 @@ fn renewals_in_flight_neither_delay_the_shutdown_nor_revive_a_lock() {
     let expired = server.calls(&["pexpire"]);
     eventually(ms(5_000), || server.calls(&["pexpire"]) > expired + 100);
 
-    let report = client.shutdown(WITHIN).unwrap();
+    let report = client.shutdown(WITHIN);
 
     assert_eq!(counts(&report), [50, 0, 0, 0]);
     assert!(report.is_clean(), "{report:?}");
@@ -467,12 +467,12 @@ fn a_callback_can_shut_down_its_own_client() {
     let mutex = client.mutex("a").ttl(ms(50)).auto_renew(false);
     let guard = mutex
         .on_lost(move |_| {
-            let _ = sender.send(in_callback.shutdown(WITHIN).unwrap());
+            let _ = sender.send(in_callback.shutdown(WITHIN));
         })
         .lock()
         .unwrap();
     let report = reports.recv_timeout(WITHIN).expect("the callback returns");
-    assert_eq!(report.released(), 3);
+    assert_eq!(report.released, 3);
     // The thread that called ends after its callback.
     assert!(report.is_clean(), "{report:?}");
     assert_closed(client.ping());
@@ -501,7 +501,7 @@ fn shutdown_with_a_hanging_callback_ends_within_its_timeout() {
     let held = client.mutex("b").lock().unwrap();
 
     let began = Instant::now();
-    let report = client.shutdown(ms(1_000)).unwrap();
+    let report = client.shutdown(ms(1_000));
     let took = began.elapsed();
 
     assert!(
@@ -547,7 +547,7 @@ fn a_client_that_was_shut_down_leaves_no_thread() {
 
 fn shut_down_in_child() {
     let (client, guards) = with_all_threads(&parameter("URL"));
-    assert!(client.shutdown(WITHIN).unwrap().is_clean());
+    assert!(client.shutdown(WITHIN).is_clean());
     wait_until_no_thread_is_left();
     drop((client, guards));
 }

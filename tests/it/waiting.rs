@@ -87,7 +87,7 @@ fn fair_call_on_a_slow_server_finds_the_lock_taken() {
     eventually(LONG, || server.requests("queue_enter").len() == 1);
     let outcome = fair.try_lock_for(ms(2_000));
     assert!(matches!(outcome, Ok(None)), "{outcome:?}");
-    let _ = client.shutdown(LONG);
+    client.shutdown(LONG);
     assert!(refreshing.join().unwrap().is_err(), "shut down");
 }
 
@@ -123,6 +123,6 @@ fn split_vote_is_tried_again_behind_other_calls() {
     let both = client.mutex_all(["a", "b"]).wait_policy(every(ms(1)));
     let guard = both.try_lock_for(ms(6_600)).unwrap();
     assert!(guard.is_some(), "the third attempt is granted");
-    let _ = client.shutdown(LONG);
+    client.shutdown(LONG);
     assert!(first.join().unwrap().is_err(), "shut down");
 }
