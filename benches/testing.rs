@@ -1,9 +1,7 @@
 //! The test kit: starting a server, and a lock and unlock over it.
 
-use std::time::{Duration, Instant};
-
-use leasehold::Unlocked;
 use leasehold::testing::Server;
+use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 300;
 const PAIRS: u32 = 20;
@@ -45,8 +43,7 @@ fn main() {
 
 fn pair(client: &leasehold::Client) {
     let guard = client.mutex("account:123").lock().expect("the server runs");
-    let unlocked = guard.unlock().expect("the server runs");
-    assert_eq!(unlocked, Unlocked::Released);
+    guard.unlock().expect("the server runs");
 }
 
 /// Prints the median and the p90, and the limit of the median if there is one.

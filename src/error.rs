@@ -15,9 +15,8 @@ pub use crate::cause::Cause;
 
 /// The reason why a call failed.
 ///
-/// A lock that another holder has is not an error but `None`, and an
-/// [`unlock`](crate::MutexGuard::unlock) that comes too late is
-/// [`AlreadyLost`](crate::Unlocked::AlreadyLost). Each variant states when it occurs, whether the
+/// A lock that another holder has is not an error but `None`. An
+/// [`unlock`](crate::MutexGuard::unlock) that comes too late is [`Lost`](Self::Lost). Each variant states when it occurs, whether the
 /// lock may still be held, and what to do.
 ///
 /// ```
@@ -184,6 +183,9 @@ pub enum Error {
     /// The lease ended before its holder released it. Stop what the lock protects.
     ///
     /// You do not hold the lock, and another holder may have it.
+    ///
+    /// From [`unlock`](crate::MutexGuard::unlock): the lease had ended before, so what was done
+    /// under it may have overlapped with another holder.
     Lost(Lost),
 
     /// The client was shut down. Make another client.

@@ -17,7 +17,7 @@
 //! let guard = account.lock()?; // sleeps until the lock is granted
 //! // … no other client holds `account:123` here …
 //! guard.ensure_held()?; // before a step that must not be done twice
-//! guard.unlock()?.into_result()?; // on an error, do not repeat the work
+//! guard.unlock()?; // on an error, do not repeat the work
 //!
 //! if let Some(_guard) = account.try_lock_for(Duration::from_millis(200))? {
 //!     // Released when `_guard` goes out of scope.
@@ -138,7 +138,6 @@ pub use holder_id::HolderId;
 pub use lock::list::held::Held;
 pub use lock::list::held_permits::HeldPermits;
 pub use lock::list::page::ListPage;
-pub use lock::release::Unlocked;
 pub use lock::shutdown::ShutdownReport;
 pub use lost::Lost;
 pub use name::Name;

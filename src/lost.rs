@@ -4,9 +4,9 @@ use std::fmt;
 
 /// The reason why a lease ended before its holder released it.
 ///
-/// [`MutexGuard::lost`](crate::MutexGuard::lost), `on_lost`, [`Error::Lost`](crate::Error::Lost)
-/// and [`Unlocked::AlreadyLost`](crate::Unlocked::AlreadyLost) all report the same reason: the one
-/// that was detected first. It never changes afterwards.
+/// [`MutexGuard::lost`](crate::MutexGuard::lost), `on_lost` and
+/// [`Error::Lost`](crate::Error::Lost) all report the same reason: the one that was detected first.
+/// It never changes afterwards.
 ///
 /// ```
 /// use leasehold::Lost;

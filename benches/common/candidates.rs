@@ -4,7 +4,7 @@
 use std::process;
 use std::thread;
 
-use leasehold::{Client, Error, MutexGuard, RwLock, Semaphore, Unlocked};
+use leasehold::{Client, Error, MutexGuard, RwLock, Semaphore};
 
 use crate::fleet::{Lockers, Section};
 use crate::floor::fair::Granted;
@@ -171,10 +171,9 @@ fn ours(guard: MutexGuard, section: &Section) -> Result<(), String> {
     released(guard.unlock())
 }
 
-pub fn released(answer: Result<Unlocked, Error>) -> Result<(), String> {
+pub fn released(answer: Result<(), Error>) -> Result<(), String> {
     match answer {
-        Ok(Unlocked::Released) => Ok(()),
-        Ok(Unlocked::AlreadyLost(lost)) => Err(format!("lost: {lost:?}")),
+        Ok(()) => Ok(()),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -6,7 +6,7 @@ use std::process;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{MutexGuard, Unlocked};
+use leasehold::MutexGuard;
 
 use crate::clocks::clock;
 use crate::samples::Samples;
@@ -47,7 +47,7 @@ impl<L: Fn() -> MutexGuard> Side for Ours<L> {
 
     fn release(&mut self) {
         let guard = self.guard.take().expect("the lock is held");
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
     }
 }
 

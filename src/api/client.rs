@@ -53,7 +53,7 @@ use crate::thread_group::{DIALER, ThreadGroup};
 /// # let client = server.client();
 /// let guard = client.mutex("account:123").lock()?;
 /// // … no other client holds `account:123` here …
-/// guard.unlock()?.into_result()?;
+/// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone)]
@@ -259,7 +259,7 @@ impl Client {
     ///     reading.ensure_held()?;
     /// }
     /// let writing = catalogue.write()?; // alone
-    /// writing.unlock()?.into_result()?;
+    /// writing.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn rw_lock(&self, name: impl Into<Name>) -> RwLock {
@@ -280,7 +280,7 @@ impl Client {
     /// let accounts = ["account:1", "account:2"];
     /// let guard = client.mutex_all(&accounts).lock()?;
     /// // … no other client holds either name …
-    /// guard.unlock()?.into_result()?;
+    /// guard.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn mutex_all<N: Into<Name>>(&self, names: impl IntoIterator<Item = N>) -> MutexAll {
@@ -308,7 +308,7 @@ impl Client {
     /// # let client = server.client();
     /// let permit = client.semaphore("api.example.com", 10).acquire()?;
     /// // … at most 10 calls at a time, from all processes together …
-    /// permit.release()?.into_result()?;
+    /// permit.release()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn semaphore(&self, name: impl Into<Name>, permits: u32) -> Semaphore {

@@ -12,7 +12,7 @@ use crate::holder_id::HolderId;
 use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
 use crate::lock::downgrade::downgrade;
-use crate::lock::release::{Unlocked, keep_until, release};
+use crate::lock::release::{keep_until, release};
 use crate::lock::renew::{ensure_held, renew, set_ttl};
 use crate::lock::shutdown::{Core, end_calls, stop};
 use crate::lost::Lost;
@@ -46,7 +46,7 @@ use crate::token::FencingToken;
 ///     guard.ensure_held()?;
 ///     println!("page {page}, token {}", guard.fencing_token());
 /// }
-/// guard.unlock()?.into_result()?;
+/// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[must_use = "if unused the lock is released at once"]
@@ -300,17 +300,17 @@ impl MutexGuard {
         set_ttl(self.runtime(), &self.hold, self.token, ttl)
     }
 
-    /// Releases the lock and reports whether it was still held.
+    /// Releases the lock; fails if it was not held any more.
     ///
     /// Returns within the command timeout.
     ///
     /// ```
-    /// use leasehold::Unlocked;
+    /// use leasehold::Error;
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     ///
     /// let guard = client.mutex("report").lock()?;
-    /// if let Unlocked::AlreadyLost(lost) = guard.unlock()? {
+    /// if let Err(Error::Lost(lost)) = guard.unlock() {
     ///     eprintln!("check the report, another process may have written it: {lost}");
     /// }
     /// # Ok::<(), leasehold::Error>(())
@@ -318,6 +318,8 @@ impl MutexGuard {
     ///
     /// # Errors
     ///
+    /// - [`Error::Lost`] if the lease had ended before: what was done under it may have overlapped
+    ///   with another holder. A new holder keeps the lock.
     /// - [`Error::Unreachable`], [`Error::Refused`] or [`Error::Thread`] if Redis did not confirm
     ///   the release. If an earlier release got no answer and the server has answered nothing
     ///   since, the call returns this at once. The lease was valid by this client's clock until
@@ -331,7 +333,7 @@ impl MutexGuard {
     ///     just before the key expires.
     /// - [`Error::WrongType`] if another program replaced the key by one of another type. The lock
     ///   was lost.
-    pub fn unlock(mut self) -> Result<Unlocked, Error> {
+    pub fn unlock(mut self) -> Result<(), Error> {
         self.release()
     }
 
@@ -369,8 +371,7 @@ impl MutexGuard {
         let now = Instant::now();
         let end = self.hold.since().unwrap_or(now).after(at_least);
         if end <= now {
-            self.release()?.into_result()?;
-            return Ok(());
+            return self.release();
         }
         let kept = keep_until(self.runtime(), &self.hold, self.token, end);
         if let Ok(LeaseStatus::Released) = self.status() {
@@ -405,7 +406,7 @@ impl MutexGuard {
             .finish()
     }
 
-    fn release(&mut self) -> Result<Unlocked, Error> {
+    fn release(&mut self) -> Result<(), Error> {
         self.check_process()?;
         let now = Instant::now();
         let timeout = self.runtime().deployment.command_timeout();

@@ -161,7 +161,7 @@ impl Mutex {
     /// # let client = server.client();
     /// let guard = client.mutex("account:123").lock()?;
     /// // … no other client holds `account:123` here …
-    /// guard.unlock()?.into_result()?;
+    /// guard.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

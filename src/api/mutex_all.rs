@@ -136,7 +136,7 @@ impl MutexAll {
     /// # let client = server.client();
     /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
     /// // … claim both rows, read them, move money between the two accounts …
-    /// guard.unlock()?.into_result()?;
+    /// guard.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

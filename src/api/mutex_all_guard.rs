@@ -7,7 +7,6 @@ use crossbeam_channel::Receiver;
 use crate::api::guard::MutexGuard;
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::lock::release::Unlocked;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::token::FencingToken;
@@ -22,7 +21,7 @@ use crate::token::FencingToken;
 /// # let client = server.client();
 /// let guard = client.mutex_all(["stock:apples", "stock:pears"]).lock()?;
 /// guard.ensure_held()?;
-/// guard.unlock()?.into_result()?;
+/// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]
@@ -204,18 +203,18 @@ impl MutexAllGuard {
         self.0.set_ttl(ttl)
     }
 
-    /// Releases all names and reports whether they were still held.
+    /// Releases all names; fails if they were not held any more.
     ///
     /// If one name was lost, the others are still released. Returns within the command
     /// timeout.
     ///
     /// ```
-    /// use leasehold::Unlocked;
+    /// use leasehold::Error;
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     ///
     /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
-    /// if let Unlocked::AlreadyLost(lost) = guard.unlock()? {
+    /// if let Err(Error::Lost(lost)) = guard.unlock() {
     ///     eprintln!("check both accounts: {lost}");
     /// }
     /// # Ok::<(), leasehold::Error>(())
@@ -224,7 +223,7 @@ impl MutexAllGuard {
     /// # Errors
     ///
     /// The errors of [`MutexGuard::unlock`].
-    pub fn unlock(self) -> Result<Unlocked, Error> {
+    pub fn unlock(self) -> Result<(), Error> {
         self.0.unlock()
     }
 

@@ -140,7 +140,7 @@ impl RwLock {
     /// # let client = server.client();
     /// let reading = client.rw_lock("catalogue").read()?;
     /// // … other readers may be here, too, but no writer …
-    /// reading.unlock()?.into_result()?;
+    /// reading.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
@@ -254,7 +254,7 @@ impl RwLock {
     /// # let client = server.client();
     /// let writing = client.rw_lock("catalogue").write()?;
     /// println!("changing the catalogue under token {}", writing.fencing_token());
-    /// writing.unlock()?.into_result()?;
+    /// writing.unlock()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

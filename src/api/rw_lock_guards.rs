@@ -9,7 +9,6 @@ use crossbeam_channel::Receiver;
 use crate::api::guard::MutexGuard;
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::lock::release::Unlocked;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -43,7 +42,7 @@ pub struct RwLockReadGuard {
 /// let guard = client.rw_lock("catalogue").write()?;
 /// println!("writing under token {}", guard.fencing_token());
 /// let guard = guard.downgrade(); // admits other readers, but no writer in between
-/// guard.unlock()?.into_result()?;
+/// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[must_use = "if unused the lock is released at once"]
@@ -298,17 +297,17 @@ macro_rules! guard_calls {
                 self.guard.set_ttl(ttl)
             }
 
-            /// Releases the lock and reports whether it was still held.
+            /// Releases the lock; fails if it was not held any more.
             ///
             /// Returns within the command timeout.
             ///
             /// ```
-            /// use leasehold::Unlocked;
+            /// use leasehold::Error;
             /// # let server = leasehold::testing::Server::start();
             /// # let client = server.client();
             ///
             #[doc = $guard_example]
-            /// if let Unlocked::AlreadyLost(lost) = guard.unlock()? {
+            /// if let Err(Error::Lost(lost)) = guard.unlock() {
             ///     eprintln!("check the catalogue, a writer may have changed it: {lost}");
             /// }
             /// # Ok::<(), leasehold::Error>(())
@@ -317,7 +316,7 @@ macro_rules! guard_calls {
             /// # Errors
             ///
             /// The errors of [`MutexGuard::unlock`].
-            pub fn unlock(self) -> Result<Unlocked, Error> {
+            pub fn unlock(self) -> Result<(), Error> {
                 self.guard.unlock()
             }
 

@@ -1,7 +1,6 @@
 //! The calls that run a closure under a lock, documented once for every kind.
 
 use crate::error::Error;
-use crate::lock::release::Unlocked;
 use crate::lost::Lost;
 use crate::with_error::WithError;
 
@@ -240,17 +239,17 @@ pub(crate) use try_section_calls;
 pub(super) fn run<G, T, E>(
     guard: G,
     section: impl FnOnce(&G) -> Result<T, E>,
-    unlock: impl FnOnce(G) -> Result<Unlocked, Error>,
+    unlock: impl FnOnce(G) -> Result<(), Error>,
 ) -> Result<T, WithError<T, E>> {
     let result = section(&guard);
     let lost = match unlock(guard) {
-        Ok(Unlocked::AlreadyLost(lost)) => lost,
+        Err(Error::Lost(lost)) => lost,
         // Another program has replaced the key, and a client may have held the lock in between.
         Err(Error::WrongType { .. }) => Lost::Taken,
         // The section has called `fork`, and this is the child.
         Err(Error::Forked) => Lost::Forked,
         // `unlock` has logged the failure.
-        Ok(Unlocked::Released) | Err(_) => return result.map_err(WithError::Section),
+        Ok(()) | Err(_) => return result.map_err(WithError::Section),
     };
     Err(WithError::Lost { lost, result })
 }

@@ -143,7 +143,7 @@ impl Semaphore {
     /// # let client = server.client();
     /// let permit = client.semaphore("api.example.com", 10).acquire()?;
     /// // … at most 10 calls at a time, from all processes together …
-    /// permit.release()?.into_result()?;
+    /// permit.release()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

@@ -7,7 +7,6 @@ use crossbeam_channel::Receiver;
 use crate::api::guard::MutexGuard;
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::lock::release::Unlocked;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::token::FencingToken;
@@ -23,7 +22,7 @@ use crate::token::FencingToken;
 /// let permit = client.semaphore("api.example.com", 10).many(2).acquire()?;
 /// assert_eq!(permit.count(), 2);
 /// permit.ensure_held()?;
-/// permit.release()?.into_result()?;
+/// permit.release()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]
@@ -226,17 +225,17 @@ impl SemaphorePermit {
         self.guard.set_ttl(ttl)
     }
 
-    /// Releases the permits and reports whether they were still held.
+    /// Releases the permits; fails if they were not held any more.
     ///
     /// Returns within the command timeout.
     ///
     /// ```
-    /// use leasehold::Unlocked;
+    /// use leasehold::Error;
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     ///
     /// let permit = client.semaphore("api.example.com", 10).acquire()?;
-    /// if let Unlocked::AlreadyLost(lost) = permit.release()? {
+    /// if let Err(Error::Lost(lost)) = permit.release() {
     ///     eprintln!("more calls than allowed may have run at a time: {lost}");
     /// }
     /// # Ok::<(), leasehold::Error>(())
@@ -245,7 +244,7 @@ impl SemaphorePermit {
     /// # Errors
     ///
     /// The errors of [`MutexGuard::unlock`].
-    pub fn release(self) -> Result<Unlocked, Error> {
+    pub fn release(self) -> Result<(), Error> {
         self.guard.unlock()
     }
 

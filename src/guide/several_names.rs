@@ -9,7 +9,7 @@
 //!     println!("UPDATE account SET fence = {token} WHERE name = '{name}' AND fence <= {token}");
 //! }
 //! // … in the same transaction: read both balances, then write them …
-//! guard.unlock()?.into_result()?;
+//! guard.unlock()?;
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!

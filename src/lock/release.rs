@@ -1,6 +1,5 @@
 //! Releases a lease or hands it off; repeats the release if no reply arrives.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,79 +23,23 @@ use crate::runtime::Runtime;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 
-/// The outcome of an [`unlock`](crate::MutexGuard::unlock).
-///
-/// ```
-/// use leasehold::Unlocked;
-/// # let server = leasehold::testing::Server::start();
-/// # let client = server.client();
-///
-/// let guard = client.mutex("report").lock()?;
-/// match guard.unlock()? {
-///     Unlocked::Released => println!("the report is complete"),
-///     Unlocked::AlreadyLost(lost) => println!("check the report: {lost}"),
-/// }
-/// # Ok::<(), leasehold::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "if the lease was lost, two holders may have overlapped"]
-pub enum Unlocked {
-    /// The lock was held until now, and is released.
-    Released,
-    /// The lease had ended earlier, so work done under it may have overlapped with another holder.
-    ///
-    /// A new holder keeps the lock.
-    AlreadyLost(Lost),
-}
-
-impl Unlocked {
-    /// Returns an error if the lock had been lost before its release.
-    ///
-    /// [`Lost`] converts to [`Error`](crate::Error::Lost), so `?` reports both a failed release and
-    /// a loss:
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let guard = client.mutex("report").lock()?;
-    /// // … write the report …
-    /// guard.unlock()?.into_result()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn into_result(self) -> Result<(), Lost> {
-        match self {
-            Self::Released => Ok(()),
-            Self::AlreadyLost(lost) => Err(lost),
-        }
-    }
-}
-
-impl fmt::Display for Unlocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Released => f.write_str("released"),
-            Self::AlreadyLost(lost) => write!(f, "already lost: {lost}"),
-        }
-    }
-}
-
 /// Ends the holding with `token` at `now`: hands the lease off, or releases it by `deadline`.
 ///
 /// The first waiter of this client gets a hand-off. If no reply arrives in time, the release is
-/// repeated in the background.
+/// repeated in the background. Fails with [`Error::Lost`] if the lease was over.
 pub(crate) fn release(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
     token: FencingToken,
     mut now: Instant,
     deadline: Instant,
-) -> Result<Unlocked, Error> {
+) -> Result<(), Error> {
     if hold.run.goes_on(token) && hand_off(runtime, hold, token, &mut now, deadline) {
-        return Ok(Unlocked::Released);
+        return Ok(());
     }
     let since = hold.since();
     if let Some(ended) = end_holding(runtime, hold, token, now) {
-        return Ok(ended);
+        return ended.map_err(Error::Lost);
     }
     // Other clients have waited for the whole run of hand-offs: they go first now.
     let mut yields_to_fleet = !hold.keys.calls_share_a_place() && hold.run.was_handed(token);
@@ -107,10 +50,7 @@ pub(crate) fn release(
         Some(ignored) if !was_sent => Err(sent_in_background(runtime, &ignored.cause)),
         _ => send_until_answered(runtime, hold, &mut yields_to_fleet, deadline, tries_once),
     };
-    let is_lost = matches!(
-        outcome,
-        Ok(Unlocked::AlreadyLost(_)) | Err(Error::WrongType { .. })
-    );
+    let is_lost = matches!(outcome, Err(Error::Lost(_) | Error::WrongType { .. }));
     count(runtime, !is_lost, since, now);
     note_outcome(runtime, hold, &outcome, yields_to_fleet, was_sent);
     outcome
@@ -122,7 +62,7 @@ fn end_holding(
     hold: &Arc<HeldLease>,
     token: FencingToken,
     now: Instant,
-) -> Option<Unlocked> {
+) -> Option<Result<(), Lost>> {
     let since = hold.since();
     match hold.release(token, now) {
         Some(LeaseStatus::Held(_)) => {
@@ -132,9 +72,9 @@ fn end_holding(
         Some(LeaseStatus::Lost(lost)) => {
             count(runtime, false, since, now);
             release_after_loss(runtime, hold, lost);
-            Some(Unlocked::AlreadyLost(lost))
+            Some(Err(lost))
         }
-        Some(LeaseStatus::Released) | None => Some(Unlocked::Released),
+        Some(LeaseStatus::Released) | None => Some(Ok(())),
     }
 }
 
@@ -159,7 +99,7 @@ pub(crate) fn keep_until(
     let since = hold.since();
     let now = Instant::now();
     if let Some(ended) = end_holding(runtime, hold, token, now) {
-        ended.into_result()?;
+        ended?;
         return outcome;
     }
     count(runtime, true, since, now);
@@ -174,12 +114,12 @@ pub(crate) fn keep_until(
 fn note_outcome(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
-    outcome: &Result<Unlocked, Error>,
+    outcome: &Result<(), Error>,
     yields_to_fleet: bool,
     was_sent: bool,
 ) {
     match outcome {
-        Ok(Unlocked::AlreadyLost(lost)) => {
+        Err(Error::Lost(lost)) => {
             hold.lease(|lease| lease.was_lost(*lost));
             if hold.keys.is_split() {
                 // Another part may have had no reply.
@@ -187,7 +127,7 @@ fn note_outcome(
             }
             runtime.announce_loss(hold);
         }
-        Ok(Unlocked::Released) => {
+        Ok(()) => {
             if yields_to_fleet {
                 runtime.waiters.yield_to_fleet(hold);
             }
@@ -297,7 +237,11 @@ fn not_released(
 
 /// Releases a lease of several parts: all go out in one write to each server. Returns `None` if a
 /// part got no reply.
-fn release_parts(runtime: &Runtime, hold: &Arc<HeldLease>, deadline: Instant) -> Option<Unlocked> {
+fn release_parts(
+    runtime: &Runtime,
+    hold: &Arc<HeldLease>,
+    deadline: Instant,
+) -> Option<Result<(), Lost>> {
     let found = runtime.release_all(std::slice::from_ref(hold), deadline);
     let found = found.recv_timeout(Instant::now().until(deadline)).ok()?;
     Some(unlocked(hold, found))
@@ -313,15 +257,17 @@ fn send_until_answered(
     yields_to_fleet: &mut bool,
     deadline: Instant,
     tries_once: bool,
-) -> Result<Unlocked, Error> {
+) -> Result<(), Error> {
     let start = Instant::now();
     let mut ignored = IgnoredRelease {
         cause: Cause::silence("no reply to a part of the release in time"),
         was_refused: false,
     };
     if hold.keys.is_split() {
-        return release_parts(runtime, hold, deadline)
-            .ok_or_else(|| not_released(runtime, hold, start, ignored));
+        return match release_parts(runtime, hold, deadline) {
+            Some(outcome) => outcome.map_err(Error::Lost),
+            None => Err(not_released(runtime, hold, start, ignored)),
+        };
     }
     // How many of the receivers of the message are subscribers of this client.
     let ours = runtime.endpoints.subscribed(hold.keys.key(0).channel) as u64;
@@ -345,7 +291,7 @@ fn send_until_answered(
                 if let Answer::Ours(receivers) = &answer {
                     *yields_to_fleet &= receivers.is_none_or(|receivers| receivers > ours);
                 }
-                return Ok(answered(runtime, hold, &answer, may_have_run));
+                return answered(runtime, hold, &answer, may_have_run).map_err(Error::Lost);
             }
             Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => return Err(error),
             Err(Fault::NotRun(cause)) if Instant::now() >= deadline => {
@@ -376,7 +322,12 @@ fn send_until_answered(
 }
 
 /// Returns the outcome of a release with this reply.
-fn answered(runtime: &Runtime, hold: &HeldLease, answer: &Answer, may_have_run: bool) -> Unlocked {
+fn answered(
+    runtime: &Runtime,
+    hold: &HeldLease,
+    answer: &Answer,
+    may_have_run: bool,
+) -> Result<(), Lost> {
     match answer {
         Answer::LeftOpen => leave_open(runtime, hold),
         Answer::NotPassedOn => {
@@ -388,7 +339,7 @@ fn answered(runtime: &Runtime, hold: &HeldLease, answer: &Answer, may_have_run: 
         Answer::Foreign(_) => return unlocked(hold, KeyState::Foreign),
         _ => return unlocked(hold, KeyState::Gone),
     }
-    Unlocked::Released
+    Ok(())
 }
 
 /// Plans a second release, which grants the lock that the first one has left free for a moment.
@@ -406,14 +357,12 @@ fn leave_open(runtime: &Runtime, hold: &HeldLease) {
 }
 
 /// Returns the outcome for what the release found.
-fn unlocked(hold: &HeldLease, found: KeyState) -> Unlocked {
+fn unlocked(hold: &HeldLease, found: KeyState) -> Result<(), Lost> {
     match found {
-        KeyState::Ours => Unlocked::Released,
-        _ if !hold.lease(|lease| lease.covers(Instant::now())) => {
-            Unlocked::AlreadyLost(Lost::Expired)
-        }
-        KeyState::Gone => Unlocked::AlreadyLost(Lost::Deleted),
-        KeyState::Foreign => Unlocked::AlreadyLost(Lost::Taken),
+        KeyState::Ours => Ok(()),
+        _ if !hold.lease(|lease| lease.covers(Instant::now())) => Err(Lost::Expired),
+        KeyState::Gone => Err(Lost::Deleted),
+        KeyState::Foreign => Err(Lost::Taken),
     }
 }
 

@@ -115,7 +115,7 @@ totals! {
     /// that [`keep_for`](crate::MutexGuard::keep_for) leaves to expire.
     released,
     /// Locks that were already lost when their holder released them:
-    /// [`AlreadyLost`](crate::Unlocked::AlreadyLost).
+    /// [`Error::Lost`](crate::Error::Lost).
     released_too_late,
     /// Locks lost to [`Lost::Expired`](crate::Lost::Expired).
     lost_expired,

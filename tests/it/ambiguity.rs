@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, unbounded};
-use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
+use leasehold::{Client, Error, Lost, Mutex, MutexGuard};
 use support::permits::permits_out;
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, let_pass, ms};
 
@@ -66,7 +66,7 @@ fn client(url: &str) -> Client {
 fn warmed_up_client(proxy: &Proxy) -> Client {
     let client = client(&proxy.url());
     let guard = client.mutex("warm").lock().unwrap();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     client
 }
 
@@ -86,7 +86,7 @@ fn assert_untouched_and_release(guard: MutexGuard, server: &Server) {
     );
     assert!(guard.is_held());
     guard.renew().unwrap();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 }
 
 /// The output of `MONITOR`: the commands that the server receives.
@@ -322,7 +322,7 @@ fn unanswered_permit_of_this_client_is_not_reported_as_anothers() {
     let server = Server::start();
     let call = |client: &Client| {
         let permit = client.semaphore("a", 1).try_acquire()?;
-        Ok(permit.map(|permit| assert_eq!(permit.release().unwrap(), Unlocked::Released)))
+        Ok(permit.map(|permit| permit.release().unwrap()))
     };
     after_an_unanswered_attempt(&server, call, || permits_out(&server) == 0);
 }
@@ -336,7 +336,7 @@ fn unanswered_reader_of_this_client_is_not_reported_as_another_holder() {
         drop(lock.try_read()?.expect("readers share"));
         has_read.set(true);
         let guard = lock.try_write()?;
-        Ok(guard.map(|guard| assert_eq!(guard.unlock().unwrap(), Unlocked::Released)))
+        Ok(guard.map(|guard| guard.unlock().unwrap()))
     };
     // A round in which the second read got no reply in time proves nothing.
     assert!((0..5).any(|_| {
@@ -421,7 +421,7 @@ fn reader_whose_release_got_no_reply_is_not_reported_as_another_holder() {
 #[track_caller]
 fn after_an_unanswered_release<T>(
     hold: impl FnOnce(&Client) -> T,
-    release: impl FnOnce(T) -> Result<Unlocked, Error>,
+    release: impl FnOnce(T) -> Result<(), Error>,
     call: impl FnOnce(&Client) -> Result<Option<()>, Error>,
     is_released: impl Fn(&Server) -> bool,
 ) {
@@ -460,7 +460,7 @@ fn release_on_a_closed_connection_succeeds() {
     let guard = mutex.lock().unwrap();
     let lost = guard.lost();
     proxy.set_open(Traffic::CutOnReply);
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     assert_eq!(server.get("lock:a"), None);
     assert_eq!(lost.recv(), Err(crossbeam_channel::RecvError));
 
@@ -471,7 +471,7 @@ fn release_on_a_closed_connection_succeeds() {
     let next = thread::scope(|scope| {
         let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
         eventually(PATIENCE, || server.subscribers("lock_release:a") > 0);
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
         waiting.join().unwrap()
     });
     assert_untouched_and_release(next, &server);
@@ -546,7 +546,7 @@ fn late_renewal_restores_no_released_lease() {
         proxy.set_open(Traffic::Stall);
         let before = proxy.request_bytes();
         eventually(PATIENCE, || proxy.request_bytes() > before);
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
         let next = is_taken_again.then(|| other.mutex("a").lock().unwrap());
         let before = server.calls(&["evalsha"]);
         proxy.set_open(Traffic::Pass);
@@ -623,9 +623,8 @@ fn unstable_network_causes_no_loss_no_double_holder_and_no_leftover() {
                     thread::yield_now();
                     assert!(guard.is_held());
                     inside.fetch_sub(1, Ordering::SeqCst);
-                    match guard.unlock() {
-                        Ok(unlocked) => assert_eq!(unlocked, Unlocked::Released),
-                        Err(error) => assert!(error.is_unreachable(), "{error:?}"),
+                    if let Err(error) = guard.unlock() {
+                        assert!(error.is_unreachable(), "{error:?}");
                     }
                 }
             });
@@ -795,7 +794,7 @@ fn undos_of_one_set_share_a_command_and_remove_only_their_own_lease() {
     let guard = set().lock().unwrap();
     let_pass(ms(2_000));
     guard.ensure_held().unwrap();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 }
 
 fn undos_of_one_fair_lock_share_a_command_and_keep_other_places() {
@@ -818,12 +817,12 @@ fn undos_of_one_fair_lock_share_a_command_and_keep_other_places() {
         server.run("HSET", &[places, &ids[0], "9007199254740991 3000 "]);
         let waiter = scope.spawn(|| fair(&other).try_lock_for(PATIENCE).unwrap());
         eventually(PATIENCE, || other.stats().waiting == 1);
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
         let guard = waiter
             .join()
             .unwrap()
             .expect("the undo removes the late place from the queue");
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
         // As if another acquire had run late and got the lock.
         let ttl = TTL.as_millis().to_string();
         server.run("SET", &[key, &ids[1], "PX", &ttl]);

@@ -138,7 +138,7 @@ fn builder() -> ClientBuilder {
 
 /// Returns the client with an idle connection and running threads.
 fn warmed_up(client: Client) -> Client {
-    let _ = client.mutex("warm").lock().unwrap().unlock().unwrap();
+    client.mutex("warm").lock().unwrap().unlock().unwrap();
     client
 }
 
@@ -552,7 +552,7 @@ fn lock_gives_up_before_its_command_times_out() {
     };
     let (plain, fair, all) = (client(), client(), client());
     let waiting = client();
-    let _ = fair.fair_mutex("b").lock().unwrap().unlock().unwrap();
+    fair.fair_mutex("b").lock().unwrap().unlock().unwrap();
     redis.fail(ServerFailure::Paused);
     thread::scope(|scope| {
         scope.spawn(|| assert_gives_up_before_a_command(|| plain.mutex("a").lock().map(drop)));

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded, unbounded};
-use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, Renewed, Unlocked};
+use leasehold::{Client, ClientBuilder, Error, Lost, MutexGuard, Renewed};
 use redis::{Connection, FromRedisValue};
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, free_port, ms};
 
@@ -116,9 +116,9 @@ fn empty_restart_is_outlasted_and_the_loss_reported() {
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost:?}");
     let next = waiting();
     assert!(next.fencing_token() > guard.fencing_token());
-    assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(lost));
+    assert_eq!(guard.unlock().unwrap_err().lost(), Some(lost));
     assert!(next.is_held());
-    assert_eq!(next.unlock().unwrap(), Unlocked::Released);
+    next.unlock().unwrap();
 }
 
 fn connections_closed_by_a_restart_fail_no_call() {
@@ -145,10 +145,7 @@ fn connections_closed_by_a_restart_fail_no_call() {
     let guard = client.mutex(NAME).try_lock().unwrap().unwrap();
     server.restart();
     assert!(client.ping().is_ok());
-    assert_eq!(
-        guard.unlock().unwrap(),
-        Unlocked::AlreadyLost(Lost::Deleted)
-    );
+    assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Deleted));
 }
 
 fn flushed_scripts_are_sent_again() {
@@ -175,13 +172,13 @@ fn flushed_scripts_are_sent_again() {
     run(&server, &["SCRIPT", "FLUSH"]);
     assert!(other.mutex(NAME).try_lock().unwrap().is_none());
     run(&server, &["SCRIPT", "FLUSH"]);
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     run(&server, &["SCRIPT", "FLUSH"]);
     let guard = mutex.try_lock().unwrap().expect("the lock is free");
 
     let waiting = sleeping_waiter(&server, other.clone());
     run(&server, &["SCRIPT", "FLUSH"]);
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     assert!(waiting().is_held());
 }
 
@@ -196,10 +193,7 @@ fn flushall_is_a_loss_and_wakes_waiters() {
     run(&server, &["FLUSHALL"]);
 
     assert_eq!(other.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
-    assert_eq!(
-        other.unlock().unwrap(),
-        Unlocked::AlreadyLost(Lost::Deleted)
-    );
+    assert_eq!(other.unlock().unwrap_err().lost(), Some(Lost::Deleted));
     let lost = lost.recv_timeout(WAIT_LIMIT).unwrap();
     // The waiter may have acquired the lock before the renewal found it deleted.
     assert!(matches!(lost, Lost::Deleted | Lost::Taken), "{lost:?}");
@@ -234,18 +228,15 @@ fn full_server_grants_nothing_and_releases_everything() {
     first.set_ttl(ms(30_000)).unwrap();
     permit.renew().unwrap();
     reader.renew().unwrap();
-    assert_eq!(permit.release().unwrap(), Unlocked::Released);
-    assert_eq!(reader.unlock().unwrap(), Unlocked::Released);
+    permit.release().unwrap();
+    reader.unlock().unwrap();
     assert!(client.mutex("1").inspect().unwrap().is_some());
-    assert_eq!(first.unlock().unwrap(), Unlocked::Released);
+    first.unlock().unwrap();
     assert_eq!(value(&server, "lock:1"), None);
     drop(dropped);
     assert_eq!(value(&server, "lock:3"), None);
     assert!(other.mutex("2").force_unlock().unwrap());
-    assert_eq!(
-        second.unlock().unwrap(),
-        Unlocked::AlreadyLost(Lost::Deleted)
-    );
+    assert_eq!(second.unlock().unwrap_err().lost(), Some(Lost::Deleted));
 
     config(&server, "maxmemory", "0");
     assert!(client.mutex(NAME).try_lock().unwrap().is_some());
@@ -267,7 +258,9 @@ fn user_without_publish_permission_can_release() {
 
         let guard = mute.mutex(NAME).lock().unwrap();
         let waiting = sleeping_waiter(&server, other.clone());
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released, "{rights:?}");
+        guard
+            .unlock()
+            .unwrap_or_else(|error| panic!("{rights:?}: {error}"));
         // No message was published, so the waiter finds the lock free without one.
         let next = waiting();
 
@@ -278,14 +271,14 @@ fn user_without_publish_permission_can_release() {
             (guard, mute)
         });
         eventually(WAIT_LIMIT, || server.calls(&["evalsha"]) > calls);
-        assert_eq!(next.unlock().unwrap(), Unlocked::Released);
+        next.unlock().unwrap();
         let (guard, _mute) = waiting();
         let guard = guard.expect("the lock was released");
 
         run(&server, &["DEL", LOCK]);
         assert_eq!(
-            guard.unlock().unwrap(),
-            Unlocked::AlreadyLost(Lost::Deleted),
+            guard.unlock().unwrap_err().lost(),
+            Some(Lost::Deleted),
             "{rights:?}"
         );
     }
@@ -337,7 +330,7 @@ fn closed_idle_connections_delay_no_renewal() {
     while renewals.try_recv().is_ok() {}
     // One renewal may have been answered before the cut.
     (0..2).for_each(|_| drop(renewals.recv_timeout(WAIT_LIMIT).unwrap()));
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 }
 
 fn dead_idle_connections_delay_no_renewal() {
@@ -347,7 +340,7 @@ fn dead_idle_connections_delay_no_renewal() {
     proxy.set_open(Traffic::DropBoth);
     while renewals.try_recv().is_ok() {}
     (0..2).for_each(|_| drop(renewals.recv_timeout(2 * WAIT_LIMIT).unwrap()));
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 }
 
 fn closed_idle_connections_delay_no_repeated_release() {
@@ -371,8 +364,8 @@ fn dead_idle_connections_cost_few_attempts() {
     proxy.set_open(Traffic::DropBoth);
     let other = client.mutex("other").lock().unwrap();
     assert!(attempts() < before + 5, "{}", attempts() - before);
-    assert_eq!(other.unlock().unwrap(), Unlocked::Released);
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    other.unlock().unwrap();
+    guard.unlock().unwrap();
 }
 
 fn changed_password_is_reported_and_a_restored_one_saves_the_lease() {
@@ -400,7 +393,7 @@ fn changed_password_is_reported_and_a_restored_one_saves_the_lease() {
 
     set(&[">first-secret"]);
     guard.renew().unwrap();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     assert!(self::client(&url("second-secret")).ping().is_ok());
 
     let short = builder(&url("first-secret")).ttl(ms(600)).build().unwrap();
@@ -408,10 +401,7 @@ fn changed_password_is_reported_and_a_restored_one_saves_the_lease() {
     set(&["resetpass", ">second-secret"]);
     kick();
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
-    assert_eq!(
-        guard.unlock().unwrap(),
-        Unlocked::AlreadyLost(Lost::Expired)
-    );
+    assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Expired));
 }
 
 fn replica_grants_nothing_and_error_says_so() {
@@ -467,7 +457,7 @@ fn demoted_master_reports_no_loss() {
     kept.renew().unwrap();
     for (guard, loss) in [(deleted, Lost::Deleted), (taken, Lost::Taken)] {
         assert!(matches!(guard.renew(), Err(Error::Lost(lost)) if lost == loss));
-        assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(loss));
+        assert_eq!(guard.unlock().unwrap_err().lost(), Some(loss));
     }
     let taken = value(&server, "lock:taken");
     assert_eq!(taken.as_deref(), Some("another program"));
@@ -538,7 +528,7 @@ fn highest_token_is_granted_once() {
     run(&server, &["SET", FENCE, &(highest - 1).to_string()]);
     let guard = mutex.try_lock().unwrap().unwrap();
     assert_eq!(guard.fencing_token().value(), highest);
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     assert!(matches!(mutex.try_lock(), Err(Error::BadFence { .. })));
     assert_eq!(value(&server, LOCK), None);
 }
@@ -575,14 +565,14 @@ fn assert_waited_for(server: &Server, word: &str, mut set: impl FnMut(bool)) {
     again(before);
     set(false);
     let guard = locking();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 
     set(true);
     let before = proxy.connections();
     let releasing = in_thread(move || held.unlock());
     again(before);
     set(false);
-    assert_eq!(releasing().unwrap(), Unlocked::Released, "{word}");
+    releasing().unwrap_or_else(|error| panic!("{word}: {error}"));
     assert_eq!(value(server, "lock:held"), None);
 }
 
@@ -690,5 +680,5 @@ fn loading_server_is_waited_for() {
         assert!(error.is_unreachable(), "{error:?}");
     }
     // The breaker of the shared client may be open already, which `lock` outlasts.
-    assert_eq!(waiting().unlock().unwrap(), Unlocked::Released);
+    waiting().unlock().unwrap();
 }

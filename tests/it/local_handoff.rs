@@ -7,7 +7,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError, bounded, unbounded};
-use leasehold::{Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, Unlocked};
+use leasehold::{Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard};
 use parking_lot::Mutex as Local;
 use support::{
     Counters, Fenced, Proxy, Server, Traffic, assert_released, connect_to_all, eventually,
@@ -195,7 +195,7 @@ fn each_holder_is_told_only_of_its_own_loss() {
         let three = guard_of(three);
         assert_ne!(*three.holder_id(), id);
         assert!(three.fencing_token() > two.fencing_token());
-        assert_eq!(two.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Deleted));
+        assert_eq!(two.unlock().unwrap_err().lost(), Some(Lost::Deleted));
         assert!(three.is_held());
         assert_released(three.unlock());
     });
@@ -247,8 +247,8 @@ fn a_suspected_lease_is_checked_before_the_next_hand_off() {
         assert!(!unlock.is_finished() && !two.is_finished());
         proxy.set_all(Traffic::Pass);
         assert_eq!(
-            unlock.join().unwrap().unwrap(),
-            Unlocked::AlreadyLost(Lost::Deleted)
+            unlock.join().unwrap().unwrap_err().lost(),
+            Some(Lost::Deleted)
         );
         for next in [two, three] {
             let next = guard_of(next);
@@ -731,8 +731,8 @@ fn without_auto_renew_each_hand_off_renews() {
         let id = one.holder_id().clone();
         server.run("DEL", &["lock:a"]);
         assert_eq!(
-            one.unlock().unwrap(),
-            Unlocked::AlreadyLost(Lost::Deleted),
+            one.unlock().unwrap_err().lost(),
+            Some(Lost::Deleted),
             "the renewal before the hand-off found the loss"
         );
         for next in [two, three] {
@@ -755,7 +755,7 @@ fn max_hold_is_counted_from_the_hand_off() {
         let remaining_ttl = two.remaining().unwrap();
         assert!(remaining_ttl <= ms(2_000), "{remaining_ttl:?}");
         assert_eq!(two.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::MaxHold));
-        assert_eq!(two.unlock().unwrap(), Unlocked::AlreadyLost(Lost::MaxHold));
+        assert_eq!(two.unlock().unwrap_err().lost(), Some(Lost::MaxHold));
         assert!(guard_of(three).is_held());
     });
 }

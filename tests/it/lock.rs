@@ -5,9 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{bounded, unbounded};
-use leasehold::{
-    Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, Unlocked, WaitPolicy, WithError,
-};
+use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, WaitPolicy, WithError};
 use support::{
     Proxy, Server, Traffic, assert_message_wakes, eventually, ms, refusing_url, result_of,
     spawn_call,
@@ -20,7 +18,7 @@ support::tests![
     inspect_shows_a_leasehold_holder,
     inspect_shows_value_and_ttl_of_a_foreign_holder,
     force_unlock_takes_the_lock_from_its_holder,
-    unlock_as_a_result_reports_a_loss,
+    unlock_fails_if_the_lock_was_lost,
     force_unlock_wakes_waiters_and_a_subscribed_holder,
     force_unlock_deletes_only_the_value_it_read,
     force_unlock_from_spares_a_later_holder,
@@ -87,7 +85,7 @@ fn basic_calls_work_on_a_mutex() {
             .is_none()
     );
     let lost = guard.lost();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     assert!(lost.recv().is_err(), "disconnected without a message");
     drop(mutex.try_lock().unwrap().unwrap());
     assert_eq!(server.get("lock:a"), None);
@@ -109,7 +107,7 @@ fn another_client_is_refused_then_woken_by_the_release() {
     assert!(waiter.is_empty());
     let first = guard.fencing_token();
     let second = assert_message_wakes(&two, || {
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
         result_of(&waiter)
     });
     assert!(second > first);
@@ -207,10 +205,7 @@ fn force_unlock_takes_the_lock_from_its_holder() {
     assert!(two.mutex("a").force_unlock().unwrap());
     assert_eq!(server.get("lock:a"), None);
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Deleted));
-    assert_eq!(
-        guard.unlock().unwrap(),
-        Unlocked::AlreadyLost(Lost::Deleted)
-    );
+    assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Deleted));
 
     foreign_lock(&server, "lock:a", "");
     assert!(two.mutex("a").force_unlock().unwrap());
@@ -258,7 +253,7 @@ fn force_unlock_from_spares_a_later_holder() {
     assert!(operator.inspect().unwrap().is_none());
 }
 
-fn unlock_as_a_result_reports_a_loss() {
+fn unlock_fails_if_the_lock_was_lost() {
     let server = Server::start();
     let client = client(&server);
     let work_under_a_lock = |is_lost: bool| -> Result<(), Error> {
@@ -266,8 +261,7 @@ fn unlock_as_a_result_reports_a_loss() {
         if is_lost {
             client.mutex("a").force_unlock()?;
         }
-        guard.unlock()?.into_result()?;
-        Ok(())
+        guard.unlock()
     };
     assert!(matches!(work_under_a_lock(false), Ok(())));
     let error = work_under_a_lock(true).unwrap_err();
@@ -346,7 +340,7 @@ fn set_ttl_lengthens_and_shortens_a_lease() {
     guard.renew().unwrap();
     let left = server.pttl("lock:a");
     assert!(left <= 30_000, "renewed for the new ttl, {left} ms");
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 }
 
 fn an_extended_lease_is_renewed_for_its_new_ttl() {
@@ -396,7 +390,7 @@ fn a_lost_lease_is_neither_renewed_nor_extended() {
                 "the channel is disconnected after the message"
             );
         }
-        assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Taken));
+        assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Taken));
         server.run("DEL", &["lock:a"]);
     }
 }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError, unbounded};
-use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Unlocked};
+use leasehold::{Client, Error, Lost, Mutex, MutexGuard};
 use support::{Child, Server, assert_released, eventually, ms, parameter, tell_parent};
 
 support::roles![holder];
@@ -108,7 +108,7 @@ fn assert_loss_is_reported(
     }
     assert_lost(&guard, why);
     assert_eq!(calls.recv_timeout(WAIT_LIMIT), Ok(why));
-    assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(why));
+    assert_eq!(guard.unlock().unwrap_err().lost(), Some(why));
     drop(client);
     assert_eq!(
         calls.recv_timeout(WAIT_LIMIT),
@@ -205,7 +205,7 @@ fn a_released_lock_is_not_reported_lost() {
     let guard = mutex.lock().unwrap();
     let channels = [guard.lost(), guard.lost()];
     assert_eq!(channels[0].try_recv(), Err(TryRecvError::Empty));
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     for channel in channels {
         assert_eq!(channel.recv(), Err(RecvError));
     }
@@ -234,7 +234,7 @@ fn unlock_reports_a_loss_that_no_renewal_has_found() {
         if taken {
             server.run("SET", &["lock:a", "another"]);
         }
-        assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(why));
+        assert_eq!(guard.unlock().unwrap_err().lost(), Some(why));
         assert_eq!(calls.recv_timeout(WAIT_LIMIT), Ok(why));
         assert_eq!(server.get("lock:a").is_some(), taken);
     }
@@ -270,7 +270,7 @@ fn past_max_hold_the_key_expires_by_itself() {
     // The key is the other client's lease, once it has been renewed after the grant.
     eventually(WAIT_LIMIT, || server.pttl("lock:a") > 5_000);
     drop(guard);
-    assert_eq!(next.unlock().unwrap(), Unlocked::Released);
+    next.unlock().unwrap();
 }
 
 /// A child's role: holds the lock once a round, and is paused by its parent meanwhile.
@@ -299,10 +299,7 @@ fn holder() {
         assert!(!is_held, "another client holds the lock");
         assert_lost(&guard, Lost::Expired);
         assert_one_message(&lost, Lost::Expired);
-        assert_eq!(
-            guard.unlock().unwrap(),
-            Unlocked::AlreadyLost(Lost::Expired)
-        );
+        assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Expired));
         drop(others);
         tell_parent("lost");
     }
@@ -332,7 +329,7 @@ fn a_holder_paused_past_its_ttl_knows_of_the_loss_as_it_resumes() {
             Some(guard.holder_id().as_str().as_bytes())
         );
         guard.renew().unwrap();
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
     }
     child.wait().succeeded();
 }
@@ -387,8 +384,8 @@ fn a_second_grant_to_the_client_reports_the_first_lease_taken() {
     server.run("DEL", &["lock:a"]);
     let second = mutex.lock().unwrap();
     assert_eq!(guard.lost().recv_timeout(PROMPTLY), Ok(Lost::Taken));
-    assert_eq!(guard.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Taken));
-    assert_eq!(second.unlock().unwrap(), Unlocked::Released);
+    assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Taken));
+    second.unlock().unwrap();
 }
 
 fn a_false_release_message_is_not_a_loss() {

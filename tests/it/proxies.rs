@@ -5,7 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 
-use leasehold::{Client, Unlocked};
+use leasehold::Client;
 use parking_lot::Mutex;
 use support::{FakeServer, Request, Server, expect_unreachable, ms};
 
@@ -63,8 +63,8 @@ fn proxy_that_closes_at_an_optional_command_serves_locks() {
         let client = Client::open(format!("redis://{user}127.0.0.1:{}", proxy.port())).unwrap();
         let guard = client.mutex("a").try_lock().unwrap().expect("it is free");
         let other = client.mutex("b").lock().unwrap();
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        assert_eq!(other.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
+        other.unlock().unwrap();
         assert_eq!(closed.lock().len(), 1, "later connections omit them");
     }
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
-use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Renewed, Unlocked};
+use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Renewed};
 use support::{Control, Proxy, SLACK, Server, Traffic, eventually, ms};
 
 support::tests![
@@ -93,7 +93,7 @@ fn a_lease_lasts_as_long_as_it_is_held() {
     }
     assert_held(&guard, &server);
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 }
 
 fn renewals_keep_their_interval() {
@@ -170,7 +170,7 @@ fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
                     let guard = mutex.lock().unwrap();
                     // A renewal reported before may be that of an earlier lease.
                     next_renewal(&renewals);
-                    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+                    guard.unlock().unwrap();
                     let after: (Option<String>, i64) = redis::pipe()
                         .cmd("GET")
                         .arg(&key)
@@ -328,10 +328,7 @@ fn set_ttl_prolongs_a_lease_that_is_not_renewed() {
     );
     guard.set_ttl(ms(300)).unwrap();
     assert_eq!(guard.lost().recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
-    assert_eq!(
-        guard.unlock().unwrap(),
-        Unlocked::AlreadyLost(Lost::Expired)
-    );
+    assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Expired));
 }
 
 /// Returns a lease that is being renewed, and leaves its client an idle connection.
@@ -343,7 +340,7 @@ fn renewed_lease_and_an_idle_connection(
     let guard = mutex.lock().unwrap();
     // The io thread takes a connection for its renewals.
     next_renewal(&renewals);
-    let _ = client.mutex("b").lock().unwrap().unlock().unwrap();
+    client.mutex("b").lock().unwrap().unlock().unwrap();
     (guard, renewals)
 }
 
@@ -378,7 +375,7 @@ fn an_unanswered_shortening_caps_later_renewals() {
         next_renewal(&renewals);
         assert_held(&guard, &server);
     }
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 }
 
 fn an_unanswered_extension_changes_nothing() {
@@ -520,7 +517,7 @@ fn a_slow_on_renew_harms_no_lease() {
     assert!(renewals.len() <= 1, "callbacks run one at a time");
     drop(end);
     next_renewal(&renewals);
-    assert_eq!(slow.unlock().unwrap(), Unlocked::Released);
+    slow.unlock().unwrap();
 }
 
 fn a_slow_on_lost_harms_no_lease() {
@@ -573,6 +570,6 @@ fn a_panicking_callback_harms_no_lease() {
     assert!(!short.is_held());
     for guard in [panicking, guard] {
         assert_held(&guard, &server);
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
     }
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
-use leasehold::{Client, Error, Lost, Semaphore, SemaphorePermit, Unlocked};
+use leasehold::{Client, Error, Lost, Semaphore, SemaphorePermit};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use support::fair::PATIENCE;
@@ -61,7 +61,7 @@ fn holder() {
     let permit = semaphore.acquire().unwrap();
     tell_parent("holding");
     let _ = permit.lost().recv();
-    assert!(matches!(permit.release(), Ok(Unlocked::AlreadyLost(_))));
+    assert!(permit.release().unwrap_err().lost().is_some());
 }
 
 fn permits_of_a_killed_process_come_back() {
@@ -130,8 +130,8 @@ fn permits_end_without_renewals() {
         assert!(!short.is_held());
         let permit = waiting.join().unwrap();
         assert_eq!(permits_out(&server), 3);
-        let late = short.release().unwrap();
-        assert_eq!(late, Unlocked::AlreadyLost(Lost::Expired));
+        let late = short.release().unwrap_err();
+        assert_eq!(late.lost(), Some(Lost::Expired));
         assert!(permit.is_held() && lasting.is_held());
         assert_eq!(permits_out(&server), 3, "the late release counts nothing");
         give_back(permit);
@@ -149,10 +149,7 @@ fn deleted_permits_are_lost_and_the_count_starts_from_zero() {
     let new = semaphore.acquire().unwrap();
     for permit in held {
         assert!(matches!(permit.renew(), Err(Error::Lost(Lost::Deleted))));
-        assert_eq!(
-            permit.release().unwrap(),
-            Unlocked::AlreadyLost(Lost::Deleted)
-        );
+        assert_eq!(permit.release().unwrap_err().lost(), Some(Lost::Deleted));
     }
     assert_eq!(permits_out(&server), 1);
     give_back(new);
@@ -233,10 +230,7 @@ fn release_without_a_reply_gives_back_its_permits_once() {
         // The client repeats the release. The reply to that may be too late for this call.
         let released = permit.release();
         assert!(
-            matches!(
-                released,
-                Ok(Unlocked::Released) | Err(Error::Unreachable { .. })
-            ),
+            matches!(released, Ok(()) | Err(Error::Unreachable { .. })),
             "{released:?}"
         );
         eventually(PATIENCE, || permits_out(&server) == 2);
@@ -539,7 +533,7 @@ fn release_held(permit: SemaphorePermit, held: &AtomicU64) {
     assert!(permit.is_held());
     held.fetch_sub(permit.count().into(), Ordering::SeqCst);
     let released = permit.release();
-    let lost = matches!(released, Ok(Unlocked::AlreadyLost(_)));
+    let lost = matches!(released, Err(Error::Lost(_)));
     assert!(!lost, "{released:?}");
 }
 

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
-use leasehold::{Error, Lost, Unlocked};
+use leasehold::{Error, Lost};
 use support::{
     BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, FakeSentinel, MasterFailure,
     OwnSentinel, PROCESSES, Proxy, RESUME_WITHIN, SLACK, Sentinels, Server, Setup, Traffic,
@@ -65,13 +65,13 @@ fn basic_calls_work_through_sentinel() {
     assert!(sentinels.first_master().get("lock:basic").is_some());
     assert!(two.mutex("basic").try_lock().unwrap().is_none());
     guard.renew().unwrap();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     let again = two
         .mutex("basic")
         .try_lock()
         .unwrap()
         .expect("the lock is free");
-    assert_eq!(again.unlock().unwrap(), Unlocked::Released);
+    again.unlock().unwrap();
 }
 
 /// Without the message, a refresh of the waiter's place would find the lock free within 0.9 s.
@@ -86,7 +86,7 @@ fn a_waiter_is_woken_by_the_release() {
             .first_master()
             .wait_until_waiter_sleeps("lock_release:woken");
         assert_message_wakes(&two, || {
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            guard.unlock().unwrap();
             drop(waiting.join().unwrap());
         });
     });
@@ -108,7 +108,7 @@ fn a_lease_is_renewed_on_the_master() {
     }
     assert!(guard.is_held());
     assert!(two.mutex("renewed").try_lock().unwrap().is_none());
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 }
 
 fn the_database_and_passwords_of_the_url_are_used() {
@@ -127,7 +127,7 @@ fn the_database_and_passwords_of_the_url_are_used() {
             .unwrap()
     };
     assert_eq!((keys("2"), keys("0")), (1, 0));
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 
     let right = sentinels.url();
     for (wrong, with) in [("data%40pw", "wr0ng"), ("watch%40pw", "wr0ng")] {
@@ -151,7 +151,7 @@ fn assert_new_clients_lock_in_time(url: &str) {
         let timed = Control::run(limit, || client.mutex("a").try_lock_for(limit));
         let guard = timed.no_later_than(SLACK).unwrap();
         let guard = guard.expect("the lock is free");
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+        guard.unlock().unwrap();
     }
 }
 
@@ -183,9 +183,9 @@ fn locks_work_without_sentinels_once_the_master_is_known() {
             sentinels
                 .first_master()
                 .wait_until_waiter_sleeps("lock_release:a");
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            guard.unlock().unwrap();
             let guard = waiting.join().unwrap().unwrap();
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            guard.unlock().unwrap();
         });
     };
     lock_and_wait();
@@ -337,11 +337,11 @@ fn assert_leases_survive_or_are_reported_lost(failure: MasterFailure) {
     let timed = Control::run(RESUME_WITHIN + ms(500), || lost.recv_timeout(ms(20_000)));
     assert_eq!(timed.no_later_than(SLACK), Ok(Lost::Deleted));
     assert!(!dies.is_held());
-    assert_eq!(dies.unlock().unwrap(), Unlocked::AlreadyLost(Lost::Deleted));
+    assert_eq!(dies.unlock().unwrap_err().lost(), Some(Lost::Deleted));
     assert!(survives.is_held());
     survives.renew().unwrap();
     assert!(successor.get("lock:survives").is_some());
-    assert_eq!(survives.unlock().unwrap(), Unlocked::Released);
+    survives.unlock().unwrap();
     assert!(successor.get("lock:survives").is_none());
 }
 
@@ -380,7 +380,7 @@ fn a_waiter_is_woken_on_the_new_master() {
         let timed = Control::run(RESUME_WITHIN, || eventually(ms(30_000), listens));
         timed.no_later_than(SLACK);
         let timed = Control::run(ms(0), || {
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            guard.unlock().unwrap();
             waiting.join().unwrap().unwrap()
         });
         drop(timed.no_later_than(ms(5_000)));
@@ -417,12 +417,12 @@ fn a_demoted_master_is_no_longer_used() {
     let calls = || sentinels.first_master().script_calls();
     let before = calls();
     for _ in 0..50 {
-        assert_eq!(lock().unlock().unwrap(), Unlocked::Released);
+        lock().unlock().unwrap();
     }
     assert_eq!(calls(), before, "no call goes to the old master");
     wait_until_first_master_is_demoted(&sentinels);
     for _ in 0..50 {
-        assert_eq!(lock().unlock().unwrap(), Unlocked::Released);
+        lock().unlock().unwrap();
     }
 }
 
@@ -477,7 +477,7 @@ fn a_sentinel_with_an_old_configuration_lets_no_second_holder_in() {
     assert_eq!(old.script_calls(), 0, "no lock is taken at the old master");
     assert!(held.is_held());
     held.renew().unwrap();
-    assert_eq!(held.unlock().unwrap(), Unlocked::Released);
+    held.unlock().unwrap();
     drop(outdated);
 }
 
@@ -514,7 +514,7 @@ fn new_clients_lock_although_the_first_answer_is_wrong() {
                 master.get("lock:a").is_some(),
                 "{address} {epoch:?} {late:?}"
             );
-            assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+            guard.unlock().unwrap();
         }
     }
 }
@@ -548,7 +548,7 @@ fn a_wrong_sentinel_closes_no_connection_to_the_master() {
         wait_until_asked(&sentinels[0], 1);
         for _ in 0..20 {
             let guard = client.mutex("a").try_lock().unwrap();
-            assert_eq!(guard.unwrap().unlock().unwrap(), Unlocked::Released);
+            guard.unwrap().unlock().unwrap();
         }
         assert!(held.is_held());
     }
@@ -558,7 +558,7 @@ fn a_wrong_sentinel_closes_no_connection_to_the_master() {
         "no connection was replaced"
     );
     assert_eq!(proxy.open_connections(), connections);
-    assert_eq!(held.unlock().unwrap(), Unlocked::Released);
+    held.unlock().unwrap();
 }
 
 /// Waits until the client acquires at this server.

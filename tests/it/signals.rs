@@ -55,7 +55,7 @@ fn caller() {
     let mutex = client.mutex("x");
     repeat_while_signalled(getpid(), || {
         let guard = mutex.lock().expect("the lock is free");
-        let _ = guard.unlock().expect("the server answers");
+        guard.unlock().expect("the server answers");
     });
 }
 
@@ -77,7 +77,7 @@ fn assert_signals_break_no_connection(thread: &str) {
     let child = Child::spawn("signals::holder_and_waiter", &parameters);
     child.wait_for_line("signals were sent");
     // The subscription still receives the release.
-    let _ = held.unlock().unwrap();
+    held.unlock().unwrap();
     child.wait().succeeded();
     // One connection of the io thread, one of the subscriber, one of the calls, and one that a call
     // opened but no longer needed.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::unbounded;
 use leasehold::{
     Backoff, CancelToken, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, RwHolders,
-    RwLockReadGuard, Unlocked, WaitPolicy,
+    RwLockReadGuard, WaitPolicy,
 };
 use log::Level;
 use support::{
@@ -104,7 +104,7 @@ fn acquire_renewal_and_release_are_logged() {
     let id = id(&guard);
     let token = guard.fencing_token().to_string();
     eventually(WAIT_LIMIT, || !lines(name, "renewed").is_empty());
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
 
     let acquired = line(name, "acquired");
     assert_eq!(acquired.value("token"), Some(token.as_str()));
@@ -128,7 +128,7 @@ fn many_names_are_logged_in_short_form() {
     let server = Server::start();
     let names = (0..100).map(|n| format!("log-set-{n:02}"));
     let guard = client(&server).mutex_all(names).lock().unwrap();
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     let all = "log-set-00, log-set-01 and 98 more";
     for outcome in ["acquired", "released"] {
         assert!(line(all, outcome).message.contains(all));
@@ -156,7 +156,7 @@ fn refusals_and_waits_are_logged() {
     assert_eq!(waiting_record.value("ttl_ms"), Some(TTL_MS));
 
     server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     drop(waiting.join().unwrap());
     assert_eq!(lines(name, "acquired").len(), 2);
     // A waiter logs that it waits, but not at every attempt.
@@ -204,7 +204,7 @@ fn sleep_after_a_slow_record_ends_no_later() {
     let late = end_of_record.try_recv().unwrap().elapsed();
     // A sleep whose length was computed before the record would take about 1 s.
     assert!(late < ms(900), "{late:?}: {outcome:?}");
-    assert_eq!(held.unlock().unwrap(), Unlocked::Released);
+    held.unlock().unwrap();
     waiting.shutdown(WAIT_LIMIT);
     let _ = first.join().unwrap();
 }
@@ -257,7 +257,7 @@ fn reading_again_under_an_own_guard_logs_a_warning() {
     let server = Server::start();
     let lock = client(&server).rw_lock("read again");
     let end = |reading: RwLockReadGuard| {
-        assert_eq!(reading.unlock().unwrap(), Unlocked::Released);
+        reading.unlock().unwrap();
     };
     let other = thread::scope(|scope| scope.spawn(|| lock.read().unwrap()).join().unwrap());
     let reading = lock.read().unwrap();
@@ -281,13 +281,13 @@ fn call_that_can_be_cancelled_warns_of_a_lock_of_its_caller() {
     let lock = client(&server).rw_lock("read twice").cancel_on(&token);
     let warned = usize::from(cfg!(debug_assertions));
     let reading = lock.read().unwrap();
-    assert_eq!(lock.read().unwrap().unlock().unwrap(), Unlocked::Released);
+    lock.read().unwrap().unlock().unwrap();
     let again = log_records_about("this thread reads read twice again");
     assert_eq!(again.len(), warned);
     assert!(lock.try_write_for(ms(50)).unwrap().is_none());
     let waits = log_records_about("waits for read twice, which it locked itself");
     assert_eq!(waits.len(), warned);
-    assert_eq!(reading.unlock().unwrap(), Unlocked::Released);
+    reading.unlock().unwrap();
 }
 
 fn unanswered_renewals_and_releases_are_logged() {
@@ -463,11 +463,8 @@ fn unused_subscription_that_the_peer_closes_ends_without_a_warning() {
         // The next call that waits is woken by the release.
         let waiting = start_waiter(&server, &two, name);
         assert_eq!(subscriptions().len(), 1);
-        assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
-        assert_eq!(
-            waiting.join().unwrap().unlock().unwrap(),
-            Unlocked::Released
-        );
+        guard.unlock().unwrap();
+        waiting.join().unwrap().unlock().unwrap();
     }
     assert_eq!(about("no call waits").len(), 2);
     let warnings = about("")
@@ -480,7 +477,7 @@ fn unused_subscription_that_the_peer_closes_ends_without_a_warning() {
     proxy.set_nth(subscriptions()[0], Traffic::Cut);
     eventually(WAIT_LIMIT, || about("reconnecting").len() == 1);
     assert_eq!(about("reconnecting")[0].level, Level::Warn);
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     drop(waiting.join().unwrap());
 }
 
@@ -550,7 +547,7 @@ fn try_lock_that_may_not_use_queues_is_logged_as_a_warning() {
         &[&places, "reader", &format!("{now} 60000 r {now} a ")],
     );
     server.run("ACL", &["SETUSER", "default", "-hdel"]);
-    assert_eq!(guard.unlock().unwrap(), Unlocked::Released);
+    guard.unlock().unwrap();
     drop(mutex.try_lock().unwrap().expect("the lock is free"));
     let mut warnings = log_records_about("instead of in queues");
     warnings.retain(|line| line.value("name") == Some("log-no-queue"));

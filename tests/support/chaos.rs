@@ -8,7 +8,7 @@ use std::process;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, MutexGuard, Unlocked};
+use leasehold::{Client, Error, MutexGuard};
 use rand::RngExt;
 use redis::Connection;
 
@@ -267,9 +267,9 @@ fn survive(mut witness: Connection, lock: impl Fn() -> Result<MutexGuard, Error>
             .exec(&mut witness)
             .expect("the witness replies");
         match guard.unlock() {
-            Ok(Unlocked::Released) => {}
+            Ok(()) => {}
             // If the process was paused during the call, the call exceeds its command timeout.
-            Ok(Unlocked::AlreadyLost(_)) | Err(Error::Unreachable { .. }) => redis::cmd("RPUSH")
+            Err(Error::Lost(_) | Error::Unreachable { .. }) => redis::cmd("RPUSH")
                 .arg("known losses")
                 .arg(own)
                 .exec(&mut witness)

@@ -4,7 +4,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, Unlocked};
+use leasehold::{Client, Error};
 use redis::RedisResult;
 
 use super::child::{Child, parameter, tell_parent};
@@ -249,8 +249,8 @@ fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duratio
                     .expect("the witness replies");
                 let began = Instant::now();
                 match guard.unlock() {
-                    Ok(Unlocked::Released) | Err(Error::Unreachable { .. }) => {}
-                    Ok(Unlocked::AlreadyLost(_)) => redis::cmd("INCR")
+                    Ok(()) | Err(Error::Unreachable { .. }) => {}
+                    Err(Error::Lost(_)) => redis::cmd("INCR")
                         .arg("known losses")
                         .exec(&mut witness)
                         .expect("the witness replies"),

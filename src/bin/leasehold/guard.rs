@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::crossbeam_channel::Receiver;
 use leasehold::{
     Error, FencingToken, Lost, MutexAllGuard, MutexGuard, Name, RwLockReadGuard, RwLockWriteGuard,
-    SemaphorePermit, Unlocked,
+    SemaphorePermit,
 };
 
 /// A guard of any kind. Dropping it releases the lock.
@@ -25,7 +25,7 @@ pub(crate) trait Guard: Send {
 
     fn set_ttl(&self, ttl: Duration) -> Result<(), Error>;
 
-    fn release(self: Box<Self>) -> Result<Unlocked, Error>;
+    fn release(self: Box<Self>) -> Result<(), Error>;
 }
 
 /// Implements [`Guard`] for each type, with the name of its call that releases, and a closure that
@@ -58,7 +58,7 @@ macro_rules! guards {
                 self.set_ttl(ttl)
             }
 
-            fn release(self: Box<Self>) -> Result<Unlocked, Error> {
+            fn release(self: Box<Self>) -> Result<(), Error> {
                 (*self).$release()
             }
         }

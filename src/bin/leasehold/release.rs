@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::Receiver;
-use leasehold::{Client, Error, Lost, Unlocked};
+use leasehold::{Client, Error, Lost};
 
 use crate::background;
 use crate::guard::Guard;
@@ -105,12 +105,12 @@ fn release_or_keep(
 
 fn release_now(guard: Box<dyn Guard>, is_shortened: bool) -> Result<(), Lost> {
     match guard.release() {
-        Ok(Unlocked::Released) => Ok(()),
-        Ok(Unlocked::AlreadyLost(lost @ (Lost::Expired | Lost::MaxHold))) if is_shortened => {
+        Ok(()) => Ok(()),
+        Err(Error::Lost(lost @ (Lost::Expired | Lost::MaxHold))) if is_shortened => {
             say_free_early(lost);
             Ok(())
         }
-        Ok(Unlocked::AlreadyLost(lost)) => Err(said_lost(lost)),
+        Err(Error::Lost(lost)) => Err(said_lost(lost)),
         Err(error @ Error::WrongType { .. }) => {
             say(&format!(
                 "the lock was lost before the command ended: {error}"

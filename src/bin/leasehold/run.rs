@@ -146,7 +146,7 @@ mod tests {
     use std::time::Duration;
 
     use leasehold::crossbeam_channel::{never, unbounded};
-    use leasehold::{Error, FencingToken, Name, Unlocked};
+    use leasehold::{Error, FencingToken, Name};
     use signal_hook::consts::{SIGINT, SIGUSR1};
 
     use super::*;
@@ -179,8 +179,8 @@ mod tests {
             Ok(())
         }
 
-        fn release(self: Box<Self>) -> Result<Unlocked, Error> {
-            Ok(Unlocked::Released)
+        fn release(self: Box<Self>) -> Result<(), Error> {
+            Ok(())
         }
     }
 

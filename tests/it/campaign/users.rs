@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use leasehold::{
     Client, Error, MutexAllGuard, MutexGuard, RwLockReadGuard, RwLockWriteGuard, SemaphorePermit,
-    Unlocked,
 };
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -76,7 +75,7 @@ impl Guard {
         }
     }
 
-    fn release(self) -> Result<Unlocked, Error> {
+    fn release(self) -> Result<(), Error> {
         match self {
             Self::One(guard) => guard.unlock(),
             Self::Set(guard) => guard.unlock(),

@@ -4,7 +4,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
-use leasehold::{Client, Mutex, Unlocked};
+use leasehold::{Client, Mutex};
 use support::{Replicas, Server, assert_released, eventually, ms};
 
 use super::recording::{Trace, compare};
@@ -77,7 +77,7 @@ fn calls() -> String {
         assert!(!other.force_unlock().unwrap())
     });
     trace.step("unlock, too late", |_| {
-        assert!(matches!(guard.unlock(), Ok(Unlocked::AlreadyLost(_))));
+        assert!(guard.unlock().unwrap_err().lost().is_some());
     });
     let (renewed, renewals) = unbounded();
     let mutex = mutex.renew_every(ms(500)).on_renew(move |_| {
