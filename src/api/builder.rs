@@ -469,8 +469,9 @@ impl ClientBuilder {
 
     /// Sets whether this client adds its counters to the Redis hash shared by all clients.
     ///
-    /// Defaults to false. A background thread adds them once a second, and a last time when the
-    /// client ends, if Redis answers then. Counts from an outage are added when it is over.
+    /// Defaults to false. A background thread adds them every two seconds, and a last time when the
+    /// client ends, if Redis answers then. An addition without a reply, or that Redis refused, is
+    /// not sent again, so the hash may miss some counts. It never has too many.
     /// [`Client::shared_stats`](crate::Client::shared_stats) reads the hash. The Redis user needs
     /// `~lock_stats +hincrby`.
     ///

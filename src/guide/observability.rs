@@ -42,14 +42,17 @@
 //!
 //! With [`shared_stats`](crate::ClientBuilder::shared_stats), each client adds its [`Totals`] to
 //! one Redis hash, `lock_stats` unless [set otherwise](crate::ClientBuilder::shared_stats_key). Its
-//! fields have the names of the fields of `Totals`. [`Client::shared_stats`] reads the sum. Each
-//! client numbers its additions, and stores the number of the last one in the key
-//! `leasehold:tally:{lock_stats}:<uuid>`. So an addition that is repeated because its reply was
-//! lost counts only once. That key expires an hour after the client's last addition.
+//! fields have the names of the fields of `Totals`. [`Client::shared_stats`] reads the sum. The
+//! thread `leasehold-io` adds every two seconds what was counted since, and a last time when the
+//! client ends. The sum may be too low, and is never too high:
+//!
+//! - What a process counted in the two seconds before a crash is missing.
+//! - An addition that Redis does not answer, or refuses, is not sent again.
+//! - Counts from an outage are added after it, apart from the addition that found it.
 //!
 //! With the feature `metrics`, the thread `leasehold-io` sends the same numbers to the program's
-//! recorder once a second, and a last time when the client ends. Counts from before the recorder
-//! was installed are not sent.
+//! recorder every two seconds, and a last time when the client ends. Counts from before the
+//! recorder was installed are not sent.
 //!
 //! | metric | kind | meaning |
 //! |---|---|---|

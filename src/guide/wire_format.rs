@@ -13,7 +13,7 @@
 //! | `leasehold:permits:{lock:x}` | sorted set | the holders of the semaphore `x`: see below |
 //! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | the same for the semaphore `x` as the keys above for a lock |
 //! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places; `refresh <holder id>` if more grants are due than one script makes; messages of the client to itself |
-//! | `leasehold:tally:{lock_stats}:<uuid>` | string, expires after an hour | the number of the last addition of a client to the shared statistics, the hash `lock_stats` |
+//! | `lock_stats` | hash | the [shared statistics](super::observability#statistics), if a client shares them |
 //!
 //! [`key_prefix`](crate::ClientBuilder::key_prefix) and
 //! [`channel_prefix`](crate::ClientBuilder::channel_prefix) replace `lock:` and `lock_release:`. If

@@ -37,7 +37,7 @@ macro_rules! script {
 pub(super) use script;
 
 /// Adds to the shared statistics.
-pub(crate) static TALLY: Script = script!("tally", "get hincrby set");
+pub(crate) static ADD_STATS: Script = script!("add_stats", "hincrby");
 
 impl Script {
     fn sha(&self) -> &str {
@@ -321,7 +321,7 @@ mod tests {
     fn a_call_is_packed_as_evalsha_or_eval_with_keys_then_arguments() {
         let args = [Arg::Bytes(b"\xff"), Arg::Number(7)];
         let (k, n) = ([b"k".to_vec()], [b"n".to_vec()]);
-        let call = Call::new(Verb::Renew, &TALLY, [&k, &n], args);
+        let call = Call::new(Verb::Renew, &ADD_STATS, [&k, &n], args);
         let mut sent = Vec::new();
         call.pack_by_sha(&mut sent);
         assert!(sent.starts_with(b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n"));
@@ -345,13 +345,13 @@ mod tests {
     fn the_rights_name_all_keys_of_the_first_name() {
         let keys = |keys: &[&str]| keys.iter().map(|key| key.as_bytes().to_vec()).collect();
         let (lock, others): (Vec<_>, Vec<_>) = (keys(&["l1"]), keys(&["f1", "q1", "p1"]));
-        let rights = Call::new(Verb::Renew, &TALLY, [&lock, &others], []).rights();
+        let rights = Call::new(Verb::Renew, &ADD_STATS, [&lock, &others], []).rights();
         assert!(
             rights.ends_with("on the keys l1 and f1 and q1 and p1"),
             "{rights}"
         );
         let (locks, others) = (keys(&["l1", "l2"]), keys(&["f1", "f2", "q1", "q2"]));
-        let rights = Call::new(Verb::Renew, &TALLY, [&locks, &others], []).rights();
+        let rights = Call::new(Verb::Renew, &ADD_STATS, [&locks, &others], []).rights();
         let end = "on the keys l1 and f1 and q1, and on those of the other names";
         assert!(rights.ends_with(end), "{rights}");
     }

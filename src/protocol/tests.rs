@@ -1,7 +1,7 @@
 //! The scripts of all kinds of locks, against the documents.
 
 use crate::protocol::probe::PROBE;
-use crate::protocol::script::TALLY;
+use crate::protocol::script::ADD_STATS;
 use crate::protocol::{all, cohort, fair, keys, mutex, rw_lock, semaphore};
 
 fn called(source: &str) -> Vec<String> {
@@ -57,10 +57,10 @@ fn the_documented_user_may_do_what_the_scripts_call() {
     let locks = mutex.into_iter().chain(all).chain(queues);
     let locks = locks.chain(shared).chain(cohort);
     let scripts = locks.chain(permits).chain(reads);
-    for script in scripts.chain([&TALLY, &PROBE]) {
+    for script in scripts.chain([&ADD_STATS, &PROBE]) {
         let mut called = called(script.source);
         // `docs/operations.md` permits HINCRBY in another rule, for the shared statistics only.
-        let is_extra = |command: &str| script.name == TALLY.name && command == "hincrby";
+        let is_extra = |command: &str| script.name == ADD_STATS.name && command == "hincrby";
         assert!(
             called
                 .iter()

@@ -35,7 +35,7 @@ pub(crate) enum Verb {
         places: usize,
         is_shared: bool,
     },
-    /// Adds to the shared statistics; the reply is 0 if this addition was made before.
+    /// Adds to the shared statistics.
     AddStats,
     /// A command that replies with a number, such as `WAIT` and `PUBLISH`.
     Count,
@@ -85,7 +85,7 @@ impl Verb {
                 Reply::Text(digits) => Some(Answer::Fence(Some(digits))),
                 _ => None,
             },
-            Self::AddStats => matches!(reply, Reply::Int(0 | 1)).then_some(Answer::Done),
+            Self::AddStats => matches!(reply, Reply::Int(1)).then_some(Answer::Done),
             Self::Count => reply.count().map(Answer::Count),
             Self::Asking => is_status(&reply, "OK").then_some(Answer::Done),
             Self::Ping => is_status(&reply, "PONG").then_some(Answer::Done),

@@ -76,7 +76,7 @@ impl Runtime {
     /// Reads the sums of all clients from the shared statistics.
     pub(crate) fn shared_totals(&self, until: Instant) -> Result<Totals, Fault> {
         let key = self.shared_stats.lock_keys.key(0);
-        let [hash] = &self.shared_stats.keys.hash;
+        let [hash] = &*self.shared_stats.hash;
         let read = |reply| shared_stats::read(&reply);
         self.deployment
             .read_on_primary(key, "HGETALL", &[hash], until, read)
@@ -114,7 +114,7 @@ impl Runtime {
         }
     }
 
-    /// Returns the additions to the shared statistics that `endpoint` must write now: none, unless
+    /// Returns the addition to the shared statistics that `endpoint` must write now: none, unless
     /// it sends the client's counters. With the feature `metrics`, also exports these counters.
     ///
     /// They are due at `at`, which is then set to the next time; `None` means never. If `stopping`,
@@ -124,10 +124,10 @@ impl Runtime {
         endpoint: &Endpoint,
         at: &mut Option<Instant>,
         stopping: bool,
-    ) -> Vec<StatsDelta> {
+    ) -> Option<StatsDelta> {
         let now = Instant::now();
         if at.is_none_or(|at| at > now && !stopping) {
-            return Vec::new();
+            return None;
         }
         *at = Some(now.after(SEND_EVERY));
         if !self.sends_stats(endpoint) {
@@ -135,7 +135,7 @@ impl Runtime {
                 // The hash's server may have no lock yet, and so no threads.
                 self.endpoints_of(self.shared_stats.lock_keys.key(0));
             }
-            return Vec::new();
+            return None;
         }
         #[cfg(feature = "metrics")]
         contain(|| {
@@ -144,9 +144,8 @@ impl Runtime {
                 .export(&self.stats(), self.histograms(), stopping);
         });
         if !self.shared_stats.is_shared {
-            return Vec::new();
+            return None;
         }
-        self.shared_stats
-            .next_deltas(self.meters.counters.totals(), stopping)
+        self.shared_stats.next_delta(self.meters.counters.totals())
     }
 }

@@ -81,7 +81,8 @@ fn check_answer(verb: Verb, reply: &Reply, most: usize) {
             check_inspected(verb, reply, most);
         }
         Verb::Refresh { places, .. } => check_refreshed(reply, places),
-        Verb::AddStats | Verb::Probe => check_said(verb, reply, matches!(reply, Reply::Int(0 | 1))),
+        Verb::AddStats => check_said(verb, reply, matches!(reply, Reply::Int(1))),
+        Verb::Probe => check_said(verb, reply, matches!(reply, Reply::Int(0 | 1))),
         Verb::Count => check_said(verb, reply, matches!(reply, Reply::Int(0..))),
         Verb::Asking => check_said(verb, reply, is_status(reply, "OK")),
         Verb::Ping => check_said(verb, reply, is_status(reply, "PONG")),

@@ -22,7 +22,7 @@ const RARE: [&str; 40] = [
     "*4\r\n:1\r\n:1764000000000000\r\n:1764000000000001\r\n:7\r\n",
     "*4\r\n:0\r\n$1\r\nv\r\n:100\r\n:3\r\n",
     "*2\r\n:2\r\n:1764000000000000\r\n",
-    // release, renew, tally
+    // release, renew, add_stats
     ":1\r\n",
     ":0\r\n",
     "*2\r\n:1\r\n:3\r\n",

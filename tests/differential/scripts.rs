@@ -10,9 +10,9 @@ use support::in_repository;
 use crate::words::{Command, Words};
 
 /// The keys of all calls.
-pub(crate) const KEYS: [&str; 14] = [
+pub(crate) const KEYS: [&str; 13] = [
     "lock0", "fence0", "queue0", "places0", "readers0", "permits0", "lock1", "fence1", "queue1",
-    "places1", "readers1", "permits1", "tally", "last",
+    "places1", "readers1", "permits1", "stats",
 ];
 
 /// The channels of all calls.
@@ -31,7 +31,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("renew_all", "2 lock0 lock1 $id $ttl $one?"),
     ("inspect", "2 lock# fence#"),
     ("fence", "1 fence#"),
-    ("tally", "2 tally last $tokens $counts"),
+    ("add_stats", "1 stats attempts $count released $count"),
     ("probe", "1 fence#"),
     (
         "queue_enter",
@@ -145,8 +145,7 @@ const OTHERS: &[&str] = &[
     "RPUSH fence# $foreign",
     "LREM queue# 1 $id",
     "HSET places# $id $place",
-    "HSET tally attempts $foreign",
-    "DEL tally last",
+    "HSET stats attempts $foreign",
     "PEXPIRE lock# $ttl",
     "PEXPIRE queue# $ttl",
     "PEXPIRE places# $ttl",
@@ -237,7 +236,7 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
         "inbox" => words.one_of(&["inbox0", "inbox1", "nobody listens", ""]),
         "mark" => words.one_of(&["l", "n", "a"]),
         "place" => words.place(),
-        "counts" => words.one_of(&["attempts 3 released 2", "attempts 1", "", "lost x"]),
+        "count" => words.one_of(&["3", "1", "x"]),
         _ => return None,
     })
 }

@@ -63,7 +63,7 @@ fn names_of_scripts() -> HashMap<String, &'static str> {
     let single = [
         scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
         scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
-        scripts!("inspect", "fence", "tally", "probe" after [""; 0]),
+        scripts!("inspect", "fence", "add_stats", "probe" after [""; 0]),
     ];
     let all = (single.into_iter())
         .chain(scripts_of_locks())

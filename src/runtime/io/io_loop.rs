@@ -86,8 +86,8 @@ impl IoLoop {
             self.take_due_releases(runtime, &mut jobs, stopping || is_retiring);
             stopping |= self.end_at.is_some_and(|at| at <= Instant::now()) && endpoint.io.end();
             forward_moved(runtime, endpoint, &mut self.releases, &mut jobs);
-            let deltas = runtime.stats_due(endpoint, &mut self.stats_at, stopping);
-            jobs.extend(deltas.into_iter().map(IoJob::AddStats));
+            let delta = runtime.stats_due(endpoint, &mut self.stats_at, stopping);
+            jobs.extend(delta.map(IoJob::AddStats));
             for next in writes(jobs) {
                 let releases = &mut self.releases;
                 self.writer
@@ -211,7 +211,7 @@ fn settle(
 ) {
     match job {
         IoJob::Renew(part) => settle_renewal(runtime, endpoint, part, sent, answer),
-        IoJob::AddStats(delta) => runtime.shared_stats.settle(delta, answer),
+        IoJob::AddStats(delta) => runtime.shared_stats.settle(&delta, answer),
         IoJob::Release(batch) => {
             let over = releases.settle(&batch, answer);
             over.into_iter()

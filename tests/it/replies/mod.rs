@@ -450,10 +450,9 @@ fn fair(raw: &mut Raw, replies: &mut Replies) {
 fn commands(port: u16, replies: &mut Replies) {
     let raw = &mut Raw::to(port);
     let mut note = |what, reply| replies.note(what, reply);
-    let keys = &["lock_stats", "tally"];
-    let counts = &["1", "attempts 3 released 2"];
-    note("tally, new", raw.script(source!("tally"), keys, counts));
-    note("tally, again", raw.script(source!("tally"), keys, counts));
+    let counts = &["attempts", "3", "released", "2"];
+    let added = raw.script(source!("add_stats"), &["lock_stats"], counts);
+    note("add_stats", added);
     note("HGETALL", raw.send(&["HGETALL", "lock_stats"]));
     note("PING", raw.send(&["PING"]));
     note("SELECT", raw.send(&["SELECT", "0"]));

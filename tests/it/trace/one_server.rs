@@ -316,7 +316,7 @@ pub(super) fn shared_stats_are_as_recorded() {
         .build()
         .unwrap();
     let guard = trace.step("lock", |_| client.mutex("a").lock().unwrap());
-    trace.step("what was counted", |passed| passed.wait_for("tally", 1));
+    trace.step("what was counted", |passed| passed.wait_for("add_stats", 1));
     trace.step("shared_stats", |_| client.shared_stats().unwrap());
     drop(guard);
     compare("shared_stats.txt", &[trace.end("Shared statistics")]);
