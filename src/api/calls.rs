@@ -31,7 +31,9 @@ pub(super) fn guard(
     limit: WaitLimit,
 ) -> Result<Option<MutexGuard>, Error> {
     let hold = acquire(&core.runtime, keys, settings, limit)?;
-    Ok(hold.map(|hold| MutexGuard::new(Arc::clone(core), hold)))
+    Ok(hold
+        .ok()
+        .map(|hold| MutexGuard::new(Arc::clone(core), hold)))
 }
 
 /// Implements `try_lock_until` and the `with` calls of `$lock`, by means of its `lock`, `try_lock`

@@ -12,8 +12,10 @@ use crate::lock::cancellable::{CallOutcome, until_cancelled};
 use crate::lock::silence::Silence;
 use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::primitive::{Primitive, Queueing};
+use crate::queue::answers::LastRefusal;
 use crate::redis::Fault;
 use crate::runtime::Runtime;
+use crate::taken::Taken;
 use crate::wait_policy::RECONNECT;
 
 /// How long a call waits for a lock that is held.
@@ -28,7 +30,7 @@ pub(crate) enum WaitLimit {
 
 /// Acquires the lock, waiting within `limit`.
 ///
-/// Returns `None` in these cases:
+/// Returns who has it in these cases:
 ///
 /// * with [`WaitLimit::None`]: those of [`at_once`];
 /// * with [`WaitLimit::Until`], at the deadline: this client holds the lock, or the replies of
@@ -39,7 +41,7 @@ pub(crate) fn acquire(
     keys: &Arc<dyn Primitive>,
     settings: &Settings,
     limit: WaitLimit,
-) -> Result<Option<Arc<HeldLease>>, Error> {
+) -> Result<Result<Arc<HeldLease>, Taken>, Error> {
     runtime.process.check()?;
     if let Some(token) = &settings.cancel {
         token.process().check()?;
@@ -67,15 +69,15 @@ pub(crate) fn acquire(
     };
     let counters = &runtime.meters.counters;
     match (&outcome, limit) {
-        (Ok(Some(hold)), _) => {
+        (Ok(Ok(hold)), _) => {
             runtime.begin_stats(hold.keys.key(0));
             let since = hold.since().unwrap_or(start);
             runtime.meters.acquired(has_waited, start.until(since));
         }
-        (Ok(None), WaitLimit::Until(deadline)) if Instant::now() >= deadline => {
+        (Ok(Err(_)), WaitLimit::Until(deadline)) if Instant::now() >= deadline => {
             counters.timed_out.up();
         }
-        (Ok(None) | Err(Error::AttemptsUsedUp { .. }), _) => counters.refused.up(),
+        (Ok(Err(_)) | Err(Error::AttemptsUsedUp { .. }), _) => counters.refused.up(),
         (Err(Error::Cancelled), _) => counters.cancelled.up(),
         (Err(_), _) => counters.failed.up(),
     }
@@ -140,7 +142,7 @@ fn take_or_fail(
     limit: WaitLimit,
     start: Instant,
     has_waited: &mut bool,
-) -> Result<Option<Arc<HeldLease>>, Error> {
+) -> Result<Result<Arc<HeldLease>, Taken>, Error> {
     keys.check()?;
     runtime.deployment.check(keys)?;
     let terms = settings.terms(&runtime.config)?;
@@ -176,32 +178,32 @@ fn take_or_fail(
         (None, WaitLimit::Endless) => Err(Error::AttemptsUsedUp {
             attempts: call.refusals(),
         }),
-        (hold, _) => Ok(hold),
+        (hold, _) => Ok(hold.ok_or_else(|| call.taken())),
     }
 }
 
 /// Acquires the lock without waiting for another holder.
 ///
 /// Retries until Redis replies, for at most the command timeout, unless the breaker is open.
-/// Returns `None` if
+/// Returns who has the lock if
 ///
 /// * this client holds the lock,
 /// * another call of this client has the place in the queue in Redis, and Redis has answered since
 ///   the last failure,
 /// * Redis refuses the lock, or
 /// * the votes are still split when no time is left for another attempt.
-fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
+fn at_once(attempt: &Attempt<'_>) -> Result<Result<Arc<HeldLease>, Taken>, Error> {
     let key = attempt.keys.key(0);
     let tokens = attempt.tokens(attempt.runtime.waiters.anybody_for(key.name));
     let mut splits = 0;
-    let remaining = loop {
+    let (name, last) = loop {
         attempt.check_not_ended()?;
         let shared = attempt.shared();
         // If nothing was answered since a failure, the place may be gone and the lock free.
         let is_failing = || attempt.runtime.deployment.is_failing(key);
         let is_taken = || shared.is_some_and(|it| it.is_taken) && !is_failing();
         if attempt.held_here().is_some() || is_taken() {
-            break None;
+            break (0, attempt.runtime.waiters.last_refusal(key.name));
         }
         let is_behind = shared.is_some_and(|shared| shared.is_behind_others(Instant::now()));
         let queueing = match is_behind {
@@ -209,14 +211,17 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
             false => Queueing::Barge,
         };
         let pause = match attempt.try_once(tokens, queueing) {
-            Ok((Attempted::Acquired(hold), _)) => return Ok(Some(hold)),
-            Ok((Attempted::Refused(_, remaining), _)) => break remaining,
+            Ok((Attempted::Acquired(hold), _)) => return Ok(Ok(hold)),
+            Ok((Attempted::Refused(by), sent)) => {
+                let last = LastRefusal::new(sent, Instant::now(), &by);
+                break (by.name, Some(last));
+            }
             Ok((Attempted::SplitVote, _)) => {
                 let pause = SPLIT_VOTE_BACKOFF.pause(splits);
                 splits += 1;
                 if Instant::now().after(pause) >= attempt.deadline {
-                    // Other calls each hold the lock on some servers: no remaining time is known.
-                    break None;
+                    // Other calls each hold the lock on some servers.
+                    break (0, None);
                 }
                 pause
             }
@@ -232,6 +237,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Option<Arc<HeldLease>>, Error> {
         };
         sleep(pause);
     };
-    attempt.log_refused("refused", remaining);
-    Ok(None)
+    let taken = attempt.taken(name, last.as_ref());
+    attempt.log_refused("refused", taken.remaining());
+    Ok(Err(taken))
 }

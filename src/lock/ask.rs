@@ -53,11 +53,12 @@ impl WaitingCall<'_> {
         };
         match tried {
             Ok((Attempted::Acquired(hold), _)) => Err(Over(Ok(Some(hold)))),
-            Ok((Attempted::Refused(name, remaining), sent)) => {
+            Ok((Attempted::Refused(by), sent)) => {
                 self.splits = 0;
                 self.split_since = None;
-                let has_moved = self.move_to_queue_of(name);
-                self.note_refusal(sent, remaining);
+                let has_moved = self.move_to_queue_of(by.name);
+                self.note_refusal(sent, &by);
+                let remaining = by.remaining;
                 self.count_spurious_wake();
                 if !has_entered {
                     self.refusals = self.refusals.saturating_add(1);
@@ -72,7 +73,7 @@ impl WaitingCall<'_> {
                 })
             }
             Ok((Attempted::SplitVote, sent)) => {
-                self.note_refusal(sent, Some(Duration::ZERO));
+                self.note_split(sent);
                 let since = *self.split_since.get_or_insert(sent);
                 self.attempt.silence.check_split(since)?;
                 self.log_waiting_once(None);
@@ -116,9 +117,9 @@ impl WaitingCall<'_> {
         self.was_woken = self.attempt.runtime.meters.woke(why);
         let tokens = self.attempt.tokens(self.about_to_try(now));
         match place.refresh(ids, tokens) {
-            Ok((found, sent)) => {
+            Ok((found, by, sent)) => {
                 let arrived = Instant::now();
-                self.update_answers(|answers| answers.refreshed(sent, arrived, &found));
+                self.update_answers(|answers| answers.refreshed(sent, arrived, &found, &by));
                 let reply = waiting_reply(self.attempt, sent, arrived);
                 place.ticket.note_refreshed(ids, &found, reply);
                 self.note_reply(sent, arrived);

@@ -18,9 +18,10 @@ use crate::lock::release::give_back_unseen;
 use crate::lock::silence::Silence;
 use crate::logging;
 use crate::lost::Lost;
-use crate::protocol::answer::{Answer, RefusedName};
+use crate::protocol::answer::Answer;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::{Acquire, Primitive, Queueing};
+use crate::protocol::refusal::RefusedName;
 use crate::protocol::script::Call;
 use crate::queue::places::SharedPlace;
 use crate::redis::{Cap, Fault, Majority, ServerVotes, Undoable};
@@ -58,8 +59,7 @@ pub(crate) struct Attempt<'a> {
 /// The outcome of an attempt.
 pub(crate) enum Attempted {
     Acquired(Arc<HeldLease>),
-    /// The name with this index is held for this much longer; `None` if without end.
-    Refused(usize, Option<Duration>),
+    Refused(Arc<RefusedName>),
     /// Several calls each hold the name on some servers, and none on a majority.
     SplitVote,
 }
@@ -121,7 +121,7 @@ impl Attempt<'_> {
                 Answer::Granted(granted) => {
                     Attempted::Acquired(self.hold_granted(id, granted, sent, votes, tokens)?)
                 }
-                Answer::Refused(refusal) => Attempted::Refused(refusal.name, refusal.remaining),
+                Answer::Refused(refusal) => Attempted::Refused(Arc::new(refusal)),
                 Answer::TooLow(counter) => {
                     above = counter;
                     continue;
@@ -365,6 +365,11 @@ impl Attempt<'_> {
 
     /// Returns the index of the first name that this client holds now: Redis would refuse it.
     pub(crate) fn held_here(&self) -> Option<usize> {
+        Some(self.held_by_this_client()?.0)
+    }
+
+    /// Returns the lease that makes [`held_here`](Self::held_here) return its name.
+    pub(crate) fn held_by_this_client(&self) -> Option<(usize, Arc<HeldLease>)> {
         self.first_name_held(self.keys.is_shared())
     }
 
@@ -376,12 +381,13 @@ impl Attempt<'_> {
         self.first_name_held(true).is_some()
     }
 
-    /// Returns the index of the first name that a lease of this client keeps from others. A
-    /// reader's lease counts unless the lock is wanted by a reader (`is_shared`).
-    fn first_name_held(&self, is_shared: bool) -> Option<usize> {
-        self.keys.names.iter().position(|name| {
-            let holder = self.runtime.waiters.excludes(name, is_shared);
-            holder.is_some_and(|hold| hold.lease(|lease| lease.covers(Instant::now())))
+    /// Returns the first name that a lease of this client keeps from others, by its index, and the
+    /// lease. A reader's lease counts unless the lock is wanted by a reader (`is_shared`).
+    fn first_name_held(&self, is_shared: bool) -> Option<(usize, Arc<HeldLease>)> {
+        self.keys.names.iter().enumerate().find_map(|(n, name)| {
+            let holder = self.runtime.waiters.excludes(name, is_shared)?;
+            let holds = holder.lease(|lease| lease.covers(Instant::now()));
+            holds.then_some((n, holder))
         })
     }
 

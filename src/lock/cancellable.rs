@@ -30,10 +30,11 @@ use crate::logging::contain;
 use crate::queue::held_leases::act_for;
 use crate::runtime::Runtime;
 use crate::sync::Mutex;
+use crate::taken::Taken;
 use crate::thread_group::CALL;
 
 /// The outcome of a call, and whether it waited for another holder.
-pub(super) type CallOutcome = (Result<Option<Arc<HeldLease>>, Error>, bool);
+pub(super) type CallOutcome = (Result<Result<Arc<HeldLease>, Taken>, Error>, bool);
 
 enum Progress {
     Running,
@@ -95,7 +96,7 @@ pub(super) fn until_cancelled(
 
 /// Releases what was granted to a call whose caller has left.
 fn give_back(runtime: &Runtime, (outcome, _): CallOutcome) {
-    let Ok(Some(hold)) = outcome else {
+    let Ok(Ok(hold)) = outcome else {
         return;
     };
     logging::debug!(

@@ -16,5 +16,6 @@ pub(crate) mod shutdown;
 mod silence;
 mod sleep;
 mod take;
+mod taken;
 mod wait;
 mod waiting_call;

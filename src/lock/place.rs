@@ -12,6 +12,7 @@ use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::{Refreshed, provisional, provisional_of, refresh_every};
 use crate::protocol::primitive::{Acquire, NewPlace, Primitive, Queueing, Reached, RedisQueue};
+use crate::protocol::refusal::RefusedName;
 use crate::queue::name_places::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
 use crate::queue::place_ticket::PlaceTicket;
@@ -94,8 +95,7 @@ impl<'a> Place<'a> {
             }
             let reply = waiting_reply(self.attempt, sent, Instant::now());
             self.ticket.note_entered(reply, refusal.remaining);
-            let attempted = Attempted::Refused(refusal.name, refusal.remaining);
-            return Ok((attempted, sent));
+            return Ok((Attempted::Refused(Arc::new(refusal)), sent));
         }
         match answer {
             Ok((Answer::Granted(granted), sent)) => {
@@ -125,12 +125,13 @@ impl<'a> Place<'a> {
     /// Refreshes the places `ids`: those of all calls of this client that wait for the name.
     ///
     /// A later grant to one of them reserves this number of `tokens`. Returns the state of each
-    /// place, and when the command was sent. The caller must report the outcome to the ticket.
+    /// place with what those that wait are refused by, and when the command was sent. The caller
+    /// must report the outcome to the ticket.
     pub(crate) fn refresh(
         &self,
         ids: &[HolderId],
         tokens: u64,
-    ) -> Result<(Vec<Refreshed>, Instant), Fault> {
+    ) -> Result<(Vec<Refreshed>, Arc<RefusedName>, Instant), Fault> {
         let runtime = self.attempt.runtime;
         // All places of this client share one channel.
         let inbox = inbox(self.attempt, self.ticket.any_subscribed());
@@ -142,7 +143,7 @@ impl<'a> Place<'a> {
             .call_or_undo(call, until, Cap::Counted, None);
         self.attempt.silence.note_sent(&answer);
         match answer? {
-            (Answer::Places(found), sent) => Ok((found, sent)),
+            (Answer::Places(found, by), sent) => Ok((found, Arc::new(by), sent)),
             _ => {
                 let cause = Cause::text("unexpected reply to the queue_refresh script");
                 Err(Fault::Unknown(cause))

@@ -7,6 +7,7 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::lease::held::HeldLease;
 use crate::lock::waiting_call::WaitingCall;
+use crate::protocol::refusal::RefusedName;
 use crate::queue::answers::{Answers, Span};
 use crate::redis::Fault;
 use crate::wait_policy::WaitPolicy;
@@ -81,9 +82,20 @@ impl WaitingCall<'_> {
     }
 
     /// Records the refusal that arrived now to a command sent at `sent`.
-    pub(crate) fn note_refusal(&mut self, sent: Instant, remaining: Option<Duration>) {
+    pub(crate) fn note_refusal(&mut self, sent: Instant, by: &Arc<RefusedName>) {
         let arrived = Instant::now();
-        self.update_answers(|answers| answers.refused(sent, arrived, remaining));
+        self.update_answers(|answers| answers.refused_by(sent, arrived, by));
+        self.note_refused(sent, arrived);
+    }
+
+    /// Records the split vote that arrived now on a command sent at `sent`: nobody has a majority.
+    pub(crate) fn note_split(&mut self, sent: Instant) {
+        let arrived = Instant::now();
+        self.update_answers(|answers| answers.refused(sent, arrived, Some(Duration::ZERO)));
+        self.note_refused(sent, arrived);
+    }
+
+    fn note_refused(&mut self, sent: Instant, arrived: Instant) {
         self.note_reply(sent, arrived);
         if self.shares_place {
             let shared_places = &self.attempt.runtime.waiters.shared_places;

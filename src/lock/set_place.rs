@@ -1,6 +1,8 @@
 //! The place of a set, in the queue of one of its names at a time, and the command that asks for
 //! all names.
 
+use std::sync::Arc;
+
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::lock::attempt::{Attempt, Attempted};
@@ -49,7 +51,7 @@ impl<'a> SetPlace<'a> {
                     kept,
                 };
                 self.ticket.note_queued(has, reply, refusal.remaining);
-                Ok((Attempted::Refused(refusal.name, refusal.remaining), sent))
+                Ok((Attempted::Refused(Arc::new(refusal)), sent))
             }
             (Ok((Answer::Granted(tokens), sent)), _) => {
                 self.ticket.forget_id();

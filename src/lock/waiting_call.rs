@@ -25,7 +25,7 @@ use crate::wait_policy::WaitPolicy;
 pub(crate) struct WaitingCall<'a> {
     pub(crate) attempt: &'a Attempt<'a>,
     /// Index of the name in whose queue the call waits.
-    name_index: usize,
+    pub(crate) name_index: usize,
     /// `None` if each call of this client has its own place in Redis.
     pub(crate) local: Option<QueueTicket<'a>>,
     /// `None` if the lock has no queue in Redis, or if the call has not joined it yet.

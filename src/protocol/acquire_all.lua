@@ -2,7 +2,8 @@
 -- KEYS the locks, then their fences in the same order
 -- ARGV[1] holder id, ARGV[2] ttl in ms
 -- Granted: {1, token of each lock}.
--- Refused: {0, value of the lock key, its ttl in ms or -1, index of the lock from 1}.
+-- Refused: {0, value of the lock key, its ttl in ms or -1, ms since its last token was drawn, index
+-- of the lock from 1}. The ms since then are negative if they are not known.
 -- Errors: BADFENCE n if the n-th fence holds no integer below 2^53 - 1, WRONGTYPE n if the n-th
 -- lock is no string. After any error the caller holds none of the locks.
 local count = #KEYS / 2
@@ -20,7 +21,10 @@ for n = 1, count do
     -- READONLY, not "refused".
     if redis.call('SET', KEYS[n], ARGV[1], 'NX', 'PX', ARGV[2]) then redis.call('DEL', KEYS[n]) end
     -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
-    return {0, string.sub(holder, 1, 1088), left, n}
+    local last = last_token(KEYS[count + n], '', 0)
+    local time = redis.call('TIME')
+    local age = last and math.floor((time[1] * 1000000 + time[2] - last) / 1000) or -1
+    return {0, string.sub(holder, 1, 1088), left, age, n}
   end
 end
 local time = redis.call('TIME')

@@ -6,6 +6,9 @@
 -- The value of the lock key; false or nil if the lock is free.
 local holder
 
+-- The last token drawn, once `draw` has read the fence; nil if there is none.
+local drawn
+
 -- Reads the holder of the lock.
 local function settle()
   holder = redis.call('GET', KEYS[1])
@@ -23,6 +26,7 @@ end
 local function draw(want)
   local last, bad = last_token(KEYS[2], '', want - 1)
   if bad then return nil, bad end
+  drawn = last
   return math.max(micros, (last or 0) + 1)
 end
 
@@ -34,7 +38,7 @@ local function hold(id, want, ms, token)
   local kept = redis.pcall('SET', KEYS[2], last, 'EX', '86400')
   if kept.err then return kept end
   redis.call('SET', KEYS[1], id, 'PX', ms)
-  holder = id
+  holder, drawn = id, token
 end
 
 -- Returns the last token of the client's block if it holds the lock; nil if it does not; nil and an

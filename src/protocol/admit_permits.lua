@@ -115,9 +115,9 @@ end
 -- Publishes nothing: every waiter has a place, and only a grant ends its wait.
 local function left() end
 
--- Returns in how many ms the first permits end; -2 if nobody holds any.
+-- Returns in how many ms the first permits end, -2 if nobody holds any; and how many are out.
 local function soonest()
   local first = redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
-  return first[2] and math.min(first[2] - now, 2 ^ 53) or -2
+  return first[2] and math.min(first[2] - now, 2 ^ 53) or -2, used
 end
 

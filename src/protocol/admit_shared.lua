@@ -20,6 +20,7 @@ local function draw(want)
   local more = want == 'r' and 0 or want - 1
   local last, bad = last_token(KEYS[2], '', more)
   if bad then return nil, bad end
+  drawn = last
   is_drawn = want == 'r' and (last or 0) == 0
   if want == 'r' and not is_drawn then return last end
   return math.max(micros, (last or 0) + 1)
@@ -51,7 +52,7 @@ local function hold(id, want, ms, token)
     return bad
   else
     redis.call('SET', KEYS[1], id, 'PX', ms)
-    holder = id
+    holder, drawn = id, token
   end
 end
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::holder::{Holder, READERS};
+use crate::holder::Holder;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::place::Refreshed;
+use crate::protocol::refusal::{RefusedName, read_detail};
 use crate::protocol::reply::{Reply, read_pttl};
 use crate::rw_holders::RwHolders;
 use crate::token::FencingToken;
@@ -73,29 +74,11 @@ pub(crate) enum Answer {
     /// The text of a fence, if there is one.
     Fence(Option<Vec<u8>>),
     Permits(PermitsOut),
-    /// The state of each place.
-    Places(Vec<Refreshed>),
+    /// The state of each place, and what those that wait are refused by.
+    Places(Vec<Refreshed>, RefusedName),
     Count(u64),
     /// The reply says only that the command has run.
     Done,
-}
-
-/// The name that was refused: another call holds it, or other waiters are ahead in its queue.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RefusedName {
-    /// The index of the name, from 0.
-    pub(crate) name: usize,
-    /// The value of its key; empty if the reply contains none.
-    pub(crate) holder: Vec<u8>,
-    /// The remaining ttl; `None` if the key does not expire.
-    pub(crate) remaining: Option<Duration>,
-}
-
-impl RefusedName {
-    /// Returns whether it names the holder. A refusal because of permits or readers does not.
-    pub(crate) fn names_holder(&self) -> bool {
-        !self.holder.is_empty() && self.holder != READERS
-    }
 }
 
 /// The state of the lock key that a call found.
@@ -149,8 +132,15 @@ impl Answer {
                 let tokens = tokens.iter().map(|token| read_token(token, wanted));
                 Some(Self::Granted(tokens.collect::<Option<_>>()?))
             }
-            [Reply::Int(0), holder, Reply::Int(ttl), which @ ..] => {
+            [Reply::Int(0), holder, Reply::Int(ttl), rest @ ..] => {
+                // A member of a quorum does not say it: the client has proposed the token.
+                let (detail, which) = match (wanted.proposed, rest) {
+                    (Some(_), which) => (None, which),
+                    (None, [detail, which @ ..]) => (read_detail(detail)?, which),
+                    (None, []) => return None,
+                };
                 Some(Self::Refused(RefusedName {
+                    detail,
                     name: match which {
                         [] if wanted.names == 1 => 0,
                         [Reply::Int(n)] => {
@@ -349,11 +339,12 @@ mod tests {
 
     #[test]
     fn grants_refusals_and_holders_are_read() {
-        let refused = |name, holder: &[u8], remaining| {
+        let refused = |name, holder: &[u8], remaining, detail| {
             Some(Answer::Refused(RefusedName {
                 name,
                 holder: holder.to_vec(),
                 remaining,
+                detail,
             }))
         };
         assert_eq!(
@@ -361,17 +352,26 @@ mod tests {
             Some(Answer::Granted(OneOrMany::One(FencingToken::new(7))))
         );
         assert_eq!(
-            read(&[Reply::Int(0), text(), Reply::Int(-1)], 1),
-            refused(0, b"v", None)
+            read(&[Reply::Int(0), text(), Reply::Int(-1), Reply::Int(7)], 1),
+            refused(0, b"v", None, Some(7))
         );
         assert_eq!(
-            read(&[Reply::Int(0), Reply::Nil, Reply::Int(-2)], 1),
-            refused(0, b"", Some(Duration::ZERO))
+            read(
+                &[Reply::Int(0), Reply::Nil, Reply::Int(-2), Reply::Int(-1)],
+                1
+            ),
+            refused(0, b"", Some(Duration::ZERO), None)
         );
-        let of_third = [Reply::Int(0), text(), Reply::Int(9), Reply::Int(3)];
+        let of_third = [
+            Reply::Int(0),
+            text(),
+            Reply::Int(9),
+            Reply::Int(1),
+            Reply::Int(3),
+        ];
         assert_eq!(
             read(&of_third, 3),
-            refused(2, b"v", Some(Duration::from_millis(9)))
+            refused(2, b"v", Some(Duration::from_millis(9)), Some(1))
         );
         let tokens = read(&[Reply::Int(1), Reply::Int(7), Reply::Int(9)], 2);
         let Some(Answer::Granted(tokens)) = tokens else {
@@ -398,15 +398,17 @@ mod tests {
                 name: name - 1,
                 holder: b"v".to_vec(),
                 remaining: None,
+                detail: None,
             };
-            let reply = [int(0), text(), int(-1), int(name as i64), int(kept as i64)];
+            let [name, kept_count] = [name as i64, kept as i64].map(int);
+            let reply = [int(0), text(), int(-1), int(-1), name, kept_count];
             assert_eq!(read(&reply), Some(Answer::Queued(refusal, kept)));
         }
         for (name, kept) in [(3, 1), (3, 3), (2, -1), (0, 0), (4, 0), (1, 1)] {
-            let reply = [int(0), text(), int(-1), int(name), int(kept)];
+            let reply = [int(0), text(), int(-1), int(-1), int(name), int(kept)];
             assert_eq!(read(&reply), None, "{name} {kept}");
         }
-        assert_eq!(read(&[int(0), text(), int(-1), int(1)]), None);
+        assert_eq!(read(&[int(0), text(), int(-1), int(-1), int(1)]), None);
         assert_eq!(read(&[int(2), int(7)]), None);
         assert_eq!(Answer::read_set(int(1), 3), None);
     }
@@ -438,13 +440,19 @@ mod tests {
     fn no_refusal_is_read_from_what_no_script_replies() {
         let int = Reply::Int;
         for which in [0, 4, 99, -1, i64::MIN, i64::MAX] {
-            let refusal = [int(0), text(), int(100), int(which)];
+            let refusal = [int(0), text(), int(100), int(-1), int(which)];
             assert_eq!(read(&refusal, 3), None, "{which}");
         }
-        assert_eq!(read(&[int(0), text(), int(9)], 3), None, "of which name");
-        assert_eq!(read(&[int(0), text(), int(-3)], 1), None);
-        assert_eq!(read(&[int(0), int(7), int(9)], 1), None);
-        assert_eq!(read(&[int(0), Reply::Other, int(9)], 1), None);
+        assert_eq!(
+            read(&[int(0), text(), int(9), int(7)], 3),
+            None,
+            "of which name"
+        );
+        assert_eq!(read(&[int(0), text(), int(9)], 1), None, "held since when");
+        assert_eq!(read(&[int(0), text(), int(-3), int(7)], 1), None);
+        assert_eq!(read(&[int(0), text(), int(9), text()], 1), None);
+        assert_eq!(read(&[int(0), int(7), int(9), int(7)], 1), None);
+        assert_eq!(read(&[int(0), Reply::Other, int(9), int(7)], 1), None);
     }
 
     #[test]

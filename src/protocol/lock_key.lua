@@ -1,6 +1,6 @@
 -- Shared by the admissions to a lock and to a read-write lock. Prepended to the scripts of their
--- queues, after the file that declares `holder`, the value of the lock key: admit_lock.lua or
--- readers.lua.
+-- queues, after the file that declares `holder`, the value of the lock key, and `drawn`, the last
+-- token: admit_lock.lua or readers.lua.
 -- KEYS[1] lock
 
 -- Ends the hold of `id` if `id` is the value of the lock key, and returns whether it was. The key
@@ -26,8 +26,10 @@ local function left(channel, id)
   redis.pcall('PUBLISH', channel, id)
 end
 
--- Returns in how many ms the lock expires: -1 without an expiry, -2 if it is free.
+-- Returns in how many ms the lock expires: -1 without an expiry, -2 if it is free. Then returns for
+-- how many ms a holder of one has held it: negative if that is not known.
 local function soonest()
-  return redis.call('PTTL', KEYS[1])
+  local age = drawn and math.floor((micros - drawn) / 1000) or -1
+  return redis.call('PTTL', KEYS[1]), age
 end
 

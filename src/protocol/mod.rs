@@ -13,6 +13,7 @@ pub(crate) mod primitive;
 pub(crate) mod probe;
 pub(crate) mod queue_keys;
 pub(crate) mod redirect;
+pub(crate) mod refusal;
 pub(crate) mod reply;
 pub(crate) mod rights;
 pub(crate) mod rw_lock;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::holder_id::HolderId;
+use crate::protocol::refusal::{RefusedName, read_detail};
 use crate::protocol::reply::{Reply, read_pttl};
 use crate::token::FencingToken;
 
@@ -27,9 +28,27 @@ pub(crate) enum Refreshed {
 
 impl Refreshed {
     /// Reads the reply to a refresh of this number of places; `None` if the script cannot give it.
-    pub(super) fn read(reply: Reply, places: usize, is_shared: bool) -> Option<Vec<Self>> {
+    ///
+    /// Also returns what those that wait are refused by.
+    pub(super) fn read(
+        reply: Reply,
+        places: usize,
+        is_shared: bool,
+    ) -> Option<(Vec<Self>, RefusedName)> {
         let mut items = reply.into_list()?;
+        let last = items.pop()?;
+        let (holder, detail) = match last {
+            Reply::Text(holder) => (holder, items.pop()?),
+            // Nobody holds it, or it is a semaphore.
+            detail => (Vec::new(), detail),
+        };
         let remaining = read_pttl(items.pop()?.int()?)?;
+        let refusal = RefusedName {
+            name: 0,
+            holder,
+            remaining,
+            detail: read_detail(&detail)?,
+        };
         let read = |item: &Reply| match item.int()? {
             0 => Some(Self::Waiting(remaining)),
             -1 => Some(Self::Gone),
@@ -40,7 +59,7 @@ impl Refreshed {
             .iter()
             .filter(|place| matches!(place, Self::Granted(_)));
         let is_possible = found.len() == places && (is_shared || granted.count() < 2);
-        is_possible.then_some(found)
+        is_possible.then_some((found, refusal))
     }
 }
 

@@ -50,6 +50,11 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         self.renew(id, ttl, false)
     }
 
+    /// How many permits a call wants, and how many the semaphore has; `None` for a lock.
+    fn permits(&self) -> Option<(u32, u32)> {
+        None
+    }
+
     /// Returns true if holders of this kind share the lock.
     fn is_shared(&self) -> bool {
         false

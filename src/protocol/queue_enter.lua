@@ -5,8 +5,9 @@
 -- not to join the queue, ARGV[5] inbox
 -- Granted: {1, first token}.
 -- Refused, and queued unless ARGV[4] is 0: {0, value of the lock key, ms until the lock expires or
--- the first permits end}. The value is nil for permits and for a free lock. The ms are -1 without
--- an expiry, and -2 if nobody holds.
+-- the first permits end, ms for which a holder of one has held the lock or number of permits out}.
+-- The value is nil for permits and for a free lock. The ms until then are -1 without an expiry, and
+-- -2 if nobody holds. The last number is negative if it is not known.
 -- The value is the id of the caller, and the call is not queued, in two cases:
 --   The network has run the call twice, and the first run was granted.
 --   The grant below passed over all places before the one of the caller, and made the caller the

@@ -8,8 +8,9 @@
 -- ARGV[5] 1 to keep the locks below the one in whose queue the set waits after this call
 -- ARGV[6] the mark of a new place, ARGV[7] inbox, ARGV[8..] wake channels in the order of the locks
 -- Granted: {1, token of each lock}.
--- Queued: {0, value of the lock key, its ttl in ms or -1, index of the lock, number of locks kept
--- below it}. If the lock was freed for a reader, the value is absent and the ttl is -2.
+-- Queued: {0, value of the lock key, its ttl in ms or -1, ms since its last token was drawn, index of
+-- the lock, number of locks kept below it}. The ms since then are negative if they are not known. If
+-- the lock was freed for a reader, the value is absent and the ttl is -2.
 -- If the set has lost a lock or its place since its last call: 0. It then has no lock and no place.
 -- Errors: BADFENCE n if the n-th fence holds no integer below 2^53 - 1, or a grant cannot use it;
 -- WRONGTYPE n if the n-th lock is no string. After these the set has no lock and no place. The
@@ -49,7 +50,10 @@ local function queued(n, others)
   local value, bad = read(n)
   if bad then return give_up(bad) end
   -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
-  return {0, value and string.sub(value, 1, 1088), soonest(), n, others}
+  value = value and string.sub(value, 1, 1088)
+  drawn = last_token(KEYS[2], '', 0)
+  local left, age = soonest()
+  return {0, value, left, age, n, others}
 end
 
 -- Renews the place in the queue of lock `at`. Returns false if there is none.
@@ -141,6 +145,11 @@ end
 if refused then
   for n = count, 1, -1 do
     if n < refused and keeps then
+      -- The last token says since when the lock is held. A damaged fence stays as it is.
+      local token = read(n) ~= id and draw(1)
+      if token then
+        redis.pcall('SET', KEYS[2], string.format('%.0f', token), 'EX', '86400')
+      end
       local taken = redis.pcall('SET', all[n], id, 'PX', provisional)
       if taken.err then return give_up(taken) end
     else

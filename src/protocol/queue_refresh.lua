@@ -2,8 +2,9 @@
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] the client's inbox, ARGV[2..] holder ids
 -- Replies with a list of one item for each holder id: 0 if it waits, its fencing token if it was
--- granted what it wants, -1 if neither: it then gets no grant later. The last item is the number of
--- ms until the lock expires or the first permits end: -1 without an expiry, -2 if nobody holds.
+-- granted what it wants, -1 if neither: it then gets no grant later. The next item is the number of
+-- ms until the lock expires or the first permits end: -1 without an expiry, -2 if nobody holds. Then
+-- the last number of a refusal by queue_enter.lua, and the value of the lock key, if there is one.
 -- Errors: BADFENCE if `draw` of the admission fails with it. Grants made before an error stand:
 -- the next refresh replies with them.
 read_clock()
@@ -50,5 +51,7 @@ for n = 2, #ARGV do
   end
   reply[n - 1] = token or reply[n - 1]
 end
-reply[#ARGV] = soonest()
+reply[#ARGV], reply[#ARGV + 1] = soonest()
+-- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
+if holder then reply[#ARGV + 2] = string.sub(holder, 1, 1088) end
 return reply

@@ -11,6 +11,9 @@ local readers = KEYS[#KEYS]
 -- The value of the lock key; false if the lock is free.
 local holder
 
+-- The last token drawn, once `draw` of the admission has read the fence; nil if there is none.
+local drawn
+
 -- Reads the holder of the lock, and drops the readers whose lease has ended.
 local function settle()
   holder = redis.call('GET', KEYS[1])

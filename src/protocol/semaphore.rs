@@ -116,6 +116,10 @@ impl Primitive for SemaphoreKeys {
         HolderId::fresh_of_permits(self.many, owner)
     }
 
+    fn permits(&self) -> Option<(u32, u32)> {
+        Some((self.many, self.permits))
+    }
+
     /// No limit in the client: only Redis knows how many permits are left.
     fn capacity(&self) -> usize {
         usize::MAX

@@ -78,7 +78,8 @@ impl Verb {
             Self::InspectPermits => PermitsOut::read(reply).map(Answer::Permits),
             Self::InspectShared => Answer::read_holders(reply),
             Self::Refresh { places, is_shared } => {
-                Refreshed::read(reply, places, is_shared).map(Answer::Places)
+                let found = Refreshed::read(reply, places, is_shared);
+                found.map(|(places, refusal)| Answer::Places(places, refusal))
             }
             Self::ReadFence => match reply {
                 Reply::Nil => Some(Answer::Fence(None)),

@@ -3,10 +3,12 @@
 //! At its deadline a call reports either that the name is taken (`None`) or that Redis is
 //! unreachable (`Err`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::protocol::place::Refreshed;
+use crate::protocol::refusal::RefusedName;
 
 /// How long before its deadline a call makes its last attempt, unless the call is short or the
 /// server distant. Most servers reply in this time.
@@ -70,7 +72,7 @@ impl Span {
 }
 
 /// What Redis last said about a name to the waiters of this client.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Answers {
     refused: Option<LastRefusal>,
     unanswered: Option<Unanswered>,
@@ -78,11 +80,29 @@ pub(crate) struct Answers {
     reply_took: Duration,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct LastRefusal {
+/// The last refusal of a name.
+#[derive(Clone, Debug)]
+pub(crate) struct LastRefusal {
     at: Instant,
     /// When the key expires, by the reply.
-    until: Instant,
+    pub(crate) until: Instant,
+    /// What it said about the holder, and when that arrived; `None` if it did not come from Redis.
+    pub(crate) said: Option<(Arc<RefusedName>, Instant)>,
+}
+
+impl LastRefusal {
+    /// The refusal that arrived at `arrived` to a command sent at `sent`.
+    pub(crate) fn new(sent: Instant, arrived: Instant, by: &Arc<RefusedName>) -> Self {
+        Self {
+            at: sent,
+            until: end(sent, by.remaining),
+            said: Some((Arc::clone(by), arrived)),
+        }
+    }
+}
+
+fn end(sent: Instant, remaining: Option<Duration>) -> Instant {
+    remaining.map_or(Instant::NEVER, |remaining| sent.after(remaining))
 }
 
 /// A command sent since the last reply.
@@ -115,37 +135,67 @@ impl Answers {
         self.unanswered = None;
     }
 
-    /// Records the reply, arrived at `arrived`, that the name was held at some time after `sent`,
-    /// for `remaining` more; `None` if without end.
+    /// Records, at `arrived`, that the name was held at some time after `sent`, for `remaining` more;
+    /// `None` if without end.
     pub(crate) fn refused(&mut self, sent: Instant, arrived: Instant, remaining: Option<Duration>) {
+        let refusal = LastRefusal {
+            at: sent,
+            until: end(sent, remaining),
+            said: None,
+        };
+        self.note_refusal(refusal, arrived);
+    }
+
+    /// Records the refusal that arrived at `arrived` to a command sent at `sent`.
+    pub(crate) fn refused_by(&mut self, sent: Instant, arrived: Instant, by: &Arc<RefusedName>) {
+        self.note_refusal(LastRefusal::new(sent, arrived, by), arrived);
+    }
+
+    fn note_refusal(&mut self, refusal: LastRefusal, arrived: Instant) {
         if let Some(asked) = self.unanswered.take()
             && !asked.has_failed
         {
             self.reply_took = asked.since.until(arrived);
         }
         // The reply to a later command may have arrived first, over another connection.
-        if self.refused.is_none_or(|last| last.at <= sent) {
-            self.refused = Some(LastRefusal {
-                at: sent,
-                until: remaining.map_or(Instant::NEVER, |remaining| sent.after(remaining)),
-            });
+        let is_last = |last: &LastRefusal| last.at <= refusal.at;
+        if self.refused.as_ref().is_none_or(is_last) {
+            self.refused = Some(refusal);
         }
     }
 
     /// Records the reply, arrived at `arrived`, to a refresh of places that was sent at `sent`.
-    pub(crate) fn refreshed(&mut self, sent: Instant, arrived: Instant, found: &[Refreshed]) {
-        let held_for = found.iter().find_map(|place| match place {
-            Refreshed::Waiting(remaining) => Some(*remaining),
-            Refreshed::Granted(_) | Refreshed::Gone => None,
-        });
-        match held_for {
-            Some(remaining) => self.refused(sent, arrived, remaining),
-            None => self.answered(),
+    pub(crate) fn refreshed(
+        &mut self,
+        sent: Instant,
+        arrived: Instant,
+        found: &[Refreshed],
+        by: &Arc<RefusedName>,
+    ) {
+        let waits = |place: &Refreshed| matches!(place, Refreshed::Waiting(_));
+        if !found.iter().any(waits) {
+            return self.answered();
         }
+        let mut refusal = LastRefusal::new(sent, arrived, by);
+        // A refresh does not read since when the holder has the lock: an earlier reply may say it.
+        let before = self.refused.as_ref().and_then(|last| last.said.as_ref());
+        if let Some(before) = before.filter(|(before, _)| before.holder == by.holder)
+            && by.names_holder()
+            && by.detail.is_none()
+        {
+            refusal.said = Some(before.clone());
+        }
+        self.note_refusal(refusal, arrived);
     }
 
-    fn refusal_in(&self, span: Span) -> Option<LastRefusal> {
-        self.refused.filter(|refusal| refusal.at >= span.start)
+    /// Returns the last refusal, also if it is older than the call.
+    pub(crate) fn last_refusal(&self) -> Option<&LastRefusal> {
+        self.refused.as_ref()
+    }
+
+    fn refusal_in(&self, span: Span) -> Option<&LastRefusal> {
+        self.last_refusal()
+            .filter(|refusal| refusal.at >= span.start)
     }
 
     /// Returns whether a call may report at its deadline that the name is taken.

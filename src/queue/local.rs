@@ -10,6 +10,7 @@ use crate::lease::held::{HeldLease, Holding};
 use crate::name::{Name, NameTable};
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
+use crate::queue::answers::LastRefusal;
 use crate::queue::local_queue::{Announcer, FleetYield, LocalQueue};
 use crate::queue::places::Places;
 use crate::queue::sets::SetQueue;
@@ -88,6 +89,12 @@ impl Waiters {
     /// Returns whether any call waits for the name.
     pub(crate) fn anybody_for(&self, name: &Name) -> bool {
         self.has_queue(name, |queue| !queue.waiters.is_empty())
+    }
+
+    /// Returns the last refusal of the name, if a call of this client waits for it.
+    pub(crate) fn last_refusal(&self, name: &Name) -> Option<LastRefusal> {
+        let names = self.names.lock();
+        names.get(name)?.answers().last_refusal().cloned()
     }
 
     /// Returns whether any call waits for the name that shares a place in Redis with others.

@@ -140,7 +140,7 @@ impl LocalQueue {
     }
 
     pub(super) fn answers(&self) -> Answers {
-        self.answers.as_deref().copied().unwrap_or_default()
+        self.answers.as_deref().cloned().unwrap_or_default()
     }
 
     pub(super) fn answers_mut(&mut self) -> &mut Answers {

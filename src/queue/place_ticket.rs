@@ -213,7 +213,7 @@ impl Queue for PlaceTicket<'_> {
     }
 
     fn answers(&self) -> Answers {
-        self.with_places(|places| places.answers)
+        self.with_places(|places| places.answers.clone())
     }
 
     fn update_answers(&self, act: &mut dyn FnMut(&mut Answers)) {

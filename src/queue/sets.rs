@@ -269,7 +269,7 @@ impl Queue for SetTicket<'_> {
     }
 
     fn answers(&self) -> Answers {
-        self.with_waiter(|waiter| waiter.answers)
+        self.with_waiter(|waiter| waiter.answers.clone())
     }
 
     fn update_answers(&self, act: &mut dyn FnMut(&mut Answers)) {

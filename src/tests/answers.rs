@@ -218,7 +218,7 @@ fn check_refreshed(reply: &Reply, places: usize) {
     let read = |is_shared| {
         let verb = Verb::Refresh { places, is_shared };
         match verb.read(reply.clone()) {
-            Some(Answer::Places(found)) => Some(found),
+            Some(Answer::Places(found, _)) => Some(found),
             _ => None,
         }
     };
@@ -235,6 +235,7 @@ fn check_refreshed(reply: &Reply, places: usize) {
         }
     });
     let mut numbers = numbers(reply);
+    assert!(numbers.pop().is_some(), "{reply:?}");
     assert!(numbers.pop().is_some_and(|ttl| ttl >= -2), "{reply:?}");
     assert!(said.clone().eq(numbers), "{reply:?}");
     assert_eq!(found.len(), places);

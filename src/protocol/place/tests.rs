@@ -74,10 +74,10 @@ fn refresh_of_a_place_is_no_grant() {
 fn each_place_has_its_state_and_one_lock_one_holder() {
     let read = |items: &[i64]| {
         let reply = Reply::List(items.iter().map(|n| Reply::Int(*n)).collect());
-        Refreshed::read(reply, 3, false)
+        Some(Refreshed::read(reply, 3, false)?.0)
     };
     assert_eq!(
-        read(&[0, 7, -1, 900]),
+        read(&[0, 7, -1, 900, -1]),
         Some(vec![
             Refreshed::Waiting(Some(Duration::from_millis(900))),
             Refreshed::Granted(FencingToken::new(7)),
@@ -85,15 +85,37 @@ fn each_place_has_its_state_and_one_lock_one_holder() {
         ])
     );
     let endless = Refreshed::Waiting(None);
-    assert_eq!(read(&[0, 0, 0, -1]), Some(vec![endless; 3]));
-    assert_eq!(read(&[0, 0, -2, 900]), None);
-    assert_eq!(read(&[0, 0, 0, -3]), None);
-    assert_eq!(read(&[0, 0, 1 << 53, 900]), None);
-    assert_eq!(read(&[0, 0, 0]), None, "one is missing");
-    assert_eq!(read(&[7, 7, 0, 900]), None, "one lock has one holder");
-    let reply = Reply::List([7, 8, 0, 900].map(Reply::Int).to_vec());
+    assert_eq!(read(&[0, 0, 0, -1, 5]), Some(vec![endless; 3]));
+    assert_eq!(read(&[0, 0, -2, 900, 5]), None);
+    assert_eq!(read(&[0, 0, 0, -3, 5]), None);
+    assert_eq!(read(&[0, 0, 1 << 53, 900, 5]), None);
+    assert_eq!(read(&[0, 0, 0, 5]), None, "one is missing");
+    assert_eq!(read(&[7, 7, 0, 900, 5]), None, "one lock has one holder");
+    let reply = Reply::List([7, 8, 0, 900, 5].map(Reply::Int).to_vec());
     assert!(Refreshed::read(reply, 3, true).is_some(), "two of several");
     assert_eq!(Refreshed::read(Reply::Int(1), 3, false), None);
+}
+
+#[test]
+fn a_refresh_says_who_holds_the_lock() {
+    let read = |last: &[Reply]| {
+        let items = [Reply::Int(0), Reply::Int(900)].into_iter();
+        let reply = Reply::List(items.chain(last.iter().cloned()).collect());
+        Some(Refreshed::read(reply, 1, false)?.1)
+    };
+    let refusal = |holder: &str, detail| RefusedName {
+        name: 0,
+        holder: holder.into(),
+        remaining: Some(ms(900)),
+        detail,
+    };
+    let holder = Reply::Text(b"v".to_vec());
+    assert_eq!(read(&[Reply::Int(4)]), Some(refusal("", Some(4))));
+    assert_eq!(
+        read(&[Reply::Int(-1), holder.clone()]),
+        Some(refusal("v", None))
+    );
+    assert_eq!(read(&[holder]), None);
 }
 
 #[test]

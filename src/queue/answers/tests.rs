@@ -25,6 +25,16 @@ fn refused(now: u64, remaining: u64) -> Answers {
     answers
 }
 
+/// A refusal by this holder, for 10 ms more.
+fn by(holder: &str) -> Arc<RefusedName> {
+    Arc::new(RefusedName {
+        name: 0,
+        holder: holder.into(),
+        remaining: Some(ms(10)),
+        detail: None,
+    })
+}
+
 #[test]
 fn a_recent_refusal_counts_and_no_reply_does_not() {
     assert!(!Answers::default().is_taken(span()), "no refusal yet");
@@ -143,7 +153,12 @@ fn a_refresh_on_a_slow_server_is_not_overdue_before_twice_the_time_of_the_last()
     for (sent, is_taken) in [(3_101, true), (3_100, false)] {
         let mut answers = Answers::default();
         answers.asked(at(2_000));
-        answers.refreshed(at(2_000), at(2_450), &[Refreshed::Waiting(Some(ms(10)))]);
+        answers.refreshed(
+            at(2_000),
+            at(2_450),
+            &[Refreshed::Waiting(Some(ms(10)))],
+            &by(""),
+        );
         answers.asked(at(sent));
         assert_eq!(answers.is_taken(span()), is_taken, "sent at {sent} ms");
     }
@@ -153,7 +168,7 @@ fn a_refresh_on_a_slow_server_is_not_overdue_before_twice_the_time_of_the_last()
 fn a_refresh_that_finds_nobody_waiting_is_no_refusal() {
     let mut answers = refused(1_500, 10);
     answers.failed(at(2_000));
-    answers.refreshed(at(2_000), at(2_010), &[Refreshed::Gone]);
+    answers.refreshed(at(2_000), at(2_010), &[Refreshed::Gone], &by(""));
     assert!(answers.is_taken(span()), "by the refusal before");
     assert!(!answers.is_taken(Span {
         start: at(1_501),
@@ -242,4 +257,24 @@ fn a_short_call_makes_its_last_attempt_at_half_its_time() {
         last_reply_took: ms(10),
     };
     assert!(endless.last_attempt() > at(u64::MAX / 2));
+}
+
+#[test]
+fn a_refresh_keeps_the_age_of_the_same_holder() {
+    let since = |answers: &Answers| {
+        let said = answers.last_refusal().unwrap().said.clone().unwrap();
+        (said.0.detail, said.1)
+    };
+    let waits = [Refreshed::Waiting(Some(ms(10)))];
+    let first = Arc::new(RefusedName {
+        detail: Some(7),
+        ..(*by("a")).clone()
+    });
+    let mut answers = Answers::default();
+    answers.refused_by(at(1), at(2), &first);
+    answers.refreshed(at(3), at(4), &waits, &by("a"));
+    assert_eq!(since(&answers), (Some(7), at(2)));
+    assert_eq!(answers.last_refusal().unwrap().until, at(13));
+    answers.refreshed(at(5), at(6), &waits, &by("b"));
+    assert_eq!(since(&answers), (None, at(6)));
 }

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use crate::holder::Holder;
-use crate::protocol::answer::{Answer, RefusedName};
+use crate::protocol::answer::Answer;
+use crate::protocol::refusal::RefusedName;
 use crate::protocol::verb::Verb;
 
 /// The number of servers, and how many of them decide.

@@ -26,6 +26,7 @@ fn refused_by(holder: &str, remaining: Option<Duration>) -> Answer {
         name: 0,
         holder: holder.into(),
         remaining,
+        detail: None,
     })
 }
 
