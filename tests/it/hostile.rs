@@ -35,7 +35,7 @@ const LIMIT: Duration = ms(300);
 const SLACK: Duration = ms(700);
 
 /// The reply to `acquire` if another client holds the lock for a minute.
-const REFUSED: &[u8] = b"*3\r\n:0\r\n$5\r\nother\r\n:60000\r\n";
+const REFUSED: &[u8] = b"*4\r\n:0\r\n$5\r\nother\r\n:60000\r\n:-1\r\n";
 
 /// The reply to `propose` if the server grants the lock.
 const GRANTED: &[u8] = b"*2\r\n:1\r\n:1700000000000000\r\n";
@@ -86,7 +86,7 @@ fn server_with_hostile_reply(
     FakeServer::with_writer(move |request, client| match request.name().as_str() {
         name if name == command => hostile(client),
         "acquire" | "queue_enter" => client.write_all(REFUSED),
-        "queue_refresh" => client.write_all(b"*2\r\n:0\r\n:60000\r\n"),
+        "queue_refresh" => client.write_all(b"*3\r\n:0\r\n:60000\r\n:-1\r\n"),
         "release" => client.write_all(b":1\r\n"),
         "undo" | "queue_undo" => client.write_all(b"*1\r\n:0\r\n"),
         _ => client.write_all(&default_reply(request).unwrap_or_default()),

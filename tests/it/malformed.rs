@@ -123,9 +123,10 @@ fn an_acquire_with_an_impossible_reply_is_undone() {
         ":1\r\n",
         "$-1\r\n",
         "+OK\r\n",
-        "*3\r\n:0\r\n:7\r\n:100\r\n",
-        "*3\r\n:0\r\n$3\r\nabc\r\n:-3\r\n",
-        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:2\r\n",
+        "*4\r\n:0\r\n:7\r\n:100\r\n:-1\r\n",
+        "*4\r\n:0\r\n$3\r\nabc\r\n:-3\r\n:-1\r\n",
+        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n$1\r\n7\r\n",
+        "*5\r\n:0\r\n$3\r\nabc\r\n:100\r\n:-1\r\n:2\r\n",
         "*2\r\n:2\r\n:9007199254740992\r\n",
     ] {
         let server = server_replying("acquire", reply);
@@ -137,10 +138,10 @@ fn an_acquire_with_an_impossible_reply_is_undone() {
 
 fn an_acquire_of_a_set_with_an_impossible_reply_is_undone() {
     for reply in [
-        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:99\r\n",
-        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:0\r\n",
-        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:-9223372036854775808\r\n",
-        "*3\r\n:0\r\n$3\r\nabc\r\n:100\r\n",
+        "*5\r\n:0\r\n$3\r\nabc\r\n:100\r\n:-1\r\n:99\r\n",
+        "*5\r\n:0\r\n$3\r\nabc\r\n:100\r\n:-1\r\n:0\r\n",
+        "*5\r\n:0\r\n$3\r\nabc\r\n:100\r\n:-1\r\n:-9223372036854775808\r\n",
+        "*4\r\n:0\r\n$3\r\nabc\r\n:100\r\n:-1\r\n",
         "*2\r\n:1\r\n:7\r\n",
     ] {
         let server = server_replying("acquire_all", reply);
@@ -168,9 +169,11 @@ fn an_enter_that_ran_twice_is_undone() {
         "queue_enter" => {
             let id = String::from_utf8_lossy(&request.args()[0]).into_owned();
             let length = id.len();
-            reply_bytes(&format!("*3\r\n:0\r\n${length}\r\n{id}\r\n:9999\r\n"))
+            reply_bytes(&format!(
+                "*4\r\n:0\r\n${length}\r\n{id}\r\n:9999\r\n:-1\r\n"
+            ))
         }
-        "queue_refresh" => reply_bytes("*2\r\n:0\r\n:9999\r\n"),
+        "queue_refresh" => reply_bytes("*3\r\n:0\r\n:9999\r\n:-1\r\n"),
         "queue_release" => reply_bytes(":1\r\n"),
         "queue_undo" => reply_bytes("*2\r\n:0\r\n:1\r\n"),
         _ => None,
@@ -185,14 +188,15 @@ fn an_enter_that_ran_twice_is_undone() {
 
 fn an_impossible_reply_grants_nothing_to_a_queued_waiter() {
     for reply in [
-        "*2\r\n:9007199254740992\r\n:100\r\n",
-        "*2\r\n:0\r\n:-3\r\n",
-        "*3\r\n:0\r\n:7\r\n:100\r\n",
+        "*3\r\n:9007199254740992\r\n:100\r\n:-1\r\n",
+        "*3\r\n:0\r\n:-3\r\n:-1\r\n",
+        "*4\r\n:0\r\n:7\r\n:100\r\n:-1\r\n",
+        "*2\r\n:7\r\n:100\r\n",
         "*1\r\n:7\r\n",
         ":7\r\n",
     ] {
         let server = FakeServer::start(move |request| match request.name().as_str() {
-            "queue_enter" => reply_bytes("*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n"),
+            "queue_enter" => reply_bytes("*4\r\n:0\r\n$1\r\nx\r\n:60000\r\n:-1\r\n"),
             "queue_refresh" => reply_bytes(reply),
             "queue_release" => reply_bytes(":1\r\n"),
             _ => None,
@@ -357,7 +361,7 @@ fn each_reply_to_a_combined_write_is_checked() {
     });
 }
 
-const REFUSED: &str = "*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n";
+const REFUSED: &str = "*4\r\n:0\r\n$1\r\nx\r\n:60000\r\n:-1\r\n";
 
 fn a_surplus_reply_does_not_answer_the_next_call() {
     let is_first = AtomicBool::new(true);

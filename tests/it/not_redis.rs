@@ -159,12 +159,12 @@ fn an_occasional_malformed_reply_does_not_end_a_wait() {
     let replies = AtomicUsize::new(0);
     let server = FakeServer::start(move |request| match request.name().as_str() {
         "acquire" | "queue_enter" => Some(match replies.fetch_add(1, Ordering::SeqCst) {
-            2 | 5 => b"*3\r\n:0\r\n$1\r\nx\r\n:10\r\n".to_vec(),
+            2 | 5 => b"*4\r\n:0\r\n$1\r\nx\r\n:10\r\n:-1\r\n".to_vec(),
             8 => b"*2\r\n:1\r\n:7\r\n".to_vec(),
             _ => b"+OK\r\n".to_vec(),
         }),
         // The place is gone: the call enters the queue again.
-        "queue_refresh" => Some(b"*2\r\n:-1\r\n:-2\r\n".to_vec()),
+        "queue_refresh" => Some(b"*3\r\n:-1\r\n:-2\r\n:-1\r\n".to_vec()),
         "queue_undo" => Some(b"*1\r\n:0\r\n".to_vec()),
         "release" => Some(b":1\r\n".to_vec()),
         _ => None,

@@ -213,9 +213,9 @@ fn grant_whose_renewal_has_no_reply_is_reported() {
             None
         }
         "WAIT" if !is_hanging.load(Ordering::SeqCst) => Some(b":0\r\n".to_vec()),
-        "queue_enter" => Some(b"*3\r\n:0\r\n$5\r\nother\r\n:60000\r\n".to_vec()),
+        "queue_enter" => Some(b"*4\r\n:0\r\n$5\r\nother\r\n:60000\r\n:-1\r\n".to_vec()),
         // Grants the lock under the token 7.
-        "queue_refresh" => Some(b"*2\r\n:7\r\n:3000\r\n".to_vec()),
+        "queue_refresh" => Some(b"*3\r\n:7\r\n:3000\r\n:-1\r\n".to_vec()),
         _ => None,
     });
     let client = client(&server.url());

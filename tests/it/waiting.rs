@@ -24,9 +24,9 @@ fn every(pause: Duration) -> WaitPolicy {
 /// Returns the reply of an acquiring script that refuses. For a set, `name` is the index of the
 /// held name, from 1.
 fn refused(holder: &str, remaining: Duration, name: Option<usize>) -> Vec<u8> {
-    let (count, length, left) = (3 + name.iter().count(), holder.len(), remaining.as_millis());
+    let (count, length, left) = (4 + name.iter().count(), holder.len(), remaining.as_millis());
     let name = name.map_or_else(String::new, |name| format!(":{name}\r\n"));
-    format!("*{count}\r\n:0\r\n${length}\r\n{holder}\r\n:{left}\r\n{name}").into_bytes()
+    format!("*{count}\r\n:0\r\n${length}\r\n{holder}\r\n:{left}\r\n:-1\r\n{name}").into_bytes()
 }
 
 fn granted(token: &[u8]) -> Vec<u8> {
@@ -75,7 +75,7 @@ fn fair_call_on_a_slow_server_finds_the_lock_taken() {
             let_pass(ms(400));
             let places = request.args().len() - 1;
             let waiting = ":0\r\n".repeat(places);
-            Some(format!("*{}\r\n{waiting}:10\r\n", places + 1).into_bytes())
+            Some(format!("*{}\r\n{waiting}:10\r\n:-1\r\n", places + 2).into_bytes())
         }
         _ => other_reply(request),
     });

@@ -109,18 +109,26 @@ fn number(known: &mut Vec<String>, word: &str) -> usize {
     n + 1
 }
 
-/// Returns a reply with each remaining time replaced by its ttl, and an error reduced to its code.
+/// Returns a reply with each remaining time replaced by its ttl, the time since a grant after it
+/// replaced, too, and an error reduced to its code.
 pub(super) fn without_times_and_error_texts(reply: &str) -> String {
     let is_redirect = reply.starts_with("-MOVED") || reply.starts_with("-ASK");
     if reply.starts_with('-') && !is_redirect {
         return reply.split(' ').next().unwrap_or(reply).to_owned();
     }
+    // A refusal of permits ends with their number instead.
+    let has_age = reply.starts_with("[0, \"");
+    let mut follows_ttl = false;
     let word = |word: &str| {
         let number = word.trim_matches(['[', ']', ',']);
+        if std::mem::take(&mut follows_ttl) && number.parse::<i64>().is_ok() {
+            return word.replace(number, "<ms since the grant>");
+        }
         let ttl = number.parse().ok().and_then(|left: u64| {
             let can_leave = |ttl: &u64| (ttl - PASSED..=*ttl).contains(&left);
             TTLS.into_iter().find(can_leave)
         });
+        follows_ttl = has_age && ttl.is_some();
         match ttl {
             Some(ttl) => word.replace(number, &format!("<up to {ttl}>")),
             None => word.to_owned(),
