@@ -8,9 +8,9 @@
 -- ARGV[5] 1 to keep the locks below the one in whose queue the set waits after this call
 -- ARGV[6] the mark of a new place, ARGV[7] inbox, ARGV[8..] wake channels in the order of the locks
 -- Granted: {1, token of each lock}.
--- Queued: {0, value of the lock key, its ttl in ms or -1, ms since its last token was drawn, index of
--- the lock, number of locks kept below it}. The ms since then are negative if they are not known. If
--- the lock was freed for a reader, the value is absent and the ttl is -2.
+-- Queued: {0, value of the lock key, its ttl in ms or -1, ms since its last token was drawn, index
+-- of the lock, number of locks kept below it}. The ms since then are negative if not known. If the
+-- lock was freed for a reader, the value is absent and the ttl is -2.
 -- If the set has lost a lock or its place since its last call: 0. It then has no lock and no place.
 -- Errors: BADFENCE n if the n-th fence holds no integer below 2^53 - 1, or a grant cannot use it;
 -- WRONGTYPE n if the n-th lock is no string. After these the set has no lock and no place. The

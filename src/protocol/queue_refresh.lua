@@ -3,8 +3,8 @@
 -- ARGV[1] the client's inbox, ARGV[2..] holder ids
 -- Replies with a list of one item for each holder id: 0 if it waits, its fencing token if it was
 -- granted what it wants, -1 if neither: it then gets no grant later. The next item is the number of
--- ms until the lock expires or the first permits end: -1 without an expiry, -2 if nobody holds. Then
--- the last number of a refusal by queue_enter.lua, and the value of the lock key, if there is one.
+-- ms until the lock expires or the first permits end: -1 without an expiry, -2 if nobody holds.
+-- Then the last number of a refusal by queue_enter.lua, and the value of the lock key, if any.
 -- Errors: BADFENCE if `draw` of the admission fails with it. Grants made before an error stand:
 -- the next refresh replies with them.
 read_clock()

@@ -135,8 +135,8 @@ impl Answers {
         self.unanswered = None;
     }
 
-    /// Records, at `arrived`, that the name was held at some time after `sent`, for `remaining` more;
-    /// `None` if without end.
+    /// Records, at `arrived`, that the name was held at some time after `sent`, for `remaining`
+    /// more; `None` if without end.
     pub(crate) fn refused(&mut self, sent: Instant, arrived: Instant, remaining: Option<Duration>) {
         let refusal = LastRefusal {
             at: sent,
