@@ -99,7 +99,7 @@ fn withdraw(
     amount: i64,
     confirm: impl FnOnce(),
 ) -> Outcome<Answer> {
-    let outcome = account.with_result(|guard| -> RedisResult<Answer> {
+    let outcome = account.with(|guard| -> RedisResult<Answer> {
         let row = (ACCOUNT, guard.fencing_token());
         let Some([balance]) = accounts.claim([row])? else {
             return Ok(Answer::Overtaken);
@@ -115,11 +115,9 @@ fn withdraw(
             Answer::Overtaken
         })
     });
-    match outcome {
-        // The table has decided. What it has written counts, and must not be repeated.
-        Err(WithError::Lost { result, .. }) => Ok(result?),
-        outcome => Ok(outcome?),
-    }
+    // If the lock was lost, the table has decided. What it has written counts, and must not be
+    // repeated.
+    Ok(outcome.or_else(WithError::into_value)??)
 }
 
 fn bank() -> Outcome {

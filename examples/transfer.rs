@@ -101,11 +101,10 @@ fn lock_and_transfer(
     amount: i64,
     confirm: impl FnOnce(),
 ) -> Outcome<bool> {
-    match lock.with_result(|guard| transfer(accounts, guard, names, amount, confirm)) {
-        // The table has decided. What it has written counts, and must not be repeated.
-        Err(WithError::Lost { result, .. }) => Ok(result?),
-        outcome => Ok(outcome?),
-    }
+    let outcome = lock.with(|guard| transfer(accounts, guard, names, amount, confirm));
+    // If a lock was lost, the table has decided. What it has written counts, and must not be
+    // repeated.
+    Ok(outcome.or_else(WithError::into_value)??)
 }
 
 fn bank() -> Outcome {

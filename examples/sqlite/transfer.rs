@@ -86,15 +86,13 @@ fn lock_and_transfer(
     amount: i64,
     pause: impl FnOnce(),
 ) -> Result<Answer, Box<dyn Error>> {
-    let outcome = lock.with_result(|guard| {
+    let outcome = lock.with(|guard| {
         pause();
         transfer(database, guard, names, amount)
     });
-    match outcome {
-        // The database has decided. What is committed counts, and must not be repeated.
-        Err(WithError::Lost { result, .. }) => Ok(result?),
-        outcome => Ok(outcome?),
-    }
+    // If a lock was lost, the database has decided. What is committed counts, and must not be
+    // repeated.
+    Ok(outcome.or_else(WithError::into_value)??)
 }
 
 fn sum(database: &Connection) -> rusqlite::Result<i64> {

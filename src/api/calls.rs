@@ -71,10 +71,7 @@ macro_rules! lock_calls {
 
         crate::api::sections::section_calls!(
             $lock, $guard, unlock, $make,
-            lock: with with_result,
-            try_lock: try_with try_with_result,
-            try_lock_for: try_with_for try_with_result_for,
-            try_lock_until: try_with_until try_with_result_until,
+            lock: with, try_lock: try_with,
         );
     };
 }

@@ -343,18 +343,12 @@ impl RwLock {
 
 section_calls!(
     RwLock, RwLockReadGuard, unlock, "client.rw_lock(\"report\")",
-    read: read_with read_with_result,
-    try_read: try_read_with try_read_with_result,
-    try_read_for: try_read_with_for try_read_with_result_for,
-    try_read_until: try_read_with_until try_read_with_result_until,
+    read: read_with, try_read: try_read_with,
 );
 
 section_calls!(
     RwLock, RwLockWriteGuard, unlock, "client.rw_lock(\"report\")",
-    write: write_with write_with_result,
-    try_write: try_write_with try_write_with_result,
-    try_write_for: try_write_with_for try_write_with_result_for,
-    try_write_until: try_write_with_until try_write_with_result_until,
+    write: write_with, try_write: try_write_with,
 );
 
 /// For operators.

@@ -241,10 +241,7 @@ impl Semaphore {
 
 section_calls!(
     Semaphore, SemaphorePermit, release, "client.semaphore(\"report\", 2)",
-    acquire: with with_result,
-    try_acquire: try_with try_with_result,
-    try_acquire_for: try_with_for try_with_result_for,
-    try_acquire_until: try_with_until try_with_result_until,
+    acquire: with, try_acquire: try_with,
 );
 
 /// For operators.

@@ -91,7 +91,7 @@
 //!   these rows. This protects only if every transaction that changes the data claims them.
 //! - **The database's answer decides.** If the transaction was committed, it counts, even if
 //!   `unlock` or `with` then reports a loss: do not repeat it. After `with`, use
-//!   [`WithError::into_result`](crate::WithError::into_result), not `into_error`.
+//!   [`WithError::into_value`](crate::WithError::into_value).
 //! - **Tokens** are integers from 1 to 2^53 - 1, and fit into a `bigint` and a double.
 //! - **Placeholders**: `$1` in Postgres, `?1` or `:token` in SQLite. In MySQL the placeholder is
 //!   `?`, once for each use. Set `CLIENT_FOUND_ROWS` on a MySQL connection: otherwise the claim of
