@@ -46,7 +46,6 @@ pub(crate) struct Config {
     /// Failures in a row that open the circuit breaker; zero disables it.
     pub(crate) breaker_after: u32,
     pub(crate) shared_stats: bool,
-    pub(crate) shared_stats_key: String,
     /// The threads that make the client's connections.
     pub(crate) dialers: ThreadGroup,
 }
@@ -72,7 +71,6 @@ impl Default for Config {
             replicas: None,
             breaker_after: 5,
             shared_stats: false,
-            shared_stats_key: "lock_stats".into(),
             dialers: ThreadGroup::new(DIALER),
         }
     }
@@ -120,12 +118,6 @@ impl Config {
         if self.connection_name.is_empty() || !self.connection_name.chars().all(plain) {
             return wrong(
                 "connection_name must be printable ASCII without spaces: Redis rejects others",
-            );
-        }
-        if self.shared_stats_key.is_empty() || self.shared_stats_key.starts_with("leasehold:") {
-            return wrong(
-                "shared_stats_key must not be empty or begin with \"leasehold:\": \
-                 such keys belong to locks",
             );
         }
         Ok(())

@@ -467,7 +467,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets whether this client adds its counters to the Redis hash shared by all clients.
+    /// Sets whether this client adds its counters to the hash `lock_stats`, which all clients share.
     ///
     /// Defaults to false. A background thread adds them every two seconds, and a last time when the
     /// client ends, if Redis answers then. An addition without a reply, or that Redis refused, is
@@ -486,23 +486,6 @@ impl ClientBuilder {
     /// ```
     pub fn shared_stats(mut self, on: bool) -> Self {
         self.config.shared_stats = on;
-        self
-    }
-
-    /// Sets the key of the hash for [`shared_stats`](Self::shared_stats).
-    ///
-    /// It must not be the key of a lock. Defaults to `lock_stats`.
-    ///
-    /// ```
-    /// # use leasehold::Client;
-    /// # let url = "redis://redis.internal:6379";
-    /// // The statistics of all clients of the shop.
-    /// let shop = Client::builder().url(url).shared_stats(true).shared_stats_key("shop:stats");
-    /// let client = shop.build()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn shared_stats_key(mut self, key: impl Into<String>) -> Self {
-        self.config.shared_stats_key = key.into();
         self
     }
 

@@ -367,8 +367,8 @@ impl Client {
     ///
     /// Clients share with [`ClientBuilder::shared_stats`], every two seconds, so the last two may
     /// be missing, and what a crash or a lost reply took with it. All counters are zero if no
-    /// client has shared any. This client need not share its own; the hash is read from [`shared_stats_key`](ClientBuilder::shared_stats_key) in either
-    /// case. Over a quorum, the first server has the hash. Returns within the command timeout.
+    /// client has shared any. This client need not share its own. Over a quorum, the first server
+    /// has the hash. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

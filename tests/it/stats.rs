@@ -33,7 +33,6 @@ support::tests![
     an_addition_without_a_reply_is_not_added_twice,
     unsent_additions_are_added_after_the_outage,
     the_last_counts_are_added_at_shutdown_and_drop,
-    the_hash_has_the_configured_key,
     a_key_of_another_type_is_an_error_until_it_is_deleted
 ];
 
@@ -658,13 +657,8 @@ fn short_locks_in_a_cluster_are_added_to_the_shared_totals() {
 
 /// The client knows no owner of a slot yet.
 fn shared_totals_are_the_first_call_of_a_client_of_a_cluster() {
-    let cluster = cluster::shared();
-    for node in 0..3 {
-        let key = format!("lock:{}", cluster.name_owned_by("shared-stats", node));
-        let builder = Client::builder().url(cluster.url());
-        let client = builder.shared_stats_key(key).build().unwrap();
-        assert_eq!(client.shared_stats().unwrap(), Totals::default());
-    }
+    let client = Client::open(cluster::shared().url()).unwrap();
+    client.shared_stats().unwrap();
 }
 
 fn two_clients_add_to_one_hash() {
@@ -760,30 +754,6 @@ fn the_last_counts_are_added_at_shutdown_and_drop() {
     lock_times(&dropped, 4);
     drop(dropped);
     assert_eq!(reader.shared_stats().unwrap().released, 4);
-}
-
-fn the_hash_has_the_configured_key() {
-    let server = Server::start();
-    let named = |key: &str| {
-        builder(&server.url())
-            .shared_stats(true)
-            .shared_stats_key(key)
-    };
-    let client = named("booking:{stats}").build().unwrap();
-    lock_times(&client, 1);
-    eventually(WAIT_LIMIT, || {
-        client
-            .shared_stats()
-            .is_ok_and(|stats| stats == client.stats().totals)
-    });
-    let released: u64 = redis::cmd("HGET")
-        .arg(&["booking:{stats}", "released"])
-        .query(&mut server.connection())
-        .unwrap();
-    assert_eq!(released, 1);
-    for key in ["", "leasehold:fence:{lock:a}"] {
-        assert!(matches!(named(key).build(), Err(Error::Config(_))), "{key}");
-    }
 }
 
 fn a_key_of_another_type_is_an_error_until_it_is_deleted() {

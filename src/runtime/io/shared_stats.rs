@@ -19,6 +19,9 @@ use crate::sync::Mutex;
 /// How often counters are sent.
 pub(in crate::runtime) const SEND_EVERY: Duration = Duration::from_secs(2);
 
+/// The key of the hash that all clients share.
+const HASH: &str = "lock_stats";
+
 /// The additions of this client to the shared statistics.
 pub(crate) struct SharedStats {
     pub(in crate::runtime) is_shared: bool,
@@ -63,8 +66,8 @@ impl SharedStats {
         Self {
             is_shared: config.shared_stats,
             is_started: AtomicBool::new(false),
-            lock_keys: Keys::new(config.shared_stats_key.as_str().into(), "", ""),
-            hash: Arc::new([config.shared_stats_key.clone().into_bytes()]),
+            lock_keys: Keys::new(HASH.into(), "", ""),
+            hash: Arc::new([HASH.into()]),
             state: Mutex::default(),
             #[cfg(feature = "metrics")]
             facade: Default::default(),
