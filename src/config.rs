@@ -35,7 +35,6 @@ pub(crate) struct Config {
     pub(crate) renew_every: Option<Duration>,
     pub(crate) key_prefix: String,
     pub(crate) channel_prefix: String,
-    pub(crate) connection_name: String,
     pub(crate) owner: Arc<str>,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
@@ -58,10 +57,6 @@ impl Default for Config {
             renew_every: None,
             key_prefix: "lock:".into(),
             channel_prefix: "lock_release:".into(),
-            connection_name: format!(
-                "leasehold:{}",
-                owner.replace(|c: char| !c.is_ascii_graphic(), "_")
-            ),
             owner: owner.into(),
             connect_timeout: Duration::from_secs(1),
             command_timeout: Duration::from_secs(1),
@@ -114,13 +109,13 @@ impl Config {
                 self.owner.len()
             ));
         }
-        let plain = |c: char| c.is_ascii_graphic();
-        if self.connection_name.is_empty() || !self.connection_name.chars().all(plain) {
-            return wrong(
-                "connection_name must be printable ASCII without spaces: Redis rejects others",
-            );
-        }
         Ok(())
+    }
+
+    /// Returns the name of the connections in `CLIENT LIST`, in characters that Redis takes.
+    pub(crate) fn connection_name(&self) -> String {
+        let owner = self.owner.replace(|c: char| !c.is_ascii_graphic(), "_");
+        format!("leasehold:{owner}")
     }
 
     /// Returns an error if two valid settings contradict each other.

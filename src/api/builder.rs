@@ -285,24 +285,10 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the name of the client's connections in `CLIENT LIST`.
-    ///
-    /// Printable ASCII without spaces. Defaults to `leasehold:<host>/<pid>`.
-    ///
-    /// ```
-    /// # use leasehold::Client;
-    /// # let url = "redis://redis.internal:6379";
-    /// let client = Client::builder().url(url).connection_name("booking-api-7").build()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn connection_name(mut self, name: impl Into<String>) -> Self {
-        self.config.connection_name = name.into();
-        self
-    }
-
     /// Sets the owner, the first part of every holder id, by which operators recognise a holder.
     ///
-    /// 1 to 1024 bytes. Defaults to `<host>/<pid>`.
+    /// In `CLIENT LIST`, the connections of the client are called `leasehold:<owner>`, with `_` for
+    /// what is not printable ASCII. 1 to 1024 bytes. Defaults to `<host>/<pid>`.
     ///
     /// ```
     /// # use leasehold::Client;

@@ -152,7 +152,6 @@ impl Client {
     /// | `LOCK_COMMAND_TIMEOUT_MS` | [`command_timeout`](ClientBuilder::command_timeout) in ms | `1000` |
     /// | `LOCK_UNREACHABLE_FOR_MS` | [`unreachable_for`](ClientBuilder::unreachable_for) in ms | `10000` |
     /// | `LOCK_KEY_PREFIX` | [`key_prefix`](ClientBuilder::key_prefix) | `lock:` |
-    /// | `LOCK_CONNECTION_NAME` | [`connection_name`](ClientBuilder::connection_name) | `leasehold:<host>/<pid>` |
     ///
     /// All values must be UTF-8. An empty variable counts as unset.
     ///

@@ -90,11 +90,6 @@ fn builder(
     if let Some(prefix) = text("LOCK_KEY_PREFIX")? {
         builder = builder.key_prefix(prefix);
     }
-    if let Some(name) = text("LOCK_CONNECTION_NAME")? {
-        let alone = ClientBuilder::default().connection_name(name.clone());
-        checked("LOCK_CONNECTION_NAME", alone.check_values())?;
-        builder = builder.connection_name(name);
-    }
     Ok(builder)
 }
 

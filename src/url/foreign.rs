@@ -84,9 +84,7 @@ pub(super) fn parameter_advice(name: &str) -> Option<&'static str> {
             "write redis+sentinel://host,host/name[/db]"
         }
         "max_connections" | "pool_size" | "poolSize" => "use ClientBuilder::max_connections",
-        "client_name" | "clientName" => {
-            "use ClientBuilder::connection_name or LOCK_CONNECTION_NAME"
-        }
+        "client_name" | "clientName" => "use ClientBuilder::owner",
         _ => return None,
     })
 }

@@ -95,7 +95,7 @@ fn basic_calls_work_on_every_master() {
     let cluster = shared();
     let one = client(&cluster.url());
     let two = builder(&cluster.url()).backstop(ms(60_000));
-    let two = two.connection_name("two").build().unwrap();
+    let two = two.owner("two").build().unwrap();
     assert!(one.ping().is_ok());
     for node in 0..3 {
         let name = cluster.name_owned_by("every-master", node);
@@ -125,7 +125,8 @@ fn basic_calls_work_on_every_master() {
         });
         let clients = cluster.node(node).client_list();
         let clients = clients.iter();
-        let subscribed = clients.filter(|client| client["name"] == "two" && client["sub"] != "0");
+        let subscribed =
+            clients.filter(|client| client["name"] == "leasehold:two" && client["sub"] != "0");
         assert_eq!(subscribed.count(), 1, "one subscribed connection");
     }
     assert!(one.shutdown(ms(5_000)).is_clean());

@@ -44,7 +44,7 @@ support::roughly_timed![
 const WAIT_LIMIT: Duration = ms(5_000);
 
 fn builder(url: &str) -> ClientBuilder {
-    Client::builder().url(url).connection_name("under-test")
+    Client::builder().url(url)
 }
 
 fn client(url: &str) -> Client {

@@ -388,10 +388,8 @@ fn the_database_user_and_password_of_the_url_are_used() {
 
 fn every_connection_has_the_clients_name() {
     let server = Server::start();
-    let named = builder(&server).connection_name("booking-api");
-    assert_connections_named(&server, &named.build().unwrap(), |name| {
-        name == "booking-api"
-    });
+    let named = builder(&server).owner("büro 7").build().unwrap();
+    assert_connections_named(&server, &named, |name| name == "leasehold:b_ro_7");
     let process = format!("/{}", std::process::id());
     assert_connections_named(&server, &client(&server), |name| {
         name.starts_with("leasehold:") && name.ends_with(&process)

@@ -344,7 +344,6 @@ fn invalid_value_is_an_error_that_names_its_variable() {
         ("REDIS_URLS", "redis://one redis://one"),
         ("REDIS_URL", "redis+quorum://one,one"),
         ("LOCK_TTL_MS", "5"),
-        ("LOCK_CONNECTION_NAME", "a b"),
         ("LOCK_RENEW_INTERVAL_MS", ""),
     ] {
         let built = read(&[(name, value)]).map_err(|error| error.to_string());

@@ -75,7 +75,7 @@ impl Connector {
             kind,
             on_failure,
             label,
-            connection_name: config.connection_name.clone(),
+            connection_name: config.connection_name(),
             connect_timeout: config.connect_timeout,
             command_timeout: config.command_timeout,
             dialers: config.dialers.clone(),

@@ -48,7 +48,7 @@ fn recorded(server: &Server) -> Trace {
 /// call times out. Longer timeouts would delay the end of a client with an unreachable server.
 fn builder() -> ClientBuilder {
     let patience = ms(5_000);
-    let builder = Client::builder().owner("owner").connection_name("name");
+    let builder = Client::builder().owner("owner");
     let builder = builder.connect_timeout(patience).command_timeout(patience);
     builder.ttl(TTL).renew_every(TTL / 2).backstop(NEVER)
 }
