@@ -39,7 +39,6 @@ pub(crate) struct Config {
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
     pub(crate) unreachable_for: Duration,
-    pub(crate) backstop: Duration,
     pub(crate) max_connections: usize,
     pub(crate) replicas: Option<Replicas>,
     /// Failures in a row that open the circuit breaker; zero disables it.
@@ -61,7 +60,6 @@ impl Default for Config {
             connect_timeout: Duration::from_secs(1),
             command_timeout: Duration::from_secs(1),
             unreachable_for: Duration::from_secs(10),
-            backstop: Duration::from_secs(1),
             max_connections: 32,
             replicas: None,
             breaker_after: 5,
@@ -93,12 +91,6 @@ impl Config {
         }
         if self.unreachable_for.is_zero() {
             return wrong("unreachable_for must be longer than zero");
-        }
-        if self.backstop < Duration::from_millis(10) {
-            return wrong(format!(
-                "backstop must be at least 10 ms, not {:?}",
-                self.backstop
-            ));
         }
         if self.max_connections == 0 {
             return wrong("max_connections must be at least 1");

@@ -200,7 +200,7 @@ fn both_protocols_and_all_databases_are_served() {
 #[test]
 fn foreign_holder_keeps_the_lock_until_it_is_dropped() {
     let server = Server::start();
-    let client = builder(&server).backstop(LONG).build().unwrap();
+    let client = builder(&server).build().unwrap();
     let foreign = server.hold(NAME);
     assert!(client.mutex(NAME).try_lock().unwrap().is_none());
     let holder = client.mutex(NAME).inspect().unwrap().unwrap();
@@ -342,7 +342,7 @@ fn loss_is_told_even_if_no_renewal_is_near() {
 fn lost_lock_goes_to_a_waiter() {
     let server = Server::start();
     let holder = patient(&server);
-    let client = builder(&server).backstop(LONG).build().unwrap();
+    let client = builder(&server).build().unwrap();
     let guard = holder.mutex(NAME).ttl(LONG * 60).lock().unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| client.mutex(NAME).lock().unwrap().unlock().unwrap());
@@ -453,7 +453,7 @@ fn lost_permits_go_to_a_call_that_waits() {
 #[test]
 fn advance_makes_waiting_calls_try_again() {
     let server = Server::start();
-    let client = builder(&server).backstop(LONG * 60).build().unwrap();
+    let client = builder(&server).build().unwrap();
     // With this ttl, neither a renewal nor the waiter's own clock is near.
     let holder = patient(&server).mutex(NAME).ttl(LONG * 60).lock().unwrap();
     thread::scope(|scope| {
@@ -580,7 +580,7 @@ fn lock_whose_reply_is_lost_is_taken_and_undone() {
 #[test]
 fn lost_message_wakes_nobody() {
     let server = Server::start();
-    let client = builder(&server).backstop(ms(300)).build().unwrap();
+    let client = builder(&server).build().unwrap();
     let foreign = server.hold(NAME);
     server.drop_messages(1);
     thread::scope(|scope| {

@@ -360,26 +360,6 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets how long a waiter without a place in a queue in Redis sleeps before it asks again.
-    ///
-    /// This applies over a quorum, to sets in several slots of a cluster, and to users without the
-    /// permissions for queues. It bounds the delay by a lost release message there. Each sleep is
-    /// shortened at random by up to a quarter. At least 10 ms. Defaults to 1 s. Other waiters
-    /// refresh their places every 0.9 s, or more often with a short ttl.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use leasehold::Client;
-    /// # let servers = ["redis://one:6379", "redis://two:6379", "redis://three:6379"];
-    /// let longest = Duration::from_millis(250);
-    /// let client = Client::builder().quorum(servers).backstop(longest).build()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn backstop(mut self, longest: Duration) -> Self {
-        self.config.backstop = longest;
-        self
-    }
-
     /// Sets how many connections calls that acquire locks may use at the same time.
     ///
     /// Releases and background threads may exceed this limit, so they never wait for it. Defaults

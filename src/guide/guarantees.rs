@@ -37,8 +37,7 @@
 //!   [`FairMutex`].
 //! - **Waiting is quiet.** Only one thread of a client asks Redis for a plain lock; the others wait
 //!   behind it. A client refreshes the places of all calls for a name in one command, every
-//!   0.9 s. A lost message delays a waiter by at most 0.9 s, or by the
-//!   [`backstop`](crate::ClientBuilder::backstop) where there is no queue.
+//!   0.9 s. A lost message delays a waiter by at most 0.9 s, or by 1 s where there is no queue.
 //!
 //! # Limitations
 //!

@@ -38,7 +38,7 @@
 //! Over a quorum, for names in several slots of a cluster, and if the Redis user lacks the
 //! permissions that queues need, there is no queue. The release then wakes one waiter of each
 //! client, and the first to ask gets the lock. A waiter also asks when the lease of the holder
-//! would expire, and after the [`backstop`](crate::ClientBuilder::backstop), 1 s unless set.
+//! would expire, and after 1 s.
 //!
 //! # Several databases of one server
 //!

@@ -9,6 +9,10 @@ use crate::queue::next_attempt::next_attempt;
 use crate::stats::Wake;
 use crate::wait_policy::{Backoff, WaitPolicy, jittered};
 
+/// The longest sleep of a subscribed waiter without a place in a queue: it bounds the delay by a
+/// lost message. Shortened at random by up to a quarter.
+const BACKSTOP: Duration = Duration::from_secs(1);
+
 /// Pauses between attempts of a waiter whose subscription is not live yet.
 const UNSUBSCRIBED_BACKOFF: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
@@ -64,14 +68,13 @@ impl WaitingCall<'_> {
         remaining: Option<Duration>,
         now: Instant,
     ) -> (Instant, Wake) {
-        let backstop = self.attempt.runtime.config.backstop;
         let refusals = self.refusals.saturating_sub(1);
         let pause = match &self.attempt.settings.wait {
             WaitPolicy::Backoff(backoff) => {
                 return (now.after(backoff.pause(refusals)), Wake::Backstop);
             }
-            WaitPolicy::Wake if is_subscribed => jittered(backstop),
-            WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals).min(backstop),
+            WaitPolicy::Wake if is_subscribed => jittered(BACKSTOP),
+            WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals),
         };
         next_attempt(now.after(pause), now, remaining, now)
     }

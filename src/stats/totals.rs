@@ -151,9 +151,9 @@ totals! {
     wakes_ttl,
     /// Waiters that retried without having been woken.
     ///
-    /// They retried at a refresh of their place in the queue, after the
-    /// [`backstop`](crate::ClientBuilder::backstop), after a pause of their
-    /// [`Backoff`](crate::Backoff), or after a pause because messages cannot be received.
+    /// They retried at a refresh of their place in the queue, after 1 s where there is no queue,
+    /// after a pause of their [`Backoff`](crate::Backoff), or after a pause because messages cannot
+    /// be received.
     wakes_backstop,
     /// Waiters woken because messages may have been missed.
     ///

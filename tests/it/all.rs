@@ -61,12 +61,6 @@ fn client(url: &str) -> Client {
     builder(url).build().unwrap()
 }
 
-/// Returns a client whose waiters sleep until a message wakes them, unless they have a place in a
-/// queue: they still refresh that every 0.9 s.
-fn client_with_long_backstop(url: &str) -> Client {
-    builder(url).backstop(ms(60_000)).build().unwrap()
-}
-
 fn lock_keys(server: &Server) -> Vec<String> {
     let mut keys: Vec<String> = redis::cmd("KEYS")
         .arg("lock:*")
@@ -313,10 +307,7 @@ fn partly_acquired_set_is_never_visible() {
 /// A blocked call holds none of its names. Only the release of the name that blocked it wakes it.
 fn waiter_is_woken_only_by_the_name_that_blocked_it() {
     let server = Server::start();
-    let (one, two) = (
-        client(&server.url()),
-        client_with_long_backstop(&server.url()),
-    );
+    let (one, two) = (client(&server.url()), client(&server.url()));
     // Connects the client and loads the script.
     drop(one.mutex("a").lock().unwrap());
     for is_in_a_set in [false, true] {
@@ -351,7 +342,7 @@ fn waiter_is_woken_only_by_the_name_that_blocked_it() {
             assert!(at.elapsed() < ms(10_000), "{:?}", at.elapsed());
             assert_eq!(messages() - before, 1, "other releases wake nobody");
             // The release of the set wakes a plain waiter for any of its names.
-            let plain = client_with_long_backstop(&server.url());
+            let plain = client(&server.url());
             let waiting = scope.spawn(move || plain.mutex("c").try_lock_for(ms(20_000)));
             server.wait_until_waiter_sleeps("lock_release:c");
             assert_released(guard.unlock());
@@ -370,8 +361,8 @@ fn release_that_overtakes_the_refusal_is_not_missed() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let one = client(&server.url());
-    let two = builder(&proxy.url()).backstop(ms(60_000));
-    let two = two.command_timeout(ms(10_000)).build().unwrap();
+    let two = builder(&proxy.url()).command_timeout(ms(10_000));
+    let two = two.build().unwrap();
     let calls = || server.script_calls();
     let [z, b] = ["z", "b"].map(|name| one.mutex(name).lock().unwrap());
     thread::scope(|scope| {
@@ -415,7 +406,7 @@ fn release_that_overtakes_the_refusal_is_not_missed() {
 /// attempt for a name that the client holds sends no command.
 fn waiters_of_one_client_wake_each_other() {
     let server = Server::start();
-    let client = client_with_long_backstop(&server.url());
+    let client = client(&server.url());
     let held = client.mutex_all(["a", "b"]).lock().unwrap();
     let (got, guards) = unbounded();
     thread::scope(|scope| {
@@ -455,10 +446,7 @@ fn waiters_of_one_client_wake_each_other() {
 
 fn loss_of_one_name_loses_and_releases_the_set() {
     let server = Server::start();
-    let (one, two) = (
-        client(&server.url()),
-        client_with_long_backstop(&server.url()),
-    );
+    let (one, two) = (client(&server.url()), client(&server.url()));
     let (report, losses) = unbounded();
     let all = one
         .mutex_all(["a", "b", "c"])
@@ -517,10 +505,7 @@ fn release_reports_a_lost_name_and_releases_the_others() {
 
 fn set_without_renewal_expires_entirely() {
     let server = Server::start();
-    let (one, two) = (
-        client(&server.url()),
-        client_with_long_backstop(&server.url()),
-    );
+    let (one, two) = (client(&server.url()), client(&server.url()));
     let all = one.mutex_all(["a", "b"]).ttl(ms(400)).auto_renew(false);
     let guard = all.lock().unwrap();
     thread::scope(|scope| {
@@ -781,10 +766,7 @@ fn is_locked(cluster: &Cluster, name: &str) -> bool {
 
 fn set_across_slots_is_acquired_or_rolled_back() {
     let cluster = Cluster::with(ClusterSetup::steady(3, 0));
-    let (one, two) = (
-        client(&cluster.url()),
-        client_with_long_backstop(&cluster.url()),
-    );
+    let (one, two) = (client(&cluster.url()), client(&cluster.url()));
     let names: Vec<String> = (0..3)
         .map(|node| cluster.name_owned_by("n", node))
         .collect();
@@ -917,7 +899,7 @@ fn quorum_counts_only_votes_for_the_whole_set() {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let open = || {
         let builder = Client::builder().quorum(&urls).ttl(LONG);
-        builder.backstop(ms(60_000)).build().unwrap()
+        builder.build().unwrap()
     };
     let (one, two) = (open(), open());
     // Two servers have a token far ahead of the clock: the second proposal exceeds it everywhere.
@@ -975,10 +957,7 @@ fn quorum_counts_only_votes_for_the_whole_set() {
 /// there.
 fn set_survives_a_failover() {
     let mut sentinels = Sentinels::start(Setup::fast_failover());
-    let (one, two) = (
-        client(&sentinels.url()),
-        client_with_long_backstop(&sentinels.url()),
-    );
+    let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
     // The more recent of the two replicas is promoted; the other one acknowledges from then on.
     let all = one.mutex_all(["b", "a"]).min_replicas(1, ms(800));
     let guard = all.lock().unwrap();

@@ -754,11 +754,7 @@ fn run_acquire_late(server: &Server, names: &[&str], id: &str) {
         .arg(ttl)
         .exec(&mut server.connection())
         .unwrap();
-    let other = Client::builder()
-        .url(server.url())
-        .backstop(TTL)
-        .build()
-        .unwrap();
+    let other = Client::builder().url(server.url()).build().unwrap();
     let guards: Vec<_> = names
         .iter()
         .map(|name| other.mutex(*name).try_lock_for(PATIENCE).unwrap())

@@ -94,7 +94,7 @@ fn statistics_count_masters_on_which_locks_were_only_acquired_and_released() {
 fn basic_calls_work_on_every_master() {
     let cluster = shared();
     let one = client(&cluster.url());
-    let two = builder(&cluster.url()).backstop(ms(60_000));
+    let two = builder(&cluster.url());
     let two = two.owner("two").build().unwrap();
     assert!(one.ping().is_ok());
     for node in 0..3 {
@@ -653,7 +653,7 @@ fn assert_contenders_resume(failure: MasterFailure) {
     let mut cluster = Cluster::start(3, 1);
     let name = cluster.name_owned_by("a", 0);
     let client = client(&cluster.url());
-    let parked = builder(&cluster.url()).backstop(ms(60_000)).build();
+    let parked = builder(&cluster.url()).build();
     let parked = parked.unwrap();
     let mutex =
         |client: &Client, what: &str| client.mutex(name_in_same_slot(&name, what)).ttl(ms(40_000));

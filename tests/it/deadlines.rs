@@ -708,7 +708,6 @@ fn waiting_for_another_holder_is_not_taken_for_an_outage() {
     let client = builder()
         .url(redis.server.url())
         .unreachable_for(ms(300))
-        .backstop(ms(20_000))
         .build()
         .unwrap();
     thread::scope(|scope| {

@@ -312,11 +312,7 @@ fn plain_release_wakes_the_first_in_the_queue() {
 fn fair_release_wakes_a_plain_waiter() {
     let server = Server::start();
     let guard = fair_mutex(&server).ttl(ms(300_000)).lock().unwrap();
-    let plain = Client::builder()
-        .url(server.url())
-        .backstop(ms(60_000))
-        .build()
-        .unwrap();
+    let plain = Client::builder().url(server.url()).build().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| plain.mutex("a").try_lock_for(PATIENCE).unwrap());
         server.wait_until_waiter_sleeps("lock_release:a");

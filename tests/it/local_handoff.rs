@@ -7,7 +7,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError, bounded, unbounded};
-use leasehold::{Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard};
+use leasehold::{Backoff, Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, WaitPolicy};
 use parking_lot::Mutex as Local;
 use support::{
     Counters, Fenced, Proxy, Server, Traffic, assert_released, connect_to_all, eventually,
@@ -47,14 +47,14 @@ support::timed![
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.
 const WAIT_LIMIT: Duration = ms(20_000);
 
-/// So long that no lease is renewed and no waiter reaches its backstop during a test.
+/// So long that no lease is renewed during a test.
 const LONG: Duration = ms(300_000);
 
 /// The tokens that an acquire reserves by default while other threads wait.
 const BLOCK: u64 = 33;
 
 fn builder(url: &str) -> ClientBuilder {
-    Client::builder().url(url).ttl(LONG).backstop(LONG)
+    Client::builder().url(url).ttl(LONG)
 }
 
 fn client(server: &Server) -> Client {
@@ -113,7 +113,9 @@ fn wait_until_attempts_are_answered(server: &Server, client: &Client, before: (u
     eventually(WAIT_LIMIT, || {
         let sent = client.stats().totals.attempts - before.0;
         let is_subscribed = server.subscribers("lock_release:a") > 0;
-        let now = is_subscribed && server.script_calls() - before.1 >= sent;
+        // Waiters that poll do not subscribe.
+        let polls = sent > 4;
+        let now = (is_subscribed || polls) && server.script_calls() - before.1 >= sent;
         std::mem::replace(&mut is_quiet, now) && now
     });
 }
@@ -432,28 +434,29 @@ fn wait_until_an_attempt_stalls(client: &Client, proxy: &Proxy) {
             // If another command has stalled, the attempts use a new connection.
             stall_all_but_the_subscriber(proxy);
         }
-        last.1.elapsed() > 4 * BACKSTOP
+        last.1.elapsed() > 4 * PAUSE
     });
 }
 
-/// How often a waiter of [`client_with_short_backstop`] polls.
-const BACKSTOP: Duration = ms(50);
+/// How often a waiter for [`impatient`] asks, even while its own client holds the lock.
+const PAUSE: Duration = ms(50);
 
-/// Returns a client whose waiters poll every [`BACKSTOP`].
-fn client_with_short_backstop(proxy: &Proxy) -> Client {
+fn impatient(client: &Client) -> Mutex {
+    let pauses = Backoff::new(PAUSE, PAUSE).jitter(0.0);
+    client.mutex("a").wait_policy(WaitPolicy::Backoff(pauses))
+}
+
+/// Returns a client whose calls outlast a stalled connection.
+fn patient_client(proxy: &Proxy) -> Client {
     let builder = Client::builder().url(proxy.url()).ttl(LONG);
-    builder
-        .backstop(BACKSTOP)
-        .command_timeout(WAIT_LIMIT)
-        .build()
-        .unwrap()
+    builder.command_timeout(WAIT_LIMIT).build().unwrap()
 }
 
 fn a_waiter_that_redis_refuses_takes_the_lease_handed_to_it() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = client_with_short_backstop(&proxy);
-    let a = || client.mutex("a");
+    let client = patient_client(&proxy);
+    let a = || impatient(&client);
     thread::scope(|scope| {
         let [one, two] = queue_behind_a_holder(scope, &server, &client, [a(), a()]);
         let one = guard_of(one);
@@ -474,8 +477,8 @@ fn a_waiter_that_redis_refuses_takes_the_lease_handed_to_it() {
 fn a_grant_to_a_waiter_shows_that_the_handed_lease_is_lost() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = client_with_short_backstop(&proxy);
-    let a = || client.mutex("a");
+    let client = patient_client(&proxy);
+    let a = || impatient(&client);
     thread::scope(|scope| {
         let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
         let one = guard_of(one);
@@ -504,12 +507,12 @@ fn a_grant_to_a_waiter_shows_that_the_handed_lease_is_lost() {
 fn a_call_at_its_deadline_takes_the_lease_handed_to_it() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = client_with_short_backstop(&proxy);
+    let client = patient_client(&proxy);
     thread::scope(|scope| {
         let first = client.mutex("a").lock().unwrap();
         let before = (client.stats().totals.attempts, server.script_calls());
-        let one = start_waiter(scope, &client, client.mutex("a"));
-        let two = scope.spawn(|| client.mutex("a").try_lock_for(ms(1_500)).unwrap());
+        let one = start_waiter(scope, &client, impatient(&client));
+        let two = scope.spawn(|| impatient(&client).try_lock_for(ms(1_500)).unwrap());
         eventually(WAIT_LIMIT, || client.stats().waiting == 2);
         wait_until_attempts_are_answered(&server, &client, before);
         assert_released(first.unlock());
@@ -602,8 +605,8 @@ fn a_waiter_whose_logger_panics_takes_the_lease_handed_to_it() {
 fn shutdown_releases_a_handed_lease_that_no_waiter_took() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = client_with_short_backstop(&proxy);
-    let a = || client.mutex("a");
+    let client = patient_client(&proxy);
+    let a = || impatient(&client);
     thread::scope(|scope| {
         let first = client.mutex("a").lock().unwrap();
         let before = (client.stats().totals.attempts, server.script_calls());

@@ -338,11 +338,7 @@ fn a_holder_paused_past_its_ttl_knows_of_the_loss_as_it_resumes() {
 /// That thread gets the lock afterwards.
 fn with_a_waiter(auto_renew: bool, act: impl FnOnce(&Server, MutexGuard)) {
     let server = Server::start();
-    let client = Client::builder()
-        .url(server.url())
-        .backstop(ms(20_000))
-        .build()
-        .unwrap();
+    let client = Client::builder().url(server.url()).build().unwrap();
     let mutex = client.mutex("a").ttl(ms(30_000));
     let guard = mutex.clone().auto_renew(auto_renew).lock().unwrap();
     let calls = server.script_calls();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, ClientBuilder, Error};
-use support::{FakeServer, Request, builder, ms};
+use support::{FakeServer, Request, builder};
 
 support::tests![
     http_reply_is_quoted_in_the_error,
@@ -169,10 +169,7 @@ fn an_occasional_malformed_reply_does_not_end_a_wait() {
         "release" => Some(b":1\r\n".to_vec()),
         _ => None,
     });
-    let client = builder_that_waits(&server.url())
-        .backstop(ms(50))
-        .build()
-        .unwrap();
+    let client = builder_that_waits(&server.url()).build().unwrap();
     let guard = client.mutex("a").lock().unwrap();
     assert_eq!(guard.fencing_token().value(), 7);
 }

@@ -604,7 +604,7 @@ fn call_of_the_same_client_enters_the_queue_after_a_downgrade() {
     let server = Server::start();
     // Only the downgrade can wake the call: no other wake-up is due during the test.
     let long = ms(300_000);
-    let client = Client::builder().url(server.url()).backstop(long).ttl(long);
+    let client = Client::builder().url(server.url()).ttl(long);
     let client = client.build().unwrap();
     let writing = client.rw_lock("a").write().unwrap();
     thread::scope(|scope| {

@@ -357,13 +357,11 @@ fn leases_survive_or_are_reported_lost_after_a_manual_failover() {
     assert_leases_survive_or_are_reported_lost(MasterFailure::SwitchedByCommand);
 }
 
-/// The backstop is long. Without the message, a refresh of the waiter's place would find the lock
-/// free within 0.9 s.
+/// Without the message, a refresh of the waiter's place would find the lock free within 0.9 s.
 fn a_waiter_is_woken_on_the_new_master() {
     let sentinels = Sentinels::start(Setup::fast_failover());
     let holder = client(&sentinels.url());
-    let waiter = builder(&sentinels.url()).backstop(ms(60_000)).build();
-    let waiter = waiter.unwrap();
+    let waiter = client(&sentinels.url());
     let guard = holder.mutex("a").ttl(ms(60_000)).lock().unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| waiter.mutex("a").lock());

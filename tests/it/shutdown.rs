@@ -291,8 +291,7 @@ fn calls_after_the_shutdown_are_refused() {
 fn shutdown_ends_every_wait_at_once() {
     let server = Server::start();
     let other = client(&server.url());
-    // The backstop is longer than the test, so no waiter reaches it.
-    let client = builder(&server.url()).backstop(ms(60_000)).build().unwrap();
+    let client = builder(&server.url()).build().unwrap();
     let theirs = other.mutex("theirs").lock().unwrap();
     let ours = client.mutex("ours").lock().unwrap();
     // The first in a name's queue, the second, and one behind a holder of the same client.

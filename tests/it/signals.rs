@@ -88,7 +88,7 @@ fn assert_signals_break_no_connection(thread: &str) {
 /// Holds a lock that is renewed often, and waits for another, while one of its threads receives
 /// 1000 signals a second.
 fn holder_and_waiter() {
-    let client = Client::builder().url(parameter("URL")).backstop(NEVER);
+    let client = Client::builder().url(parameter("URL"));
     let client = client.build().expect("the URL is valid");
     let (renewed, renewals) = unbounded();
     let mutex = client.mutex("renewed").renew_every(ms(20));

@@ -44,15 +44,12 @@ support::timed![
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.
 const WAIT_LIMIT: Duration = ms(20_000);
 
-/// So long that no waiter sleeps until its backstop. Refreshes of places in a queue go on.
-const NO_BACKSTOP: Duration = ms(60_000);
-
 fn builder(url: &str) -> ClientBuilder {
     Client::builder().url(url).ttl(ms(300_000))
 }
 
 fn client(url: &str) -> Client {
-    builder(url).backstop(NO_BACKSTOP).build().unwrap()
+    builder(url).build().unwrap()
 }
 
 /// Returns zero totals, changed by `set`.

@@ -40,7 +40,7 @@ const FOR_EVER: Duration = Duration::from_secs(600);
 const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
 fn builder(server: &Server) -> ClientBuilder {
-    Client::builder().url(server.url()).backstop(FOR_EVER)
+    Client::builder().url(server.url())
 }
 
 fn client(server: &Server) -> Client {

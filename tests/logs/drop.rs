@@ -52,11 +52,7 @@ const WAIT_LIMIT: Duration = Duration::from_secs(5);
 const COMMAND_TIMEOUT: Duration = ms(800);
 
 fn builder(url: impl Into<String>) -> ClientBuilder {
-    // With this backstop, a waiter that returns within seconds was woken.
-    Client::builder()
-        .url(url)
-        .backstop(MINUTE)
-        .command_timeout(COMMAND_TIMEOUT)
+    Client::builder().url(url).command_timeout(COMMAND_TIMEOUT)
 }
 
 fn client(server: &Server) -> Client {

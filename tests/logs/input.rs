@@ -46,11 +46,10 @@ const WAIT_LIMIT: Duration = Duration::from_secs(5);
 
 const LONGEST_TTL: Duration = Duration::from_millis((1 << 53) - 1);
 
-/// Returns a builder whose timeouts and backstop are longer than any test.
+/// Returns a builder whose timeouts are longer than any test.
 fn builder(url: impl Into<String>) -> ClientBuilder {
     Client::builder()
         .url(url)
-        .backstop(MINUTE)
         .command_timeout(MINUTE)
         .connect_timeout(MINUTE)
         .unreachable_for(MINUTE)
@@ -336,7 +335,6 @@ fn absurd_settings_of_a_client_are_errors() {
         (builder().command_timeout(Duration::ZERO), "command_timeout"),
         (builder().command_timeout(Duration::MAX), "command_timeout"),
         (builder().unreachable_for(Duration::ZERO), "unreachable_for"),
-        (builder().backstop(Duration::ZERO), "backstop"),
         (builder().renew_every(Duration::ZERO), "renew_every"),
         (builder().renew_every(Duration::MAX), "renew_every"),
         (builder().max_connections(0), "max_connections"),
@@ -368,7 +366,6 @@ fn the_longest_duration_means_no_deadline() {
     let two = Client::builder()
         .url(server.url())
         .unreachable_for(Duration::MAX)
-        .backstop(Duration::MAX)
         .build()
         .unwrap();
     let waits: [fn(Mutex) -> bool; 3] = [

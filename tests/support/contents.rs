@@ -64,7 +64,7 @@ impl Server {
     /// arrived.
     ///
     /// After that, the waiter sends commands only after a wake-up, to refresh its place in a queue,
-    /// at the end of the holder's ttl, at its backstop, or shortly before its deadline.
+    /// at the end of the holder's ttl, once a second, or shortly before its deadline.
     pub fn wait_until_waiter_sleeps(&self, channel: impl AsRef<[u8]>) {
         eventually(ms(10_000), || self.subscribers(&channel) > 0);
         let mut last = (0, Instant::now());
