@@ -433,7 +433,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets whether this client adds its counters to the hash `lock_stats`, which all clients share.
+    /// Sets whether this client adds its counters to `lock_stats`, a hash that all clients share.
     ///
     /// Defaults to false. A background thread adds them every two seconds, and a last time when the
     /// client ends, if Redis answers then. An addition without a reply, or that Redis refused, is

@@ -42,9 +42,9 @@
 //!
 //! With [`shared_stats`](crate::ClientBuilder::shared_stats), each client adds its [`Totals`] to
 //! one Redis hash, `lock_stats`. Its fields have the names of the fields of `Totals`.
-//! [`Client::shared_stats`] reads the sum. The thread `leasehold-io` adds every two seconds what was
-//! counted since, and a last time when the client ends. The sum may be too low, and is never too
-//! high:
+//! [`Client::shared_stats`] reads the sum. The thread `leasehold-io` adds every two seconds what
+//! was counted since, and a last time when the client ends. The sum may be too low, and is never
+//! too high:
 //!
 //! - What a process counted in the two seconds before a crash is missing.
 //! - An addition that Redis does not answer, or refuses, is not sent again.
