@@ -51,10 +51,10 @@ use crate::token::FencingToken;
 /// - after a holder's lease has expired,
 /// - after another program has deleted the key,
 /// - after a release, while the next in the queue is a reader of an [`RwLock`](crate::RwLock),
-/// - in the free moments mentioned below.
+/// - after the plain releases mentioned below.
 ///
 /// A lock that passes from client to client would never be free for other programs, so some of its
-/// releases leave it free for a moment: see
+/// releases are plain ones, which leave it free for 2 ms: see
 /// [sharing a lock](crate::guide::wire_format#sharing-a-lock-with-other-programs).
 ///
 /// Over a quorum there is no queue: the first to ask after a release gets the lock. The same is
@@ -489,7 +489,7 @@ impl Mutex {
     ///
     /// The errors of [`force_unlock`](Self::force_unlock).
     pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
-        let call = self.keys.release(holder.seen(), AtRelease::Plain);
+        let call = self.keys.release(holder.seen(), AtRelease::Usual);
         // A release that grants the lock to a client in the queue sends the holder no message. So a
         // plain lock uses the script without a queue. Fair and read-write locks have none.
         let call = call.without_queue().unwrap_or(call);

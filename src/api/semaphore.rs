@@ -407,7 +407,7 @@ impl Semaphore {
         self.lock.core.runtime.check_open()?;
         let call = self
             .keys
-            .release(holder.as_str().as_bytes(), AtRelease::Plain);
+            .release(holder.as_str().as_bytes(), AtRelease::Usual);
         let is_released = self.lock.release_by(call)?;
         if is_released {
             logging::warn!(

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `lock:x` | string with a ttl | the holder id, `<owner>:<uuid>`; the key exists while the lock is held, or kept by a set that waits |
 //! | `leasehold:fence:{lock:x}` | string, expires after a day | the last fencing token |
-//! | `lock_release:x` | channel | the holder id, for each release that frees the lock; `open <holder id>` if it leaves the lock free for 2 ms although clients wait in the queue |
+//! | `lock_release:x` | channel | the holder id, for each release that frees the lock; `next <holder id>` after a plain release, which frees it although clients wait in the queue: the id is that of the first place |
 //! | `leasehold:queue:{lock:x}` | list | the queue of plain, fair and read-write locks and of sets: holder ids in order of arrival |
 //! | `leasehold:places:{lock:x}` | hash | for each entry of the queue: when it was last refreshed, and where its grant is sent |
 //! | `leasehold:readers:{lock:x}` | sorted set | while readers hold `x`: their holder ids, with the ends of their leases in ms |
@@ -52,19 +52,13 @@
 //!
 //! - The value must be unique for each attempt.
 //! - Not every release publishes: one that grants the lock to a client in the queue frees nothing.
-//!   While a plain lock passes from client to client, one release in Redis leaves it free for 2 ms
-//!   about every 90 ms, and publishes that. A run of
-//!   [local hand-offs](crate::Mutex::local_handoffs) has no such release: it lasts at most 1 s and
-//!   one critical section. If each client waits with one thread, a program that sleeps until a
-//!   message is woken after at most 100 ms and one critical section. It gets the lock if its `SET`
-//!   arrives within those 2 ms.
-//! - Only releases of plain locks leave the lock free in this way, and none does while a fair lock
-//!   or a read-write lock is among the first 100 places of the queue. The release of a set, a fair
-//!   lock or a writer grants the lock to the next client at once. So the wait has no bound
-//!   while sets, fair locks or writers hold the lock in turn.
-//! - For programs that poll, these are the times among plain locks, if each client waits with one
-//!   thread. A program that asks every 100 ms gets the lock within 30 s in 99 of 100 cases. One
-//!   that asks every millisecond gets it within a second.
+//! - While a plain lock passes from client to client, each of which waits with one thread, at least
+//!   one release in 90 ms is a plain one, which deletes the key, publishes, and leaves the lock free
+//!   for 2 ms, so that a program that asks every 100 ms gets it within 30 s in 99 of 100 cases.
+//! - A run of [local hand-offs](crate::Mutex::local_handoffs) has no such release, and lasts at most
+//!   1 s and one critical section. No release is a plain one if it is that of a set, a fair lock or
+//!   a writer, or while a fair lock or a read-write lock is among the first 100 places of the queue:
+//!   then the wait has no bound.
 //! - Without the `PUBLISH`, or if a program or a person deletes the key, clients in the queue
 //!   notice that the lock is free at their next refresh, within 0.9 s. Until then, a program that
 //!   asks again at once gets it again.

@@ -21,8 +21,7 @@ pub(crate) struct Release {
     pub(crate) id: HolderId,
     /// When the release ends: the key has expired, or the caller no longer waits.
     pub(crate) until: Instant,
-    /// When an io thread first received it; `None` before. A release that is planned for a later
-    /// time is created with that time here.
+    /// When an io thread first received it; `None` before.
     pub(crate) began: Option<Instant>,
     /// The acquire may run after this release: a missing key then proves nothing.
     pub(crate) may_overtake: bool,

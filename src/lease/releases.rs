@@ -87,11 +87,8 @@ struct Group {
     /// The releases by due time.
     order: BTreeSet<(Instant, u64)>,
     ids: HashMap<HolderId, u64>,
-    /// When the newest release was added, or must first be sent if that is later.
+    /// When the newest release was added.
     newest: Instant,
-    /// When to send the newest release whose `began` was in the future when it was added. It joins
-    /// no earlier command, and the pause since the last command does not delay it.
-    planned: Option<Instant>,
     /// When the last command was sent.
     last: Option<Instant>,
     next: Instant,
@@ -103,7 +100,7 @@ struct SameLock(Arc<dyn Primitive>);
 
 impl PartialEq for SameLock {
     fn eq(&self, other: &Self) -> bool {
-        self.0.release(&[], AtRelease::Plain).keys == other.0.release(&[], AtRelease::Plain).keys
+        self.0.release(&[], AtRelease::Usual).keys == other.0.release(&[], AtRelease::Usual).keys
     }
 }
 
@@ -130,7 +127,7 @@ impl ReleaseBatch {
         match &*self.releases {
             [(_, id)] => Call {
                 verb: Verb::Undo(1),
-                ..self.keys.release(id.as_str().as_bytes(), AtRelease::Plain)
+                ..self.keys.release(id.as_str().as_bytes(), AtRelease::Usual)
             },
             _ => self.keys.undo(&self.arguments),
         }
@@ -163,8 +160,7 @@ impl Releases {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Adds a release. It is due when it begins; one that has begun by `now` is due at once, or
-    /// after the pause since the last command for its lock.
+    /// Adds a release. It is due at once, or after the pause since the last command for its lock.
     pub(crate) fn push(&mut self, mut release: Release, now: Instant) {
         let lock = SameLock(Arc::clone(&release.keys));
         let serial = self.next_serial();
@@ -181,20 +177,16 @@ impl Releases {
             return;
         };
         let began = *release.began.get_or_insert(now);
-        let due = began.max(now);
-        if due > now {
-            of_lock.planned = Some(due);
-        }
-        of_lock.newest = due;
-        of_lock.order.insert((due, serial));
+        of_lock.newest = now;
+        of_lock.order.insert((now, serial));
         of_lock.ids.insert(release.id.clone(), serial);
         self.ends.insert((release.until, serial));
         let pending = Pending {
             release,
             group,
             began,
-            tried: due,
-            due,
+            tried: now,
+            due: now,
             was_answered: false,
         };
         self.pending.insert(serial, pending);
@@ -255,14 +247,10 @@ impl Releases {
                 due <= now.after(joins_after(pause))
             })
         };
-        let has_begun = |due: Instant, serial: &u64| {
-            due <= now || (self.pending.get(serial)).is_some_and(|pending| pending.began <= now)
-        };
         let serials = order
             .into_iter()
             .flatten()
-            .take_while(|(due, serial)| joins(*due, serial))
-            .filter(|(due, serial)| has_begun(*due, serial));
+            .take_while(|(due, serial)| joins(*due, serial));
         serials.map(|(_, serial)| *serial).take(MOST_IDS).collect()
     }
 
@@ -278,7 +266,6 @@ impl Releases {
         }
         let of_lock = self.groups.get_mut(&group)?;
         of_lock.last = Some(now);
-        of_lock.planned = of_lock.planned.filter(|at| *at > now);
         let keys = Arc::clone(&of_lock.keys);
         self.plan(group);
         let ids: Vec<&HolderId> = releases.iter().map(|(_, id)| id).collect();
@@ -320,9 +307,6 @@ impl Releases {
             last.after(pause.min(UNANSWERED))
         });
         group.next = not_before.max(*first);
-        if let Some(at) = group.planned {
-            group.next = group.next.min(at);
-        }
         self.due.insert((group.next, serial));
     }
 
@@ -412,7 +396,6 @@ impl Releases {
         self.ends.remove(&(pending.release.until, serial));
         if let Some(group) = self.groups.get_mut(&pending.group) {
             group.order.remove(&(pending.due, serial));
-            group.planned = group.planned.filter(|at| *at != pending.began);
             if group.ids.get(&pending.release.id) == Some(&serial) {
                 group.ids.remove(&pending.release.id);
             }
@@ -436,7 +419,6 @@ impl Group {
             order: BTreeSet::new(),
             ids: HashMap::new(),
             newest: now,
-            planned: None,
             last: None,
             next: Instant::NEVER,
         }

@@ -9,7 +9,6 @@ use crate::config::SHORTEST_TTL;
 use crate::error::{Cause, Error};
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::HeldLease;
-use crate::lease::release::Release;
 use crate::lease::state::LeaseState;
 use crate::lease::status::LeaseStatus;
 use crate::lock::renew::{renew, set_ttl};
@@ -278,8 +277,8 @@ fn send_until_answered(
     loop {
         let at_release = match *yields_to_fleet {
             true => AtRelease::CountListeners,
-            false if hold.run.is_by_release() => AtRelease::MayLeaveOpen,
-            false => AtRelease::Plain,
+            false if hold.run.is_by_release() => AtRelease::MayBePlain,
+            false => AtRelease::Usual,
         };
         let call = (hold.keys).release(hold.id.as_str().as_bytes(), at_release);
         let undoable = undoable(hold, &hold.keys);
@@ -329,7 +328,10 @@ fn answered(
     may_have_run: bool,
 ) -> Result<(), Lost> {
     match answer {
-        Answer::LeftOpen => leave_open(runtime, hold),
+        Answer::PlainRelease => {
+            let name = hold.keys.key(0).name;
+            runtime.waiters.note_plain_release(name, Instant::now());
+        }
         Answer::NotPassedOn => {
             let shared_places = &runtime.waiters.shared_places;
             shared_places.note_not_passed_on(hold.keys.key(0).name, Instant::now());
@@ -340,20 +342,6 @@ fn answered(
         _ => return unlocked(hold, KeyState::Gone),
     }
     Ok(())
-}
-
-/// Plans a second release, which grants the lock that the first one has left free for a moment.
-fn leave_open(runtime: &Runtime, hold: &HeldLease) {
-    let now = Instant::now();
-    let name = hold.keys.key(0).name;
-    let until = runtime.waiters.leave_open(name, now);
-    // If the lock is still free then, the second release grants it to the next waiter.
-    let end = until.after(runtime.deployment.command_timeout());
-    runtime.release(Release {
-        began: Some(until),
-        may_end_lease: false,
-        ..hold.to_release(end)
-    });
 }
 
 /// Returns the outcome for what the release found.
@@ -412,7 +400,7 @@ pub(crate) fn give_back_unseen(runtime: &Runtime, hold: &Arc<HeldLease>, until: 
     }
     for part in hold.keys.parts() {
         let answer = runtime.deployment.call_or_undo(
-            part.release(hold.id.as_str().as_bytes(), AtRelease::Plain),
+            part.release(hold.id.as_str().as_bytes(), AtRelease::Usual),
             until,
             Cap::Exempt,
             Some(&undoable(hold, part)),

@@ -99,7 +99,7 @@ impl WaitingCall<'_> {
         self.note_reply(sent, arrived);
         if self.shares_place {
             let shared_places = &self.attempt.runtime.waiters.shared_places;
-            shared_places.note_refused(self.name(), arrived);
+            shared_places.note_contended(self.name(), arrived);
         }
     }
 

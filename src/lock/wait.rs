@@ -22,7 +22,7 @@
 //!    +-- Granted ------- still valid, or renewed --> Acquired                    |
 //!    |                   lapsed -------------------------------------------------+
 //!    |  neither does: the call is among those that ask Redis                     |
-//!    +-- Contend ------- the lock was left open: sleep for its 2 ms -------------+
+//!    +-- Contend ------- after a plain release: sleep for 2 ms ------------------+
 //!                        due to join the calls that share a place: the position  |
 //!                        by that place decides                                   |
 //!                        another call has just taken the shared place -----------+
@@ -192,8 +192,8 @@ impl WaitingCall<'_> {
             return Ok(self.park_until(self.attempt.deadline));
         }
         if let Some(shared) = self.shared() {
-            if now < shared.left_open_until {
-                return Ok(self.park_until(shared.left_open_until));
+            if now < shared.contended {
+                return Ok(self.park_until(shared.contended));
             }
             if self.join_queue_if_due(shared, now) {
                 return self.act_on_position(now, true);

@@ -155,21 +155,15 @@ impl<'a> WaitingCall<'a> {
     ///
     /// * the call was refused before,
     /// * this client has a place,
-    /// * this client has just freed the lock without a grant to the queue,
-    /// * under `Wake`: this client was refused a moment before `now` and is still subscribed, or
-    /// * under `Wake`: a release left the lock open a moment before `now`, for programs outside the
-    ///   queue.
+    /// * this client has just freed the lock without a grant to the queue, or
+    /// * under `Wake`: others wanted the lock a moment before `now`.
     ///
     /// It is not time while this client has a lease that excludes all others.
     pub(crate) fn join_queue_if_due(&mut self, shared: SharedPlace, now: Instant) -> bool {
-        let endpoints = &self.attempt.runtime.endpoints;
-        let was_refused =
-            || shared.was_refused(now) && endpoints.subscribed(self.key().channel) > 0;
         let is_behind = shared.is_taken || shared.is_behind_others(now);
         let is_time = is_behind
             || self.refusals > 0
-            || self.attempt.settings.wait == WaitPolicy::Wake
-                && (shared.was_left_open(now) || was_refused());
+            || self.attempt.settings.wait == WaitPolicy::Wake && shared.is_contended(now);
         if self.place.is_some() || !is_time || self.attempt.is_held_alone() {
             return false;
         }

@@ -232,7 +232,7 @@ mod tests {
         for is_cluster in [false, true] {
             let keys = all(&["a", "a"], is_cluster);
             assert_eq!(
-                keys.release(b"v", AtRelease::Plain).script.name,
+                keys.release(b"v", AtRelease::Usual).script.name,
                 "cohort_release"
             );
             assert!(!keys.outlives_its_loss());

@@ -55,9 +55,9 @@ pub(crate) enum Answer {
     /// The caller holds the lock, or held it until this release. Contains the number of
     /// subscribers that received the wake-up, if the release counts them.
     Ours(Option<u64>),
-    /// The caller held the lock until this release, which left it free for a moment although
-    /// clients wait in its queue.
-    LeftOpen,
+    /// The caller held the lock until this plain release: the lock is free although clients wait in
+    /// its queue.
+    PlainRelease,
     /// The caller held the lock until this release, which could not grant it to the reader that is
     /// next in its queue.
     NotPassedOn,
@@ -102,7 +102,7 @@ impl Answer {
     /// Returns the state that a release or renewal found; `None` for the answer to another call.
     pub(crate) fn key_state(&self) -> Option<KeyState> {
         match self {
-            Self::Ours(_) | Self::LeftOpen | Self::NotPassedOn => Some(KeyState::Ours),
+            Self::Ours(_) | Self::PlainRelease | Self::NotPassedOn => Some(KeyState::Ours),
             Self::Gone => Some(KeyState::Gone),
             Self::Foreign(_) => Some(KeyState::Foreign),
             _ => None,
@@ -206,7 +206,7 @@ impl Answer {
     /// Reads the reply to the release of a lock with a queue; `None` if the script cannot give it.
     pub(super) fn read_passed_on(reply: Reply) -> Option<Self> {
         match reply {
-            Reply::Int(2) => Some(Self::LeftOpen),
+            Reply::Int(2) => Some(Self::PlainRelease),
             Reply::Int(3) => Some(Self::NotPassedOn),
             reply => Self::read_key(reply, false),
         }

@@ -71,15 +71,14 @@ impl Primitive for CohortKeys {
         self.queue.enter(&request, Arg::Block(tokens), tokens)
     }
 
-    /// Also grants the lock to the next client, unless this release leaves the lock free for a
-    /// moment.
+    /// Also grants the lock to the next client, unless it is a plain release.
     fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a> {
-        let may_leave_open = match at {
-            AtRelease::MayLeaveOpen => Arg::Number(1),
-            AtRelease::Plain | AtRelease::CountListeners => Arg::Absent,
+        let may_be_plain = match at {
+            AtRelease::MayBePlain => Arg::Number(1),
+            AtRelease::Usual | AtRelease::CountListeners => Arg::Absent,
         };
         let channel = Arg::Bytes(&self.keys().channels[0]);
-        let args = [Arg::Bytes(value), channel, may_leave_open];
+        let args = [Arg::Bytes(value), channel, may_be_plain];
         let call = self.queue.call(Verb::PassOn, &RELEASE, args);
         call.or_without_queue(&mutex::RELEASE, &self.rights)
     }

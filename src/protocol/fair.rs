@@ -79,7 +79,7 @@ mod tests {
     fn all_keys_of_a_fair_lock_are_in_one_slot() {
         for name in ["a", "{u1}:a", "a{b"] {
             let keys = FairMutexKeys::of(Keys::new(name.into(), "lock:", "lock_release:"));
-            let [locks, queue] = keys.release(b"", AtRelease::Plain).keys;
+            let [locks, queue] = keys.release(b"", AtRelease::Usual).keys;
             let mut slots = locks.iter().chain(queue).map(|key| slot(key));
             assert!(slots.all(|slot| slot == keys.key(0).slot()), "{name}");
         }

@@ -120,6 +120,13 @@ pub(crate) fn read_refresh(payload: &[u8]) -> Option<HolderId> {
     HolderId::parse(payload.strip_prefix(b"refresh ")?)
 }
 
+/// Reads the message of a plain release, `next <id>`; `None` for that of another release.
+///
+/// The client of this place must ask for the lock next.
+pub(crate) fn read_next(payload: &[u8]) -> Option<HolderId> {
+    HolderId::parse(payload.strip_prefix(b"next ")?)
+}
+
 /// Returns when a place entered the queue, in ms of the server's clock; `None` if the place is
 /// malformed.
 ///

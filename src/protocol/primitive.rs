@@ -114,11 +114,12 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
 /// A further effect of a release, if the kind of lock can have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtRelease {
-    Plain,
+    Usual,
     /// The reply includes the number of subscribers that received the wake-up.
     CountListeners,
-    /// Leaves the lock free for a moment although clients wait in its queue.
-    MayLeaveOpen,
+    /// May delete the key although clients wait in the queue, so that other programs can acquire the
+    /// lock.
+    MayBePlain,
 }
 
 /// The parameters of a call that acquires a lock.

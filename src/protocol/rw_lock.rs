@@ -155,7 +155,7 @@ mod tests {
             let id = HolderId::fresh("o");
             let ttl = Duration::from_secs(1);
             for call in [
-                reader.release(b"", AtRelease::Plain),
+                reader.release(b"", AtRelease::Usual),
                 reader.renew(&id, ttl, false),
                 reader.holders(),
             ] {
@@ -173,8 +173,8 @@ mod tests {
     fn both_sides_share_the_queue_and_the_fence_of_the_fair_lock() {
         let [reader, writer] = sides("a");
         assert_eq!(reader.queue.key(), b"leasehold:queue:{lock:a}");
-        let keys = reader.release(b"", AtRelease::Plain).keys;
-        assert_eq!(keys, writer.release(b"", AtRelease::Plain).keys);
+        let keys = reader.release(b"", AtRelease::Usual).keys;
+        assert_eq!(keys, writer.release(b"", AtRelease::Usual).keys);
         assert_eq!(keys[1][0], b"leasehold:fence:{lock:a}");
         assert_eq!(keys[1][3], b"leasehold:readers:{lock:a}");
     }

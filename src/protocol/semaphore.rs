@@ -196,7 +196,7 @@ mod tests {
     fn all_keys_of_a_semaphore_are_in_one_slot() {
         for name in ["a", "{u1}:a", "a{b"] {
             let keys = of(name, 3, 1);
-            let [permits, queue] = keys.release(b"", AtRelease::Plain).keys;
+            let [permits, queue] = keys.release(b"", AtRelease::Usual).keys;
             let mut slots = permits.iter().chain(queue).map(|key| slot(key));
             let of_lock = slot(format!("lock:{name}").as_bytes());
             assert!(slots.all(|slot| slot == of_lock), "{name}");

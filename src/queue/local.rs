@@ -19,13 +19,13 @@ use crate::stats::Wake;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 
-/// How long a release can leave a lock free for other programs, although clients wait in its queue.
-const OPEN_FOR: Duration = Duration::from_millis(2);
+/// How long no client asks for the lock after a plain release, so that other programs can acquire
+/// it.
+const FREE_FOR: Duration = Duration::from_millis(2);
 
-/// The time in which the client that left a lock open grants it, from its message on. That client
-/// may have died, so waiters refresh their places at a random moment between once and twice this
-/// time after the message, unless a refresh is due earlier.
-const GRANTED_WITHIN: Duration = Duration::from_millis(20);
+/// The client that must ask first after a plain release may have died. So the others refresh their
+/// places at a random moment between once and twice this time after its message.
+const OTHERS_AFTER: Duration = Duration::from_millis(20);
 
 /// The names that this client holds or waits for.
 ///
@@ -196,21 +196,22 @@ impl Waiters {
         self.note_message(name, payload, announcer, has_place)
     }
 
-    /// Handles a message about the lease with this id.
+    /// Handles a message that the lock is free. If it names a lease, returns that lease if this
+    /// client still holds it.
     ///
     /// If this client `has_place`, the call with that place asks for all calls that share it.
     fn note_message(
         &self,
         name: &Name,
-        id: &[u8],
+        payload: &[u8],
         announcer: Announcer,
         has_place: bool,
     ) -> Option<Weak<HeldLease>> {
         let mut names = self.names.lock();
         let queue = names.get_mut(name)?;
-        let held = queue.held.find(id).cloned();
+        let held = queue.held.find(payload).cloned();
         if held.is_none() && !(has_place && queue.contender_shares_place()) {
-            queue.announced(id, announcer);
+            queue.announced(payload, announcer);
         }
         held
     }
@@ -230,34 +231,34 @@ impl Waiters {
         self.sets.granted(id);
     }
 
-    /// Records that a release of this client has left the lock free for a moment. Returns when the
-    /// moment ends: until then the waiting calls of this client do not try the lock.
-    pub(crate) fn leave_open(&self, name: &Name, now: Instant) -> Instant {
-        let until = now.after(OPEN_FOR);
-        // Needs no refresh: the caller sends a second release then, which grants the lock.
-        self.shared_places.left_open(name, until, Instant::NEVER);
-        until
+    /// Records a plain release of this client at `now`: its calls do not ask for the lock at once.
+    pub(crate) fn note_plain_release(&self, name: &Name, now: Instant) {
+        self.shared_places.note_contended(name, now.after(FREE_FOR));
     }
 
-    /// Handles the message that the release of `id` has left the lock free for a moment, although
-    /// clients wait in its queue.
+    /// Handles the message of a plain release: the lock is free, and the client of the place
+    /// `first` must ask for it before the others.
     ///
-    /// Returns the lease if this client still holds it, as [`announced`](Self::announced) does.
-    pub(crate) fn left_open(
+    /// Returns what [`announced`](Self::announced) does.
+    pub(crate) fn announced_plain(
         &self,
         name: &Name,
-        id: &[u8],
+        payload: &[u8],
+        first: &HolderId,
         announcer: Announcer,
         now: Instant,
     ) -> Option<Weak<HeldLease>> {
-        let granted_by = now.after(GRANTED_WITHIN.mul_f64(1.0 + random::chance()));
-        self.shared_places
-            .left_open(name, now.after(OPEN_FOR), granted_by);
-        self.sets.left_open(name, granted_by);
+        let first_at = now.after(FREE_FOR);
+        let others_at = now.after(OTHERS_AFTER.mul_f64(1.0 + random::chance()));
+        self.shared_places.note_contended(name, first_at);
+        for places in [&self.shared_places, &self.own_places] {
+            places.refresh_in_turn(name, first, first_at, others_at);
+        }
+        self.sets.ask_in_turn(name, first, first_at, others_at);
         let has_place = self.shared_places.shared(name).is_taken;
-        // Wakes a contender that neither has nor shares a place: nobody grants to it. If it can
-        // share one, it first sleeps until the moment is over.
-        self.note_message(name, id, announcer, has_place)
+        // Wakes a contender that neither has nor shares a place. If it can share one, it first
+        // sleeps until `first_at`.
+        self.note_message(name, payload, announcer, has_place)
     }
 
     /// Wakes the waiters that ask Redis for the name: this client may have missed messages.

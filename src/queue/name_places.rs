@@ -89,6 +89,9 @@ pub(super) struct PlaceWaiter {
     /// When the next refresh is due, and why.
     due: Instant,
     due_for: Wake,
+    /// When a refresh is due because of a plain release. The reply to an earlier command does not
+    /// change this.
+    refresh_by: Instant,
     pub(super) pace: RefreshPace,
     /// How often the place must be refreshed. The call that entered the queue chose this, and a
     /// call that takes the place over keeps it.
@@ -168,6 +171,10 @@ impl PlaceWaiter {
         })
     }
 
+    fn due(&self) -> Instant {
+        self.due.min(self.refresh_by)
+    }
+
     /// Returns whether the call has a place in Redis and no grant yet.
     fn waits(&self) -> bool {
         self.id.is_some() && self.seen_waiting.is_some() && self.granted.is_none()
@@ -182,6 +189,7 @@ impl PlaceWaiter {
             seen_waiting: None,
             due: Instant::NEVER,
             due_for: Wake::Backstop,
+            refresh_by: Instant::NEVER,
             pace,
             refresh_every: pace.every,
             granted: None,
@@ -197,6 +205,7 @@ impl PlaceWaiter {
     pub(super) fn wait_under(&mut self, id: Option<HolderId>) -> Option<HolderId> {
         self.seen_waiting = None;
         self.granted = None;
+        self.refresh_by = Instant::NEVER;
         self.refresh_every = self.pace.every;
         std::mem::replace(&mut self.id, id)
     }
@@ -209,6 +218,7 @@ impl PlaceWaiter {
         self.by_message = from.by_message;
         self.refresh_every = from.refresh_every;
         (self.due, self.due_for) = (from.due, from.due_for);
+        self.refresh_by = from.refresh_by;
     }
 
     /// Gives up the place, and a grant to it. Returns them for another call to take over.
@@ -325,12 +335,11 @@ impl NamePlaces {
     }
 
     /// Makes a refresh due at `at`, unless one is due earlier.
-    pub(super) fn refresh_at(&mut self, at: Instant) {
-        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.waits()) {
-            if at < waiter.due {
-                waiter.due = at;
-                waiter.parker.unpark();
-            }
+    pub(super) fn refresh_by(&mut self, at: Instant) {
+        let all = self.waiters.iter_mut().chain(&mut self.left);
+        for waiter in all.filter(|waiter| waiter.id.is_some() && at < waiter.due()) {
+            waiter.refresh_by = at;
+            waiter.parker.unpark();
         }
     }
 
@@ -346,10 +355,10 @@ impl NamePlaces {
     /// have run it.
     fn wake_one_that_oversleeps(&self) {
         let sleepers = || self.waiters.iter().filter(|it| it.waits() && it.refreshes);
-        let Some(first) = sleepers().min_by_key(|waiter| waiter.due) else {
+        let Some(first) = sleepers().min_by_key(|waiter| waiter.due()) else {
             return;
         };
-        if self.refreshing.is_none() && sleepers().all(|waiter| waiter.sleeps_until > first.due) {
+        if self.refreshing.is_none() && sleepers().all(|waiter| waiter.sleeps_until > first.due()) {
             first.parker.unpark();
         }
     }
@@ -383,7 +392,7 @@ impl NamePlaces {
             return Position::Placed(Instant::NEVER);
         }
         let every = waiter.refresh_every;
-        let due = if is_due_at_once { now } else { waiter.due };
+        let due = if is_due_at_once { now } else { waiter.due() };
         let due = due.max(no_refresh_before);
         if due > now {
             return Position::Placed(due);
@@ -398,8 +407,11 @@ impl NamePlaces {
             false => Wake::Backstop,
         };
         let why = self.refresh_now.take().unwrap_or(due_for);
-        let waiting = self.waiters.iter().filter(|waiter| waiter.waits());
-        let ids = waiting.filter_map(|waiter| waiter.id.clone());
+        let waiting = self.waiters.iter_mut().filter(|waiter| waiter.waits());
+        let ids = waiting.filter_map(|waiter| {
+            waiter.refresh_by = Instant::NEVER;
+            waiter.id.clone()
+        });
         Position::Refresh(ids.collect(), why)
     }
 

@@ -10,7 +10,7 @@ use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};
 use crate::queue::name_places::NamePlaces;
 use crate::queue::parker::Parker;
-use crate::queue::recent::RecentRefusals;
+use crate::queue::recent::ContendedNames;
 pub(crate) use crate::queue::recent::SharedPlace;
 use crate::stats::Wake;
 use crate::sync::Mutex;
@@ -31,7 +31,7 @@ pub(super) struct PlacesState {
     /// The lock that each holder id waits for: a grant message contains the id only.
     pub(super) owners: HashMap<HolderId, (Admission, Name)>,
     pub(super) next_serial: u64,
-    recent: RecentRefusals,
+    recent: ContendedNames,
 }
 
 impl PlacesState {
@@ -94,19 +94,27 @@ impl Places {
         }
     }
 
-    /// Records that a release has left the lock free for a moment. This client does not ask for it
-    /// before `until`, and refreshes its place at `refresh_at` or earlier.
-    pub(crate) fn left_open(&self, name: &Name, until: Instant, refresh_at: Instant) {
-        let mut state = self.state.lock();
-        state.recent.left_open(name, until);
-        if let Some(places) = state.exclusive().get_mut(name) {
-            places.refresh_at(refresh_at);
+    /// Makes a refresh of the places of `name` due at `first_at` if `first` is one of them,
+    /// otherwise at `others_at`, unless one is due earlier.
+    pub(crate) fn refresh_in_turn(
+        &self,
+        name: &Name,
+        first: &HolderId,
+        first_at: Instant,
+        others_at: Instant,
+    ) {
+        for names in &mut self.state.lock().names {
+            if let Some(places) = names.get_mut(name) {
+                let has_first = places.with_id(first).is_some();
+                places.refresh_by(if has_first { first_at } else { others_at });
+            }
         }
     }
 
-    /// Records that this client was refused the lock at `now`.
-    pub(crate) fn note_refused(&self, name: &Name, now: Instant) {
-        self.state.lock().recent.refused(name, now);
+    /// Records that others want the lock: Redis refused it to this client at `since`, or a plain
+    /// release leaves it to other programs until `since`.
+    pub(crate) fn note_contended(&self, name: &Name, since: Instant) {
+        self.state.lock().recent.contended(name, since);
     }
 
     /// Records that a release at `now` freed the lock although others wait in its queue.

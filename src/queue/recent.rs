@@ -1,20 +1,20 @@
-//! The names that Redis refused to this client a moment ago. No I/O, no clock.
+//! The names that others wanted a moment ago, too. No I/O, no clock.
 
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::name::{Name, NameTable};
 
-/// How long calls enter the queue without a first attempt: after a refusal, after a release that
-/// could not grant the lock, and after a release that left it open.
+/// How long calls enter the queue without a first attempt: after a refusal, after a plain release,
+/// and after a release that could not grant the lock.
 const COUNTS_FOR: Duration = Duration::from_secs(1);
 
 /// Outdated names are removed only from a table of at least this many names.
 const FEWEST: usize = 64;
 
-/// The names that Redis refused to this client a moment ago, or that were left free for others.
+/// The names that others wanted a moment ago, too.
 #[derive(Debug, Default)]
-pub(super) struct RecentRefusals {
+pub(super) struct ContendedNames {
     names: NameTable<SharedPlace>,
     /// The number of names at which outdated ones are removed.
     limit: usize,
@@ -24,28 +24,25 @@ pub(super) struct RecentRefusals {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SharedPlace {
     /// A call of this client has the place, is entering, or has left the place to the others.
-    /// `Places::shared` sets it; it is false in `RecentRefusals`.
+    /// `Places::shared` sets it; it is false in `ContendedNames`.
     pub(crate) is_taken: bool,
-    /// When Redis last refused the name to this client.
-    pub(super) refused: Instant,
+    /// When Redis last refused the name to this client; or until when no client asks for it, after
+    /// a plain release.
+    pub(crate) contended: Instant,
     /// When a release of this client last freed the name although others waited in its queue.
     pub(super) not_passed_on: Instant,
-    /// When this client may ask for the lock again, after a release left it open: free for a moment
-    /// for programs outside the queue.
-    pub(crate) left_open_until: Instant,
 }
 
 impl SharedPlace {
     const UNKNOWN: Self = Self {
         is_taken: false,
-        refused: Instant::START,
+        contended: Instant::START,
         not_passed_on: Instant::START,
-        left_open_until: Instant::START,
     };
 
-    /// Returns whether Redis refused the name to this client a moment before `now`.
-    pub(crate) fn was_refused(&self, now: Instant) -> bool {
-        counts(self.refused, now)
+    /// Returns whether others wanted the name, too, a moment before `now`.
+    pub(crate) fn is_contended(&self, now: Instant) -> bool {
+        counts(self.contended, now)
     }
 
     /// Returns whether a release of this client freed the name a moment before `now` although
@@ -53,28 +50,20 @@ impl SharedPlace {
     pub(crate) fn is_behind_others(&self, now: Instant) -> bool {
         counts(self.not_passed_on, now)
     }
-
-    /// Returns whether a release left the lock open a moment before `now`.
-    pub(crate) fn was_left_open(&self, now: Instant) -> bool {
-        counts(self.left_open_until, now)
-    }
 }
 
 fn counts(noted: Instant, now: Instant) -> bool {
     noted > Instant::START && noted.after(COUNTS_FOR) > now
 }
 
-impl RecentRefusals {
-    pub(super) fn refused(&mut self, name: &Name, now: Instant) {
-        self.entry(name, now).refused = now;
+impl ContendedNames {
+    pub(super) fn contended(&mut self, name: &Name, since: Instant) {
+        let entry = self.entry(name, since);
+        entry.contended = entry.contended.max(since);
     }
 
     pub(super) fn not_passed_on(&mut self, name: &Name, now: Instant) {
         self.entry(name, now).not_passed_on = now;
-    }
-
-    pub(super) fn left_open(&mut self, name: &Name, until: Instant) {
-        self.entry(name, until).left_open_until = until;
     }
 
     pub(super) fn of(&self, name: &Name) -> SharedPlace {
@@ -84,9 +73,8 @@ impl RecentRefusals {
 
     fn entry(&mut self, name: &Name, now: Instant) -> &mut SharedPlace {
         if self.names.len() >= self.limit {
-            self.names.retain(|_, recent| {
-                recent.was_refused(now) || recent.is_behind_others(now) || recent.was_left_open(now)
-            });
+            let counts = |it: &mut SharedPlace| it.is_contended(now) || it.is_behind_others(now);
+            self.names.retain(|_, it| counts(it));
             self.limit = FEWEST.max(self.names.len() * 2);
         }
         (self.names.entry(name.clone())).or_insert(SharedPlace::UNKNOWN)
@@ -103,22 +91,28 @@ mod tests {
 
     #[test]
     fn a_refusal_counts_for_a_second_and_is_then_forgotten() {
-        let mut recent = RecentRefusals::default();
+        let mut recent = ContendedNames::default();
         let name = Name::from("a");
-        assert!(!recent.of(&name).was_refused(at(1)));
-        recent.refused(&name, at(1));
-        recent.left_open(&name, at(7));
-        let known = recent.of(&name);
-        assert!(known.was_left_open(at(8)) && !known.is_behind_others(at(8)));
+        assert!(!recent.of(&name).is_contended(at(1)));
+        recent.contended(&name, at(1));
+        assert!(!recent.of(&name).is_behind_others(at(8)));
         recent.not_passed_on(&name, at(2));
         let known = recent.of(&name);
         assert!(known.is_behind_others(at(1_001)) && !known.is_behind_others(at(1_002)));
-        assert!(known.was_refused(at(1_000)) && !known.was_refused(at(1_001)));
-        assert_eq!(known.left_open_until, at(7));
+        assert!(known.is_contended(at(1_000)) && !known.is_contended(at(1_001)));
         for n in 0..10_000 {
-            recent.refused(&Name::from(n.to_string()), at(5_000 + n));
+            recent.contended(&Name::from(n.to_string()), at(5_000 + n));
         }
         assert!(recent.names.len() <= 3_000, "{}", recent.names.len());
-        assert_eq!(recent.of(&name).left_open_until, Instant::START);
+        assert_eq!(recent.of(&name).contended, Instant::START);
+    }
+
+    #[test]
+    fn a_refusal_does_not_shorten_the_time_after_a_plain_release() {
+        let mut recent = ContendedNames::default();
+        let name = Name::from("a");
+        recent.contended(&name, at(7));
+        recent.contended(&name, at(6));
+        assert_eq!(recent.of(&name).contended, at(7));
     }
 }

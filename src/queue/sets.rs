@@ -60,6 +60,9 @@ struct SetWaiter {
     keeps_since: Option<Instant>,
     /// When the set must ask again.
     due: Instant,
+    /// When it must ask again because of a plain release. The reply to an earlier call does not
+    /// change this.
+    ask_by: Instant,
     /// Why the set must ask at once; `None` if it need not.
     wake: Option<Wake>,
     answers: Answers,
@@ -103,6 +106,7 @@ impl SetQueue {
             has: None,
             keeps_since: None,
             due: Instant::NEVER,
+            ask_by: Instant::NEVER,
             wake: None,
             answers: Answers::default(),
         };
@@ -134,13 +138,23 @@ impl SetQueue {
         }
     }
 
-    /// Makes the sets that wait for `name` ask again by `until`: a release has left it free for a
-    /// moment, although they wait in its queue.
-    pub(crate) fn left_open(&self, name: &Name, until: Instant) {
+    /// Makes the set that waits under the id `first` ask again at `first_at`, and the others that
+    /// wait for `name` at `others_at`.
+    pub(crate) fn ask_in_turn(
+        &self,
+        name: &Name,
+        first: &HolderId,
+        first_at: Instant,
+        others_at: Instant,
+    ) {
         let mut state = self.state.lock();
-        let waiters = state.waiters.values_mut();
-        for waiter in waiters.filter(|waiter| waiter.name() == Some(name)) {
-            waiter.due = waiter.due.min(until);
+        for waiter in state.waiters.values_mut() {
+            let at = match waiter.id.as_ref() == Some(first) {
+                true => first_at,
+                false if waiter.name() == Some(name) => others_at,
+                false => continue,
+            };
+            waiter.ask_by = waiter.ask_by.min(at);
             waiter.parker.unpark();
         }
     }
@@ -202,6 +216,7 @@ impl SetTicket<'_> {
     ) -> (HolderId, Option<PartOfSet>, bool) {
         self.with_waiter(|waiter| {
             waiter.wake = None;
+            waiter.ask_by = Instant::NEVER;
             let has_kept_enough = (waiter.keeps_since).is_some_and(|at| at.after(KEEPS_FOR) <= now);
             let keeps = waiter.has.is_some() && !has_kept_enough;
             (
@@ -247,9 +262,12 @@ impl SetTicket<'_> {
 
 impl Queue for SetTicket<'_> {
     fn position(&self, now: Instant, _must_try: bool) -> Position {
-        self.with_waiter(|waiter| match waiter.has {
-            Some(_) if waiter.wake.is_none() && now < waiter.due => Position::Placed(waiter.due),
-            _ => Position::Contend,
+        self.with_waiter(|waiter| {
+            let due = waiter.due.min(waiter.ask_by);
+            match waiter.has {
+                Some(_) if waiter.wake.is_none() && now < due => Position::Placed(due),
+                _ => Position::Contend,
+            }
         })
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct Undoable<'a> {
 impl Undoable<'_> {
     pub(super) fn release(&self) -> Call<'_> {
         self.keys
-            .release(self.id.as_str().as_bytes(), AtRelease::Plain)
+            .release(self.id.as_str().as_bytes(), AtRelease::Usual)
     }
 
     /// Returns the known state of the acquiring command at a server; `Asked` without votes.

@@ -391,7 +391,7 @@ impl Runtime {
                 votes: release.votes.as_ref(),
             };
             let answer = self.deployment.call_or_undo(
-                keys.release(release.id.as_str().as_bytes(), AtRelease::Plain),
+                keys.release(release.id.as_str().as_bytes(), AtRelease::Usual),
                 until,
                 Cap::Exempt,
                 Some(&undoable),

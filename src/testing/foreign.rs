@@ -107,7 +107,7 @@ impl Drop for Foreign {
         let id = self.id.as_str().as_bytes();
         // This release also grants the lock to the first in its queue.
         let keys = FairMutexKeys::of(keys(&self.name));
-        let release = keys.release(id, AtRelease::Plain);
+        let release = keys.release(id, AtRelease::Usual);
         self.shared.change_if_running(|state| {
             state.foreign.retain(|(_, other)| other != id);
             if !self.is_forgotten && !state.faults.is_unreachable() {
@@ -151,7 +151,7 @@ fn release_all(state: &mut ServerState, name: &str) {
     if let Reply::Bulk(Some(holder)) = state.run_on_data(&[b"GET", &lock_key(name)]) {
         // This release also grants the lock to the first in its queue.
         let lock = FairMutexKeys::of(keys(name));
-        run(state, &lock.release(&holder, AtRelease::Plain));
+        run(state, &lock.release(&holder, AtRelease::Usual));
         if holder == READERS {
             state.run_on_data(&[b"DEL", &sibling_key(&lock_key(name), "readers")]);
         }
@@ -159,7 +159,7 @@ fn release_all(state: &mut ServerState, name: &str) {
     // Only scores from 0: the member `out`, which is no holder, has a negative score.
     let semaphore = SemaphoreKeys::of(keys(name), 1, 1);
     for holder in state.members_from(0, &sibling_key(&lock_key(name), "permits"), b"0") {
-        run(state, &semaphore.release(&holder, AtRelease::Plain));
+        run(state, &semaphore.release(&holder, AtRelease::Usual));
     }
 }
 

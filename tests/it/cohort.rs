@@ -1,6 +1,7 @@
 //! Promise: the clients that wait for a plain lock take turns in its queue in Redis. Each has one
 //! place for all its calls, and these hand the lock to each other.
 
+use std::collections::HashSet;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -26,7 +27,9 @@ support::tests![
     thread_that_locks_again_is_behind_the_clients_that_wait,
     calls_of_a_client_share_one_place_and_hand_the_lock_off,
     lock_without_hand_offs_goes_to_the_next_client_each_time,
-    waiting_call_leaves_an_open_lock_to_other_programs,
+    plain_release_is_one_command_and_the_client_of_the_first_place_asks,
+    call_of_the_releasing_client_is_behind_the_others_after_a_plain_release,
+    dead_first_place_is_passed_over_soon_after_a_plain_release,
     call_that_gives_up_leaves_its_place_to_the_next_of_its_client,
     last_call_that_gives_up_leaves_the_queue,
     full_server_does_not_end_the_use_of_queues,
@@ -40,13 +43,14 @@ support::tests![
     waiter_that_can_be_woken_takes_the_place_of_one_in_backoff,
     poller_gets_in_between_contending_clients,
     poller_gets_in_while_the_fence_is_ahead_of_the_clock,
-    release_leaves_the_lock_open_only_if_it_may_and_no_fair_lock_waits,
+    release_is_plain_only_if_it_may_be_and_no_fair_lock_waits,
+    plain_release_names_the_first_place_that_a_message_reaches,
+    user_without_the_permission_for_publish_makes_no_plain_release,
     client_whose_release_could_not_grant_goes_behind_the_queue,
     try_lock_gets_a_free_lock_although_a_killed_client_has_a_place,
-    release_with_nothing_to_release_grants_a_lock_that_was_left_open,
-    moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart,
+    lines_between_plain_releases_are_at_most_90_ms_apart,
     poller_with_any_period_around_100_ms_gets_in,
-    lock_is_left_open_at_least_every_100_ms_of_turns,
+    plain_releases_come_at_least_every_90_ms_of_turns_and_name_waiting_clients,
     silent_foreign_release_costs_at_most_one_refresh,
     user_without_rights_for_the_queue_is_woken_by_releases,
     calls_that_began_before_the_missing_rights_were_known_send_few_commands
@@ -149,12 +153,12 @@ fn clients_share_a_contended_lock_equally_at_two_requests_a_turn() {
     let turns = contend(&mutexes, TURNS);
     let (requests, took) = (server.script_calls() - before, began.elapsed());
     let (most, least) = (turns.iter().max().unwrap(), turns.iter().min().unwrap());
-    // The clients take turns in order, except when the lock is left open.
+    // The clients take turns in order, except after a plain release.
     assert!(least * 2 >= *most, "{turns:?} in {took:?}");
-    // Each waiter refreshes once a second, and when the lock is left open. These moments are 89 ms
-    // apart on average.
-    let moments = took.as_millis() as u64 / 89 + 2;
-    let bound = TURNS * 2 + TURNS / 4 + 8 * (2 * moments + took.as_secs() + 8);
+    // Each waiter refreshes once a second, and 20 to 40 ms after a plain release if it has not had
+    // its turn by then. These releases are 87 ms apart on average.
+    let plain = took.as_millis() as u64 / 87 + 2;
+    let bound = TURNS * 2 + TURNS / 4 + 8 * (plain + took.as_secs() + 8);
     println!("{requests} requests for {TURNS} turns in {took:?}: {turns:?}");
     assert!(
         requests <= bound,
@@ -271,9 +275,42 @@ fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
     wait_until_only_fences_remain(&server);
 }
 
-/// The second call enters the queue. It makes no first attempt, which could take the open lock
+/// The release of a lease that a place was granted may be a plain one. After 200 ms it is.
+const PLAIN_AFTER: Duration = ms(200);
+
+/// The client of the releasing call sends nothing after it.
+fn plain_release_is_one_command_and_the_client_of_the_first_place_asks() {
+    let server = Server::start();
+    let [holder, releasing, next] = mutexes(&server);
+    let guard = lock(&holder);
+    let mut listener = server.connection();
+    let mut listener = listener.as_pubsub();
+    listener.subscribe(CHANNEL).unwrap();
+    listener.set_read_timeout(Some(PATIENCE)).unwrap();
+    thread::scope(|scope| {
+        let waiting = spawn_waiter(scope, &server, &releasing);
+        assert_released(guard.unlock());
+        let guard = waiting.join().unwrap();
+        let waiting = spawn_waiter(scope, &server, &next);
+        let first = first_in_queue(&server).unwrap();
+        let_pass(PLAIN_AFTER);
+        let before = server.script_calls();
+        assert_released(guard.unlock());
+        let guard = waiting.join().unwrap();
+        assert_eq!(guard.holder_id().as_str(), first);
+        let message: String = listener.get_message().unwrap().get_payload().unwrap();
+        assert_eq!(message, format!("next {first}"));
+        let_pass(ms(100));
+        // The release, the refresh of the first place, and the renewal of the new lease.
+        assert_eq!(server.script_calls() - before, 3);
+        assert_released(guard.unlock());
+    });
+    wait_until_only_fences_remain(&server);
+}
+
+/// The second call enters the queue. It makes no first attempt, which could take the free lock
 /// before the clients in the queue.
-fn waiting_call_leaves_an_open_lock_to_other_programs() {
+fn call_of_the_releasing_client_is_behind_the_others_after_a_plain_release() {
     let server = Server::start();
     let [holder] = mutexes(&server);
     let client = client(&server.url());
@@ -290,8 +327,7 @@ fn waiting_call_leaves_an_open_lock_to_other_programs() {
         push_place(&server, "waiter", "+1", "a ");
         assert_released(guard.unlock());
         let guard = first.join().unwrap();
-        // The lock is left open at least every 100 ms.
-        let_pass(ms(200));
+        let_pass(PLAIN_AFTER);
         let before = client.stats().totals.attempts;
         assert_released(guard.unlock());
         eventually(PATIENCE, || {
@@ -304,6 +340,33 @@ fn waiting_call_leaves_an_open_lock_to_other_programs() {
         assert_released(behind.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
+}
+
+/// The client behind it refreshes its place after 20 to 40 ms, not only after 0.9 s.
+fn dead_first_place_is_passed_over_soon_after_a_plain_release() {
+    assert!((0..5).any(|_| dead_first_place_costs() < ms(500)));
+}
+
+/// Returns how long a lock was free whose first place has no client.
+fn dead_first_place_costs() -> Duration {
+    let server = Server::start();
+    let [holder, releasing] = mutexes(&server);
+    let client = client(&server.url());
+    let next = client.mutex("a");
+    let guard = lock(&holder);
+    thread::scope(|scope| {
+        let waiting = spawn_waiter(scope, &server, &releasing);
+        assert_released(guard.unlock());
+        let guard = waiting.join().unwrap();
+        push_place(&server, "dead", "+1", "l leasehold:dead");
+        let waiting = spawn_waiter(scope, &server, &next);
+        let_pass(PLAIN_AFTER);
+        wait_for_refresh(&client);
+        let released = Instant::now();
+        assert_released(guard.unlock());
+        assert_released(waiting.join().unwrap().unlock());
+        released.elapsed()
+    })
 }
 
 fn first_in_queue(server: &Server) -> Option<String> {
@@ -678,25 +741,41 @@ fn poller_gets_in_while_the_fence_is_ahead_of_the_clock() {
     });
 }
 
-fn lock_is_left_open_at_least_every_100_ms_of_turns() {
+fn plain_releases_come_at_least_every_90_ms_of_turns_and_name_waiting_clients() {
     const TURNS: u64 = 1_000;
     let server = Server::start();
     let mut listener = server.connection();
     let mut listener = listener.as_pubsub();
     listener.subscribe(CHANNEL).unwrap();
     listener.set_read_timeout(Some(PATIENCE)).unwrap();
-    let announced = amid_contenders::<8, _>(&server, |turns| {
-        let (before, mut announced) = (turns.load(Ordering::SeqCst), 0);
-        while turns.load(Ordering::SeqCst) - before < TURNS {
-            let message: Vec<u8> = listener.get_message().unwrap().get_payload().unwrap();
-            announced += u64::from(message.starts_with(b"open "));
+    let (turns, granted) = (AtomicU64::new(0), std::sync::Mutex::new(HashSet::new()));
+    let contenders = mutexes::<8>(&server).map(|mutex| {
+        let (turns, granted) = (&turns, &granted);
+        move || {
+            let guard = lock(&mutex);
+            let id = guard.holder_id().as_str().to_owned();
+            granted.lock().unwrap().insert(id);
+            turns.fetch_add(1, Ordering::SeqCst);
+            thread::sleep(ms(1));
+            assert_released(guard.unlock());
         }
-        announced
     });
-    // A turn lasts at least 1 ms, so 100 turns include a moment. Each turn that includes one or
-    // more ends with the lock left open, and with one announcement. Half of these are required.
-    println!("{announced} announcements in {TURNS} turns");
-    assert!(announced >= TURNS / 200, "{announced} in {TURNS} turns");
+    let named = while_others_repeat(contenders, || {
+        eventually(PATIENCE, || turns.load(Ordering::SeqCst) >= 100);
+        let (before, mut named) = (turns.load(Ordering::SeqCst), Vec::new());
+        while turns.load(Ordering::SeqCst) - before < TURNS {
+            let message: String = listener.get_message().unwrap().get_payload().unwrap();
+            named.extend(message.strip_prefix("next ").map(str::to_owned));
+        }
+        named
+    });
+    // A turn lasts at least 1 ms, so 90 turns include a line between plain releases. Each turn that
+    // includes one or more ends with a plain release. Half of these are required.
+    println!("{} plain releases in {TURNS} turns", named.len());
+    assert!(named.len() as u64 >= TURNS / 180, "{}", named.len());
+    // Each client that was named was waiting, and has had its turn.
+    let granted = granted.into_inner().unwrap();
+    assert!(named.iter().all(|id| granted.contains(id)), "{named:?}");
 }
 
 /// The release script of a mutex.
@@ -712,7 +791,7 @@ pub(crate) const RELEASE: &str = source!(
     "cohort_release"
 );
 
-fn release_by_script(id: &str, may_leave_open: bool) -> redis::Cmd {
+fn release_by_script(id: &str, may_be_plain: bool) -> redis::Cmd {
     let mut release = redis::cmd("EVAL");
     release.arg(RELEASE).arg(4).arg("lock:a");
     release
@@ -720,31 +799,26 @@ fn release_by_script(id: &str, may_leave_open: bool) -> redis::Cmd {
         .arg(QUEUE)
         .arg(PLACES);
     release.arg(id).arg(CHANNEL);
-    if may_leave_open {
+    if may_be_plain {
         release.arg(1);
     }
     release
 }
 
-fn release_with_nothing_to_release_grants_a_lock_that_was_left_open() {
-    let server = Server::start();
+/// Makes `holder` the holder of the lock since a minute ago: a release is due to be a plain one.
+fn hold_since_a_minute_ago(server: &Server) {
+    server.run("FLUSHALL", &[]);
+    server.run("SET", &["lock:a", "holder"]);
     let mut connection = server.connection();
-    push_place(&server, "first", "+1", "a ");
-    let release = release_by_script("nobody", false);
-    assert_eq!(release.query::<i64>(&mut connection).unwrap(), 0);
-    assert_eq!(server.get("lock:a"), Some(b"first".to_vec()));
-    assert_eq!(queue_length(&server), 0);
-    // A lock that is held stays as it is.
-    push_place(&server, "second", "+1", "a ");
-    let release = release_by_script("nobody", false);
-    let holder = release.query::<String>(&mut connection).unwrap();
-    assert_eq!((holder.as_str(), queue_length(&server)), ("first", 1));
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
+    let token = ((seconds - 60) * 1_000_000).to_string();
+    server.run("SET", &["leasehold:fence:{lock:a}", &token]);
 }
 
-fn release_leaves_the_lock_open_only_if_it_may_and_no_fair_lock_waits() {
+fn release_is_plain_only_if_it_may_be_and_no_fair_lock_waits() {
     let server = Server::start();
     let mut connection = server.connection();
-    for (wants, may_leave_open, reply) in [
+    for (wants, may_be_plain, reply) in [
         // Two plain locks wait.
         (["+1", "+33"], true, 2),
         // A fair lock waits behind a plain one.
@@ -752,16 +826,11 @@ fn release_leaves_the_lock_open_only_if_it_may_and_no_fair_lock_waits() {
         // The holder was not granted the lock by a release.
         (["+1", "+33"], false, 1),
     ] {
-        server.run("FLUSHALL", &[]);
-        server.run("SET", &["lock:a", "holder"]);
-        // Granted a minute ago.
-        let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
-        let token = ((seconds - 60) * 1_000_000).to_string();
-        server.run("SET", &["leasehold:fence:{lock:a}", &token]);
+        hold_since_a_minute_ago(&server);
         for (n, want) in wants.iter().enumerate() {
             push_place(&server, &format!("waiter {n}"), want, "a ");
         }
-        let release = release_by_script("holder", may_leave_open);
+        let release = release_by_script("holder", may_be_plain);
         let replied: i64 = release.query(&mut connection).unwrap();
         assert_eq!(replied, reply, "{wants:?}");
         let (holder, places) = match reply {
@@ -773,6 +842,55 @@ fn release_leaves_the_lock_open_only_if_it_may_and_no_fair_lock_waits() {
             (holder, places)
         );
     }
+}
+
+fn plain_release_names_the_first_place_that_a_message_reaches() {
+    let server = Server::start();
+    let mut listener = server.connection();
+    let mut listener = listener.as_pubsub();
+    listener.subscribe(CHANNEL).unwrap();
+    listener.set_read_timeout(Some(PATIENCE)).unwrap();
+    for (places, named) in [
+        (["l inbox", "l inbox"], "waiter 0"),
+        (["n inbox", "l inbox"], "waiter 0"),
+        // Passed over, and without an inbox.
+        (["p inbox", "l inbox"], "waiter 1"),
+        (["r ", "l inbox"], "waiter 1"),
+        // No message reaches either of them.
+        (["r ", "p inbox"], "waiter 0"),
+    ] {
+        hold_since_a_minute_ago(&server);
+        for (n, mark_and_inbox) in places.iter().enumerate() {
+            push_place(&server, &format!("waiter {n}"), "+1", mark_and_inbox);
+        }
+        let release = release_by_script("holder", true);
+        let replied: i64 = release.query(&mut server.connection()).unwrap();
+        assert_eq!(replied, 2, "{places:?}");
+        let message: String = listener.get_message().unwrap().get_payload().unwrap();
+        assert_eq!(message, format!("next {named}"), "{places:?}");
+    }
+}
+
+/// Nobody would learn of the release before the next refresh of a place.
+fn user_without_the_permission_for_publish_makes_no_plain_release() {
+    let server = Server::start();
+    server.run(
+        "ACL",
+        &[
+            "SETUSER", "silent", "on", "nopass", "~*", "&*", "+@all", "-publish",
+        ],
+    );
+    hold_since_a_minute_ago(&server);
+    push_place(&server, "waiter", "+1", "a ");
+    let mut connection = server.connection();
+    let _: () = redis::cmd("AUTH")
+        .arg("silent")
+        .arg("")
+        .query(&mut connection)
+        .unwrap();
+    let release = release_by_script("holder", true);
+    assert_eq!(release.query::<i64>(&mut connection).unwrap(), 1);
+    assert_eq!(server.get("lock:a"), Some(b"waiter".to_vec()));
 }
 
 /// A release of a plain lock cannot grant to a reader: it frees the lock, and the reader must ask.
@@ -816,19 +934,19 @@ fn try_lock_gets_a_free_lock_although_a_killed_client_has_a_place() {
     assert_eq!(queue_length(&server), 1);
 }
 
-/// Returns the moments of a period of `lasts` ms, in ms since its start. The first release after a
-/// moment must leave the lock open.
-fn moments(server: &Server, lasts: u64) -> Vec<u64> {
+/// Returns when the grid of plain releases has a line in a period of `lasts` ms, in ms since its
+/// start. The first release after a line is a plain one.
+fn lines(server: &Server, lasts: u64) -> Vec<u64> {
     let source = include_str!("../../src/protocol/pass_on.lua");
-    let from = source.find("local function last_moment").unwrap();
+    let from = source.find("local function line_before").unwrap();
     let length = source[from..].find("\nend\n").unwrap() + 5;
     let script = format!(
         "{}
         local changes, before = {{}}, nil
         for ms = 1800000000000, 1800000000000 + ARGV[1] do
-          local moment = last_moment(ms)
-          if before and moment ~= before then changes[#changes + 1] = ms - 1800000000000 end
-          before = moment
+          local line = line_before(ms)
+          if before and line ~= before then changes[#changes + 1] = ms - 1800000000000 end
+          before = line
         end
         return changes",
         &source[from..from + length]
@@ -838,12 +956,12 @@ fn moments(server: &Server, lasts: u64) -> Vec<u64> {
     eval.query(&mut server.connection()).unwrap()
 }
 
-fn moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart() {
+fn lines_between_plain_releases_are_at_most_90_ms_apart() {
     let server = Server::start();
-    let moments = moments(&server, 100_000);
-    let gaps: Vec<u64> = moments.windows(2).map(|two| two[1] - two[0]).collect();
+    let lines = lines(&server, 100_000);
+    let gaps: Vec<u64> = lines.windows(2).map(|two| two[1] - two[0]).collect();
     assert!(gaps.len() > 1_000);
-    assert!(gaps.iter().all(|gap| (81..=99).contains(gap)), "{gaps:?}");
+    assert!(gaps.iter().all(|gap| *gap <= 90), "{gaps:?}");
 }
 
 /// Computes the waits of programs that ask at exactly regular times, every 95 to 108 ms: a program
@@ -851,15 +969,15 @@ fn moments_at_which_the_lock_is_left_open_are_at_most_100_ms_apart() {
 fn poller_with_any_period_around_100_ms_gets_in() {
     const LASTS: f64 = 300_000.0;
     let server = Server::start();
-    let moments = moments(&server, LASTS as u64);
-    // The first release after a moment leaves the lock open. It comes at the end of a section of
-    // 1.3 ms.
-    let opens = moments.iter().enumerate();
-    let opens = opens.map(|(n, at)| *at as f64 + 1.3 * (n as f64 * 0.618).fract());
-    let opens: Vec<f64> = opens.collect();
-    let is_open = |at: f64| {
-        let begun = opens.partition_point(|open| *open <= at);
-        begun > 0 && at < opens[begun - 1] + 2.0
+    let lines = lines(&server, LASTS as u64);
+    // The first release after a line is a plain one. It comes at the end of a section of 1.3 ms,
+    // and leaves the lock free for 2 ms.
+    let frees = lines.iter().enumerate();
+    let frees = frees.map(|(n, at)| *at as f64 + 1.3 * (n as f64 * 0.618).fract());
+    let frees: Vec<f64> = frees.collect();
+    let is_free = |at: f64| {
+        let begun = frees.partition_point(|free| *free <= at);
+        begun > 0 && at < frees[begun - 1] + 2.0
     };
     let p99 = |waits: &mut Vec<f64>| {
         waits.sort_unstable_by(f64::total_cmp);
@@ -871,7 +989,7 @@ fn poller_with_any_period_around_100_ms_gets_in() {
         let wait = |n: u32| {
             let began = f64::from(n) * 517.3;
             let mut asked = began;
-            while !is_open(asked) && asked < LASTS {
+            while !is_free(asked) && asked < LASTS {
                 asked += period;
             }
             asked - began
@@ -880,7 +998,8 @@ fn poller_with_any_period_around_100_ms_gets_in() {
         assert!(p99(&mut waits) <= 60_000.0, "every {period} ms: {waits:?}");
         all.extend(waits);
     }
-    assert!(p99(&mut all) <= 30_000.0);
+    let p99 = p99(&mut all);
+    assert!(p99 <= 30_000.0, "{p99} ms");
 }
 
 fn silent_foreign_release_costs_at_most_one_refresh() {

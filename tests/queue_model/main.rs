@@ -14,8 +14,8 @@
 //!   grants does not count the client as a listener.
 //! * First attempts: in some searches, a client without a place first tries to acquire the lock,
 //!   and takes it if it is free, even if others are queued.
-//! * Open releases leave the lock free although clients are queued. The next command of the same
-//!   client grants it.
+//! * Plain releases leave the lock free although clients are queued, and announce that. The client
+//!   of such a release then enters without a first attempt.
 //! * Fencing tokens: in some searches, a grant reserves a block of them for the threads of a
 //!   client, which hand the lock to each other.
 //! * Readers are granted the lock by the scripts of their own kind only. In this model each reader
@@ -32,7 +32,8 @@
 //!   grant counts as a hold only after its client has received it.
 //!
 //! Not in the model: several locks, the expiry of the queue's keys, a server that loses data, and
-//! the times at which releases are open: here, any release can be. Change the protocol here before
+//! the times at which releases are plain: here, any release can be. Nor is the order
+//! in which clients refresh after a plain one. Change the protocol here before
 //! changing the scripts.
 //!
 //! Some searches take minutes and gigabytes of memory. They cover only the first states, unless

@@ -1,4 +1,4 @@
-//! Promise: clients of the queue share the lock with first attempts, open releases, clients
+//! Promise: clients of the queue share the lock with first attempts, plain releases, clients
 //! without the permissions that queues need, and commands that run twice.
 
 use models::assert_found;
@@ -33,14 +33,14 @@ fn first_attempts_exclude_each_other_although_something_is_lost() {
 }
 
 #[test]
-fn a_lock_that_was_left_open_has_one_holder() {
+fn a_lock_has_one_holder_after_a_plain_release() {
     let rules = Rules {
         has_tokens: true,
         calls: 0,
         ..TRYING
     };
     let state = State {
-        opens: 1,
+        plain_releases: 1,
         plain_holds: 1,
         ..start(&rules)
     };
@@ -65,7 +65,7 @@ fn clients_with_and_without_a_queue_have_rising_tokens() {
     };
     let mut state = started_with(Kind::Broadcast, &rules);
     state.clients[2].arriving = 1;
-    state.opens = 1;
+    state.plain_releases = 1;
     assert_eq!(holds(&rules, state), Ok(()));
 }
 
@@ -99,7 +99,7 @@ fn an_id_that_holds_must_not_be_queued_by_the_second_run_of_its_enter() {
 fn a_client_with_a_place_must_not_try_to_acquire() {
     let rules = PROMPT.with(Flaw::PlacedClientTries);
     let state = State {
-        opens: 1,
+        plain_releases: 1,
         ..start(&rules)
     };
     assert_found(holds(&rules, state), Broken::TwoTurns);
@@ -116,7 +116,23 @@ const WITH_A_READER: Rules = Rules {
 fn a_client_whose_release_could_not_pass_the_lock_on_goes_behind_the_reader() {
     let state = started_with(Kind::Reader, &WITH_A_READER);
     assert_eq!(longest_stall(&WITH_A_READER, state), 0);
-    let rules = WITH_A_READER.with(Flaw::TriesBeforeReaders);
+    let rules = WITH_A_READER.with(Flaw::TriesBeforeOthers);
+    assert_found(holds(&rules, state), Broken::TwoTurns);
+}
+
+#[test]
+fn a_client_goes_behind_the_queue_after_a_plain_release() {
+    let rules = Rules {
+        clients: 2,
+        entries: 2,
+        ..PROMPT_TRYING
+    };
+    let state = State {
+        plain_releases: 1,
+        ..start(&rules)
+    };
+    assert_eq!(holds(&rules, state), Ok(()));
+    let rules = rules.with(Flaw::TriesBeforeOthers);
     assert_found(holds(&rules, state), Broken::TwoTurns);
 }
 
@@ -137,60 +153,64 @@ fn mutexes_and_a_reader_exclude_each_other_although_something_is_lost() {
 }
 
 #[test]
-fn first_attempts_and_open_releases_cost_nothing() {
-    for opens in [0, 1] {
+fn first_attempts_and_plain_releases_cost_nothing() {
+    for plain_releases in [0, 1] {
         let state = State {
-            opens,
+            plain_releases,
             ..start(&PROMPT_TRYING)
         };
-        assert_eq!(longest_stall(&PROMPT_TRYING, state), 0, "{opens} opens");
+        assert_eq!(
+            longest_stall(&PROMPT_TRYING, state),
+            0,
+            "{plain_releases} plain releases"
+        );
     }
 }
 
 #[test]
 fn a_client_without_a_queue_beside_a_queue_costs_nothing() {
     let mut state = started_with(Kind::Broadcast, &PROMPT_TRYING);
-    state.opens = 1;
+    state.plain_releases = 1;
     assert_eq!(longest_stall(&PROMPT_TRYING, state), 0);
 }
 
 #[test]
-fn something_lost_beside_an_open_release_costs_a_refresh() {
+fn something_lost_beside_a_plain_release_costs_a_refresh() {
     let rules = Rules {
         clients: 2,
         ..PROMPT_TRYING
     };
     for kind in [Kind::Lock, Kind::Broadcast] {
         let mut state = started_with(kind, &rules);
-        (state.losses, state.opens) = (1, 1);
+        (state.losses, state.plain_releases) = (1, 1);
         assert_eq!(longest_stall(&rules, state), 1, "{kind:?}");
     }
 }
 
 #[test]
-fn a_killed_waiter_beside_an_open_release_costs_nothing() {
+fn a_killed_waiter_beside_a_plain_release_costs_nothing() {
     let state = State {
         kills: 1,
-        opens: 1,
+        plain_releases: 1,
         ..start(&PROMPT_TRYING)
     };
     assert_eq!(longest_stall(&PROMPT_TRYING, state), 0);
 }
 
 #[test]
-fn a_plain_lock_beside_an_open_release_costs_a_refresh() {
+fn a_program_without_a_queue_beside_a_plain_release_costs_a_refresh() {
     let state = State {
         plain_holds: 1,
-        opens: 1,
+        plain_releases: 1,
         ..start(&PROMPT_TRYING)
     };
     assert_eq!(longest_stall(&PROMPT_TRYING, state), 1);
 }
 
 #[test]
-fn a_lock_that_was_left_open_has_one_holder_although_a_subscription_is_lost_in_a_long_search() {
+fn a_lock_has_one_holder_after_a_plain_release_and_a_lost_subscription_in_a_long_search() {
     let state = State {
-        opens: 1,
+        plain_releases: 1,
         disconnections: 1,
         ..start(&TRYING)
     };
@@ -207,7 +227,7 @@ fn clients_with_and_without_a_queue_have_rising_tokens_although_something_is_los
         ..PROMPT_TRYING
     };
     let mut state = started_with(Kind::Broadcast, &rules);
-    (state.losses, state.opens) = (1, 1);
+    (state.losses, state.plain_releases) = (1, 1);
     state.clients[1].arriving = 1;
     assert_eq!(long_holds(&rules, state), Ok(()));
 }

@@ -65,7 +65,7 @@ fn tokens_rise_from_first_attempts_to_grants() {
     };
     let mut state = start(&rules);
     state.clients[0].arriving = 1;
-    state.opens = 1;
+    state.plain_releases = 1;
     assert_eq!(holds(&rules, state), Ok(()));
 }
 
@@ -118,7 +118,7 @@ fn tokens_rise_from_turn_to_turn_although_something_is_lost_in_a_long_search() {
         ..PROMPT_TOKENS
     };
     let state = State {
-        opens: 1,
+        plain_releases: 1,
         losses: 1,
         ..with_threads(&rules)
     };

@@ -89,25 +89,6 @@ fn releases_of_one_lock_share_a_command() {
 }
 
 #[test]
-fn planned_release_is_sent_at_its_time_even_if_another_was_just_sent() {
-    let mut releases = Releases::default();
-    let later = Release {
-        began: Some(at(3)),
-        ..release("a", at(0))
-    };
-    releases.push(later, at(0));
-    releases.push(release("a", at(1)), at(1));
-    let batch = releases.take_due(at(1), false).remove(0);
-    assert_eq!(batch.releases.len(), 1);
-    assert!(releases.settle(&batch, no_reply()).is_empty());
-    assert_eq!(releases.next(), Some(at(3)));
-    let batch = releases.take_due(at(3), false).remove(0);
-    assert_eq!(batch.releases.len(), 1);
-    releases.settle(&batch, undone(&[], None));
-    assert_eq!(releases.next(), Some(at(51)), "the other is repeated");
-}
-
-#[test]
 fn release_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
     let mut releases = Releases::default();
     for _ in 0..3 {

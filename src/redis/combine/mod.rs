@@ -209,7 +209,7 @@ where
 {
     let undos = unread.clone().filter_map(|combined| {
         let (keys, id) = combined.undoable.as_ref()?;
-        Some(keys.release(id.as_str().as_bytes(), AtRelease::Plain))
+        Some(keys.release(id.as_str().as_bytes(), AtRelease::Usual))
     });
     pooled.keep().undo_behind(undos);
     deliver_all(sent, unread.map(|combined| (combined, Err(error.clone()))));

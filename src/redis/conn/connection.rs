@@ -376,7 +376,7 @@ mod tests {
         let mut received = vec![0; 1 << 20];
         server.read_exact(&mut received).unwrap();
         let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
-        connection.undo_behind([keys.release(b"id", AtRelease::Plain)]);
+        connection.undo_behind([keys.release(b"id", AtRelease::Usual)]);
 
         server.read_to_end(&mut received).unwrap();
         assert!(received.iter().all(|byte| *byte == b'x'));

@@ -8,7 +8,7 @@ use crate::clock::Instant;
 use crate::error_reply::{library_text, words};
 use crate::lease::status::FIRST_RENEWAL_AFTER;
 use crate::logging;
-use crate::protocol::place::{read_grant, read_refresh};
+use crate::protocol::place::{read_grant, read_next, read_refresh};
 use crate::queue::local_queue::Announcer;
 use crate::redis::Connection;
 use crate::runtime::endpoint::Endpoint;
@@ -113,8 +113,10 @@ impl<'a> PubSub<'a> {
             needed: self.runtime.deployment.size().needed,
         };
         let waiters = &self.runtime.waiters;
-        let still_held = match payload.strip_prefix(b"open ") {
-            Some(id) => waiters.left_open(&name, id, announcer, Instant::now()),
+        let still_held = match read_next(payload) {
+            Some(first) => {
+                waiters.announced_plain(&name, payload, &first, announcer, Instant::now())
+            }
             None => waiters.announced(&name, payload, announcer),
         };
         if let Some(hold) = still_held.and_then(|hold| hold.upgrade()) {

@@ -151,7 +151,7 @@ fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
     );
 }
 
-/// The releases of a mutex while others wait: it is left open, or a reader is next.
+/// The releases of a mutex while others wait: a plain one, and one before a reader.
 pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, _] = IDS;
     let keys = &["lock:c", "fence:c", "queue:c", "places:c"];
@@ -168,10 +168,10 @@ pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
         "cohort_release, another's",
         raw.script(release, keys, &[IDS[2], "c"]),
     );
-    // Now the holder seems to have been granted the lock long ago, so a release may leave it open.
+    // Now the holder seems to have been granted the lock long ago, so a release may be a plain one.
     raw.send(&["SET", "fence:c", "1700000000000000"]);
     note(
-        "cohort_release, left open",
+        "cohort_release, a plain release",
         raw.script(release, keys, &[mine, "c", "1"]),
     );
     raw.script(acquire, &keys[..2], &[mine, TTL]);

@@ -73,7 +73,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         let client = self.state.clients[owner(id)];
         let tries = self.rules.tries_first
             && client.kind != Kind::Reader
-            && (!client.goes_behind || self.rules.has(Flaw::TriesBeforeReaders));
+            && (!client.goes_behind || self.rules.has(Flaw::TriesBeforeOthers));
         match tries || client.kind == Kind::Broadcast {
             true => self.send(Command::Acquire, id, Phase::Trying { id, age: 0 }),
             false => self.send(Command::Enter, id, Phase::Entering { id, age: 0 }),
@@ -124,7 +124,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 self.leave(id, tokens);
             }
             Phase::Leaving { id } => {
-                let releases = [Command::Release, Command::ReleaseOpen];
+                let releases = [Command::Release, Command::ReleasePlain];
                 if releases.iter().all(|release| self.is_lost(*release, id)) {
                     self.send(Command::Release, id, Phase::Leaving { id });
                 }
@@ -185,8 +185,8 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             });
         }
         self.send(Command::Release, id, Phase::Leaving { id });
-        if self.state.opens > 0 && client.kind == Kind::Lock {
-            self.send(Command::ReleaseOpen, id, Phase::Leaving { id });
+        if self.state.plain_releases > 0 && client.kind == Kind::Lock {
+            self.send(Command::ReleasePlain, id, Phase::Leaving { id });
         }
     }
 

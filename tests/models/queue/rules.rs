@@ -60,8 +60,8 @@ pub enum Flaw {
     NewPlaceIsPassedOver,
     /// A client tries to acquire the lock for a thread while it has a place for another.
     PlacedClientTries,
-    /// A client whose release could not pass the lock on tries to acquire it.
-    TriesBeforeReaders,
+    /// A client whose release did not pass the lock on tries to acquire it.
+    TriesBeforeOthers,
     /// A grant repeats the last token that was drawn.
     GrantDrawsNoToken,
     /// The fence records only the first token of a block that was drawn.

@@ -32,9 +32,9 @@ impl State {
                 }
                 self.on_their_way[id].renewed = Some(is_ours);
             }
-            Command::Release | Command::ReleaseOpen | Command::ReleaseBehind => {
-                let is_open = command == Command::ReleaseOpen;
-                self.run_release(id, is_open, rules);
+            Command::Release | Command::ReleasePlain | Command::ReleaseBehind => {
+                let may_be_plain = command == Command::ReleasePlain;
+                self.run_release(id, may_be_plain, rules);
             }
         }
     }
@@ -149,7 +149,7 @@ impl State {
         self.on_their_way[id].refreshed = Some(found);
     }
 
-    fn run_release(&mut self, id: Id, is_open: bool, rules: &Rules) {
+    fn run_release(&mut self, id: Id, may_be_plain: bool, rules: &Rules) {
         let was_ours = self.holder == Some(id);
         let is_broadcast = self.clients[owner(id)].kind == Kind::Broadcast;
         let was_queued = !is_broadcast && self.remove_place(id);
@@ -159,9 +159,10 @@ impl State {
         if was_ours {
             self.holder = None;
         }
-        let is_left_open = is_open && was_ours && self.opens > 0 && self.queue[0].is_some();
-        self.opens -= u8::from(is_left_open);
-        if !is_left_open && !is_broadcast {
+        let is_plain =
+            may_be_plain && was_ours && self.plain_releases > 0 && self.queue[0].is_some();
+        self.plain_releases -= u8::from(is_plain);
+        if !is_plain && !is_broadcast {
             let granted = self.grant(id, None, rules);
             if granted.is_some() && was_ours {
                 self.check_turns(id, rules);
@@ -170,13 +171,13 @@ impl State {
         if was_ours && self.holder.is_none() {
             self.announce(rules);
         }
-        let is_stuck = was_ours && !is_left_open && !is_broadcast && self.holder.is_none();
+        let is_stuck = was_ours && !is_plain && !is_broadcast && self.holder.is_none();
         let is_not_passed_on = rules.tries_first && is_stuck && self.is_reader_next(rules);
-        if is_not_passed_on && rules.is_prompt {
+        if (is_not_passed_on || is_plain) && rules.is_prompt {
             self.freed_by = Some(owner(id));
         }
         self.on_their_way[id].released = Some(match was_ours || was_queued {
-            _ if is_left_open => Released::LeftOpen,
+            _ if is_plain => Released::Plain,
             _ if is_not_passed_on => Released::NotPassedOn,
             true => Released::Done,
             false => Released::NotOurs,

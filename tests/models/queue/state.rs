@@ -40,11 +40,11 @@ pub struct State {
     pub plain_holds: u8,
     /// How often somebody may delete the key of a holder.
     pub deletions: u8,
-    /// How many releases may leave the lock free although clients are queued.
-    pub opens: u8,
+    /// How many releases may be plain: they leave the lock free although clients are queued.
+    pub plain_releases: u8,
     pub has_lost: bool,
     pub was_deleted: bool,
-    /// The client whose release could not pass the lock on, while it is free since then.
+    /// The client whose release did not pass the lock on, while it is free since then.
     pub freed_by: Option<usize>,
     /// For how many ticks the lock has been free while a client waited.
     pub stall: u8,
@@ -92,7 +92,7 @@ pub struct Client {
     pub phase: Phase,
     pub listens: Listens,
     pub kind: Kind,
-    /// Its last release could not pass the lock on: it enters without a first attempt.
+    /// Its last release did not pass the lock on: it enters without a first attempt.
     pub goes_behind: bool,
     /// How many other threads of the client may still want the lock, and how many wait for it.
     pub arriving: u8,
@@ -160,7 +160,7 @@ impl State {
             disconnections: 0,
             plain_holds: 0,
             deletions: 0,
-            opens: 0,
+            plain_releases: 0,
             has_lost: false,
             was_deleted: false,
             freed_by: None,

@@ -12,8 +12,8 @@ pub enum Command {
     Refresh,
     Renew,
     Release,
-    /// A release that may leave the lock free although clients are queued.
-    ReleaseOpen,
+    /// A release that may be a plain one: it leaves the lock free although clients are queued.
+    ReleasePlain,
     /// The undo of an acquire or an enter, sent behind it on the same connection.
     ReleaseBehind,
 }
@@ -25,7 +25,7 @@ impl Command {
         Self::Refresh,
         Self::Renew,
         Self::Release,
-        Self::ReleaseOpen,
+        Self::ReleasePlain,
         Self::ReleaseBehind,
     ];
 
@@ -91,7 +91,8 @@ pub enum Refreshed {
 pub enum Released {
     /// The id held the lock or had a place; it has neither now.
     Done,
-    LeftOpen,
+    /// The id held the lock, which is free now although clients are queued.
+    Plain,
     /// The lock is free although clients are queued: a reader is next, and the scripts of a mutex
     /// cannot grant to it.
     NotPassedOn,
@@ -122,7 +123,7 @@ impl OnItsWay {
             Command::Acquire | Command::Enter => self.entered.is_some(),
             Command::Refresh => self.refreshed.is_some(),
             Command::Renew => self.renewed.is_some(),
-            Command::Release | Command::ReleaseOpen | Command::ReleaseBehind => {
+            Command::Release | Command::ReleasePlain | Command::ReleaseBehind => {
                 self.released.is_some()
             }
         }
@@ -133,7 +134,7 @@ impl OnItsWay {
             Command::Acquire | Command::Enter => self.entered = None,
             Command::Refresh => self.refreshed = None,
             Command::Renew => self.renewed = None,
-            Command::Release | Command::ReleaseOpen | Command::ReleaseBehind => {
+            Command::Release | Command::ReleasePlain | Command::ReleaseBehind => {
                 self.released = None;
             }
         }

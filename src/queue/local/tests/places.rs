@@ -151,24 +151,61 @@ fn the_first_waiter_is_woken_when_another_stops_sharing_a_place() {
 }
 
 #[test]
-fn waiter_without_a_place_is_woken_when_the_lock_is_left_open() {
+fn waiter_without_a_place_is_woken_by_a_plain_release() {
     let (waiters, name) = (Waiters::default(), Name::from("a"));
     let all = waiters.join(&name, None, true);
-    let is_open = || waiters.left_open(&name, b"foreign", ALONE, NOW).is_none();
-    assert!(is_open() && is_woken(&all));
+    let first = HolderId::fresh("o");
+    let is_free = || {
+        let message = format!("next {}", first.as_str());
+        let held = waiters.announced_plain(&name, message.as_bytes(), &first, ALONE, NOW);
+        held.is_none()
+    };
+    assert!(is_free() && is_woken(&all));
     // The same while another call of this client has a place.
     let keys = FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"));
     let (shared_places, parker) = (&waiters.shared_places, Parker::new());
     let place = shared_places.join(Admission::Exclusive, &keys, PACE, parker);
     place.begin_entering(&HolderId::fresh("o"));
-    assert!(is_open() && is_woken(&all));
+    assert!(is_free() && is_woken(&all));
     waiters.announced(&name, b"foreign", ALONE);
     assert!(is_woken(&all));
     waiters.wake_to_retry(&name, Wake::Reconnect);
     assert!(is_woken(&all));
     all.share_place();
-    is_open();
+    is_free();
     waiters.announced(&name, b"foreign", ALONE);
     waiters.wake_to_retry(&name, Wake::Reconnect);
     assert!(!is_woken(&all), "the call with the place asks");
+}
+
+/// The reply to a command that ran before the release does not postpone the refresh.
+#[test]
+fn the_first_place_is_refreshed_2_ms_after_a_plain_release_and_the_others_20_to_40() {
+    for (is_first, earliest, latest) in [(true, 2, 2), (false, 20, 40)] {
+        let (waiters, name) = (Waiters::default(), Name::from("a"));
+        let keys = FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"));
+        let own = HolderId::fresh("o");
+        let place = (waiters.own_places).join(Admission::Exclusive, &keys, PACE, Parker::new());
+        place.begin_entering(&own);
+        let first = if is_first { own } else { HolderId::fresh("o") };
+        waiters.announced_plain(&name, b"", &first, ALONE, NOW);
+        let reply = WaitingReply {
+            sent: NOW,
+            arrived: NOW,
+            is_listening: true,
+        };
+        place.note_entered(reply, None);
+        let Position::Placed(due) = place.position(NOW, false) else {
+            panic!("the place waits");
+        };
+        let pause = NOW.until(due);
+        assert!(
+            (earliest..=latest).contains(&pause.as_millis()),
+            "{pause:?}"
+        );
+        assert!(matches!(place.position(due, false), Position::Refresh(..)));
+        let later = due.after(Duration::from_millis(1));
+        place.note_refreshed(&[first], &[], reply);
+        assert!(matches!(place.position(later, false), Position::Placed(at) if at > later));
+    }
 }
