@@ -341,6 +341,29 @@ mod tests {
         assert_eq!(ticket.position(at(14), false), Position::Contend);
     }
 
+    /// The reply to a call that ran before the release does not postpone that.
+    #[test]
+    fn a_set_asks_soon_after_a_plain_release() {
+        let (sets, keys) = (SetQueue::default(), keys());
+        let ticket = sets.join(&keys, PACE);
+        let (id, _, _) = ticket.begin_call(at(10), || HolderId::fresh("o"));
+        sets.ask_in_turn(&"b".into(), &id, at(13), at(40));
+        let part = PartOfSet {
+            waits_for: 1,
+            kept: 0,
+        };
+        ticket.note_queued(part, sent_at(10), None);
+        let placed_until = |until| Position::Placed(at(until));
+        assert_eq!(ticket.position(at(12), false), placed_until(13));
+        ask(&ticket, 13, 1, 0);
+        assert_eq!(ticket.position(at(14), false), placed_until(913));
+        let other = HolderId::fresh("o");
+        sets.ask_in_turn(&"a".into(), &other, at(15), at(40));
+        assert_eq!(ticket.position(at(14), false), placed_until(913));
+        sets.ask_in_turn(&"b".into(), &other, at(15), at(40));
+        assert_eq!(ticket.position(at(14), false), placed_until(40));
+    }
+
     #[test]
     fn a_set_keeps_names_for_5_s() {
         let (sets, keys) = (SetQueue::default(), keys());
