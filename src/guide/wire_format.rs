@@ -53,12 +53,13 @@
 //! - The value must be unique for each attempt.
 //! - Not every release publishes: one that grants the lock to a client in the queue frees nothing.
 //! - While a plain lock passes from client to client, each of which waits with one thread, at least
-//!   one release in 90 ms is a plain one, which deletes the key, publishes, and leaves the lock free
-//!   for 2 ms, so that a program that asks every 100 ms gets it within 30 s in 99 of 100 cases.
+//!   one release in 90 ms is a plain one, which deletes the key, publishes, and leaves the lock
+//!   free for 2 ms, so that a program that asks every 100 ms gets it within 30 s in 99 of 100
+//!   cases.
 //! - A run of [local hand-offs](crate::Mutex::local_handoffs) has no such release, and lasts at most
-//!   1 s and one critical section. No release is a plain one if it is that of a set, a fair lock or
-//!   a writer, or while a fair lock or a read-write lock is among the first 100 places of the queue:
-//!   then the wait has no bound.
+//!   1 s and one critical section. No release is a plain one if it is that of a set, a fair lock
+//!   or a writer, or while a fair lock or a read-write lock is among the first 100 places of the
+//!   queue: then the wait has no bound.
 //! - Without the `PUBLISH`, or if a program or a person deletes the key, clients in the queue
 //!   notice that the lock is free at their next refresh, within 0.9 s. Until then, a program that
 //!   asks again at once gets it again.

@@ -3,8 +3,8 @@
 -- the queue, and grants a free lock to the first waiter that a grant reaches.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
 -- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] given if this may be a plain release
--- Released, or removed from the queue: 1. Released and left free although clients wait: 2 by a plain
--- release, or 3 because a reader is next, to whom this script cannot grant.
+-- Released, or removed from the queue: 1. Released and left free although clients wait: 2 by a
+-- plain release, or 3 because a reader is next, to whom this script cannot grant.
 -- Otherwise 0 if the lock was free, or the other holder's value.
 local holder = redis.call('GET', KEYS[1])
 local seen = holder

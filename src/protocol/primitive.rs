@@ -117,8 +117,8 @@ pub(crate) enum AtRelease {
     Usual,
     /// The reply includes the number of subscribers that received the wake-up.
     CountListeners,
-    /// May delete the key although clients wait in the queue, so that other programs can acquire the
-    /// lock.
+    /// May delete the key although clients wait in the queue, so that other programs can acquire
+    /// the lock.
     MayBePlain,
 }
 
