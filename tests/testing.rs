@@ -213,11 +213,7 @@ fn foreign_holder_keeps_the_lock_until_it_is_dropped() {
         assert!(token > holder.fencing_token().unwrap());
     });
     let totals = client.stats().totals;
-    assert_eq!(
-        (totals.wakes_ttl, totals.wakes_backstop),
-        (0, 0),
-        "no message came"
-    );
+    assert!(totals.wakes > totals.spurious_wakes, "no message came");
 }
 
 #[test]
@@ -350,7 +346,8 @@ fn lost_lock_goes_to_a_waiter() {
         server.lose(NAME);
         waiter.join().unwrap();
     });
-    assert_eq!(client.stats().totals.wakes_backstop, 0, "no message came");
+    let totals = client.stats().totals;
+    assert!(totals.wakes > totals.spurious_wakes, "no message came");
     // The reason varies: the waiter may have the lock when the holder's client asks Redis.
     assert!(guard.lost().recv_timeout(LONG).is_ok());
 }
@@ -466,7 +463,8 @@ fn advance_makes_waiting_calls_try_again() {
         assert_eq!(acquires.recv_timeout(LONG), Ok(true));
     });
     assert!(holder.lost().recv_timeout(LONG).is_ok());
-    assert_eq!(client.stats().totals.wakes_backstop, 0);
+    let totals = client.stats().totals;
+    assert!(totals.wakes > totals.spurious_wakes);
 }
 
 #[test]
@@ -586,10 +584,13 @@ fn lost_message_wakes_nobody() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| client.mutex(NAME).lock().map(drop));
         until_waiting(&client);
+        // The subscription wakes the waiter, too.
+        eventually(LONG, || client.stats().totals.wakes > 0);
         drop(foreign);
         waiter.join().unwrap().unwrap();
     });
-    assert_eq!(client.stats().totals.wakes_message, 0);
+    let totals = client.stats().totals;
+    assert_eq!(totals.wakes, totals.spurious_wakes);
 }
 
 #[test]

@@ -66,7 +66,7 @@
 //! | `leasehold_released_too_late_total` | counter | [`released_too_late`](crate::Totals::released_too_late) |
 //! | `leasehold_lost_total` | counter | locks lost; `reason`: `expired`, `taken`, `deleted`, `max_hold`, `shut_down` |
 //! | `leasehold_renewals_total` | counter | renewals; `outcome`: `ok`, `failed` |
-//! | `leasehold_wakes_total` | counter | [`wakes`](crate::Totals::wakes); `source`: `message`, `local`, `hand_off`, `ttl`, `backstop`, `reconnect` |
+//! | `leasehold_wakes_total` | counter | [`wakes`](crate::Totals::wakes) |
 //! | `leasehold_spurious_wakes_total` | counter | [`spurious_wakes`](crate::Totals::spurious_wakes) |
 //! | `leasehold_wait_seconds` | histogram | [`wait`](crate::Stats::wait); each value is at most a sixteenth plus 1 µs too high |
 //! | `leasehold_hold_seconds` | histogram | [`hold`](crate::Stats::hold), with the same precision |

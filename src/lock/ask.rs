@@ -12,7 +12,6 @@ use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::Queueing;
 use crate::redis::Fault;
-use crate::stats::Wake;
 
 /// The outcome of [`WaitingCall::try_once`] after which the call keeps waiting.
 pub(crate) enum Tried {
@@ -59,7 +58,7 @@ impl WaitingCall<'_> {
                 let has_moved = self.move_to_queue_of(by.name);
                 self.note_refusal(sent, &by);
                 let remaining = by.remaining;
-                self.count_spurious_wake();
+                self.count_wake(true);
                 if !has_entered {
                     self.refusals = self.refusals.saturating_add(1);
                 }
@@ -86,14 +85,14 @@ impl WaitingCall<'_> {
                 if (has_entered || self.set_place.is_some())
                     && self.leave_queue_if_forbidden(&error) =>
             {
-                Ok(Tried::NotRefused(TimedOut(None)))
+                Ok(Tried::NotRefused(TimedOut))
             }
             Err(fault) => {
                 let pause = self.pause_after(fault)?;
                 self.park(pause);
                 // A timeout even if the pause ended with a wake-up: the name may be free in Redis,
                 // so the call must try again even if this client has a lease of it.
-                Ok(Tried::NotRefused(TimedOut(None)))
+                Ok(Tried::NotRefused(TimedOut))
             }
         }
     }
@@ -101,20 +100,14 @@ impl WaitingCall<'_> {
     /// Refreshes all places of this client for the name. If no reply can arrive before the deadline
     /// and the call needs none, leaves the refresh to another call, and sleeps until the deadline
     /// at most.
-    pub(crate) fn refresh(
-        &mut self,
-        now: Instant,
-        ids: &[HolderId],
-        why: Wake,
-    ) -> Result<SleepEnd, Over> {
+    pub(crate) fn refresh(&mut self, now: Instant, ids: &[HolderId]) -> Result<SleepEnd, Over> {
         let Some(place) = &self.place else {
-            return Ok(TimedOut(None));
+            return Ok(TimedOut);
         };
         if self.is_too_late(now) {
-            place.ticket.pass_refresh_on(why);
+            place.ticket.pass_refresh_on();
             return Ok(self.park_until(self.attempt.deadline));
         }
-        self.was_woken = self.attempt.runtime.meters.woke(why);
         let tokens = self.attempt.tokens(self.about_to_try(now));
         match place.refresh(ids, tokens) {
             Ok((found, by, sent)) => {
@@ -124,9 +117,7 @@ impl WaitingCall<'_> {
                 place.ticket.note_refreshed(ids, &found, reply);
                 self.note_reply(sent, arrived);
                 let waits = |place: &Refreshed| matches!(place, Refreshed::Waiting(_));
-                if found.iter().all(waits) {
-                    self.count_spurious_wake();
-                }
+                self.count_wake(found.iter().all(waits));
                 self.ensure_subscribed()?;
             }
             Err(Fault::Rejected(error)) if self.leave_queue_if_forbidden(&error) => {}
@@ -135,12 +126,11 @@ impl WaitingCall<'_> {
                 // If this call gives up, another one with a later deadline may refresh at once.
                 let until = Instant::now().after(*pause.as_ref().unwrap_or(&Duration::ZERO));
                 if let Some(place) = &self.place {
-                    // `Turn`, which is not counted: this wake-up was counted above.
-                    place.ticket.note_not_refreshed(Wake::Turn, until);
+                    place.ticket.note_not_refreshed(until);
                 }
                 pause?;
             }
         }
-        Ok(TimedOut(None))
+        Ok(TimedOut)
     }
 }

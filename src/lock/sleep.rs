@@ -6,7 +6,6 @@ use crate::clock::{Instant, nap};
 use crate::lock::replies::Over;
 use crate::lock::waiting_call::WaitingCall;
 use crate::queue::next_attempt::next_attempt;
-use crate::stats::Wake;
 use crate::wait_policy::{Backoff, WaitPolicy, jittered};
 
 /// The longest sleep of a subscribed waiter without a place in a queue: it bounds the delay by a
@@ -21,25 +20,20 @@ const UNSUBSCRIBED_BACKOFF: Backoff =
 pub(crate) enum SleepEnd {
     /// A wake-up ended it: the position has changed.
     Woken,
-    /// Nothing woke the call, which now tries Redis even if this client holds the name. Contains
-    /// the reason to count, if there is one.
-    TimedOut(Option<Wake>),
+    /// Nothing woke the call, which now tries Redis even if this client holds the name.
+    TimedOut,
 }
 
 impl WaitingCall<'_> {
-    /// Counts the wake-up or the timeout that ended a sleep.
-    pub(crate) fn count_wake(&mut self, end: SleepEnd) {
-        let wake = match end {
-            SleepEnd::Woken => self.queue().take_wake(),
-            SleepEnd::TimedOut(wake) => wake,
-        };
-        self.was_woken = wake.is_some_and(|wake| self.attempt.runtime.meters.woke(wake));
-    }
-
-    /// Counts the last wake-up as spurious: another holder has the name.
-    pub(crate) fn count_spurious_wake(&mut self) {
-        if std::mem::take(&mut self.was_woken) {
-            self.attempt.runtime.meters.counters.spurious_wakes.up();
+    /// Counts the call's wake-up, if there was one, as its outcome is known: `is_spurious` if
+    /// another holder has the name.
+    pub(crate) fn count_wake(&self, is_spurious: bool) {
+        if self.was_woken.take() {
+            let counters = &self.attempt.runtime.meters.counters;
+            counters.wakes.up();
+            if is_spurious {
+                counters.spurious_wakes.up();
+            }
         }
     }
 
@@ -50,29 +44,22 @@ impl WaitingCall<'_> {
         remaining: Option<Duration>,
         latest: Instant,
     ) -> SleepEnd {
-        let (until, timeout_wake) = self.next_attempt(is_subscribed, remaining, Instant::now());
+        let until = self.next_attempt(is_subscribed, remaining, Instant::now());
         let end = self.park_until(latest.min(until));
         self.attempt.silence.restart();
-        match end {
-            SleepEnd::Woken => SleepEnd::Woken,
-            // The deadline is near.
-            SleepEnd::TimedOut(_) if latest < until => SleepEnd::TimedOut(None),
-            SleepEnd::TimedOut(_) => SleepEnd::TimedOut(Some(timeout_wake)),
-        }
+        end
     }
 
-    /// Returns when to try again if nothing wakes the call, and the reason to record then.
+    /// Returns when to try again if nothing wakes the call.
     fn next_attempt(
         &self,
         is_subscribed: bool,
         remaining: Option<Duration>,
         now: Instant,
-    ) -> (Instant, Wake) {
+    ) -> Instant {
         let refusals = self.refusals.saturating_sub(1);
         let pause = match &self.attempt.settings.wait {
-            WaitPolicy::Backoff(backoff) => {
-                return (now.after(backoff.pause(refusals)), Wake::Backstop);
-            }
+            WaitPolicy::Backoff(backoff) => return now.after(backoff.pause(refusals)),
             WaitPolicy::Wake if is_subscribed => jittered(BACKSTOP),
             WaitPolicy::Wake => UNSUBSCRIBED_BACKOFF.pause(refusals),
         };
@@ -120,8 +107,11 @@ impl WaitingCall<'_> {
             None => parker.park_timeout(pause),
         };
         match is_woken {
-            true => SleepEnd::Woken,
-            false => SleepEnd::TimedOut(None),
+            true => {
+                self.was_woken.set(true);
+                SleepEnd::Woken
+            }
+            false => SleepEnd::TimedOut,
         }
     }
 }

@@ -17,7 +17,6 @@ use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::place::TokenBlock;
 use crate::queue::position::Grant;
-use crate::stats::Wake;
 
 impl WaitingCall<'_> {
     /// Takes a grant; returns `None` if it has lapsed. If it may have lapsed, asks Redis.
@@ -26,9 +25,6 @@ impl WaitingCall<'_> {
             return Ok(None);
         };
         let runtime = self.attempt.runtime;
-        if grant.by_message {
-            runtime.meters.woke(Wake::Message);
-        }
         let lease = match place.lease(&grant, Instant::now()) {
             Some(lease) => Ok(Some(lease)),
             None => self.confirm(place, &grant.id),
@@ -80,7 +76,6 @@ impl WaitingCall<'_> {
             runtime.reschedule(&hold);
         }
         self.has_waited = true;
-        runtime.meters.woke(Wake::HandOff);
         self.attempt.log_granted(&hold);
         Some(hold)
     }

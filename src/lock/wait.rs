@@ -52,7 +52,6 @@ use crate::lock::replies::Over;
 use crate::lock::sleep::SleepEnd::{self, TimedOut, Woken};
 use crate::lock::waiting_call::WaitingCall;
 use crate::queue::position::Position;
-use crate::stats::Wake;
 use crate::wait_policy::WaitPolicy;
 
 /// How long the first waiter lets other clients go first after a run of hand-offs.
@@ -64,6 +63,14 @@ const FLEET_YIELD: Duration = Duration::from_millis(1);
 impl WaitingCall<'_> {
     /// Waits for the lock; returns `None` at the deadline or when the attempts are used up.
     pub(crate) fn run(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
+        let outcome = self.run_to_outcome();
+        if matches!(outcome, Ok(Some(_))) {
+            self.count_wake(false);
+        }
+        outcome
+    }
+
+    fn run_to_outcome(&mut self) -> Result<Option<Arc<HeldLease>>, Error> {
         let Err(Over(outcome)) = self.run_until_over();
         if matches!(outcome, Ok(Some(_))) || self.attempt.is_ended() {
             return outcome;
@@ -87,13 +94,12 @@ impl WaitingCall<'_> {
         loop {
             self.attempt.check_not_ended()?;
             let end = self.act_on_position(now, must_try)?;
-            must_try = matches!(end, TimedOut(_));
+            must_try = matches!(end, TimedOut);
             now = Instant::now();
             let is_at_deadline = now >= self.attempt.deadline;
             if self.is_used_up() || is_at_deadline && self.is_taken() {
                 return Err(Over(Ok(None)));
             }
-            self.count_wake(end);
         }
     }
 
@@ -104,7 +110,7 @@ impl WaitingCall<'_> {
             Position::HeldLocally => {
                 self.log_waiting_once(None);
                 self.ensure_subscribed()?;
-                self.count_spurious_wake();
+                self.count_wake(true);
                 // The holder wakes this call. Under `Wake`, the timeout is for a wake-up that was
                 // missed. Under `Backoff`, it is the pause of the policy.
                 self.sleep_after_refusal(true, None, Instant::NEVER)
@@ -122,10 +128,10 @@ impl WaitingCall<'_> {
                 self.sleep_by_shared_place(now, until)?
             }
             Position::Placed(until) => self.sleep_while_others_ask(now, until)?,
-            Position::Refresh(ids, why) => self.refresh(now, &ids, why)?,
+            Position::Refresh(ids) => self.refresh(now, &ids)?,
             Position::Granted(grant) => match self.take_grant(grant)? {
                 Some(hold) => return Err(Over(Ok(Some(hold)))),
-                None => TimedOut(None),
+                None => TimedOut,
             },
             Position::Contend => self.contend(now)?,
         })
@@ -143,8 +149,8 @@ impl WaitingCall<'_> {
         if !self.has_refreshed_early && self.needs_own_reply() {
             self.has_refreshed_early = true;
             let shared_places = &self.attempt.runtime.waiters.shared_places;
-            shared_places.refresh_now(self.name(), Wake::Turn);
-            return Ok(TimedOut(None));
+            shared_places.refresh_now(self.name());
+            return Ok(TimedOut);
         }
         self.sleep_while_others_ask(now, until)
     }
@@ -181,7 +187,7 @@ impl WaitingCall<'_> {
             return Err(Over(Ok(None)));
         }
         Ok(match self.try_once(now)? {
-            Tried::Refused { .. } => TimedOut(None),
+            Tried::Refused { .. } => TimedOut,
             Tried::NotRefused(end) => end,
         })
     }
@@ -219,7 +225,7 @@ impl WaitingCall<'_> {
         };
         if self.set_place.is_some() || is_placed.unwrap_or_else(enters) {
             // The place says how long to sleep. A call that has none yet enters the queue.
-            return Ok(TimedOut(None));
+            return Ok(TimedOut);
         }
         if has_moved && self.attempt.settings.wait == WaitPolicy::Wake {
             // A release before this call joined the queue has not woken it: try at once.

@@ -1,5 +1,6 @@
 //! A call that waits: the queues in which it waits, and its subscription.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use crate::clock::Instant;
@@ -49,8 +50,8 @@ pub(crate) struct WaitingCall<'a> {
     pub(crate) has_refreshed_early: bool,
     /// The call has waited for another holder; this was logged, or need not be.
     pub(crate) has_waited: bool,
-    /// A counted wake-up led to the current attempt; a refusal makes it a spurious one.
-    pub(crate) was_woken: bool,
+    /// The call was woken, and it is not known yet whether it gets the lock now.
+    pub(crate) was_woken: Cell<bool>,
 }
 
 impl<'a> WaitingCall<'a> {
@@ -70,7 +71,7 @@ impl<'a> WaitingCall<'a> {
             last_reply_took: Duration::ZERO,
             has_refreshed_early: false,
             has_waited: false,
-            was_woken: false,
+            was_woken: Cell::new(false),
         };
         let has_local_queue = call.set_place.is_none() && attempt.keys.has_local_queue();
         if has_local_queue {

@@ -15,7 +15,6 @@ use crate::queue::local_queue::{Announcer, FleetYield, LocalQueue};
 use crate::queue::places::Places;
 use crate::queue::sets::SetQueue;
 use crate::random;
-use crate::stats::Wake;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 
@@ -190,9 +189,9 @@ impl Waiters {
     ) -> Option<Weak<HeldLease>> {
         // The release of a fair lock is announced only if no call was granted it, so the lock is
         // free.
-        self.own_places.refresh_now(name, Wake::Message);
-        self.sets.ask_now(name, Wake::Message);
-        let has_place = self.shared_places.refresh_now(name, Wake::Message);
+        self.own_places.refresh_now(name);
+        self.sets.ask_now(name);
+        let has_place = self.shared_places.refresh_now(name);
         self.note_message(name, payload, announcer, has_place)
     }
 
@@ -262,21 +261,21 @@ impl Waiters {
     }
 
     /// Wakes the waiters that ask Redis for the name: this client may have missed messages.
-    pub(crate) fn wake_to_retry(&self, name: &Name, why: Wake) {
-        self.own_places.refresh_now(name, why);
-        self.sets.ask_now(name, why);
-        let has_place = self.shared_places.refresh_now(name, why);
+    pub(crate) fn wake_to_retry(&self, name: &Name) {
+        self.own_places.refresh_now(name);
+        self.sets.ask_now(name);
+        let has_place = self.shared_places.refresh_now(name);
         if let Some(queue) = self.names.lock().get_mut(name)
             && !(has_place && queue.contender_shares_place())
         {
-            queue.wake_contender(why);
+            queue.wake_contender();
         }
     }
 
     /// Wakes the waiters of the name that send commands to Redis.
     pub(crate) fn wake_active(&self, name: &Name) {
         if let Some(queue) = self.names.lock().get_mut(name) {
-            queue.wake_active(Wake::Turn);
+            queue.wake_active();
         }
     }
 
@@ -310,7 +309,7 @@ impl Waiters {
         let placed = self.own_places.wake_all() + self.sets.wake_all();
         let mut names = self.names.lock();
         let waiters = names.values_mut().flat_map(|queue| &mut queue.waiters);
-        let queued = waiters.map(|waiter| waiter.wake(Wake::Turn)).count();
+        let queued = waiters.map(|waiter| waiter.wake()).count();
         drop(names);
         // Last, and not counted: their calls wait in the local queues, too. A call that is woken
         // may leave its queue before it is counted.

@@ -36,7 +36,6 @@ use crate::queue::answers::Answers;
 use crate::queue::held_leases::HeldLeases;
 use crate::queue::parker::Parker;
 use crate::queue::position::Position;
-use crate::stats::Wake;
 use crate::token::FencingToken;
 
 #[derive(Debug, Default)]
@@ -93,8 +92,6 @@ pub(super) struct Waiter {
     pub(super) parker: Option<Parker>,
     /// Woken before `parker` was created.
     pub(super) woken_early: bool,
-    /// Why it was woken, until the waiter reads it.
-    pub(super) why: Option<Wake>,
     /// Try Redis even if this client holds the name.
     must_try: bool,
     /// The waiter uses `WaitPolicy::Wake`.
@@ -115,11 +112,7 @@ pub(crate) struct HandedOff {
 }
 
 impl Waiter {
-    pub(super) fn wake(&mut self, why: Wake) {
-        // A later, more specific reason replaces `Turn`.
-        if self.why.is_none_or(|before| before == Wake::Turn) {
-            self.why = Some(why);
-        }
+    pub(super) fn wake(&mut self) {
         match &self.parker {
             // Called under the lock that the waiter takes next. On two processors, a wake-up
             // outside of it makes a hand-off through Redis a tenth slower: the waiter starts on the
@@ -225,7 +218,7 @@ impl LocalQueue {
             waiter.shares_place = false;
         }
         // One of them may sleep because another call had the place.
-        self.wake_active(Wake::Turn);
+        self.wake_active();
     }
 
     /// Returns whether any waiter shares a place in Redis.
@@ -255,16 +248,16 @@ impl LocalQueue {
         [0, contender, first_sharing, contender_sharing]
     }
 
-    fn wake(&mut self, n: usize, must_try: bool, why: Wake) {
+    fn wake(&mut self, n: usize, must_try: bool) {
         if let Some(waiter) = self.waiters.get_mut(n) {
             waiter.must_try |= must_try;
-            waiter.wake(why);
+            waiter.wake();
         }
     }
 
-    pub(super) fn wake_active(&mut self, why: Wake) {
+    pub(super) fn wake_active(&mut self) {
         for n in self.active() {
-            self.wake(n, false, why);
+            self.wake(n, false);
         }
     }
 
@@ -310,7 +303,7 @@ impl LocalQueue {
         let left_without = !self.held.is_full();
         for n in self.active() {
             if !before.contains(&id_at(self, n)) {
-                self.wake(n, left_without, Wake::Turn);
+                self.wake(n, left_without);
             }
         }
         left.handed
@@ -407,7 +400,7 @@ impl LocalQueue {
         if is_shared && !evicted.is_empty() {
             // The end of the evicted writer wakes nobody. Calls that waited for it without a place
             // can have one now.
-            self.wake_active(Wake::Turn);
+            self.wake_active();
         }
         evicted
     }
@@ -416,7 +409,7 @@ impl LocalQueue {
     pub(super) fn share(&mut self, id: &HolderId) {
         self.held.share(id);
         // Calls that waited for its end without a place can have one now.
-        self.wake_active(Wake::Turn);
+        self.wake_active();
     }
 
     /// Records that a lease has ended, and wakes waiters to try Redis.
@@ -431,7 +424,7 @@ impl LocalQueue {
             // For the waiters here, the name counts as held by another call until now.
             self.answers_mut().refused(now, now, Some(Duration::ZERO));
         }
-        self.wake_active(Wake::Local);
+        self.wake_active();
     }
 
     /// Handles a release message about a lease that this client does not hold.
@@ -442,15 +435,15 @@ impl LocalQueue {
         } else if released.is_some_and(|id| id.as_str().as_bytes() == payload) {
             // Its waiters were woken when this client recorded the end.
             if std::mem::take(&mut self.fleet_yield) == FleetYield::Begun {
-                self.wake_active(Wake::Turn);
+                self.wake_active();
             }
         } else if self.completes_announcement(payload, announcer) {
-            self.wake_contender(Wake::Message);
+            self.wake_contender();
         }
     }
 
     /// Wakes the contender to try Redis.
-    pub(super) fn wake_contender(&mut self, why: Wake) {
-        self.wake(self.contender(), true, why);
+    pub(super) fn wake_contender(&mut self) {
+        self.wake(self.contender(), true);
     }
 }

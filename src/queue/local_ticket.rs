@@ -13,7 +13,6 @@ use crate::queue::local::Waiters;
 use crate::queue::local_queue::{HandedOff, LocalQueue};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
-use crate::stats::Wake;
 use crate::token::FencingToken;
 
 /// A waiter's entry in the local queue of a name; dropping it leaves the queue.
@@ -122,16 +121,12 @@ impl Queue for QueueTicket<'_> {
                     let woken_early = std::mem::take(&mut waiter.woken_early);
                     waiter.parker = Some(parker.clone());
                     if woken_early {
-                        waiter.wake(Wake::Turn);
+                        waiter.wake();
                     }
                 }
             });
             parker
         })
-    }
-
-    fn take_wake(&self) -> Option<Wake> {
-        self.with_queue(|queue| queue.waiter(self.id)?.why.take())
     }
 
     fn about_to_try(&self, now: Instant) -> bool {

@@ -47,7 +47,6 @@ use crate::queue::answers::Answers;
 use crate::queue::next_attempt::next_attempt;
 use crate::queue::parker::Parker;
 use crate::queue::position::{Grant, Position};
-use crate::stats::Wake;
 use crate::wait_policy::Backoff;
 
 /// The least time from a command to the refresh that the expiry of the lock makes due.
@@ -69,7 +68,7 @@ pub(super) struct NamePlaces {
     /// No refresh before this instant: the last one got no reply.
     pub(super) no_refresh_before: Instant,
     /// A refresh is due at once: the lock may be free, or a grant message may have been missed.
-    refresh_now: Option<Wake>,
+    refresh_now: bool,
     pub(super) answers: Answers,
 }
 
@@ -86,9 +85,8 @@ pub(super) struct PlaceWaiter {
     ///
     /// `None` until the first reply.
     pub(super) seen_waiting: Option<Instant>,
-    /// When the next refresh is due, and why.
+    /// When the next refresh is due.
     due: Instant,
-    due_for: Wake,
     /// When a refresh is due because of a plain release. The reply to an earlier command does not
     /// change this.
     refresh_by: Instant,
@@ -97,8 +95,6 @@ pub(super) struct PlaceWaiter {
     /// call that takes the place over keeps it.
     refresh_every: Duration,
     pub(super) granted: Option<TokenBlock>,
-    /// The grant came by message, not by a refresh.
-    by_message: bool,
     pub(super) refusals: u32,
     /// False once no reply to a refresh could arrive before the call's deadline.
     refreshes: bool,
@@ -125,17 +121,17 @@ pub(crate) struct WaitingReply {
 }
 
 impl RefreshPace {
-    /// Returns when to refresh a place after a reply, and why. The lock is held for `remaining`
-    /// longer; `None` if its key does not expire.
+    /// Returns when to refresh a place after a reply. The lock is held for `remaining` longer;
+    /// `None` if its key does not expire.
     pub(super) fn next(
         self,
         reply: WaitingReply,
         remaining: Option<Duration>,
         refusals: u32,
-    ) -> (Instant, Wake) {
+    ) -> Instant {
         if let Some(backoff) = self.backoff {
             let pause = backoff.pause(refusals.saturating_sub(1));
-            return (reply.sent.after(self.every.min(pause)), Wake::Backstop);
+            return reply.sent.after(self.every.min(pause));
         }
         let pause = match reply.is_listening {
             true => self.every,
@@ -157,7 +153,7 @@ impl PlaceWaiter {
             every: self.refresh_every,
             ..self.pace
         };
-        (self.due, self.due_for) = pace.next(reply, remaining, self.refusals);
+        self.due = pace.next(reply, remaining, self.refusals);
     }
 
     /// Returns the grant to the call, if it has one and a reply has confirmed its place.
@@ -167,7 +163,6 @@ impl PlaceWaiter {
             tokens: self.granted?,
             seen_waiting: self.seen_waiting?,
             refresh_every: self.refresh_every,
-            by_message: self.by_message,
         })
     }
 
@@ -188,12 +183,10 @@ impl PlaceWaiter {
             parker,
             seen_waiting: None,
             due: Instant::NEVER,
-            due_for: Wake::Backstop,
             refresh_by: Instant::NEVER,
             pace,
             refresh_every: pace.every,
             granted: None,
-            by_message: false,
             refusals: 0,
             refreshes: true,
             sleeps_until: Instant::START,
@@ -215,9 +208,8 @@ impl PlaceWaiter {
         self.wait_under(from.id.take());
         self.seen_waiting = from.seen_waiting.take();
         self.granted = from.granted.take();
-        self.by_message = from.by_message;
         self.refresh_every = from.refresh_every;
-        (self.due, self.due_for) = (from.due, from.due_for);
+        self.due = from.due;
         self.refresh_by = from.refresh_by;
     }
 
@@ -229,12 +221,11 @@ impl PlaceWaiter {
     }
 
     /// Records a grant; returns false if it is not the first.
-    pub(super) fn note_grant(&mut self, tokens: TokenBlock, by_message: bool) -> bool {
+    pub(super) fn note_grant(&mut self, tokens: TokenBlock) -> bool {
         if self.granted.is_some() {
             return false;
         }
         self.granted = Some(tokens);
-        self.by_message = by_message;
         true
     }
 }
@@ -250,7 +241,7 @@ impl NamePlaces {
             left: None,
             refreshing: None,
             no_refresh_before: Instant::START,
-            refresh_now: None,
+            refresh_now: false,
             answers: Answers::default(),
         }
     }
@@ -303,7 +294,7 @@ impl NamePlaces {
         if waiter.pace.backoff.is_none() && from.pace.backoff.is_some() && waiter.waits() {
             // The place may have no inbox: a new refresh gives it one. One that is already in
             // flight may not.
-            self.refresh_now.get_or_insert(Wake::Backstop);
+            self.refresh_now = true;
         }
     }
 
@@ -380,7 +371,7 @@ impl NamePlaces {
 
     fn next_position(&mut self, serial: u64, now: Instant) -> Position {
         let no_refresh_before = self.no_refresh_before;
-        let is_due_at_once = self.refresh_now.is_some();
+        let is_due_at_once = self.refresh_now;
         let waiter = self.waiter(serial);
         if let Some(grant) = waiter.grant() {
             return Position::Granted(grant);
@@ -402,35 +393,28 @@ impl NamePlaces {
             return Position::Placed(now.after(MAX_REFRESH_WAIT.min(every)));
         }
         self.refreshing = Some(serial);
-        let due_for = match self.calls_share_a_place {
-            true => self.waiter(serial).due_for,
-            false => Wake::Backstop,
-        };
-        let why = self.refresh_now.take().unwrap_or(due_for);
+        self.refresh_now = false;
         let waiting = self.waiters.iter_mut().filter(|waiter| waiter.waits());
         let ids = waiting.filter_map(|waiter| {
             waiter.refresh_by = Instant::NEVER;
             waiter.id.clone()
         });
-        Position::Refresh(ids.collect(), why)
+        Position::Refresh(ids.collect())
     }
 
     /// Makes a refresh due at once.
-    pub(super) fn refresh_now(&mut self, why: Wake) {
+    pub(super) fn refresh_now(&mut self) {
         if self.calls_share_a_place && !self.has_place() {
             // There is no place to refresh. The calls try the lock before one of them enters.
             return;
         }
-        // A later, more specific reason replaces `Turn`.
-        if self.refresh_now.is_none_or(|before| before == Wake::Turn) {
-            self.refresh_now = Some(why);
-        }
+        self.refresh_now = true;
         self.wake_one_to_refresh();
     }
 
     /// Wakes one waiter to run a refresh that is due.
     fn wake_one_to_refresh(&self) {
-        if self.refresh_now.is_some()
+        if self.refresh_now
             && self.refreshing.is_none()
             && let mut waiters = self.waiters.iter()
             && let Some(first) = waiters.find(|waiter| waiter.waits() && waiter.refreshes)
@@ -457,7 +441,7 @@ impl NamePlaces {
             match waiter.id.as_ref().and_then(|id| answers.get(id)) {
                 Some(Refreshed::Waiting(remaining)) => waiter.refused(reply, *remaining),
                 Some(Refreshed::Granted(token)) => {
-                    waiter.note_grant(TokenBlock::one(*token), false);
+                    waiter.note_grant(TokenBlock::one(*token));
                     waiter.parker.unpark();
                 }
                 Some(Refreshed::Gone) => {
@@ -477,16 +461,16 @@ impl NamePlaces {
 
     /// Passes a refresh that is due on to another waiter: no reply to this call could arrive before
     /// its deadline.
-    pub(super) fn pass_refresh_on(&mut self, serial: u64, why: Wake) {
+    pub(super) fn pass_refresh_on(&mut self, serial: u64) {
         self.waiter(serial).refreshes = false;
-        self.note_not_refreshed(why, Instant::START);
+        self.note_not_refreshed(Instant::START);
         self.wake_one_to_refresh();
     }
 
     /// Records that a refresh failed; none is due again before `no_refresh_before`.
-    pub(super) fn note_not_refreshed(&mut self, why: Wake, no_refresh_before: Instant) {
+    pub(super) fn note_not_refreshed(&mut self, no_refresh_before: Instant) {
         self.refreshing = None;
         self.no_refresh_before = no_refresh_before;
-        self.refresh_now.get_or_insert(why);
+        self.refresh_now = true;
     }
 }

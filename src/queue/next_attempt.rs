@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::stats::Wake;
 
-/// Returns when to try again, and why: at `regular`, or when the lock's key expires if that is
-/// earlier.
+/// Returns when to try again: at `regular`, or when the lock's key expires if that is earlier.
 ///
 /// At `arrived`, a reply said that the key lasts for `remaining` longer; `None` if it does not
 /// expire. The expiry makes no attempt due before `earliest`.
@@ -15,17 +13,13 @@ pub(crate) fn next_attempt(
     arrived: Instant,
     remaining: Option<Duration>,
     earliest: Instant,
-) -> (Instant, Wake) {
+) -> Instant {
     // No message announces the expiry of a key. Redis rounds the remaining time down to whole ms.
     let expiry = remaining.map_or(Instant::NEVER, |remaining| {
         let rounded_up = remaining.saturating_add(Duration::from_millis(1));
         arrived.after(rounded_up)
     });
-    let expiry = expiry.max(earliest);
-    match expiry < regular {
-        true => (expiry, Wake::Ttl),
-        false => (regular, Wake::Backstop),
-    }
+    expiry.max(earliest).min(regular)
 }
 
 #[cfg(test)]
@@ -35,15 +29,10 @@ mod tests {
     #[test]
     fn the_expiry_of_the_key_is_awaited_if_it_is_earlier() {
         let at = |ms| Instant::START.after(Duration::from_millis(ms));
-        let next = |remaining: Option<u64>, earliest| {
-            let remaining = remaining.map(Duration::from_millis);
-            next_attempt(at(100), at(20), remaining, at(earliest))
-        };
-        assert_eq!(next(None, 0), (at(100), Wake::Backstop));
-        assert_eq!(next(Some(50), 0), (at(71), Wake::Ttl));
-        assert_eq!(next(Some(79), 0), (at(100), Wake::Backstop));
-        assert_eq!(next(Some(u64::MAX), 0), (at(100), Wake::Backstop));
-        assert_eq!(next(Some(0), 30), (at(30), Wake::Ttl));
-        assert_eq!(next(Some(0), 100), (at(100), Wake::Backstop));
+        let next = |remaining, earliest| next_attempt(at(100), at(20), remaining, at(earliest));
+        assert_eq!(next(None, 0), at(100));
+        assert_eq!(next(Some(Duration::from_millis(50)), 0), at(71));
+        assert_eq!(next(Some(Duration::MAX), 0), at(100));
+        assert_eq!(next(Some(Duration::ZERO), 30), at(30));
     }
 }

@@ -14,7 +14,6 @@ use crate::queue::name_places::{NamePlaces, PlaceWaiter, RefreshPace, WaitingRep
 use crate::queue::parker::Parker;
 use crate::queue::places::{Places, PlacesState};
 use crate::queue::position::{Grant, Position, Queue};
-use crate::stats::Wake;
 
 /// The handle of a waiting call. Dropping it removes the call's waiter from this client's tables. A
 /// place in Redis stays.
@@ -173,13 +172,13 @@ impl PlaceTicket<'_> {
 
     /// Leaves a due refresh to another waiter: no reply to this call could arrive before its
     /// deadline.
-    pub(crate) fn pass_refresh_on(&self, why: Wake) {
-        self.with_places(|places| places.pass_refresh_on(self.serial, why));
+    pub(crate) fn pass_refresh_on(&self) {
+        self.with_places(|places| places.pass_refresh_on(self.serial));
     }
 
     /// Records that a refresh failed; none is due again before `no_refresh_before`.
-    pub(crate) fn note_not_refreshed(&self, why: Wake, no_refresh_before: Instant) {
-        self.with_places(|places| places.note_not_refreshed(why, no_refresh_before));
+    pub(crate) fn note_not_refreshed(&self, no_refresh_before: Instant) {
+        self.with_places(|places| places.note_not_refreshed(no_refresh_before));
     }
 }
 
@@ -198,11 +197,6 @@ impl Queue for PlaceTicket<'_> {
 
     fn parker(&self) -> &Parker {
         &self.parker
-    }
-
-    fn take_wake(&self) -> Option<Wake> {
-        // Wake-ups are counted with their refresh, which one call sends for all waiters.
-        None
     }
 
     fn about_to_try(&self, now: Instant) -> bool {

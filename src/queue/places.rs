@@ -12,7 +12,6 @@ use crate::queue::name_places::NamePlaces;
 use crate::queue::parker::Parker;
 use crate::queue::recent::ContendedNames;
 pub(crate) use crate::queue::recent::SharedPlace;
-use crate::stats::Wake;
 use crate::sync::Mutex;
 
 /// The places of this client's calls in the queues in Redis, as far as known.
@@ -57,7 +56,7 @@ impl Places {
         let (admission, name) = state.owners.get(id)?;
         let places = state.names[*admission as usize].get_mut(name)?;
         let waiter = places.with_id(id)?;
-        let is_first = waiter.note_grant(tokens, true);
+        let is_first = waiter.note_grant(tokens);
         is_first.then(|| waiter.parker.clone())
     }
 
@@ -68,16 +67,16 @@ impl Places {
         if let Some((admission, name)) = state.owners.get(id)
             && let Some(places) = state.names[*admission as usize].get_mut(name)
         {
-            places.refresh_now(Wake::Message);
+            places.refresh_now();
         }
     }
 
     /// Makes a refresh of the places of `name` due at once. Returns whether it has any place.
-    pub(crate) fn refresh_now(&self, name: &Name, why: Wake) -> bool {
+    pub(crate) fn refresh_now(&self, name: &Name) -> bool {
         let mut has_place = false;
         for names in &mut self.state.lock().names {
             if let Some(places) = names.get_mut(name) {
-                places.refresh_now(why);
+                places.refresh_now();
                 has_place |= places.has_place();
             }
         }
@@ -86,11 +85,11 @@ impl Places {
 
     /// Makes a refresh of the places of all names with this channel due at once. All semaphores
     /// have the same channel.
-    pub(crate) fn refresh_channel(&self, channel: &[u8], why: Wake) {
+    pub(crate) fn refresh_channel(&self, channel: &[u8]) {
         let mut state = self.state.lock();
         let names = state.names.iter_mut().flat_map(HashMap::values_mut);
         for places in names.filter(|places| places.keys.key(0).channel == channel) {
-            places.refresh_now(why);
+            places.refresh_now();
         }
     }
 

@@ -7,7 +7,6 @@ use crate::holder_id::HolderId;
 use crate::protocol::place::TokenBlock;
 use crate::queue::answers::Answers;
 use crate::queue::parker::Parker;
-use crate::stats::Wake;
 
 /// A queue, seen by one of the calls that wait in it.
 ///
@@ -22,9 +21,6 @@ pub(crate) trait Queue {
 
     /// The parker on which the call sleeps.
     fn parker(&self) -> &Parker;
-
-    /// Takes the reason for the last wake-up, if the queue knows it.
-    fn take_wake(&self) -> Option<Wake>;
 
     /// Records that the call is about to ask Redis; returns whether other calls of this client wait
     /// in the queue.
@@ -49,8 +45,8 @@ pub(crate) enum Position {
     Contend,
     /// Sleep until then: the call has a place in Redis, and need not refresh it earlier.
     Placed(Instant),
-    /// Refresh these places, for this reason: all those of this client for the name.
-    Refresh(Vec<HolderId>, Wake),
+    /// Refresh these places: all those of this client for the name.
+    Refresh(Vec<HolderId>),
     /// Take the lease that was handed to the call.
     HandedOff,
     /// Take the lock that Redis granted to the place.
@@ -66,6 +62,4 @@ pub(crate) struct Grant {
     pub(crate) seen_waiting: Instant,
     /// How often the place was refreshed: that says how long its grant lasts.
     pub(crate) refresh_every: Duration,
-    /// The client received a message and did not have to ask.
-    pub(crate) by_message: bool,
 }

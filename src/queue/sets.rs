@@ -26,7 +26,6 @@ use crate::queue::answers::Answers;
 use crate::queue::name_places::{RefreshPace, WaitingReply};
 use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
-use crate::stats::Wake;
 use crate::sync::Mutex;
 
 /// How long a set keeps names while it waits for others.
@@ -63,8 +62,8 @@ struct SetWaiter {
     /// When it must ask again because of a plain release. The reply to an earlier call does not
     /// change this.
     ask_by: Instant,
-    /// Why the set must ask at once; `None` if it need not.
-    wake: Option<Wake>,
+    /// The set must ask at once.
+    must_ask: bool,
     answers: Answers,
 }
 
@@ -83,8 +82,8 @@ impl SetWaiter {
         self.keys.names.get(self.has?.waits_for)
     }
 
-    fn wake(&mut self, why: Wake) {
-        self.wake = Some(why);
+    fn wake(&mut self) {
+        self.must_ask = true;
         self.parker.unpark();
     }
 }
@@ -107,7 +106,7 @@ impl SetQueue {
             keeps_since: None,
             due: Instant::NEVER,
             ask_by: Instant::NEVER,
-            wake: None,
+            must_ask: false,
             answers: Answers::default(),
         };
         state.waiters.insert(serial, waiter);
@@ -125,16 +124,16 @@ impl SetQueue {
         let mut state = self.state.lock();
         let mut waiters = state.waiters.values_mut();
         if let Some(waiter) = waiters.find(|waiter| waiter.id.as_ref() == Some(id)) {
-            waiter.wake(Wake::Message);
+            waiter.wake();
         }
     }
 
     /// Wakes the sets that wait for `name`: it may be free.
-    pub(crate) fn ask_now(&self, name: &Name, why: Wake) {
+    pub(crate) fn ask_now(&self, name: &Name) {
         let mut state = self.state.lock();
         let waiters = state.waiters.values_mut();
         for waiter in waiters.filter(|waiter| waiter.name() == Some(name)) {
-            waiter.wake(why);
+            waiter.wake();
         }
     }
 
@@ -182,7 +181,7 @@ impl SetQueue {
     pub(crate) fn wake_all(&self) -> usize {
         let mut state = self.state.lock();
         let waiters = state.waiters.values_mut();
-        waiters.map(|waiter| waiter.wake(Wake::Turn)).count()
+        waiters.map(SetWaiter::wake).count()
     }
 
     /// Removes all holder ids with a place, and returns them: they must leave Redis.
@@ -215,7 +214,7 @@ impl SetTicket<'_> {
         fresh: impl FnOnce() -> HolderId,
     ) -> (HolderId, Option<PartOfSet>, bool) {
         self.with_waiter(|waiter| {
-            waiter.wake = None;
+            waiter.must_ask = false;
             waiter.ask_by = Instant::NEVER;
             let has_kept_enough = (waiter.keeps_since).is_some_and(|at| at.after(KEEPS_FOR) <= now);
             let keeps = waiter.has.is_some() && !has_kept_enough;
@@ -236,7 +235,7 @@ impl SetTicket<'_> {
         remaining: Option<Duration>,
     ) {
         self.refusals.set(self.refusals.get().saturating_add(1));
-        let (next, _) = self.pace.next(reply, remaining, self.refusals.get());
+        let next = self.pace.next(reply, remaining, self.refusals.get());
         self.with_waiter(|waiter| {
             waiter.has = Some(has);
             waiter.keeps_since = match has.kept {
@@ -265,7 +264,7 @@ impl Queue for SetTicket<'_> {
         self.with_waiter(|waiter| {
             let due = waiter.due.min(waiter.ask_by);
             match waiter.has {
-                Some(_) if waiter.wake.is_none() && now < due => Position::Placed(due),
+                Some(_) if !waiter.must_ask && now < due => Position::Placed(due),
                 _ => Position::Contend,
             }
         })
@@ -273,11 +272,6 @@ impl Queue for SetTicket<'_> {
 
     fn parker(&self) -> &Parker {
         &self.parker
-    }
-
-    fn take_wake(&self) -> Option<Wake> {
-        // `begin_call` clears it: until then it makes the position `Contend`.
-        self.with_waiter(|waiter| waiter.wake)
     }
 
     fn about_to_try(&self, now: Instant) -> bool {
@@ -330,14 +324,14 @@ mod tests {
         assert_eq!(sets.names(), ["b"].map(Name::from));
         let placed = Position::Placed(at(910));
         assert_eq!(ticket.position(at(11), false), placed);
-        sets.ask_now(&"a".into(), Wake::Message);
+        sets.ask_now(&"a".into());
         sets.granted(&HolderId::fresh("o"));
         assert_eq!(ticket.position(at(12), false), placed);
         sets.granted(&id);
         assert!(ticket.parker().is_unparked());
         assert_eq!(ticket.position(at(13), false), Position::Contend);
         assert_eq!(ask(&ticket, 13, 0, 0), (id, true));
-        sets.ask_now(&"a".into(), Wake::Message);
+        sets.ask_now(&"a".into());
         assert_eq!(ticket.position(at(14), false), Position::Contend);
     }
 

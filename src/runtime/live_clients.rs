@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::clock::{Instant, sleep};
 use crate::runtime::state::Runtime;
-use crate::stats::Wake;
 use crate::sync::{Mutex, MutexGuard};
 
 /// No thread holds the lock for longer.
@@ -59,7 +58,7 @@ impl Runtime {
         let servers = self.deployment.fixed();
         if servers.iter().any(|server| server.label() == address) {
             for name in self.waiters.waiting() {
-                self.waiters.wake_to_retry(&name, Wake::Turn);
+                self.waiters.wake_to_retry(&name);
             }
         }
     }

@@ -33,7 +33,7 @@ use crate::runtime::sentinel_watch::SentinelWatch;
 use crate::runtime::subscriber::Inbox;
 use crate::runtime::subscriber::subscription::{Part, Subscription};
 use crate::runtime::timer::Timer;
-use crate::stats::{Meters, Wake};
+use crate::stats::Meters;
 use crate::sync::Mutex;
 use crate::thread_group::{CALL, ThreadGroup};
 
@@ -515,7 +515,7 @@ impl Runtime {
         // release.
         for name in self.waiters.waiting() {
             if moved.has(self.keys(name.clone()).key(0)) {
-                self.waiters.wake_to_retry(&name, Wake::Reconnect);
+                self.waiters.wake_to_retry(&name);
             }
         }
         self.endpoints.sweep();

@@ -96,7 +96,6 @@ fn metric(field: &'static str) -> (String, Option<Pair>) {
         ("acquired", "how"),
         ("lost", "reason"),
         ("renewals", "outcome"),
-        ("wakes", "source"),
     ] {
         let value = field.strip_prefix(counted);
         if let Some(value) = value.and_then(|rest| rest.strip_prefix('_')) {
@@ -114,7 +113,7 @@ fn describe() {
     const WITHOUT_WAITING: &str =
         "Calls that found the lock held and did not wait, or used up their attempts";
     const TOO_LATE: &str = "Locks that were already lost when they were released";
-    const SPURIOUS: &str = "Retries of waiters that found the lock still held";
+    const SPURIOUS: &str = "Wake-ups after which another holder had the lock";
     for (counted, text) in [
         ("attempts", "Acquiring commands"),
         ("acquired", "Locks acquired"),
@@ -129,7 +128,7 @@ fn describe() {
         ("released_too_late", TOO_LATE),
         ("lost", "Locks lost"),
         ("renewals", "Renewals"),
-        ("wakes", "Retries of waiters"),
+        ("wakes", "Wake-ups of waiters"),
         ("spurious_wakes", SPURIOUS),
     ] {
         describe_counter!(total(counted), Unit::Count, text);

@@ -7,20 +7,6 @@ use crate::lost::Lost;
 use crate::stats::histogram::Histogram;
 use crate::stats::totals::Counters;
 
-/// The reason why a waiter woke.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wake {
-    Message,
-    Local,
-    HandOff,
-    Ttl,
-    Backstop,
-    Reconnect,
-    /// Any other reason; not counted. For example: the waiter moved up in the queue, its
-    /// subscription was confirmed, its deadline is near, or the client was shut down.
-    Turn,
-}
-
 /// The counters of one client, all of them relaxed atomics: counting never blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Meters {
@@ -83,21 +69,6 @@ impl Meters {
         let nanos = self.lag.load(Ordering::Relaxed).checked_sub(1)?;
         Some(Duration::from_nanos(nanos))
     }
-
-    /// Counts a waiter that woke; returns false for a reason that is not counted.
-    pub(crate) fn woke(&self, wake: Wake) -> bool {
-        let counters = &self.counters;
-        match wake {
-            Wake::Message => counters.wakes_message.up(),
-            Wake::Local => counters.wakes_local.up(),
-            Wake::HandOff => counters.wakes_hand_off.up(),
-            Wake::Ttl => counters.wakes_ttl.up(),
-            Wake::Backstop => counters.wakes_backstop.up(),
-            Wake::Reconnect => counters.wakes_reconnect.up(),
-            Wake::Turn => return false,
-        }
-        true
-    }
 }
 
 #[cfg(test)]
@@ -112,8 +83,6 @@ mod tests {
         meters.acquired(true, Duration::from_millis(3));
         meters.released(true, Duration::from_millis(5));
         meters.lost(Lost::Taken);
-        assert!(meters.woke(Wake::Message));
-        assert!(!meters.woke(Wake::Turn));
         assert_eq!(
             meters.counters.totals(),
             Totals {
@@ -121,7 +90,6 @@ mod tests {
                 acquired_after_waiting: 1,
                 released: 1,
                 lost_taken: 1,
-                wakes_message: 1,
                 ..Totals::default()
             }
         );

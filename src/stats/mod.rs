@@ -10,7 +10,7 @@ use std::fmt;
 use std::time::Duration;
 
 pub(crate) use crate::stats::histogram::{Buckets, Histogram};
-pub(crate) use crate::stats::meters::{Meters, Wake};
+pub(crate) use crate::stats::meters::Meters;
 pub use crate::stats::totals::Totals;
 
 /// The distribution of a duration.

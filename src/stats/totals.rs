@@ -140,26 +140,14 @@ totals! {
     /// Those in the background are retried while the lease lasts. A renewal that finds the lock
     /// gone counts as a loss instead.
     renewals_failed,
-    /// Waiters woken by a message: a release or a grant.
-    wakes_message,
-    /// Waiters woken because this client itself released or lost the lock.
-    wakes_local,
-    /// Waiters that received the lock from a holder of the same client by a
-    /// [local hand-off](crate::Mutex::local_handoffs).
-    wakes_hand_off,
-    /// Waiters that retried when the holder's lease was due to expire.
-    wakes_ttl,
-    /// Waiters that retried without having been woken.
+    /// Waiters that another thread woke, and that then got the lock or found it held.
     ///
-    /// They retried at a refresh of their place in the queue, after 1 s where there is no queue,
-    /// after a pause of their [`Backoff`](crate::Backoff), or after a pause because messages cannot
-    /// be received.
-    wakes_backstop,
-    /// Waiters woken because messages may have been missed.
-    ///
-    /// The subscriber has reconnected, or the lock's slot has moved to another node of a cluster.
-    wakes_reconnect,
-    /// Wakes from any source after which another holder still, or again, had the lock.
+    /// A release, a grant, a [local hand-off](crate::Mutex::local_handoffs) or a reconnection wakes
+    /// a waiter, and so does its move to the front of its client's queue. A waiter that asks again
+    /// on its own is not woken: at a refresh of its place, when the holder's lease is due to
+    /// expire, or after a pause.
+    wakes,
+    /// Wake-ups after which another holder still, or again, had the lock.
     spurious_wakes,
 }
 
@@ -220,33 +208,6 @@ impl Totals {
         ])
     }
 
-    /// Returns how often waiters were woken or retried.
-    ///
-    /// One refresh of several places of a client counts once. These cases are not counted:
-    ///
-    /// - a waiter that only moves up to the head of its client's queue,
-    /// - the retry after a first subscription,
-    /// - the last attempt of a call before its deadline,
-    /// - the retry after a pause because Redis did not reply, or the votes of a quorum were split,
-    /// - the wake-up by a shutdown.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let totals = client.stats().totals;
-    /// println!("{} of {} wake-ups were in vain", totals.spurious_wakes, totals.wakes());
-    /// ```
-    pub fn wakes(&self) -> u64 {
-        sum([
-            self.wakes_message,
-            self.wakes_local,
-            self.wakes_hand_off,
-            self.wakes_ttl,
-            self.wakes_backstop,
-            self.wakes_reconnect,
-        ])
-    }
-
     /// Returns the share of acquired locks for which the call had to wait, from 0 to 1.
     ///
     /// It is 0 if no lock was acquired. A useful threshold for an alert is 0.05.
@@ -293,7 +254,7 @@ impl fmt::Display for Totals {
             self.lost(),
             self.renewals_ok,
             self.renewals_failed,
-            self.wakes(),
+            self.wakes,
             self.spurious_wakes
         )
     }
@@ -327,13 +288,8 @@ mod tests {
         for name in names {
             *totals.field(name.as_bytes()).unwrap() = u64::MAX;
         }
-        let sums = [
-            totals.calls(),
-            totals.acquired(),
-            totals.lost(),
-            totals.wakes(),
-        ];
-        assert_eq!(sums, [u64::MAX; 4]);
+        let sums = [totals.calls(), totals.acquired(), totals.lost()];
+        assert_eq!(sums, [u64::MAX; 3]);
         assert_eq!(totals.contention_rate(), 1.0);
         assert!(!totals.to_string().is_empty());
     }
@@ -343,11 +299,11 @@ mod tests {
         let mut totals = Totals::default();
         let names: Vec<_> = totals.fields().map(|(name, _)| name).collect();
         assert_eq!(names.first(), Some(&"attempts"));
-        assert_eq!(names.len(), 23);
+        assert_eq!(names.len(), 18);
         for (n, name) in (1..).zip(&names) {
             *totals.field(name.as_bytes()).unwrap() = n;
         }
-        assert!((1..=23).eq(totals.fields().map(|(_, n)| n)));
+        assert!((1..=18).eq(totals.fields().map(|(_, n)| n)));
         assert_eq!(totals.field(b"unheard_of"), None);
         let one = Totals {
             refused: 1,

@@ -319,8 +319,8 @@ fn waiter_is_woken_only_by_the_name_that_blocked_it() {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| two.mutex_all(["c", "b", "a"]).try_lock_for(ms(20_000)));
             server.wait_until_waiter_sleeps("lock_release:b");
-            let messages = || two.stats().totals.wakes_message;
-            let before = messages();
+            let wakes = || two.stats().totals.wakes;
+            let before = wakes();
             for name in ["a", "c"] {
                 let other = one
                     .mutex(name)
@@ -340,7 +340,7 @@ fn waiter_is_woken_only_by_the_name_that_blocked_it() {
                 .unwrap()
                 .expect("the waiter is woken");
             assert!(at.elapsed() < ms(10_000), "{:?}", at.elapsed());
-            assert_eq!(messages() - before, 1, "other releases wake nobody");
+            assert_eq!(wakes() - before, 1, "other releases wake nobody");
             // The release of the set wakes a plain waiter for any of its names.
             let plain = client(&server.url());
             let waiting = scope.spawn(move || plain.mutex("c").try_lock_for(ms(20_000)));

@@ -10,13 +10,13 @@ use leasehold::{
     RwLockWriteGuard,
 };
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, fair_mutex, holder, lock_in_turn, queue_length, refresh_count,
-    spawn_in_queue, wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
+    PATIENCE, PLACES, QUEUE, fair_mutex, holder, lock_in_turn, queue_length, spawn_in_queue,
+    wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
     Child, Cluster, ClusterSetup, Counters, Proxy, Sentinels, Server, Setup, assert_gives_up,
-    assert_released, counter_with, eventually, let_pass, ms, parameter, result_of, spawn_call,
-    while_others_repeat,
+    assert_message_wakes, assert_released, counter_with, eventually, let_pass, ms, parameter,
+    result_of, spawn_call, while_others_repeat,
 };
 
 support::roles![write_counter, mixed_counter, reader_and_writer];
@@ -445,15 +445,12 @@ fn assert_reader_is_granted_by_the_release_of(lock: fn(&Server) -> MutexGuard) {
         let reading = spawn_in_queue(scope, &server, QUEUE, || read_in_turn(&lock));
         server.wait_until_waiter_sleeps("lock_release:a");
         let next = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&fair_mutex(&server)));
-        let before = wait_for_refresh(&waiter);
+        wait_for_refresh(&waiter);
         let token = guard.fencing_token();
-        assert_released(guard.unlock());
-        let reading = reading.join().unwrap();
-        assert_eq!(
-            refresh_count(&waiter),
-            before,
-            "the message woke the reader"
-        );
+        let reading = assert_message_wakes(&waiter, || {
+            assert_released(guard.unlock());
+            reading.join().unwrap()
+        });
         assert_eq!(reading.fencing_token(), token);
         assert_released(reading.unlock());
         assert_released(next.join().unwrap().unlock());
@@ -493,12 +490,13 @@ fn fair_lock_behind_readers_is_granted_by_the_last_of_them() {
         let waiting = spawn_in_queue(scope, &server, QUEUE, || lock_in_turn(&mutex));
         server.wait_until_waiter_sleeps("lock_release:a");
         let token = readers[0].fencing_token();
-        let before = wait_for_refresh(&waiter);
-        readers
-            .into_iter()
-            .for_each(|reader| assert_released(reader.unlock()));
-        let guard = waiting.join().unwrap();
-        assert_eq!(refresh_count(&waiter), before, "the grant woke the call");
+        wait_for_refresh(&waiter);
+        let guard = assert_message_wakes(&waiter, || {
+            for reader in readers {
+                assert_released(reader.unlock());
+            }
+            waiting.join().unwrap()
+        });
         assert!(guard.fencing_token() > token);
         assert_released(guard.unlock());
     });

@@ -311,12 +311,12 @@ fn message_to_go_on_makes_a_client_refresh_at_once() {
         let places: Vec<(String, String)> = places.query(&mut server.connection()).unwrap();
         let (id, place) = &places[0];
         let inbox = place.rsplit(' ').next().unwrap();
-        // Repeated, because the client may not listen yet. A refresh that is due anyway does not
-        // count as woken by a message.
-        eventually(PATIENCE, || {
-            server.run("PUBLISH", &[inbox, &format!("refresh {id}")]);
-            waiting.stats().totals.wakes_message > 0
-        });
+        server.wait_until_waiter_sleeps(inbox);
+        // A refresh that is due anyway does not count as a wake-up.
+        let wakes = || waiting.stats().totals.spurious_wakes;
+        let before = wakes();
+        server.run("PUBLISH", &[inbox, &format!("refresh {id}")]);
+        eventually(PATIENCE, || wakes() > before);
         give_back(permit);
         give_back(second.join().unwrap());
     });

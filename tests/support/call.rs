@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
 use leasehold::{Client, Error};
@@ -98,13 +98,20 @@ pub fn while_others_repeat<T, F: FnMut() + Send>(
 /// and proves nothing about messages, so it is no failure.
 #[track_caller]
 pub fn assert_message_wakes<T>(waiter: &Client, release: impl FnOnce() -> T) -> T {
-    let before = waiter.stats().totals;
+    let before = useful_wakes(waiter);
+    let released = Instant::now();
     let outcome = release();
-    let after = waiter.stats().totals;
-    let was_asleep = after.wakes() > before.wakes();
+    let took = released.elapsed();
     assert!(
-        !was_asleep || after.wakes_message > before.wakes_message,
-        "no message woke the waiter: {before:?}, then {after:?}"
+        useful_wakes(waiter) > before || took < ms(400),
+        "no message woke the waiter in {took:?}: {:?}",
+        waiter.stats()
     );
     outcome
+}
+
+/// Returns how often a wake-up led a waiter of this client to the lock.
+pub fn useful_wakes(client: &Client) -> u64 {
+    let totals = client.stats().totals;
+    totals.wakes - totals.spurious_wakes
 }

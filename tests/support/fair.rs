@@ -120,9 +120,10 @@ pub fn subscription_connection(proxy: &Proxy) -> usize {
     subscribed[0]
 }
 
-/// Returns how often the client's waiter has refreshed its place without being woken.
+/// Returns how many commands the client has sent. While it only waits in a queue, the next ones are
+/// refreshes of its places.
 pub fn refresh_count(client: &Client) -> u64 {
-    client.stats().totals.wakes_backstop
+    client.stats().command.count
 }
 
 /// Waits for the next refresh and returns their number. The one after it is a while away.

@@ -145,7 +145,7 @@ fn the_first_waiter_under_wake_contends_behind_waiters_under_backoff() {
     assert_eq!(turns(), [Contend, Behind, Contend, Behind]);
     waiters.announced(&name, b"foreign", ALONE);
     assert_eq!(woken_now(), [false, false, true, false]);
-    waiters.wake_to_retry(&name, Wake::Reconnect);
+    waiters.wake_to_retry(&name);
     assert_eq!(woken_now(), [false, false, true, false]);
     waiters.granted_one(&name, &id, Weak::new(), false);
     turns();

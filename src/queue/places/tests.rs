@@ -67,7 +67,6 @@ fn grant(id: &HolderId, n: u64, seen_waiting: u64) -> Position {
         tokens: tokens(n),
         seen_waiting: at(seen_waiting),
         refresh_every: PACE.every,
-        by_message: true,
     })
 }
 
@@ -81,7 +80,7 @@ fn a_waiter_enters_refreshes_and_takes_its_grant() {
     assert_eq!(ticket.position(at(11), false), Position::Placed(at(910)));
     assert_eq!(
         ticket.position(at(910), false),
-        Position::Refresh(vec![id.clone()], Wake::Backstop)
+        Position::Refresh(vec![id.clone()])
     );
     ticket.note_refreshed(std::slice::from_ref(&id), &[WAITING], sent_at(911));
     assert_eq!(ticket.position(at(912), false), Position::Placed(at(1811)));
@@ -147,7 +146,7 @@ fn one_waiter_refreshes_for_all_and_a_reply_counts_for_its_id_only() {
         .map(|_| places.join(Admission::Exclusive, &keys, PACE, Parker::new()))
         .collect();
     let ids: Vec<_> = tickets.iter().map(|ticket| enter(ticket, 0)).collect();
-    let Position::Refresh(asked, _) = tickets[2].position(at(900), false) else {
+    let Position::Refresh(asked) = tickets[2].position(at(900), false) else {
         panic!()
     };
     assert_eq!(asked, ids);
@@ -220,14 +219,14 @@ fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
     );
     let name = keys.key(0).name;
     let id = enter(&first, 0);
-    places.refresh_now(name, Wake::Message);
+    places.refresh_now(name);
     assert!(is_woken(&first));
     assert_eq!(
         first.position(at(1), false),
-        Position::Refresh(vec![id.clone()], Wake::Message)
+        Position::Refresh(vec![id.clone()])
     );
     enter(&second, 2);
-    places.refresh_now(name, Wake::Message);
+    places.refresh_now(name);
     assert!(!is_woken(&second), "a refresh is in flight");
     first.note_refreshed(&[id], &[Refreshed::Granted(token(7))], sent_at(1));
     assert!(is_woken(&second), "that refresh may have been too early");
@@ -236,13 +235,13 @@ fn a_due_refresh_is_run_by_another_waiter_if_one_leaves() {
     assert!(is_woken(&second), "no waiter has run it yet");
     assert!(matches!(
         second.position(at(4), false),
-        Position::Refresh(_, Wake::Message)
+        Position::Refresh(_)
     ));
-    second.note_not_refreshed(Wake::Message, at(50));
+    second.note_not_refreshed(at(50));
     assert_eq!(second.position(at(5), false), Position::Placed(at(50)));
     assert!(matches!(
         second.position(at(50), false),
-        Position::Refresh(_, Wake::Message)
+        Position::Refresh(_)
     ));
 }
 
@@ -279,18 +278,18 @@ fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
     let ids = [&first, &second, &third]
         .map(|ticket| enter(ticket, 0))
         .to_vec();
-    let refresh = |why| Position::Refresh(ids.clone(), why);
-    assert_eq!(first.position(at(900), false), refresh(Wake::Backstop));
-    first.pass_refresh_on(Wake::Backstop);
+    let refresh = || Position::Refresh(ids.clone());
+    assert_eq!(first.position(at(900), false), refresh());
+    first.pass_refresh_on();
     assert!(is_woken(&second) && !is_woken(&first));
-    assert_eq!(second.position(at(901), false), refresh(Wake::Backstop));
-    second.pass_refresh_on(Wake::Backstop);
+    assert_eq!(second.position(at(901), false), refresh());
+    second.pass_refresh_on();
     assert!(is_woken(&third) && !is_woken(&first) && !is_woken(&second));
     let endless = Position::Placed(Instant::NEVER);
     assert_eq!(first.position(at(902), false), endless);
-    assert_eq!(third.position(at(902), false), refresh(Wake::Backstop));
+    assert_eq!(third.position(at(902), false), refresh());
     third.note_refreshed(&ids, &[WAITING; 3], sent_at(902));
-    places.refresh_now(keys.key(0).name, Wake::Message);
+    places.refresh_now(keys.key(0).name);
     assert!(is_woken(&third) && !is_woken(&first));
     places.granted(&ids[0], tokens(7));
     assert!(is_woken(&first));
@@ -331,7 +330,7 @@ fn place_taken_over_during_a_refresh_is_refreshed_again_at_once_for_an_inbox() {
     let [backoff, wake] = backoff_and_wake(&places, &keys);
     let ids = [enter(&backoff, 0)].to_vec();
     assert!(is_woken(&wake));
-    let refresh = Position::Refresh(ids.clone(), Wake::Backstop);
+    let refresh = Position::Refresh(ids.clone());
     assert_eq!(backoff.position(at(10), false), refresh);
     assert!(matches!(wake.position(at(11), false), Position::Placed(_)));
     assert!(wake.has_place() && !backoff.has_place() && !is_woken(&wake));
@@ -343,7 +342,7 @@ fn place_taken_over_during_a_refresh_is_refreshed_again_at_once_for_an_inbox() {
 }
 
 #[test]
-fn refresh_of_a_place_taken_over_is_due_for_the_same_reason_as_before() {
+fn refresh_of_a_place_taken_over_is_due_when_it_was_before() {
     let places = Places::default();
     let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"), &Arc::default());
     let [first, second] =
@@ -353,7 +352,7 @@ fn refresh_of_a_place_taken_over_is_due_for_the_same_reason_as_before() {
     first.note_entered(sent_at(0), Some(ms(50)));
     assert_eq!(first.hand_over(true), None);
     assert_eq!(second.position(at(2), false), Position::Placed(at(52)));
-    let refresh = Position::Refresh(vec![id], Wake::Ttl);
+    let refresh = Position::Refresh(vec![id]);
     assert_eq!(second.position(at(52), false), refresh);
 }
 

@@ -88,8 +88,6 @@ struct Channel {
     users: usize,
     /// When its last user left; `None` while it has users.
     idle: Option<Instant>,
-    /// Its subscription was confirmed before, on this connection or an earlier one.
-    was_live: bool,
 }
 
 impl Default for Subscriber {
@@ -124,7 +122,6 @@ impl Subscriber {
             live: Arc::default(),
             users: 1,
             idle: None,
-            was_live: false,
         };
         let live = Arc::clone(&channel.live);
         state.channels.insert(key.channel.to_vec(), channel);

@@ -14,7 +14,6 @@ use crate::redis::Connection;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
 use crate::runtime::subscriber::PROBE;
-use crate::stats::Wake;
 
 /// How long the thread waits for a message before it checks for a lost probe, for unused
 /// subscriptions, and for new channels whose wake-up could not be published.
@@ -214,17 +213,13 @@ impl<'a> PubSub<'a> {
         };
         *confirmed.live.lock() = Some(Instant::now());
         let (name, has_several_names) = (confirmed.name.clone(), confirmed.has_several_names);
-        let why = match std::mem::replace(&mut confirmed.was_live, true) {
-            true => Wake::Reconnect,
-            false => Wake::Turn,
-        };
         drop(state);
         let needed = self.runtime.deployment.size().needed;
         if needed == 1 || self.runtime.endpoints.subscribed(channel) == needed {
             let waiters = &self.runtime.waiters;
-            waiters.wake_to_retry(&name, why);
+            waiters.wake_to_retry(&name);
             if has_several_names {
-                waiters.own_places.refresh_channel(channel, why);
+                waiters.own_places.refresh_channel(channel);
             }
         }
     }

@@ -28,9 +28,7 @@ fn restored_subscription_refreshes_the_places_of_all_semaphores() {
         ticket.note_entered(reply, None);
         ticket
     });
-    waiters
-        .own_places
-        .refresh_channel(keys[0].key(0).channel, Wake::Reconnect);
+    waiters.own_places.refresh_channel(keys[0].key(0).channel);
     let is_due =
         |ticket: &PlaceTicket<'_>| matches!(ticket.position(NOW, false), Position::Refresh(..));
     assert_eq!(tickets.each_ref().map(is_due), [true, true, false]);
@@ -169,12 +167,12 @@ fn waiter_without_a_place_is_woken_by_a_plain_release() {
     assert!(is_free() && is_woken(&all));
     waiters.announced(&name, b"foreign", ALONE);
     assert!(is_woken(&all));
-    waiters.wake_to_retry(&name, Wake::Reconnect);
+    waiters.wake_to_retry(&name);
     assert!(is_woken(&all));
     all.share_place();
     is_free();
     waiters.announced(&name, b"foreign", ALONE);
-    waiters.wake_to_retry(&name, Wake::Reconnect);
+    waiters.wake_to_retry(&name);
     assert!(!is_woken(&all), "the call with the place asks");
 }
 
