@@ -13,11 +13,19 @@ local holder = false
 -- How many permits are out.
 local used
 
+-- `out` and the member that ends first, with their scores; nil if the script has changed the set
+-- since it has read them.
+local first
+
 -- Reads how many permits are out, after removing those that have ended.
 local function settle()
   read_clock()
-  used = 0
-  local found
+  local found = redis.call('ZRANGE', KEYS[1], '0', '1', 'WITHSCORES')
+  used = found[4] and found[1] == 'out' and tonumber(found[4]) >= now and -found[2] or 0
+  if used > 0 or not found[1] then
+    first = found
+    return
+  end
   repeat
     found = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. now, 'WITHSCORES', 'LIMIT', '0',
       '1001')
@@ -69,7 +77,7 @@ end
 local function take_out(id)
   local k = string.match(id, '^(%d+) ')
   if not k or redis.call('ZREM', KEYS[1], id) == 0 then return false end
-  used = used - k
+  first, used = nil, used - k
   if used > 0 then
     redis.call('ZADD', KEYS[1], -used, 'out')
   else
@@ -83,6 +91,7 @@ end
 local function hold(id, want, ms, token)
   local bad = store(token)
   if bad then return bad end
+  first = nil
   local more = used + string.match(want, '^%d+')
   local new = redis.call('ZADD', KEYS[1], -more, 'out', now + ms, id)
   if new < (used == 0 and 2 or 1) then
@@ -117,7 +126,7 @@ local function left() end
 
 -- Returns in how many ms the first permits end, -2 if nobody holds any; and how many are out.
 local function soonest()
-  local first = redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
-  return first[2] and math.min(first[2] - now, 2 ^ 53) or -2, used
+  first = first or redis.call('ZRANGE', KEYS[1], '0', '1', 'WITHSCORES')
+  return first[4] and math.min(first[4] - now, 2 ^ 53) or -2, used
 end
 

@@ -23,6 +23,7 @@ pub(super) static RELEASE_ALL: Script =
 pub(super) static ENTER_ALL: Script = queue_script!(
     "queue_enter_all",
     " pexpire rpush",
+    [],
     "each_name",
     "admit_lock",
     "lock_key"
@@ -30,6 +31,7 @@ pub(super) static ENTER_ALL: Script = queue_script!(
 pub(super) static LEAVE_ALL: Script = queue_script!(
     "queue_release_all",
     "",
+    [],
     "each_name",
     "admit_lock",
     "lock_key"

@@ -34,6 +34,7 @@ pub(super) static RELEASE: Script = script!(
 pub(super) static REFRESH: Script = queue_script!(
     "queue_refresh",
     " pexpire",
+    [],
     "admit_lock",
     "lock_key",
     "cohort_refresh"

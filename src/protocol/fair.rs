@@ -15,7 +15,7 @@ use crate::protocol::script::{Arg, Call, Script, script};
 
 /// One holder at a time.
 pub(super) static RULES: QueueRules = QueueRules {
-    scripts: queue_scripts!("", "admit_lock", "lock_key"),
+    scripts: queue_scripts!("", [], [], "admit_lock", "lock_key"),
     admission: Admission::Exclusive,
     is_shared: false,
 };

@@ -4,14 +4,20 @@
 -- Renewed: 1. Otherwise 0.
 -- Only one key: a cluster that migrates a slot rejects calls with two keys if one of them does not
 -- exist.
--- First a write that changes nothing. A server that has become a replica replies READONLY, not "not
--- yours". A server whose memory is full allows it, and then the other writes, too.
-redis.call('ZREM', KEYS[1], '')
-read_clock()
 local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
-if not score or tonumber(score) < now then return 0 end
+-- Before the clock is read: with an earlier time, a pause of the server between the two would make
+-- the end of the key too early.
+local left = redis.call('PTTL', KEYS[1])
+read_clock()
+if not score or tonumber(score) < now then
+  -- A write that changes nothing: a server that has become a replica replies READONLY, not "not
+  -- yours".
+  redis.call('ZREM', KEYS[1], '')
+  return 0
+end
 local ends = now + ARGV[2]
 if ARGV[3] ~= '1' then ends = math.max(ends, tonumber(score)) end
+-- Before ZADD: a server whose memory is full allows it, and after it the other writes, too.
+redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', math.max(ends, now + left)))
 redis.call('ZADD', KEYS[1], 'XX', ends, ARGV[1])
-redis.call('PEXPIREAT', KEYS[1], string.format('%.0f', later_end(KEYS[1], ends)))
 return 1

@@ -9,13 +9,14 @@ use crate::protocol::primitive::{Acquire, Admission, RedisQueue};
 use crate::protocol::script::{Arg, Call, Script};
 use crate::protocol::verb::Verb;
 
-/// Makes a script of a queue. It calls these further commands, and contains the functions of the
-/// queue and those in the given files, which admit waiters.
+/// Makes a script of a queue. It calls these further commands. It contains the functions of the
+/// queue and those in the given files, which admit waiters; before them, the code of a fast path.
 macro_rules! queue_script {
-    ($name:literal, $commands:expr $(, $functions:literal)+) => {
+    ($name:literal, $commands:expr, [$($fast:literal)?] $(, $functions:literal)+) => {
         script!(
             $name,
             concat!("time get set del pttl lindex lpop lrem hget hset hdel", $commands),
+            $($fast,)?
             "last_token",
             "now"
             $(, $functions)+,
@@ -26,22 +27,25 @@ macro_rules! queue_script {
 pub(super) use queue_script;
 
 /// Makes the scripts of a queue. They call these further commands, and contain the functions in the
-/// given files, which admit waiters.
+/// given files, which admit waiters. The files in brackets are the fast paths of an enter and of a
+/// release.
 macro_rules! queue_scripts {
-    ($commands:expr $(, $functions:literal)+) => {
+    ($commands:expr, [$($enter:literal)?], [$($release:literal)?] $(, $functions:literal)+) => {
         QueueScripts {
             enter: queue_script!(
                 "queue_enter",
-                concat!($commands, " pexpire rpush")
+                concat!($commands, " pexpire rpush"),
+                [$($enter)?]
                 $(, $functions)+
             ),
             refresh: queue_script!(
                 "queue_refresh",
-                concat!($commands, " pexpire")
+                concat!($commands, " pexpire"),
+                []
                 $(, $functions)+
             ),
-            release: queue_script!("queue_release", $commands $(, $functions)+),
-            undo: queue_script!("queue_undo", $commands $(, $functions)+),
+            release: queue_script!("queue_release", $commands, [$($release)?] $(, $functions)+),
+            undo: queue_script!("queue_undo", $commands, [] $(, $functions)+),
         }
     };
 }

@@ -26,6 +26,8 @@ macro_rules! admission_commands {
 pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!(
         admission_commands!(),
+        [],
+        [],
         "later_end",
         "readers",
         "lock_key",
@@ -37,6 +39,7 @@ pub(super) static RULES: QueueRules = QueueRules {
 pub(super) static DOWNGRADE: Script = queue_script!(
     "downgrade",
     admission_commands!(),
+    [],
     "later_end",
     "readers",
     "keep_reader",

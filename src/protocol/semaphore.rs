@@ -28,7 +28,9 @@ const KEY_PREFIX: &str = "leasehold:permits:";
 /// The permits of all holders together are at most those of the semaphore.
 pub(super) static RULES: QueueRules = QueueRules {
     scripts: queue_scripts!(
-        " exists pexpireat zadd zrangebyscore zrem zscore",
+        " exists pexpireat zadd zincrby zrange zrangebyscore zrem zscore",
+        ["permits_enter_free"],
+        ["permits_leave_free"],
         "later_end",
         "admit_permits"
     ),
@@ -41,8 +43,7 @@ pub(super) static RULES: QueueRules = QueueRules {
 pub(super) static RENEW: Script = script!(
     "permits_renew",
     "time pexpireat pttl zadd zrem zscore",
-    "now",
-    "later_end"
+    "now"
 );
 pub(super) static INSPECT: Script = script!("permits_inspect", "get time zrangebyscore", "now");
 

@@ -63,6 +63,8 @@ const COMMANDS: &[&str] = &[
     "ZADD $zset $scored+",
     "ZADD $zset XX $scored+",
     "ZINCRBY $zset $score $member",
+    "ZRANGE $zset $integer $integer",
+    "ZRANGE $zset $integer $integer WITHSCORES",
     "ZRANGEBYSCORE $zset $bound $bound $range-option*",
     "ZREM $zset $member+",
     "ZSCORE $zset $member",

@@ -257,6 +257,7 @@ pub(crate) fn unlisted() -> Vec<String> {
 /// `static ACQUIRE: Script = script!("acquire", "get set", "last_token")` names the last file, the
 /// commands, and then the files before the last one. `queue_script!` adds the files of the queue
 /// before and after those. `queue_scripts!` does so for each of the scripts that it names itself.
+/// The files of fast paths begin an enter and a release.
 fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
     let names: Vec<String> = files().iter().map(|file| stem(file)).collect();
     let named_in = |text: &str| -> Vec<String> {
@@ -272,7 +273,13 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
     };
     let of_queue = body_of("queue_script").split_once("$(, $functions)+");
     let (before, after) = of_queue.expect("the functions that it is given are between its own");
-    let around = |given: &[String]| [&named_in(before), given, &named_in(after)].concat();
+    let around = |given: &[String]| {
+        let (fast, given): (Vec<_>, Vec<_>) = given
+            .iter()
+            .cloned()
+            .partition(|file| file.ends_with("_free"));
+        [fast, named_in(before), given, named_in(after)].concat()
+    };
     let mut scripts = BTreeMap::new();
     let mut add = |name: &str, mut files: Vec<String>| {
         files.push(name.to_owned());
@@ -296,7 +303,13 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
         let given = given.replace("!()", "");
         let (given, _) = given.split_once(')').expect("the call ends");
         for name in named_in(body_of("queue_scripts")) {
-            add(&name, around(&named_in(given)));
+            let mut given = named_in(given);
+            given.retain(|file| match name.as_str() {
+                "queue_enter" => !file.ends_with("leave_free"),
+                "queue_release" => !file.ends_with("enter_free"),
+                _ => !file.ends_with("_free"),
+            });
+            add(&name, around(&given));
         }
     }
     scripts

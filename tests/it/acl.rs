@@ -194,7 +194,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
 }
 
 /// The calls that fail without a permission. All others work, including waiting.
-const CLIENT_FAILURES: [(&str, &[&str]); 37] = [
+const CLIENT_FAILURES: [(&str, &[&str]); 39] = [
     (
         "~lock:*",
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
@@ -239,6 +239,8 @@ const CLIENT_FAILURES: [(&str, &[&str]); 37] = [
     ("+zadd", &[]),
     ("+zrem", &[]),
     ("+zscore", &[]),
+    ("+zincrby", &[]),
+    ("+zrange", &[]),
     ("+zrangebyscore", &[]),
     ("+zremrangebyscore", &[]),
     ("+exists", &[]),
@@ -318,15 +320,29 @@ fn error_names_the_missing_permission_of_a_semaphore() {
     for (right, script) in [
         ("~leasehold:*", "queue_enter"),
         ("+zadd", "queue_enter"),
+        ("+zrange", "queue_enter"),
         ("+zrangebyscore", "queue_enter"),
         ("+exists", "queue_enter"),
         ("+pexpireat", "queue_enter"),
         ("+zscore", "permits_renew"),
-        ("+zrem", "permits_renew"),
         ("+zrem", "queue_release"),
+        ("+zincrby", "queue_release"),
     ] {
         set_user(&server, &without("leasehold", right));
         let semaphore = client(&url(&server)).semaphore(right, 2).ttl(ms(1_000));
+        match right {
+            // A member without the number of permits that are out.
+            "+zrangebyscore" | "+exists" => {
+                let key = format!("leasehold:permits:{{lock:{right}}}");
+                server.run("ZADD", &[&key, "inf", "foreign"]);
+            }
+            // The release of the last permits deletes the key.
+            "+zrem" | "+zincrby" => {
+                let other = server.client().semaphore(right, 2);
+                std::mem::forget(other.acquire().unwrap());
+            }
+            _ => {}
+        }
         let failed = match semaphore.acquire() {
             Err(error) => error,
             Ok(permit) if script == "permits_renew" => permit.set_ttl(ms(500)).unwrap_err(),

@@ -13,6 +13,42 @@ macro_rules! source {
     };
 }
 
+/// The source of a script of a semaphore's queue, by its last file. A fast path comes before it.
+macro_rules! of_permits {
+    ("queue_enter") => {
+        source!(
+            "permits_enter_free",
+            "last_token",
+            "now",
+            "later_end",
+            "admit_permits",
+            "queue",
+            "queue_enter"
+        )
+    };
+    ("queue_release") => {
+        source!(
+            "permits_leave_free",
+            "last_token",
+            "now",
+            "later_end",
+            "admit_permits",
+            "queue",
+            "queue_release"
+        )
+    };
+    ($name:literal) => {
+        source!(
+            "last_token",
+            "now",
+            "later_end",
+            "admit_permits",
+            "queue",
+            $name
+        )
+    };
+}
+
 mod acl;
 mod all;
 mod ambiguity;

@@ -17,6 +17,7 @@ support::tests![
     one_client_holds_several_permits_in_several_guards,
     many_permits_are_acquired_and_released_together,
     semaphore_and_lock_of_one_name_are_unrelated,
+    free_permit_costs_the_server_few_commands,
     permits_are_granted_in_order,
     release_of_many_permits_grants_to_several_waiters,
     more_waiters_than_a_script_grants_to_are_all_granted,
@@ -33,6 +34,28 @@ support::tests![
 
 fn semaphore(server: &Server, permits: u32) -> Semaphore {
     server.client().semaphore("a", permits)
+}
+
+fn free_permit_costs_the_server_few_commands() {
+    let server = Server::start();
+    let semaphore = semaphore(&server, 4);
+    let commands_of_a_pair = || {
+        // The first pair can load the scripts.
+        give_back(semaphore.acquire().unwrap());
+        let before = server.all_calls();
+        give_back(semaphore.acquire().unwrap());
+        let calls = server.all_calls().into_iter();
+        let added = calls.map(|(command, calls)| {
+            let is_request = command == "evalsha" || command == "info" || command.contains('|');
+            let before = before.get(&command).unwrap_or(&0);
+            if is_request { 0 } else { calls - before }
+        });
+        added.sum::<u64>()
+    };
+    assert_eq!(commands_of_a_pair(), 10);
+    let other = semaphore.acquire().unwrap();
+    assert_eq!(commands_of_a_pair(), 12);
+    give_back(other);
 }
 
 fn permits_are_held_up_to_their_number() {

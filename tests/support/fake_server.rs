@@ -106,19 +106,21 @@ fn scripts_of_locks() -> [Scripts; 3] {
     ]
 }
 
-fn scripts_of_permits() -> [Scripts; 3] {
-    let [token, now] = [source!("last_token"), source!("now")];
-    let later_end = source!("later_end");
-    let queue = [
-        token,
+fn scripts_of_permits() -> [Scripts; 5] {
+    let now = source!("now");
+    let functions = [
+        source!("last_token"),
         now,
-        later_end,
+        source!("later_end"),
         source!("admit_permits"),
         source!("queue"),
     ];
+    let after = |fast| [&[fast][..], &functions].concat();
     [
-        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
-        scripts!("permits_renew" after [now, later_end]),
+        scripts!("queue_enter" after after(source!("permits_enter_free"))),
+        scripts!("queue_release" after after(source!("permits_leave_free"))),
+        scripts!("queue_refresh", "queue_undo" after functions),
+        scripts!("permits_renew" after [now]),
         scripts!("permits_inspect", "inspect_shared" after [now]),
     ]
 }

@@ -4,9 +4,6 @@ use redis::{Connection, Script, Value};
 
 use super::pair::{TTL_MS, connect};
 
-const ENTER: &str = source!("queue_enter");
-const RELEASE: &str = source!("queue_release");
-
 /// Acquires and releases a lock with a queue by the client's own scripts over one connection.
 pub struct OwnQueue {
     connection: Connection,
@@ -16,12 +13,13 @@ pub struct OwnQueue {
 }
 
 impl OwnQueue {
-    /// `functions` are the Lua functions before the body of each script.
-    pub fn new(url: &str, functions: &str, keys: Vec<String>) -> Self {
+    /// `scripts` acquire and release.
+    pub fn new(url: &str, scripts: [&str; 2], keys: Vec<String>) -> Self {
+        let [enter, release] = scripts.map(Script::new);
         Self {
             connection: connect(url),
-            enter: Script::new(&format!("{functions}{ENTER}")),
-            release: Script::new(&format!("{functions}{RELEASE}")),
+            enter,
+            release,
             keys,
         }
     }

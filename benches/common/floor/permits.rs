@@ -10,7 +10,27 @@ use super::own_queue::OwnQueue;
 use super::pair::{connect, fresh_id};
 use crate::ping_pong::Side;
 
-const FUNCTIONS: &str = source!("last_token", "now", "later_end", "admit_permits", "queue");
+/// The scripts by which a `Semaphore` of the client under test acquires and releases.
+const SCRIPTS: [&str; 2] = [
+    source!(
+        "permits_enter_free",
+        "last_token",
+        "now",
+        "later_end",
+        "admit_permits",
+        "queue",
+        "queue_enter"
+    ),
+    source!(
+        "permits_leave_free",
+        "last_token",
+        "now",
+        "later_end",
+        "admit_permits",
+        "queue",
+        "queue_release"
+    ),
+];
 
 /// A semaphore, acquired and released by the client's own scripts over one connection.
 pub struct PermitHand {
@@ -28,7 +48,7 @@ impl PermitHand {
         ];
         let keys = keys.map(|what| format!("leasehold:{what}:{{lock:{name}}}"));
         Self {
-            queue: OwnQueue::new(url, FUNCTIONS, keys.to_vec()),
+            queue: OwnQueue::new(url, SCRIPTS, keys.to_vec()),
             want: format!("1/{permits}"),
         }
     }

@@ -3,15 +3,29 @@
 use super::own_queue::OwnQueue;
 use super::pair::{channel, fresh_id};
 
-const FUNCTIONS: &str = source!(
-    "last_token",
-    "now",
-    "later_end",
-    "readers",
-    "lock_key",
-    "admit_shared",
-    "queue"
-);
+/// The scripts by which a `RwLock` of the client under test acquires and releases.
+const SCRIPTS: [&str; 2] = [
+    source!(
+        "last_token",
+        "now",
+        "later_end",
+        "readers",
+        "lock_key",
+        "admit_shared",
+        "queue",
+        "queue_enter"
+    ),
+    source!(
+        "last_token",
+        "now",
+        "later_end",
+        "readers",
+        "lock_key",
+        "admit_shared",
+        "queue",
+        "queue_release"
+    ),
+];
 
 /// The readers' side of a read-write lock, acquired and released over one connection.
 pub struct ReaderHand {
@@ -26,7 +40,7 @@ impl ReaderHand {
         let others = others.map(|what| format!("leasehold:{what}:{{{lock}}}"));
         let keys = [lock].into_iter().chain(others).collect();
         Self {
-            queue: OwnQueue::new(url, FUNCTIONS, keys),
+            queue: OwnQueue::new(url, SCRIPTS, keys),
             channel: channel(name),
         }
     }

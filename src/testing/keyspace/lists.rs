@@ -25,14 +25,21 @@ pub(super) fn llen(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
 pub(super) fn lrange(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
     let (first, last) = (integer(&args[2])?, integer(&args[3])?);
     keyspace.read(&args[1], Reply::array([]), |list: &ListValue| {
-        // `None` for an index before the start of the list: `first` is then the start, and `last`
-        // selects nothing. An index past the end needs no check, because the iterator ends there.
-        let index = |index| usize::try_from(from_start(index, list.len())).ok();
-        let first = index(first).unwrap_or(0);
-        let count = index(last).map_or(0, |last| last.saturating_add(1).saturating_sub(first));
+        let (first, count) = first_and_count(first, last, list.len());
         let items = list.iter().skip(first).take(count);
         Reply::array(items.cloned().map(Reply::bulk))
     })
+}
+
+/// Returns the index of the first of the items from `first` to `last`, and their number, which may
+/// be too high at the end of the list.
+pub(super) fn first_and_count(first: i64, last: i64, len: usize) -> (usize, usize) {
+    // `None` for an index before the start of the list: `first` is then the start, and `last`
+    // selects nothing.
+    let index = |index| usize::try_from(from_start(index, len)).ok();
+    let first = index(first).unwrap_or(0);
+    let count = index(last).map_or(0, |last| last.saturating_add(1).saturating_sub(first));
+    (first, count)
 }
 
 pub(super) fn rpush(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {

@@ -66,6 +66,7 @@ const COMMANDS: &[Command] = &[
     ("SMEMBERS", 2, sets::smembers),
     ("ZADD", -4, sorted_sets::zadd),
     ("ZINCRBY", 4, sorted_sets::zincrby),
+    ("ZRANGE", -4, sorted_sets::zrange),
     ("ZRANGEBYSCORE", -4, sorted_sets::zrangebyscore),
     ("ZREM", -3, sorted_sets::zrem),
     ("ZSCORE", 3, sorted_sets::zscore),

@@ -3,6 +3,7 @@
 use super::super::reply::Reply;
 use super::args::{self, integer, is, parse_float, score};
 use super::data::{Keyspace, Outcome};
+use super::lists::first_and_count;
 use super::value::SortedSetValue;
 
 /// The options of ZADD that the kit lacks.
@@ -100,24 +101,45 @@ pub(super) fn zrangebyscore(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcom
     }
     let range = Range::parse(&args[2], &args[3])?;
     keyspace.read(&args[1], Reply::array([]), |set: &SortedSetValue| {
-        let mut found: Vec<_> = set
-            .iter()
-            .filter(|(_, score)| range.contains(**score))
-            .collect();
-        // The sort keeps members with the same score in their order. `f64::total_cmp` would order
-        // the scores -0 and 0.
-        found.sort_by(|(_, one), (_, other)| one.partial_cmp(other).expect("no score is NaN"));
+        let mut found = sorted(set);
+        found.retain(|(_, score)| range.contains(**score));
         // A negative offset skips all members. A negative limit means no limit.
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let found = found.into_iter().skip(offset).take(limit);
-        Reply::array(found.flat_map(|(member, score)| {
-            let score = with_scores.then(|| Reply::bulk(format_score(*score)));
-            [Some(Reply::bulk(member.clone())), score]
-                .into_iter()
-                .flatten()
-        }))
+        listed(found.into_iter().skip(offset).take(limit), with_scores)
     })
+}
+
+/// Only by index.
+pub(super) fn zrange(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
+    // Redis accepts the option more than once.
+    let with_scores = args.len() > 4;
+    if !args[4..].iter().all(|option| is(option, "WITHSCORES")) {
+        return Err(args::syntax());
+    }
+    let (first, last) = (integer(&args[2])?, integer(&args[3])?);
+    keyspace.read(&args[1], Reply::array([]), |set: &SortedSetValue| {
+        let (first, count) = first_and_count(first, last, set.len());
+        listed(sorted(set).into_iter().skip(first).take(count), with_scores)
+    })
+}
+
+/// Returns all members by their score.
+fn sorted(set: &SortedSetValue) -> Vec<(&Vec<u8>, &f64)> {
+    let mut found: Vec<_> = set.iter().collect();
+    // The sort keeps members with the same score in their order. `f64::total_cmp` would order the
+    // scores -0 and 0.
+    found.sort_by(|(_, one), (_, other)| one.partial_cmp(other).expect("no score is NaN"));
+    found
+}
+
+fn listed<'a>(found: impl Iterator<Item = (&'a Vec<u8>, &'a f64)>, with_scores: bool) -> Reply {
+    Reply::array(found.flat_map(|(member, score)| {
+        let score = with_scores.then(|| Reply::bulk(format_score(*score)));
+        [Some(Reply::bulk(member.clone())), score]
+            .into_iter()
+            .flatten()
+    }))
 }
 
 impl Range {

@@ -76,6 +76,19 @@ fn a_container_without_items_does_not_exist() {
 }
 
 #[test]
+fn members_of_a_sorted_set_are_listed_by_index() {
+    check(&[
+        ("ZADD z 2 b 1 a 3 c", "3"),
+        ("ZRANGE z 0 0 WITHSCORES", "[\"a\" \"1\"]"),
+        ("ZRANGE z -1 -1 WITHSCORES", "[\"c\" \"3\"]"),
+        ("ZRANGE z 1 9", "[\"b\" \"c\"]"),
+        ("ZRANGE z 0 -9", "[]"),
+        ("ZRANGE none 0 -1", "[]"),
+        ("ZRANGE z 0 1 BYSCORE", "ERR syntax error"),
+    ]);
+}
+
+#[test]
 fn unknown_command_is_named() {
     check(&[
         (

@@ -2,20 +2,6 @@
 
 use super::{IDS, Raw, Replies, TTL};
 
-/// The source of a script on the queue of a semaphore.
-macro_rules! of_permits {
-    ($name:literal) => {
-        source!(
-            "last_token",
-            "now",
-            "later_end",
-            "admit_permits",
-            "queue",
-            $name
-        )
-    };
-}
-
 /// The source of a script on the queue of a read-write lock.
 macro_rules! of_readers {
     ($($more:literal,)? => $name:literal) => {
@@ -54,7 +40,7 @@ pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
         raw.script(enter, keys, &[other, TTL, "2/3", "a", "i"]),
     );
     note("permits_inspect", raw.script(inspect, looked_at, &["9"]));
-    let renew = source!("now", "later_end", "permits_renew");
+    let renew = source!("now", "permits_renew");
     for (what, id) in [
         ("permits_renew, held", mine),
         ("permits_renew, another's", other),
