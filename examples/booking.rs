@@ -91,14 +91,14 @@ fn book_if_free(
     barrier.wait();
 
     match attempt? {
-        Some(guard) => {
+        Ok(guard) => {
             let booking = Booking::new("table 7", "19:00", guest);
             assert!(bookings.add(&booking)?);
             guard.unlock()?;
             println!("  {guest} has table 7 at 19:00.");
             Ok(Some(booking))
         }
-        None => {
+        Err(_) => {
             assert_eq!(bookings.commands, 0, "{guest} did not touch the store");
             println!("  {guest} is turned away after {took:.1?}, before looking at any booking.");
             Ok(None)

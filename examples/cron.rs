@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, Mutex, MutexGuard};
+use leasehold::{Client, Error, Mutex, MutexGuard, Taken};
 use redis::Commands;
 
 use support::child::Child;
@@ -35,7 +35,7 @@ fn worker() -> Outcome {
         let night = night?;
         let mutex = client.mutex(format!("report of {night}"));
         match try_while_unreachable(&mutex)? {
-            Some(guard) => {
+            Ok(guard) => {
                 write_report(&night)?;
                 println!("wrote the report");
                 // The lock stays held for an hour, longer than any clock lags: a worker that
@@ -43,7 +43,7 @@ fn worker() -> Outcome {
                 // the lock becomes free after its ttl, and a late worker runs the job again.
                 guard.keep_for(HOUR)?;
             }
-            None => println!("found the lock held"),
+            Err(_) => println!("found the lock held"),
         }
     }
     Ok(())
@@ -51,7 +51,7 @@ fn worker() -> Outcome {
 
 /// Tries once, and again while Redis is unreachable: otherwise a restart of Redis at that moment
 /// would leave the job undone on all hosts.
-fn try_while_unreachable(mutex: &Mutex) -> Result<Option<MutexGuard>, Error> {
+fn try_while_unreachable(mutex: &Mutex) -> Result<Result<MutexGuard, Taken>, Error> {
     let began = Instant::now();
     loop {
         match mutex.try_lock() {

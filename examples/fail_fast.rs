@@ -51,8 +51,8 @@ fn story() -> Outcome {
 /// Handles a request to a booking service, and returns the HTTP response.
 fn book(client: &Client) -> String {
     match client.mutex("seat:12A").try_lock() {
-        Ok(Some(_guard)) => "201 booked".into(),
-        Ok(None) => "409 another request is booking this seat".into(),
+        Ok(Ok(_guard)) => "201 booked".into(),
+        Ok(Err(_)) => "409 another request is booking this seat".into(),
         // The lock was not acquired, and nothing was booked: the HTTP client can safely retry.
         Err(error) if error.is_unreachable() => {
             let seconds = match error {

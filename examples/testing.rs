@@ -61,7 +61,7 @@ impl Train {
         guest: &str,
         pay: impl FnOnce(&MutexGuard),
     ) -> Result<Answer, Error> {
-        let Some(guard) = client.mutex(seat).try_lock()? else {
+        let Ok(guard) = client.mutex(seat).try_lock()? else {
             return Ok(Answer::Busy);
         };
         if self.read(seat, guard.fencing_token()).is_some() {

@@ -104,7 +104,6 @@ mod serialize;
 mod shortage;
 mod stats;
 mod sync;
-#[allow(dead_code, reason = "the calls do not return it yet")]
 mod taken;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -147,6 +146,7 @@ pub use permit_holder::PermitHolder;
 pub use renewed::Renewed;
 pub use rw_holders::RwHolders;
 pub use stats::{Latency, Stats, Totals};
+pub use taken::Taken;
 pub use token::FencingToken;
 pub use wait_policy::{Backoff, WaitPolicy};
 pub use with_error::WithError;

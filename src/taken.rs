@@ -17,7 +17,7 @@ use crate::name::Name;
 /// lock may have another holder, or none. [`owner`](Self::owner) is the name of the holder's client;
 /// the holder id is left out, because anyone who knows it can release the lock.
 ///
-/// ```ignore
+/// ```
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
 /// # let other = server.client();
@@ -34,7 +34,7 @@ use crate::name::Name;
 /// It implements [`Error`](std::error::Error). So in a function that returns `Box<dyn Error>` or a
 /// similar type, `try_lock()??` returns both kinds of failure:
 ///
-/// ```ignore
+/// ```
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
 /// let guard = client.mutex("nightly").try_lock()??;
@@ -42,7 +42,7 @@ use crate::name::Name;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Taken(Box<Refusal>);
+pub struct Taken(Box<Refusal>);
 
 /// What is known about a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl Taken {
 
     /// Returns the name that was refused.
     ///
-    /// ```ignore
+    /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let _guard = client.mutex("b").lock()?;
@@ -99,7 +99,7 @@ impl Taken {
     /// assert_eq!(*taken.name(), *"b");
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub(crate) fn name(&self) -> &Name {
+    pub fn name(&self) -> &Name {
         &self.0.name
     }
 
@@ -108,7 +108,7 @@ impl Taken {
     /// `None` if the holder is not a leasehold client, if readers or the holders of permits share
     /// the lock, or if the holder is not known.
     ///
-    /// ```ignore
+    /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let guard = client.mutex("nightly").lock()?;
@@ -116,7 +116,7 @@ impl Taken {
     /// assert_eq!(taken.owner(), Some(guard.holder_id().owner()));
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub(crate) fn owner(&self) -> Option<&str> {
+    pub fn owner(&self) -> Option<&str> {
         match &self.0.by {
             TakenBy::Owner(owner) => Some(owner),
             _ => None,
@@ -127,7 +127,7 @@ impl Taken {
     ///
     /// For a lock that readers share: if this client is one of them. Always false for a semaphore.
     ///
-    /// ```ignore
+    /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let _guard = client.mutex("nightly").lock()?;
@@ -135,7 +135,7 @@ impl Taken {
     /// assert!(taken.is_this_client());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub(crate) fn is_this_client(&self) -> bool {
+    pub fn is_this_client(&self) -> bool {
         self.0.is_this_client
     }
 
@@ -143,7 +143,7 @@ impl Taken {
     ///
     /// They have no common owner: [`RwLock::inspect`](crate::RwLock::inspect) returns each of them.
     ///
-    /// ```ignore
+    /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let _reading = client.rw_lock("catalogue").read()?;
@@ -151,7 +151,7 @@ impl Taken {
     /// assert!(taken.is_shared());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub(crate) fn is_shared(&self) -> bool {
+    pub fn is_shared(&self) -> bool {
         self.0.by == TakenBy::Readers
     }
 
@@ -160,7 +160,7 @@ impl Taken {
     ///
     /// If there are enough permits left, other calls are ahead in the queue.
     ///
-    /// ```ignore
+    /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let downloads = client.semaphore("downloads", 2);
@@ -168,7 +168,7 @@ impl Taken {
     /// assert_eq!(downloads.try_acquire()?.unwrap_err().permits_out(), Some(2));
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub(crate) fn permits_out(&self) -> Option<u64> {
+    pub fn permits_out(&self) -> Option<u64> {
         match self.0.by {
             TakenBy::Permits { out, .. } => out,
             _ => None,
@@ -182,7 +182,7 @@ impl Taken {
     /// programs, over a quorum, after a day, and while the server's clock is behind the last
     /// fencing token.
     ///
-    /// ```ignore
+    /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let _guard = client.mutex("nightly").lock()?;
@@ -191,7 +191,7 @@ impl Taken {
     /// # assert!(taken.held_for().is_some());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub(crate) fn held_for(&self) -> Option<Duration> {
+    pub fn held_for(&self) -> Option<Duration> {
         self.0.held_for
     }
 
@@ -201,7 +201,7 @@ impl Taken {
     /// semaphore: the time until the first permits end. `None` if the key does not expire, or if
     /// the time is not known.
     ///
-    /// ```ignore
+    /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let _guard = client.mutex("nightly").lock()?;
@@ -212,7 +212,7 @@ impl Taken {
     /// # assert!(taken.remaining().is_some());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    pub(crate) fn remaining(&self) -> Option<Duration> {
+    pub fn remaining(&self) -> Option<Duration> {
         match self.0.end {
             HoldEnd::In(remaining) => Some(remaining),
             HoldEnd::Never | HoldEnd::Unknown => None,

@@ -307,7 +307,7 @@ fn threads() {
     threads_become(&["leasehold-io", "leasehold-timer"]);
 
     // `try_lock` does not wait, so it starts no thread.
-    assert!(client.mutex("0").try_lock().unwrap().is_none());
+    assert!(client.mutex("0").try_lock().unwrap().is_err());
     threads_become(&["leasehold-io", "leasehold-timer"]);
 
     let (entered, entries) = bounded(0);

@@ -107,7 +107,7 @@ fn basic_metrics_reach_the_recorder() {
     }
     let guard = client.mutex("b").auto_renew(false).lock().unwrap();
     guard.renew().unwrap();
-    assert!(client.mutex("b").try_lock().unwrap().is_none());
+    assert!(client.mutex("b").try_lock().unwrap().is_err());
     eventually(ms(20_000), || {
         recorder.counter("leasehold_refused_total{}") == 1
             && recorder.gauge("leasehold_held{client=1}") == Some(1.0)

@@ -87,7 +87,7 @@ fn granted_lock_returns_its_guard() {
     let client = client(&server);
     PANICS_HERE.set(true);
     let guard = client.mutex("a").lock().unwrap();
-    assert!(client.mutex("a").try_lock().unwrap().is_none());
+    assert!(client.mutex("a").try_lock().unwrap().is_err());
     guard.unlock().unwrap();
     drop(client.mutex("a").try_lock().unwrap().unwrap());
     drop(client.mutex_all(["a", "b"]).lock().unwrap());

@@ -88,12 +88,12 @@ fn outcomes_in_the_line_of_statistics_add_up_to_the_calls() {
     let (client, other) = (patient(&server), patient(&server));
     let guard = other.mutex(NAME).lock().unwrap();
     for _ in 0..3 {
-        assert!(client.mutex(NAME).try_lock().unwrap().is_none());
+        assert!(client.mutex(NAME).try_lock().unwrap().is_err());
         let waited = client.mutex(NAME).try_lock_for(ms(50));
-        assert!(waited.unwrap().is_none());
+        assert!(waited.unwrap().is_err());
     }
     // The client knows that its own thread has the lock: no command is sent.
-    assert!(other.mutex(NAME).try_lock().unwrap().is_none());
+    assert!(other.mutex(NAME).try_lock().unwrap().is_err());
     drop(guard);
     drop(client.mutex(NAME).lock().unwrap());
 
@@ -123,7 +123,7 @@ fn lock_is_taken_and_released() {
     let client = patient(&server);
     let guard = client.mutex(NAME).lock().unwrap();
     assert!(is_taken(&server));
-    assert!(patient(&server).mutex(NAME).try_lock().unwrap().is_none());
+    assert!(patient(&server).mutex(NAME).try_lock().unwrap().is_err());
     guard.unlock().unwrap();
     assert_eq!(server.keys(), ["leasehold:fence:{lock:account:123}"]);
 }
@@ -133,10 +133,10 @@ fn every_kind_of_lock_works() {
     let server = Server::start();
     let client = patient(&server);
     let all = client.mutex_all(["a", "b"]).lock().unwrap();
-    assert!(client.mutex("b").try_lock().unwrap().is_none());
+    assert!(client.mutex("b").try_lock().unwrap().is_err());
     drop(all);
     let fair = client.fair_mutex(NAME).lock().unwrap();
-    assert!(client.mutex(NAME).try_lock().unwrap().is_none());
+    assert!(client.mutex(NAME).try_lock().unwrap().is_err());
     assert_eq!(client.list("").unwrap().len(), 1);
     fair.renew().unwrap();
     fair.unlock().unwrap();
@@ -158,10 +158,10 @@ fn permits_are_granted_and_end() {
         permit.release().unwrap();
     });
     let crashed = of_holder.ttl(LONG).acquire().unwrap();
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().is_err());
     server.advance(LONG + ms(1));
     assert_eq!(semaphore.available().unwrap(), 2);
-    assert!(semaphore.try_acquire().unwrap().is_some());
+    assert!(semaphore.try_acquire().unwrap().is_ok());
     drop(crashed);
 }
 
@@ -194,7 +194,7 @@ fn both_protocols_and_all_databases_are_served() {
         .mutex(NAME)
         .lock()
         .unwrap();
-    assert!(patient(&server).mutex(NAME).try_lock().unwrap().is_some());
+    assert!(patient(&server).mutex(NAME).try_lock().unwrap().is_ok());
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn foreign_holder_keeps_the_lock_until_it_is_dropped() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();
     let foreign = server.hold(NAME);
-    assert!(client.mutex(NAME).try_lock().unwrap().is_none());
+    assert!(client.mutex(NAME).try_lock().unwrap().is_err());
     let holder = client.mutex(NAME).inspect().unwrap().unwrap();
     assert_eq!(holder.owner(), Some("somebody-else"));
     thread::scope(|scope| {
@@ -310,7 +310,7 @@ fn foreign_holder_excludes_readers_and_writers() {
     let server = Server::start();
     let lock = patient(&server).rw_lock(NAME);
     let foreign = server.hold(NAME);
-    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    assert!(lock.try_read().unwrap().is_err() && lock.try_write().unwrap().is_err());
     drop(foreign);
     let reading = lock.read().unwrap();
     assert!(is_taken(&server));
@@ -456,7 +456,7 @@ fn advance_makes_waiting_calls_try_again() {
     thread::scope(|scope| {
         let (acquired, acquires) = crossbeam_channel::bounded(1);
         let (mutex, deadline) = (client.mutex(NAME), LONG * 3);
-        scope.spawn(move || acquired.send(mutex.try_lock_for(deadline).unwrap().is_some()));
+        scope.spawn(move || acquired.send(mutex.try_lock_for(deadline).unwrap().is_ok()));
         until_waiting(&client);
         server.advance(LONG * 60);
         // Long before the last attempt, which is shortly before the deadline.
@@ -503,7 +503,7 @@ fn paused_server_answers_nothing() {
     drop(pause);
     assert!(client.ping().is_err());
     drop(second);
-    assert!(client.mutex(NAME).try_lock_for(LONG).unwrap().is_some());
+    assert!(client.mutex(NAME).try_lock_for(LONG).unwrap().is_ok());
 }
 
 #[test]
@@ -554,7 +554,7 @@ fn refused_script_does_not_run() {
         drop(refusal);
     }
     assert!(!is_taken(&server));
-    assert!(client.mutex(NAME).try_lock().unwrap().is_some());
+    assert!(client.mutex(NAME).try_lock().unwrap().is_ok());
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::lock::acquire::{WaitLimit, acquire};
 use crate::lock::shutdown::Core;
 use crate::protocol::primitive::Primitive;
+use crate::taken::Taken;
 
 /// Why a call without a deadline has a guard unless it fails.
 pub(super) const ENDLESS: &str = "without a deadline, only an error ends the wait without the lock";
@@ -23,17 +24,15 @@ pub(super) fn wait_limit(limit: Duration) -> WaitLimit {
     }
 }
 
-/// Acquires the lock of `keys`; returns `None` if it was not granted by the `limit`.
+/// Acquires the lock of `keys`; returns who has it if it was not granted by the `limit`.
 pub(super) fn guard(
     core: &Arc<Core>,
     keys: &Arc<dyn Primitive>,
     settings: &Settings,
     limit: WaitLimit,
-) -> Result<Option<MutexGuard>, Error> {
+) -> Result<Result<MutexGuard, Taken>, Error> {
     let hold = acquire(&core.runtime, keys, settings, limit)?;
-    Ok(hold
-        .ok()
-        .map(|hold| MutexGuard::new(Arc::clone(core), hold)))
+    Ok(hold.map(|hold| MutexGuard::new(Arc::clone(core), hold)))
 }
 
 /// Implements `try_lock_until` and the `with` calls of `$lock`, by means of its `lock`, `try_lock`
@@ -64,7 +63,7 @@ macro_rules! lock_calls {
             pub fn try_lock_until(
                 &self,
                 at: ::std::time::Instant,
-            ) -> Result<Option<$guard>, crate::Error> {
+            ) -> Result<Result<$guard, crate::Taken>, crate::Error> {
                 self.try_lock_for(crate::clock::left_until(at))
             }
         }

@@ -12,6 +12,7 @@ use crate::holder::Holder;
 use crate::lock::shutdown::Core;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
+use crate::taken::Taken;
 use crate::token::FencingToken;
 
 /// A lock that is granted to the call that has waited longest, across all processes.
@@ -155,7 +156,7 @@ impl FairMutex {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
-    pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+    pub fn try_lock(&self) -> Result<Result<MutexGuard, Taken>, Error> {
         self.0.try_lock()
     }
 
@@ -180,7 +181,7 @@ impl FairMutex {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
-    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Result<MutexGuard, Taken>, Error> {
         self.0.try_lock_for(limit)
     }
 }

@@ -20,6 +20,7 @@ use crate::protocol::primitive::{AtRelease, Primitive, RedisQueue};
 use crate::protocol::script::Call;
 use crate::redis::inspect::Gauge;
 use crate::redis::{Cap, Fault};
+use crate::taken::Taken;
 use crate::token::FencingToken;
 
 /// A lock that has at most one holder at a time, across processes and machines.
@@ -210,7 +211,7 @@ impl Mutex {
     ///
     /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] after the command timeout.
     /// While the circuit breaker is open, the call fails at once with [`Error::CircuitOpen`].
-    pub fn try_lock(&self) -> Result<Option<MutexGuard>, Error> {
+    pub fn try_lock(&self) -> Result<Result<MutexGuard, Taken>, Error> {
         self.acquire(WaitLimit::None)
     }
 
@@ -256,11 +257,11 @@ impl Mutex {
     ///
     /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] or [`Error::CircuitOpen`] if
     /// Redis did not answer within `limit`.
-    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexGuard>, Error> {
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Result<MutexGuard, Taken>, Error> {
         self.acquire(wait_limit(limit))
     }
 
-    fn acquire(&self, limit: WaitLimit) -> Result<Option<MutexGuard>, Error> {
+    fn acquire(&self, limit: WaitLimit) -> Result<Result<MutexGuard, Taken>, Error> {
         guard(&self.core, &self.keys, &self.settings, limit)
     }
 }

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::lock::shutdown::Core;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
+use crate::taken::Taken;
 
 /// A lock of several names, which acquires all of them or none.
 ///
@@ -164,7 +165,7 @@ impl MutexAll {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
-    pub fn try_lock(&self) -> Result<Option<MutexAllGuard>, Error> {
+    pub fn try_lock(&self) -> Result<Result<MutexAllGuard, Taken>, Error> {
         Ok(self.0.try_lock()?.map(MutexAllGuard))
     }
 
@@ -188,7 +189,7 @@ impl MutexAll {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
-    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<MutexAllGuard>, Error> {
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Result<MutexAllGuard, Taken>, Error> {
         Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard))
     }
 }

@@ -22,6 +22,7 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Cap;
 use crate::rw_holders::RwHolders;
+use crate::taken::Taken;
 use crate::token::FencingToken;
 
 /// A lock that several readers hold together, or one writer alone, across processes and machines.
@@ -168,7 +169,7 @@ impl RwLock {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock`] and [`read`](Self::read).
-    pub fn try_read(&self) -> Result<Option<RwLockReadGuard>, Error> {
+    pub fn try_read(&self) -> Result<Result<RwLockReadGuard, Taken>, Error> {
         self.acquire_read(WaitLimit::None)
     }
 
@@ -192,7 +193,7 @@ impl RwLock {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`read`](Self::read).
-    pub fn try_read_for(&self, limit: Duration) -> Result<Option<RwLockReadGuard>, Error> {
+    pub fn try_read_for(&self, limit: Duration) -> Result<Result<RwLockReadGuard, Taken>, Error> {
         self.acquire_read(wait_limit(limit))
     }
 
@@ -216,11 +217,14 @@ impl RwLock {
     /// # Errors
     ///
     /// The errors of [`try_read_for`](Self::try_read_for).
-    pub fn try_read_until(&self, at: time::Instant) -> Result<Option<RwLockReadGuard>, Error> {
+    pub fn try_read_until(
+        &self,
+        at: time::Instant,
+    ) -> Result<Result<RwLockReadGuard, Taken>, Error> {
         self.try_read_for(left_until(at))
     }
 
-    fn acquire_read(&self, limit: WaitLimit) -> Result<Option<RwLockReadGuard>, Error> {
+    fn acquire_read(&self, limit: WaitLimit) -> Result<Result<RwLockReadGuard, Taken>, Error> {
         self.core.runtime.process.check()?;
         self.warn_of_reading_again(limit);
         let guard = guard(&self.core, &self.reader, &self.settings, limit)?;
@@ -283,7 +287,7 @@ impl RwLock {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock`] and [`write`](Self::write).
-    pub fn try_write(&self) -> Result<Option<RwLockWriteGuard>, Error> {
+    pub fn try_write(&self) -> Result<Result<RwLockWriteGuard, Taken>, Error> {
         self.acquire_write(WaitLimit::None)
     }
 
@@ -307,7 +311,7 @@ impl RwLock {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`write`](Self::write).
-    pub fn try_write_for(&self, limit: Duration) -> Result<Option<RwLockWriteGuard>, Error> {
+    pub fn try_write_for(&self, limit: Duration) -> Result<Result<RwLockWriteGuard, Taken>, Error> {
         self.acquire_write(wait_limit(limit))
     }
 
@@ -331,11 +335,14 @@ impl RwLock {
     /// # Errors
     ///
     /// The errors of [`try_write_for`](Self::try_write_for).
-    pub fn try_write_until(&self, at: time::Instant) -> Result<Option<RwLockWriteGuard>, Error> {
+    pub fn try_write_until(
+        &self,
+        at: time::Instant,
+    ) -> Result<Result<RwLockWriteGuard, Taken>, Error> {
         self.try_write_for(left_until(at))
     }
 
-    fn acquire_write(&self, limit: WaitLimit) -> Result<Option<RwLockWriteGuard>, Error> {
+    fn acquire_write(&self, limit: WaitLimit) -> Result<Result<RwLockWriteGuard, Taken>, Error> {
         let guard = guard(&self.core, &self.writer, &self.settings, limit)?;
         Ok(guard.map(|guard| RwLockWriteGuard::new(guard, Arc::clone(&self.reader))))
     }

@@ -63,16 +63,16 @@ macro_rules! section_calls {
                 "). If that call acquires, runs `section`, releases, and returns its value."
             )]
             ///
-            /// Otherwise returns `None`, and `section` has not run.
+            /// Otherwise returns who has the lock, and `section` has not run.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();
             /// # let client = server.client();
             #[doc = concat!("let report = ", $make, ";")]
             #[doc = concat!(
-                "if report.", stringify!($try_with), "(|_| println!(\"writing\"))?.is_none() {"
+                "if let Err(taken) = report.", stringify!($try_with), "(|_| println!(\"writing\"))? {"
             )]
-            ///     println!("another holder is writing it");
+            ///     println!("not written: {taken}");
             /// }
             /// # Ok::<(), leasehold::Error>(())
             /// ```
@@ -89,12 +89,10 @@ macro_rules! section_calls {
             pub fn $try_with<T>(
                 &self,
                 section: impl FnOnce(&$guard) -> T,
-            ) -> Result<Option<T>, crate::WithError<T>> {
+            ) -> Result<Result<T, crate::Taken>, crate::WithError<T>> {
                 match self.$try().map_err(crate::WithError::NotAcquired)? {
-                    Some(guard) => {
-                        crate::api::sections::run(guard, section, $guard::$unlock).map(Some)
-                    }
-                    None => Ok(None),
+                    Ok(guard) => crate::api::sections::run(guard, section, $guard::$unlock).map(Ok),
+                    Err(taken) => Ok(Err(taken)),
                 }
             }
         }

@@ -24,6 +24,7 @@ use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::redis::Cap;
+use crate::taken::Taken;
 
 /// A number of permits that calls share, across processes and machines.
 ///
@@ -172,7 +173,7 @@ impl Semaphore {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock`] and [`acquire`](Self::acquire).
-    pub fn try_acquire(&self) -> Result<Option<SemaphorePermit>, Error> {
+    pub fn try_acquire(&self) -> Result<Result<SemaphorePermit, Taken>, Error> {
         Ok(self.lock.try_lock()?.map(|guard| self.permit(guard)))
     }
 
@@ -198,7 +199,10 @@ impl Semaphore {
     /// # Errors
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`acquire`](Self::acquire).
-    pub fn try_acquire_for(&self, limit: Duration) -> Result<Option<SemaphorePermit>, Error> {
+    pub fn try_acquire_for(
+        &self,
+        limit: Duration,
+    ) -> Result<Result<SemaphorePermit, Taken>, Error> {
         let guard = self.lock.try_lock_for(limit)?;
         Ok(guard.map(|guard| self.permit(guard)))
     }
@@ -226,7 +230,7 @@ impl Semaphore {
     pub fn try_acquire_until(
         &self,
         at: std::time::Instant,
-    ) -> Result<Option<SemaphorePermit>, Error> {
+    ) -> Result<Result<SemaphorePermit, Taken>, Error> {
         self.try_acquire_for(left_until(at))
     }
 

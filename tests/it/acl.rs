@@ -148,7 +148,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
     match ours.mutex("held").try_lock() {
         Err(error) => note("try_lock", Some(error)),
         Ok(got) => {
-            assert!(got.is_none());
+            assert!(got.is_err());
             let waiting = thread::spawn({
                 let mutex = ours.mutex("held");
                 move || {
@@ -615,7 +615,7 @@ fn refused_call_keeps_no_permit_and_no_read_lock() {
     assert!(lock.inspect().unwrap().is_none());
     assert_refused(refused.rw_lock("a").try_read(), &["+pexpireat"]);
     assert!(lock.inspect().unwrap().is_none());
-    assert!(lock.try_write().unwrap().is_some());
+    assert!(lock.try_write().unwrap().is_ok());
 }
 
 fn grant_by_a_user_without_hdel_strands_no_waiter() {
@@ -647,7 +647,7 @@ fn only_the_first_database_works_without_select() {
     let server = Server::start();
     set_user(&server, &without("leasehold", "+select"));
     let url = url(&server);
-    assert!(client(&url).mutex("a").try_lock().unwrap().is_some());
+    assert!(client(&url).mutex("a").try_lock().unwrap().is_ok());
     assert_refused(client(&(url + "/3")).mutex("a").lock(), &["+select"]);
 }
 

@@ -167,8 +167,8 @@ fn basic_calls_work_on_a_set() {
         let holder = guard.holder_id().as_str().as_bytes().to_vec();
         assert_eq!(server.get(format!("lock:{name}")), Some(holder));
         for client in [&one, &two] {
-            assert!(client.mutex(name).try_lock().unwrap().is_none());
-            assert!(client.mutex_all([name, "c"]).try_lock().unwrap().is_none());
+            assert!(client.mutex(name).try_lock().unwrap().is_err());
+            assert!(client.mutex_all([name, "c"]).try_lock().unwrap().is_err());
         }
         let seen = two
             .mutex(name)
@@ -193,7 +193,7 @@ fn basic_calls_work_on_a_set() {
     assert_eq!(lock_keys(&server), [""; 0]);
 
     let plain = two.mutex("b").lock().unwrap();
-    assert!(one.mutex_all(["a", "b"]).try_lock().unwrap().is_none());
+    assert!(one.mutex_all(["a", "b"]).try_lock().unwrap().is_err());
     assert!(plain.fencing_token() > before[1]);
     assert_eq!(lock_keys(&server), ["lock:b"]);
     drop(plain);
@@ -211,7 +211,7 @@ fn empty_set_is_an_error_and_single_name_is_a_plain_lock() {
     let client = client(&server.url());
     let nothing = client.mutex_all([""; 0]);
     for answer in [
-        nothing.lock().map(Some),
+        nothing.lock().map(Ok),
         nothing.try_lock(),
         nothing.try_lock_for(ms(10)),
     ] {
@@ -227,9 +227,9 @@ fn empty_set_is_an_error_and_single_name_is_a_plain_lock() {
     let one = client.mutex_all(["a", "a"]);
     let guard = one.lock().unwrap();
     assert_eq!(guard.names(), ["a"].map(Name::from));
-    assert!(client.mutex("a").try_lock().unwrap().is_none());
+    assert!(client.mutex("a").try_lock().unwrap().is_err());
     // Names are compared byte by byte.
-    assert!(client.mutex_all(["A", "a "]).try_lock().unwrap().is_some());
+    assert!(client.mutex_all(["A", "a "]).try_lock().unwrap().is_ok());
     assert_released(guard.unlock());
 }
 
@@ -347,7 +347,7 @@ fn waiter_is_woken_only_by_the_name_that_blocked_it() {
             server.wait_until_waiter_sleeps("lock_release:c");
             assert_released(guard.unlock());
             assert!(
-                waiting.join().unwrap().unwrap().is_some(),
+                waiting.join().unwrap().unwrap().is_ok(),
                 "the waiter is woken"
             );
         });
@@ -397,8 +397,8 @@ fn release_that_overtakes_the_refusal_is_not_missed() {
         eventually(ms(10_000), || calls() > before + 2);
         proxy.set_all(Traffic::Pass);
         let granted = waiting.join().unwrap().unwrap();
-        assert!(granted.is_some(), "the refused call tries again");
-        assert!(last.join().unwrap().unwrap().is_some());
+        assert!(granted.is_ok(), "the refused call tries again");
+        assert!(last.join().unwrap().unwrap().is_ok());
     });
 }
 
@@ -427,7 +427,7 @@ fn waiters_of_one_client_wake_each_other() {
         let calls = || server.script_calls();
         eventually(ms(10_000), || {
             let before = calls();
-            assert!(client.mutex_all(["B", "b"]).try_lock().unwrap().is_none());
+            assert!(client.mutex_all(["B", "b"]).try_lock().unwrap().is_err());
             calls() == before
         });
         eventually(ms(10_000), || client.stats().waiting == 4);
@@ -555,7 +555,7 @@ fn set_of_a_thousand_names_is_held_renewed_and_released() {
         })
         .collect();
     assert_eq!(ttls, HashSet::from([true]));
-    assert!(two.mutex("account:777").try_lock().unwrap().is_none());
+    assert!(two.mutex("account:777").try_lock().unwrap().is_err());
     let before = token(&guard, "account:777");
     assert!(format!("{all:?}").contains("account:777"));
     assert_released(guard.unlock());
@@ -720,7 +720,7 @@ fn calls_return_by_their_deadline() {
     ] {
         let all = all.clone().wait_policy(policy);
         let waited = Control::run(ms(1_000), || all.try_lock_for(ms(1_000)));
-        assert!(waited.no_later_than(SLACK).unwrap().is_none());
+        assert!(waited.no_later_than(SLACK).unwrap().is_err());
     }
     let mut held = held.into_iter();
     // Blocked by one name first, then by another.
@@ -735,7 +735,7 @@ fn calls_return_by_their_deadline() {
                 .unwrap()
                 .no_later_than(SLACK)
                 .unwrap()
-                .is_none()
+                .is_err()
         );
     });
     server.pause();
@@ -837,7 +837,7 @@ fn assert_set_is_held(
     );
     for name in names {
         assert!(is_locked(cluster, name));
-        assert!(two.mutex(name).try_lock().unwrap().is_none());
+        assert!(two.mutex(name).try_lock().unwrap().is_err());
     }
     renewals
         .recv_timeout(ms(10_000))
@@ -860,8 +860,8 @@ fn assert_name_blocks_the_set(
     held: &String,
 ) -> MutexAllGuard {
     let plain = one.mutex(held).lock().unwrap();
-    assert!(one.mutex_all(names).try_lock().unwrap().is_none());
-    assert!(two.mutex_all(names).try_lock().unwrap().is_none());
+    assert!(one.mutex_all(names).try_lock().unwrap().is_err());
+    assert!(two.mutex_all(names).try_lock().unwrap().is_err());
     let taken = names.iter().filter(|name| is_locked(cluster, name));
     assert!(taken.eq([held]));
     thread::scope(|scope| {
@@ -909,9 +909,9 @@ fn quorum_counts_only_votes_for_the_whole_set() {
     let guard = one.mutex_all(["b", "a"]).lock().unwrap();
     for name in ["a", "b"] {
         assert!(token(&guard, name).value() > ahead);
-        assert!(two.mutex(name).try_lock().unwrap().is_none());
+        assert!(two.mutex(name).try_lock().unwrap().is_err());
     }
-    assert!(two.mutex_all(["B", "b"]).try_lock().unwrap().is_none());
+    assert!(two.mutex_all(["B", "b"]).try_lock().unwrap().is_err());
     guard.renew().unwrap();
     let before = token(&guard, "a");
     thread::scope(|scope| {

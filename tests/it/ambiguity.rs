@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, unbounded};
-use leasehold::{Client, Error, Lost, Mutex, MutexGuard};
+use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Taken};
 use support::permits::permits_out;
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, let_pass, ms};
 
@@ -350,7 +350,7 @@ fn unanswered_reader_of_this_client_is_not_reported_as_another_holder() {
 #[track_caller]
 fn after_an_unanswered_attempt(
     server: &Server,
-    call: impl FnOnce(&Client) -> Result<Option<()>, Error>,
+    call: impl FnOnce(&Client) -> Result<Result<(), Taken>, Error>,
     is_undone: impl FnMut() -> bool,
 ) {
     let proxy = Proxy::new(server);
@@ -391,10 +391,10 @@ fn client_with_two_connections(proxy: &Proxy) -> (Client, [usize; 2]) {
 }
 
 #[track_caller]
-fn assert_not_refused(outcome: Result<Option<()>, Error>) {
+fn assert_not_refused(outcome: Result<Result<(), Taken>, Error>) {
     match outcome {
-        Ok(Some(())) => {}
-        Ok(None) => panic!("only this client holds the lock"),
+        Ok(Ok(())) => {}
+        Ok(Err(_)) => panic!("only this client holds the lock"),
         Err(error) => assert!(error.is_unreachable(), "{error:?}"),
     }
 }
@@ -422,7 +422,7 @@ fn reader_whose_release_got_no_reply_is_not_reported_as_another_holder() {
 fn after_an_unanswered_release<T>(
     hold: impl FnOnce(&Client) -> T,
     release: impl FnOnce(T) -> Result<(), Error>,
-    call: impl FnOnce(&Client) -> Result<Option<()>, Error>,
+    call: impl FnOnce(&Client) -> Result<Result<(), Taken>, Error>,
     is_released: impl Fn(&Server) -> bool,
 ) {
     let server = Server::start();
@@ -611,8 +611,8 @@ fn unstable_network_causes_no_loss_no_double_holder_and_no_leftover() {
                 let mutex = client.mutex(format!("{}", n % 3));
                 while !over.load(Ordering::Relaxed) {
                     let guard = match mutex.try_lock_for(ms(150)) {
-                        Ok(Some(guard)) => guard,
-                        Ok(None) => continue,
+                        Ok(Ok(guard)) => guard,
+                        Ok(Err(_)) => continue,
                         Err(error) => {
                             assert!(error.is_unreachable(), "{error:?}");
                             continue;
@@ -759,17 +759,14 @@ fn run_acquire_late(server: &Server, names: &[&str], id: &str) {
         .iter()
         .map(|name| other.mutex(*name).try_lock_for(PATIENCE).unwrap())
         .collect();
-    assert!(
-        guards.iter().all(Option::is_some),
-        "the undo removes the key"
-    );
+    assert!(guards.iter().all(Result::is_ok), "the undo removes the key");
 }
 
 fn undos_of_one_name_share_a_command_and_remove_only_their_own_lease() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let client = late_client(&proxy);
-    let call = || client.mutex("a").try_lock().map(|guard| guard.is_some());
+    let call = || client.mutex("a").try_lock().map(|guard| guard.is_ok());
     let ids = many_unanswered_calls(&server, &proxy, &client, call);
     for id in ids.iter().rev().take(2) {
         run_acquire_late(&server, &["a"], id);
@@ -784,7 +781,7 @@ fn undos_of_one_set_share_a_command_and_remove_only_their_own_lease() {
     let proxy = Proxy::new(&server);
     let client = late_client(&proxy);
     let set = || client.mutex_all(["a", "b"]);
-    let call = || set().try_lock().map(|guard| guard.is_some());
+    let call = || set().try_lock().map(|guard| guard.is_ok());
     let ids = many_unanswered_calls(&server, &proxy, &client, call);
     run_acquire_late(&server, &["a", "b"], &ids[1]);
     let guard = set().lock().unwrap();
@@ -798,7 +795,7 @@ fn undos_of_one_fair_lock_share_a_command_and_keep_other_places() {
     let proxy = Proxy::new(&server);
     let client = late_client(&proxy);
     let fair = |client: &Client| client.fair_mutex("a");
-    let call = || fair(&client).try_lock().map(|guard| guard.is_some());
+    let call = || fair(&client).try_lock().map(|guard| guard.is_ok());
     let ids = many_unanswered_calls(&server, &proxy, &client, call);
     let other = self::client(&server.url());
     thread::scope(|scope| {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error, MutexGuard};
+use leasehold::{Client, Error, MutexGuard, Taken};
 use parking_lot::Mutex;
 use support::fair::PATIENCE;
 use support::{Proxy, Replicas, Server, Traffic, eventually, let_pass, ms};
@@ -78,7 +78,7 @@ fn in_parallel<T: Send>(threads: usize, run: impl Fn(usize) -> T + Sync) -> Vec<
     })
 }
 
-fn try_lock(client: &Client, n: usize) -> Result<Option<MutexGuard>, Error> {
+fn try_lock(client: &Client, n: usize) -> Result<Result<MutexGuard, Taken>, Error> {
     client.mutex(format!("name-{n}")).try_lock()
 }
 
@@ -258,7 +258,7 @@ fn short_deadline_does_not_fail_other_calls() {
     for (n, ((answer, took), _)) in answers.into_iter().enumerate() {
         match n % 2 {
             0 => {
-                assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+                assert!(!matches!(answer, Ok(Ok(_))), "{answer:?}");
                 assert!(took < SHORT_DEADLINE + NOISE, "{took:?}");
             }
             _ => drop(answer.unwrap().expect("no other thread uses the name")),
@@ -385,7 +385,7 @@ fn calls_during_a_failing_batch(
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
                     // `None` if the thread's previous release got no reply.
-                    if let Some(Some(guard)) = bad.watch(|| try_lock(client, n)) {
+                    if let Some(Ok(guard)) = bad.watch(|| try_lock(client, n)) {
                         bad.watch(|| guard.unlock());
                         pairs.fetch_add(1, Ordering::Relaxed);
                     }

@@ -415,7 +415,7 @@ fn last_call_that_gives_up_leaves_the_queue() {
         let waiting = spawn_waiter(scope, &server, &staying);
         let gives_up = scope.spawn(|| leaving.try_lock_for(ms(3_000)).unwrap());
         wait_for_queue_length(&server, 2);
-        assert!(gives_up.join().unwrap().is_none());
+        assert!(gives_up.join().unwrap().is_err());
         wait_for_queue_length(&server, 1);
         assert_released(guard.unlock());
         assert_released(waiting.join().unwrap().unlock());
@@ -474,7 +474,7 @@ fn try_lock_does_not_overtake_a_call_of_its_client_that_has_a_place() {
         let waiting = spawn_waiter(scope, &server, &mutex);
         // The lock is free: without the place, `try_lock` would get it.
         server.run("DEL", &["lock:a"]);
-        assert!(mutex.try_lock().unwrap().is_none() || waiting.is_finished());
+        assert!(mutex.try_lock().unwrap().is_err() || waiting.is_finished());
         assert_released(waiting.join().unwrap().unlock());
     });
     drop(guard);
@@ -491,7 +491,7 @@ fn try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place() 
     thread::scope(|scope| {
         let waiting = scope.spawn(|| lock(&mutex));
         wait_for_queue_length(&server, 1);
-        assert!(mutex.try_lock().unwrap().is_none());
+        assert!(mutex.try_lock().unwrap().is_err());
         proxy.set_all(Traffic::Stall);
         // The refresh of the waiting call gets no reply.
         let is_failing = |part: &HealthPart| part.state == HealthState::Fails;
@@ -567,7 +567,7 @@ fn enter_without_a_reply_is_undone() {
             proxy.set_open(Traffic::DropReplies);
             let answer = mutex.try_lock_for(ms(500));
             // `None` if the client still knows from its last refusal that the lock is held.
-            assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
+            assert!(!matches!(answer, Ok(Ok(_))), "{answer:?}");
             let has_entered = enters() > before;
             proxy.cut();
             proxy.set_all(Traffic::Pass);
@@ -900,7 +900,7 @@ fn client_whose_release_could_not_grant_goes_behind_the_queue() {
     // This place has no client, so the reader never asks.
     push_place(&server, "reader", "r", "a ");
     assert_released(guard.unlock());
-    assert!(mutex.try_lock().unwrap().is_none(), "the reader is next");
+    assert!(mutex.try_lock().unwrap().is_err(), "the reader is next");
     assert_gives_up(|limit| mutex.try_lock_for(limit));
     assert_eq!(server.get("lock:a"), None);
     server.run("DEL", &[QUEUE, PLACES]);
@@ -1064,7 +1064,7 @@ fn calls_that_began_before_the_missing_rights_were_known_send_few_commands() {
         let second = scope.spawn(|| lock(&mutex));
         wait_until_asleep(&client, 1);
         server.resume();
-        assert!(!matches!(first.join().unwrap(), Ok(Some(_))));
+        assert!(!matches!(first.join().unwrap(), Ok(Ok(_))));
         let before = server.script_calls();
         let_pass(ms(1_000));
         let sent = server.script_calls() - before;

@@ -274,7 +274,7 @@ fn lock_is_acquired_and_released<D: Deployment>(test: &TestScope<'_, D>) {
         .unwrap()
         .expect("the lock is held");
     assert_eq!(holder.fencing_token(), Some(guard.fencing_token()));
-    assert!(theirs.try_lock().unwrap().is_none());
+    assert!(theirs.try_lock().unwrap().is_err());
     assert_gives_up(|limit| {
         Control::run(limit, || theirs.try_lock_for(limit)).no_later_than(SLACK)
     });
@@ -346,7 +346,7 @@ fn lock_waits_until_a_foreign_holder_expires<D: Deployment>(test: &TestScope<'_,
     let set = ["SET", &test.key, "another program", "NX", "PX", "2000"];
     let timed = Control::run(ttl, || {
         test.run_on_every_owner(&set);
-        assert!(mutex.try_lock().unwrap().is_none());
+        assert!(mutex.try_lock().unwrap().is_err());
         mutex.lock().unwrap()
     });
     assert!(timed.took > ttl / 2, "{:?}", timed.took);
@@ -368,7 +368,7 @@ fn lease_is_renewed<D: Deployment>(test: &TestScope<'_, D>) {
             .expect("the lease is renewed");
     }
     guard.ensure_held().unwrap();
-    assert!(test.client().mutex(test.name).try_lock().unwrap().is_none());
+    assert!(test.client().mutex(test.name).try_lock().unwrap().is_err());
     guard.renew().unwrap();
     guard.set_ttl(ms(20_000)).unwrap();
     assert!(guard.remaining().unwrap() > ms(19_000));
@@ -415,7 +415,7 @@ fn deadlines_are_kept_while_servers_hang<D: Deployment>(test: &TestScope<'_, D>)
     let holder = test.client();
     let guard = holder.mutex(test.name).ttl(ms(700)).lock().unwrap();
     let lost = guard.lost();
-    assert!(used.mutex(test.name).try_lock().unwrap().is_none());
+    assert!(used.mutex(test.name).try_lock().unwrap().is_err());
     let fresh = test.client();
     test.while_hung(|| {
         for client in [&used, &fresh] {

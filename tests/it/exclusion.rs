@@ -25,10 +25,10 @@ fn basic_exclusion_holds_between_two_clients() {
     let server = Server::start();
     let (one, two) = (server.client(), server.client());
     let guard = one.mutex("a").lock().unwrap();
-    assert!(two.mutex("a").try_lock().unwrap().is_none());
-    assert!(two.mutex("b").try_lock().unwrap().is_some());
+    assert!(two.mutex("a").try_lock().unwrap().is_err());
+    assert!(two.mutex("b").try_lock().unwrap().is_ok());
     guard.unlock().unwrap();
-    assert!(two.mutex("a").try_lock().unwrap().is_some());
+    assert!(two.mutex("a").try_lock().unwrap().is_ok());
 }
 
 fn processes_and_threads_count_exactly() {

@@ -77,7 +77,7 @@ fn basic_calls_work_on_a_fair_lock() {
     let server = Server::start();
     let (one, two) = (fair_mutex(&server), fair_mutex(&server));
     let guard = one.lock().unwrap();
-    assert!(two.try_lock().unwrap().is_none());
+    assert!(two.try_lock().unwrap().is_err());
     assert_gives_up(|limit| two.try_lock_for(limit));
     // The call that gave up leaves the queue in the background.
     wait_for_queue_length(&server, 0);
@@ -263,7 +263,7 @@ fn grant_publishes_no_release() {
         let waiting = spawn_subscribed_waiter(scope, &server, fair_mutex(&server));
         assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
-        assert!(plain.try_lock().unwrap().is_none());
+        assert!(plain.try_lock().unwrap().is_err());
         let id = guard.holder_id().to_string();
         assert_released(guard.unlock());
         let first: String = channel.get_message().unwrap().get_payload().unwrap();
@@ -275,16 +275,16 @@ fn plain_and_fair_locks_exclude_each_other() {
     let server = Server::start();
     let (fair, plain) = (fair_mutex(&server), server.client().mutex("a"));
     let guard = plain.lock().unwrap();
-    assert!(fair.try_lock().unwrap().is_none());
+    assert!(fair.try_lock().unwrap().is_err());
     let mut last = guard.fencing_token();
     assert_released(guard.unlock());
     for _ in 0..3 {
         let guard = fair.lock().unwrap();
-        assert!(plain.try_lock().unwrap().is_none() && guard.fencing_token() > last);
+        assert!(plain.try_lock().unwrap().is_err() && guard.fencing_token() > last);
         last = guard.fencing_token();
         assert_released(guard.unlock());
         let guard = plain.lock().unwrap();
-        assert!(fair.try_lock().unwrap().is_none() && guard.fencing_token() > last);
+        assert!(fair.try_lock().unwrap().is_err() && guard.fencing_token() > last);
         last = guard.fencing_token();
         assert_released(guard.unlock());
     }
@@ -341,7 +341,7 @@ fn free_lock_is_reserved_for_the_first_in_the_queue() {
             // The lock goes to the first in the queue, whether or not another call waits too.
             let second = waiting.then(|| scope.spawn(|| lock_in_turn(&two)));
             if !waiting {
-                assert!(two.try_lock().unwrap().is_none());
+                assert!(two.try_lock().unwrap().is_err());
             }
             let first = first.join().unwrap();
             let token = first.fencing_token();
@@ -365,7 +365,7 @@ fn place_of_a_dead_client_refuses_try_lock_but_does_not_delay_lock() {
     let place = format!("{now} 3600000 1 {now} l leasehold:nobody");
     server.run("RPUSH", &[QUEUE, "dead"]);
     server.run("HSET", &[PLACES, "dead", &place]);
-    assert!(fair_mutex(&server).try_lock().unwrap().is_none());
+    assert!(fair_mutex(&server).try_lock().unwrap().is_err());
     assert_eq!(holder(&server), None);
     assert_released(lock_in_turn(&fair_mutex(&server)).unlock());
     assert_eq!(queue_length(&server), 1, "the dead place is still there");
@@ -377,7 +377,7 @@ fn waiter_that_gives_up_leaves_the_queue() {
     let mutex = server.client().fair_mutex("a");
     let limit = ms(1_000);
     let answer = Control::run(limit, || mutex.try_lock_for(limit));
-    assert!(answer.no_later_than(SLACK).unwrap().is_none());
+    assert!(answer.no_later_than(SLACK).unwrap().is_err());
     eventually(PATIENCE, || queue_length(&server) == 0);
     assert!(!server.keys().contains(&PLACES.into()));
     assert_released(guard.unlock());
@@ -427,7 +427,7 @@ fn waiter_gives_up_at_its_turn() -> bool {
         assert_released(guard.unlock());
         let (granted, places) = (holder(&server), queue_length(&server));
         let is_in_time = began.elapsed() < limit;
-        let has_given_up = first.join().unwrap().is_none();
+        let has_given_up = first.join().unwrap().is_err();
         let second = second.join().unwrap();
         if is_in_time {
             assert!(granted.is_some() && granted.as_deref() != Some(&*previous));
@@ -560,7 +560,7 @@ fn backoff_waits_without_a_subscription() {
             mutex.lock(),
             Err(Error::AttemptsUsedUp { attempts: 3, .. })
         ));
-        assert!(mutex.try_lock_for(PATIENCE).unwrap().is_none());
+        assert!(mutex.try_lock_for(PATIENCE).unwrap().is_err());
         wait_for_queue_length(&server, 1);
         assert_released(guard.unlock());
         assert_released(waiting.join().unwrap().unlock());
@@ -629,7 +629,7 @@ fn fair_lock_over_a_quorum_is_an_error() {
     let server = Server::start();
     let client = Client::quorum([server.url()]).unwrap();
     for answer in [
-        client.fair_mutex("a").lock().map(Some),
+        client.fair_mutex("a").lock().map(Ok),
         client.fair_mutex("a").try_lock(),
     ] {
         let error = answer.unwrap_err();
@@ -787,7 +787,7 @@ fn fair_lock_is_granted_in_a_cluster() {
         let server = cluster.node(node);
         let is_woken_by_message = || {
             let guard = one.fair_mutex(&*name).lock().unwrap();
-            assert!(two.fair_mutex(&*name).try_lock().unwrap().is_none());
+            assert!(two.fair_mutex(&*name).try_lock().unwrap().is_err());
             thread::scope(|scope| {
                 let waiting = scope.spawn(|| lock_in_turn(&two.fair_mutex(&*name)));
                 eventually(PATIENCE, || one.fair_mutex(&*name).waiting().unwrap() == 1);

@@ -170,7 +170,7 @@ fn flushed_scripts_are_sent_again() {
     run(&server, &["SCRIPT", "FLUSH"]);
     assert!(mutex.inspect().unwrap().is_some());
     run(&server, &["SCRIPT", "FLUSH"]);
-    assert!(other.mutex(NAME).try_lock().unwrap().is_none());
+    assert!(other.mutex(NAME).try_lock().unwrap().is_err());
     run(&server, &["SCRIPT", "FLUSH"]);
     guard.unlock().unwrap();
     run(&server, &["SCRIPT", "FLUSH"]);
@@ -239,7 +239,7 @@ fn full_server_grants_nothing_and_releases_everything() {
     assert_eq!(second.unlock().unwrap_err().lost(), Some(Lost::Deleted));
 
     config(&server, "maxmemory", "0");
-    assert!(client.mutex(NAME).try_lock().unwrap().is_some());
+    assert!(client.mutex(NAME).try_lock().unwrap().is_ok());
 }
 
 /// Rules of users that may not publish: without the command, and without the channels.
@@ -313,7 +313,7 @@ fn client_with_idle_connections(proxy: &Proxy) -> (Client, MutexGuard, Receiver<
                 let mutex = client.mutex(format!("name-{n}"));
                 let mutex = mutex.min_replicas(1, ms(1_000));
                 // `None` if an earlier round's attempt is not undone yet.
-                let is_granted = move || matches!(mutex.try_lock(), Ok(Some(_)));
+                let is_granted = move || matches!(mutex.try_lock(), Ok(Ok(_)));
                 scope.spawn(move || assert!(!is_granted(), "there is no replica"));
             }
         });
@@ -487,7 +487,7 @@ fn junk_in_the_fence_is_an_error_and_leaves_no_lock() {
         for answer in [
             mutex.try_lock(),
             mutex.try_lock_for(ms(60_000)),
-            mutex.lock().map(Some),
+            mutex.lock().map(Ok),
         ] {
             match answer {
                 Err(Error::BadFence { key, .. }) => assert_eq!(key, FENCE),
@@ -515,10 +515,10 @@ fn junk_in_the_fence_is_an_error_and_leaves_no_lock() {
     assert!(began.elapsed() < WAIT_LIMIT, "a call has waited");
     let text = mutex.try_lock().unwrap_err().to_string();
     assert!(text.contains(FENCE) && text.contains("2^53"), "{text}");
-    assert!(client.mutex("other").try_lock().unwrap().is_some());
+    assert!(client.mutex("other").try_lock().unwrap().is_ok());
 
     let () = query(&mut connection, &["DEL", FENCE]);
-    assert!(mutex.try_lock().unwrap().is_some());
+    assert!(mutex.try_lock().unwrap().is_ok());
 }
 
 fn highest_token_is_granted_once() {

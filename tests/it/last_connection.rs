@@ -53,7 +53,7 @@ fn hold_without_connecting(client: &Client, shut: impl FnOnce()) {
     });
     assert!(guard.is_held());
     assert_eq!(client.stats().totals.renewals_failed, 0);
-    assert!(client.mutex("held").try_lock().unwrap().is_none());
+    assert!(client.mutex("held").try_lock().unwrap().is_err());
     let second = client.mutex("second").try_lock().unwrap();
     let second = second.expect("the lock is free");
     guard.unlock().unwrap();

@@ -7,7 +7,9 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError, bounded, unbounded};
-use leasehold::{Backoff, Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, WaitPolicy};
+use leasehold::{
+    Backoff, Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, Taken, WaitPolicy,
+};
 use parking_lot::Mutex as Local;
 use support::{
     Counters, Fenced, Proxy, Server, Traffic, assert_released, connect_to_all, eventually,
@@ -76,7 +78,7 @@ fn start_waiter<'scope>(
     scope: &'scope Scope<'scope, '_>,
     client: &Client,
     mutex: Mutex,
-) -> ScopedJoinHandle<'scope, Option<MutexGuard>> {
+) -> ScopedJoinHandle<'scope, Result<MutexGuard, Taken>> {
     let before = client.stats().waiting;
     let call = scope.spawn(move || mutex.try_lock_for(WAIT_LIMIT).unwrap());
     eventually(WAIT_LIMIT, || client.stats().waiting == before + 1);
@@ -84,7 +86,7 @@ fn start_waiter<'scope>(
 }
 
 /// Returns the guard that a waiting call acquired.
-fn guard_of(call: ScopedJoinHandle<'_, Option<MutexGuard>>) -> MutexGuard {
+fn guard_of(call: ScopedJoinHandle<'_, Result<MutexGuard, Taken>>) -> MutexGuard {
     call.join().unwrap().expect("the lock")
 }
 
@@ -96,7 +98,7 @@ fn queue_behind_a_holder<'scope, const N: usize>(
     server: &Server,
     client: &Client,
     mutexes: [Mutex; N],
-) -> [ScopedJoinHandle<'scope, Option<MutexGuard>>; N] {
+) -> [ScopedJoinHandle<'scope, Result<MutexGuard, Taken>>; N] {
     let first = client.mutex("a").lock().unwrap();
     let before = (client.stats().totals.attempts, server.script_calls());
     let calls = mutexes.map(|mutex| start_waiter(scope, client, mutex));
@@ -143,7 +145,7 @@ fn basic_handoff_sends_no_command() {
         assert_eq!(*three.holder_id(), id, "a hand-off keeps the holder id");
         let after = (server.script_calls(), server.calls(&["publish"]));
         assert_eq!(before, after, "nothing was sent");
-        assert!(a().try_lock().unwrap().is_none(), "this client holds it");
+        assert!(a().try_lock().unwrap().is_err(), "this client holds it");
         assert_eq!(
             server.script_calls(),
             after.0,
@@ -588,7 +590,7 @@ fn a_waiter_whose_logger_panics_takes_the_lease_handed_to_it() {
             assert_released(one.unlock());
             assert_released(guard_of(two).unlock());
             // The panicking thread has been handed the lease but has not taken it yet.
-            assert!(a().try_lock().unwrap().is_none());
+            assert!(a().try_lock().unwrap().is_err());
             resume.send(()).unwrap();
             let took = panics.join().unwrap();
             assert_eq!(*took.holder_id(), id);

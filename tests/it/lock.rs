@@ -75,13 +75,13 @@ fn basic_calls_work_on_a_mutex() {
         server.get("lock:a").unwrap(),
         guard.holder_id().as_str().as_bytes()
     );
-    assert!(mutex.try_lock().unwrap().is_none());
-    assert!(mutex.try_lock_for(ms(50)).unwrap().is_none());
+    assert!(mutex.try_lock().unwrap().is_err());
+    assert!(mutex.try_lock_for(ms(50)).unwrap().is_err());
     assert!(
         mutex
             .try_lock_until(Instant::now() + ms(50))
             .unwrap()
-            .is_none()
+            .is_err()
     );
     let lost = guard.lost();
     guard.unlock().unwrap();
@@ -97,8 +97,8 @@ fn another_client_is_refused_then_woken_by_the_release() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("a").lock().unwrap();
-    assert!(two.mutex("a").try_lock().unwrap().is_none());
-    assert!(two.mutex("a").try_lock_for(ms(300)).unwrap().is_none());
+    assert!(two.mutex("a").try_lock().unwrap().is_err());
+    assert!(two.mutex("a").try_lock_for(ms(300)).unwrap().is_err());
     let mutex = two.mutex("a");
     let waiter = spawn_call(move || mutex.lock().unwrap().fencing_token());
     eventually(WAIT_LIMIT, || two.stats().waiting == 1);
@@ -119,14 +119,14 @@ fn try_lock_of_a_name_this_client_holds_sends_nothing() {
     let guard = mutex.lock().unwrap();
     let before = server.script_calls();
     for _ in 0..100 {
-        assert!(mutex.try_lock().unwrap().is_none());
-        assert!(client.mutex("a").try_lock().unwrap().is_none());
-        assert!(mutex.try_lock_for(Duration::ZERO).unwrap().is_none());
+        assert!(mutex.try_lock().unwrap().is_err());
+        assert!(client.mutex("a").try_lock().unwrap().is_err());
+        assert!(mutex.try_lock_for(Duration::ZERO).unwrap().is_err());
         assert!(mutex.try_with(|_| ()).unwrap().is_none());
     }
     assert_eq!(server.script_calls(), before);
     drop(guard);
-    assert!(mutex.try_lock().unwrap().is_some());
+    assert!(mutex.try_lock().unwrap().is_ok());
 }
 
 fn calls_without_a_server_are_errors_that_name_it() {
@@ -443,7 +443,7 @@ fn used_up_attempts_are_reported() {
         mutex
             .try_lock_until(Instant::now() + MINUTE)
             .unwrap()
-            .is_none()
+            .is_err()
     );
     match mutex.lock() {
         Err(Error::AttemptsUsedUp { attempts: 3, .. }) => {}

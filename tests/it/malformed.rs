@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, ClientBuilder, Error, MutexGuard};
+use leasehold::{Client, ClientBuilder, Error, MutexGuard, Taken};
 use support::{FakeServer, eventually, ms};
 
 support::tests![
@@ -97,11 +97,11 @@ fn assert_undone(server: &FakeServer, script: &str) {
 }
 
 #[track_caller]
-fn assert_unanswered<T>(outcome: &Result<Option<T>, Error>, reply: &str) {
+fn assert_unanswered<T>(outcome: &Result<Result<T, Taken>, Error>, reply: &str) {
     match outcome {
         Err(Error::Unreachable { .. }) => {}
         Err(error) => panic!("{reply:?}: {error}"),
-        Ok(granted) => panic!("{reply:?}: granted: {}", granted.is_some()),
+        Ok(granted) => panic!("{reply:?}: granted: {}", granted.is_ok()),
     }
 }
 
@@ -180,7 +180,7 @@ fn an_enter_that_ran_twice_is_undone() {
     });
     let fair = client(&server.url()).fair_mutex("a");
     let guard = fair.try_lock_for(ms(5_000)).unwrap();
-    assert!(guard.is_some());
+    assert!(guard.is_ok());
     let enters = server.requests("queue_enter");
     eventually(WAIT_LIMIT, || server.has_undo_of(&enters[0].args()[0]));
     drop(guard);
@@ -203,7 +203,7 @@ fn an_impossible_reply_grants_nothing_to_a_queued_waiter() {
         });
         let fair = client(&server.url()).fair_mutex("a");
         let granted = fair.try_lock_for(ms(2_500));
-        assert!(!matches!(granted, Ok(Some(_))), "{reply:?}");
+        assert!(!matches!(granted, Ok(Ok(_))), "{reply:?}");
         assert!(!server.requests("queue_refresh").is_empty());
     }
 }
@@ -354,7 +354,7 @@ fn each_reply_to_a_combined_write_is_checked() {
         thread::scope(|scope| {
             for n in 0..12 {
                 let mutex = client.mutex(format!("a{n}"));
-                scope.spawn(move || assert!(!matches!(mutex.try_lock(), Ok(Some(_)))));
+                scope.spawn(move || assert!(!matches!(mutex.try_lock(), Ok(Ok(_)))));
             }
         });
         most_on_a_connection() > Some(2)
@@ -374,7 +374,7 @@ fn a_surplus_reply_does_not_answer_the_next_call() {
     let client = client(&server.url());
     let guard = client.mutex("a").lock().unwrap();
     guard.unlock().unwrap();
-    assert!(client.mutex("b").try_lock().unwrap().is_none());
+    assert!(client.mutex("b").try_lock().unwrap().is_err());
     let release = server.requests("release").remove(0);
     eventually(WAIT_LIMIT, || server.is_closed(release.connection));
 }
@@ -494,5 +494,5 @@ fn a_scan_reply_that_is_too_large_opens_no_breaker() {
     let client = builder(&server.url()).breaker(1).build().unwrap();
     let text = client.list("").unwrap_err().to_string();
     assert!(text.contains("larger than the limits"), "{text}");
-    assert!(client.mutex("a").try_lock().unwrap().is_some());
+    assert!(client.mutex("a").try_lock().unwrap().is_ok());
 }

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, ClientBuilder, Error};
+use leasehold::{Client, ClientBuilder, Error, Taken};
 use support::fair::{wait_for_queue_length, wait_for_refresh};
 use support::{Server, eventually, ms};
 
@@ -52,10 +52,10 @@ fn results_when_servers_stop<G>(
     client: &Client,
     ttl_ms: &str,
     callers: u64,
-    call: impl Fn() -> Result<Option<G>, Error> + Sync,
+    call: impl Fn() -> Result<Result<G, Taken>, Error> + Sync,
 ) -> Vec<Result<bool, Error>> {
     let answers = thread::scope(|scope| {
-        let call = || call().map(|guard| guard.is_some());
+        let call = || call().map(|guard| guard.is_ok());
         let calls: Vec<_> = (0..callers).map(|_| scope.spawn(call)).collect();
         eventually(WAIT_LIMIT, || client.stats().waiting == callers);
         for server in servers {
@@ -154,7 +154,7 @@ fn a_fair_key_that_outlasts_the_deadline_is_reported_held_after_a_refresh() {
     set_foreign_lock(&servers);
     let mutex = client.fair_mutex("a");
     thread::scope(|scope| {
-        let call = || mutex.try_lock_for(LIMIT).map(|guard| guard.is_some());
+        let call = || mutex.try_lock_for(LIMIT).map(|guard| guard.is_ok());
         let calls = [(); 3].map(|()| scope.spawn(call));
         eventually(WAIT_LIMIT, || client.stats().waiting == 3);
         wait_for_queue_length(&servers[0], 3);
@@ -190,7 +190,7 @@ fn an_old_refusal_is_rechecked_before_the_deadline() {
         // Each has time for the lock after the one before it.
         let calls = [0, 1_000, 2_000].map(|later| {
             let (mutex, limit) = (client.mutex("a"), LIMIT + ms(later));
-            scope.spawn(move || mutex.try_lock_for(limit).unwrap().is_some())
+            scope.spawn(move || mutex.try_lock_for(limit).unwrap().is_ok())
         });
         servers[0].wait_until_waiter_sleeps("lock_release:a");
         eventually(WAIT_LIMIT, || client.stats().waiting == 3);

@@ -89,7 +89,7 @@ fn a_lease_lasts_as_long_as_it_is_held() {
         assert_eq!(renewed.holder_id(), guard.holder_id());
         assert_eq!(renewed.fencing_token(), guard.fencing_token());
         assert!(renewed.remaining() <= ttl);
-        assert!(other.mutex("a").try_lock().unwrap().is_none());
+        assert!(other.mutex("a").try_lock().unwrap().is_err());
     }
     assert_held(&guard, &server);
     assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));

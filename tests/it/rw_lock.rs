@@ -106,18 +106,18 @@ fn readers_share_the_lock_and_exclude_a_writer() {
     let (one, two) = (rw(&server), rw(&server));
     let first = one.read().unwrap();
     let second = two.try_read().unwrap().expect("readers share");
-    assert!(two.try_write().unwrap().is_none());
+    assert!(two.try_write().unwrap().is_err());
     assert_gives_up(|limit| two.try_write_for(limit));
     assert_gives_up(|limit| one.try_write_until(Instant::now() + limit));
     assert_eq!(holder(&server).unwrap(), "leasehold:readers");
     // The calls that gave up leave the queue in the background.
     wait_for_queue_length(&server, 0);
     assert_released(first.unlock());
-    assert!(two.try_write().unwrap().is_none());
+    assert!(two.try_write().unwrap().is_err());
     assert_released(second.unlock());
     let writing = one.try_write().unwrap().expect("the lock is free");
     assert_eq!(holder(&server).unwrap(), writing.holder_id().as_str());
-    assert!(two.try_read().unwrap().is_none() && two.try_write().unwrap().is_none());
+    assert!(two.try_read().unwrap().is_err() && two.try_write().unwrap().is_err());
     assert_gives_up(|limit| two.try_read_for(limit));
     assert_gives_up(|limit| two.try_read_until(Instant::now() + limit));
     assert_released(writing.unlock());
@@ -138,7 +138,7 @@ fn readers_of_one_client_and_of_others_hold_together() {
     for (left, guard) in guards.into_iter().enumerate().rev() {
         assert!(guard.is_held());
         assert_released(guard.unlock());
-        assert_eq!(lock.try_write().unwrap().is_some(), left == 0);
+        assert_eq!(lock.try_write().unwrap().is_ok(), left == 0);
     }
     wait_until_only_fences_remain(&server);
 }
@@ -151,7 +151,7 @@ fn own_guard_saves_a_command_only_if_redis_would_refuse() {
     let calls = || server.script_calls();
     let reading = lock.read().unwrap();
     let before = calls();
-    assert!(lock.try_write().unwrap().is_none());
+    assert!(lock.try_write().unwrap().is_err());
     assert_eq!(calls(), before);
     let again = lock.try_read().unwrap().expect("readers share");
     assert!(calls() > before);
@@ -159,7 +159,7 @@ fn own_guard_saves_a_command_only_if_redis_would_refuse() {
     assert_released(reading.unlock());
     let writing = lock.write().unwrap();
     let before = calls();
-    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    assert!(lock.try_read().unwrap().is_err() && lock.try_write().unwrap().is_err());
     assert_eq!(calls(), before);
     let reading = writing.downgrade();
     assert_released(lock.try_read().unwrap().expect("readers share").unlock());
@@ -183,7 +183,7 @@ fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
         let first = first.join().unwrap();
         wait_for_queue_length(&server, 4);
         assert!(
-            rw(&server).try_read().unwrap().is_none(),
+            rw(&server).try_read().unwrap().is_err(),
             "a waiting writer is ahead"
         );
         assert_released(first.unlock());
@@ -270,8 +270,8 @@ fn plain_lock_gets_in_between_overlapping_readers_of_its_client() {
     let client = server.client();
     let (rw, mutex) = (client.rw_lock("a"), client.mutex("a"));
     let mut reader = rw.try_read().unwrap();
-    let locked = spawn_call(move || mutex.try_lock_for(PATIENCE).unwrap().is_some());
-    while locked.is_empty() && reader.is_some() {
+    let locked = spawn_call(move || mutex.try_lock_for(PATIENCE).unwrap().is_ok());
+    while locked.is_empty() && reader.is_ok() {
         // The next reader acquires before the last one releases, unless a call is ahead of it.
         reader = rw.try_read().unwrap();
         let_pass(ms(1));
@@ -385,22 +385,22 @@ fn readers_and_other_locks_of_the_name_exclude_each_other() {
     let (lock, plain, fair) = (rw(&server), client.mutex("a"), client.fair_mutex("a"));
     let all = client.mutex_all(["a", "b"]);
     let reading = lock.read().unwrap();
-    assert!(plain.try_lock().unwrap().is_none() && fair.try_lock().unwrap().is_none());
-    assert!(all.try_lock().unwrap().is_none());
+    assert!(plain.try_lock().unwrap().is_err() && fair.try_lock().unwrap().is_err());
+    assert!(all.try_lock().unwrap().is_err());
     let seen = plain.inspect().unwrap().expect("it is held");
     assert!(seen.is_shared() && seen.owner().is_none());
     assert!(seen.remaining().is_some_and(|left| left > ms(1)));
     assert!(client.list("").unwrap()[0].holder().is_shared());
     assert_released(reading.unlock());
     let assert_excluded_by = |guard: MutexGuard| {
-        assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+        assert!(lock.try_read().unwrap().is_err() && lock.try_write().unwrap().is_err());
         assert!(!plain.inspect().unwrap().unwrap().is_shared());
         assert_released(guard.unlock());
     };
     assert_excluded_by(plain.lock().unwrap());
     assert_excluded_by(fair.lock().unwrap());
     let both = all.lock().unwrap();
-    assert!(lock.try_read().unwrap().is_none());
+    assert!(lock.try_read().unwrap().is_err());
     both.unlock().unwrap();
     wait_until_only_fences_remain(&server);
 }
@@ -422,7 +422,7 @@ fn foreign_lock_and_readers_exclude_each_other() {
     assert_eq!(set_nx(), None, "one reader is left");
     assert_released(second.unlock());
     assert!(set_nx().is_some());
-    assert!(lock.try_read().unwrap().is_none() && lock.try_write().unwrap().is_none());
+    assert!(lock.try_read().unwrap().is_err() && lock.try_write().unwrap().is_err());
     let seen = lock.inspect().unwrap();
     assert!(matches!(&seen, Some(RwHolders::Writer(other)) if other.value() == b"another program"));
     server.run("DEL", &["lock:a"]);
@@ -476,7 +476,7 @@ fn attempt_behind_a_silent_place_is_refused_although_the_lock_is_free() {
     let place = format!("{now} 300000 1 {now} l nobody");
     server.run("HSET", &[PLACES, "silent", &place]);
     let client = server.client();
-    assert!(client.rw_lock("a").try_write().unwrap().is_none());
+    assert!(client.rw_lock("a").try_write().unwrap().is_err());
     assert_eq!(client.stats().totals.attempts, 1, "a single attempt");
     assert_eq!(server.get("lock:a"), None);
 }
@@ -612,7 +612,7 @@ fn call_of_the_same_client_enters_the_queue_after_a_downgrade() {
         assert_eq!(queue_length(&server), 0);
         let reading = writing.downgrade();
         wait_for_queue_length(&server, 1);
-        assert!(client.rw_lock("a").try_read().unwrap().is_none());
+        assert!(client.rw_lock("a").try_read().unwrap().is_err());
         assert_released(reading.unlock());
         assert_released(plain.join().unwrap().unlock());
     });
@@ -714,7 +714,7 @@ fn forced_release_from_a_holder_spares_the_others() {
     assert!(!operator.force_unlock_from(found).unwrap());
     assert!(matches!(forced.renew(), Err(Error::Lost(_))));
     spared.renew().unwrap();
-    assert!(operator.try_write().unwrap().is_none());
+    assert!(operator.try_write().unwrap().is_err());
     drop(readers);
 
     let writing = lock.write().unwrap();
@@ -795,7 +795,7 @@ fn read_write_lock_is_granted_in_a_cluster() {
         let name = cluster.name_owned_by("shared", node);
         let (one, two) = (one.rw_lock(&*name), two.rw_lock(&*name));
         let writing = one.write().unwrap();
-        assert!(two.try_read().unwrap().is_none());
+        assert!(two.try_read().unwrap().is_err());
         thread::scope(|scope| {
             let readers = [(); 2].map(|()| scope.spawn(|| read_in_turn(&two)));
             eventually(PATIENCE, || one.waiting().unwrap() == 2);

@@ -149,14 +149,14 @@ impl Session {
         };
         let ended = ended(&guard, waits);
         match guard {
-            Ok(Some(guard)) => {
+            Ok(Ok(guard)) => {
                 assert!(!self.writes(), "a writer holds it");
                 let token = guard.fencing_token();
                 assert!(Some(token) >= self.written && Some(token) >= self.read);
                 self.read = Some(token);
                 self.held.push(Guard::Reader(guard));
             }
-            Ok(None) => assert!(loses || self.writes(), "refused without a writer"),
+            Ok(Err(_)) => assert!(loses || self.writes(), "refused without a writer"),
             Err(error) => assert!(loses, "{error}"),
         }
         ended
@@ -170,14 +170,14 @@ impl Session {
         };
         let ended = ended(&guard, waits);
         match guard {
-            Ok(Some(guard)) => {
+            Ok(Ok(guard)) => {
                 assert!(self.held.is_empty(), "others hold it");
                 let token = guard.fencing_token();
                 assert!(Some(token) > self.written && Some(token) > self.read);
                 self.written = Some(token);
                 self.held.push(Guard::Writer(guard));
             }
-            Ok(None) => assert!(loses || !self.held.is_empty(), "refused without a holder"),
+            Ok(Err(_)) => assert!(loses || !self.held.is_empty(), "refused without a holder"),
             Err(error) => assert!(loses, "{error}"),
         }
         ended

@@ -69,7 +69,7 @@ fn permits_are_held_up_to_their_number() {
     first.ensure_held().unwrap();
     first.renew().unwrap();
     assert_eq!((permits_out(&server), one.available().unwrap()), (2, 0));
-    assert!(one.try_acquire().unwrap().is_none());
+    assert!(one.try_acquire().unwrap().is_err());
     assert_gives_up(|limit| two.try_acquire_for(limit));
     assert_gives_up(|limit| two.try_acquire_until(Instant::now() + limit));
     // A call that gave up leaves the queue in the background: a release may still grant to it.
@@ -89,7 +89,7 @@ fn one_client_holds_several_permits_in_several_guards() {
     assert_eq!(permits_out(&server), 3);
     assert_eq!(client.stats().held, 3);
     assert!(permits.iter().all(|permit| permit.is_held()));
-    assert!(semaphore.try_acquire().unwrap().is_none());
+    assert!(semaphore.try_acquire().unwrap().is_err());
     let mut permits = permits.into_iter();
     give_back(permits.next().unwrap());
     let again = semaphore.try_acquire().unwrap().unwrap();
@@ -109,7 +109,7 @@ fn many_permits_are_acquired_and_released_together() {
     let three = semaphore.clone().many(3).acquire().unwrap();
     assert_eq!((three.count(), semaphore.available().unwrap()), (3, 2));
     assert!(three.holder_id().as_str().starts_with("3 "));
-    assert!(semaphore.clone().many(3).try_acquire().unwrap().is_none());
+    assert!(semaphore.clone().many(3).try_acquire().unwrap().is_err());
     let two = semaphore.clone().many(2).acquire().unwrap();
     assert_eq!(semaphore.available().unwrap(), 0);
     give_back(three);
@@ -124,7 +124,7 @@ fn semaphore_and_lock_of_one_name_are_unrelated() {
     let semaphore = client.semaphore("a", 1);
     let guard = client.mutex("a").lock().unwrap();
     let permit = semaphore.try_acquire().unwrap().expect("a free permit");
-    assert!(client.mutex("a").try_lock().unwrap().is_none());
+    assert!(client.mutex("a").try_lock().unwrap().is_err());
     assert_eq!(*permit.name(), *guard.name());
     guard.unlock().unwrap();
     let guard = client.mutex("a").try_lock().unwrap().expect("a free lock");
@@ -216,7 +216,7 @@ fn large_request_is_not_overtaken() {
         let small = spawn_acquiring(scope, &server, semaphore.clone());
         while let Some(permit) = held.pop() {
             assert_eq!(permits_queue_length(&server), 2);
-            assert!(semaphore.try_acquire().unwrap().is_none());
+            assert!(semaphore.try_acquire().unwrap().is_err());
             give_back(permit);
         }
         let large = large.join().unwrap();
@@ -234,9 +234,9 @@ fn clients_with_different_numbers_never_exceed_their_own() {
     let server = Server::start();
     let (five, ten) = (semaphore(&server, 5), semaphore(&server, 10));
     let mut held: Vec<_> = (0..5).map(|_| five.acquire().unwrap()).collect();
-    assert!(five.try_acquire().unwrap().is_none());
+    assert!(five.try_acquire().unwrap().is_err());
     held.extend((0..5).map(|_| ten.try_acquire().unwrap().unwrap()));
-    assert!(ten.try_acquire().unwrap().is_none());
+    assert!(ten.try_acquire().unwrap().is_err());
     assert_eq!(
         (five.available().unwrap(), ten.available().unwrap()),
         (0, 0)
@@ -267,13 +267,13 @@ fn try_acquire_never_overtakes() {
         let waiting = spawn_acquiring(scope, &server, one.clone().many(2));
         assert_eq!(two.available().unwrap(), 1);
         for semaphore in [&one, &two] {
-            assert!(semaphore.try_acquire().unwrap().is_none(), "one is free");
-            assert!(semaphore.try_acquire_for(ms(0)).unwrap().is_none());
+            assert!(semaphore.try_acquire().unwrap().is_err(), "one is free");
+            assert!(semaphore.try_acquire_for(ms(0)).unwrap().is_err());
         }
         give_back(held);
         give_back(waiting.join().unwrap());
     });
-    assert!(two.try_acquire().unwrap().is_some());
+    assert!(two.try_acquire().unwrap().is_ok());
 }
 
 fn call_that_gives_up_lets_those_behind_it_in() {
@@ -284,7 +284,7 @@ fn call_that_gives_up_lets_those_behind_it_in() {
         let gives_up = scope.spawn(|| one.clone().many(2).try_acquire_for(ms(5_000)).unwrap());
         wait_for_permits_queue(&server, 1);
         let waiting = spawn_acquiring(scope, &server, two.clone());
-        assert!(gives_up.join().unwrap().is_none());
+        assert!(gives_up.join().unwrap().is_err());
         give_back(waiting.join().unwrap());
     });
     give_back(held);
@@ -323,7 +323,7 @@ fn invalid_numbers_are_errors_and_send_nothing() {
         (permits_out(&server), most.available().unwrap()),
         ((1 << 31) - 1, 0)
     );
-    assert!(most.try_acquire().unwrap().is_none());
+    assert!(most.try_acquire().unwrap().is_err());
     give_back(permit);
 }
 

@@ -124,14 +124,14 @@ impl<const N: u32> Session<N> {
         };
         let ended = ended(&permit, waits);
         match permit {
-            Ok(Some(permit)) => {
+            Ok(Ok(permit)) => {
                 assert!(fits, "granted although too few permits are free");
                 let token = permit.fencing_token();
                 assert!(Some(token) > self.newest);
                 self.newest = Some(token);
                 self.held.push(permit);
             }
-            Ok(None) => assert!(loses || !fits, "refused although enough permits are free"),
+            Ok(Err(_)) => assert!(loses || !fits, "refused although enough permits are free"),
             Err(error) => assert!(loses, "{error}"),
         }
         if waits {

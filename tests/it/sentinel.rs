@@ -63,7 +63,7 @@ fn basic_calls_work_through_sentinel() {
     assert!(one.ping().is_ok());
     let guard = one.mutex("basic").lock().unwrap();
     assert!(sentinels.first_master().get("lock:basic").is_some());
-    assert!(two.mutex("basic").try_lock().unwrap().is_none());
+    assert!(two.mutex("basic").try_lock().unwrap().is_err());
     guard.renew().unwrap();
     guard.unlock().unwrap();
     let again = two
@@ -107,7 +107,7 @@ fn a_lease_is_renewed_on_the_master() {
             .expect("the lease is renewed");
     }
     assert!(guard.is_held());
-    assert!(two.mutex("renewed").try_lock().unwrap().is_none());
+    assert!(two.mutex("renewed").try_lock().unwrap().is_err());
     guard.unlock().unwrap();
 }
 
@@ -171,7 +171,7 @@ fn locks_work_without_sentinels_once_the_master_is_known() {
     let mut sentinels = Sentinels::start(Setup::steady());
     let (one, two) = (client(&sentinels.url()), client(&sentinels.url()));
     for client in [&one, &two] {
-        assert!(client.mutex("a").try_lock().unwrap().is_some());
+        assert!(client.mutex("a").try_lock().unwrap().is_ok());
     }
     for n in 0..sentinels.count() {
         sentinels.kill_sentinel(n);
@@ -563,7 +563,7 @@ fn a_wrong_sentinel_closes_no_connection_to_the_master() {
 #[track_caller]
 fn wait_until_locked_at(server: &Server, client: &leasehold::Client, within: std::time::Duration) {
     eventually(within, || match client.mutex("a").try_lock() {
-        Ok(Some(_guard)) => server.get("lock:a").is_some(),
+        Ok(Ok(_guard)) => server.get("lock:a").is_some(),
         _ => false,
     });
 }
@@ -662,7 +662,7 @@ fn without_epochs_the_majority_names_the_master() {
     sentinels[0].set(|says| says.master = new.port());
     sentinels[0].announce();
     wait_until_asked(&sentinels[0], 1);
-    assert!(client.mutex("b").try_lock().unwrap().is_some());
+    assert!(client.mutex("b").try_lock().unwrap().is_ok());
     assert_eq!(new.script_calls(), 0, "one sentinel of three moves nobody");
     sentinels[1].set(|says| says.master = new.port());
     sentinels[0].announce();

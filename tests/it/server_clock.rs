@@ -31,15 +31,15 @@ const NAMES: [&str; 2] = ["quiet", "busy"];
 /// Tries each kind of lock without waiting. Returns the kind that is refused, or `None`.
 fn refused(client: &Client, name: &str) -> Result<Option<&'static str>, Error> {
     let [fair, shared, permits, first, second] = names(name);
-    Ok(if client.fair_mutex(fair).try_lock()?.is_none() {
+    Ok(if client.fair_mutex(fair).try_lock()?.is_err() {
         Some("fair")
-    } else if client.rw_lock(&*shared).try_write()?.is_none() {
+    } else if client.rw_lock(&*shared).try_write()?.is_err() {
         Some("write")
-    } else if client.rw_lock(&*shared).try_read()?.is_none() {
+    } else if client.rw_lock(&*shared).try_read()?.is_err() {
         Some("read")
-    } else if client.semaphore(permits, 1).try_acquire()?.is_none() {
+    } else if client.semaphore(permits, 1).try_acquire()?.is_err() {
         Some("semaphore")
-    } else if client.mutex_all([first, second]).try_lock()?.is_none() {
+    } else if client.mutex_all([first, second]).try_lock()?.is_err() {
         Some("set")
     } else {
         None
@@ -164,10 +164,10 @@ fn waiters_of_every_kind_go_on_after_the_clock_stepped_back() {
         let c = waiting.semaphore(&*permits, 1);
         let d = waiting.mutex_all([&*first, &*second]);
         let limit = ms(10_000);
-        let a = scope.spawn(move || a.try_lock_for(limit).unwrap().is_some());
-        let b = scope.spawn(move || b.try_read_for(limit).unwrap().is_some());
-        let c = scope.spawn(move || c.try_acquire_for(limit).unwrap().is_some());
-        let d = scope.spawn(move || d.try_lock_for(limit).unwrap().is_some());
+        let a = scope.spawn(move || a.try_lock_for(limit).unwrap().is_ok());
+        let b = scope.spawn(move || b.try_read_for(limit).unwrap().is_ok());
+        let c = scope.spawn(move || c.try_acquire_for(limit).unwrap().is_ok());
+        let d = scope.spawn(move || d.try_lock_for(limit).unwrap().is_ok());
         for (queue, _) in queues("quiet") {
             eventually(ms(10_000), || places_in(&server, &queue) == 1);
         }
@@ -241,14 +241,14 @@ fn lease_ends_no_earlier_after_the_clock_stepped_back() {
             .fair_mutex(&*fair)
             .try_lock_for(ms(50))
             .unwrap()
-            .is_none()
+            .is_err()
     );
     assert!(
         client
             .rw_lock(&*shared)
             .try_write_for(ms(50))
             .unwrap()
-            .is_none()
+            .is_err()
     );
     drop(client.rw_lock(&*shared).try_read().unwrap());
     drop(client.semaphore(&*permits, 2).try_acquire().unwrap());

@@ -229,7 +229,7 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
             std::mem::replace(&mut before, left) < left
         });
         assert_eq!(holder(&server, "a"), Some(id.clone()));
-        assert!(fair(&server, "a").try_lock().unwrap().is_none());
+        assert!(fair(&server, "a").try_lock().unwrap().is_err());
         assert_released(b.unlock());
         let guard = waiting.join().unwrap();
         assert_eq!(guard.holder_id().as_str(), id);
@@ -262,7 +262,7 @@ fn set_goes_behind_a_reader_for_whom_a_release_freed_a_name() {
     // This place has no client, so the reader never asks.
     let [queue, places] = enqueue_reader_for_b(&server, "a ");
     assert_released(guard.unlock());
-    assert!(set.try_lock_for(ms(300)).unwrap().is_none());
+    assert!(set.try_lock_for(ms(300)).unwrap().is_err());
     assert_eq!([holder(&server, "a"), holder(&server, "b")], [None, None]);
     wait_for_queue(&server, "b", 1);
     server.run("DEL", &[&queue, &places]);
@@ -411,7 +411,7 @@ fn set_that_gives_up_leaves_its_place_and_its_kept_names() {
         let (_, waiting) = wait_until_set_keeps_a(&server, || {
             scope.spawn(move || set.try_lock_for(ms(4_000)).unwrap())
         });
-        assert!(waiting.join().unwrap().is_none());
+        assert!(waiting.join().unwrap().is_err());
         wait_for_queue(&server, "b", 0);
         eventually(PATIENCE, || holder(&server, "a").is_none());
     });

@@ -140,19 +140,19 @@ fn calls_are_counted_by_outcome() {
     });
     assert_eq!(client.stats().totals, expected);
 
-    assert!(client.mutex("held").try_lock().unwrap().is_none());
+    assert!(client.mutex("held").try_lock().unwrap().is_err());
     let twice = Backoff::new(ms(1), ms(1)).attempts(2);
     let impatient = client.mutex("held").wait_policy(WaitPolicy::Backoff(twice));
     let error = impatient.lock().unwrap_err();
     assert!(matches!(error, Error::AttemptsUsedUp { .. }), "{error:?}");
-    assert!(impatient.try_lock_for(WAIT_LIMIT).unwrap().is_none());
+    assert!(impatient.try_lock_for(WAIT_LIMIT).unwrap().is_err());
     expected.attempts += 5;
     expected.refused += 3;
     assert_eq!(client.stats().totals, expected);
 
     // This client holds the lock, so the refusal needs no request.
     let guard = client.mutex("free").lock().unwrap();
-    assert!(client.mutex("free").try_lock().unwrap().is_none());
+    assert!(client.mutex("free").try_lock().unwrap().is_err());
     drop(guard);
     expected.attempts += 1;
     expected.acquired_at_once += 1;
@@ -169,7 +169,7 @@ fn calls_are_counted_by_outcome() {
     let asleep = client
         .mutex("held")
         .wait_policy(WaitPolicy::Backoff(Backoff::new(ms(50_000), ms(50_000))));
-    assert!(asleep.try_lock_for(ms(300)).unwrap().is_none());
+    assert!(asleep.try_lock_for(ms(300)).unwrap().is_err());
     expected.attempts += 1;
     expected.timed_out += 1;
     assert_eq!(client.stats().totals, expected);

@@ -108,7 +108,7 @@ fn basic_drop_releases_the_lock() {
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("a").lock().unwrap();
     drop(guard);
-    assert!(two.mutex("a").try_lock().unwrap().is_some());
+    assert!(two.mutex("a").try_lock().unwrap().is_ok());
 }
 
 fn a_guard_dropped_by_a_panic_releases_its_lock() {
@@ -119,7 +119,7 @@ fn a_guard_dropped_by_a_panic_releases_its_lock() {
         panic!("with a guard");
     }));
     assert!(panicked.is_err());
-    assert!(two.mutex("a").try_lock().unwrap().is_some());
+    assert!(two.mutex("a").try_lock().unwrap().is_ok());
 }
 
 fn a_panic_after_the_server_died_is_not_a_double_panic() {
@@ -232,9 +232,9 @@ fn a_guard_can_be_dropped_on_another_thread() {
     waiter.recv_timeout(WAIT_LIMIT).unwrap().unwrap();
 
     let taken_there = thread::spawn(move || mutex.lock().unwrap()).join().unwrap();
-    assert!(client.mutex("a").try_lock().unwrap().is_none());
+    assert!(client.mutex("a").try_lock().unwrap().is_err());
     drop(taken_there);
-    assert!(client.mutex("a").try_lock().unwrap().is_some());
+    assert!(client.mutex("a").try_lock().unwrap().is_ok());
 }
 
 fn a_forgotten_guard_expires_with_its_ttl() {
@@ -245,9 +245,9 @@ fn a_forgotten_guard_expires_with_its_ttl() {
         let guard = mutex.lock().unwrap();
         let lost = guard.lost();
         mem::forget(guard);
-        assert!(waiting.mutex("a").try_lock().unwrap().is_none());
+        assert!(waiting.mutex("a").try_lock().unwrap().is_err());
         let next = waiting.mutex("a").try_lock_for(WAIT_LIMIT).unwrap();
-        assert!(next.is_some());
+        assert!(next.is_ok());
         assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
     }
 }
@@ -432,13 +432,13 @@ fn drop_in_thread_local() {
         );
         drop(guards);
         let limit = ms(300);
-        assert!(two.mutex("a").try_lock_for(limit).unwrap().is_none());
-        assert!(two.fair_mutex("a").try_lock_for(limit).unwrap().is_none());
+        assert!(two.mutex("a").try_lock_for(limit).unwrap().is_err());
+        assert!(two.fair_mutex("a").try_lock_for(limit).unwrap().is_err());
         assert!(
             two.mutex_all(["a", "b"])
                 .try_lock_for(limit)
                 .unwrap()
-                .is_none()
+                .is_err()
         );
         let pauses = WaitPolicy::Backoff(Backoff::new(ms(5), ms(50)));
         assert!(
@@ -446,7 +446,7 @@ fn drop_in_thread_local() {
                 .wait_policy(pauses)
                 .try_lock_for(limit)
                 .unwrap()
-                .is_none()
+                .is_err()
         );
         drop(held);
         two.mutex("a").lock().unwrap().unlock().unwrap();

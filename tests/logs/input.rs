@@ -140,7 +140,7 @@ fn names_can_be_any_bytes() {
         assert_eq!(server.get(&key).as_deref(), Some(id));
         assert_eq!(mutex.inspect().unwrap().unwrap().value(), id);
         let other = two.mutex(name);
-        assert!(other.try_lock().unwrap().is_none());
+        assert!(other.try_lock().unwrap().is_err());
         let waiter = spawn_call(move || other.lock().map(drop));
         server.wait_until_waiter_sleeps([b"lock_release:", name].concat());
         drop(guard);
@@ -168,9 +168,9 @@ fn names_can_be_given_as_text_or_bytes() {
         client.mutex(&name),
         client.mutex(name.clone()),
     ] {
-        assert!(mutex.try_lock().unwrap().is_none());
+        assert!(mutex.try_lock().unwrap().is_err());
     }
-    assert!(client.mutex(b"\xff").try_lock().unwrap().is_some());
+    assert!(client.mutex(b"\xff").try_lock().unwrap().is_ok());
 }
 
 fn impossible_names_are_errors_and_nothing_is_sent() {
@@ -245,9 +245,9 @@ fn a_foreign_key_without_expiry_counts_as_held() {
     let server = Server::start();
     let mutex = client(&server).mutex("x");
     server.run("SET", &["lock:x", "v"]);
-    assert!(mutex.try_lock().unwrap().is_none());
-    assert!(mutex.try_lock_for(ms(300)).unwrap().is_none());
-    assert!(mutex.try_with(|_| ()).unwrap().is_none());
+    assert!(mutex.try_lock().unwrap().is_err());
+    assert!(mutex.try_lock_for(ms(300)).unwrap().is_err());
+    assert!(mutex.try_with(|_| ()).unwrap().is_err());
     assert_eq!(server.get("lock:x").unwrap(), b"v");
     assert_eq!(server.pttl("lock:x"), -1);
     // The call that gave up leaves the queue in the background.
@@ -369,7 +369,7 @@ fn the_longest_duration_means_no_deadline() {
         .build()
         .unwrap();
     let waits: [fn(Mutex) -> bool; 3] = [
-        |mutex| mutex.try_lock_for(Duration::MAX).unwrap().is_some(),
+        |mutex| mutex.try_lock_for(Duration::MAX).unwrap().is_ok(),
         |mutex| mutex.lock().is_ok(),
         |mutex| {
             let endless = Backoff::new(ms(1), Duration::MAX);
@@ -399,19 +399,19 @@ fn an_endless_backoff_ends_at_the_deadline() {
     let endless = Backoff::new(Duration::MAX, Duration::MAX).jitter(0.0);
     let mutex = mutex.wait_policy(WaitPolicy::Backoff(endless));
     let given_up = result_of(move || mutex.try_lock_for(ms(300)));
-    assert!(given_up.unwrap().is_none());
+    assert!(given_up.unwrap().is_err());
 }
 
 fn a_zero_duration_means_one_attempt() {
     let server = Server::start();
     let (one, two) = (client(&server), client(&server));
     let guard = one.mutex("x").try_lock_for(Duration::ZERO).unwrap();
-    assert!(guard.is_some());
+    assert!(guard.is_ok());
     let before = server.script_calls();
     drop(two.mutex("y").try_lock().unwrap());
     let pair = server.script_calls() - before;
     let refused = two.mutex("x").try_lock_for(Duration::ZERO).unwrap();
-    assert!(refused.is_none());
+    assert!(refused.is_err());
     let sent = server.script_calls() - before - pair;
     assert_eq!(sent, 1);
     drop(guard);
@@ -482,7 +482,7 @@ fn a_wrong_password_is_an_error_at_once() {
         assert_log_on_refused(&url, "password", &mut redis);
     }
     let right = builder(format!("redis://ann:right@{at}")).build().unwrap();
-    assert!(right.mutex("x").try_lock().unwrap().is_some());
+    assert!(right.mutex("x").try_lock().unwrap().is_ok());
 }
 
 fn a_missing_database_is_an_error_at_once() {

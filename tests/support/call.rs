@@ -41,12 +41,12 @@ pub fn result_of<T>(outcome: &Receiver<T>) -> T {
 /// The call fails if no reply arrives within its limit. On a busy machine that says nothing about
 /// the lock: the call is repeated with a longer limit.
 #[track_caller]
-pub fn assert_gives_up<T>(mut call: impl FnMut(Duration) -> Result<Option<T>, Error>) {
+pub fn assert_gives_up<T, E>(mut call: impl FnMut(Duration) -> Result<Result<T, E>, Error>) {
     for limit in [50, 200, 800, 3_200].map(ms) {
         match call(limit) {
             Err(error) if error.is_unreachable() => {}
             outcome => {
-                let acquired = outcome.expect("the servers reply").is_some();
+                let acquired = outcome.expect("the servers reply").is_ok();
                 assert!(!acquired, "the lock was acquired within {limit:?}");
                 return;
             }

@@ -232,7 +232,7 @@ fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duratio
         let answer = mutex.try_lock_for(limit);
         late = late.max(began.elapsed().saturating_sub(limit));
         match answer {
-            Ok(Some(guard)) => {
+            Ok(Ok(guard)) => {
                 let token = guard.fencing_token().value();
                 let _: i32 = redis::cmd("EVAL")
                     .arg(ENTER)
@@ -261,7 +261,7 @@ fn contend(client: &Client, witness: &redis::Client, ready: &Barrier) -> Duratio
                     ready.wait();
                 }
             }
-            Ok(None) => {}
+            Ok(Err(_)) => {}
             Err(error) => assert!(error.is_unreachable() || error.may_be_held(), "{error:?}"),
         }
         let stop: bool = redis::cmd("EXISTS")

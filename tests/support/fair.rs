@@ -3,7 +3,7 @@
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::Duration;
 
-use leasehold::{Client, Error, FairMutex, MutexGuard};
+use leasehold::{Client, Error, FairMutex, MutexGuard, Taken};
 
 use super::outcome::assert_released;
 use super::proxy::Proxy;
@@ -67,7 +67,7 @@ pub fn warmed_up(client: Client) -> Client {
 
 /// Returns what a call with the limit [`PATIENCE`] was granted; fails the test if it gave up.
 #[track_caller]
-pub fn granted<T>(outcome: Result<Option<T>, Error>) -> T {
+pub fn granted<T>(outcome: Result<Result<T, Taken>, Error>) -> T {
     outcome.unwrap().expect("the waiter gets its turn")
 }
 

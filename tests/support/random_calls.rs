@@ -91,7 +91,7 @@ fn step(model: &mut impl Model, proxy: &Proxy, rng: &mut SmallRng) -> Ended {
 
 /// Returns how a call with this outcome ended. A call with a deadline may have had no time for its
 /// reply.
-pub fn ended<T>(outcome: &Result<Option<T>, Error>, had_deadline: bool) -> Ended {
+pub fn ended<T>(outcome: &Result<T, Error>, had_deadline: bool) -> Ended {
     match (had_deadline, outcome) {
         (false, _) => Ended::WithReply,
         (true, Ok(_)) => Ended::AtItsDeadline,

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::{CancelToken, Client, Error, FairMutex, Mutex, MutexAll, Name, RwLock, Semaphore};
+use leasehold::{
+    CancelToken, Client, Error, FairMutex, Mutex, MutexAll, Name, RwLock, Semaphore, Taken,
+};
 
 use crate::args::{Run, name};
 use crate::exit::{Failure, USAGE};
@@ -26,8 +28,8 @@ impl LockWait {
     }
 }
 
-/// Acquires the lock; returns `None` if it is not granted in time.
-pub(crate) type Take = Box<dyn Fn(LockWait) -> Result<Option<Box<dyn Guard>>, Error> + Send>;
+/// Acquires the lock; returns who has it if it is not granted in time.
+pub(crate) type Take = Box<dyn Fn(LockWait) -> Result<Result<Box<dyn Guard>, Taken>, Error> + Send>;
 
 /// Returns the call that acquires `$lock` with the settings of `$args`, by the methods of its kind:
 /// one that waits, one that does not, and one that waits for a limited time.
@@ -46,7 +48,7 @@ macro_rules! take {
             let guard = match limit {
                 LockWait::None => lock.$try()?,
                 LockWait::For(limit) => lock.$try_for(limit)?,
-                LockWait::Unlimited => Some(lock.$wait()?),
+                LockWait::Unlimited => Ok(lock.$wait()?),
             };
             Ok(guard.map(|guard| Box::new(guard) as Box<dyn Guard>))
         });

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{Receiver, bounded, never, select};
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, Taken};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use crate::ancestors::{Ancestors, Lookout};
@@ -57,7 +57,7 @@ pub(crate) fn wait(
             recv(answered) -> taken => {
                 // The thread always sends a result, unless it has panicked and printed why.
                 let taken = taken.unwrap_or_else(|_| Err(Error::Closed.into()))?;
-                return taken.ok_or_else(|| not_acquired(client, args));
+                return taken.map_err(|_| not_acquired(client, args));
             }
             recv(refusal) -> refused => match refused {
                 Ok(failure) => {
@@ -88,13 +88,13 @@ fn leave(client: &Client, signals: &Receiver<i32>, signal: Option<Instant>) {
     background::wait_for(&shutdown, signals, signal);
 }
 
-/// Acquires the lock; returns `None` if it is not granted in time.
+/// Acquires the lock; returns who has it if it is not granted in time.
 fn acquire(
     client: &Client,
     take: &Take,
     args: &Run,
     unreachable_for: Duration,
-) -> Result<Option<Box<dyn Guard>>, Failure> {
+) -> Result<Result<Box<dyn Guard>, Taken>, Failure> {
     let limit = LockWait::of(args);
     if let LockWait::None = limit {
         return try_while_unreachable(take, unreachable_for);
@@ -104,7 +104,7 @@ fn acquire(
         // A call that waits has a place in the queue. So the first attempt does not wait. If Redis
         // does not reply now, the call below waits, and the lookout asks again.
         match take(LockWait::None) {
-            Ok(None) => {
+            Ok(Err(_)) => {
                 if let Ok(Some(refusal)) = ancestors.refusal(client, args) {
                     return Err(refusal);
                 }
@@ -117,7 +117,10 @@ fn acquire(
 }
 
 /// Tries once, and again if Redis is unreachable, for at most this time.
-fn try_while_unreachable(take: &Take, limit: Duration) -> Result<Option<Box<dyn Guard>>, Failure> {
+fn try_while_unreachable(
+    take: &Take,
+    limit: Duration,
+) -> Result<Result<Box<dyn Guard>, Taken>, Failure> {
     let began = Instant::now();
     let mut uncounted = 0;
     loop {
@@ -127,7 +130,7 @@ fn try_while_unreachable(take: &Take, limit: Duration) -> Result<Option<Box<dyn 
                     uncounted = UNDONE_AFTER;
                 }
             }
-            Ok(None) if uncounted > 0 => uncounted -= 1,
+            Ok(Err(_)) if uncounted > 0 => uncounted -= 1,
             // The error tells only how long the last attempt has waited.
             Err(error) if error.is_retryable() && !limit.is_zero() => {
                 return Err(Failure::from(error).of_attempts_for(began.elapsed()));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use leasehold::{
     Client, Error, MutexAllGuard, MutexGuard, RwLockReadGuard, RwLockWriteGuard, SemaphorePermit,
+    Taken,
 };
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -121,8 +122,8 @@ fn pause(rng: &mut SmallRng) -> Duration {
 fn use_once(client: &Client, kind: &str, names: &[&str], rng: &mut SmallRng) -> bool {
     let asked = clock();
     let guard = match acquire(client, kind, names, rng) {
-        Ok(Some(guard)) => guard,
-        Ok(None) => return false,
+        Ok(Ok(guard)) => guard,
+        Ok(Err(_)) => return false,
         Err(error) => {
             assert!(error.is_retryable(), "{kind} {names:?}: {error:?}");
             let_pass(ms(20));
@@ -192,7 +193,7 @@ fn acquire(
     kind: &str,
     names: &[&str],
     rng: &mut SmallRng,
-) -> Result<Option<Guard>, Error> {
+) -> Result<Result<Guard, Taken>, Error> {
     let ttl = if rng.random() { TTL } else { TTL / 3 };
     let limit = match rng.random_range(0..10) {
         0..4 => Some(ms(rng.random_range(1..300))),
@@ -233,10 +234,10 @@ fn acquire(
 fn within<G>(
     limit: Option<Duration>,
     wait: impl Fn() -> Result<G, Error>,
-    wait_for: impl Fn(Duration) -> Result<Option<G>, Error>,
-) -> Result<Option<G>, Error> {
+    wait_for: impl Fn(Duration) -> Result<Result<G, Taken>, Error>,
+) -> Result<Result<G, Taken>, Error> {
     match limit {
         Some(limit) => wait_for(limit),
-        None => wait().map(Some),
+        None => wait().map(Ok),
     }
 }
