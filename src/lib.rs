@@ -19,7 +19,7 @@
 //! guard.ensure_held()?; // before a step that must not be done twice
 //! guard.unlock()?; // on an error, do not repeat the work
 //!
-//! if let Some(_guard) = account.try_lock_for(Duration::from_millis(200))? {
+//! if let Ok(_guard) = account.try_lock_for(Duration::from_millis(200))? {
 //!     // Released when `_guard` goes out of scope.
 //! }
 //! # Ok::<(), leasehold::Error>(())

@@ -53,7 +53,7 @@ macro_rules! lock_calls {
             ///
             /// let deadline = Instant::now() + Duration::from_secs(2); // of the whole request
             #[doc = concat!("let guard = ", $make, ".try_lock_until(deadline)?;")]
-            /// # assert!(guard.is_some());
+            /// # assert!(guard.is_ok());
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             ///

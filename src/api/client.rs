@@ -214,7 +214,7 @@ impl Client {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let guard = client.mutex("account:123").lock()?;
-    /// assert!(client.mutex(format!("account:{}", 123)).try_lock()?.is_none()); // the same lock
+    /// assert!(client.mutex(format!("account:{}", 123)).try_lock()?.is_err()); // the same lock
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {

@@ -99,7 +99,7 @@ use crate::token::FencingToken;
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
 /// let printer = client.fair_mutex("printer:2");
-/// if let Some(guard) = printer.try_lock_for(Duration::from_secs(60))? {
+/// if let Ok(guard) = printer.try_lock_for(Duration::from_secs(60))? {
 ///     println!("printing under token {}", guard.fencing_token());
 /// }
 /// # Ok::<(), leasehold::Error>(())
@@ -147,8 +147,8 @@ impl FairMutex {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// match client.fair_mutex("printer").try_lock()? {
-    ///     Some(_guard) => println!("printing"),
-    ///     None => println!("the printer is busy, or others wait for it"),
+    ///     Ok(_guard) => println!("printing"),
+    ///     Err(taken) => println!("the printer is busy, or others wait for it: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -172,8 +172,8 @@ impl FairMutex {
     /// # let client = server.client();
     /// let limit = Duration::from_secs(60);
     /// match client.fair_mutex("printer").try_lock_for(limit)? {
-    ///     Some(_guard) => println!("printing"),
-    ///     None => println!("not our turn within a minute"),
+    ///     Ok(_guard) => println!("printing"),
+    ///     Err(taken) => println!("not our turn within a minute: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```

@@ -350,11 +350,11 @@ impl MutexGuard {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let nightly = client.mutex("nightly");
-    /// if let Some(guard) = nightly.try_lock()? {
+    /// if let Ok(guard) = nightly.try_lock()? {
     ///     println!("writing the report"); // takes a second
     ///     guard.keep_for(Duration::from_secs(60))?;
     /// }
-    /// assert!(nightly.try_lock()?.is_none());
+    /// assert!(nightly.try_lock()?.is_err());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

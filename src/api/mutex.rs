@@ -78,8 +78,8 @@ use crate::token::FencingToken;
 /// # let client = server.client();
 /// let table = client.mutex("table:7").ttl(Duration::from_secs(30));
 /// match table.try_lock_for(Duration::from_millis(200))? {
-///     Some(guard) => println!("booked under token {}", guard.fencing_token()),
-///     None => println!("the table is being booked by another client"),
+///     Ok(guard) => println!("booked under token {}", guard.fencing_token()),
+///     Err(taken) => println!("the table is being booked by another client: {taken}"),
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -201,8 +201,8 @@ impl Mutex {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// match client.mutex("nightly-report").try_lock()? {
-    ///     Some(guard) => println!("writing the report under token {}", guard.fencing_token()),
-    ///     None => println!("another machine writes the report"),
+    ///     Ok(guard) => println!("writing the report under token {}", guard.fencing_token()),
+    ///     Err(taken) => println!("another machine writes the report: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -247,8 +247,8 @@ impl Mutex {
     /// # let client = server.client();
     /// let limit = Duration::from_millis(200);
     /// match client.mutex("seat:12A").try_lock_for(limit) {
-    ///     Ok(Some(_guard)) => println!("booked"),
-    ///     Ok(None) => println!("another customer is booking the seat"),
+    ///     Ok(Ok(_guard)) => println!("booked"),
+    ///     Ok(Err(taken)) => println!("another customer is booking the seat: {taken}"),
     ///     Err(error) => println!("try again later: {error}"),
     /// }
     /// ```

@@ -156,8 +156,8 @@ impl MutexAll {
     /// let seats = client.mutex_all(["seat:12A", "seat:12B"]);
     /// # let other = server.hold("seat:12B");
     /// match seats.try_lock()? {
-    ///     Some(_guard) => println!("both seats are ours"),
-    ///     None => println!("another customer is booking one of them"),
+    ///     Ok(_guard) => println!("both seats are ours"),
+    ///     Err(taken) => println!("another customer is booking one of them: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -180,8 +180,8 @@ impl MutexAll {
     /// # let client = server.client();
     /// let limit = Duration::from_millis(200);
     /// match client.mutex_all(["seat:12A", "seat:12B"]).try_lock_for(limit)? {
-    ///     Some(_guard) => println!("both seats are ours"),
-    ///     None => println!("another customer is booking one of them"),
+    ///     Ok(_guard) => println!("both seats are ours"),
+    ///     Err(taken) => println!("another customer is booking one of them: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```

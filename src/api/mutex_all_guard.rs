@@ -237,7 +237,7 @@ impl MutexAllGuard {
     /// # let client = server.client();
     /// let both = client.mutex_all(["account:1", "account:2"]);
     /// both.lock()?.keep_for(Duration::from_secs(60))?;
-    /// assert!(both.try_lock()?.is_none());
+    /// assert!(both.try_lock()?.is_err());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

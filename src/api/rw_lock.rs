@@ -92,7 +92,7 @@ use crate::token::FencingToken;
 /// let reading = catalogue.read()?;
 /// println!("filling the cache, as of token {}", reading.fencing_token());
 /// drop(reading);
-/// if let Some(writing) = catalogue.try_write_for(Duration::from_secs(5))? {
+/// if let Ok(writing) = catalogue.try_write_for(Duration::from_secs(5))? {
 ///     println!("updating under token {}", writing.fencing_token());
 /// }
 /// # Ok::<(), leasehold::Error>(())
@@ -160,8 +160,8 @@ impl RwLock {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// match client.rw_lock("catalogue").try_read()? {
-    ///     Some(_reading) => println!("filling the cache"),
-    ///     None => println!("serving the old page: the catalogue is being changed"),
+    ///     Ok(_reading) => println!("filling the cache"),
+    ///     Err(taken) => println!("serving the old page: the catalogue is being changed: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -184,8 +184,8 @@ impl RwLock {
     /// # let client = server.client();
     /// let limit = Duration::from_millis(200);
     /// match client.rw_lock("catalogue").try_read_for(limit)? {
-    ///     Some(_reading) => println!("filling the cache"),
-    ///     None => println!("serving the old page: the catalogue is being changed"),
+    ///     Ok(_reading) => println!("filling the cache"),
+    ///     Err(taken) => println!("serving the old page: the catalogue is being changed: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -278,8 +278,8 @@ impl RwLock {
     /// let catalogue = client.rw_lock("catalogue");
     /// # let reading = catalogue.read()?;
     /// match catalogue.try_write()? {
-    ///     Some(_writing) => println!("changing the catalogue"),
-    ///     None => println!("it is in use: postponed"),
+    ///     Ok(_writing) => println!("changing the catalogue"),
+    ///     Err(taken) => println!("it is in use: postponed: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -302,8 +302,8 @@ impl RwLock {
     /// # let client = server.client();
     /// let limit = Duration::from_secs(5);
     /// match client.rw_lock("catalogue").try_write_for(limit)? {
-    ///     Some(_writing) => println!("changing the catalogue"),
-    ///     None => println!("still in use after 5 s: postponed"),
+    ///     Ok(_writing) => println!("changing the catalogue"),
+    ///     Err(taken) => println!("still in use after 5 s: postponed: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```

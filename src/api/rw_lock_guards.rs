@@ -107,7 +107,7 @@ impl RwLockWriteGuard {
     /// let writing = catalogue.write()?;
     /// // … change the catalogue …
     /// let reading = writing.downgrade(); // … and read it: no other writer came in between
-    /// assert!(catalogue.try_read()?.is_some());
+    /// assert!(catalogue.try_read()?.is_ok());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn downgrade(self) -> RwLockReadGuard {
@@ -333,7 +333,7 @@ macro_rules! guard_calls {
             /// # let client = server.client();
             #[doc = $guard_example]
             /// guard.keep_for(Duration::from_secs(60))?;
-            /// assert!(client.rw_lock("catalogue").try_write()?.is_none());
+            /// assert!(client.rw_lock("catalogue").try_write()?.is_err());
             /// # Ok::<(), leasehold::Error>(())
             /// ```
             ///

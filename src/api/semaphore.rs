@@ -73,8 +73,8 @@ use crate::taken::Taken;
 /// # let client = server.client();
 /// let api = client.semaphore("api.example.com", 10).ttl(Duration::from_secs(30));
 /// match api.try_acquire_for(Duration::from_secs(5))? {
-///     Some(permit) => println!("calling, with {} permit", permit.count()),
-///     None => println!("too many calls are in progress"),
+///     Ok(permit) => println!("calling, with {} permit", permit.count()),
+///     Err(taken) => println!("too many calls are in progress: {taken}"),
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -164,8 +164,8 @@ impl Semaphore {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// match client.semaphore("api.example.com", 10).try_acquire()? {
-    ///     Some(_permit) => println!("calling"),
-    ///     None => println!("10 calls are in progress"),
+    ///     Ok(_permit) => println!("calling"),
+    ///     Err(taken) => println!("10 calls are in progress: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -190,8 +190,8 @@ impl Semaphore {
     /// # let client = server.client();
     /// let limit = Duration::from_secs(5);
     /// match client.semaphore("api.example.com", 10).try_acquire_for(limit)? {
-    ///     Some(_permit) => println!("calling"),
-    ///     None => println!("no permit was free for 5 s"),
+    ///     Ok(_permit) => println!("calling"),
+    ///     Err(taken) => println!("no permit was free for 5 s: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```

@@ -159,7 +159,7 @@ impl Totals {
     /// # let client = server.client();
     /// let report = client.mutex("report");
     /// let guard = report.lock()?;
-    /// assert!(report.try_lock()?.is_none());
+    /// assert!(report.try_lock()?.is_err());
     /// let totals = client.stats().totals;
     /// assert_eq!((totals.calls(), totals.acquired(), totals.refused), (2, 1, 1));
     /// # Ok::<(), leasehold::Error>(())

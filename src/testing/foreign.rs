@@ -92,9 +92,9 @@ impl Foreign {
     /// # let server = Server::start();
     /// # let client = server.client();
     /// server.hold("seat:12A").forget(); // its holder has crashed
-    /// assert!(client.mutex("seat:12A").try_lock()?.is_none());
+    /// assert!(client.mutex("seat:12A").try_lock()?.is_err());
     /// server.advance(Duration::from_secs(10)); // its lease has expired
-    /// assert!(client.mutex("seat:12A").try_lock()?.is_some());
+    /// assert!(client.mutex("seat:12A").try_lock()?.is_ok());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn forget(mut self) {

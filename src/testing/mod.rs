@@ -73,7 +73,7 @@
 //! let outage = server.cut();
 //! assert!(matches!(client.mutex("seat:12A").try_lock(), Err(Error::Unreachable { .. })));
 //! drop(outage);
-//! assert!(client.mutex("seat:12A").try_lock_for(Duration::from_secs(10))?.is_some());
+//! assert!(client.mutex("seat:12A").try_lock_for(Duration::from_secs(10))?.is_ok());
 //! # Ok::<(), Error>(())
 //! ```
 //!

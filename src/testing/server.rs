@@ -118,7 +118,7 @@ impl Server {
     /// // Two clients of one server are like two processes.
     /// let (one, two) = (server.client(), server.client());
     /// let guard = one.mutex("seat:12A").lock()?;
-    /// assert!(two.mutex("seat:12A").try_lock()?.is_none());
+    /// assert!(two.mutex("seat:12A").try_lock()?.is_err());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn client(&self) -> Client {
@@ -173,9 +173,9 @@ impl Server {
     /// # let server = Server::start();
     /// # let client = server.client();
     /// let somebody = server.hold("account:123");
-    /// assert!(client.mutex("account:123").try_lock()?.is_none());
+    /// assert!(client.mutex("account:123").try_lock()?.is_err());
     /// drop(somebody);
-    /// assert!(client.mutex("account:123").try_lock()?.is_some());
+    /// assert!(client.mutex("account:123").try_lock()?.is_ok());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

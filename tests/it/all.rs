@@ -202,7 +202,7 @@ fn basic_calls_work_on_a_set() {
         .with(|guard| ["a", "b"].map(|name| token(guard, name)));
     let again = again.unwrap();
     assert!(again[0] > before[0] && again[1] > before[1]);
-    assert_eq!(both.try_with(|guard| guard.is_held()).unwrap(), Some(true));
+    assert_eq!(both.try_with(|guard| guard.is_held()).unwrap(), Ok(true));
     assert_eq!(lock_keys(&server), [""; 0]);
 }
 

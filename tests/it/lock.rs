@@ -122,7 +122,7 @@ fn try_lock_of_a_name_this_client_holds_sends_nothing() {
         assert!(mutex.try_lock().unwrap().is_err());
         assert!(client.mutex("a").try_lock().unwrap().is_err());
         assert!(mutex.try_lock_for(Duration::ZERO).unwrap().is_err());
-        assert!(mutex.try_with(|_| ()).unwrap().is_none());
+        assert!(mutex.try_with(|_| ()).unwrap().is_err());
     }
     assert_eq!(server.script_calls(), before);
     drop(guard);

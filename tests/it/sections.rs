@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use leasehold::{Client, Error, Lost, WithError};
+use leasehold::{Client, Error, Lost, Taken, WithError};
 use support::fair::QUEUE;
 use support::permits::{PERMITS, PERMITS_QUEUE};
 use support::{Server, ms};
@@ -22,7 +22,7 @@ support::tests![
 type Value = Result<u8, &'static str>;
 type Section<'a> = &'a dyn Fn() -> Value;
 type With = dyn Fn(Section<'_>) -> Result<Value, WithError<Value>>;
-type TryWith = dyn Fn(Section<'_>) -> Result<Option<Value>, WithError<Value>>;
+type TryWith = dyn Fn(Section<'_>) -> Result<Result<Value, Taken>, WithError<Value>>;
 
 /// The calls of one kind of lock.
 struct Calls {
@@ -59,10 +59,10 @@ fn with_holds_the_lock_until_the_section_ends() {
     let mutex = one.mutex("a");
     let refused = mutex.with(|guard| {
         assert!(guard.is_held());
-        two.mutex("a").try_lock().unwrap().is_none()
+        two.mutex("a").try_lock().unwrap().is_err()
     });
     assert!(refused.unwrap());
-    assert!(two.mutex("a").try_lock().unwrap().is_some());
+    assert!(two.mutex("a").try_lock().unwrap().is_ok());
 }
 
 fn with_releases_on_panic() {
@@ -72,7 +72,7 @@ fn with_releases_on_panic() {
         one.mutex("a").with(|_| panic!("of the section"))
     }));
     assert!(matches!(panicked, Err(why) if why.downcast_ref() == Some(&"of the section")));
-    assert!(two.mutex("a").try_lock().unwrap().is_some());
+    assert!(two.mutex("a").try_lock().unwrap().is_ok());
 }
 
 fn every_kind_runs_a_section_and_releases() {
@@ -82,15 +82,15 @@ fn every_kind_runs_a_section_and_releases() {
         let kind = calls.kind;
         // Every kind of holder, readers included, excludes the plain lock or takes the permit.
         let assert_released = || {
-            assert!(two.mutex("a").try_lock().unwrap().is_some(), "{kind}");
+            assert!(two.mutex("a").try_lock().unwrap().is_ok(), "{kind}");
             let permit = two.semaphore("a", 1).try_acquire().unwrap();
-            assert!(permit.is_some(), "{kind}");
+            assert!(permit.is_ok(), "{kind}");
         };
         for value in [Ok(7), Err("no paper")] {
             assert_eq!((calls.with)(&|| value).unwrap(), value, "{kind}");
             assert_released();
             let outcome = (calls.try_with)(&|| value);
-            assert_eq!(outcome.unwrap(), Some(value), "{kind}");
+            assert_eq!(outcome.unwrap(), Ok(value), "{kind}");
             assert_released();
         }
     }
@@ -174,7 +174,7 @@ fn every_kind_skips_the_section_if_it_does_not_get_the_lock() {
     for calls in every_kind(&two) {
         let kind = calls.kind;
         let section = &|| unreachable!("the lock is held");
-        assert_eq!((calls.try_with)(section).unwrap(), None, "{kind}");
+        assert!((calls.try_with)(section).unwrap().is_err(), "{kind}");
     }
 }
 

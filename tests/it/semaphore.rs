@@ -383,9 +383,9 @@ fn closures_run_with_a_permit() {
     let count = semaphore.with(|permit| permit.count()).unwrap();
     assert_eq!(count, 1);
     let held = semaphore.acquire().unwrap();
-    assert!(semaphore.try_with(|_| ()).unwrap().is_none());
+    assert!(semaphore.try_with(|_| ()).unwrap().is_err());
     give_back(held);
-    assert!(semaphore.try_with(|_| ()).unwrap().is_some());
+    assert!(semaphore.try_with(|_| ()).unwrap().is_ok());
     let panics = thread::scope(|scope| {
         let panicking = scope.spawn(|| semaphore.with(|_| panic!("in the section")));
         panicking.join().is_err()
