@@ -173,7 +173,7 @@ pub enum Error {
     /// `lock` used up the attempts of its [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff).
     ///
     /// Another holder has the lock, and you do not hold it. Retry later, or allow more attempts.
-    /// The `try_` calls return `None` instead.
+    /// The `try_` calls return [`Taken`](crate::Taken) instead.
     #[non_exhaustive]
     AttemptsUsedUp {
         /// How many attempts were made.

@@ -13,9 +13,12 @@ use crate::name::Name;
 /// return it if the lock is taken. Their `Err` has another meaning: the attempt failed, and nobody
 /// knows whether the lock is taken.
 ///
+/// So `try_lock().is_ok()` is true for a lock that is taken, too. The attempt has acquired the lock
+/// only if `try_lock()?.is_ok()`.
+///
 /// What it says comes from the reply that refused the attempt, without a second request. By now the
-/// lock may have another holder, or none. [`owner`](Self::owner) is the name of the holder's client;
-/// the holder id is left out, because anyone who knows it can release the lock.
+/// lock may have another holder, or none. [`owner`](Self::owner) names the holder's client; the
+/// holder id is left out, because anyone who knows it can release the lock.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();

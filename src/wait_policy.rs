@@ -102,8 +102,9 @@ impl Backoff {
 
     /// Sets the number of refusals after which a waiting call gives up. Defaults to no limit.
     ///
-    /// After the last refusal the `try_` calls return `None`, and the others, such as `lock`, fail
-    /// with [`Error::AttemptsUsedUp`]. An attempt without a reply from Redis does not count.
+    /// After the last refusal the `try_` calls return [`Taken`](crate::Taken), and the others, such
+    /// as `lock`, fail with [`Error::AttemptsUsedUp`]. An attempt without a reply from Redis does
+    /// not count.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -43,7 +43,7 @@ macro_rules! lock_calls {
         impl $lock {
             /// Acquires the lock, waiting until `at` at the latest.
             ///
-            /// Decides between `None` and an error as [`try_lock_for`](Self::try_lock_for) does.
+            /// Decides between `Taken` and an error as [`try_lock_for`](Self::try_lock_for) does.
             /// An `at` in the past asks once, as [`try_lock`](Self::try_lock) does.
             ///
             /// ```

@@ -62,8 +62,9 @@ use crate::token::FencingToken;
 ///   at most 3 s, counted from its last refresh. In a cluster, or if the user lacks
 ///   `+pubsub|numsub`, so does a process that is killed: the server cannot tell whether its client
 ///   listens.
-/// - [`try_lock`](Self::try_lock) returns `None` while the place of a killed or stopped process
-///   lasts, even if the lock is free: for at most 3 s after the last refresh of that process.
+/// - [`try_lock`](Self::try_lock) returns [`Taken`](crate::Taken) while the place of a killed or
+///   stopped process lasts, even if the lock is free: for at most 3 s after the last refresh of that
+///   process.
 /// - A lost message or a deleted key delays the others by at most 0.9 s, until the next refresh. An
 ///   expiry delays nobody.
 /// - A client whose subscription is broken refreshes four times as often. The calls behind it may
@@ -141,14 +142,14 @@ impl FairMutex {
         self.0.lock()
     }
 
-    /// Acquires the lock if it is free and no call waits for it; otherwise returns `None`.
+    /// Acquires the lock if it is free and no call waits for it; otherwise returns who has it.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// match client.fair_mutex("printer").try_lock()? {
     ///     Ok(_guard) => println!("printing"),
-    ///     Err(taken) => println!("the printer is busy, or others wait for it: {taken}"),
+    ///     Err(taken) => println!("not printing: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -160,10 +161,10 @@ impl FairMutex {
         self.0.try_lock()
     }
 
-    /// Acquires the lock, waiting for at most `limit`; returns `None` if it was not granted in
+    /// Acquires the lock, waiting for at most `limit`; returns who has it if it was not granted in
     /// that time.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. A call that gives
+    /// The rule of [`Mutex::try_lock_for`] decides between `Taken` and an error. A call that gives
     /// up leaves the queue. A lock granted at that moment passes to the next call.
     ///
     /// ```

@@ -79,7 +79,7 @@ use crate::token::FencingToken;
 /// let table = client.mutex("table:7").ttl(Duration::from_secs(30));
 /// match table.try_lock_for(Duration::from_millis(200))? {
 ///     Ok(guard) => println!("booked under token {}", guard.fencing_token()),
-///     Err(taken) => println!("the table is being booked by another client: {taken}"),
+///     Err(taken) => println!("not booked: {taken}"),
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -186,10 +186,13 @@ impl Mutex {
         Ok(guard.expect(ENDLESS))
     }
 
-    /// Acquires the lock if it is free; returns `None` if another holder has it.
+    /// Acquires the lock if it is free; returns who has it if it is taken.
     ///
-    /// Returns within the command timeout, 1 s unless set. In two cases the call returns `None`
-    /// without asking Redis:
+    /// `try_lock().is_ok()` is true for a lock that is taken, too: only `try_lock()?.is_ok()` means
+    /// that it was acquired.
+    ///
+    /// Returns within the command timeout, 1 s unless set. In two cases the call returns
+    /// [`Taken`](crate::Taken) without asking Redis:
     ///
     /// - This client itself holds the name.
     /// - Another call of this client waits for the name in the queue in Redis, and no command of
@@ -215,14 +218,14 @@ impl Mutex {
         self.acquire(WaitLimit::None)
     }
 
-    /// Acquires the lock, waiting for at most `limit`; returns `None` if it is still held then.
+    /// Acquires the lock, waiting for at most `limit`; returns who has it if it is taken then.
     ///
     /// Returns in that time whatever state Redis is in. A `limit` too long for the clock means no
     /// deadline. A zero `limit` asks once, like [`try_lock`](Self::try_lock).
     ///
-    /// # `None` or an error
+    /// # `Taken` or an error
     ///
-    /// At the deadline the call returns `None` if one of these is true:
+    /// At the deadline the call returns [`Taken`](crate::Taken) if one of these is true:
     ///
     /// - This client itself holds the lock.
     /// - The last reply during this call said that another holder has the lock, and no command sent

@@ -47,8 +47,8 @@ use crate::taken::Taken;
 ///
 /// A set that begins to wait also joins the queue of a free name if the next in that queue is a
 /// reader of an [`RwLock`](crate::RwLock) with the same name. So
-/// [`try_lock_for`](Self::try_lock_for) can return `None` although all names are free, if that
-/// reader does not ask for the name in time.
+/// [`try_lock_for`](Self::try_lock_for) can return [`Taken`](crate::Taken) although all names are
+/// free, if that reader does not ask for the name in time.
 ///
 /// The cost for other calls:
 ///
@@ -148,7 +148,7 @@ impl MutexAll {
         self.0.lock().map(MutexAllGuard)
     }
 
-    /// Acquires all names if they are free; returns `None` if another holder has one of them.
+    /// Acquires all names if they are free; returns who has one if it is taken.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -157,7 +157,7 @@ impl MutexAll {
     /// # let other = server.hold("seat:12B");
     /// match seats.try_lock()? {
     ///     Ok(_guard) => println!("both seats are ours"),
-    ///     Err(taken) => println!("another customer is booking one of them: {taken}"),
+    ///     Err(taken) => println!("not booked: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -169,9 +169,9 @@ impl MutexAll {
         Ok(self.0.try_lock()?.map(MutexAllGuard))
     }
 
-    /// Acquires all names, waiting for at most `limit`; returns `None` if one is still held then.
+    /// Acquires all names, waiting for at most `limit`; returns who has one if it is taken then.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `None` and an error. It applies to the
+    /// The rule of [`Mutex::try_lock_for`] decides between `Taken` and an error. It applies to the
     /// name that the call waits for.
     ///
     /// ```
@@ -181,7 +181,7 @@ impl MutexAll {
     /// let limit = Duration::from_millis(200);
     /// match client.mutex_all(["seat:12A", "seat:12B"]).try_lock_for(limit)? {
     ///     Ok(_guard) => println!("both seats are ours"),
-    ///     Err(taken) => println!("another customer is booking one of them: {taken}"),
+    ///     Err(taken) => println!("not booked: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```

@@ -153,15 +153,15 @@ impl RwLock {
         Ok(guard.expect(ENDLESS))
     }
 
-    /// Acquires the lock for reading if no writer holds it and no call waits; otherwise returns
-    /// `None`.
+    /// Acquires the lock for reading if no writer holds it and no call waits; otherwise says who
+    /// has it.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// match client.rw_lock("catalogue").try_read()? {
     ///     Ok(_reading) => println!("filling the cache"),
-    ///     Err(taken) => println!("serving the old page: the catalogue is being changed: {taken}"),
+    ///     Err(taken) => println!("serving the old page: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -175,8 +175,9 @@ impl RwLock {
 
     /// Acquires the lock for reading, waiting for at most `limit`.
     ///
-    /// Returns `None` if the lock was not granted in that time. The rule of [`Mutex::try_lock_for`]
-    /// decides between `None` and an error. A call that gives up leaves the queue.
+    /// Returns [`Taken`](crate::Taken) if the lock was not granted in that time. The rule of
+    /// [`Mutex::try_lock_for`] decides between `Taken` and an error. A call that gives up leaves the
+    /// queue.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -185,7 +186,7 @@ impl RwLock {
     /// let limit = Duration::from_millis(200);
     /// match client.rw_lock("catalogue").try_read_for(limit)? {
     ///     Ok(_reading) => println!("filling the cache"),
-    ///     Err(taken) => println!("serving the old page: the catalogue is being changed: {taken}"),
+    ///     Err(taken) => println!("serving the old page: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -199,7 +200,7 @@ impl RwLock {
 
     /// Acquires the lock for reading, waiting until `at` at the latest.
     ///
-    /// Decides between `None` and an error as [`try_read_for`](Self::try_read_for) does.
+    /// Decides between `Taken` and an error as [`try_read_for`](Self::try_read_for) does.
     /// An `at` in the past asks once, as [`try_read`](Self::try_read) does.
     ///
     /// ```
@@ -270,7 +271,7 @@ impl RwLock {
         Ok(guard.expect(ENDLESS))
     }
 
-    /// Acquires the lock for writing if it is free and no call waits; otherwise returns `None`.
+    /// Acquires the lock for writing if it is free and no call waits; otherwise says who has it.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -279,7 +280,7 @@ impl RwLock {
     /// # let reading = catalogue.read()?;
     /// match catalogue.try_write()? {
     ///     Ok(_writing) => println!("changing the catalogue"),
-    ///     Err(taken) => println!("it is in use: postponed: {taken}"),
+    ///     Err(taken) => println!("postponed: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -293,8 +294,9 @@ impl RwLock {
 
     /// Acquires the lock for writing, waiting for at most `limit`.
     ///
-    /// Returns `None` if the lock was not granted in that time. The rule of [`Mutex::try_lock_for`]
-    /// decides between `None` and an error. A call that gives up leaves the queue.
+    /// Returns [`Taken`](crate::Taken) if the lock was not granted in that time. The rule of
+    /// [`Mutex::try_lock_for`] decides between `Taken` and an error. A call that gives up leaves the
+    /// queue.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -303,7 +305,7 @@ impl RwLock {
     /// let limit = Duration::from_secs(5);
     /// match client.rw_lock("catalogue").try_write_for(limit)? {
     ///     Ok(_writing) => println!("changing the catalogue"),
-    ///     Err(taken) => println!("still in use after 5 s: postponed: {taken}"),
+    ///     Err(taken) => println!("postponed: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -317,7 +319,7 @@ impl RwLock {
 
     /// Acquires the lock for writing, waiting until `at` at the latest.
     ///
-    /// Decides between `None` and an error as [`try_write_for`](Self::try_write_for) does.
+    /// Decides between `Taken` and an error as [`try_write_for`](Self::try_write_for) does.
     /// An `at` in the past asks once, as [`try_write`](Self::try_write) does.
     ///
     /// ```

@@ -70,7 +70,8 @@ macro_rules! section_calls {
             /// # let client = server.client();
             #[doc = concat!("let report = ", $make, ";")]
             #[doc = concat!(
-                "if let Err(taken) = report.", stringify!($try_with), "(|_| println!(\"writing\"))? {"
+                "if let Err(taken) = report.", stringify!($try_with),
+                "(|_| println!(\"writing\"))? {"
             )]
             ///     println!("not written: {taken}");
             /// }

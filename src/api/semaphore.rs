@@ -74,7 +74,7 @@ use crate::taken::Taken;
 /// let api = client.semaphore("api.example.com", 10).ttl(Duration::from_secs(30));
 /// match api.try_acquire_for(Duration::from_secs(5))? {
 ///     Ok(permit) => println!("calling, with {} permit", permit.count()),
-///     Err(taken) => println!("too many calls are in progress: {taken}"),
+///     Err(taken) => println!("not calling: {taken}"),
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -156,7 +156,7 @@ impl Semaphore {
         self.lock.lock().map(|guard| self.permit(guard))
     }
 
-    /// Acquires the permits if they are free and no call waits; otherwise returns `None`.
+    /// Acquires the permits if they are free and no call waits; otherwise says how many are out.
     ///
     /// Returns within the command timeout, 1 s unless set.
     ///
@@ -165,7 +165,7 @@ impl Semaphore {
     /// # let client = server.client();
     /// match client.semaphore("api.example.com", 10).try_acquire()? {
     ///     Ok(_permit) => println!("calling"),
-    ///     Err(taken) => println!("10 calls are in progress: {taken}"),
+    ///     Err(taken) => println!("not calling: {taken}"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -179,10 +179,10 @@ impl Semaphore {
 
     /// Acquires the permits, waiting for at most `limit`.
     ///
-    /// Returns `None` if they were not granted in that time. The rule of [`Mutex::try_lock_for`]
-    /// decides between `None` and an error, without its first condition: it does not matter whether
-    /// this client holds permits. A call that gives up leaves the queue. Permits granted at that
-    /// moment pass to the next call.
+    /// Returns [`Taken`](crate::Taken) if they were not granted in that time. The rule of
+    /// [`Mutex::try_lock_for`] decides between `Taken` and an error, without its first condition: it
+    /// does not matter whether this client holds permits. A call that gives up leaves the queue.
+    /// Permits granted at that moment pass to the next call.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -209,7 +209,7 @@ impl Semaphore {
 
     /// Acquires the permits, waiting until `at` at the latest.
     ///
-    /// Decides between `None` and an error as [`try_acquire_for`](Self::try_acquire_for) does.
+    /// Decides between `Taken` and an error as [`try_acquire_for`](Self::try_acquire_for) does.
     /// An `at` in the past asks once, as [`try_acquire`](Self::try_acquire) does.
     ///
     /// ```

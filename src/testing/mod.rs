@@ -5,8 +5,8 @@
 //! # use leasehold::{Client, Error};
 //! # fn book(client: &Client, seat: &str) -> Result<&'static str, Error> {
 //! #     Ok(match client.mutex(seat).try_lock()? {
-//! #         Some(_guard) => "booked",
-//! #         None => "taken",
+//! #         Ok(_guard) => "booked",
+//! #         Err(_taken) => "taken",
 //! #     })
 //! # }
 //!
@@ -44,7 +44,7 @@
 //!
 //! | in the test | what the program sees |
 //! |---|---|
-//! | [`server.hold(name)`](Server::hold) | another holder has the lock: `try_lock` returns `None` |
+//! | [`server.hold(name)`](Server::hold) | another holder has the lock: `try_lock` returns [`Taken`](crate::Taken) |
 //! | [`server.lose(name)`](Server::lose) | the lock was deleted: [`lost`](crate::MutexGuard::lost) receives the loss, and [`ensure_held`](crate::MutexGuard::ensure_held) fails |
 //! | [`foreign.forget()`](Foreign::forget), then [`server.advance(ttl)`](Server::advance) | the holder crashed, and its lease has expired |
 //! | [`server.pause()`](Server::pause) | Redis hangs: no reply until the deadline |
