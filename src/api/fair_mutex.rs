@@ -63,8 +63,8 @@ use crate::token::FencingToken;
 ///   `+pubsub|numsub`, so does a process that is killed: the server cannot tell whether its client
 ///   listens.
 /// - [`try_lock`](Self::try_lock) returns [`Taken`](crate::Taken) while the place of a killed or
-///   stopped process lasts, even if the lock is free: for at most 3 s after the last refresh of that
-///   process.
+///   stopped process lasts, even if the lock is free: for at most 3 s after the last refresh of
+///   that process.
 /// - A lost message or a deleted key delays the others by at most 0.9 s, until the next refresh. An
 ///   expiry delays nobody.
 /// - A client whose subscription is broken refreshes four times as often. The calls behind it may

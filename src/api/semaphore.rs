@@ -180,8 +180,8 @@ impl Semaphore {
     /// Acquires the permits, waiting for at most `limit`.
     ///
     /// Returns [`Taken`](crate::Taken) if they were not granted in that time. The rule of
-    /// [`Mutex::try_lock_for`] decides between `Taken` and an error, without its first condition: it
-    /// does not matter whether this client holds permits. A call that gives up leaves the queue.
+    /// [`Mutex::try_lock_for`] decides between `Taken` and an error, without its first condition:
+    /// it does not matter whether this client holds permits. A call that gives up leaves the queue.
     /// Permits granted at that moment pass to the next call.
     ///
     /// ```
