@@ -204,7 +204,7 @@ fn a_refused_subscription_is_logged_harmlessly() {
     for command in ["SUBSCRIBE", "PUBLISH"] {
         let server = FakeServer::start(move |request| match request.name() {
             name if name == command => Some(format!("-NOPERM {}\r\n", hostile_line()).into_bytes()),
-            name if name == "acquire" => Some(b"*3\r\n:0\r\n$1\r\nx\r\n:60000\r\n".to_vec()),
+            name if name == "acquire" => Some(b"*4\r\n:0\r\n$1\r\nx\r\n:60000\r\n:-1\r\n".to_vec()),
             _ => None,
         });
         let client = client(&server.url());
