@@ -120,11 +120,19 @@ impl Replies {
 }
 
 /// Returns the types of a reply and of its parts, and its small numbers: these do not depend on the
-/// server, the time or the version.
+/// server, the time or the version. The number after a remaining time can be the time since a
+/// grant.
 fn shape(value: &Value) -> String {
     match value {
         Value::Int(n @ -2..=3) => n.to_string(),
-        Value::Array(items) => items.iter().map(|item| shape(item) + " ").collect(),
+        Value::Array(items) => {
+            let before = std::iter::once(&Value::Nil).chain(items);
+            let shapes = before.zip(items).map(|pair| match pair {
+                (Value::Int(4..), number @ Value::Int(0..)) => top(number).to_owned(),
+                (_, item) => shape(item),
+            });
+            shapes.map(|shape| shape + " ").collect()
+        }
         value => top(value).to_owned(),
     }
 }
