@@ -149,7 +149,7 @@ const WITHOUT_SET: (&str, &str) = (
     "redis.pcall('SET', KEYS[2], string.format('%.0f', token + more), 'EX', 86400)",
     "{}",
 );
-const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], message)", "local _ = 0");
+const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "local _ = 0");
 
 const VARIANTS: [Variant; 8] = [
     Variant {
