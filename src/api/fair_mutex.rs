@@ -161,8 +161,7 @@ impl FairMutex {
         self.0.try_lock()
     }
 
-    /// Acquires the lock, waiting for at most `limit`; returns who has it if it was not granted in
-    /// that time.
+    /// Acquires the lock, waiting for at most `limit`; returns who has it if it is not granted.
     ///
     /// The rule of [`Mutex::try_lock_for`] decides between `Taken` and an error. A call that gives
     /// up leaves the queue. A lock granted at that moment passes to the next call.
