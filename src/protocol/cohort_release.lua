@@ -17,12 +17,12 @@ if seen == ARGV[1] then
   local reply = 1
   -- A user without the permission for LINDEX releases as if no client waited in the queue.
   if type(redis.pcall('LINDEX', KEYS[3], '0')) == 'string' then
-    local first_after_plain, pass_on = open_queue()
-    local is_read, first = false, nil
-    if ARGV[3] then is_read, first = pcall(first_after_plain) end
-    if is_read and first
+    local plain_message, pass_on = open_queue()
+    local is_read, message = false, nil
+    if ARGV[3] then is_read, message = pcall(plain_message) end
+    if is_read and message
       -- Without the permission for PUBLISH, no client would learn that it must ask.
-      and type(redis.pcall('PUBLISH', ARGV[2], 'next ' .. first)) == 'number'
+      and type(redis.pcall('PUBLISH', ARGV[2], message)) == 'number'
     then
       redis.call('DEL', KEYS[1])
       -- The message may reach the client of the caller later than this reply, which says that its

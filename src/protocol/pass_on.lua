@@ -8,14 +8,16 @@ local function line_before(ms)
   return math.floor((ms + 88 * math.floor(ms / 3000)) / 90)
 end
 
--- Returns the id of the place whose client must ask for the lock after a plain release; nil if the
--- release must grant the lock. A plain release deletes the key although clients wait in the queue,
--- so that programs outside the queue can acquire the lock.
+-- Returns the message of a plain release; nil if the release must grant the lock. The message
+-- names the place whose client must ask for the lock first, and how many clients wait, up to 100:
+-- the more there are, the fewer of the others ask soon.
+-- A plain release deletes the key although clients wait in the queue, so that programs outside the
+-- queue can acquire the lock.
 -- It is due if a line of the grid has passed since the holder was granted the lock. The last token
 -- drawn tells when that was.
 -- Returns nil while one of the first 100 places belongs to a fair lock or a read-write lock,
 -- which promise their order to all waiters. Reading more places would delay all other commands.
-local function first_after_plain()
+local function plain_message()
   read_clock()
   local fence = redis.pcall('GET', KEYS[2])
   local granted = type(fence) == 'string' and tonumber(fence)
@@ -25,7 +27,7 @@ local function first_after_plain()
   -- plain one.
   if granted > now + 1 then granted = now - 11 end
   if line_before(granted) >= line_before(now) then return nil end
-  local first, reached
+  local first, reached, waiting = nil, nil, 0
   for n = 0, 99 do
     local id = redis.call('LINDEX', KEYS[3], n)
     if not id then break end
@@ -38,12 +40,12 @@ local function first_after_plain()
     end
     if seen and seen + lasts > now then
       if string.sub(want, 1, 1) ~= '+' then return nil end
-      first = first or id
+      first, waiting = first or id, waiting + 1
       -- No message reaches the client of another place.
       if mark ~= 'p' and inbox ~= '' then reached = reached or id end
     end
   end
-  return reached or first
+  return first and 'next ' .. waiting .. ' ' .. (reached or first)
 end
 
 -- Ends the hold of this id, if one is given, and grants to the waiters who fit. Returns whether
@@ -56,6 +58,6 @@ local function pass_on(id)
   return holder, stopped
 end
 
-return first_after_plain, pass_on
+return plain_message, pass_on
 end
 

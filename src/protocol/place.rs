@@ -120,11 +120,25 @@ pub(crate) fn read_refresh(payload: &[u8]) -> Option<HolderId> {
     HolderId::parse(payload.strip_prefix(b"refresh ")?)
 }
 
-/// Reads the message of a plain release, `next <id>`; `None` for that of another release.
-///
-/// The client of this place must ask for the lock next.
-pub(crate) fn read_next(payload: &[u8]) -> Option<HolderId> {
-    HolderId::parse(payload.strip_prefix(b"next ")?)
+/// The message of a plain release.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Next {
+    /// The place whose client must ask for the lock before the others.
+    pub(crate) first: HolderId,
+    /// How many of the first 100 places count.
+    pub(crate) waiting: u32,
+}
+
+/// Reads the message of a plain release, `next <waiting> <id>`; `None` for any other message.
+pub(crate) fn read_next(payload: &[u8]) -> Option<Next> {
+    let mut words = payload
+        .strip_prefix(b"next ")?
+        .splitn(2, |byte| *byte == b' ');
+    let number = words.next()?;
+    let waiting = str::from_utf8(number).ok()?.parse().ok()?;
+    let is_number = number.iter().all(u8::is_ascii_digit) && (1..=100).contains(&waiting);
+    let first = HolderId::parse(words.next()?)?;
+    is_number.then_some(Next { first, waiting })
 }
 
 /// Returns when a place entered the queue, in ms of the server's clock; `None` if the place is

@@ -8,7 +8,7 @@ use crate::holder_id::HolderId;
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::{HeldLease, Holding};
 use crate::name::{Name, NameTable};
-use crate::protocol::place::TokenBlock;
+use crate::protocol::place::{Next, TokenBlock};
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::LastRefusal;
 use crate::queue::local_queue::{Announcer, FleetYield, LocalQueue};
@@ -23,8 +23,11 @@ use crate::token::FencingToken;
 const FREE_FOR: Duration = Duration::from_millis(2);
 
 /// The client that must ask first after a plain release may have died. So the others refresh their
-/// places at a random moment between once and twice this time after its message.
+/// places, too, from this time after its message on: each at a random moment of the next 20 ms, or
+/// of 4 ms for each client that waits. So five of them do so in the first 20 ms, however many wait.
 const OTHERS_AFTER: Duration = Duration::from_millis(20);
+const OTHERS_WITHIN: Duration = Duration::from_millis(20);
+const FOR_EACH: Duration = Duration::from_millis(4);
 
 /// The names that this client holds or waits for.
 ///
@@ -235,25 +238,27 @@ impl Waiters {
         self.shared_places.note_contended(name, now.after(FREE_FOR));
     }
 
-    /// Handles the message of a plain release: the lock is free, and the client of the place
-    /// `first` must ask for it before the others.
+    /// Handles the message of a plain release: the lock is free, and the client of one place must
+    /// ask for it before the others.
     ///
     /// Returns what [`announced`](Self::announced) does.
     pub(crate) fn announced_plain(
         &self,
         name: &Name,
         payload: &[u8],
-        first: &HolderId,
+        next: &Next,
         announcer: Announcer,
         now: Instant,
     ) -> Option<Weak<HeldLease>> {
         let first_at = now.after(FREE_FOR);
-        let others_at = now.after(OTHERS_AFTER.mul_f64(1.0 + random::chance()));
+        let within = OTHERS_WITHIN.max(FOR_EACH * next.waiting);
+        let others_at = now.after(OTHERS_AFTER + within.mul_f64(random::chance()));
         self.shared_places.note_contended(name, first_at);
         for places in [&self.shared_places, &self.own_places] {
-            places.refresh_in_turn(name, first, first_at, others_at);
+            places.refresh_in_turn(name, &next.first, first_at, others_at);
         }
-        self.sets.ask_in_turn(name, first, first_at, others_at);
+        self.sets
+            .ask_in_turn(name, &next.first, first_at, others_at);
         let has_place = self.shared_places.shared(name).is_taken;
         // Wakes a contender that neither has nor shares a place. If it can share one, it first
         // sleeps until `first_at`.

@@ -87,9 +87,9 @@ pub(super) struct PlaceWaiter {
     pub(super) seen_waiting: Option<Instant>,
     /// When the next refresh is due.
     due: Instant,
-    /// When a refresh is due because of a plain release. The reply to an earlier command does not
-    /// change this.
-    refresh_by: Instant,
+    /// When a refresh is due because of the last plain release. The reply to a command that ran
+    /// before does not change this.
+    after_plain: Instant,
     pub(super) pace: RefreshPace,
     /// How often the place must be refreshed. The call that entered the queue chose this, and a
     /// call that takes the place over keeps it.
@@ -167,7 +167,7 @@ impl PlaceWaiter {
     }
 
     fn due(&self) -> Instant {
-        self.due.min(self.refresh_by)
+        self.due.min(self.after_plain)
     }
 
     /// Returns whether the call has a place in Redis and no grant yet.
@@ -183,7 +183,7 @@ impl PlaceWaiter {
             parker,
             seen_waiting: None,
             due: Instant::NEVER,
-            refresh_by: Instant::NEVER,
+            after_plain: Instant::NEVER,
             pace,
             refresh_every: pace.every,
             granted: None,
@@ -198,7 +198,7 @@ impl PlaceWaiter {
     pub(super) fn wait_under(&mut self, id: Option<HolderId>) -> Option<HolderId> {
         self.seen_waiting = None;
         self.granted = None;
-        self.refresh_by = Instant::NEVER;
+        self.after_plain = Instant::NEVER;
         self.refresh_every = self.pace.every;
         std::mem::replace(&mut self.id, id)
     }
@@ -210,7 +210,7 @@ impl PlaceWaiter {
         self.granted = from.granted.take();
         self.refresh_every = from.refresh_every;
         self.due = from.due;
-        self.refresh_by = from.refresh_by;
+        self.after_plain = from.after_plain;
     }
 
     /// Gives up the place, and a grant to it. Returns them for another call to take over.
@@ -325,12 +325,15 @@ impl NamePlaces {
         }
     }
 
-    /// Makes a refresh due at `at`, unless one is due earlier.
-    pub(super) fn refresh_by(&mut self, at: Instant) {
+    /// Makes a refresh due at `at` because of a plain release. Since the one before, the lock was
+    /// held again.
+    pub(super) fn refresh_after_plain(&mut self, at: Instant) {
         let all = self.waiters.iter_mut().chain(&mut self.left);
-        for waiter in all.filter(|waiter| waiter.id.is_some() && at < waiter.due()) {
-            waiter.refresh_by = at;
-            waiter.parker.unpark();
+        for waiter in all.filter(|waiter| waiter.id.is_some()) {
+            waiter.after_plain = at;
+            if at < waiter.sleeps_until {
+                waiter.parker.unpark();
+            }
         }
     }
 
@@ -396,7 +399,7 @@ impl NamePlaces {
         self.refresh_now = false;
         let waiting = self.waiters.iter_mut().filter(|waiter| waiter.waits());
         let ids = waiting.filter_map(|waiter| {
-            waiter.refresh_by = Instant::NEVER;
+            waiter.after_plain = Instant::NEVER;
             waiter.id.clone()
         });
         Position::Refresh(ids.collect())

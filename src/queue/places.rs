@@ -93,8 +93,8 @@ impl Places {
         }
     }
 
-    /// Makes a refresh of the places of `name` due at `first_at` if `first` is one of them,
-    /// otherwise at `others_at`, unless one is due earlier.
+    /// Makes a refresh of the places of `name` due after a plain release: at `first_at` if `first`
+    /// is one of them, otherwise at `others_at`.
     pub(crate) fn refresh_in_turn(
         &self,
         name: &Name,
@@ -105,7 +105,7 @@ impl Places {
         for names in &mut self.state.lock().names {
             if let Some(places) = names.get_mut(name) {
                 let has_first = places.with_id(first).is_some();
-                places.refresh_by(if has_first { first_at } else { others_at });
+                places.refresh_after_plain(if has_first { first_at } else { others_at });
             }
         }
     }

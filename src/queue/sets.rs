@@ -59,9 +59,9 @@ struct SetWaiter {
     keeps_since: Option<Instant>,
     /// When the set must ask again.
     due: Instant,
-    /// When it must ask again because of a plain release. The reply to an earlier call does not
-    /// change this.
-    ask_by: Instant,
+    /// When it must ask again because of the last plain release. The reply to a call that ran
+    /// before does not change this.
+    after_plain: Instant,
     /// The set must ask at once.
     must_ask: bool,
     answers: Answers,
@@ -105,7 +105,7 @@ impl SetQueue {
             has: None,
             keeps_since: None,
             due: Instant::NEVER,
-            ask_by: Instant::NEVER,
+            after_plain: Instant::NEVER,
             must_ask: false,
             answers: Answers::default(),
         };
@@ -137,8 +137,8 @@ impl SetQueue {
         }
     }
 
-    /// Makes the set that waits under the id `first` ask again at `first_at`, and the others that
-    /// wait for `name` at `others_at`.
+    /// Makes the set that waits under the id `first` ask again at `first_at` after a plain release,
+    /// and the others that wait for `name` at `others_at`.
     pub(crate) fn ask_in_turn(
         &self,
         name: &Name,
@@ -153,7 +153,7 @@ impl SetQueue {
                 false if waiter.name() == Some(name) => others_at,
                 false => continue,
             };
-            waiter.ask_by = waiter.ask_by.min(at);
+            waiter.after_plain = at;
             waiter.parker.unpark();
         }
     }
@@ -215,7 +215,7 @@ impl SetTicket<'_> {
     ) -> (HolderId, Option<PartOfSet>, bool) {
         self.with_waiter(|waiter| {
             waiter.must_ask = false;
-            waiter.ask_by = Instant::NEVER;
+            waiter.after_plain = Instant::NEVER;
             let has_kept_enough = (waiter.keeps_since).is_some_and(|at| at.after(KEEPS_FOR) <= now);
             let keeps = waiter.has.is_some() && !has_kept_enough;
             (
@@ -262,7 +262,7 @@ impl SetTicket<'_> {
 impl Queue for SetTicket<'_> {
     fn position(&self, now: Instant, _must_try: bool) -> Position {
         self.with_waiter(|waiter| {
-            let due = waiter.due.min(waiter.ask_by);
+            let due = waiter.due.min(waiter.after_plain);
             match waiter.has {
                 Some(_) if !waiter.must_ask && now < due => Position::Placed(due),
                 _ => Position::Contend,

@@ -6,6 +6,7 @@ use crate::lease::held::Holding;
 use crate::lease::held::tests::held_for_an_hour;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
+use crate::protocol::place::Next;
 use crate::protocol::primitive::Admission;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::queue::answers::Span;

@@ -113,9 +113,7 @@ impl<'a> PubSub<'a> {
         };
         let waiters = &self.runtime.waiters;
         let still_held = match read_next(payload) {
-            Some(first) => {
-                waiters.announced_plain(&name, payload, &first, announcer, Instant::now())
-            }
+            Some(next) => waiters.announced_plain(&name, payload, &next, announcer, Instant::now()),
             None => waiters.announced(&name, payload, announcer),
         };
         if let Some(hold) = still_held.and_then(|hold| hold.upgrade()) {

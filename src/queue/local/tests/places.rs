@@ -152,10 +152,12 @@ fn the_first_waiter_is_woken_when_another_stops_sharing_a_place() {
 fn waiter_without_a_place_is_woken_by_a_plain_release() {
     let (waiters, name) = (Waiters::default(), Name::from("a"));
     let all = waiters.join(&name, None, true);
-    let first = HolderId::fresh("o");
+    let next = Next {
+        first: HolderId::fresh("o"),
+        waiting: 1,
+    };
     let is_free = || {
-        let message = format!("next {}", first.as_str());
-        let held = waiters.announced_plain(&name, message.as_bytes(), &first, ALONE, NOW);
+        let held = waiters.announced_plain(&name, b"next", &next, ALONE, NOW);
         held.is_none()
     };
     assert!(is_free() && is_woken(&all));
@@ -178,15 +180,20 @@ fn waiter_without_a_place_is_woken_by_a_plain_release() {
 
 /// The reply to a command that ran before the release does not postpone the refresh.
 #[test]
-fn the_first_place_is_refreshed_2_ms_after_a_plain_release_and_the_others_20_to_40() {
-    for (is_first, earliest, latest) in [(true, 2, 2), (false, 20, 40)] {
+fn the_first_place_is_refreshed_2_ms_after_a_plain_release_and_the_others_from_20_ms_on() {
+    let cases = [(true, 1, 2, 2), (true, 100, 2, 2), (false, 5, 20, 40)];
+    for (is_first, waiting, earliest, latest) in [&cases[..], &[(false, 100, 20, 420)]].concat() {
         let (waiters, name) = (Waiters::default(), Name::from("a"));
         let keys = FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"));
         let own = HolderId::fresh("o");
         let place = (waiters.own_places).join(Admission::Exclusive, &keys, PACE, Parker::new());
         place.begin_entering(&own);
         let first = if is_first { own } else { HolderId::fresh("o") };
-        waiters.announced_plain(&name, b"", &first, ALONE, NOW);
+        let next = Next {
+            first: first.clone(),
+            waiting,
+        };
+        waiters.announced_plain(&name, b"next", &next, ALONE, NOW);
         let reply = WaitingReply {
             sent: NOW,
             arrived: NOW,
@@ -206,4 +213,31 @@ fn the_first_place_is_refreshed_2_ms_after_a_plain_release_and_the_others_20_to_
         place.note_refreshed(&[first], &[], reply);
         assert!(matches!(place.position(later, false), Position::Placed(at) if at > later));
     }
+}
+
+/// It proves that the lock was held in between.
+#[test]
+fn a_second_plain_release_postpones_the_refresh_that_was_due_after_the_first() {
+    let (waiters, name) = (Waiters::default(), Name::from("a"));
+    let keys = FairMutexKeys::of(Keys::new("a".into(), "lock:", "r:"));
+    let place = (waiters.own_places).join(Admission::Exclusive, &keys, PACE, Parker::new());
+    place.begin_entering(&HolderId::fresh("o"));
+    let reply = WaitingReply {
+        sent: NOW,
+        arrived: NOW,
+        is_listening: true,
+    };
+    place.note_entered(reply, None);
+    let next = Next {
+        first: HolderId::fresh("o"),
+        waiting: 5,
+    };
+    waiters.announced_plain(&name, b"next", &next, ALONE, NOW);
+    let later = NOW.after(Duration::from_millis(15));
+    waiters.announced_plain(&name, b"next", &next, ALONE, later);
+    let at = |ms| later.after(Duration::from_millis(ms));
+    let position = place.position(at(19), false);
+    assert!(matches!(position, Position::Placed(due) if due >= at(20) && due <= at(40)));
+    let position = place.position(at(41), false);
+    assert!(matches!(position, Position::Refresh(..)));
 }
