@@ -14,14 +14,13 @@ pub(crate) const READERS: &[u8] = b"leasehold:readers";
 /// The longest value that the scripts return whole, in bytes.
 const LONGEST_VALUE: usize = 1088;
 
-/// The holder of a lock, as [`Mutex::inspect`](crate::Mutex::inspect) found it.
+/// A holder of a lock or of permits, as another client sees it.
+///
+/// [`Mutex::inspect`](crate::Mutex::inspect) returns it, and [`Held`](crate::Held) contains all
+/// holders of a name.
 ///
 /// [`owner`](Self::owner) and [`holder_id`](Self::holder_id) return `None` if the holder is not a
-/// leasehold client, or if readers share the lock.
-///
-/// In [`RwHolders::Readers`](crate::RwHolders::Readers) each `Holder` is one reader: it has an
-/// owner and an id, its [`value`](Self::value) is that id, and
-/// [`remaining`](Self::remaining) is the time left of its own lease.
+/// leasehold client, or if this `Holder` stands for [all readers](Self::is_shared) of a lock.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -39,6 +38,8 @@ const LONGEST_VALUE: usize = 1088;
 pub struct Holder {
     seen: Vec<u8>,
     id: Option<HolderId>,
+    /// `None` for a lock.
+    permits: Option<u32>,
     remaining: Option<Duration>,
     fencing_token: Option<FencingToken>,
 }
@@ -55,9 +56,22 @@ impl Holder {
             // The start of a longer value may look like an id.
             id: HolderId::parse(&seen).filter(|_| seen.len() <= LONGEST_VALUE),
             seen,
+            permits: None,
             remaining,
             fencing_token,
         }
+    }
+
+    /// Parses a member of a semaphore's sorted set; `None` if it is not the id of its lease.
+    pub(crate) fn of_permits(member: &[u8], remaining: Duration) -> Option<Self> {
+        let (id, permits) = HolderId::parse_of_permits(member)?;
+        Some(Self {
+            seen: member.to_vec(),
+            id: Some(id),
+            permits: Some(permits),
+            remaining: Some(remaining),
+            fencing_token: None,
+        })
     }
 
     /// Returns the owner of the lease.
@@ -100,7 +114,8 @@ impl Holder {
 
     /// Returns the value of the lock's key, cut after 1088 bytes.
     ///
-    /// Every holder id of a leasehold client is shorter.
+    /// Every holder id of a leasehold client is shorter. A reader and a holder of permits have
+    /// their id here.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -120,7 +135,7 @@ impl Holder {
         self.seen.get(..LONGEST_VALUE).unwrap_or(&self.seen)
     }
 
-    /// Returns true if the name is held by the readers of an [`RwLock`](crate::RwLock).
+    /// Returns true if this stands for all readers of an [`RwLock`](crate::RwLock).
     ///
     /// They have no common owner and no common id: [`RwLock::inspect`](crate::RwLock::inspect)
     /// returns each of them.
@@ -148,7 +163,22 @@ impl Holder {
         Escaped::whole(self.seen.get(..self.seen.len().min(8)).unwrap_or_default())
     }
 
-    /// Returns how long the key lives without a renewal; `None` if it does not expire.
+    /// Returns how many permits of a semaphore this holder has. The holder of a lock has 1.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let memory = client.semaphore("worker-7:gigabytes", 64).many(12);
+    /// let permit = memory.acquire()?;
+    /// let held = memory.inspect()?.expect("some permits are out");
+    /// assert_eq!(held.holders()[0].permits(), 12);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn permits(&self) -> u32 {
+        self.permits.unwrap_or(1)
+    }
+
+    /// Returns how long the lease lasts without a renewal; `None` if the key does not expire.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -168,8 +198,9 @@ impl Holder {
 
     /// Returns the last fencing token drawn for the name.
     ///
-    /// `None` if no token was drawn within the last day. Otherwise it is the holder's token, with
-    /// two exceptions:
+    /// `None` if no token was drawn within the last day, and for permits, whose last token
+    /// [`Held::fencing_token`](crate::Held::fencing_token) returns. Otherwise it is the holder's
+    /// token, with two exceptions:
     ///
     /// - If tokens are reserved for [local hand-offs](crate::Mutex::local_handoffs), it is the last
     ///   of them.
@@ -190,14 +221,18 @@ impl Holder {
     }
 }
 
-/// The owner and the first eight digits of the uuid, or the escaped start of the value; then how
-/// long the key lives without a renewal.
+/// The owner and the first eight digits of the uuid, or the escaped start of the value; the number
+/// of permits, if the holder has some; and how long the lease lasts without a renewal.
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.id {
             Some(id) => id.short().fmt(f)?,
             None if self.is_shared() => f.write_str("readers")?,
             None => write!(f, "another program ({}…)", self.start())?,
+        }
+        if let Some(permits) = self.permits {
+            let plural = if permits == 1 { "" } else { "s" };
+            write!(f, ", {permits} permit{plural}")?;
         }
         match self.remaining {
             Some(remaining) => write!(f, ", for another {}", Rounded(remaining)),
@@ -215,6 +250,7 @@ impl fmt::Debug for Holder {
             None => holder.field("value", &format_args!("{}…", self.start())),
         };
         holder
+            .field("permits", &self.permits())
             .field("remaining", &self.remaining)
             .field("fencing_token", &self.fencing_token)
             .finish()
@@ -264,5 +300,35 @@ mod tests {
             &id.as_str()[id.owner().len() + 1..]
         );
         assert_eq!(Holder::new(seen.into(), None, None).holder_id(), None);
+    }
+
+    #[test]
+    fn id_of_permits_shows_the_owner_without_their_number() {
+        // The owner of a lock may begin like an id of permits.
+        assert_eq!(HolderId::fresh("2 web/7").owner(), "2 web/7");
+        let id = HolderId::fresh_of_permits(12, "2 web/7");
+        let found = Holder::of_permits(id.as_str().as_bytes(), Duration::from_secs(1)).unwrap();
+        assert!(id.as_str().starts_with("12 2 web/7:"), "{id}");
+        for id in [&id, found.holder_id().unwrap()] {
+            assert_eq!(id.owner(), "2 web/7");
+            let shown = &id.as_str()["12 ".len()..][.."2 web/7:12345678".len()];
+            assert_eq!(id.short().to_string(), shown);
+        }
+        assert_eq!((found.owner(), found.permits()), (Some("2 web/7"), 12));
+        // Ids with the same text are equal, although `parse` takes the number for a part of the
+        // owner.
+        assert_eq!(HolderId::parse(id.as_str().as_bytes()), Some(id));
+    }
+
+    #[test]
+    fn display_of_permits_names_owner_number_and_time_left() {
+        let left = Duration::from_millis(9_900);
+        for (permits, number) in [(1, "1 permit"), (2, "2 permits")] {
+            let id = HolderId::fresh_of_permits(permits, "web-1/4711");
+            let holder = Holder::of_permits(id.as_str().as_bytes(), left).unwrap();
+            let expected = format!("{}, {number}, for another 9.9 s", id.short());
+            assert_eq!(holder.to_string(), expected);
+            assert!(expected.starts_with("web-1/4711:"), "{expected}");
+        }
     }
 }

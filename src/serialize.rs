@@ -9,9 +9,7 @@ use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::holder::Holder;
-use crate::holder_id::HolderId;
 use crate::name::Name;
-use crate::permit_holder::PermitHolder;
 use crate::token::FencingToken;
 
 /// A number.
@@ -83,46 +81,22 @@ impl<'de> Visitor<'de> for NameVisitor {
     }
 }
 
-/// The owner, the [short form](HolderId::short) of the id, the time left, the token, and whether
-/// readers share the lock.
+/// The owner, the short form of the id, the number of permits, the time left, the token, and
+/// whether it stands for all readers.
 ///
 /// There is no `Deserialize`, because the whole id is left out: anyone who knows it can release the
 /// lock.
 impl Serialize for Holder {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut fields = to.serialize_struct("Holder", HOLDER_FIELDS)?;
-        write_holder(&mut fields, self)?;
-        fields.end()
-    }
-}
-
-/// How many fields [`write_holder`] writes: some formats need the number first.
-pub(crate) const HOLDER_FIELDS: usize = 5;
-
-pub(crate) fn write_holder<F: SerializeStruct>(
-    to: &mut F,
-    holder: &Holder,
-) -> Result<(), F::Error> {
-    let remaining = holder.remaining().map(|left| left.as_millis() as u64);
-    to.serialize_field("owner", &holder.owner())?;
-    to.serialize_field("holder", &holder.holder_id().map(short))?;
-    to.serialize_field("remaining_ms", &remaining)?;
-    to.serialize_field("fencing_token", &holder.fencing_token())?;
-    to.serialize_field("shared", &holder.is_shared())
-}
-
-/// The owner, the [short form](HolderId::short) of the id, the number of permits and the time left.
-impl Serialize for PermitHolder {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut fields = to.serialize_struct("PermitHolder", 4)?;
-        fields.serialize_field("owner", self.owner())?;
-        fields.serialize_field("holder", &short(self.holder_id()))?;
+        let id = self.holder_id().map(|id| id.short().to_string());
+        let remaining = self.remaining().map(|left| left.as_millis() as u64);
+        let mut fields = to.serialize_struct("Holder", 6)?;
+        fields.serialize_field("owner", &self.owner())?;
+        fields.serialize_field("holder", &id)?;
         fields.serialize_field("permits", &self.permits())?;
-        fields.serialize_field("remaining_ms", &(self.remaining().as_millis() as u64))?;
+        fields.serialize_field("remaining_ms", &remaining)?;
+        fields.serialize_field("fencing_token", &self.fencing_token())?;
+        fields.serialize_field("shared", &self.is_shared())?;
         fields.end()
     }
-}
-
-fn short(id: &HolderId) -> String {
-    id.short().to_string()
 }

@@ -13,8 +13,7 @@ use crate::api::semaphore::Semaphore;
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::health::{Health, HealthState};
-use crate::lock::list::held::Held;
-use crate::lock::list::held_permits::HeldPermits;
+use crate::held::Held;
 use crate::lock::list::page::ListPage;
 use crate::lock::list::{list, list_permits};
 use crate::lock::query::query;
@@ -465,7 +464,7 @@ impl Client {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// for held in client.list("account:")? {
-    ///     println!("{} is held by {:?}", held.name(), held.holder().owner());
+    ///     println!("{} is held by {:?}", held.name(), held.holders()[0].owner());
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -490,7 +489,7 @@ impl Client {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// // Takes at most 5 % of the server's time.
-    /// let held = client.list_pages("account:", |page| std::thread::sleep(page.took() * 19))?;
+    /// let held = client.list_pages("account:", |page| std::thread::sleep(page.took * 19))?;
     /// println!("{} accounts are locked", held.len());
     /// # assert!(held.is_empty());
     /// # Ok::<(), leasehold::Error>(())
@@ -502,7 +501,7 @@ impl Client {
     pub fn list_pages(
         &self,
         prefix: impl AsRef<[u8]>,
-        act: impl FnMut(&ListPage<'_, Held>),
+        act: impl FnMut(&ListPage<'_>),
     ) -> Result<Vec<Held>, Error> {
         list(self.runtime(), prefix.as_ref(), act)
     }
@@ -526,7 +525,7 @@ impl Client {
     ///
     /// The errors of [`list`](Self::list). The call also needs the permissions `+time` and
     /// `+zrangebyscore`.
-    pub fn list_permits(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<HeldPermits>, Error> {
+    pub fn list_permits(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<Held>, Error> {
         self.list_permits_pages(prefix, |_| {})
     }
 
@@ -536,7 +535,7 @@ impl Client {
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
     /// let held = client.list_permits_pages("api.", |page| {
-    ///     println!("{:.0} % are scanned", page.progress() * 100.0);
+    ///     println!("{:.0} % are scanned", page.progress * 100.0);
     /// })?;
     /// # assert!(held.is_empty());
     /// # Ok::<(), leasehold::Error>(())
@@ -548,8 +547,8 @@ impl Client {
     pub fn list_permits_pages(
         &self,
         prefix: impl AsRef<[u8]>,
-        act: impl FnMut(&ListPage<'_, HeldPermits>),
-    ) -> Result<Vec<HeldPermits>, Error> {
+        act: impl FnMut(&ListPage<'_>),
+    ) -> Result<Vec<Held>, Error> {
         list_permits(self.runtime(), prefix.as_ref(), act)
     }
 

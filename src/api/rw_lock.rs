@@ -12,16 +12,17 @@ use crate::api::settings::lock_settings;
 use crate::clock::left_until;
 use crate::config::Settings;
 use crate::error::Error;
+use crate::held::Held;
 use crate::holder::Holder;
 use crate::lock::acquire::WaitLimit;
 use crate::lock::query::{may_repeat, query};
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
+use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Cap;
-use crate::rw_holders::RwHolders;
 use crate::taken::Taken;
 use crate::token::FencingToken;
 
@@ -377,17 +378,14 @@ impl RwLock {
 
     /// Asks Redis for the holders of the lock; returns `None` if it is free.
     ///
-    /// Returns readers sorted by when their leases end: the first 10,000, or fewer if their ids are
-    /// long. Returns within the command timeout.
+    /// It is [shared](Held::is_shared) if readers hold it. Returns within the command timeout.
     ///
     /// ```
-    /// use leasehold::RwHolders;
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    ///
     /// match client.rw_lock("catalogue").inspect()? {
-    ///     Some(RwHolders::Writer(writer)) => println!("being changed by {writer}"),
-    ///     Some(RwHolders::Readers(readers)) => println!("read by {} readers", readers.len()),
+    ///     Some(held) if held.is_shared() => println!("read by {} readers", held.holders().len()),
+    ///     Some(held) => println!("being changed by {}", held.holders()[0]),
     ///     None => println!("free"),
     /// }
     /// # Ok::<(), leasehold::Error>(())
@@ -396,13 +394,18 @@ impl RwLock {
     /// # Errors
     ///
     /// The errors of [`Mutex::inspect`], and [`Error::Config`] over a quorum.
-    pub fn inspect(&self) -> Result<Option<RwHolders>, Error> {
+    pub fn inspect(&self) -> Result<Option<Held>, Error> {
         let deployment = &self.core.runtime.deployment;
         self.core.runtime.process.check()?;
         self.reader.check()?;
         deployment.check(&self.reader)?;
         let ask = |until| deployment.call(self.keys.holders(), until, Cap::Counted);
-        Ok(query(&self.core.runtime, may_repeat, ask)?.holders())
+        Ok(match query(&self.core.runtime, may_repeat, ask)? {
+            Answer::Holders { is_shared, holders } if !holders.is_empty() => {
+                Some(Held::of_lock(self.name().clone(), is_shared, holders))
+            }
+            _ => None,
+        })
     }
 
     /// Returns how many places the queue has, across all processes.
@@ -509,13 +512,11 @@ impl RwLock {
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    /// use leasehold::RwHolders;
-    ///
     /// let catalogue = client.rw_lock("catalogue");
     /// # let is_dead = |_: &leasehold::Holder| true;
     /// # let _reading = catalogue.read()?;
-    /// if let Some(RwHolders::Readers(readers)) = catalogue.inspect()? {
-    ///     for reader in readers.iter().filter(|reader| is_dead(reader)) {
+    /// if let Some(held) = catalogue.inspect()? {
+    ///     for reader in held.holders().iter().filter(|reader| is_dead(reader)) {
     ///         catalogue.force_unlock_from(reader)?;
     ///     }
     /// }

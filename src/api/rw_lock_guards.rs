@@ -135,15 +135,12 @@ impl RwLockWriteGuard {
     /// Returns the id of the lease, which is the value of the lock's key in Redis.
     ///
     /// ```
-    /// use leasehold::RwHolders;
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
-    ///
     /// let catalogue = client.rw_lock("catalogue");
     /// let writing = catalogue.write()?;
-    /// if let Some(RwHolders::Writer(writer)) = catalogue.inspect()? {
-    ///     assert_eq!(writer.holder_id(), Some(writing.holder_id()));
-    /// }
+    /// let held = catalogue.inspect()?.expect("the guard holds it");
+    /// assert_eq!(held.holders()[0].holder_id(), Some(writing.holder_id()));
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn holder_id(&self) -> &HolderId {

@@ -11,14 +11,13 @@ use crate::api::semaphore_permit::SemaphorePermit;
 use crate::api::settings::lock_settings;
 use crate::clock::left_until;
 use crate::error::Error;
+use crate::held::Held;
 use crate::holder_id::HolderId;
 use crate::lock::list::MOST_HOLDERS;
-use crate::lock::list::held_permits::HeldPermits;
 use crate::lock::query::{may_repeat, query};
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
-use crate::permit_holder::PermitHolder;
 use crate::protocol::answer::Answer;
 use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::primitive::{AtRelease, Primitive};
@@ -287,30 +286,7 @@ impl Semaphore {
             .saturating_sub(u32::try_from(out).unwrap_or(u32::MAX)))
     }
 
-    /// Asks Redis for the holders of permits, sorted by when their leases end.
-    ///
-    /// Returns the first 10,000 holders, or fewer if their ids are long: the reply has at most
-    /// 1 MiB, enough for 900 ids of the greatest length. Returns within the command timeout.
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let api = client.semaphore("api.example.com", 10);
-    /// # let permit = api.acquire()?;
-    /// for holder in api.holders()? {
-    ///     println!("{} has {} permits", holder.owner(), holder.permits());
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Mutex::inspect`].
-    pub fn holders(&self) -> Result<Vec<PermitHolder>, Error> {
-        Ok(self.permits_out(MOST_HOLDERS)?.holders)
-    }
-
-    /// Asks Redis for all that is known of the permits that are out; `None` if none are.
+    /// Asks Redis for the permits that are out and their holders; `None` if none are.
     ///
     /// Returns within the command timeout.
     ///
@@ -320,8 +296,11 @@ impl Semaphore {
     /// let api = client.semaphore("api.example.com", 10);
     /// # let permit = api.acquire()?;
     /// if let Some(held) = api.inspect()? {
-    ///     println!("{} permits, {} holders", held.permits(), held.holders().len());
-    ///     # assert_eq!(held.last_fencing_token(), Some(permit.fencing_token()));
+    ///     println!("{} permits are out", held.permits());
+    ///     for holder in held.holders() {
+    ///         println!("{holder}"); // web-1/4711:ef052da9, 1 permit, for another 9.9 s
+    ///     }
+    ///     # assert_eq!(held.fencing_token(), Some(permit.fencing_token()));
     /// }
     /// # Ok::<(), leasehold::Error>(())
     /// ```
@@ -329,8 +308,8 @@ impl Semaphore {
     /// # Errors
     ///
     /// The errors of [`Mutex::inspect`].
-    pub fn inspect(&self) -> Result<Option<HeldPermits>, Error> {
-        let held = HeldPermits::new(self.name.clone(), self.permits_out(MOST_HOLDERS)?);
+    pub fn inspect(&self) -> Result<Option<Held>, Error> {
+        let held = self.permits_out(MOST_HOLDERS)?.of(self.name.clone());
         Ok(Some(held).filter(|held| held.permits() > 0))
     }
 
@@ -382,7 +361,7 @@ impl Semaphore {
     /// Releases the permits of this holder on its behalf; returns true if it had any.
     ///
     /// [`holders`](Self::holders) lists the holders, each with its
-    /// [`holder_id`](PermitHolder::holder_id). The permits are granted to the first calls in the
+    /// [`holder_id`](crate::Holder::holder_id). The permits are granted to the first calls in the
     /// queue. Returns within the command timeout.
     ///
     /// Use it only if you know that the holder is dead. A live one finds out at its next renewal.
@@ -393,9 +372,11 @@ impl Semaphore {
     /// # let is_dead = |_: &str| true;
     /// let api = client.semaphore("api.example.com", 10);
     /// # let permit = api.acquire()?;
-    /// for holder in api.holders()? {
-    ///     if is_dead(holder.owner()) {
-    ///         api.force_release(holder.holder_id())?;
+    /// if let Some(held) = api.inspect()? {
+    ///     for id in held.holders().iter().filter_map(|holder| holder.holder_id()) {
+    ///         if is_dead(id.owner()) {
+    ///             api.force_release(id)?;
+    ///         }
     ///     }
     /// }
     /// # assert_eq!(api.available()?, 10);

@@ -90,8 +90,8 @@ impl SemaphorePermit {
     /// # let client = server.client();
     /// let api = client.semaphore("api.example.com", 10);
     /// let permit = api.acquire()?;
-    /// let holders = api.holders()?;
-    /// assert!(holders.iter().any(|holder| holder.holder_id() == permit.holder_id()));
+    /// let held = api.inspect()?.expect("a permit is out");
+    /// assert_eq!(held.holders()[0].holder_id(), Some(permit.holder_id()));
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn holder_id(&self) -> &HolderId {

@@ -1,20 +1,18 @@
 //! Lists the held locks, or the permits that are out, by scanning the keys of every server.
 
-pub(crate) mod held;
-pub(crate) mod held_permits;
 mod key_scan;
 pub(crate) mod page;
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error};
+use crate::held::Held;
 use crate::holder::Holder;
-use crate::lock::list::held::Held;
-use crate::lock::list::held_permits::HeldPermits;
 use crate::lock::list::key_scan::KeyScan;
 use crate::lock::list::page::ListPage;
 use crate::lock::query::{may_repeat, query};
@@ -42,8 +40,8 @@ const NAMES_PER_WRITE: usize = 64;
 pub(crate) fn list_permits(
     runtime: &Runtime,
     prefix: &[u8],
-    mut act: impl FnMut(&ListPage<'_, HeldPermits>),
-) -> Result<Vec<HeldPermits>, Error> {
+    act: impl FnMut(&ListPage<'_>),
+) -> Result<Vec<Held>, Error> {
     runtime.check_open()?;
     if runtime.deployment.size().all > 1 {
         // A quorum keeps no semaphores.
@@ -51,34 +49,26 @@ pub(crate) fn list_permits(
     }
     let pattern = semaphore::pattern_of_all();
     let mut found = BTreeMap::new();
-    each_page(runtime, b"zset", &pattern, |_, keys, page| {
+    let inspect = |_: &Server, keys: &[Vec<u8>], _| {
         let mut held = Vec::new();
         for key in keys {
-            if let Some((name, out)) = inspect_permits(runtime, key, prefix)? {
-                let permits = HeldPermits::new(name.clone(), out);
+            if let Some(permits) = inspect_permits(runtime, key, prefix)? {
                 // `SCAN` may return a key twice.
+                let name = permits.name().clone();
                 if permits.permits() > 0 && found.insert(name, permits.clone()).is_none() {
                     held.push(permits);
                 }
             }
         }
-        act(&ListPage {
-            found: &held,
-            progress: page.progress,
-            took: page.took,
-        });
-        Ok(())
-    })?;
+        Ok(held)
+    };
+    each_page(runtime, b"zset", &pattern, inspect, act)?;
     Ok(found.into_values().collect())
 }
 
-/// Returns the semaphore with this key and its permits; `None` if no semaphore whose name begins
+/// Returns the permits of the semaphore with this key; `None` if no semaphore whose name begins
 /// with `prefix` can have it.
-fn inspect_permits(
-    runtime: &Runtime,
-    key: &[u8],
-    prefix: &[u8],
-) -> Result<Option<(Name, PermitsOut)>, Error> {
+fn inspect_permits(runtime: &Runtime, key: &[u8], prefix: &[u8]) -> Result<Option<Held>, Error> {
     let config = &runtime.config;
     let lock = semaphore::lock_of(key, &config.key_prefix, &config.channel_prefix);
     let Some(lock) = lock.filter(|lock| lock.names[0].as_bytes().starts_with(prefix)) else {
@@ -95,7 +85,7 @@ fn inspect_permits(
             Err(fault) => Err(fault),
         }
     })?;
-    Ok(Some((name, permits)))
+    Ok(Some(permits.of(name)))
 }
 
 /// Returns the held locks whose names begin with `prefix`. Calls `act` with each page of them.
@@ -105,27 +95,27 @@ fn inspect_permits(
 pub(crate) fn list(
     runtime: &Runtime,
     prefix: &[u8],
-    mut act: impl FnMut(&ListPage<'_, Held>),
+    act: impl FnMut(&ListPage<'_>),
 ) -> Result<Vec<Held>, Error> {
     let key_prefix = runtime.config.key_prefix.as_bytes();
     let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
     let mut found = BTreeMap::new();
     let mut connection = None;
-    each_page(runtime, b"string", &pattern, |server, keys, page| {
-        if page.is_first {
+    let inspect = |server: &Server, keys: &[Vec<u8>], is_first| {
+        if is_first {
             connection = None;
         }
-        let held = inspect_names(runtime, server, &mut connection, keys, &mut found)?;
-        act(&ListPage {
-            found: &held,
-            progress: page.progress,
-            took: page.took,
-        });
-        Ok(())
-    })?;
+        inspect_names(runtime, server, &mut connection, keys, &mut found)
+    };
+    each_page(runtime, b"string", &pattern, inspect, act)?;
     let held = found.into_iter();
-    let held = held.filter_map(|(name, holder)| Some((name, holder?)));
-    Ok(held.map(|(name, holder)| Held { name, holder }).collect())
+    Ok(held
+        .filter_map(|(name, holder)| Some(held_by(name, holder?)))
+        .collect())
+}
+
+fn held_by(name: Name, holder: Holder) -> Held {
+    Held::of_lock(name, holder.is_shared(), vec![holder])
 }
 
 /// Adds to `found` the names of these keys of one server, except those that it contains already.
@@ -165,38 +155,38 @@ fn inspect_names(
                 && found.insert(name.clone(), holder.clone()).is_none()
                 && let Some(holder) = holder
             {
-                let name = name.clone();
-                held.push(Held { name, holder });
+                held.push(held_by(name.clone(), holder));
             }
         }
     }
     Ok(held)
 }
 
-/// A page of a scan over all servers.
-struct Page {
-    /// It is the first one of its server.
-    is_first: bool,
-    progress: f64,
-    took: Duration,
-}
-
-/// Calls `act` with each page of the keys of all servers that have this type and match `pattern`.
+/// Calls `act` with each page of what `inspect` finds in the keys of all servers.
+///
+/// These are the keys of this type that match `pattern`. `inspect` learns whether a page is the
+/// first one of its server.
 ///
 /// Over a quorum, a minority of the servers may fail.
 fn each_page(
     runtime: &Runtime,
     kind: &[u8],
     pattern: &[u8],
-    mut act: impl FnMut(&Server, &[Vec<u8>], &Page) -> Result<(), Error>,
+    mut inspect: impl FnMut(&Server, &[Vec<u8>], bool) -> Result<Vec<Held>, Error>,
+    mut act: impl FnMut(&ListPage<'_>),
 ) -> Result<(), Error> {
     let deployment = &runtime.deployment;
     let mut may_fail = deployment.size().all - deployment.size().needed;
     let servers = query(runtime, may_repeat, |until| deployment.all(until))?;
     for (n, server) in servers.iter().enumerate() {
-        let act = |keys: &[Vec<u8>], page: Page| {
-            let progress = (n as f64 + page.progress) / servers.len() as f64;
-            act(server, keys, &Page { progress, ..page })
+        let mut is_first = true;
+        let act = |keys: &[Vec<u8>], progress, took| {
+            act(&ListPage {
+                found: &inspect(server, keys, mem::take(&mut is_first))?,
+                progress: (n as f64 + progress) / servers.len() as f64,
+                took,
+            });
+            Ok(())
         };
         match each_page_of(runtime, server, kind, pattern, act) {
             Err(error) if error.is_unreachable() && may_fail > 0 => may_fail -= 1,
@@ -206,16 +196,16 @@ fn each_page(
     Ok(())
 }
 
-/// Calls `act` with each page of the keys of one server.
+/// Calls `act` with each page of the keys of one server, the share of them that is scanned, and the
+/// time that the page took.
 fn each_page_of(
     runtime: &Runtime,
     server: &Server,
     kind: &[u8],
     pattern: &[u8],
-    mut act: impl FnMut(&[Vec<u8>], Page) -> Result<(), Error>,
+    mut act: impl FnMut(&[Vec<u8>], f64, Duration) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut scan = KeyScan::new();
-    let mut is_first = true;
     loop {
         let keys = query(runtime, may_repeat, |until| {
             scan.page(server, kind, pattern, until)
@@ -225,12 +215,7 @@ fn each_page_of(
             false if runtime.deployment.slot_map().is_some() => 0.0,
             false => scan.progress(),
         };
-        let page = Page {
-            is_first: std::mem::take(&mut is_first),
-            progress,
-            took: scan.latest(),
-        };
-        act(&keys, page)?;
+        act(&keys, progress, scan.latest())?;
         if scan.is_over() {
             return Ok(());
         }

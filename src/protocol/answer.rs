@@ -8,7 +8,6 @@ use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::place::Refreshed;
 use crate::protocol::refusal::{RefusedName, read_detail};
 use crate::protocol::reply::{Reply, read_pttl};
-use crate::rw_holders::RwHolders;
 use crate::token::FencingToken;
 
 /// The properties of an acquiring call on which its valid replies depend.
@@ -69,8 +68,11 @@ pub(crate) enum Answer {
     Undone(Undone),
     /// The holder; `None` if the lock is free.
     Holder(Option<Holder>),
-    /// The writer or the readers; `None` if the lock is free.
-    Holders(Option<RwHolders>),
+    /// The writer, or the readers, who share the lock. Nobody if it is free.
+    Holders {
+        is_shared: bool,
+        holders: Vec<Holder>,
+    },
     /// The text of a fence, if there is one.
     Fence(Option<Vec<u8>>),
     Permits(PermitsOut),
@@ -113,14 +115,6 @@ impl Answer {
     pub(crate) fn holder(self) -> Option<Holder> {
         match self {
             Self::Holder(holder) => holder,
-            _ => None,
-        }
-    }
-
-    /// Returns the holders that an inspection of a read-write lock found.
-    pub(crate) fn holders(self) -> Option<RwHolders> {
-        match self {
-            Self::Holders(holders) => holders,
             _ => None,
         }
     }
@@ -226,7 +220,12 @@ impl Answer {
     /// Reads the reply to an inspection of a read-write lock; `None` if the script cannot give it.
     pub(super) fn read_holders(reply: Reply) -> Option<Self> {
         let mut items = match reply {
-            Reply::Nil => return Some(Self::Holders(None)),
+            Reply::Nil => {
+                return Some(Self::Holders {
+                    is_shared: false,
+                    holders: Vec::new(),
+                });
+            }
             Reply::List(items) => items.into_iter(),
             _ => return None,
         };
@@ -239,13 +238,13 @@ impl Answer {
             let ttl = Duration::from_millis(ttl.try_into().ok()?);
             readers.push(Holder::new(id, Some(ttl), first.fencing_token()));
         }
-        Some(Self::Holders(Some(
-            match (first.is_shared(), readers.is_empty()) {
-                (true, false) => RwHolders::Readers(readers),
-                (false, true) => RwHolders::Writer(first),
-                _ => return None,
-            },
-        )))
+        let is_shared = first.is_shared();
+        let holders = match (is_shared, readers.is_empty()) {
+            (true, false) => readers,
+            (false, true) => vec![first],
+            _ => return None,
+        };
+        Some(Self::Holders { is_shared, holders })
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::permit_holder::PermitHolder;
+use crate::held::Held;
+use crate::holder::Holder;
+use crate::name::Name;
 use crate::protocol::reply::Reply;
 use crate::token::FencingToken;
 
@@ -14,10 +16,14 @@ pub(crate) struct PermitsOut {
     pub(crate) out: u64,
     /// The last token drawn, if it is known.
     pub(crate) last_token: Option<FencingToken>,
-    pub(crate) holders: Vec<PermitHolder>,
+    pub(crate) holders: Vec<Holder>,
 }
 
 impl PermitsOut {
+    pub(crate) fn of(self, name: Name) -> Held {
+        Held::of_permits(name, self.out, self.holders, self.last_token)
+    }
+
     /// Reads the reply to an inspection; `None` if the script cannot give it.
     pub(super) fn read(reply: Reply) -> Option<Self> {
         let items = reply.into_list()?;
@@ -33,11 +39,11 @@ impl PermitsOut {
         let (holders, rest) = holders.as_chunks();
         let read = |[member, left]: &[Reply; 2]| match (member, left.count()) {
             (Reply::Text(member), Some(left)) => {
-                Some(PermitHolder::new(member, Duration::from_millis(left)))
+                Some(Holder::of_permits(member, Duration::from_millis(left)))
             }
             _ => None,
         };
-        let holders: Vec<Option<PermitHolder>> = holders.iter().map(read).collect::<Option<_>>()?;
+        let holders: Vec<Option<Holder>> = holders.iter().map(read).collect::<Option<_>>()?;
         rest.is_empty().then_some(Self {
             out: out.count()?,
             last_token,

@@ -263,8 +263,8 @@ mod tests {
         let [holder] = &*out.holders else {
             panic!("{out:?}")
         };
-        assert_eq!((holder.owner(), holder.permits()), ("host/7", 2));
-        assert_eq!(holder.remaining(), Duration::from_millis(900));
+        assert_eq!((holder.owner(), holder.permits()), (Some("host/7"), 2));
+        assert_eq!(holder.remaining(), Some(Duration::from_millis(900)));
         assert_eq!(read(&[Reply::Int(0), Reply::Nil]).unwrap().out, 0);
         for items in [
             &[Reply::Int(3)][..],

@@ -7,7 +7,6 @@ use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::inspect::read_page;
 use crate::runtime::io::shared_stats;
-use crate::rw_holders::RwHolders;
 use crate::token::FencingToken;
 
 use super::arbitrary::NO_TOKEN;
@@ -187,18 +186,17 @@ fn check_inspected(verb: Verb, reply: &Reply, most: usize) {
     let (size, tokens) = match verb.read(reply.clone()) {
         Some(Answer::Fence(text)) => (text.map_or(0, |text| text.len()), Vec::new()),
         Some(Answer::Holder(holder)) => said_of(holder.as_slice()),
-        Some(Answer::Holders(Some(RwHolders::Writer(writer)))) => said_of(&[writer]),
-        Some(Answer::Holders(Some(RwHolders::Readers(readers)))) => {
-            assert!(!readers.is_empty());
-            said_of(&readers)
+        Some(Answer::Holders { is_shared, holders }) => {
+            assert!(is_shared || holders.len() <= 1);
+            said_of(&holders)
         }
         Some(Answer::Permits(permits)) => {
             assert_eq!(numbers(reply).first(), Some(&(permits.out as i64)));
-            let ids = permits.holders.iter().map(|holder| holder.holder_id());
+            let ids = permits.holders.iter().filter_map(Holder::holder_id);
             let size = ids.map(|id| id.as_str().len()).sum();
             (size, permits.last_token.into_iter().collect())
         }
-        Some(Answer::Holders(None)) | None => return,
+        None => return,
         other => panic!("{other:?} of {reply:?}"),
     };
     assert!(size <= most, "{reply:?}");

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::thread;
 
-use leasehold::{Client, ClientBuilder, Error, RwHolders, RwLock};
+use leasehold::{Client, ClientBuilder, Error, RwLock};
 use support::fair::{PLACES, QUEUE, fair_mutex, spawn_subscribed_waiter, spawn_waiter};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, connect_to_all,
@@ -372,7 +372,7 @@ fn operator_failures(server: &Server, user: &str) -> Vec<(&'static str, Error)> 
         ("longest", operator.fair_mutex("a").longest_wait().err()),
         ("token", mutex.last_fencing_token().err()),
         ("permits", operator.list_permits("").err()),
-        ("holders", operator.semaphore("a", 2).holders().err()),
+        ("holders", operator.semaphore("a", 2).inspect().err()),
         ("force_unlock", mutex.force_unlock().err()),
         ("lock", operator.mutex("b").try_lock().err()),
     ];
@@ -507,9 +507,8 @@ fn operator_needs_more_permissions_to_force_a_lock_from_its_readers() {
     assert!(lock.inspect().unwrap().is_none());
 
     let _reading = lock.read().unwrap();
-    let Some(RwHolders::Readers(readers)) = operator().inspect().unwrap() else {
-        panic!("a reader has the lock");
-    };
+    let held = operator().inspect().unwrap().expect("a reader has it");
+    let readers = held.holders();
     assert_refused(operator().force_unlock_from(&readers[0]), &["+zrem"]);
     rules.push("+zrem".into());
     set_user(&server, &rules);

@@ -174,7 +174,7 @@ fn calls_of_other_locks_fail(client: &Client) {
     assert!(is_forked(lock.waiting()) && is_forked(lock.force_unlock()));
     let semaphore = client.semaphore("d", 3).many(2);
     assert!(is_forked(semaphore.acquire()) && is_forked(semaphore.available()));
-    assert!(is_forked(semaphore.holders()) && is_forked(semaphore.waiting()));
+    assert!(is_forked(semaphore.inspect()) && is_forked(semaphore.waiting()));
 }
 
 fn calls_of_the_guard_fail(guard: &MutexGuard) {

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 use std::thread;
 
-use leasehold::{Client, Error, Lost, RwHolders};
+use leasehold::{Client, Error, Holder, Lost};
 use redis::Value;
 use support::permits::PERMITS;
 use support::{Server, eventually, ms};
@@ -255,8 +255,8 @@ fn inspected_value(client: &Client) -> Vec<u8> {
     let [listed, own] = &list[..] else {
         panic!("{list:?}")
     };
-    assert_eq!(listed.holder().value(), holder.value());
-    assert_eq!(own.holder().holder_id(), Some(ours.holder_id()));
+    assert_eq!(listed.holders()[0].value(), holder.value());
+    assert_eq!(own.holders()[0].holder_id(), Some(ours.holder_id()));
     holder.value().to_vec()
 }
 
@@ -416,11 +416,12 @@ fn many_holders_of_permits_are_returned_up_to_the_limit() {
     let semaphore = client.semaphore("a", 20_000);
     for (count, owner) in [(500, 20), (MOST_HOLDERS, 20), (MOST_HOLDERS + 100, 20)] {
         add_permits(&server, count, owner);
-        let holders = semaphore.holders().unwrap();
+        let held = semaphore.inspect().unwrap().unwrap();
+        let holders = held.holders();
         assert_eq!(holders.len(), count.min(MOST_HOLDERS));
         // Those whose leases end first.
         for (n, holder) in holders.iter().enumerate() {
-            let id = holder.holder_id().as_str();
+            let id = holder.holder_id().unwrap().as_str();
             assert!(id.ends_with(&format!("{n:012}")), "{n}: {id}");
         }
         let listed = client.list_permits("").unwrap();
@@ -429,7 +430,8 @@ fn many_holders_of_permits_are_returned_up_to_the_limit() {
         assert_eq!(semaphore.available().unwrap(), 20_000 - count as u32);
     }
     add_permits(&server, MOST_HOLDERS, 1024);
-    let holders = semaphore.holders().unwrap();
+    let held = semaphore.inspect().unwrap().unwrap();
+    let holders = held.holders();
     assert!(
         (MOST_LONG..MOST_HOLDERS).contains(&holders.len()),
         "{}",
@@ -445,9 +447,10 @@ fn many_readers_are_returned_up_to_the_limit() {
     let server = Server::start();
     let client = client(&server.url());
     set(&server, "lock:a", b"leasehold:readers");
-    let readers = || match client.rw_lock("a").inspect().unwrap() {
-        Some(RwHolders::Readers(readers)) => readers,
-        other => panic!("{other:?}"),
+    let readers = || -> Vec<Holder> {
+        let held = client.rw_lock("a").inspect().unwrap().unwrap();
+        assert!(held.is_shared());
+        held.holders().to_vec()
     };
     for count in [500, MOST_HOLDERS, MOST_HOLDERS + 100] {
         server.run("DEL", &[READERS]);
@@ -486,8 +489,8 @@ fn reads_of_many_holders_fail_no_call_of_other_threads() {
         for _ in 0..2 {
             scope.spawn(|| {
                 for _ in 0..5 {
-                    let holders = client.semaphore("a", 1).holders().unwrap();
-                    assert_eq!(holders.len(), MOST_HOLDERS);
+                    let held = client.semaphore("a", 1).inspect().unwrap().unwrap();
+                    assert_eq!(held.holders().len(), MOST_HOLDERS);
                 }
             });
         }

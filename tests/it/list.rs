@@ -63,11 +63,11 @@ fn every_lock_is_listed_with_its_holder() {
     let found: Vec<&[u8]> = held.iter().map(|held| held.name().as_bytes()).collect();
     assert_eq!(found, [&b"a"[..], b"b", b"b\xff*[", b"foreign"]);
     let [first, second, _, foreign] = held.try_into().unwrap();
-    assert_eq!(first.holder().fencing_token(), Some(a.fencing_token()));
-    assert_eq!(second.holder().holder_id(), Some(b.holder_id()));
-    assert!(second.holder().remaining().unwrap() > ms(5_000));
-    assert_eq!(foreign.holder().owner(), None);
-    assert_eq!(foreign.holder().remaining(), None);
+    assert_eq!(first.holders()[0].fencing_token(), Some(a.fencing_token()));
+    assert_eq!(second.holders()[0].holder_id(), Some(b.holder_id()));
+    assert!(second.holders()[0].remaining().unwrap() > ms(5_000));
+    assert_eq!(foreign.holders()[0].owner(), None);
+    assert_eq!(foreign.holders()[0].remaining(), None);
 
     drop(b);
     assert_eq!(names(&client, b"b"), [b"b\xff*["]);
@@ -145,9 +145,9 @@ fn pages_tell_what_they_have_and_how_far_the_scan_is() {
     fill(&server);
     let (mut pages, mut paged) = (Vec::new(), BTreeSet::new());
     let held = server.client().list_pages("", |page| {
-        assert!(page.took() > ms(0));
-        pages.push(page.progress());
-        paged.extend(page.found().iter().map(|held| held.name().clone()));
+        assert!(page.took > ms(0));
+        pages.push(page.progress);
+        paged.extend(page.found.iter().map(|held| held.name().clone()));
     });
     assert_eq!(held.unwrap().len(), 3_000);
     assert_eq!(paged.len(), 3_000);
@@ -163,8 +163,8 @@ fn permits_are_listed_page_by_page() {
         .collect();
     let (mut progress, mut paged) = (0.0, Vec::new());
     let held = client.list_permits_pages("s", |page| {
-        progress = page.progress();
-        paged.extend(page.found().iter().map(|held| held.name().to_string()));
+        progress = page.progress;
+        paged.extend(page.found.iter().map(|held| held.name().to_string()));
     });
     paged.sort();
     assert_eq!(paged, ["s0", "s1", "s2"]);
@@ -253,7 +253,7 @@ fn locks_of_all_cluster_nodes_are_listed() {
     let found: Vec<String> = held.iter().map(|held| held.name().to_string()).collect();
     assert_eq!(found, names);
     for (held, guard) in held.iter().zip(&guards) {
-        assert_eq!(held.holder().holder_id(), Some(guard.holder_id()));
+        assert_eq!(held.holders()[0].holder_id(), Some(guard.holder_id()));
         let mutex = other.mutex(held.name());
         let token = mutex.last_fencing_token().unwrap();
         assert_eq!(token, Some(guard.fencing_token()));

@@ -6,8 +6,7 @@ use std::thread;
 use std::time::Instant;
 
 use leasehold::{
-    Client, Error, FencingToken, Lost, MutexGuard, RwHolders, RwLock, RwLockReadGuard,
-    RwLockWriteGuard,
+    Client, Error, FencingToken, Lost, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
 };
 use support::fair::{
     PATIENCE, PLACES, QUEUE, fair_mutex, holder, lock_in_turn, queue_length, spawn_in_queue,
@@ -390,7 +389,7 @@ fn readers_and_other_locks_of_the_name_exclude_each_other() {
     let seen = plain.inspect().unwrap().expect("it is held");
     assert!(seen.is_shared() && seen.owner().is_none());
     assert!(seen.remaining().is_some_and(|left| left > ms(1)));
-    assert!(client.list("").unwrap()[0].holder().is_shared());
+    assert!(client.list("").unwrap()[0].holders()[0].is_shared());
     assert_released(reading.unlock());
     let assert_excluded_by = |guard: MutexGuard| {
         assert!(lock.try_read().unwrap().is_err() && lock.try_write().unwrap().is_err());
@@ -423,8 +422,9 @@ fn foreign_lock_and_readers_exclude_each_other() {
     assert_released(second.unlock());
     assert!(set_nx().is_some());
     assert!(lock.try_read().unwrap().is_err() && lock.try_write().unwrap().is_err());
-    let seen = lock.inspect().unwrap();
-    assert!(matches!(&seen, Some(RwHolders::Writer(other)) if other.value() == b"another program"));
+    let seen = lock.inspect().unwrap().expect("it is held");
+    assert!(!seen.is_shared());
+    assert_eq!(seen.holders()[0].value(), b"another program");
     server.run("DEL", &["lock:a"]);
     let writing = lock.write().unwrap();
     assert_eq!(set_nx(), None);
@@ -633,10 +633,8 @@ fn downgraded_lease_is_renewed_and_released_as_a_readers() {
     guard.set_ttl(ms(5_000)).unwrap();
     assert!(guard.remaining().unwrap() <= ms(5_000));
     assert!(server.pttl("lock:a") > 30_000, "the key is never shortened");
-    let Some(RwHolders::Readers(readers)) = lock.inspect().unwrap() else {
-        panic!("no reader holds the lock");
-    };
-    assert!(readers[0].remaining().unwrap() <= ms(5_000));
+    let seen = lock.inspect().unwrap().expect("a reader holds it");
+    assert!(seen.holders()[0].remaining().unwrap() <= ms(5_000));
     assert_released(guard.unlock());
     wait_until_only_fences_remain(&server);
 }
@@ -646,19 +644,16 @@ fn inspection_shows_the_writer_or_every_reader() {
     let lock = rw(&server);
     assert!(lock.inspect().unwrap().is_none());
     let writing = lock.write().unwrap();
-    let seen = lock.inspect().unwrap();
-    let Some(RwHolders::Writer(writer)) = seen else {
-        panic!("{seen:?}");
-    };
-    assert_eq!(writer.holder_id(), Some(writing.holder_id()));
+    let seen = lock.inspect().unwrap().expect("a writer holds it");
+    assert!(!seen.is_shared() && seen.holders().len() == 1);
+    assert_eq!(seen.holders()[0].holder_id(), Some(writing.holder_id()));
     let token = writing.fencing_token();
     assert_released(writing.unlock());
     let short = lock.clone().ttl(ms(20_000)).read().unwrap();
     let long = lock.clone().ttl(ms(90_000)).read().unwrap();
-    let seen = lock.inspect().unwrap();
-    let Some(RwHolders::Readers(readers)) = seen else {
-        panic!("{seen:?}");
-    };
+    let seen = lock.inspect().unwrap().expect("readers hold it");
+    assert!(seen.is_shared());
+    let readers = seen.holders();
     let ids: Vec<_> = readers
         .iter()
         .filter_map(|reader| reader.holder_id())
@@ -703,11 +698,9 @@ fn forced_release_from_a_holder_spares_the_others() {
     let server = Server::start();
     let (lock, operator) = (rw(&server), rw(&server));
     let readers = [(); 2].map(|()| lock.read().unwrap());
-    let Some(RwHolders::Readers(seen)) = operator.inspect().unwrap() else {
-        panic!("no reader holds the lock");
-    };
+    let held = operator.inspect().unwrap().expect("readers hold it");
     let [forced, spared] = &readers;
-    let mut seen = seen.iter();
+    let mut seen = held.holders().iter();
     let found = seen.find(|reader| reader.holder_id() == Some(forced.holder_id()));
     let found = found.expect("the inspection shows each reader");
     assert!(operator.force_unlock_from(found).unwrap());
@@ -721,14 +714,13 @@ fn forced_release_from_a_holder_spares_the_others() {
     let is_forced = operator.force_unlock_from(found).unwrap();
     assert!(!is_forced, "another holds the lock now");
     writing.ensure_held().unwrap();
-    let Some(RwHolders::Writer(seen)) = operator.inspect().unwrap() else {
-        panic!("no writer holds the lock");
-    };
-    assert!(operator.force_unlock_from(&seen).unwrap());
+    let held = operator.inspect().unwrap().expect("a writer holds it");
+    let seen = &held.holders()[0];
+    assert!(operator.force_unlock_from(seen).unwrap());
     assert!(operator.inspect().unwrap().is_none());
     let fair = fair_mutex(&server);
     let guard = fair.lock().unwrap();
-    assert!(!fair.force_unlock_from(&seen).unwrap());
+    assert!(!fair.force_unlock_from(seen).unwrap());
     let seen = fair.inspect().unwrap().expect("it is held");
     assert_eq!(seen.holder_id(), Some(guard.holder_id()));
     assert!(fair.force_unlock_from(&seen).unwrap());
@@ -802,7 +794,8 @@ fn read_write_lock_is_granted_in_a_cluster() {
             let writing = writing.downgrade();
             let readers = readers.map(|reader| reader.join().unwrap());
             assert!(
-                matches!(one.inspect().unwrap(), Some(RwHolders::Readers(all)) if all.len() == 3)
+                (one.inspect().unwrap())
+                    .is_some_and(|held| held.is_shared() && held.holders().len() == 3)
             );
             assert_released(writing.unlock());
             readers

@@ -3,7 +3,7 @@
 
 use std::thread;
 
-use leasehold::{Client, ClientBuilder, Error, Lost, RwHolders, RwLock, RwLockReadGuard};
+use leasehold::{Client, ClientBuilder, Error, Lost, RwLock, RwLockReadGuard};
 use support::fair::{
     PATIENCE, PLACES, QUEUE, holder, queue_length, wait_for_queue_length,
     wait_until_only_fences_remain,
@@ -246,10 +246,9 @@ fn killed_reader_ends_alone_while_others_renew() {
     let others = [(); 2].map(|()| rw(&server).ttl(ttl).read().unwrap());
     child.kill();
     let is_dead = || {
-        let Some(RwHolders::Readers(all)) = rw(&server).inspect().unwrap() else {
-            panic!("the others read");
-        };
-        all.iter()
+        let held = rw(&server).inspect().unwrap().expect("the others read");
+        held.holders()
+            .iter()
             .all(|reader| reader.holder_id().unwrap().as_str() != dead)
     };
     eventually(PATIENCE, is_dead);

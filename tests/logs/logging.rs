@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
 use leasehold::{
-    Backoff, CancelToken, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, RwHolders,
-    RwLockReadGuard, WaitPolicy,
+    Backoff, CancelToken, Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, RwLockReadGuard,
+    WaitPolicy,
 };
 use log::Level;
 use support::{
@@ -348,10 +348,8 @@ fn a_forced_release_is_logged_with_its_holder_in_short_form() {
     assert!(semaphore.force_release(permit.holder_id()).unwrap());
     let rw_lock = one.rw_lock("log-forced-reader");
     let reading = rw_lock.read().unwrap();
-    let Some(RwHolders::Readers(readers)) = rw_lock.inspect().unwrap() else {
-        panic!("a reader holds it");
-    };
-    assert!(rw_lock.force_unlock_from(&readers[0]).unwrap());
+    let held = rw_lock.inspect().unwrap().expect("a reader holds it");
+    assert!(rw_lock.force_unlock_from(&held.holders()[0]).unwrap());
     for (name, id) in [
         ("log-forced-lock", guard.holder_id()),
         ("log-forced-permit", permit.holder_id()),

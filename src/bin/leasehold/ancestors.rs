@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
-use leasehold::{Client, Error, HolderId, Name, RwHolders};
+use leasehold::{Client, Error, Held, Holder, HolderId, Name};
 
 use crate::args::{Run, name};
 use crate::exit::{Failure, USAGE};
@@ -81,10 +81,10 @@ impl Ancestors {
             return Ok(None);
         }
         let catalogue = client.rw_lock(name);
-        let Some(RwHolders::Readers(readers)) = catalogue.inspect()? else {
+        let Some(held) = catalogue.inspect()?.filter(Held::is_shared) else {
             return Ok(None);
         };
-        let ids = readers.iter().filter_map(|reader| reader.holder_id());
+        let ids = held.holders().iter().filter_map(Holder::holder_id);
         let Some(id) = ids.filter_map(|id| self.find(id)).next() else {
             return Ok(None);
         };
@@ -105,10 +105,12 @@ impl Ancestors {
         name: &Name,
         permits: u32,
     ) -> Result<Option<String>, Error> {
-        let holders = client.semaphore(name, permits).holders()?;
+        let Some(held) = client.semaphore(name, permits).inspect()? else {
+            return Ok(None);
+        };
         let theirs = || {
-            let found = holders.iter();
-            found.filter_map(|holder| Some((self.find(holder.holder_id())?, holder.permits())))
+            let found = held.holders().iter();
+            found.filter_map(|holder| Some((self.find(holder.holder_id()?)?, holder.permits())))
         };
         let number: u64 = theirs().map(|(_, permits)| u64::from(permits)).sum();
         let id = theirs().map(|(id, _)| id).next();

@@ -17,11 +17,11 @@ use crate::table;
 pub(crate) fn list(connection: &ConnectionArgs, args: &List) -> Result<u8, Failure> {
     let (client, prefix) = (connection.client()?, args.prefix.as_bytes());
     let mut progress = Progress::new();
-    let held = client.list_pages(prefix, |page| progress.show(page.progress() / 2.0));
+    let held = client.list_pages(prefix, |page| progress.show(page.progress / 2.0));
     let held = held.inspect_err(|_| progress.clear())?;
     let records: Vec<Record> = held.iter().map(Record::from).collect();
     let permits = client.list_permits_pages(prefix, |page| {
-        progress.show(0.5 + page.progress() / 2.0);
+        progress.show(0.5 + page.progress / 2.0);
     });
     progress.clear();
     let permits = OptionalQuery::default()
@@ -48,8 +48,8 @@ impl From<&Held> for Record {
     fn from(held: &Held) -> Self {
         Self {
             name: held.name().clone(),
-            holder: Some(held.holder().clone()),
-            token: held.holder().fencing_token(),
+            holder: held.holders().first().cloned(),
+            token: held.fencing_token(),
         }
     }
 }

@@ -1,17 +1,19 @@
 //! The permits of semaphores that are out, as text and as JSON.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
-use leasehold::{HeldPermits, Name, PermitHolder};
+use leasehold::{Held, Holder, Name};
 
 use crate::json::Object;
+use crate::record::shown_holder;
 use crate::table::{self, Missing, or_dash, or_missing, seconds};
 
 /// A semaphore and one of its holders, or `None` if no permit is out; and how many calls wait, if
 /// that was asked.
 pub(crate) struct PermitRecord {
     pub(crate) name: Name,
-    pub(crate) holder: Option<PermitHolder>,
+    pub(crate) holder: Option<Holder>,
     pub(crate) waiting: Option<Result<u64, Missing>>,
 }
 
@@ -19,12 +21,11 @@ impl PermitRecord {
     fn json(&self) -> Object {
         let holder = self.holder.as_ref();
         let mut object = Object::named(&self.name);
-        let id = holder.map(|holder| holder.holder_id().short().to_string());
         object
-            .plain("permits", Some(holder.map_or(0, PermitHolder::permits)))
-            .text("owner", holder.map(PermitHolder::owner))
-            .text("holder", id.as_deref())
-            .plain("remaining_ms", holder.map(|it| it.remaining().as_millis()));
+            .plain("permits", Some(holder.map_or(0, Holder::permits)))
+            .text("owner", holder.and_then(Holder::owner))
+            .text("holder", holder.map(shown_holder).as_deref())
+            .plain("remaining_ms", left(holder).map(|left| left.as_millis()));
         object
     }
 
@@ -34,40 +35,44 @@ impl PermitRecord {
         };
         [
             self.name.to_string(),
-            holder.holder_id().short().to_string(),
+            shown_holder(holder),
             holder.permits().to_string(),
-            seconds(holder.remaining()),
+            or_dash(left(Some(holder)).map(seconds)),
         ]
     }
 }
 
+fn left(holder: Option<&Holder>) -> Option<Duration> {
+    holder.and_then(Holder::remaining)
+}
+
 /// Returns the JSON fields of a semaphore as a whole.
-pub(crate) fn json(held: &HeldPermits) -> Object {
+pub(crate) fn json(held: &Held) -> Object {
     let mut object = Object::named(held.name());
     object
         .plain("permits", Some(held.permits()))
         .plain("holders", Some(held.holders().len()))
-        .plain("fencing_token", held.last_fencing_token());
+        .plain("fencing_token", held.fencing_token());
     object
 }
 
 /// Returns the name, the number of permits and holders, the time until the first of them ends, and
 /// the last token, as text.
-pub(crate) fn cells(held: &HeldPermits) -> [String; 4] {
+pub(crate) fn cells(held: &Held) -> [String; 4] {
     let holders = held.holders();
-    let left = holders.first().map(|first| seconds(first.remaining()));
+    let left = left(holders.first()).map(seconds);
     [
         held.name().to_string(),
         format!("{} permits, {} holders", held.permits(), holders.len()),
         or_dash(left),
-        or_dash(held.last_fencing_token()),
+        or_dash(held.fencing_token()),
     ]
 }
 
 /// Returns a record for each holder.
-pub(crate) fn records(held: &[HeldPermits]) -> Vec<PermitRecord> {
-    let of = |held: &HeldPermits| {
-        let record = |holder: &PermitHolder| PermitRecord {
+pub(crate) fn records(held: &[Held]) -> Vec<PermitRecord> {
+    let of = |held: &Held| {
+        let record = |holder: &Holder| PermitRecord {
             name: held.name().clone(),
             holder: Some(holder.clone()),
             waiting: None,

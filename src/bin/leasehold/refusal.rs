@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold::crossbeam_channel::bounded;
-use leasehold::{Client, FencingToken, Holder, Name, PermitHolder};
+use leasehold::{Client, FencingToken, Holder, Name};
 
 use crate::ancestors::Ancestors;
 use crate::args::{Run, name};
@@ -113,16 +113,15 @@ fn held_for(token: FencingToken, now: Duration) -> Option<Duration> {
 /// Returns the message about the permits that are out; `None` if there are none, or if the query
 /// fails.
 fn permits_out(client: &Client, name: &Name, permits: u32) -> Option<String> {
-    let holders = client.semaphore(name, permits).holders().ok()?;
-    let first = holders.first()?;
-    let permits_of = |holder: &PermitHolder| u64::from(holder.permits());
-    let out: u64 = holders.iter().map(permits_of).sum();
+    let held = client.semaphore(name, permits).inspect().ok()??;
+    let first = held.holders().first()?;
     Some(format!(
-        "no permit of {name} is free, or other calls wait for one: {out} of {permits} are out, \
+        "no permit of {name} is free, or other calls wait for one: {} of {permits} are out, \
          {} of them held by {}, whose lease ends in {} unless it is renewed",
+        held.permits(),
         first.permits(),
-        first.holder_id().short(),
-        shown_seconds(first.remaining())
+        shown_holder(first),
+        shown_seconds(first.remaining()?)
     ))
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::HeldPermits;
+use leasehold::Held;
 
 use crate::json::Object;
 use crate::permits;
@@ -21,7 +21,7 @@ pub(crate) struct Row {
 
 pub(crate) enum Subject {
     Lock(Record),
-    Semaphore(HeldPermits),
+    Semaphore(Held),
 }
 
 impl Subject {

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{Receiver, Sender, bounded};
-use leasehold::{Client, Error, Held, HeldPermits, ListPage, Name};
+use leasehold::{Client, Error, Held, ListPage, Name};
 
 use crate::exit::Failure;
 use crate::status::OptionalQuery;
@@ -62,9 +62,9 @@ fn scan_once(
     // Sending fails once the program ends.
     client.list_pages(prefix, |page| {
         let _ = tell.send(Scanned::Page {
-            locks: page.found().iter().map(Held::name).cloned().collect(),
+            locks: page.found.iter().map(Held::name).cloned().collect(),
             semaphores: Vec::new(),
-            progress: page.progress() / 2.0,
+            progress: page.progress / 2.0,
         });
         pause(page);
     })?;
@@ -73,13 +73,8 @@ fn scan_once(
         client.list_permits_pages(prefix, |page| {
             let _ = tell.send(Scanned::Page {
                 locks: Vec::new(),
-                semaphores: page
-                    .found()
-                    .iter()
-                    .map(HeldPermits::name)
-                    .cloned()
-                    .collect(),
-                progress: 0.5 + page.progress() / 2.0,
+                semaphores: page.found.iter().map(Held::name).cloned().collect(),
+                progress: 0.5 + page.progress / 2.0,
             });
             pause(page);
         })
@@ -87,6 +82,6 @@ fn scan_once(
     Ok(())
 }
 
-fn pause<T>(page: &ListPage<'_, T>) {
-    thread::sleep(page.took().saturating_mul(PAUSES));
+fn pause(page: &ListPage<'_>) {
+    thread::sleep(page.took.saturating_mul(PAUSES));
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use leasehold::Error;
+use leasehold::{Error, Held};
 
 use crate::args::{ConnectionArgs, Status, name};
 use crate::exit::{Failure, HELD, REFUSED};
@@ -44,7 +44,8 @@ pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, F
         };
         // The queries do not depend on the number of its permits.
         let semaphore = client.semaphore(&record.name, 1);
-        let held = holders.ask(|| semaphore.holders())?.unwrap_or_default();
+        let held = holders.ask(|| semaphore.inspect())?.ok().flatten();
+        let held = held.as_ref().map_or(&[][..], Held::holders);
         let length = waiting.ask(|| semaphore.waiting())?;
         if held.is_empty() && length.is_ok_and(|length| length > 0) {
             permits.push(PermitRecord {
@@ -53,9 +54,9 @@ pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, F
                 waiting: Some(length),
             });
         }
-        permits.extend(held.into_iter().map(|holder| PermitRecord {
+        permits.extend(held.iter().map(|holder| PermitRecord {
             name: record.name.clone(),
-            holder: Some(holder),
+            holder: Some(holder.clone()),
             waiting: Some(length),
         }));
         let waiting = waiting.ask(|| mutex.waiting())?;

@@ -1,6 +1,6 @@
 //! `leasehold unlock`: releases a lock on behalf of its holder.
 
-use leasehold::PermitHolder;
+use leasehold::Held;
 
 use crate::args::{ConnectionArgs, Unlock, name};
 use crate::exit::{Failure, NOT_HELD, USAGE};
@@ -33,8 +33,8 @@ pub(crate) fn unlock(connection: &ConnectionArgs, args: &Unlock) -> Result<u8, F
     }
     // The name itself is valid: `inspect` has checked it. The query does not depend on the number
     // of permits. If Redis refuses it, the message is about the lock alone.
-    let holders = client.semaphore(&name, 1).holders().unwrap_or_default();
-    let permits: u64 = (holders.iter().map(PermitHolder::permits).map(u64::from)).sum();
+    let held = client.semaphore(&name, 1).inspect().ok().flatten();
+    let permits = held.as_ref().map_or(0, Held::permits);
     note(&match permits {
         0 => format!("{name} is not held"),
         _ => format!(

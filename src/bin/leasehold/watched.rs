@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::mem;
 use std::time::Instant;
 
-use leasehold::{Client, Error, HeldPermits, Holder, Name};
+use leasehold::{Client, Error, Held, Holder, Name};
 
 use crate::rate::Rates;
 use crate::record::Record;
@@ -128,7 +128,7 @@ impl Watched {
             // The queries do not depend on the number of permits.
             let semaphore = self.client.semaphore(&name, 1);
             let held = self.permits.ask(|| semaphore.inspect())?.ok().flatten();
-            let token = held.as_ref().and_then(HeldPermits::last_fencing_token);
+            let token = held.as_ref().and_then(Held::fencing_token);
             self.permit_rates
                 .add(&name, token.map(u64::from), held.is_some());
             let Some(held) = held else {
