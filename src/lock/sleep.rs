@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::clock::{Instant, nap};
 use crate::lock::replies::Over;
 use crate::lock::waiting_call::WaitingCall;
-use crate::queue::next_attempt::next_attempt;
+use crate::queue::position::next_attempt;
 use crate::wait_policy::{Backoff, WaitPolicy, jittered};
 
 /// The longest sleep of a subscribed waiter without a place in a queue: it bounds the delay by a

@@ -44,9 +44,8 @@ use crate::holder_id::HolderId;
 use crate::protocol::place::{Refreshed, TokenBlock};
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
-use crate::queue::next_attempt::next_attempt;
 use crate::queue::parker::Parker;
-use crate::queue::position::{Grant, Position};
+use crate::queue::position::{Grant, Position, next_attempt};
 use crate::wait_policy::Backoff;
 
 /// The least time from a command to the refresh that the expiry of the lock makes due.

@@ -75,7 +75,7 @@ fn a_release_wakes_a_waiter_of_another_client() {
     let (holder, other) = (client(&server.url()), client(&server.url()));
     for _ in 0..10 {
         let guard = holder.mutex("a").lock().unwrap();
-        // A client that is still subscribed enters the queue at once, with one script, not two.
+        // A client that was refused a moment ago enters at once, with one script, not two.
         let before = server.script_calls() - u64::from(server.subscribers("lock_release:a") > 0);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| other.mutex("a").lock().unwrap());
@@ -116,7 +116,7 @@ fn any_message_on_the_channel_wakes_the_waiter() {
     let client = client(&server.url());
     for payload in ["", "anything", "lock_release:a"] {
         server.run("SET", &["lock:a", "foreign"]);
-        // A client that is still subscribed enters the queue at once, with one script, not two.
+        // A client that was refused a moment ago enters at once, with one script, not two.
         let before = server.script_calls() - u64::from(server.subscribers("lock_release:a") > 0);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| client.mutex("a").lock().map(drop));
