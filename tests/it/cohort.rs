@@ -274,37 +274,57 @@ fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
     wait_until_only_fences_remain(&server);
 }
 
+/// Returns the time of the server in µs: a token that is drawn later is no smaller.
+fn server_micros(server: &Server) -> u64 {
+    let time = redis::cmd("TIME").query(&mut server.connection());
+    let (seconds, micros): (u64, u64) = time.unwrap();
+    seconds * 1_000_000 + micros
+}
+
 /// The release of a lease that a place was granted may be a plain one. After 200 ms it is.
 const PLAIN_AFTER: Duration = ms(200);
 
-/// The client of the releasing call sends nothing after it.
+/// The release, the refresh of the first place, and the renewal of the new lease. On a busy machine
+/// other refreshes and renewals may fall into the same time.
 fn plain_release_is_one_command_and_the_client_of_the_first_place_asks() {
+    let counts: Vec<u64> = (0..3).map(|_| commands_of_a_plain_release()).collect();
+    assert_eq!(counts.iter().min(), Some(&3), "{counts:?}");
+}
+
+/// Returns how many commands two clients send from a plain release until 100 ms after the grant.
+fn commands_of_a_plain_release() -> u64 {
     let server = Server::start();
-    let [holder, releasing, next] = mutexes(&server);
+    let [holder, releasing] = mutexes(&server);
+    let client = client(&server.url());
+    let next = client.mutex("a");
     let guard = lock(&holder);
     let mut listener = server.connection();
     let mut listener = listener.as_pubsub();
     listener.subscribe(CHANNEL).unwrap();
     listener.set_read_timeout(Some(PATIENCE)).unwrap();
-    thread::scope(|scope| {
+    let sent = thread::scope(|scope| {
         let waiting = spawn_waiter(scope, &server, &releasing);
         assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         let waiting = spawn_waiter(scope, &server, &next);
         let first = first_in_queue(&server).unwrap();
         let_pass(PLAIN_AFTER);
-        let before = server.script_calls();
+        wait_for_refresh(&client);
+        let (before, began) = (server.script_calls(), server_micros(&server));
         assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         assert_eq!(guard.holder_id().as_str(), first);
+        let free_for = guard.fencing_token().value() - began;
+        assert!(free_for >= 2_000, "{free_for} µs");
         let message: String = listener.get_message().unwrap().get_payload().unwrap();
         assert_eq!(message, format!("next 1 {first}"));
         let_pass(ms(100));
-        // The release, the refresh of the first place, and the renewal of the new lease.
-        assert_eq!(server.script_calls() - before, 3);
+        let sent = server.script_calls() - before;
         assert_released(guard.unlock());
+        sent
     });
     wait_until_only_fences_remain(&server);
+    sent
 }
 
 /// The second call enters the queue. It makes no first attempt, which could take the free lock
@@ -328,10 +348,14 @@ fn call_of_the_releasing_client_is_behind_the_others_after_a_plain_release() {
         let guard = first.join().unwrap();
         let_pass(PLAIN_AFTER);
         let before = client.stats().totals.attempts;
+        let began = server_micros(&server);
         assert_released(guard.unlock());
         eventually(PATIENCE, || {
             server.get("lock:a").as_deref() == Some(b"waiter") && queue_length(&server) == 1
         });
+        let token = server.get("leasehold:fence:{lock:a}").unwrap();
+        let free_for = String::from_utf8(token).unwrap().parse::<u64>().unwrap() - began;
+        assert!(free_for >= 2_000, "{free_for} µs");
         assert_eq!(client.stats().totals.attempts, before + 1);
         let release = release_by_script("waiter", false);
         let released: u64 = release.query(&mut server.connection()).unwrap();
