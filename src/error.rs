@@ -15,9 +15,9 @@ pub use crate::cause::Cause;
 
 /// The reason why a call failed.
 ///
-/// A lock that another holder has is not an error but `None`. An
-/// [`unlock`](crate::MutexGuard::unlock) that comes too late is [`Lost`](Self::Lost). Each variant states when it occurs, whether the
-/// lock may still be held, and what to do.
+/// A lock that another holder has is not an error but [`Taken`](crate::Taken). An
+/// [`unlock`](crate::MutexGuard::unlock) that comes too late is [`Lost`](Self::Lost). Each variant
+/// states when it occurs, whether the lock may still be held, and what to do.
 ///
 /// ```
 /// use leasehold::Error;
@@ -40,9 +40,10 @@ pub enum Error {
     /// Change what the message names. No command was sent with it.
     ///
     /// - From a call that locks: you do not hold the lock.
-    /// - From [`set_ttl`](crate::MutexGuard::set_ttl): the ttl is unchanged, and you hold the lock
-    ///   as long as [`is_held`](crate::MutexGuard::is_held) returns true.
-    /// - From [`keep_for`](crate::MutexGuard::keep_for): the lock is released.
+    /// - From [`set_ttl`](crate::Lease::set_ttl): the ttl is unchanged, and you hold the lock
+    ///   as long as [`is_held`](crate::Lease::is_held) returns true.
+    /// - From [`keep_for`](crate::Lease::keep_for): nothing has changed, and you hold the lock as
+    ///   long as `is_held` returns true.
     Config(String),
 
     /// Redis was unreachable, or did not answer before the deadline.
@@ -54,10 +55,10 @@ pub enum Error {
     ///   acquired it. It is undone in the background, and expires after its ttl at the latest.
     /// - From [`unlock`](crate::MutexGuard::unlock): the lock was held until then, so what was done
     ///   under it stands: do not repeat it. The lock may stay taken for up to its ttl, or for
-    ///   longer after a renewal or [`set_ttl`](crate::MutexGuard::set_ttl) without a reply:
+    ///   longer after a renewal or [`set_ttl`](crate::Lease::set_ttl) without a reply:
     ///   `unlock` states the limit. The release is repeated in the background.
     /// - From `renew` and `set_ttl`: you hold the lock as long as
-    ///   [`is_held`](crate::MutexGuard::is_held) returns true.
+    ///   [`is_held`](crate::Lease::is_held) returns true.
     #[non_exhaustive]
     Unreachable {
         /// The server, without its password.
@@ -100,9 +101,9 @@ pub enum Error {
     ///   run, and is undone in the background. So is the lock if the refused command was `WAIT`,
     ///   for [`min_replicas`](crate::Mutex::min_replicas).
     /// - From `renew` and `set_ttl`: you hold the lock as long as
-    ///   [`is_held`](crate::MutexGuard::is_held) returns true.
+    ///   [`is_held`](crate::Lease::is_held) returns true.
     /// - From [`unlock`](crate::MutexGuard::unlock): the lock stays taken for up to its ttl, or for
-    ///   longer after a renewal or [`set_ttl`](crate::MutexGuard::set_ttl) without a reply. The
+    ///   longer after a renewal or [`set_ttl`](crate::Lease::set_ttl) without a reply. The
     ///   release is repeated in the background.
     #[non_exhaustive]
     Refused {
@@ -126,7 +127,7 @@ pub enum Error {
     /// - From a call that locks: you do not hold the lock. It was acquired, and is undone in the
     ///   background.
     /// - From `renew` and `set_ttl`: you hold the lock as long as
-    ///   [`is_held`](crate::MutexGuard::is_held) returns true. This renewal does not count.
+    ///   [`is_held`](crate::Lease::is_held) returns true. This renewal does not count.
     #[non_exhaustive]
     NotReplicated {
         /// The master, without its password.
@@ -226,7 +227,7 @@ pub enum Error {
     ///
     /// - From a call that locks: you do not hold the lock.
     /// - From `renew` and `set_ttl`: you hold the lock as long as
-    ///   [`is_held`](crate::MutexGuard::is_held) returns true.
+    ///   [`is_held`](crate::Lease::is_held) returns true.
     /// - From [`unlock`](crate::MutexGuard::unlock): the release is repeated in the background.
     #[non_exhaustive]
     Thread {

@@ -25,9 +25,10 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! Start with [`Client`], [`Mutex`] and [`MutexGuard`]. [`Client::mutex_all`] locks several names
-//! together, [`Client::fair_mutex`] grants a lock in the order of the requests, and
-//! [`Client::rw_lock`] is shared by readers. A [`Client::semaphore`] has several holders at a time.
+//! Start with [`Client`], [`Mutex`] and [`Lease`], whose calls every guard has.
+//! [`Client::mutex_all`] locks several names together, [`Client::fair_mutex`] grants a lock in the
+//! order of the requests, and [`Client::rw_lock`] is shared by readers. A [`Client::semaphore`] has
+//! several holders at a time.
 //!
 //! The [`guide`] is the manual. Read its [guarantees and limitations](guide::guarantees) before you
 //! trust a lock.
@@ -121,14 +122,14 @@ pub use crossbeam_channel;
 pub use api::builder::ClientBuilder;
 pub use api::client::Client;
 pub use api::fair_mutex::FairMutex;
-pub use api::guard::MutexGuard;
+pub use api::guards::{
+    MutexAllGuard, MutexGuard, RwLockReadGuard, RwLockWriteGuard, SemaphorePermit,
+};
+pub use api::lease::Lease;
 pub use api::mutex::Mutex;
 pub use api::mutex_all::MutexAll;
-pub use api::mutex_all_guard::MutexAllGuard;
 pub use api::rw_lock::RwLock;
-pub use api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 pub use api::semaphore::Semaphore;
-pub use api::semaphore_permit::SemaphorePermit;
 pub use cancel::CancelToken;
 pub use credentials::Credentials;
 pub use error::{Cause, Error};

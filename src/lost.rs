@@ -4,9 +4,8 @@ use std::fmt;
 
 /// The reason why a lease ended before its holder released it.
 ///
-/// [`MutexGuard::lost`](crate::MutexGuard::lost), `on_lost` and
-/// [`Error::Lost`](crate::Error::Lost) all report the same reason: the one that was detected first.
-/// It never changes afterwards.
+/// [`Lease::lost`](crate::Lease::lost), `on_lost` and [`Error::Lost`](crate::Error::Lost) all
+/// report the same reason: the one that was detected first. It never changes afterwards.
 ///
 /// ```
 /// use leasehold::Lost;
@@ -46,10 +45,13 @@ pub enum Lost {
     ShutDown,
     /// This process is a fork of the one that holds the lock. The parent may still hold it.
     ///
-    /// Only calls in the child report it. A channel that
-    /// [`MutexGuard::lost`](crate::MutexGuard::lost) returned before the fork
-    /// receives nothing in the child.
+    /// Only calls in the child report it. A channel that [`Lease::lost`](crate::Lease::lost)
+    /// returned before the fork receives nothing in the child.
     Forked,
+    /// The holder has ended the lease of its guard by [`keep_for`](crate::Lease::keep_for).
+    ///
+    /// Only later calls on that guard report it.
+    Kept,
 }
 
 impl std::error::Error for Lost {}
@@ -63,6 +65,7 @@ impl fmt::Display for Lost {
             Self::MaxHold => "the lock was held for its max_hold",
             Self::ShutDown => "the client was shut down",
             Self::Forked => "this process is a fork of the one that holds the lock",
+            Self::Kept => "its holder has left it to expire (keep_for)",
         })
     }
 }

@@ -14,7 +14,7 @@ const LIMIT: u64 = 1 << 53;
 ///
 /// Pass it to the resource that the lock protects, and let that resource reject every read and
 /// write with a token lower than the highest it has seen. A process may be paused between
-/// [`ensure_held`](crate::MutexGuard::ensure_held) and its write, until its lease has ended. Then
+/// [`ensure_held`](crate::Lease::ensure_held) and its write, until its lease has ended. Then
 /// its late write cannot replace the write of a later holder. The token must come with the first
 /// read: otherwise the resource accepts a late write of an earlier holder between the later
 /// holder's read and its write. With several names, the resource must compare the token of each

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::guard::MutexGuard;
+use crate::api::guards::MutexGuard;
 use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::calls::lock_calls;
-use crate::api::guard::MutexGuard;
+use crate::api::guards::MutexGuard;
 use crate::api::mutex::Mutex;
 use crate::api::settings::lock_settings;
 use crate::error::Error;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::calls::{ENDLESS, guard, lock_calls, wait_limit};
-use crate::api::guard::MutexGuard;
+use crate::api::guards::MutexGuard;
 use crate::api::settings::lock_settings;
 use crate::clock::Instant;
 use crate::config::Settings;
@@ -33,8 +33,8 @@ use crate::token::FencingToken;
 ///
 /// A holder has a lease, which ends after the [`ttl`](Self::ttl) unless it is renewed, so a crashed
 /// holder does not keep the lock for ever. A background thread renews it every third of the ttl. A
-/// lease can be lost: [`MutexGuard`] describes how the holder finds out, and [`FencingToken`] how
-/// to reject the writes of a holder that was paused.
+/// lease can be lost: [`Lease`](crate::Lease#loss) describes how the holder finds out, and
+/// [`FencingToken`] how to reject the writes of a holder that was paused.
 ///
 /// A lock that a release granted to a waiting client has a lease of at most 3 s at first. A renewal
 /// a few milliseconds after the grant extends it to the ttl, even without
@@ -107,9 +107,9 @@ impl Mutex {
     ///
     /// A release hands the lease to the call that has waited longest in this client, if that call
     /// asks for the lease's current ttl and for the same `renew_every`, `auto_renew` and
-    /// `min_replicas`. The new holder gets its own guard, its own [`lost`](MutexGuard::lost)
+    /// `min_replicas`. The new holder gets its own guard, its own [`lost`](crate::Lease::lost)
     /// channel and a higher fencing token, and its own [`max_hold`](Self::max_hold) starts. The
-    /// [`holder_id`](MutexGuard::holder_id) belongs to the lease and does not change. The new
+    /// [`holder_id`](crate::Lease::holder_id) belongs to the lease and does not change. The new
     /// holder has at least two thirds of the ttl left: if less is left, or if the lease is not
     /// renewed in the background, the releasing call renews the lease first.
     ///

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::calls::lock_calls;
+use crate::api::guards::MutexAllGuard;
 use crate::api::mutex::Mutex;
-use crate::api::mutex_all_guard::MutexAllGuard;
 use crate::api::settings::lock_settings;
 use crate::error::Error;
 use crate::lock::shutdown::Core;
@@ -145,7 +145,7 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::lock`], and [`Error::Config`] if there is no name.
     pub fn lock(&self) -> Result<MutexAllGuard, Error> {
-        self.0.lock().map(MutexAllGuard)
+        self.0.lock().map(MutexAllGuard::new)
     }
 
     /// Acquires all names if they are free; returns who has one if it is taken.
@@ -166,7 +166,7 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
     pub fn try_lock(&self) -> Result<Result<MutexAllGuard, Taken>, Error> {
-        Ok(self.0.try_lock()?.map(MutexAllGuard))
+        Ok(self.0.try_lock()?.map(MutexAllGuard::new))
     }
 
     /// Acquires all names, waiting for at most `limit`; returns who has one if it is taken then.
@@ -190,7 +190,7 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
     pub fn try_lock_for(&self, limit: Duration) -> Result<Result<MutexAllGuard, Taken>, Error> {
-        Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard))
+        Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard::new))
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{self, Duration};
 
 use crate::api::calls::{ENDLESS, guard, wait_limit};
+use crate::api::guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::mutex::Mutex;
-use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::clock::left_until;
@@ -230,7 +230,7 @@ impl RwLock {
         self.core.runtime.process.check()?;
         self.warn_of_reading_again(limit);
         let guard = guard(&self.core, &self.reader, &self.settings, limit)?;
-        Ok(guard.map(|guard| RwLockReadGuard { guard }))
+        Ok(guard.map(RwLockReadGuard::new))
     }
 
     /// Warns, in debug builds, of a call that may wait for a writer that waits for this thread.

@@ -4,10 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::guard::MutexGuard;
+use crate::api::guards::{MutexGuard, SemaphorePermit};
 use crate::api::mutex::Mutex;
 use crate::api::sections::section_calls;
-use crate::api::semaphore_permit::SemaphorePermit;
 use crate::api::settings::lock_settings;
 use crate::clock::left_until;
 use crate::error::Error;
@@ -38,9 +37,9 @@ use crate::taken::Taken;
 ///
 /// The permits of a call have a lease, like a lock, which a background thread renews. The permits
 /// of a process that crashes come back after the [`ttl`](Self::ttl): waiting calls get them when it
-/// ends. A holder that loses its permits finds out as described for [`MutexGuard`]. Redis drops
-/// permits by the clock of its master. After a failover to a replica whose clock is ahead or
-/// behind, they end earlier or later by as much.
+/// ends. A holder that loses its permits finds out as described for [`Lease`](crate::Lease#loss).
+/// Redis drops permits by the clock of its master. After a failover to a replica whose clock is
+/// ahead or behind, they end earlier or later by as much.
 ///
 /// # Order
 ///
@@ -234,11 +233,7 @@ impl Semaphore {
     }
 
     fn permit(&self, guard: MutexGuard) -> SemaphorePermit {
-        SemaphorePermit {
-            guard,
-            name: self.name.clone(),
-            count: self.many,
-        }
+        SemaphorePermit::new(guard, self.many)
     }
 }
 

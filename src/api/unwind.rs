@@ -4,14 +4,14 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use crate::api::client::Client;
 use crate::api::fair_mutex::FairMutex;
-use crate::api::guard::MutexGuard;
+use crate::api::guards::{
+    MutexAllGuard, MutexGuard, RwLockReadGuard, RwLockWriteGuard, SemaphorePermit,
+};
+use crate::api::lease::Lease;
 use crate::api::mutex::Mutex;
 use crate::api::mutex_all::MutexAll;
-use crate::api::mutex_all_guard::MutexAllGuard;
 use crate::api::rw_lock::RwLock;
-use crate::api::rw_lock_guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::semaphore::Semaphore;
-use crate::api::semaphore_permit::SemaphorePermit;
 
 /// Implements the traits for these types. A panic cannot leave a value of them half-changed: the
 /// crate does not panic while it changes shared state, and it never calls users' code, such as a
@@ -23,4 +23,4 @@ macro_rules! unwind_safe {
     )+};
 }
 unwind_safe!(Client Mutex FairMutex MutexAll RwLock Semaphore);
-unwind_safe!(MutexGuard MutexAllGuard RwLockReadGuard RwLockWriteGuard SemaphorePermit);
+unwind_safe!(Lease MutexGuard MutexAllGuard RwLockReadGuard RwLockWriteGuard SemaphorePermit);

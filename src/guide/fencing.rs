@@ -119,7 +119,7 @@
 //! - Readers of a read-write lock share the token of the last writer before them. A cache can use
 //!   it as the version of a page, within limits: see [`RwLock`](crate::RwLock#fencing-tokens).
 //! - A semaphore's tokens do not fence, because several holders may write at a time: see
-//!   [`SemaphorePermit::fencing_token`](crate::SemaphorePermit::fencing_token).
+//!   [`Lease::fencing_token`](crate::Lease::fencing_token).
 //! - Only clients of this crate draw tokens. A program that takes the lock with a plain
 //!   `SET … NX PX` has none, and the resource cannot tell when it was overtaken.
 //! - A resource that remembers the highest token must keep it as long as the data. Once it has

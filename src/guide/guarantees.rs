@@ -4,13 +4,13 @@
 //!
 //! - **One holder.** If Redis keeps its data (see the limitations), at most one exclusive guard of
 //!   a name (of a mutex, a set or a writer) returns true from
-//!   [`is_held`](crate::MutexGuard::is_held) at a time, across all processes. Meanwhile no reader's
+//!   [`is_held`](crate::Lease::is_held) at a time, across all processes. Meanwhile no reader's
 //!   guard of that name does. A semaphore has at most as many permits out as the largest number
 //!   that a client passes.
 //! - **A loss is noticed.** `is_held` returns false from the moment at which another client could
 //!   get the lock, unless the key is deleted or replaced by force (see the limitations). It reads a
 //!   local clock, so no blocked thread or socket can delay it.
-//!   [`lost`](crate::MutexGuard::lost) and [`on_lost`](crate::Mutex::on_lost) follow as soon as the
+//!   [`lost`](crate::Lease::lost) and [`on_lost`](crate::Mutex::on_lost) follow as soon as the
 //!   timer thread is scheduled. On Linux the clock counts the time for which the machine is
 //!   suspended. On other systems, `is_held` may return true for too long after a suspend.
 //! - **Tokens rise.** The [fencing token](crate::FencingToken) of every holder of a mutex, and of

@@ -7,13 +7,13 @@
 //! use std::thread;
 //! use std::time::Duration;
 //! use leasehold::crossbeam_channel::{select, tick};
-//! use leasehold::{CancelToken, Client, Error, MutexGuard};
+//! use leasehold::{CancelToken, Client, Error, Lease};
 //!
 //! /// Leads whenever this process has the lock, until `stopping` is cancelled.
 //! fn lead(
 //!     client: &Client,
 //!     stopping: &CancelToken,
-//!     mut step: impl FnMut(&MutexGuard),
+//!     mut step: impl FnMut(&Lease),
 //! ) -> Result<(), Error> {
 //!     let leader = client.mutex("scheduler:leader").cancel_on(stopping);
 //!     let ticks = tick(Duration::from_millis(100));

@@ -54,7 +54,7 @@
 //!
 //! # What holders and waiters see
 //!
-//! - **A holder** keeps its lock until its lease ends: [`is_held`](crate::MutexGuard::is_held)
+//! - **A holder** keeps its lock until its lease ends: [`is_held`](crate::Lease::is_held)
 //!   stays true for the rest of the validity, by default at least about two thirds of the ttl. The
 //!   io thread repeats the renewal until then. If no renewal succeeds, the holder receives
 //!   [`Lost::Expired`](crate::Lost::Expired).

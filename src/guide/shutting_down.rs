@@ -52,7 +52,7 @@
 //! ```
 //!
 //! - If sections may be interrupted, do steps 3 and 4 in the other order: the shutdown tells every
-//!   holder through its [`lost`](crate::MutexGuard::lost) channel, and releases the locks at once.
+//!   holder through its [`lost`](crate::Lease::lost) channel, and releases the locks at once.
 //! - The last handle of a client that is dropped ends it, too, but does not report what was left.
 //! - A worker that panics releases its locks when its guards are dropped. With `panic = "abort"` it
 //!   releases nothing.

@@ -51,11 +51,11 @@
 //!
 //! - Calls fail at once with [`Error::Forked`](crate::Error::Forked), also those with a
 //!   [`CancelToken`] from before the fork. Make another client, and other tokens.
-//! - A guard holds nothing: [`is_held`](crate::MutexGuard::is_held) is false, and
-//!   [`ensure_held`](crate::MutexGuard::ensure_held) fails. The parent still has the lock.
+//! - A guard holds nothing: [`is_held`](crate::Lease::is_held) is false, and
+//!   [`ensure_held`](crate::Lease::ensure_held) fails. The parent still has the lock.
 //! - Dropping a guard, a lock or a client sends nothing, and waits for nothing. Their memory and
 //!   the copies of the sockets stay until the child ends or calls `exec`.
-//! - A channel that [`lost`](crate::MutexGuard::lost) returned before the fork never receives
+//! - A channel that [`lost`](crate::Lease::lost) returned before the fork never receives
 //!   anything, and `on_lost` is never called.
 //!
 //! The parent goes on as before. Like any program with several threads, it should not fork at the

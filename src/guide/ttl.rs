@@ -17,4 +17,4 @@
 //!   that a failed renewal can be retried.
 //!
 //! Without renewal the ttl must be longer than the work, or the work must check
-//! [`remaining`](crate::MutexGuard::remaining) while it runs.
+//! [`remaining`](crate::Lease::remaining) while it runs.

@@ -73,7 +73,12 @@ fn end_holding(
             release_after_loss(runtime, hold, lost);
             Some(Err(lost))
         }
-        Some(LeaseStatus::Released) | None => Some(Ok(())),
+        Some(LeaseStatus::Released) => Some(Ok(())),
+        // This holder has ended it before.
+        None => Some(match hold.status_for(token, now) {
+            LeaseStatus::Lost(lost) => Err(lost),
+            _ => Ok(()),
+        }),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::config::check_ttl;
 use crate::error::{Cause, Error};
 use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
+use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::redis::{Cap, Fault};
 use crate::runtime::Runtime;
@@ -91,8 +92,8 @@ pub(crate) fn ensure_held(hold: &HeldLease, token: FencingToken) -> Result<(), E
     match hold.status_for(token, Instant::now()) {
         LeaseStatus::Held(_) => Ok(()),
         LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
-        // No user of a guard gets this: only calls that consume the guard end its holding.
-        LeaseStatus::Released => Err(Error::Closed),
+        // Of the calls that end a holding, only `keep_for` leaves its guard.
+        LeaseStatus::Released => Err(Error::Lost(Lost::Kept)),
     }
 }
 

@@ -39,7 +39,7 @@ pub struct ShutdownReport {
     /// How many leases have no confirmed release.
     ///
     /// Each of them ends after its ttl, or after a longer ttl that an unanswered
-    /// [`set_ttl`](crate::MutexGuard::set_ttl) asked for: after twice that time if a renewal or
+    /// [`set_ttl`](crate::Lease::set_ttl) asked for: after twice that time if a renewal or
     /// `set_ttl` got no reply. A lease that a call without a reply may have acquired counts,
     /// unless Redis has answered its undo.
     pub unreleased: usize,

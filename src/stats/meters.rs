@@ -47,8 +47,8 @@ impl Meters {
             Lost::Deleted => counters.lost_deleted.up(),
             Lost::MaxHold => counters.lost_max_hold.up(),
             Lost::ShutDown => counters.lost_shut_down.up(),
-            // No lease of this process is lost by a fork.
-            Lost::Forked => {}
+            // No lease of this process is lost by a fork, and one that is kept counts as released.
+            Lost::Forked | Lost::Kept => {}
         }
     }
 

@@ -117,7 +117,7 @@ totals! {
     /// Locks that were released while they were held.
     ///
     /// Includes those whose release was not confirmed and is repeated in the background, and those
-    /// that [`keep_for`](crate::MutexGuard::keep_for) leaves to expire.
+    /// that [`keep_for`](crate::Lease::keep_for) leaves to expire.
     released,
     /// Locks that were already lost when their holder released them:
     /// [`Error::Lost`](crate::Error::Lost).

@@ -68,5 +68,16 @@ pub const fn forked() -> Lost {
     Lost::Forked
 }
 
+/// Returns [`Lost::Kept`].
+///
+/// ```
+/// use leasehold::{Lost, testing::lost};
+///
+/// assert_eq!(lost::kept(), Lost::Kept);
+/// ```
+pub const fn kept() -> Lost {
+    Lost::Kept
+}
+
 #[cfg(test)]
 mod tests;

@@ -45,7 +45,7 @@
 //! | in the test | what the program sees |
 //! |---|---|
 //! | [`server.hold(name)`](Server::hold) | another holder has the lock: `try_lock` returns [`Taken`](crate::Taken) |
-//! | [`server.lose(name)`](Server::lose) | the lock was deleted: [`lost`](crate::MutexGuard::lost) receives the loss, and [`ensure_held`](crate::MutexGuard::ensure_held) fails |
+//! | [`server.lose(name)`](Server::lose) | the lock was deleted: [`lost`](crate::Lease::lost) receives the loss, and [`ensure_held`](crate::Lease::ensure_held) fails |
 //! | [`foreign.forget()`](Foreign::forget), then [`server.advance(ttl)`](Server::advance) | the holder crashed, and its lease has expired |
 //! | [`server.pause()`](Server::pause) | Redis hangs: no reply until the deadline |
 //! | [`server.cut()`](Server::cut) | Redis is unreachable: connections break and are refused |
@@ -84,7 +84,7 @@
 //! channel only if a thread waits for the lock, or did so shortly before. Otherwise it notices the
 //! loss at its next renewal, by default at most a third of the ttl later. The kit also makes the
 //! clients of the test's process check the lock at once. That takes a round trip, so wait for
-//! [`lost`](crate::MutexGuard::lost), and do not assert `is_held()` at once.
+//! [`lost`](crate::Lease::lost), and do not assert `is_held()` at once.
 //!
 //! # What it does not do
 //!

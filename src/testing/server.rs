@@ -201,7 +201,7 @@ impl Server {
     /// The name is that of a lock or semaphore of a client with the default prefixes, in database
     /// 0. If a lock and a semaphore share it, the holders of both lose. When this returns, they
     /// have lost their keys. A holder that is a client of this process then checks the lock with
-    /// one round trip: wait for [`lost`](crate::MutexGuard::lost).
+    /// one round trip: wait for [`lost`](crate::Lease::lost).
     ///
     /// ```
     /// # use leasehold::testing::Server;

@@ -75,6 +75,7 @@ mod fork;
 mod hostile;
 mod large_values;
 mod last_connection;
+mod lease;
 mod list;
 mod local_handoff;
 mod lock;
@@ -181,6 +182,7 @@ const TESTS: &[Listed] = &[
     hostile::TESTS,
     large_values::TESTS,
     last_connection::TESTS,
+    lease::TESTS,
     list::TESTS,
     local_handoff::TESTS,
     lock::TESTS,

@@ -131,7 +131,7 @@ fn readers_of_one_client_and_of_others_hold_together() {
     guards.push(other.read().unwrap());
     // Each lease is renewed several times.
     let_pass(ms(1_000));
-    assert!(guards.iter().all(RwLockReadGuard::is_held));
+    assert!(guards.iter().all(|guard| guard.is_held()));
     assert!(client.stats().totals.renewals_ok > 5);
     assert_eq!(client.stats().totals.lost(), 0);
     for (left, guard) in guards.into_iter().enumerate().rev() {
@@ -190,7 +190,7 @@ fn waiting_calls_are_granted_in_order_and_neighbouring_readers_together() {
         wait_for_queue_length(&server, 3);
         assert_released(second.unlock());
         let third = third.map(|reader| reader.join().unwrap());
-        assert!(third.iter().all(RwLockReadGuard::is_held));
+        assert!(third.iter().all(|guard| guard.is_held()));
         wait_for_queue_length(&server, 1);
         third
             .into_iter()

@@ -252,7 +252,7 @@ fn killed_reader_ends_alone_while_others_renew() {
             .all(|reader| reader.holder_id().unwrap().as_str() != dead)
     };
     eventually(PATIENCE, is_dead);
-    assert!(others.iter().all(RwLockReadGuard::is_held));
+    assert!(others.iter().all(|guard| guard.is_held()));
     let lock = rw(&server);
     assert!(lock.try_write().unwrap().is_err());
     others

@@ -1,7 +1,9 @@
 //! Promise: after any sequence of calls, and of lost replies, Redis and the guards agree with a
 //! model of the read-write lock in memory.
 
-use leasehold::{Error, FencingToken, HolderId, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::ops::Deref;
+
+use leasehold::{Error, FencingToken, Lease, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 use redis::Connection;
@@ -30,21 +32,18 @@ enum Guard {
     Writer(RwLockWriteGuard),
 }
 
+impl Deref for Guard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        match self {
+            Self::Reader(guard) => guard,
+            Self::Writer(guard) => guard,
+        }
+    }
+}
+
 impl Guard {
-    fn id(&self) -> &HolderId {
-        match self {
-            Self::Reader(guard) => guard.holder_id(),
-            Self::Writer(guard) => guard.holder_id(),
-        }
-    }
-
-    fn renew(&self) -> Result<(), Error> {
-        match self {
-            Self::Reader(guard) => guard.renew(),
-            Self::Writer(guard) => guard.renew(),
-        }
-    }
-
     fn unlock(self) -> Result<(), Error> {
         match self {
             Self::Reader(guard) => guard.unlock(),
@@ -116,7 +115,7 @@ impl Model for Session {
         let mut ids: Vec<String> = self
             .held
             .iter()
-            .map(|guard| guard.id().to_string())
+            .map(|guard| guard.holder_id().to_string())
             .collect();
         ids.sort();
         let expected = match (ids.is_empty(), self.writes()) {

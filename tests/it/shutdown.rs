@@ -107,7 +107,7 @@ fn shutdown_releases_and_reports_every_held_lock() {
     let (sender, losses) = unbounded();
     let callback = move |lost: &Lost| sender.send(*lost).unwrap();
     let one_more = client.mutex("callback").on_lost(callback).lock().unwrap();
-    let lost: Vec<_> = guards.iter().map(MutexGuard::lost).collect();
+    let lost: Vec<_> = guards.iter().map(|guard| guard.lost()).collect();
 
     let report = client.shutdown(WITHIN);
 

@@ -28,6 +28,7 @@ support::tests![
     a_guard_dropped_after_shutdown_leaves_the_next_holder_alone,
     a_guard_can_be_dropped_on_another_thread,
     a_forgotten_guard_expires_with_its_ttl,
+    a_kept_guard_is_dropped_without_a_warning,
     a_guard_outlives_its_client,
     no_thread_outlives_the_last_owner_of_a_client,
     the_last_owner_can_be_dropped_in_on_lost,
@@ -250,6 +251,24 @@ fn a_forgotten_guard_expires_with_its_ttl() {
         assert!(next.is_ok());
         assert_eq!(lost.recv_timeout(WAIT_LIMIT), Ok(Lost::Expired));
     }
+}
+
+fn a_kept_guard_is_dropped_without_a_warning() {
+    let about = || log_records_about("kept-and-dropped");
+    assert!(about().is_empty());
+    let server = Server::start();
+    let client = client(&server);
+    let kept = client.mutex("kept-and-dropped").lock().unwrap();
+    kept.keep_for(ms(1)).unwrap();
+    // The key expires after two command timeouts.
+    eventually(WAIT_LIMIT, || server.is_free("kept-and-dropped"));
+    drop(kept);
+    let lines = about();
+    assert!(
+        lines.iter().all(|line| line.level > log::Level::Warn),
+        "{lines:?}"
+    );
+    assert!(!lines.is_empty(), "the end of the lease is logged");
 }
 
 fn a_guard_outlives_its_client() {

@@ -81,7 +81,7 @@ fn set_environment(command: &mut Command, guard: &dyn Guard, args: &Run) {
             command.env_remove(variable);
         }
     }
-    let ancestors = Ancestors::of_environment().and(&guard.shown_id());
+    let ancestors = Ancestors::of_environment().and(&guard.holder_id().short().to_string());
     command.env(ancestors::VARIABLE, ancestors);
     let names = args.names();
     for (n, text) in names.iter().enumerate() {

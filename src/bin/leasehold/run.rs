@@ -4,8 +4,8 @@ use std::io;
 use std::mem;
 use std::time::Instant;
 
-use leasehold::Lost;
 use leasehold::crossbeam_channel::Receiver;
+use leasehold::{Error, Lost};
 use signal_hook::consts::SIGTSTP;
 
 use crate::args::{ConnectionArgs, Run};
@@ -97,7 +97,8 @@ fn run_under(guard: &dyn Guard, args: &Run, signals: &Receiver<i32>) -> Result<E
         failure,
         signalled: true,
     })?;
-    ensure_held(guard)?;
+    // This process may have been stopped since the grant.
+    guard.ensure_held().map_err(|error| not_started(&error))?;
     let command = start(&mut *job, guard, args)?;
     let running = Running::new(job, command, guard, args.kill_after);
     Ok(running.until_the_end(signals))
@@ -126,12 +127,10 @@ fn ensure_not_cancelled(signals: &Receiver<i32>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns an error unless the lock is held. This process may have been stopped since the grant.
-fn ensure_held(guard: &dyn Guard) -> Result<(), Failure> {
-    guard.ensure_held().map_err(|error| {
-        let code = error.lost().map_or(exit::LOST, lost_code);
-        Failure::new(code, format!("the command was not started: {error}"))
-    })
+/// Returns the failure of a command whose lock is not held before its start.
+fn not_started(error: &Error) -> Failure {
+    let code = error.lost().map_or(exit::LOST, lost_code);
+    Failure::new(code, format!("the command was not started: {error}"))
 }
 
 fn lost_code(lost: Lost) -> u8 {
@@ -143,57 +142,19 @@ fn lost_code(lost: Lost) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use leasehold::crossbeam_channel::{never, unbounded};
-    use leasehold::{Error, FencingToken, Name};
+    use leasehold::crossbeam_channel::unbounded;
     use signal_hook::consts::{SIGINT, SIGUSR1};
 
     use super::*;
 
-    /// A guard of a lock that is held, or lost for this reason.
-    struct FakeGuard(Option<Lost>);
-
-    impl Guard for FakeGuard {
-        fn token(&self, _: &Name) -> Option<FencingToken> {
-            None
-        }
-
-        fn shown_id(&self) -> String {
-            String::new()
-        }
-
-        fn lost(&self) -> Receiver<Lost> {
-            never()
-        }
-
-        fn is_held(&self) -> bool {
-            self.0.is_none()
-        }
-
-        fn ensure_held(&self) -> Result<(), Error> {
-            self.0.map_or(Ok(()), |lost| Err(lost.into()))
-        }
-
-        fn set_ttl(&self, _: Duration) -> Result<(), Error> {
-            Ok(())
-        }
-
-        fn release(self: Box<Self>) -> Result<(), Error> {
-            Ok(())
-        }
-    }
-
     #[test]
     fn command_is_not_started_if_the_lock_is_lost() {
         for (lost, expected) in [
-            (None, None),
-            (Some(Lost::Expired), Some(79)),
-            (Some(Lost::Deleted), Some(79)),
-            (Some(Lost::MaxHold), Some(124)),
+            (Lost::Expired, 79),
+            (Lost::Deleted, 79),
+            (Lost::MaxHold, 124),
         ] {
-            let outcome = ensure_held(&FakeGuard(lost));
-            assert_eq!(outcome.err().map(Failure::print), expected, "{lost:?}");
+            assert_eq!(not_started(&lost.into()).print(), expected, "{lost:?}");
         }
     }
 

@@ -11,6 +11,7 @@ fn constructor(lost: Lost) -> fn() -> Lost {
         Lost::MaxHold => max_hold,
         Lost::ShutDown => shut_down,
         Lost::Forked => forked,
+        Lost::Kept => kept,
     }
 }
 
@@ -23,6 +24,7 @@ fn every_variant_has_a_constructor() {
         max_hold(),
         shut_down(),
         forked(),
+        kept(),
     ];
     for lost in all {
         assert_eq!(constructor(lost)(), lost);

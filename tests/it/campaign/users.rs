@@ -1,12 +1,13 @@
 //! The users of a campaign: threads of a process that acquire, hold and release what they use, and
 //! report each hold.
 
+use std::ops::Deref;
 use std::thread;
 use std::time::Duration;
 
 use leasehold::{
-    Client, Error, MutexAllGuard, MutexGuard, RwLockReadGuard, RwLockWriteGuard, SemaphorePermit,
-    Taken,
+    Client, Error, Lease, MutexAllGuard, MutexGuard, RwLockReadGuard, RwLockWriteGuard,
+    SemaphorePermit, Taken,
 };
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -37,24 +38,25 @@ enum Guard {
     Permit(SemaphorePermit),
 }
 
-impl Guard {
-    fn is_held(&self) -> bool {
+impl Deref for Guard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
         match self {
-            Self::One(guard) => guard.is_held(),
-            Self::Set(guard) => guard.is_held(),
-            Self::Writer(guard) => guard.is_held(),
-            Self::Reader(guard) => guard.is_held(),
-            Self::Permit(permit) => permit.is_held(),
+            Self::One(guard) => guard,
+            Self::Set(guard) => guard,
+            Self::Writer(guard) => guard,
+            Self::Reader(guard) => guard,
+            Self::Permit(permit) => permit,
         }
     }
+}
 
+impl Guard {
     fn token_of(&self, name: &str) -> u64 {
         let token = match self {
-            Self::One(guard) => guard.fencing_token(),
             Self::Set(guard) => guard.fencing_token_of(name).expect("a name of the set"),
-            Self::Writer(guard) => guard.fencing_token(),
-            Self::Reader(guard) => guard.fencing_token(),
-            Self::Permit(permit) => permit.fencing_token(),
+            guard => guard.fencing_token(),
         };
         token.value()
     }
@@ -63,16 +65,6 @@ impl Guard {
         match self {
             Self::Permit(permit) => permit.count(),
             _ => 1,
-        }
-    }
-
-    fn renew(&self) -> Result<(), Error> {
-        match self {
-            Self::One(guard) => guard.renew(),
-            Self::Set(guard) => guard.renew(),
-            Self::Writer(guard) => guard.renew(),
-            Self::Reader(guard) => guard.renew(),
-            Self::Permit(permit) => permit.renew(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! The guard of a held lock.
+//! The lease of a guard: what the guards of all kinds of lock have in common.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,59 +21,98 @@ use crate::protocol::primitive::Primitive;
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
 
-/// The guard of a held lock. Dropping it releases the lock.
+/// The lease of a guard: the time-limited hold on a lock, on several names, or on permits.
 ///
-/// Dropping blocks for one round trip to Redis, and never longer than the command timeout. It never
-/// panics, and only logs failures; [`unlock`](Self::unlock) returns them.
-///
-/// # Leases and loss
-///
-/// A lease can end before it is released: the process was paused, the network was down for longer
-/// than the ttl, or the key was deleted. [`is_held`](Self::is_held) reads a local clock. Whatever
-/// the network does, it returns false from the moment at which another client could get the lock,
-/// unless the key is deleted or replaced by force. The holder notices that at its next renewal.
-///
-/// Call `is_held` or [`ensure_held`](Self::ensure_held) before each step that must not be done
-/// twice, or wait on the [`lost`](Self::lost) channel during the work. No lock can detect a pause
-/// between the check and the step; only the [`fencing_token`](Self::fencing_token) protects against
-/// it.
+/// Every guard dereferences to its lease: [`MutexGuard`](crate::MutexGuard),
+/// [`MutexAllGuard`](crate::MutexAllGuard), [`RwLockReadGuard`](crate::RwLockReadGuard),
+/// [`RwLockWriteGuard`](crate::RwLockWriteGuard) and [`SemaphorePermit`](crate::SemaphorePermit).
+/// So these calls work on all guards, and a function that takes a `&Lease` accepts each of them:
 ///
 /// ```
+/// use leasehold::{Error, Lease};
+///
+/// fn print(lease: &Lease) -> Result<(), Error> {
+///     for page in 0..100 {
+///         lease.ensure_held()?;
+///         println!("page {page}, token {}", lease.fencing_token());
+///     }
+///     Ok(())
+/// }
+///
 /// # let server = leasehold::testing::Server::start();
 /// # let client = server.client();
-/// let guard = client.mutex("nightly-report").lock()?;
-/// for page in 0..100 {
-///     guard.ensure_held()?;
-///     println!("page {page}, token {}", guard.fencing_token());
-/// }
+/// let (report, printers) = (client.mutex("report"), client.semaphore("printers", 2));
+/// let (guard, permit) = (report.lock()?, printers.acquire()?);
+/// print(&guard)?;
+/// print(&permit)?;
 /// guard.unlock()?;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[must_use = "if unused the lock is released at once"]
+///
+/// What is said here of the lock holds for all names of a set together, and for all permits of one
+/// call.
+///
+/// # Loss
+///
+/// A lease can end before it is released: the process was paused, the network was down for longer
+/// than the ttl, or the key was deleted. [`is_held`](Self::is_held), [`remaining`](Self::remaining)
+/// and [`ensure_held`](Self::ensure_held) read a local clock and do no I/O. Whatever the network
+/// does, `is_held` returns false from the moment at which another client could get the lock, unless
+/// the key is deleted or replaced, or the lock is released by force. The holder notices that at its
+/// next renewal.
+///
+/// Call `is_held` or `ensure_held` before each step that must not be done twice, or wait on the
+/// [`lost`](Self::lost) channel during the work. No lock can detect a pause between the check and
+/// the step; only the [`fencing_token`](Self::fencing_token) protects against it.
+///
+/// # Release
+///
+/// Dropping a guard releases. It blocks for one round trip to Redis, and never longer than the
+/// command timeout. It never panics, and only logs failures, as it logs a lease that was over. The
+/// calls `unlock` and `release` of the guards release, too, within the command timeout. They fail
+/// with
+///
+/// - [`Error::Lost`] if the lease had ended before: what was done under it may have overlapped with
+///   another holder. A new holder keeps the lock. Of a set, the other names are released.
+/// - [`Error::Unreachable`], [`Error::Refused`] or [`Error::Thread`] if Redis did not confirm the
+///   release. If an earlier release got no answer and the server has answered nothing since, the
+///   call returns this at once. The lease was valid by this client's clock until now, so what was
+///   done under it stands: do not repeat it. [`Mutex::with`](crate::Mutex::with) does not report
+///   this error. The release is repeated in the background. Until it succeeds, the lock stays held,
+///   for at most the longest of these times that applies:
+///   - its ttl;
+///   - a longer ttl, if a [`set_ttl`](Self::set_ttl) that requested it got no reply;
+///   - twice the longer of these, if a renewal or `set_ttl` got no reply: that command may run just
+///     before the key expires.
+/// - [`Error::WrongType`] if another program replaced the key by one of another type. The lock was
+///   lost.
+/// - [`Error::Forked`] in a fork of the process that holds the lock.
 #[clippy::has_significant_drop]
-pub struct MutexGuard {
+pub struct Lease {
     /// `None` only at the end of `drop`.
     core: Option<Arc<Core>>,
     hold: Arc<HeldLease>,
+    /// The first of the names, as the caller gave it.
+    name: Name,
     /// Identifies this holder: local hand-offs give a lease several holders, one after another.
     token: FencingToken,
     /// The deadline of the release, and of ending the client if this guard is its last handle.
-    /// `None` until the lock is released, or its key is left to expire: after that, dropping the
-    /// guard releases nothing.
+    /// `None` until the guard releases.
     release_by: Option<Instant>,
 }
 
-impl MutexGuard {
+impl Lease {
     pub(super) fn new(core: Arc<Core>, hold: Arc<HeldLease>) -> Self {
         Self {
             core: Some(core),
+            name: hold.keys.key(0).name.as_given(),
             token: hold.token(),
             hold,
             release_by: None,
         }
     }
 
-    /// Returns the lock's name.
+    /// Returns the name of the lock or semaphore; of a set, the first of its names.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -84,20 +123,29 @@ impl MutexGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn name(&self) -> &Name {
-        self.hold.keys.key(0).name
+        &self.name
     }
 
     pub(super) fn names(&self) -> &[Name] {
         &self.hold.keys.names
     }
 
-    pub(super) fn fencing_token_of(&self, name: &Name) -> Option<FencingToken> {
-        self.hold.token_of(name, self.token)
-    }
-
     /// Returns the fencing token, which is higher than that of every earlier holder.
     ///
-    /// Pass it to the resource that the lock protects.
+    /// Pass it to the [resource that the lock protects](crate::guide::fencing). Some guards have
+    /// another token:
+    ///
+    /// - **A reader** has the last token drawn for the name, that of the last writer. Readers share
+    ///   it with each other. The next writer's token is higher.
+    /// - **A set** has a token for each name: see
+    ///   [`MutexAllGuard::fencing_token_of`](crate::MutexAllGuard::fencing_token_of). This call
+    ///   returns the one of the first [`name`](Self::name), which says nothing about the others.
+    /// - **Permits** have a number that is unique among all grants of the semaphore, for logs and
+    ///   idempotency keys. Numbers usually rise in the order of the grants. A call that missed the
+    ///   message of its grant has a number that was drawn when it learned of the grant: it is
+    ///   higher than those of the grants in between. The number is no fence for a semaphore with
+    ///   more than one permit: a resource that takes only the highest number would refuse holders
+    ///   that are alive.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -113,7 +161,14 @@ impl MutexGuard {
         self.token
     }
 
+    pub(super) fn fencing_token_of(&self, name: &Name) -> Option<FencingToken> {
+        self.hold.token_of(name, self.token)
+    }
+
     /// Returns the id of the lease, which is the value of the lock's key in Redis.
+    ///
+    /// That of a reader is a member of the sorted set of readers. That of permits is a member of
+    /// the sorted set of permits, and begins with their number and a space.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -129,9 +184,6 @@ impl MutexGuard {
     }
 
     /// Returns true only if the lock is certainly held at this moment.
-    ///
-    /// Reads a local clock and does no I/O. If the key was deleted or the lock was released by
-    /// force, the lock counts as held until the next renewal.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -150,10 +202,7 @@ impl MutexGuard {
         self.remaining().is_some()
     }
 
-    /// Returns how long the lock is certainly held without a renewal; `None` if it is lost.
-    ///
-    /// Reads a local clock and does no I/O. If the key was deleted or the lock was released by
-    /// force, the lock counts as held until the next renewal.
+    /// Returns how long the lock is certainly held without a renewal; `None` if it is not held.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -186,9 +235,6 @@ impl MutexGuard {
 
     /// Returns an error unless the lock is certainly held.
     ///
-    /// Reads a local clock and does no I/O. If the key was deleted or the lock was released by
-    /// force, the lock counts as held until the next renewal.
-    ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
     /// # let client = server.client();
@@ -210,8 +256,9 @@ impl MutexGuard {
 
     /// Returns a channel that receives one message when the lock is lost, for use with `select!`.
     ///
-    /// The channel is disconnected after that message, or when the lock is released. Each call
-    /// creates another channel, which the lease keeps until then: call this once, before a loop.
+    /// The channel is disconnected after that message, or when the lock is released or
+    /// [kept](Self::keep_for). Each call creates another channel, which the lease keeps until then:
+    /// call this once, before a loop.
     ///
     /// After a fork, a channel from before it receives nothing in the child. One that is created
     /// in the child receives [`Lost::Forked`] at once.
@@ -254,21 +301,21 @@ impl MutexGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`] if the lock is lost.
+    /// - [`Error::Lost`] if the lock is not held any more.
+    /// - [`Error::Forked`] in a fork of the process that holds it.
     /// - Any other error, such as [`Error::Unreachable`], if the lease was not renewed. The lock is
     ///   still held for [`remaining`](Self::remaining).
     pub fn renew(&self) -> Result<(), Error> {
         self.check_process()?;
-        let runtime = self.runtime();
-        let until = Instant::now().after(runtime.deployment.command_timeout());
-        renew(runtime, &self.hold, self.token, until)
+        let deadline = self.deadline(Instant::now());
+        renew(self.runtime(), &self.hold, self.token, deadline)
     }
 
     /// Sets the lease's ttl, for now and for later renewals.
     ///
     /// The lease lasts `ttl` from now on, whether that is longer or shorter than before. Returns
-    /// within the command timeout. To leave the lock taken for a time after the guard has ended,
-    /// call [`keep_for`](Self::keep_for).
+    /// within the command timeout. To leave the lock taken after the guard has ended, call
+    /// [`keep_for`](Self::keep_for).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -284,66 +331,33 @@ impl MutexGuard {
     /// # Errors
     ///
     /// - [`Error::Config`] if `ttl` is invalid.
-    /// - [`Error::Lost`] if the lock is lost.
-    /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change. The
-    ///   lock is still held for [`remaining`](Self::remaining).
-    ///
-    /// If Redis did not answer, the command may still run:
-    ///
-    /// - After shortening, `remaining` is never more than the shorter ttl.
-    /// - After lengthening, the key may last for up to twice the longer ttl: the command may run
-    ///   just before the key expires. If this process dies, the lock stays held for that time. The
-    ///   release is repeated for that long, and the lease is not handed to another thread of this
-    ///   client.
+    /// - The errors of [`renew`](Self::renew). If Redis did not answer, the command may still run:
+    ///   - After shortening, `remaining` is never more than the shorter ttl.
+    ///   - After lengthening, the key may last for up to twice the longer ttl: the command may run
+    ///     just before the key expires. If this process dies, the lock stays held for that time.
+    ///     The release is repeated for that long, and the lease is not handed to another thread of
+    ///     this client.
     pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
         self.check_process()?;
         set_ttl(self.runtime(), &self.hold, self.token, ttl)
     }
 
-    /// Releases the lock; fails if it was not held any more.
+    /// Ends the lease of this guard, but leaves the lock taken until `at_least` after the grant.
     ///
-    /// Returns within the command timeout.
+    /// For a job that one of several hosts must run once, even if a host's clock lags. From now on
+    /// this guard holds nothing: [`is_held`](Self::is_held) is false, the other calls fail with
+    /// [`Lost::Kept`], and its release and drop do nothing. Nobody can end the time earlier, except
+    /// by force.
     ///
-    /// ```
-    /// use leasehold::Error;
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
+    /// The lock is not renewed any more. Its key expires at that time, or two command timeouts from
+    /// now if that is later, whether this process lives on or not. If the time is over already,
+    /// this releases the lock. Waiting calls get no message when a key expires. They ask again at
+    /// the expiry or within a second of it. Returns within the command timeout.
     ///
-    /// let guard = client.mutex("report").lock()?;
-    /// if let Err(Error::Lost(lost)) = guard.unlock() {
-    ///     eprintln!("check the report, another process may have written it: {lost}");
-    /// }
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// - [`Error::Lost`] if the lease had ended before: what was done under it may have overlapped
-    ///   with another holder. A new holder keeps the lock.
-    /// - [`Error::Unreachable`], [`Error::Refused`] or [`Error::Thread`] if Redis did not confirm
-    ///   the release. If an earlier release got no answer and the server has answered nothing
-    ///   since, the call returns this at once. The lease was valid by this client's clock until
-    ///   now, so what was done under it stands: do not repeat it.
-    ///   [`Mutex::with`](crate::Mutex::with) does not report this error. The release is repeated in
-    ///   the background. Until it succeeds, the lock stays held, for at most the longest of these
-    ///   times that applies:
-    ///   - its ttl;
-    ///   - a longer ttl, if a [`set_ttl`](Self::set_ttl) that requested it got no reply;
-    ///   - twice the longer of these, if a renewal or `set_ttl` got no reply: that command may run
-    ///     just before the key expires.
-    /// - [`Error::WrongType`] if another program replaced the key by one of another type. The lock
-    ///   was lost.
-    pub fn unlock(mut self) -> Result<(), Error> {
-        self.release()
-    }
-
-    /// Ends the guard, but leaves the lock taken until `at_least` after it was acquired.
-    ///
-    /// For a job that one of several hosts must run once, even if a host's clock lags. The lock is
-    /// not renewed any more. Its key expires at that time, or two command timeouts from now if that
-    /// is later, whether this process lives on or not. If the time is over already, this releases
-    /// the lock. Waiting calls get no message when a key expires. They ask again at the expiry or
-    /// within a second of it. Returns within the command timeout.
+    /// A reader keeps writers out until that time, and permits are free at that time, but the key
+    /// in Redis can last longer: it serves all readers, or all holders of permits. Locks of other
+    /// kinds with a reader's name, such as a [`Mutex`](crate::Mutex), wait until the key expires:
+    /// until the leases of other readers end, or until this one would have ended without this call.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -360,29 +374,36 @@ impl MutexGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Config`] if no ttl can be that long. The lock is released.
-    /// - [`Error::Lost`] if the lock was lost before.
+    /// - [`Error::Config`] if no ttl can be that long, and [`Error::Forked`] in a fork of the
+    ///   process that holds the lock. Nothing has changed.
+    /// - [`Error::Lost`] if the lock was not held any more.
     /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change. The
     ///   lock is not renewed any more. It becomes free at the end of its old ttl. If the command
     ///   runs after all, the lock becomes free at the requested time, or later by the delay of the
-    ///   command. If the time was over, the error is that of [`unlock`](Self::unlock).
-    pub fn keep_for(mut self, at_least: Duration) -> Result<(), Error> {
-        self.check_process()?;
+    ///   command. If the time was over, the error is that of a [release](Self#release).
+    pub fn keep_for(&self, at_least: Duration) -> Result<(), Error> {
+        self.ensure_held()?;
         let now = Instant::now();
         let end = self.hold.since().unwrap_or(now).after(at_least);
-        if end <= now {
-            return self.release();
+        match end <= now {
+            true => release(
+                self.runtime(),
+                &self.hold,
+                self.token,
+                now,
+                self.deadline(now),
+            ),
+            false => keep_until(self.runtime(), &self.hold, self.token, end),
         }
-        let kept = keep_until(self.runtime(), &self.hold, self.token, end);
-        if let Ok(LeaseStatus::Released) = self.status() {
-            self.release_by = Some(now.after(self.runtime().deployment.command_timeout()));
-        }
-        kept
     }
 
     fn runtime(&self) -> &Runtime {
         let core = self.core.as_ref();
         &core.expect("only `drop` takes it").runtime
+    }
+
+    fn deadline(&self, now: Instant) -> Instant {
+        now.after(self.runtime().deployment.command_timeout())
     }
 
     /// Makes the holder a reader. Does nothing in a child of the process that holds the lock.
@@ -392,7 +413,20 @@ impl MutexGuard {
         }
     }
 
-    /// Formats the guard under the name of the type that contains it.
+    /// Releases the lock. Does nothing after [`keep_for`](Self::keep_for).
+    pub(super) fn release(mut self) -> Result<(), Error> {
+        self.release_now()
+    }
+
+    fn release_now(&mut self) -> Result<(), Error> {
+        self.check_process()?;
+        let now = Instant::now();
+        let deadline = self.deadline(now);
+        self.release_by = Some(deadline);
+        release(self.runtime(), &self.hold, self.token, now, deadline)
+    }
+
+    /// Formats the lease under the name of the type that contains it.
     pub(super) fn fmt_as(&self, guard: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = match self.status() {
             Ok(status) => format!("{status:?}"),
@@ -405,18 +439,9 @@ impl MutexGuard {
             .field("status", &format_args!("{status}"))
             .finish()
     }
-
-    fn release(&mut self) -> Result<(), Error> {
-        self.check_process()?;
-        let now = Instant::now();
-        let timeout = self.runtime().deployment.command_timeout();
-        let deadline = now.after(timeout);
-        self.release_by = Some(deadline);
-        release(self.runtime(), &self.hold, self.token, now, deadline)
-    }
 }
 
-impl Drop for MutexGuard {
+impl Drop for Lease {
     fn drop(&mut self) {
         if self.check_process().is_err() {
             // The child never drops the lease either: see the drop of `Core`.
@@ -425,7 +450,7 @@ impl Drop for MutexGuard {
         }
         if self.release_by.is_none() {
             // A failure is logged where it happens.
-            let _ = self.release();
+            let _ = self.release_now();
         }
         // `into_inner` gives the core to exactly one of several guards that are dropped at the same
         // time. With `strong_count`, each of them could count the others and leave the end of the
@@ -442,8 +467,8 @@ impl Drop for MutexGuard {
     }
 }
 
-impl fmt::Debug for MutexGuard {
+impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.fmt_as("MutexGuard", f)
+        self.fmt_as("Lease", f)
     }
 }
