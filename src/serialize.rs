@@ -3,6 +3,7 @@
 //! Fields have the names that they have in the JSON of the program `leasehold`.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::SerializeStruct;
@@ -10,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::holder::Holder;
 use crate::name::Name;
+use crate::taken::Taken;
 use crate::token::FencingToken;
 
 /// A number.
@@ -97,6 +99,23 @@ impl Serialize for Holder {
         fields.serialize_field("remaining_ms", &remaining)?;
         fields.serialize_field("fencing_token", &self.fencing_token())?;
         fields.serialize_field("shared", &self.is_shared())?;
+        fields.end()
+    }
+}
+
+/// The name, the owner, whether it is this client, whether readers share the lock, the permits that
+/// are out, since when the lock is held and how much time is left. `null` is what is not known.
+impl Serialize for Taken {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let millis = |time: Duration| time.as_millis() as u64;
+        let mut fields = to.serialize_struct("Taken", 7)?;
+        fields.serialize_field("name", self.name())?;
+        fields.serialize_field("owner", &self.owner())?;
+        fields.serialize_field("this_client", &self.is_this_client())?;
+        fields.serialize_field("shared", &self.is_shared())?;
+        fields.serialize_field("permits_out", &self.permits_out())?;
+        fields.serialize_field("held_for_ms", &self.held_for().map(millis))?;
+        fields.serialize_field("remaining_ms", &self.remaining().map(millis))?;
         fields.end()
     }
 }

@@ -4,7 +4,7 @@
 
 use std::fmt::Debug;
 
-use leasehold::{FencingToken, Name, Stats};
+use leasehold::{Client, FencingToken, Name, Stats};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, json, to_value};
@@ -76,6 +76,34 @@ fn holders_show_no_whole_id() {
     ] {
         assert!(!all.contains(secret), "{all}");
     }
+}
+
+#[test]
+fn a_refusal_shows_the_owner_and_what_is_not_known_is_null() {
+    let server = Server::start();
+    let owner = |owner| Client::builder().url(server.url()).owner(owner).build();
+    let (one, two) = (owner("one").unwrap(), owner("two").unwrap());
+    let guard = one.mutex("a").lock().unwrap();
+    let _permit = one.semaphore("b", 1).acquire().unwrap();
+    let taken = to_value(two.mutex("a").try_lock().unwrap().unwrap_err()).unwrap();
+    assert_eq!(
+        (&taken["name"], &taken["owner"]),
+        (&json!("a"), &json!("one"))
+    );
+    assert_eq!(taken["this_client"], false);
+    assert_eq!(taken["shared"], false);
+    assert_eq!(taken["permits_out"], Value::Null);
+    assert!(taken["held_for_ms"].as_u64().is_some());
+    assert!(taken["remaining_ms"].as_u64().is_some_and(|left| left > 0));
+    let permits = to_value(two.semaphore("b", 1).try_acquire().unwrap().unwrap_err()).unwrap();
+    assert_eq!(permits["owner"], Value::Null);
+    assert_eq!(permits["permits_out"], 1);
+    assert_eq!(permits["held_for_ms"], Value::Null);
+    let all = format!("{taken} {permits}");
+    assert!(
+        !all.contains(&guard.holder_id().as_str()["one:".len()..]),
+        "{all}"
+    );
 }
 
 /// Formats such as MessagePack write the number of fields first.

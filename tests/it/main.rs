@@ -109,6 +109,7 @@ mod shutdown;
 mod signals;
 mod slot_moves;
 mod stats;
+mod taken;
 #[cfg(feature = "tls")]
 mod tls;
 mod trace;
@@ -212,6 +213,7 @@ const TESTS: &[Listed] = &[
     shortages::TESTS,
     shutdown::TESTS,
     stats::TESTS,
+    taken::TESTS,
     #[cfg(feature = "tls")]
     tls::TESTS,
     trace::TESTS,
@@ -304,6 +306,7 @@ const ROLES: &[Listed] = &[
     shortages::ROLES,
     shutdown::ROLES,
     signals::ROLES,
+    taken::ROLES,
     #[cfg(feature = "tls")]
     tls::ROLES,
     waking::ROLES,
