@@ -98,9 +98,10 @@ fn book_if_free(
             println!("  {guest} has table 7 at 19:00.");
             Ok(Some(booking))
         }
-        Err(_) => {
+        Err(taken) => {
             assert_eq!(bookings.commands, 0, "{guest} did not touch the store");
-            println!("  {guest} is turned away after {took:.1?}, before looking at any booking.");
+            println!("  {guest} is turned away after {took:.1?}, before looking at any booking:");
+            println!("  {taken}.");
             Ok(None)
         }
     }

@@ -1,5 +1,5 @@
 //! A service while Redis hangs: every request gets a 503 with a `Retry-After`, the first ones after
-//! a timeout, the later ones at once.
+//! a timeout, the later ones at once. A seat that another request books is a 409 that says who.
 
 mod support {
     pub(crate) mod run;
@@ -52,7 +52,8 @@ fn story() -> Outcome {
 fn book(client: &Client) -> String {
     match client.mutex("seat:12A").try_lock() {
         Ok(Ok(_guard)) => "201 booked".into(),
-        Ok(Err(_)) => "409 another request is booking this seat".into(),
+        // Says who has the lock without a second request.
+        Ok(Err(taken)) => format!("409 {taken}"),
         // The lock was not acquired, and nothing was booked: the HTTP client can safely retry.
         Err(error) if error.is_unreachable() => {
             let seconds = match error {
@@ -75,7 +76,11 @@ mod tests {
         let server = Server::start();
         assert_eq!(book(&server.client()), "201 booked");
         let _other = server.hold("seat:12A");
-        assert!(book(&server.client()).starts_with("409"));
+        let response = book(&server.client());
+        assert!(
+            response.starts_with("409 seat:12A is held by "),
+            "{response}"
+        );
     }
 
     #[test]

@@ -62,8 +62,8 @@ pub(crate) struct Refusal {
 pub(crate) enum TakenBy {
     /// A client with this owner.
     Owner(Box<str>),
-    /// Another program, which set the key to a value that begins with these bytes: a whole value
-    /// may be a secret with which anyone could release the lock.
+    /// Another program, which set the key to a value that begins with these bytes. There are none
+    /// if the value is short: it may be a secret with which anyone could release the lock.
     Foreign(Box<[u8]>),
     Readers,
     /// The holders of a semaphore's permits.
@@ -236,6 +236,9 @@ impl fmt::Display for Taken {
                     true => write!(f, "is held by this client, {owner}")?,
                     false => write!(f, "is held by {owner}")?,
                 }
+            }
+            TakenBy::Foreign(start) if start.is_empty() => {
+                f.write_str("is held by another program")?;
             }
             TakenBy::Foreign(start) => {
                 let start = Escaped::whole(start);

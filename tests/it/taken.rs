@@ -295,7 +295,8 @@ fn behind_another_call_of_this_client_the_last_refusal_is_told() {
 
 fn a_foreign_value_is_escaped_and_cut() {
     let server = Server::start();
-    server.run("SET", &["lock:a", "\u{1b}[2J a secret"]);
+    server.run("SET", &["lock:a", "\u{1b}[2J a secret of somebody"]);
+    server.run("SET", &["lock:b", "a short secret"]);
     let client = client(&server, "one");
     for taken in [
         client.mutex("a").try_lock().unwrap().unwrap_err(),
@@ -317,6 +318,11 @@ fn a_foreign_value_is_escaped_and_cut() {
         );
         assert!(!format!("{taken:?}").contains("secret"));
     }
+    let taken = client.mutex("b").try_lock().unwrap().unwrap_err();
+    assert_eq!(
+        taken.to_string(),
+        "b is held by another program; without an end"
+    );
 }
 
 /// The holder of the place does not listen, so no grant reaches it, but it is first.

@@ -57,7 +57,7 @@ pub(crate) fn wait(
             recv(answered) -> taken => {
                 // The thread always sends a result, unless it has panicked and printed why.
                 let taken = taken.unwrap_or_else(|_| Err(Error::Closed.into()))?;
-                return taken.map_err(|_| not_acquired(client, args));
+                return taken.map_err(|taken| not_acquired(client, args, &taken));
             }
             recv(refusal) -> refused => match refused {
                 Ok(failure) => {
