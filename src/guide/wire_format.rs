@@ -12,7 +12,7 @@
 //! | `leasehold:readers:{lock:x}` | sorted set | while readers hold `x`: their holder ids, with the ends of their leases in ms |
 //! | `leasehold:permits:{lock:x}` | sorted set | the holders of the semaphore `x`: see below |
 //! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | the same for the semaphore `x` as the keys above for a lock |
-//! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places; `refresh <holder id>` if more grants are due than one script makes; messages of the client to itself |
+//! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places; `refresh <holder id>` if its client must refresh its place; messages of the client to itself |
 //! | `lock_stats` | hash | the [shared statistics](super::observability#statistics), if a client shares them |
 //!
 //! [`key_prefix`](crate::ClientBuilder::key_prefix) and
@@ -34,11 +34,8 @@
 //! contains `leasehold:readers`. So a program that acquires the key with `SET … NX` is kept out by
 //! readers, and keeps them out.
 //!
-//! The last reader to release deletes the key. The key expires at the latest end that a reader's
-//! lease had since the key was set, even if that reader has released since. If the other readers
-//! crash, other programs, plain and fair locks wait until then: for the longest ttl of a reader.
-//! Read-write locks of that name do not: any of their calls deletes the key once the last lease has
-//! ended.
+//! The last reader to release deletes the key. If readers crash, the key expires when the last of
+//! their leases ends.
 //!
 //! # Sharing a lock with other programs
 //!

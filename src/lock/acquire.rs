@@ -205,12 +205,7 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Result<Arc<HeldLease>, Taken>, Error
         if attempt.held_here().is_some() || is_taken() {
             break (0, attempt.runtime.waiters.last_refusal(key.name));
         }
-        let is_behind = shared.is_some_and(|shared| shared.is_behind_others(Instant::now()));
-        let queueing = match is_behind {
-            true => Queueing::Behind,
-            false => Queueing::Barge,
-        };
-        let pause = match attempt.try_once(tokens, queueing) {
+        let pause = match attempt.try_once(tokens, Queueing::Barge) {
             Ok((Attempted::Acquired(hold), _)) => return Ok(Ok(hold)),
             Ok((Attempted::Refused(by), sent)) => {
                 let last = LastRefusal::new(sent, Instant::now(), &by);
@@ -224,11 +219,6 @@ fn at_once(attempt: &Attempt<'_>) -> Result<Result<Arc<HeldLease>, Taken>, Error
                     break (0, None);
                 }
                 pause
-            }
-            Err(Fault::Rejected(error))
-                if is_behind && attempt.stop_using_queue_if_forbidden(&error) =>
-            {
-                Duration::ZERO
             }
             Err(Fault::Open(open)) => {
                 return Err(attempt.silence.open_circuit_error(*open, Instant::now()));

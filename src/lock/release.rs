@@ -337,10 +337,6 @@ fn answered(
             let name = hold.keys.key(0).name;
             runtime.waiters.note_plain_release(name, Instant::now());
         }
-        Answer::NotPassedOn => {
-            let shared_places = &runtime.waiters.shared_places;
-            shared_places.note_not_passed_on(hold.keys.key(0).name, Instant::now());
-        }
         Answer::Ours(_) => {}
         _ if may_have_run => {}
         Answer::Foreign(_) => return unlocked(hold, KeyState::Foreign),

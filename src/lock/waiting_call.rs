@@ -155,14 +155,12 @@ impl<'a> WaitingCall<'a> {
     /// place. It is time to join if
     ///
     /// * the call was refused before,
-    /// * this client has a place,
-    /// * this client has just freed the lock without a grant to the queue, or
+    /// * this client has a place, or
     /// * under `Wake`: others wanted the lock a moment before `now`.
     ///
     /// It is not time while this client has a lease that excludes all others.
     pub(crate) fn join_queue_if_due(&mut self, shared: SharedPlace, now: Instant) -> bool {
-        let is_behind = shared.is_taken || shared.is_behind_others(now);
-        let is_time = is_behind
+        let is_time = shared.is_taken
             || self.refusals > 0
             || self.attempt.settings.wait == WaitPolicy::Wake && shared.is_contended(now);
         if self.place.is_some() || !is_time || self.attempt.is_held_alone() {

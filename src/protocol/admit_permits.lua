@@ -7,8 +7,8 @@
 -- A waiter wants "<k>/<n>": k permits, if with them at most n are out. The number n belongs to the
 -- waiter and is stored nowhere else.
 
--- Never set: no single value stands for the holders.
-local holder = false
+-- No single value stands for the holders.
+holder = false
 
 -- How many permits are out.
 local used
@@ -127,6 +127,8 @@ local function left() end
 -- Returns in how many ms the first permits end, -2 if nobody holds any; and how many are out.
 local function soonest()
   first = first or redis.call('ZRANGE', KEYS[1], '0', '1', 'WITHSCORES')
-  return first[4] and math.min(first[4] - now, 2 ^ 53) or -2, used
+  -- Another program may have written any score.
+  local out_now = math.max(math.min(used, 2 ^ 53), -1)
+  return first[4] and math.min(first[4] - now, 2 ^ 53) or -2, out_now
 end
 

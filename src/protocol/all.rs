@@ -10,7 +10,7 @@ use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Keys, Layout, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, AcquireSet, AtRelease, NewPlace, Primitive, SetQueues};
-use crate::protocol::queue_keys::queue_script;
+use crate::protocol::queue_keys::{queue_script, reader_commands};
 use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
@@ -22,19 +22,17 @@ pub(super) static RELEASE_ALL: Script =
     script!("release_all", "get del pttl pexpire set", "rewrite");
 pub(super) static ENTER_ALL: Script = queue_script!(
     "queue_enter_all",
-    " pexpire rpush",
+    concat!(reader_commands!(), " pexpire rpush"),
     [],
     "each_name",
-    "admit_lock",
-    "lock_key"
+    "locks"
 );
 pub(super) static LEAVE_ALL: Script = queue_script!(
     "queue_release_all",
-    "",
+    reader_commands!(),
     [],
     "each_name",
-    "admit_lock",
-    "lock_key"
+    "locks"
 );
 pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set del", "rewrite");
 
@@ -42,8 +40,8 @@ pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set
 #[derive(Debug)]
 pub(crate) struct MutexAllKeys {
     keys: Keys,
-    /// The fences, the queues and the places of the names; empty over a quorum, and for names in
-    /// several slots of a cluster.
+    /// The fences, the queues, the places and the readers of the names; empty over a quorum, and
+    /// for names in several slots of a cluster.
     queues: Vec<Vec<u8>>,
     rights: Arc<QueueRights>,
     /// The lock of the names in each slot, if there are several slots.
@@ -94,7 +92,7 @@ impl MutexAllKeys {
         let mut queues = Vec::new();
         if layout != Layout::Quorum {
             queues.extend(keys.fences.iter().cloned());
-            for kind in ["queue", "places"] {
+            for kind in ["queue", "places", "readers"] {
                 queues.extend(keys.locks.iter().map(|lock| sibling_key(lock, kind)));
             }
         }

@@ -57,9 +57,6 @@ pub(crate) enum Answer {
     /// The caller held the lock until this plain release: the lock is free although clients wait in
     /// its queue.
     PlainRelease,
-    /// The caller held the lock until this release, which could not grant it to the reader that is
-    /// next in its queue.
-    NotPassedOn,
     /// The lock is free. To the call of a set: the set has lost its place or a name that it counts
     /// as its own, and has neither a place nor a name now.
     Gone,
@@ -104,7 +101,7 @@ impl Answer {
     /// Returns the state that a release or renewal found; `None` for the answer to another call.
     pub(crate) fn key_state(&self) -> Option<KeyState> {
         match self {
-            Self::Ours(_) | Self::PlainRelease | Self::NotPassedOn => Some(KeyState::Ours),
+            Self::Ours(_) | Self::PlainRelease => Some(KeyState::Ours),
             Self::Gone => Some(KeyState::Gone),
             Self::Foreign(_) => Some(KeyState::Foreign),
             _ => None,
@@ -201,7 +198,6 @@ impl Answer {
     pub(super) fn read_passed_on(reply: Reply) -> Option<Self> {
         match reply {
             Reply::Int(2) => Some(Self::PlainRelease),
-            Reply::Int(3) => Some(Self::NotPassedOn),
             reply => Self::read_key(reply, false),
         }
     }

@@ -9,7 +9,7 @@ use crate::protocol::fair::lock_queue;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing, RedisQueue};
-use crate::protocol::queue_keys::{QueueKeys, queue_script};
+use crate::protocol::queue_keys::{QueueKeys, queue_script, reader_commands};
 use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
@@ -20,23 +20,25 @@ use crate::protocol::verb::Verb;
 /// client waits, so Redis does not create the functions of the queue in other releases.
 pub(super) static RELEASE: Script = script!(
     "cohort_release",
-    "get pttl pexpire set del lindex hdel lrem time lpop hget hset",
+    concat!(
+        "get pttl pexpire set del lindex hdel lrem time lpop hget hset",
+        reader_commands!()
+    ),
+    "state",
     "rewrite",
     "open_queue",
     "last_token",
     "now",
-    "admit_lock",
-    "lock_key",
+    "locks",
     "queue",
     "pass_on"
 );
 /// Sets what the places of a client want from now on, and refreshes them.
 pub(super) static REFRESH: Script = queue_script!(
     "queue_refresh",
-    " pexpire",
+    concat!(reader_commands!(), " pexpire"),
     [],
-    "admit_lock",
-    "lock_key",
+    "locks",
     "cohort_refresh"
 );
 

@@ -1,12 +1,11 @@
 -- Releases the lock if the caller holds it: grants it to the first waiter of its queue that a grant
 -- reaches, or deletes the key and publishes that. Otherwise removes the place of the caller from
 -- the queue, and grants a free lock to the first waiter that a grant reaches.
--- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places, KEYS[5] readers
 -- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] given if this may be a plain release
--- Released, or removed from the queue: 1. Released and left free although clients wait: 2 by a
--- plain release, or 3 because a reader is next, to whom this script cannot grant.
+-- Released, or removed from the queue: 1. Released by a plain release, although clients wait: 2.
 -- Otherwise 0 if the lock was free, or the other holder's value.
-local holder = redis.call('GET', KEYS[1])
+holder = redis.call('GET', KEYS[1])
 local seen = holder
 -- A forced release names a value of more than 1088 bytes as the inspect script does: by its first
 -- 1088 bytes and the SHA-1 of the whole.
@@ -14,7 +13,6 @@ if holder and #ARGV[1] > 1088 and #holder > 1088 then
   seen = string.sub(holder, 1, 1088) .. redis.sha1hex(holder)
 end
 if seen == ARGV[1] then
-  local reply = 1
   -- A user without the permission for LINDEX releases as if no client waited in the queue.
   if type(redis.pcall('LINDEX', KEYS[3], '0')) == 'string' then
     local plain_message, pass_on = open_queue()
@@ -29,17 +27,12 @@ if seen == ARGV[1] then
       -- calls must not ask at once.
       return 2
     end
-    local is_held, is_reader_next = pass_on(ARGV[1])
-    if is_held then return 1 end
-    -- After 3, the calls of this client queue behind the reader for a second: they could
-    -- otherwise be the first to acquire the lock again and again. A waiter that a grant does not
-    -- reach, for example that of a killed process, does not cause a 3.
-    if is_reader_next then reply = 3 end
+    if pass_on(ARGV[1]) then return 1 end
   end
   redis.call('DEL', KEYS[1])
   -- A user without the PUBLISH permission can still release.
   redis.pcall('PUBLISH', ARGV[2], ARGV[1])
-  return reply
+  return 1
 end
 if redis.pcall('HDEL', KEYS[4], ARGV[1]) == 1 then
   redis.call('LREM', KEYS[3], 1, ARGV[1])

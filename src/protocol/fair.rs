@@ -8,15 +8,14 @@ use crate::holder_id::HolderId;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
-use crate::protocol::queue_keys::{
-    QueueKeys, QueueRules, QueueScripts, queue_script, queue_scripts,
-};
-use crate::protocol::script::{Arg, Call, Script, script};
+use crate::protocol::queue_keys::{LOCKS, QueueKeys, QueueRules};
+use crate::protocol::script::{Arg, Call};
 
 /// One holder at a time.
 pub(super) static RULES: QueueRules = QueueRules {
-    scripts: queue_scripts!("", [], [], "admit_lock", "lock_key"),
+    scripts: &LOCKS,
     admission: Admission::Exclusive,
+    is_of_lock: true,
     is_shared: false,
 };
 

@@ -49,13 +49,13 @@ local function plain_message()
 end
 
 -- Ends the hold of this id, if one is given, and grants to the waiters who fit. Returns whether
--- anyone holds the lock then, and whether the next waiter does not fit.
+-- anyone holds the lock then.
 local function pass_on(id)
   settle()
   if id then take_out(id) end
   -- A damaged queue must not keep the lock from being released.
-  local _, _, stopped = pcall(grant)
-  return holder, stopped
+  pcall(grant)
+  return holder
 end
 
 return plain_message, pass_on

@@ -139,7 +139,7 @@ impl<'a> Acquire<'a> {
     pub(super) fn place(&self) -> (&'static [u8], &'a [Vec<u8>]) {
         match self.queueing {
             Queueing::Join(place) => (place.mark(), slice::from_ref(place.inbox)),
-            Queueing::Barge | Queueing::Behind => (b"0", &[]),
+            Queueing::Barge => (b"0", &[]),
         }
     }
 }
@@ -149,8 +149,6 @@ impl<'a> Acquire<'a> {
 pub(crate) enum Queueing<'a> {
     /// Acquires the lock although others wait, unless it is fair.
     Barge,
-    /// Acquires the lock only if nobody waits; takes no place if it is refused.
-    Behind,
     /// Acquires the lock only if nobody waits; takes this place if it is refused.
     Join(NewPlace<'a>),
 }

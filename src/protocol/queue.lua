@@ -1,5 +1,5 @@
 -- Shared by the scripts of a queue; prepended to each of them, behind the functions of an admission
--- (admit_lock.lua, admit_shared.lua or admit_permits.lua), which know the holders and whether a
+-- (locks.lua or admit_permits.lua), which know the holders and whether a
 -- waiter fits. There are few functions, because Redis creates them in every call of a script.
 -- Constant arguments of commands are strings, because Redis would format a number in every call.
 -- KEYS[3] queue: a list of the holder ids of the waiters, in order
@@ -42,10 +42,17 @@ local function set_back(first)
   end
 end
 
+-- Has the client of the n-th place refresh it at once.
+local function prompt(n)
+  local id = redis.call('LINDEX', KEYS[3], n)
+  local place = id and redis.call('HGET', KEYS[4], id) or ''
+  local inbox = string.match(place, '^%d+ %d+ %S+ %d+ %a (.+)$')
+  if inbox then redis.pcall('PUBLISH', inbox, 'refresh ' .. id) end
+end
+
 -- Grants the waiters what they want, in the order of the queue and as long as they fit, and tells
 -- their clients. A waiter that a grant does not reach keeps its position and is marked as passed
--- over. Returns an error if a grant failed. Returns nil and true if it stopped at a waiter that a
--- grant reaches but that does not fit. Otherwise returns nil.
+-- over. Returns an error if a grant failed.
 local function grant()
   -- n: how many places were passed over, and so the index of the next one. count: how many grants.
   local n, count = 0, 0
@@ -94,7 +101,7 @@ local function grant()
     else
       local token, digits
       if left > 0 then
-        if not fits(want) then return nil, true end
+        if not fits(want) then return nil end
         local bad
         token, bad = draw(want)
         digits = token and string.format('%.0f', token)
@@ -122,10 +129,6 @@ local function grant()
       end
     end
   end
-  if count < 100 or not fits() then return nil end
-  local id = redis.call('LINDEX', KEYS[3], n)
-  local place = id and redis.call('HGET', KEYS[4], id) or ''
-  local inbox = string.match(place, '^%d+ %d+ %S+ %d+ %a (.+)$')
-  if inbox then redis.pcall('PUBLISH', inbox, 'refresh ' .. id) end
+  if count == 100 and fits() then prompt(n) end
 end
 

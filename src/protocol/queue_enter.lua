@@ -1,6 +1,6 @@
 -- Acquires what the caller wants if it fits and no client waits; otherwise joins the end of the
 -- queue.
--- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places, KEYS[5] readers of a lock
 -- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] what it wants, ARGV[4] the mark of its place, or 0
 -- not to join the queue, ARGV[5] inbox
 -- Granted: {1, first token}.

@@ -1,6 +1,6 @@
--- Acquires all locks of a set, or joins the queue of the first that is held or was freed for a
--- reader. A later call refreshes the place of the set in that queue. Once that lock is granted to
--- the set, the call acquires all locks, or joins the queue of the first that someone else holds.
+-- Acquires all locks of a set, or joins the queue of the first that is held. A later call refreshes
+-- the place of the set in that queue. Once that lock is granted to the set, the call acquires all
+-- locks, or joins the queue of the first that someone else holds.
 -- KEYS as in each_name.lua
 -- ARGV[1] holder id, ARGV[2] ttl in ms
 -- ARGV[3] index of the lock in whose queue the set had its place after the last call; 0 at first
@@ -9,8 +9,7 @@
 -- ARGV[6] the mark of a new place, ARGV[7] inbox, ARGV[8..] wake channels in the order of the locks
 -- Granted: {1, token of each lock}.
 -- Queued: {0, value of the lock key, its ttl in ms or -1, ms since its last token was drawn, index
--- of the lock, number of locks kept below it}. The ms since then are negative if not known. If the
--- lock was freed for a reader, the value is absent and the ttl is -2.
+-- of the lock, number of locks kept below it}. The ms since then are negative if not known.
 -- If the set has lost a lock or its place since its last call: 0. It then has no lock and no place.
 -- Errors: BADFENCE n if the n-th fence holds no integer below 2^53 - 1, or a grant cannot use it;
 -- WRONGTYPE n if the n-th lock is no string. After these the set has no lock and no place. The
@@ -20,11 +19,12 @@ local keeps = ARGV[5] == '1'
 -- How long a kept lock lasts without a refresh, in ms: as long as a place.
 local provisional = math.min(3000, tonumber(ARGV[2]))
 
--- As read_lock, and notes the holder of the lock.
+-- As read_lock, and notes the holder of the lock. Readers whose lease has ended do not count.
 local function read(n)
   local value, bad = read_lock(n)
   holder = value
-  return value, bad
+  if value then settle() end
+  return holder, bad
 end
 
 -- Releases the n-th lock if the set holds it: grants it to the next in its queue, or frees it.
@@ -92,22 +92,6 @@ local function join()
   redis.call('PEXPIRE', KEYS[4], '6000')
 end
 
--- Returns whether the first place is that of a living reader that a grant reaches. Only the scripts
--- of read-write locks can grant to a reader, so a release of another kind frees the name instead. A
--- set in a loop could then acquire it again and again before the reader does. A reader marked `p`
--- does not count: a grant has passed over it, because nobody listened.
-local function is_reader_next()
-  local first = redis.pcall('LINDEX', KEYS[3], '0')
-  local place = type(first) == 'string' and redis.pcall('HGET', KEYS[4], first)
-  if type(place) ~= 'string' then return false end
-  local seen, lasts, want, mark = string.match(place, '^(%d+) (%d+) (%S+) %d+ (%a) ')
-  if seen and tonumber(seen) > now then
-    set_back(0)
-    seen = now
-  end
-  return want == 'r' and mark ~= 'p' and seen + lasts > now
-end
-
 read_clock()
 for n = 1, kept do
   if read(n) ~= id then return give_up(0) end
@@ -137,7 +121,7 @@ local refused
 for n = 1, count do
   local value, bad = read(n)
   if bad then return give_up(bad) end
-  if value and value ~= id or not value and at == 0 and is_reader_next() then
+  if value and value ~= id then
     refused = n
     break
   end

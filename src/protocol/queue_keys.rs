@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::primitive::{Acquire, Admission, RedisQueue};
-use crate::protocol::script::{Arg, Call, Script};
+use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
 /// Makes a script of a queue. It calls these further commands. It contains the functions of the
@@ -16,6 +16,7 @@ macro_rules! queue_script {
         script!(
             $name,
             concat!("time get set del pttl lindex lpop lrem hget hset hdel", $commands),
+            "state",
             $($fast,)?
             "last_token",
             "now"
@@ -28,9 +29,12 @@ pub(super) use queue_script;
 
 /// Makes the scripts of a queue. They call these further commands, and contain the functions in the
 /// given files, which admit waiters. The files in brackets are the fast paths of an enter and of a
-/// release.
+/// release, which can call more commands.
 macro_rules! queue_scripts {
-    ($commands:expr, [$($enter:literal)?], [$($release:literal)?] $(, $functions:literal)+) => {
+    (
+        $commands:expr, [$($enter:literal)?], [$($release:literal $(+ $more:literal)?)?]
+        $(, $functions:literal)+
+    ) => {
         QueueScripts {
             enter: queue_script!(
                 "queue_enter",
@@ -44,12 +48,26 @@ macro_rules! queue_scripts {
                 []
                 $(, $functions)+
             ),
-            release: queue_script!("queue_release", $commands, [$($release)?] $(, $functions)+),
+            release: queue_script!(
+                "queue_release",
+                concat!($commands $($(, $more)?)?),
+                [$($release)?]
+                $(, $functions)+
+            ),
             undo: queue_script!("queue_undo", $commands, [] $(, $functions)+),
         }
     };
 }
 pub(super) use queue_scripts;
+
+/// The commands that scripts of a lock's queue need for readers. A macro, because `concat!` takes
+/// no constant.
+macro_rules! reader_commands {
+    () => {
+        " exists pexpireat zadd zrange zrem zremrangebyscore zscore"
+    };
+}
+pub(super) use reader_commands;
 
 /// The scripts of a queue with one admission.
 #[derive(Debug)]
@@ -60,11 +78,17 @@ pub(super) struct QueueScripts {
     pub(super) undo: Script,
 }
 
+/// The scripts of locks: the queue of a name is the same for all kinds.
+pub(super) static LOCKS: QueueScripts =
+    queue_scripts!(reader_commands!(), ["enter_free"], ["leave_free"], "locks");
+
 /// The rules of a queue: its scripts, and the waiters that they admit.
 #[derive(Debug)]
 pub(super) struct QueueRules {
-    pub(super) scripts: QueueScripts,
+    pub(super) scripts: &'static QueueScripts,
     pub(super) admission: Admission,
+    /// The last of its keys is that of the readers.
+    pub(super) is_of_lock: bool,
     /// One refresh can find several of its places granted.
     pub(super) is_shared: bool,
 }
@@ -97,7 +121,7 @@ impl QueueKeys {
         }
     }
 
-    /// The fence, the queue and the places are those of a lock, made when a call first needs them.
+    /// The further keys are those of a lock, made when a call first needs them.
     pub(super) fn of_lock(keys: Keys, rules: &'static QueueRules) -> Self {
         Self {
             keys,
@@ -117,7 +141,10 @@ impl QueueKeys {
         script: &'static Script,
         args: [Arg<'a>; ARGS],
     ) -> Call<'a> {
-        Call::new(verb, script, [&self.keys.locks, self.others()], args)
+        Call {
+            ends_with_readers: self.rules.is_of_lock,
+            ..Call::new(verb, script, [&self.keys.locks, self.others()], args)
+        }
     }
 
     /// Acquires what the call wants, or joins the queue. A grant reserves this number of tokens.
@@ -184,8 +211,13 @@ impl RedisQueue for QueueKeys {
     }
 }
 
-/// Returns the fence, the queue and the places of a lock.
-pub(super) fn keys_of_lock(keys: &Keys) -> [Vec<u8>; 3] {
+/// Returns the fence, the queue, the places and the readers of a lock.
+pub(super) fn keys_of_lock(keys: &Keys) -> [Vec<u8>; 4] {
     let sibling = |what| sibling_key(&keys.locks[0], what);
-    [keys.fence().to_vec(), sibling("queue"), sibling("places")]
+    [
+        keys.fence().to_vec(),
+        sibling("queue"),
+        sibling("places"),
+        sibling("readers"),
+    ]
 }

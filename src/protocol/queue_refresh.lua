@@ -1,5 +1,5 @@
 -- Refreshes the places of a client's waiters, and grants to those in line who fit.
--- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places
+-- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places, KEYS[5] readers of a lock
 -- ARGV[1] the client's inbox, ARGV[2..] holder ids
 -- Replies with a list of one item for each holder id: 0 if it waits, its fencing token if it was
 -- granted what it wants, -1 if neither: it then gets no grant later. The next item is the number of

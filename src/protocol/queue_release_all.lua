@@ -21,6 +21,7 @@ if written ~= 0 and not string.find(written.err, 'WRONGTYPE', 1, true) then retu
 for n = 1, count do
   local value, bad = read_lock(n)
   holder = value
+  if value then settle() end
   unreadable = unreadable or bad
   local id = holder
   if id and asked[id] then

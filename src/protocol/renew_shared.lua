@@ -6,5 +6,6 @@
 -- Renewed: 1. Otherwise 0 if the lock is free, or the other holder's value.
 -- The keys of the queue are left out, because they may not exist: a cluster that migrates a slot
 -- rejects calls with several keys if one of them is elsewhere or does not exist.
+KEYS[5] = KEYS[2]
 settle()
 return keep(ARGV[1], ARGV[2], ARGV[3] == '1')

@@ -1,57 +1,43 @@
-//! The read-write lock: its keys, and the calls of its two sides. It shares the queue, the places
-//! and the fence with the fair lock of the same name.
+//! The read-write lock: its keys, and the calls of its two sides. It shares its keys and the
+//! scripts of the queue with the fair lock of the same name.
 
 use std::slice;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::protocol::keys::{Keys, sibling_key};
+use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
 use crate::protocol::queue_keys::{
-    QueueKeys, QueueRules, QueueScripts, keys_of_lock, queue_script, queue_scripts,
+    LOCKS, QueueKeys, QueueRules, keys_of_lock, queue_script, reader_commands,
 };
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
-/// The commands of the functions that admit readers. A macro, because `concat!` takes no constant.
-macro_rules! admission_commands {
-    () => {
-        " exists pexpireat zadd zrem zscore zremrangebyscore"
-    };
-}
-
 /// One writer, or any number of readers.
 pub(super) static RULES: QueueRules = QueueRules {
-    scripts: queue_scripts!(
-        admission_commands!(),
-        [],
-        [],
-        "later_end",
-        "readers",
-        "lock_key",
-        "admit_shared"
-    ),
+    scripts: &LOCKS,
     admission: Admission::Shared,
+    is_of_lock: true,
     is_shared: true,
 };
 pub(super) static DOWNGRADE: Script = queue_script!(
     "downgrade",
-    admission_commands!(),
+    reader_commands!(),
     [],
+    "locks",
     "later_end",
-    "readers",
-    "keep_reader",
-    "lock_key",
-    "admit_shared"
+    "keep_reader"
 );
 pub(super) static RENEW: Script = script!(
     "renew_shared",
-    "time get set del pttl exists pexpireat zadd zremrangebyscore zscore",
+    concat!("time get set del pttl", reader_commands!()),
+    "state",
+    "last_token",
     "now",
+    "locks",
     "later_end",
-    "readers",
     "keep_reader"
 );
 pub(super) static INSPECT: Script = script!("inspect_shared", "time get pttl zrangebyscore", "now");
@@ -69,11 +55,11 @@ pub(crate) struct RwLockKeys {
 impl RwLockKeys {
     /// Returns the side of the readers, or that of the writers.
     pub(crate) fn of(keys: Keys, reads: bool) -> Self {
-        let [fence, queue, places] = keys_of_lock(&keys);
-        let readers = sibling_key(&keys.locks[0], "readers");
+        let others = keys_of_lock(&keys);
+        let [fence, _, _, readers] = &others;
         Self {
             inspected: [fence.clone(), readers.clone()],
-            queue: QueueKeys::new(keys, [fence, queue, places, readers], &RULES),
+            queue: QueueKeys::new(keys, others, &RULES),
             reads,
         }
     }
@@ -121,7 +107,10 @@ impl Primitive for RwLockKeys {
 
     fn downgrade<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {
         let args = [Arg::id(id), Arg::millis(ttl)];
-        self.queue.call(Verb::Renew, &DOWNGRADE, args)
+        Call {
+            ends_with_readers: false,
+            ..self.queue.call(Verb::Renew, &DOWNGRADE, args)
+        }
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {

@@ -83,6 +83,8 @@ pub(crate) struct Call<'a> {
     pub(crate) replicas: Option<Replicas>,
     /// Sends ASKING first, which has its own reply: for a cluster node that is importing the slot.
     pub(crate) asking: bool,
+    /// The last key is that of the readers, which the script needs only while readers hold.
+    pub(crate) ends_with_readers: bool,
     /// How to do the same without a queue.
     pub(crate) without_queue: Option<WithoutQueue<'a>>,
 }
@@ -138,8 +140,21 @@ impl<'a> Call<'a> {
             rest: &[],
             replicas: None,
             asking: false,
+            ends_with_readers: false,
             without_queue: None,
         }
+    }
+
+    /// Returns the same call without the key of the readers, for clusters that are migrating the
+    /// slot: they refuse calls with a key that does not exist.
+    pub(crate) fn without_readers(self) -> Option<Self> {
+        let [locks, others] = self.keys;
+        let (_, others) = others.split_last().filter(|_| self.ends_with_readers)?;
+        Some(Self {
+            keys: [locks, others],
+            ends_with_readers: false,
+            ..self
+        })
     }
 
     /// Returns the same call with a fallback: `script`, which does the same without a queue. If the
@@ -172,6 +187,7 @@ impl<'a> Call<'a> {
             script,
             keys: [self.keys[0], &[]],
             args: [id, channel, Arg::Absent, Arg::Absent],
+            ends_with_readers: false,
             without_queue: None,
             ..self
         })

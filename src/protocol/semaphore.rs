@@ -25,18 +25,21 @@ const CHANNEL: &[u8] = b"leasehold:grants";
 /// The start of the permits key of every name.
 const KEY_PREFIX: &str = "leasehold:permits:";
 
+static PERMITS: QueueScripts = queue_scripts!(
+    " exists pexpireat zadd zrange zrangebyscore zrem zscore",
+    ["permits_enter_free"],
+    ["permits_leave_free" + " zincrby"],
+    "later_end",
+    "admit_permits"
+);
+
 /// The permits of all holders together are at most those of the semaphore.
 pub(super) static RULES: QueueRules = QueueRules {
-    scripts: queue_scripts!(
-        " exists pexpireat zadd zincrby zrange zrangebyscore zrem zscore",
-        ["permits_enter_free"],
-        ["permits_leave_free"],
-        "later_end",
-        "admit_permits"
-    ),
+    scripts: &PERMITS,
     // The admission only distinguishes kinds that share a queue. No other kind uses the queue of a
     // semaphore.
     admission: Admission::Exclusive,
+    is_of_lock: false,
     is_shared: true,
 };
 

@@ -116,11 +116,6 @@ impl Places {
         self.state.lock().recent.contended(name, since);
     }
 
-    /// Records that a release at `now` freed the lock although others wait in its queue.
-    pub(crate) fn note_not_passed_on(&self, name: &Name, now: Instant) {
-        self.state.lock().recent.not_passed_on(name, now);
-    }
-
     /// Returns what this client knows about a name whose calls share a place.
     pub(crate) fn shared(&self, name: &Name) -> SharedPlace {
         let mut state = self.state.lock();

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::name::{Name, NameTable};
 
-/// How long calls enter the queue without a first attempt: after a refusal, after a plain release,
-/// and after a release that could not grant the lock.
+/// How long calls enter the queue without a first attempt: after a refusal, and after a plain
+/// release.
 const COUNTS_FOR: Duration = Duration::from_secs(1);
 
 /// Outdated names are removed only from a table of at least this many names.
@@ -29,26 +29,17 @@ pub(crate) struct SharedPlace {
     /// When Redis last refused the name to this client; or until when no client asks for it, after
     /// a plain release.
     pub(crate) contended: Instant,
-    /// When a release of this client last freed the name although others waited in its queue.
-    pub(super) not_passed_on: Instant,
 }
 
 impl SharedPlace {
     const UNKNOWN: Self = Self {
         is_taken: false,
         contended: Instant::START,
-        not_passed_on: Instant::START,
     };
 
     /// Returns whether others wanted the name, too, a moment before `now`.
     pub(crate) fn is_contended(&self, now: Instant) -> bool {
         counts(self.contended, now)
-    }
-
-    /// Returns whether a release of this client freed the name a moment before `now` although
-    /// others waited in its queue: its next call must be behind them.
-    pub(crate) fn is_behind_others(&self, now: Instant) -> bool {
-        counts(self.not_passed_on, now)
     }
 }
 
@@ -62,10 +53,6 @@ impl ContendedNames {
         entry.contended = entry.contended.max(since);
     }
 
-    pub(super) fn not_passed_on(&mut self, name: &Name, now: Instant) {
-        self.entry(name, now).not_passed_on = now;
-    }
-
     pub(super) fn of(&self, name: &Name) -> SharedPlace {
         let recent = self.names.get(name);
         recent.copied().unwrap_or(SharedPlace::UNKNOWN)
@@ -73,8 +60,7 @@ impl ContendedNames {
 
     fn entry(&mut self, name: &Name, now: Instant) -> &mut SharedPlace {
         if self.names.len() >= self.limit {
-            let counts = |it: &mut SharedPlace| it.is_contended(now) || it.is_behind_others(now);
-            self.names.retain(|_, it| counts(it));
+            self.names.retain(|_, it| it.is_contended(now));
             self.limit = FEWEST.max(self.names.len() * 2);
         }
         (self.names.entry(name.clone())).or_insert(SharedPlace::UNKNOWN)
@@ -95,10 +81,7 @@ mod tests {
         let name = Name::from("a");
         assert!(!recent.of(&name).is_contended(at(1)));
         recent.contended(&name, at(1));
-        assert!(!recent.of(&name).is_behind_others(at(8)));
-        recent.not_passed_on(&name, at(2));
         let known = recent.of(&name);
-        assert!(known.is_behind_others(at(1_001)) && !known.is_behind_others(at(1_002)));
         assert!(known.is_contended(at(1_000)) && !known.is_contended(at(1_001)));
         for n in 0..10_000 {
             recent.contended(&Name::from(n.to_string()), at(5_000 + n));

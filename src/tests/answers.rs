@@ -173,7 +173,6 @@ fn check_ended(verb: Verb, reply: &Reply) {
             assert_eq!(*reply, Reply::Int(1));
         }
         Some(Answer::PlainRelease) => assert_eq!((verb, reply), (Verb::PassOn, &Reply::Int(2))),
-        Some(Answer::NotPassedOn) => assert_eq!((verb, reply), (Verb::PassOn, &Reply::Int(3))),
         Some(Answer::Gone) => assert_eq!(*reply, Reply::Int(0)),
         Some(Answer::Foreign(value)) => assert_eq!(*reply, Reply::Text(value)),
         None => {}

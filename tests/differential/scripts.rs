@@ -35,39 +35,46 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("probe", "1 fence#"),
     (
         "queue_enter",
-        "4 lock# fence# queue# places# $id $ttl $tokens $mark $inbox",
+        "5 lock# fence# queue# places# readers# $id $ttl $wanted $mark $inbox",
     ),
     (
         "queue_enter",
-        "4 lock# fence# queue# places# $id $ttl $tokens 0",
+        "5 lock# fence# queue# places# readers# $id $ttl $wanted 0",
     ),
-    ("queue_refresh", "4 lock# fence# queue# places# $inbox $id+"),
-    ("queue_release", "4 lock# fence# queue# places# $id wake#"),
+    (
+        "queue_refresh",
+        "5 lock# fence# queue# places# readers# $inbox $id+",
+    ),
+    (
+        "queue_release",
+        "5 lock# fence# queue# places# readers# $id wake#",
+    ),
+    (
+        "queue_undo",
+        "5 lock# fence# queue# places# readers# wake# $id+",
+    ),
     (
         "queue_enter_all",
-        "8 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 $id $ttl $at $flag $flag $mark \
-         $inbox wake0 wake1",
+        "10 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 readers0 readers1 $id $ttl $at \
+         $flag $flag $mark $inbox wake0 wake1",
     ),
     (
         "queue_release_all",
-        "8 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 $id wake0 wake1",
+        "10 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 readers0 readers1 $id wake0 \
+         wake1",
     ),
     (
         "queue_release_all",
-        "8 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 wake0 wake1 $id+",
-    ),
-    ("queue_undo", "4 lock# fence# queue# places# wake# $id+"),
-    (
-        "queue_enter",
-        "4 lock# fence# queue# places# $id $ttl $block $mark $inbox",
+        "10 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 readers0 readers1 wake0 wake1 \
+         $id+",
     ),
     (
         "cohort queue_refresh",
-        "4 lock# fence# queue# places# $block $inbox $id+",
+        "5 lock# fence# queue# places# readers# $block $inbox $id+",
     ),
     (
         "cohort_release",
-        "4 lock# fence# queue# places# $id wake# $one?",
+        "5 lock# fence# queue# places# readers# $id wake# $one?",
     ),
     (
         "permits queue_enter",
@@ -91,26 +98,6 @@ const SCRIPTS: &[(&str, &str)] = &[
     ),
     ("permits_renew", "1 permits# $member $ttl $one?"),
     ("permits_inspect", "2 permits# fence# $most"),
-    (
-        "shared queue_enter",
-        "5 lock# fence# queue# places# readers# $id $ttl $read $mark $inbox",
-    ),
-    (
-        "shared queue_enter",
-        "5 lock# fence# queue# places# readers# $id $ttl $read 0",
-    ),
-    (
-        "shared queue_refresh",
-        "5 lock# fence# queue# places# readers# $inbox $id+",
-    ),
-    (
-        "shared queue_release",
-        "5 lock# fence# queue# places# readers# $id wake#",
-    ),
-    (
-        "shared queue_undo",
-        "5 lock# fence# queue# places# readers# wake# $id+",
-    ),
     (
         "downgrade",
         "5 lock# fence# queue# places# readers# $id $ttl",
@@ -205,7 +192,7 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
             "1 id0", "1 id1", "2 id2", "3 id3", "1 id-4", "id0", "07 id5",
         ]),
         "want" => words.one_of(&["1/3", "1/3", "2/3", "3/3", "1/1", "2/5"]),
-        "read" => words.one_of(&["r", "r", "r", "1", "5"]),
+        "wanted" => words.one_of(&["r", "r", "r", "1", "5", "30", "+1", "+33"]),
         "ends" => words.end(),
         "ttl" => words.lasting_ms(),
         "one" => b"1".to_vec(),
@@ -278,7 +265,9 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
             .iter()
             .cloned()
             .partition(|file| file.ends_with("_free"));
-        [fast, named_in(before), given, named_in(after)].concat()
+        let before = named_in(before);
+        let (first, before) = before.split_at(1);
+        [first, &fast, before, &given, &named_in(after)].concat()
     };
     let mut scripts = BTreeMap::new();
     let mut add = |name: &str, mut files: Vec<String>| {
@@ -298,10 +287,7 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
             other => panic!("unknown macro {other}"),
         }
     }
-    for given in statements(&sources, ": queue_scripts!") {
-        // A macro of commands, without arguments, does not end the call.
-        let given = given.replace("!()", "");
-        let (given, _) = given.split_once(')').expect("the call ends");
+    for given in statements(&sources, ": QueueScripts =") {
         for name in named_in(body_of("queue_scripts")) {
             let mut given = named_in(given);
             given.retain(|file| match name.as_str() {
@@ -320,7 +306,6 @@ fn shown(name: &str, files: &[String]) -> String {
     let has = |file: &str| files.iter().any(|it| it == file);
     let kind = match name.strip_prefix("queue_") {
         Some(_) if has("admit_permits") => "permits ",
-        Some(_) if has("admit_shared") => "shared ",
         Some(_) if has("cohort_refresh") => "cohort ",
         _ => "",
     };

@@ -24,8 +24,8 @@ const TOLERANCE_MS: u64 = 5;
 fn second_reader_makes_neither_key_expire_earlier() {
     check(
         &["lock", "readers"],
-        &["shared queue_enter/5 lock fence queue places readers id0 10000 r 0"],
-        "shared queue_enter/5 lock fence queue places readers id1 9950 r 0",
+        &["queue_enter/5 lock fence queue places readers id0 10000 r 0"],
+        "queue_enter/5 lock fence queue places readers id1 9950 r 0",
     );
 }
 
@@ -33,7 +33,7 @@ fn second_reader_makes_neither_key_expire_earlier() {
 fn writer_that_becomes_a_reader_does_not_expire_earlier() {
     check(
         &["lock"],
-        &["shared queue_enter/5 lock fence queue places readers id0 10000 1 0"],
+        &["queue_enter/5 lock fence queue places readers id0 10000 1 0"],
         "renew_shared/2 lock readers id0 1000",
     );
 }

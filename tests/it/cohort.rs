@@ -17,8 +17,8 @@ use support::fair::{
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
-    Proxy, Server, Traffic, assert_gives_up, assert_released, eventually, let_pass, ms,
-    useful_wakes, while_others_repeat,
+    Proxy, Server, Traffic, assert_released, eventually, let_pass, ms, useful_wakes,
+    while_others_repeat,
 };
 
 support::tests![
@@ -46,7 +46,7 @@ support::tests![
     release_is_plain_only_if_it_may_be_and_no_fair_lock_waits,
     plain_release_names_the_first_place_that_a_message_reaches,
     user_without_the_permission_for_publish_makes_no_plain_release,
-    client_whose_release_could_not_grant_goes_behind_the_queue,
+    release_grants_to_a_reader,
     try_lock_gets_a_free_lock_although_a_killed_client_has_a_place,
     lines_between_plain_releases_are_at_most_90_ms_apart,
     poller_with_any_period_around_100_ms_gets_in,
@@ -804,12 +804,12 @@ fn plain_releases_come_at_least_every_90_ms_of_turns_and_name_waiting_clients() 
 
 /// The release script of a mutex.
 pub(crate) const RELEASE: &str = source!(
+    "state",
     "rewrite",
     "open_queue",
     "last_token",
     "now",
-    "admit_lock",
-    "lock_key",
+    "locks",
     "queue",
     "pass_on",
     "cohort_release"
@@ -817,11 +817,12 @@ pub(crate) const RELEASE: &str = source!(
 
 fn release_by_script(id: &str, may_be_plain: bool) -> redis::Cmd {
     let mut release = redis::cmd("EVAL");
-    release.arg(RELEASE).arg(4).arg("lock:a");
+    release.arg(RELEASE).arg(5).arg("lock:a");
     release
         .arg("leasehold:fence:{lock:a}")
         .arg(QUEUE)
-        .arg(PLACES);
+        .arg(PLACES)
+        .arg("leasehold:readers:{lock:a}");
     release.arg(id).arg(CHANNEL);
     if may_be_plain {
         release.arg(1);
@@ -917,19 +918,27 @@ fn user_without_the_permission_for_publish_makes_no_plain_release() {
     assert_eq!(server.get("lock:a"), Some(b"waiter".to_vec()));
 }
 
-/// A release of a plain lock cannot grant to a reader: it frees the lock, and the reader must ask.
-fn client_whose_release_could_not_grant_goes_behind_the_queue() {
+fn release_grants_to_a_reader() {
     let server = Server::start();
     let [mutex] = mutexes(&server);
-    let guard = lock(&mutex);
-    // This place has no client, so the reader never asks.
-    push_place(&server, "reader", "r", "a ");
-    assert_released(guard.unlock());
-    assert!(mutex.try_lock().unwrap().is_err(), "the reader is next");
-    assert_gives_up(|limit| mutex.try_lock_for(limit));
-    assert_eq!(server.get("lock:a"), None);
-    server.run("DEL", &[QUEUE, PLACES]);
-    assert_released(mutex.try_lock().unwrap().expect("nobody is next").unlock());
+    for others in [&["r", "+1"][..], &["r", "r", "1"]] {
+        let guard = lock(&mutex);
+        for (n, want) in others.iter().enumerate() {
+            push_place(&server, &format!("waiter {n}"), want, "a ");
+        }
+        assert_released(guard.unlock());
+        assert_eq!(server.get("lock:a"), Some(b"leasehold:readers".to_vec()));
+        let readers = redis::cmd("ZRANGE")
+            .arg(&["leasehold:readers:{lock:a}", "0", "-1"])
+            .query::<Vec<String>>(&mut server.connection())
+            .unwrap();
+        assert_eq!(
+            (readers.len(), queue_length(&server)),
+            (others.len() - 1, 1)
+        );
+        assert!(mutex.try_lock().unwrap().is_err());
+        server.run("FLUSHALL", &[]);
+    }
 }
 
 /// Adds a place at the end of the queue. It lasts for a minute.

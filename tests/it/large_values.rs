@@ -64,7 +64,7 @@ fn set_large(server: &Server, key: &str) {
     set(server, key, &vec![b'7'; LARGE]);
 }
 
-const FAIR_KEYS: [&str; 4] = ["lock:a", "fence", "queue", "places"];
+const FAIR_KEYS: [&str; 5] = ["lock:a", "fence", "queue", "places", "readers"];
 
 /// The scripts that read a lock's value: name, source and keys.
 const SCRIPTS: [(&str, &str, &[&str]); 14] = [
@@ -102,54 +102,23 @@ const SCRIPTS: [(&str, &str, &[&str]); 14] = [
     ),
     ("undo", source!("rewrite", "undo"), &["lock:a", "lock:b"]),
     ("inspect", source!("inspect"), &["lock:a", "large"]),
-    (
-        "queue_enter",
-        source!(
-            "last_token",
-            "now",
-            "admit_lock",
-            "lock_key",
-            "queue",
-            "queue_enter"
-        ),
-        &FAIR_KEYS,
-    ),
-    (
-        "queue_release",
-        source!(
-            "last_token",
-            "now",
-            "admit_lock",
-            "lock_key",
-            "queue",
-            "queue_release"
-        ),
-        &FAIR_KEYS,
-    ),
-    (
-        "queue_undo",
-        source!(
-            "last_token",
-            "now",
-            "admit_lock",
-            "lock_key",
-            "queue",
-            "queue_undo"
-        ),
-        &FAIR_KEYS,
-    ),
+    ("queue_enter", of_lock!("queue_enter"), &FAIR_KEYS),
+    ("queue_release", of_lock!("queue_release"), &FAIR_KEYS),
+    ("queue_undo", of_lock!("queue_undo"), &FAIR_KEYS),
     (
         "queue_release_all",
         source!(
+            "state",
             "last_token",
             "now",
             "each_name",
-            "admit_lock",
-            "lock_key",
+            "locks",
             "queue",
             "queue_release_all"
         ),
-        &["lock:a", "lock:b", "f1", "f2", "q1", "q2", "p1", "p2"],
+        &[
+            "lock:a", "lock:b", "f1", "f2", "q1", "q2", "p1", "p2", "r1", "r2",
+        ],
     ),
 ];
 
@@ -341,16 +310,8 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
         let args: [&[u8]; 2] = [shown, b"lock_release:a"];
         eval(&server, source!("rewrite", "release"), &["lock:a"], &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
-        let keys = ["lock:a", "fence", "queue", "places"];
-        let fair = source!(
-            "last_token",
-            "now",
-            "admit_lock",
-            "lock_key",
-            "queue",
-            "queue_release"
-        );
-        eval(&server, fair, &keys, &args);
+        let fair = of_lock!("queue_release");
+        eval(&server, fair, &FAIR_KEYS, &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         // A release whose id is the start of the value.
         let args: [&[u8]; 2] = [&value[..CUT], b"lock_release:a"];

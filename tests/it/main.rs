@@ -13,10 +13,40 @@ macro_rules! source {
     };
 }
 
+/// The source of a script of a lock's queue, by its last file. A fast path comes before it.
+macro_rules! of_lock {
+    ("queue_enter") => {
+        source!(
+            "state",
+            "enter_free",
+            "last_token",
+            "now",
+            "locks",
+            "queue",
+            "queue_enter"
+        )
+    };
+    ("queue_release") => {
+        source!(
+            "state",
+            "leave_free",
+            "last_token",
+            "now",
+            "locks",
+            "queue",
+            "queue_release"
+        )
+    };
+    ($name:literal) => {
+        source!("state", "last_token", "now", "locks", "queue", $name)
+    };
+}
+
 /// The source of a script of a semaphore's queue, by its last file. A fast path comes before it.
 macro_rules! of_permits {
     ("queue_enter") => {
         source!(
+            "state",
             "permits_enter_free",
             "last_token",
             "now",
@@ -28,6 +58,7 @@ macro_rules! of_permits {
     };
     ("queue_release") => {
         source!(
+            "state",
             "permits_leave_free",
             "last_token",
             "now",
@@ -39,6 +70,7 @@ macro_rules! of_permits {
     };
     ($name:literal) => {
         source!(
+            "state",
             "last_token",
             "now",
             "later_end",

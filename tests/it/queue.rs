@@ -31,22 +31,9 @@ support::tests![
 ];
 
 const FENCE: &str = "leasehold:fence:{lock:a}";
-const KEYS: [&str; 4] = ["lock:a", FENCE, QUEUE, PLACES];
+const KEYS: [&str; 5] = ["lock:a", FENCE, QUEUE, PLACES, "leasehold:readers:{lock:a}"];
 const TTL: &str = "60000";
 const CHANNEL: &str = "lock_release:a";
-
-macro_rules! ours {
-    ($name:literal) => {
-        source!(
-            "last_token",
-            "now",
-            "admit_lock",
-            "lock_key",
-            "queue",
-            concat!("queue_", $name)
-        )
-    };
-}
 
 /// A user of the scripts.
 struct Raw(Connection);
@@ -69,16 +56,16 @@ impl Raw {
 
     fn enter_for(&mut self, id: &str, tokens: &str, mark: &str) -> Option<u64> {
         let inbox = inbox(id);
-        token(&self.run(ours!("enter"), &[id, TTL, tokens, mark, &inbox]))
+        token(&self.run(of_lock!("queue_enter"), &[id, TTL, tokens, mark, &inbox]))
     }
 
     fn refresh(&mut self, id: &str) -> i64 {
         let inbox = inbox(id);
-        numbers(&self.run(ours!("refresh"), &[&inbox, id]))[0]
+        numbers(&self.run(of_lock!("queue_refresh"), &[&inbox, id]))[0]
     }
 
     fn release(&mut self, id: &str) {
-        let reply = self.run(ours!("release"), &[id, CHANNEL]);
+        let reply = self.run(of_lock!("queue_release"), &[id, CHANNEL]);
         assert_eq!(reply, Value::Int(1));
     }
 
@@ -307,7 +294,7 @@ fn release_is_granted_behind_many_places_of_one_killed_client() {
     raw.enter("holder", "l");
     for n in 0..120 {
         let id = format!("killed {n}");
-        raw.run(ours!("enter"), &[&id, TTL, "1", "l", "one inbox"]);
+        raw.run(of_lock!("queue_enter"), &[&id, TTL, "1", "l", "one inbox"]);
     }
     raw.enter("last", "l");
     raw.release("holder");
@@ -334,7 +321,7 @@ fn release_of_nothing_grants_a_free_lock() {
     raw.enter("holder", "l");
     raw.enter("first", "l");
     server.run("DEL", &["lock:a"]);
-    let reply = raw.run(ours!("release"), &["nobody", CHANNEL]);
+    let reply = raw.run(of_lock!("queue_release"), &["nobody", CHANNEL]);
     assert_eq!(reply, Value::Int(0), "it released nothing");
     assert_eq!(holder(&server).as_deref(), Some("first"));
 }
@@ -345,7 +332,7 @@ fn undo_frees_the_lock_although_its_queue_is_damaged() {
         let mut raw = Raw::to(&server);
         raw.enter("holder", "l");
         server.run("SET", &[damaged, "neither a list nor a hash"]);
-        let reply = raw.run(ours!("undo"), &[CHANNEL, "holder", "another"]);
+        let reply = raw.run(of_lock!("queue_undo"), &[CHANNEL, "holder", "another"]);
         assert_eq!(reply, Value::Array(vec![Value::Int(0), Value::Int(1)]));
         assert_eq!(holder(&server), None);
     }
@@ -354,7 +341,7 @@ fn undo_frees_the_lock_although_its_queue_is_damaged() {
 fn holder_whose_enter_runs_twice_reports_itself_and_has_no_place() {
     let server = Server::start();
     let mut raw = Raw::to(&server);
-    let mut enter = |id| raw.run(ours!("enter"), &[id, TTL, "1", "l", "inbox"]);
+    let mut enter = |id| raw.run(of_lock!("queue_enter"), &[id, TTL, "1", "l", "inbox"]);
     assert!(token(&enter("holder")).is_some());
     let Value::Array(again) = enter("holder") else {
         panic!("no refusal")

@@ -26,6 +26,7 @@ support::tests![
     enter_that_the_network_runs_twice_reports_its_own_lease,
     enter_of_a_reader_that_the_network_runs_twice_grants_one_lease,
     killed_reader_ends_alone_while_others_renew,
+    lock_ends_with_the_reader_that_ends_last,
     expired_reader_and_expired_writer_let_the_next_in,
     reader_that_is_stopped_for_long_finds_its_lease_lost,
     attempts_with_dropped_replies_leave_nothing_behind,
@@ -195,16 +196,7 @@ fn displaced_reader_does_not_hold_again_under_a_new_flag() {
 
 /// Enters the queue of `a` as a client does; returns the first two fields of the reply.
 fn enter(server: &Server, id: &str, want: &str) -> (u8, redis::Value) {
-    const ENTER: &str = source!(
-        "last_token",
-        "now",
-        "later_end",
-        "readers",
-        "lock_key",
-        "admit_shared",
-        "queue",
-        "queue_enter"
-    );
+    const ENTER: &str = of_lock!("queue_enter");
     let mut eval = redis::cmd("EVAL");
     eval.arg(ENTER).arg(5);
     eval.arg(&["lock:a", FENCE, QUEUE, PLACES, READERS]);
@@ -260,6 +252,25 @@ fn killed_reader_ends_alone_while_others_renew() {
         .for_each(|reader| assert_released(reader.unlock()));
     write_next(&lock);
     wait_until_only_fences_remain(&server);
+}
+
+/// A reader has crashed, and another with a longer lease releases before that one ends.
+fn lock_ends_with_the_reader_that_ends_last() {
+    let server = Server::start();
+    let crashed = rw(&server).ttl(ms(3_000)).auto_renew(false).read().unwrap();
+    let long = [(); 2].map(|()| rw(&server).ttl(ms(60_000)).read().unwrap());
+    let mut redis = server.connection();
+    let mut inbox = redis.as_pubsub();
+    inbox.subscribe("inbox").unwrap();
+    assert_eq!(enter(&server, "o:writer", "1").0, 0);
+    let [first, second] = long;
+    assert_released(second.unlock());
+    assert!(server.pttl("lock:a") > 30_000);
+    assert_released(first.unlock());
+    assert!(server.pttl("lock:a") <= 3_000, "the end that counts");
+    let mut told = || -> String { inbox.get_message().unwrap().get_payload().unwrap() };
+    assert_eq!([told(), told()], ["refresh o:writer"; 2]);
+    assert_eq!(crashed.lost().recv(), Ok(Lost::Expired));
 }
 
 fn expired_reader_and_expired_writer_let_the_next_in() {

@@ -23,7 +23,7 @@ support::tests![
     set_of_one_name_is_granted_although_plain_locks_are_busy,
     user_without_rights_for_queues_is_woken_by_releases,
     sets_fair_and_plain_locks_count_exactly_together,
-    set_goes_behind_a_reader_for_whom_a_release_freed_a_name,
+    release_of_a_set_grants_a_name_to_a_reader,
     set_takes_free_names_despite_a_reader_that_no_grant_reaches,
     set_keeps_nothing_after_its_first_refusal,
     release_of_a_set_grants_each_name_to_its_queue,
@@ -254,18 +254,18 @@ fn enqueue_reader_for_b(server: &Server, mark_and_inbox: &str) -> [String; 2] {
     [queue, places]
 }
 
-/// The release of a set cannot grant to a reader: it frees the name, and the reader must ask.
-fn set_goes_behind_a_reader_for_whom_a_release_freed_a_name() {
+fn release_of_a_set_grants_a_name_to_a_reader() {
     let server = Server::start();
     let set = set(&server);
     let guard = lock_set(&set);
-    // This place has no client, so the reader never asks.
     let [queue, places] = enqueue_reader_for_b(&server, "a ");
     assert_released(guard.unlock());
+    assert_eq!(holder(&server, "b").as_deref(), Some("leasehold:readers"));
     assert!(set.try_lock_for(ms(300)).unwrap().is_err());
-    assert_eq!([holder(&server, "a"), holder(&server, "b")], [None, None]);
-    wait_for_queue(&server, "b", 1);
-    server.run("DEL", &[&queue, &places]);
+    server.run(
+        "DEL",
+        &["lock:b", &queue, &places, "leasehold:readers:{lock:b}"],
+    );
     assert_released(lock_set(&set).unlock());
     wait_until_only_fences_remain(&server);
 }

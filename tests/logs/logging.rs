@@ -31,7 +31,6 @@ support::tests![
     unused_subscription_that_the_peer_closes_ends_without_a_warning,
     outage_of_writes_opens_the_breaker_with_one_warning,
     server_that_refuses_writes_is_no_outage_of_the_subscriber,
-    try_lock_that_may_not_use_queues_is_logged_as_a_warning,
     nothing_is_logged_at_info_and_no_whole_id_above_trace,
     no_password_appears_in_logs_or_errors
 ];
@@ -528,29 +527,6 @@ fn server_that_refuses_writes_is_no_outage_of_the_subscriber() {
     server.run("CONFIG", &["SET", "min-replicas-to-write", "0"]);
     drop(guard);
     drop(waiting.join().unwrap());
-}
-
-fn try_lock_that_may_not_use_queues_is_logged_as_a_warning() {
-    let server = Server::start();
-    let mutex = client(&server).mutex("log-no-queue");
-    let guard = mutex.lock().unwrap();
-    // A reader is next, so the client's next call is one behind the queue.
-    let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
-    let now = seconds * 1_000;
-    let [queue, places] =
-        ["queue", "places"].map(|it| format!("leasehold:{it}:{{lock:log-no-queue}}"));
-    server.run("RPUSH", &[&queue, "reader"]);
-    server.run(
-        "HSET",
-        &[&places, "reader", &format!("{now} 60000 r {now} a ")],
-    );
-    server.run("ACL", &["SETUSER", "default", "-hdel"]);
-    guard.unlock().unwrap();
-    drop(mutex.try_lock().unwrap().expect("the lock is free"));
-    let mut warnings = log_records_about("instead of in queues");
-    warnings.retain(|line| line.value("name") == Some("log-no-queue"));
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert_eq!(warnings[0].level, Level::Warn);
 }
 
 fn nothing_is_logged_at_info_and_no_whole_id_above_trace() {

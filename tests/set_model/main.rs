@@ -12,7 +12,6 @@
 //! * Clients are killed: what they hold and their places expire.
 //! * A name that a set keeps expires, because the set's client was stopped.
 //! * Plain calls hold one name at a time; nested ones hold a name and then wait for another.
-//! * A reader waits for a name, which a release must leave free for it.
 //!
 //! Not in the model: time, fencing tokens, places that are passed over (those are in
 //! `queue_model`), a server that loses data. Change the protocol here before changing the scripts.
@@ -85,24 +84,6 @@ fn a_set_beside_busy_names_gets_in() {
 #[test]
 fn a_set_that_keeps_nothing_starves() {
     let rules = busy_names().with(Flaw::KeepsNothing);
-    let found = first_never_starves(&rules, State::new(&rules));
-    assert_found(found, Broken::Starves);
-}
-
-/// A reader and a set in a loop, and plain calls for the other name.
-fn reader_beside_a_set() -> Rules {
-    rules([Wants::Reader(0), BOTH, Wants::Name(1), Wants::Name(1)])
-}
-
-#[test]
-fn a_reader_beside_a_set_gets_in() {
-    let rules = reader_beside_a_set();
-    assert_eq!(first_never_starves(&rules, State::new(&rules)), Ok(()));
-}
-
-#[test]
-fn a_reader_that_sets_overtake_starves() {
-    let rules = reader_beside_a_set().with(Flaw::OvertakesReaders);
     let found = first_never_starves(&rules, State::new(&rules));
     assert_found(found, Broken::Starves);
 }

@@ -77,31 +77,35 @@ fn names_of_scripts() -> HashMap<String, &'static str> {
 
 type Scripts = Vec<(String, &'static str)>;
 
-fn scripts_of_locks() -> [Scripts; 3] {
-    let [token, now] = [source!("last_token"), source!("now")];
-    let locks = [source!("admit_lock"), source!("lock_key"), source!("queue")];
-    let queue = [&[token, now][..], &locks].concat();
-    let of_sets = [&[token, now, source!("each_name")][..], &locks].concat();
+fn scripts_of_locks() -> [Scripts; 5] {
+    let [state, token, now] = [source!("state"), source!("last_token"), source!("now")];
+    let (locks, queue) = (source!("locks"), source!("queue"));
+    let functions = [token, now, locks, queue];
+    let after = |fast| [&[state, fast][..], &functions].concat();
+    let of_sets = [state, token, now, source!("each_name"), locks, queue];
     let passing_on = [
-        &[source!("rewrite"), source!("open_queue")][..],
-        &queue,
+        &[state, source!("rewrite"), source!("open_queue")][..],
+        &functions,
         &[source!("pass_on"), source!("cohort_release")],
     ];
     let refreshing = [
-        &queue[..4],
-        &[
-            source!("cohort_refresh"),
-            queue[4],
-            source!("queue_refresh"),
-        ],
+        state,
+        token,
+        now,
+        locks,
+        source!("cohort_refresh"),
+        queue,
+        source!("queue_refresh"),
     ];
     let of_mutexes = vec![
         (passing_on.concat().concat(), "release"),
-        (refreshing.concat().concat(), "queue_refresh"),
+        (refreshing.concat(), "queue_refresh"),
     ];
     [
         of_mutexes,
-        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
+        scripts!("queue_enter" after after(source!("enter_free"))),
+        scripts!("queue_release" after after(source!("leave_free"))),
+        scripts!("queue_refresh", "queue_undo" after after("")),
         scripts!("queue_enter_all", "queue_release_all" after of_sets),
     ]
 }
@@ -115,33 +119,27 @@ fn scripts_of_permits() -> [Scripts; 5] {
         source!("admit_permits"),
         source!("queue"),
     ];
-    let after = |fast| [&[fast][..], &functions].concat();
+    let after = |fast| [&[source!("state"), fast][..], &functions].concat();
     [
         scripts!("queue_enter" after after(source!("permits_enter_free"))),
         scripts!("queue_release" after after(source!("permits_leave_free"))),
-        scripts!("queue_refresh", "queue_undo" after functions),
+        scripts!("queue_refresh", "queue_undo" after after("")),
         scripts!("permits_renew" after [now]),
         scripts!("permits_inspect", "inspect_shared" after [now]),
     ]
 }
 
-fn scripts_of_readers() -> [Scripts; 3] {
-    let token = source!("last_token");
+fn scripts_of_readers() -> [Scripts; 2] {
     let keeping = [
+        source!("state"),
+        source!("last_token"),
         source!("now"),
+        source!("locks"),
         source!("later_end"),
-        source!("readers"),
         source!("keep_reader"),
     ];
-    let admitting = [
-        source!("lock_key"),
-        source!("admit_shared"),
-        source!("queue"),
-    ];
-    let queue = [&[token][..], &keeping[..3], &admitting].concat();
-    let downgrading = [&[token][..], &keeping, &admitting].concat();
+    let downgrading = [&keeping[..], &[source!("queue")]].concat();
     [
-        scripts!("queue_enter", "queue_refresh", "queue_release", "queue_undo" after queue),
         scripts!("renew_shared" after keeping),
         scripts!("downgrade" after downgrading),
     ]

@@ -73,8 +73,9 @@ impl Cluster {
             // A redirected or unsent call did not run, so sending it again is safe.
             let next = match &fault {
                 NodeFault::Redirected(Redirect::TryAgain, _) => {
-                    match call.without_queue() {
-                        // This call needs the lock key alone, which is on one of the nodes.
+                    match call.without_queue().or_else(|| call.without_readers()) {
+                        // The key that this call leaves out may not exist. Without a queue, it
+                        // needs the lock key alone, which is on one of the nodes.
                         Some(without) => call = without,
                         None => {
                             let pause = TRY_AGAIN.pause(tries);

@@ -16,29 +16,15 @@ support::tests![
     no_script_leaves_the_format_of_a_large_number_to_the_server
 ];
 
-/// The source of a script on the queue of a lock.
-macro_rules! of_queue {
-    ($name:literal) => {
-        source!(
-            "last_token",
-            "now",
-            "admit_lock",
-            "lock_key",
-            "queue",
-            $name
-        )
-    };
-}
-
 /// The source of a script on the queues of several locks.
 macro_rules! of_queues {
     ($name:literal) => {
         source!(
+            "state",
             "last_token",
             "now",
             "each_name",
-            "admit_lock",
-            "lock_key",
+            "locks",
             "queue",
             $name
         )
@@ -126,12 +112,16 @@ fn shape(value: &Value) -> String {
     match value {
         Value::Int(n @ -2..=3) => n.to_string(),
         Value::Array(items) => {
-            let before = std::iter::once(&Value::Nil).chain(items);
-            let shapes = before.zip(items).map(|pair| match pair {
-                (Value::Int(4..), number @ Value::Int(0..)) => top(number).to_owned(),
-                (_, item) => shape(item),
+            // The time since a grant can be short. It is the fourth item of a refusal, and precedes
+            // the holder in the reply to a refresh.
+            let precedes_holder =
+                |n| n + 2 == items.len() && matches!(items[n + 1], Value::BulkString(_));
+            let is_age = |n: usize| n == 3 && items[0] == Value::Int(0) || precedes_holder(n);
+            let shapes = items.iter().enumerate().map(|(n, item)| match item {
+                Value::Int(0..) if is_age(n) => "number ".to_owned(),
+                item => shape(item) + " ",
             });
-            shapes.map(|shape| shape + " ").collect()
+            shapes.collect()
         }
         value => top(value).to_owned(),
     }
@@ -332,7 +322,9 @@ fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
 /// A set that waits for the first name, then for the second, and loses its place there.
 fn waiting_set(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, third] = IDS;
-    let keys = &["lock:s1", "lock:s2", "f1", "f2", "q1", "q2", "p1", "p2"];
+    let keys = &[
+        "lock:s1", "lock:s2", "f1", "f2", "q1", "q2", "p1", "p2", "r1", "r2",
+    ];
     let mut note = |what, reply| replies.note(what, reply);
     let enter = of_queues!("queue_enter_all");
     let release = of_queues!("queue_release_all");
@@ -415,12 +407,12 @@ fn quorum(raw: &mut Raw, replies: &mut Replies) {
 
 fn fair(raw: &mut Raw, replies: &mut Replies) {
     let [first, second, third] = IDS;
-    let keys = &["lock:f", "fence:f", "queue:f", "places:f"];
+    let keys = &["lock:f", "fence:f", "queue:f", "places:f", "readers:f"];
     let mut note = |what, reply| replies.note(what, reply);
-    let enter = of_queue!("queue_enter");
-    let refresh = of_queue!("queue_refresh");
-    let release = of_queue!("queue_release");
-    let undo = of_queue!("queue_undo");
+    let enter = of_lock!("queue_enter");
+    let refresh = of_lock!("queue_refresh");
+    let release = of_lock!("queue_release");
+    let undo = of_lock!("queue_undo");
     note(
         "queue_enter, free",
         raw.script(enter, keys, &[first, TTL, "1", "l", "i"]),

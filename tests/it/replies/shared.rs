@@ -2,23 +2,6 @@
 
 use super::{IDS, Raw, Replies, TTL};
 
-/// The source of a script on the queue of a read-write lock.
-macro_rules! of_readers {
-    ($($more:literal,)? => $name:literal) => {
-        source!(
-            "last_token",
-            "now",
-            "later_end",
-            "readers",
-            $($more,)?
-            "lock_key",
-            "admit_shared",
-            "queue",
-            $name
-        )
-    };
-}
-
 pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other] = [format!("2 {}", IDS[0]), format!("2 {}", IDS[1])];
     let (mine, other) = (&*mine, &*other);
@@ -74,8 +57,17 @@ pub(super) fn rw_lock(raw: &mut Raw, replies: &mut Replies) {
     let mut note = |what, reply| replies.note(what, reply);
     let inspect = source!("now", "inspect_shared");
     note("inspect_shared, free", raw.script(inspect, looked_at, &[]));
-    let enter = of_readers!(=> "queue_enter");
-    let downgrade = of_readers!("keep_reader", => "downgrade");
+    let enter = of_lock!("queue_enter");
+    let downgrade = source!(
+        "state",
+        "last_token",
+        "now",
+        "locks",
+        "later_end",
+        "keep_reader",
+        "queue",
+        "downgrade"
+    );
     note(
         "downgrade, free",
         raw.script(downgrade, keys, &[first, TTL]),
@@ -112,7 +104,15 @@ pub(super) fn rw_lock(raw: &mut Raw, replies: &mut Replies) {
 fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
     let [first, second, third] = IDS;
     let mut note = |what, reply| replies.note(what, reply);
-    let renew = source!("now", "later_end", "readers", "keep_reader", "renew_shared");
+    let renew = source!(
+        "state",
+        "last_token",
+        "now",
+        "locks",
+        "later_end",
+        "keep_reader",
+        "renew_shared"
+    );
     for (what, id) in [
         ("renew_shared, held", first),
         ("renew_shared, another's", "nobody"),
@@ -120,17 +120,17 @@ fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
         let renewed = &["lock:r", "readers:r"];
         note(what, raw.script(renew, renewed, &[id, TTL, "0"]));
     }
-    let refresh = of_readers!(=> "queue_refresh");
+    let refresh = of_lock!("queue_refresh");
     note(
         "queue_refresh by a reader, granted",
         raw.script(refresh, keys, &["i", second]),
     );
-    let release = of_readers!(=> "queue_release");
+    let release = of_lock!("queue_release");
     note(
         "queue_release by a reader",
         raw.script(release, keys, &[first, "c"]),
     );
-    let undo = of_readers!(=> "queue_undo");
+    let undo = of_lock!("queue_undo");
     note(
         "queue_undo of readers",
         raw.script(undo, keys, &["c", second, third]),
@@ -140,10 +140,10 @@ fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
 /// The releases of a mutex while others wait: a plain one, and one before a reader.
 pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, _] = IDS;
-    let keys = &["lock:c", "fence:c", "queue:c", "places:c"];
+    let keys = &["lock:c", "fence:c", "queue:c", "places:c", "readers:c"];
     let mut note = |what, reply| replies.note(what, reply);
     let release = crate::cohort::RELEASE;
-    let enter = of_queue!("queue_enter");
+    let enter = of_lock!("queue_enter");
     let acquire = source!("last_token", "acquire");
     raw.script(acquire, &keys[..2], &[mine, TTL]);
     note(
@@ -165,14 +165,9 @@ pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
         "cohort_release, passed on",
         raw.script(release, keys, &[mine, "c"]),
     );
-    let keys_of_readers = &[&keys[..], &["readers:c"]].concat();
-    raw.script(
-        of_readers!(=> "queue_enter"),
-        keys_of_readers,
-        &[mine, TTL, "r", "a", "i"],
-    );
+    raw.script(enter, keys, &[mine, TTL, "r", "a", "i"]);
     note(
-        "cohort_release, a reader is next",
+        "cohort_release, granted to a reader",
         raw.script(release, keys, &[other, "c"]),
     );
     note(

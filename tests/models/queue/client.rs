@@ -72,7 +72,7 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
     fn begin(&mut self, id: Id) {
         let client = self.state.clients[owner(id)];
         let tries = self.rules.tries_first
-            && client.kind != Kind::Reader
+            && client.kind != Kind::Fair
             && (!client.goes_behind || self.rules.has(Flaw::TriesBeforeOthers));
         match tries || client.kind == Kind::Broadcast {
             true => self.send(Command::Acquire, id, Phase::Trying { id, age: 0 }),

@@ -2,7 +2,7 @@
 
 use super::phase::Phase;
 use super::rules::{Broken, CLIENTS, Flaw, GRANT, IDS, Rules};
-use super::state::{Id, Kind, Listens, Mark, Place, State, owner};
+use super::state::{Id, Listens, Mark, Place, State, owner};
 use super::wire::Tokens;
 
 impl State {
@@ -38,10 +38,10 @@ impl State {
             || rules.has(Flaw::PassesNobodyOver)
     }
 
-    /// A script for `by` grants a free lock to the first living place that a grant reaches.
+    /// A script grants a free lock to the first living place that a grant reaches.
     ///
     /// Returns the tokens that it has granted.
-    pub(super) fn grant(&mut self, by: Id, refreshed: Option<Id>, rules: &Rules) -> Option<Tokens> {
+    pub(super) fn grant(&mut self, refreshed: Option<Id>, rules: &Rules) -> Option<Tokens> {
         if self.holder.is_some() {
             return None;
         }
@@ -61,21 +61,7 @@ impl State {
         for place in places.take_while(|place| Some(*place) != next) {
             self.pass_over(*place, rules);
         }
-        // The client of a reader that is next must ask itself.
-        let fits = |place: &&Place| self.is_reader(by) || !self.is_reader(place.id);
-        let next = next.filter(fits).copied();
-        next.map(|place| self.grant_to(place, rules))
-    }
-
-    fn is_reader(&self, id: Id) -> bool {
-        self.clients[owner(id)].kind == Kind::Reader
-    }
-
-    /// Whether the first place that a grant reaches is that of a reader.
-    pub(super) fn is_reader_next(&self, rules: &Rules) -> bool {
-        let mut places = self.queue.iter().flatten();
-        let next = places.find(|place| self.is_reached(**place, None, rules));
-        next.is_some_and(|place| self.is_reader(place.id))
+        next.copied().map(|place| self.grant_to(place, rules))
     }
 
     fn grant_to(&mut self, place: Place, rules: &Rules) -> Tokens {

@@ -140,11 +140,11 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             let it = &mut next.on_their_way[id];
             it.released = None;
             match found {
-                Released::Done | Released::Plain | Released::NotPassedOn => it.undone = 0,
+                Released::Done | Released::Plain => it.undone = 0,
                 Released::NotOurs => {}
             }
             let client = &mut next.clients[owner(id)];
-            client.goes_behind |= matches!(found, Released::Plain | Released::NotPassedOn);
+            client.goes_behind |= found == Released::Plain;
             if client.phase == (Phase::Leaving { id }) {
                 client.phase = Phase::Out;
             }

@@ -74,7 +74,7 @@ impl State {
             }
         } else {
             self.join(id, rules);
-            self.grant(id, None, rules);
+            self.grant(None, rules);
             match is_ours {
                 true => Entered::RanBefore,
                 false => Entered::Refused,
@@ -124,7 +124,7 @@ impl State {
                 mark => mark,
             };
         }
-        let granted = self.grant(id, Some(id), rules).unwrap_or_default();
+        let granted = self.grant(Some(id), rules).unwrap_or_default();
         let waits = matches!(self.phase(id), Phase::Waiting { id: current, .. } if current == id);
         let client = &mut self.clients[owner(id)];
         if is_listening {
@@ -163,7 +163,7 @@ impl State {
             may_be_plain && was_ours && self.plain_releases > 0 && self.queue[0].is_some();
         self.plain_releases -= u8::from(is_plain);
         if !is_plain && !is_broadcast {
-            let granted = self.grant(id, None, rules);
+            let granted = self.grant(None, rules);
             if granted.is_some() && was_ours {
                 self.check_turns(id, rules);
             }
@@ -171,14 +171,11 @@ impl State {
         if was_ours && self.holder.is_none() {
             self.announce(rules);
         }
-        let is_stuck = was_ours && !is_plain && !is_broadcast && self.holder.is_none();
-        let is_not_passed_on = rules.tries_first && is_stuck && self.is_reader_next(rules);
-        if (is_not_passed_on || is_plain) && rules.is_prompt {
+        if is_plain && rules.is_prompt {
             self.freed_by = Some(owner(id));
         }
         self.on_their_way[id].released = Some(match was_ours || was_queued {
             _ if is_plain => Released::Plain,
-            _ if is_not_passed_on => Released::NotPassedOn,
             true => Released::Done,
             false => Released::NotOurs,
         });

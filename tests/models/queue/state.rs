@@ -78,10 +78,10 @@ pub enum Mark {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Of a lock whose every script grants to its places.
+    /// Of a mutex.
     Lock,
-    /// A reader of a read-write lock: only the scripts of its kind grant to it.
-    Reader,
+    /// Of a fair lock or a read-write lock: enters the queue without a first attempt.
+    Fair,
     /// A user without the permissions that queues need: waits for the message of a release, and
     /// releases without a grant.
     Broadcast,

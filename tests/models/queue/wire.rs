@@ -93,9 +93,6 @@ pub enum Released {
     Done,
     /// The id held the lock, which is free now although clients are queued.
     Plain,
-    /// The lock is free although clients are queued: a reader is next, and the scripts of a mutex
-    /// cannot grant to it.
-    NotPassedOn,
     /// The id neither held the lock nor had a place.
     NotOurs,
 }

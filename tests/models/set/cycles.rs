@@ -28,10 +28,7 @@ impl Graph {
 fn acquires(step: Step) -> bool {
     matches!(
         step,
-        Step::Reads(_, Reply::Granted)
-            | Step::ReadsGrant(_)
-            | Step::TakesItsTurn(_)
-            | Step::Enters(_, true)
+        Step::Reads(_, Reply::Granted) | Step::ReadsGrant(_) | Step::Enters(_, true)
     )
 }
 
@@ -42,18 +39,15 @@ pub fn never_goes_round(rules: &Rules, start: State) -> Result<(), (Broken, Vec<
     result(&graph, found, Broken::GoesRound)
 }
 
-/// Searches for steps that go round for ever while the first client wants its set, or its turn as a
-/// reader.
+/// Searches for steps that go round for ever while the first client wants its set.
 pub fn first_never_starves(rules: &Rules, start: State) -> Result<(), (Broken, Vec<Step>)> {
     let graph = Graph::of(rules, start)?;
     let is_first = |step: Step| client_of(step) == Some(0);
     let goes_on = |step: Step| !(is_first(step) && acquires(step));
     let found = cycle(&graph, |_| true, goes_on, is_first);
-    // Others go on while the first client cannot act, or is a reader that can act only at moments
-    // that it misses.
+    // Others go on while the first client cannot act.
     let waits = |at: usize| match graph.found.states[at].phases[0] {
         Phase::Waiting(..) => !graph.steps[at].iter().any(|(step, _)| is_first(*step)),
-        Phase::WaitingToRead(_) => true,
         _ => false,
     };
     let found = found.or_else(|| cycle(&graph, waits, goes_on, |_| true));

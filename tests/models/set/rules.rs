@@ -13,9 +13,6 @@ pub enum Wants {
     Set([bool; NAMES]),
     /// One name, by a place in its queue.
     Name(usize),
-    /// One name, as a reader: a release leaves it free, since only the reader's own script, at its
-    /// next refresh, can grant it.
-    Reader(usize),
     /// The first name, and the second while it holds the first.
     Nested(usize, usize),
 }
@@ -47,8 +44,6 @@ pub enum Flaw {
     TrustsTheSet,
     /// An undo ends with the first name that it frees.
     UndoesOneName,
-    /// The first ask of a set takes free names although a reader is next.
-    OvertakesReaders,
 }
 
 /// A broken promise.

@@ -63,7 +63,6 @@ pub enum Phase {
     /// A set's ask is on its way.
     Asking(Id, Ask),
     Waiting(Id, Has),
-    WaitingToRead(Id),
     Held(Id),
     /// A nested call holds a name under the first id and waits for another under the second.
     HeldAndWaiting(Id, Id),
@@ -79,11 +78,9 @@ impl Phase {
     pub(super) fn ids(self) -> [Option<Id>; 2] {
         match self {
             Self::Out | Self::Dead | Self::Done => [None; 2],
-            Self::Asking(id, _)
-            | Self::Waiting(id, _)
-            | Self::WaitingToRead(id)
-            | Self::Held(id)
-            | Self::Passing(id, _) => [Some(id), None],
+            Self::Asking(id, _) | Self::Waiting(id, _) | Self::Held(id) | Self::Passing(id, _) => {
+                [Some(id), None]
+            }
             Self::HeldAndWaiting(id, other) | Self::HeldTwice(id, other) => [Some(id), Some(other)],
         }
     }
@@ -130,16 +127,10 @@ impl State {
         there
     }
 
-    /// Returns whether a reader is first in the queue of a name.
-    pub(super) fn is_reader_next(&self, name: usize) -> bool {
-        let next = self.queues[name][0];
-        next.is_some_and(|id| self.phases[owner(id)] == Phase::WaitingToRead(id))
-    }
-
     /// Passes a name on to the first in its queue, or frees it.
     pub(super) fn pass_on(&mut self, name: usize) {
         self.holders[name] = None;
-        if let Some(next) = self.queues[name][0].filter(|_| !self.is_reader_next(name)) {
+        if let Some(next) = self.queues[name][0] {
             self.leave(next, name);
             self.holders[name] = Some(next);
         }
@@ -184,11 +175,7 @@ impl State {
         {
             return reply;
         }
-        let goes_behind_readers = has.at.is_none() && !rules.has(Flaw::OvertakesReaders);
-        let is_available = |name: usize| match self.holders[name] {
-            None => !(goes_behind_readers && self.is_reader_next(name)),
-            holder => holder == Some(id),
-        };
+        let is_available = |name: usize| self.holders[name].is_none_or(|holder| holder == id);
         let Some(refused) = names().find(|name| !is_available(*name)) else {
             for name in names() {
                 self.holders[name] = Some(id);
@@ -263,7 +250,7 @@ impl State {
                     (0..NAMES).all(|name| !wanted[name] || holds(id, name))
                 }
                 (Phase::Held(id) | Phase::HeldAndWaiting(id, _), Wants::Nested(name, _))
-                | (Phase::Held(id), Wants::Name(name) | Wants::Reader(name)) => holds(id, name),
+                | (Phase::Held(id), Wants::Name(name)) => holds(id, name),
                 (Phase::HeldTwice(id, other), Wants::Nested(name, inner)) => {
                     holds(id, name) && holds(other, inner)
                 }
@@ -289,11 +276,8 @@ impl State {
     }
 
     pub(super) fn anybody_waits(&self) -> bool {
-        self.phases.iter().any(|phase| {
-            matches!(
-                phase,
-                Phase::Waiting(..) | Phase::WaitingToRead(_) | Phase::HeldAndWaiting(..)
-            )
-        })
+        self.phases
+            .iter()
+            .any(|phase| matches!(phase, Phase::Waiting(..) | Phase::HeldAndWaiting(..)))
     }
 }

@@ -18,8 +18,6 @@ pub enum Step {
     /// A plain call enters, and is granted the name if this is true.
     Enters(Id, bool),
     ReadsGrant(Id),
-    /// A reader refreshes its place, and is granted the free name.
-    TakesItsTurn(Id),
     Releases(Id),
     IsKilled(usize),
     /// A name that a dead client or a waiting set has in Redis expires.
@@ -64,7 +62,6 @@ pub(super) fn client_of(step: Step) -> Option<usize> {
         | Step::Undoes(id)
         | Step::Enters(id, _)
         | Step::ReadsGrant(id)
-        | Step::TakesItsTurn(id)
         | Step::Releases(id)
         | Step::PlaceEnds(id)
         | Step::PassesOn(id)
@@ -166,8 +163,7 @@ fn plain_call_steps(
     client: usize,
     take: &mut impl FnMut(Step, State),
 ) {
-    let (Wants::Name(name) | Wants::Reader(name) | Wants::Nested(name, _)) = rules.wants[client]
-    else {
+    let (Wants::Name(name) | Wants::Nested(name, _)) = rules.wants[client] else {
         return;
     };
     let mut enter = |id: Id, name: usize, granted: Phase, refused: Phase| {
@@ -177,26 +173,14 @@ fn plain_call_steps(
         take(Step::Enters(id, is_granted), next);
     };
     match (state.phases[client], rules.wants[client]) {
-        (Phase::Out, wants) => {
+        (Phase::Out, _) => {
             if let Some(id) = fresh_id(state, client) {
-                let waiting = match wants {
-                    Wants::Reader(_) => Phase::WaitingToRead(id),
-                    _ => Phase::Waiting(id, place_at(name)),
-                };
+                let waiting = Phase::Waiting(id, place_at(name));
                 enter(id, name, Phase::Held(id), waiting);
             }
         }
         (Phase::Waiting(id, _), _) if state.holders[name] == Some(id) => {
             step(state, Step::ReadsGrant(id), take, |next| {
-                next.phases[client] = Phase::Held(id);
-            });
-        }
-        (Phase::WaitingToRead(id), _)
-            if state.holders[name].is_none() && state.queues[name][0] == Some(id) =>
-        {
-            step(state, Step::TakesItsTurn(id), take, |next| {
-                next.leave(id, name);
-                next.holders[name] = Some(id);
                 next.phases[client] = Phase::Held(id);
             });
         }
