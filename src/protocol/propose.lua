@@ -14,8 +14,14 @@ if tonumber(reserved) > 9007199254740991 then
   return redis.error_reply('BADFENCE the fence is no integer below 2^53')
 end
 local holder = redis.call('GET', KEYS[1])
--- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
-if holder then return {0, string.sub(holder, 1, 1088), redis.call('PTTL', KEYS[1])} end
+if holder then
+  local left = redis.call('PTTL', KEYS[1])
+  -- A write that fails, since the key exists: a server that has become a replica then replies
+  -- READONLY, not "refused".
+  if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then redis.call('DEL', KEYS[1]) end
+  -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
+  return {0, string.sub(holder, 1, 1088), left}
+end
 if last and token <= last then return {2, last} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 -- The argument as text: Lua may format a large number with an exponent.

@@ -16,8 +16,13 @@ for n = 1, count do
     end
     return holder
   end
-  -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
-  if holder then return {0, string.sub(holder, 1, 1088), redis.call('PTTL', KEYS[n]), n} end
+  if holder then
+    local left = redis.call('PTTL', KEYS[n])
+    -- A write that fails, as in propose.lua.
+    if redis.call('SET', KEYS[n], ARGV[1], 'NX', 'PX', ARGV[2]) then redis.call('DEL', KEYS[n]) end
+    -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
+    return {0, string.sub(holder, 1, 1088), left, n}
+  end
 end
 local token = tonumber(ARGV[3])
 local highest = -1

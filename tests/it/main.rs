@@ -97,6 +97,7 @@ mod cohort;
 mod conformance;
 mod credentials;
 mod deadlines;
+mod demotion;
 mod errors;
 mod exclusion;
 mod fair;
@@ -205,6 +206,7 @@ const TESTS: &[Listed] = &[
     conformance::tls::TESTS,
     conformance::unix_socket::TESTS,
     deadlines::TESTS,
+    demotion::TESTS,
     errors::TESTS,
     exclusion::TESTS,
     fair::TESTS,
