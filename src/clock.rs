@@ -83,11 +83,6 @@ pub(crate) fn suspend(time: Duration) {
     });
 }
 
-/// Returns the time left until `at`, an `Instant` of std; zero if it has passed.
-pub(crate) fn left_until(at: std::time::Instant) -> Duration {
-    at.saturating_duration_since(std::time::Instant::now())
-}
-
 /// Returns the wall clock, which can jump: for reports, seeds and proposed tokens only.
 pub(crate) fn wall_time() -> SystemTime {
     SystemTime::now()

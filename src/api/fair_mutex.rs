@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::calls::lock_calls;
 use crate::api::guards::MutexGuard;
 use crate::api::mutex::Mutex;
+use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::error::Error;
 use crate::holder::Holder;
@@ -186,7 +186,10 @@ impl FairMutex {
     }
 }
 
-lock_calls!(FairMutex, MutexGuard, "client.fair_mutex(\"report\")");
+section_calls!(
+    FairMutex, MutexGuard, unlock, "client.fair_mutex(\"report\")",
+    lock: with, try_lock: try_with,
+);
 
 /// For operators.
 impl FairMutex {

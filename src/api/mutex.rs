@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::calls::{ENDLESS, guard, lock_calls, wait_limit};
+use crate::api::calls::{ENDLESS, guard, wait_limit};
 use crate::api::guards::MutexGuard;
+use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::clock::Instant;
 use crate::config::Settings;
@@ -269,7 +270,10 @@ impl Mutex {
     }
 }
 
-lock_calls!(Mutex, MutexGuard, "client.mutex(\"report\")");
+section_calls!(
+    Mutex, MutexGuard, unlock, "client.mutex(\"report\")",
+    lock: with, try_lock: try_with,
+);
 
 /// For operators.
 impl Mutex {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::calls::lock_calls;
 use crate::api::guards::MutexAllGuard;
 use crate::api::mutex::Mutex;
+use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::error::Error;
 use crate::lock::shutdown::Core;
@@ -194,8 +194,7 @@ impl MutexAll {
     }
 }
 
-lock_calls!(
-    MutexAll,
-    MutexAllGuard,
-    "client.mutex_all([\"report:1\", \"report:2\"])"
+section_calls!(
+    MutexAll, MutexAllGuard, unlock, "client.mutex_all([\"report:1\", \"report:2\"])",
+    lock: with, try_lock: try_with,
 );

@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{self, Duration};
+use std::time::Duration;
 
 use crate::api::calls::{ENDLESS, guard, wait_limit};
 use crate::api::guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::mutex::Mutex;
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
-use crate::clock::left_until;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::held::Held;
@@ -199,33 +198,6 @@ impl RwLock {
         self.acquire_read(wait_limit(limit))
     }
 
-    /// Acquires the lock for reading, waiting until `at` at the latest.
-    ///
-    /// Decides between `Taken` and an error as [`try_read_for`](Self::try_read_for) does.
-    /// An `at` in the past asks once, as [`try_read`](Self::try_read) does.
-    ///
-    /// ```
-    /// use std::time::{Duration, Instant};
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    ///
-    /// let deadline = Instant::now() + Duration::from_secs(2); // of the whole request
-    /// let (catalogue, prices) = (client.rw_lock("catalogue"), client.rw_lock("prices"));
-    /// let first = catalogue.try_read_until(deadline)?;
-    /// let second = prices.try_read_until(deadline)?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`try_read_for`](Self::try_read_for).
-    pub fn try_read_until(
-        &self,
-        at: time::Instant,
-    ) -> Result<Result<RwLockReadGuard, Taken>, Error> {
-        self.try_read_for(left_until(at))
-    }
-
     fn acquire_read(&self, limit: WaitLimit) -> Result<Result<RwLockReadGuard, Taken>, Error> {
         self.core.runtime.process.check()?;
         self.warn_of_reading_again(limit);
@@ -316,33 +288,6 @@ impl RwLock {
     /// The errors of [`Mutex::try_lock_for`] and [`write`](Self::write).
     pub fn try_write_for(&self, limit: Duration) -> Result<Result<RwLockWriteGuard, Taken>, Error> {
         self.acquire_write(wait_limit(limit))
-    }
-
-    /// Acquires the lock for writing, waiting until `at` at the latest.
-    ///
-    /// Decides between `Taken` and an error as [`try_write_for`](Self::try_write_for) does.
-    /// An `at` in the past asks once, as [`try_write`](Self::try_write) does.
-    ///
-    /// ```
-    /// use std::time::{Duration, Instant};
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    ///
-    /// let deadline = Instant::now() + Duration::from_secs(2); // of the whole request
-    /// let (catalogue, prices) = (client.rw_lock("catalogue"), client.rw_lock("prices"));
-    /// let first = catalogue.try_write_until(deadline)?;
-    /// let second = prices.try_write_until(deadline)?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`try_write_for`](Self::try_write_for).
-    pub fn try_write_until(
-        &self,
-        at: time::Instant,
-    ) -> Result<Result<RwLockWriteGuard, Taken>, Error> {
-        self.try_write_for(left_until(at))
     }
 
     fn acquire_write(&self, limit: WaitLimit) -> Result<Result<RwLockWriteGuard, Taken>, Error> {

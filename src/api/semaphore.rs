@@ -8,7 +8,6 @@ use crate::api::guards::{MutexGuard, SemaphorePermit};
 use crate::api::mutex::Mutex;
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
-use crate::clock::left_until;
 use crate::error::Error;
 use crate::held::Held;
 use crate::holder_id::HolderId;
@@ -203,33 +202,6 @@ impl Semaphore {
     ) -> Result<Result<SemaphorePermit, Taken>, Error> {
         let guard = self.lock.try_lock_for(limit)?;
         Ok(guard.map(|guard| self.permit(guard)))
-    }
-
-    /// Acquires the permits, waiting until `at` at the latest.
-    ///
-    /// Decides between `Taken` and an error as [`try_acquire_for`](Self::try_acquire_for) does.
-    /// An `at` in the past asks once, as [`try_acquire`](Self::try_acquire) does.
-    ///
-    /// ```
-    /// use std::time::{Duration, Instant};
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    ///
-    /// let deadline = Instant::now() + Duration::from_secs(2); // of the whole request
-    /// let (api, memory) = (client.semaphore("api", 10), client.semaphore("memory", 64));
-    /// let call = api.try_acquire_until(deadline)?;
-    /// let gigabytes = memory.many(12).try_acquire_until(deadline)?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`try_acquire_for`](Self::try_acquire_for).
-    pub fn try_acquire_until(
-        &self,
-        at: std::time::Instant,
-    ) -> Result<Result<SemaphorePermit, Taken>, Error> {
-        self.try_acquire_for(left_until(at))
     }
 
     fn permit(&self, guard: MutexGuard) -> SemaphorePermit {

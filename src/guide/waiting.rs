@@ -60,8 +60,8 @@
 //!
 //! # Deadlines
 //!
-//! `lock` waits without a limit, through other holders and short outages. `try_lock_for` and
-//! `try_lock_until` return in time even if Redis is dead, hung or unreachable.
+//! `lock` waits without a limit, through other holders and short outages. `try_lock_for` returns in
+//! time even if Redis is dead, hung or unreachable.
 //! [`Mutex::try_lock_for`](crate::Mutex::try_lock_for) states when that is
 //! [`Taken`](crate::Taken), which says who has the lock, and when it is an error.
 //!
