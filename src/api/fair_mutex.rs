@@ -226,13 +226,10 @@ impl FairMutex {
         self.0.inspect()
     }
 
-    /// Returns how many places the queue has, across all processes.
+    /// Returns the length of the queue of this name in Redis, across all processes.
     ///
-    /// Each call that waits for the fair lock has one place. So has each call that waits for the
-    /// [`RwLock`](crate::RwLock) of this name, each client that waits for the [`Mutex`], and each
-    /// waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. The place of a dead
-    /// process counts until the queue moves past it, or for 6 s if no other call waits. Returns
-    /// within the command timeout.
+    /// It is the queue of the [`Mutex`] and the [`RwLock`](crate::RwLock) of this name, too:
+    /// [`Mutex::waiting`] says who has a place in it. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -252,7 +249,7 @@ impl FairMutex {
 
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
-    /// [`waiting`](Self::waiting) says whose places they are. The time is by the server's clock.
+    /// [`Mutex::waiting`] says who has a place in it. The time is by the server's clock.
     /// Returns within the command timeout.
     ///
     /// ```

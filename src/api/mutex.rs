@@ -315,9 +315,9 @@ impl Mutex {
         Ok(query(&self.core.runtime, may_repeat, ask)?.holder())
     }
 
-    /// Returns how many places the lock's queue has, across all processes.
+    /// Returns the length of the queue of this name in Redis, across all processes.
     ///
-    /// These calls have a place:
+    /// These calls have a place in it:
     ///
     /// - Each client that waits for this lock has one, however many of its threads wait. If the
     ///   client itself holds the lock, it may have none: it hands the lock to its own threads.

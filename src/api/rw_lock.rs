@@ -353,13 +353,10 @@ impl RwLock {
         })
     }
 
-    /// Returns how many places the queue has, across all processes.
+    /// Returns the length of the queue of this name in Redis, across all processes.
     ///
-    /// Each reader and each writer that waits has one. So has each call that waits for the
-    /// [`FairMutex`](crate::FairMutex) of this name, each client that waits for the [`Mutex`], and
-    /// each waiting [`MutexAll`](crate::MutexAll) call that is queued for this name. The place of a
-    /// dead process counts until the queue moves past it, or for 6 s if no other call waits.
-    /// Returns within the command timeout.
+    /// It is the queue of the [`Mutex`] and the [`FairMutex`](crate::FairMutex) of this name, too:
+    /// [`Mutex::waiting`] says who has a place in it. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -379,7 +376,7 @@ impl RwLock {
 
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
-    /// [`waiting`](Self::waiting) says whose places they are. The time is by the server's clock.
+    /// [`Mutex::waiting`] says who has a place in it. The time is by the server's clock.
     /// Returns within the command timeout.
     ///
     /// ```

@@ -280,10 +280,10 @@ impl Semaphore {
         Ok(Some(held).filter(|held| held.permits() > 0))
     }
 
-    /// Returns how many calls wait in the queue, across all processes.
+    /// Returns the length of the queue of this semaphore in Redis, across all processes.
     ///
-    /// A call of a dead process counts until the queue moves past it, or for 6 s if no other call
-    /// waits. Returns within the command timeout.
+    /// Each waiting call has a place in it. The place of a dead process counts until the queue moves
+    /// past it, or for 6 s if no other call waits. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

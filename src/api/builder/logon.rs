@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::api::builder::ClientBuilder;
-use crate::credentials::{Credentials, CredentialsSource};
+use crate::credentials::{Credentials, CredentialsError, CredentialsSource};
 #[cfg(feature = "tls")]
 use crate::tls::{ClientCert, Pem};
 
@@ -36,10 +36,7 @@ impl ClientBuilder {
     /// ```
     pub fn credentials(
         mut self,
-        ask: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
-        + Send
-        + Sync
-        + 'static,
+        ask: impl Fn() -> Result<Credentials, CredentialsError> + Send + Sync + 'static,
     ) -> Self {
         self.credentials = Some(CredentialsSource::new(ask));
         self
@@ -81,10 +78,7 @@ impl ClientBuilder {
     /// ```
     pub fn sentinel_credentials(
         mut self,
-        ask: impl Fn() -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>>
-        + Send
-        + Sync
-        + 'static,
+        ask: impl Fn() -> Result<Credentials, CredentialsError> + Send + Sync + 'static,
     ) -> Self {
         self.sentinel_credentials = Some(CredentialsSource::new(ask));
         self
