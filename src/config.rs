@@ -32,7 +32,6 @@ const MOST_HANDOFFS: u32 = 63;
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) ttl: Duration,
-    pub(crate) renew_every: Option<Duration>,
     pub(crate) key_prefix: String,
     pub(crate) channel_prefix: String,
     pub(crate) owner: Arc<str>,
@@ -53,7 +52,6 @@ impl Default for Config {
         let owner = format!("{}/{}", host(), std::process::id());
         Self {
             ttl: Duration::from_secs(10),
-            renew_every: None,
             key_prefix: "lock:".into(),
             channel_prefix: "lock_release:".into(),
             owner: owner.into(),
@@ -73,12 +71,6 @@ impl Config {
     /// Returns an error if one setting is invalid, whatever the others are.
     pub(crate) fn check_values(&self) -> Result<(), Error> {
         check_ttl(self.ttl)?;
-        if self
-            .renew_every
-            .is_some_and(|every| every < SHORTEST_INTERVAL)
-        {
-            return wrong("renew_every must be at least 1 ms");
-        }
         for (what, timeout) in [
             ("connect_timeout", self.connect_timeout),
             ("command_timeout", self.command_timeout),
@@ -112,9 +104,6 @@ impl Config {
 
     /// Returns an error if two valid settings contradict each other.
     pub(crate) fn check_rules(&self) -> Result<(), Error> {
-        if let Some(every) = self.renew_every {
-            check_renew_every(every, self.ttl)?;
-        }
         if let Some(replicas) = self.replicas.filter(|replicas| replicas.wanted > 0) {
             replicas.check(self.command_timeout)?;
         }
@@ -150,11 +139,7 @@ impl Settings {
     pub(crate) fn terms(&self, config: &Config) -> Result<LeaseTerms, Error> {
         let ttl = self.ttl.unwrap_or(config.ttl);
         check_ttl(ttl)?;
-        // The client's interval suits the client's ttl: a lock with its own ttl ignores it.
-        let every = self
-            .renew_every
-            .or_else(|| config.renew_every.filter(|_| self.ttl.is_none()));
-        if let Some(every) = every {
+        if let Some(every) = self.renew_every {
             check_renew_every(every, ttl)?;
         }
         if self.max_hold.is_some_and(|max| max.is_zero()) {
@@ -172,7 +157,7 @@ impl Settings {
         }
         Ok(LeaseTerms {
             ttl,
-            renew_every: (!self.no_renewal).then(|| every.unwrap_or(ttl / 3)),
+            renew_every: (!self.no_renewal).then(|| self.renew_every.unwrap_or(ttl / 3)),
             max_hold: self.max_hold.unwrap_or(Duration::MAX),
             replicas,
             handoffs: self.handoffs.unwrap_or(HANDOFFS).min(MOST_HANDOFFS),
@@ -331,18 +316,5 @@ mod tests {
             .check_values()
             .is_ok()
         );
-    }
-
-    #[test]
-    fn a_lock_with_its_own_ttl_is_renewed_every_third_of_it() {
-        let config = Config {
-            renew_every: Some(ms(5_000)),
-            ..Config::default()
-        };
-        let settings = Settings {
-            ttl: Some(ms(300)),
-            ..Settings::default()
-        };
-        assert_eq!(settings.terms(&config).unwrap().renew_every, Some(ms(100)));
     }
 }

@@ -46,8 +46,8 @@ pub struct ClientBuilder {
     /// Where announced addresses are reached, or why the pairs are invalid.
     address_map: Option<Result<AddressMap, Error>>,
     /// The settings that have the value of an environment variable, each with the variable, for
-    /// errors about several settings. The setters of `connect_timeout` and `unreachable_for` leave
-    /// their entries here: no such error is about them.
+    /// errors about several settings. The setters of `ttl`, `connect_timeout` and `unreachable_for`
+    /// leave their entries here: no such error is about them.
     variables: Vec<(&'static str, &'static str)>,
     config: Config,
     #[cfg(feature = "tls")]
@@ -215,33 +215,7 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.override_variable("ttl");
         self.config.ttl = ttl;
-        self
-    }
-
-    /// Sets how often a held lease is renewed.
-    ///
-    /// At most nine tenths of the validity, which is a little shorter than the ttl: 8.9 s with a
-    /// ttl of 10 s. Defaults to a third of the ttl, which leaves time for two
-    /// retries. A lock with its own ttl is renewed every third of that, unless the lock sets
-    /// an interval too.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use leasehold::Client;
-    /// # let url = "redis://redis.internal:6379";
-    /// // Five renewals may fail before a lease ends.
-    /// let client = Client::builder()
-    ///     .url(url)
-    ///     .ttl(Duration::from_secs(30))
-    ///     .renew_every(Duration::from_secs(5))
-    ///     .build()?;
-    /// # Ok::<(), leasehold::Error>(())
-    /// ```
-    pub fn renew_every(mut self, interval: Duration) -> Self {
-        self.override_variable("renew_every");
-        self.config.renew_every = Some(interval);
         self
     }
 

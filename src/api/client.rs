@@ -146,7 +146,6 @@ impl Client {
     /// | `REDIS_TLS_CA` | the PEM file for [`tls_root_file`](ClientBuilder::tls_root_file) | the system's authorities |
     /// | `REDIS_TLS_CERT`, `REDIS_TLS_KEY` | the PEM files for [`tls_client_cert_files`](ClientBuilder::tls_client_cert_files) | none |
     /// | `LOCK_TTL_MS` | [`ttl`](ClientBuilder::ttl) in ms | `10000` |
-    /// | `LOCK_RENEW_INTERVAL_MS` | [`renew_every`](ClientBuilder::renew_every) in ms | a third of the ttl |
     /// | `LOCK_CONNECT_TIMEOUT_MS` | [`connect_timeout`](ClientBuilder::connect_timeout) in ms | `1000` |
     /// | `LOCK_COMMAND_TIMEOUT_MS` | [`command_timeout`](ClientBuilder::command_timeout) in ms | `1000` |
     /// | `LOCK_UNREACHABLE_FOR_MS` | [`unreachable_for`](ClientBuilder::unreachable_for) in ms | `10000` |

@@ -43,7 +43,7 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// [`Error::Config`] if a variable is invalid; the message names it and says why. Rules that
-    /// compare two settings, such as the ttl and the renewal interval, are checked by
+    /// compare two settings, such as `command_timeout` and `min_replicas`, are checked by
     /// [`build`](Self::build), because setters may follow.
     pub fn with_env(self) -> Result<Self, Error> {
         builder(self, |name| std::env::var_os(name))
@@ -115,13 +115,8 @@ fn as_meant<'a>(name: &str, value: &'a str) -> (&'a str, Option<&'static str>) {
 type Set = fn(ClientBuilder, Duration) -> ClientBuilder;
 
 /// The variables that contain milliseconds, each with its setting.
-const DURATIONS: [(&str, &str, Set); 5] = [
+const DURATIONS: [(&str, &str, Set); 4] = [
     ("LOCK_TTL_MS", "ttl", ClientBuilder::ttl),
-    (
-        "LOCK_RENEW_INTERVAL_MS",
-        "renew_every",
-        ClientBuilder::renew_every,
-    ),
     (
         "LOCK_CONNECT_TIMEOUT_MS",
         "connect_timeout",

@@ -282,8 +282,8 @@ impl Semaphore {
 
     /// Returns the length of the queue of this semaphore in Redis, across all processes.
     ///
-    /// Each waiting call has a place in it. The place of a dead process counts until the queue moves
-    /// past it, or for 6 s if no other call waits. Returns within the command timeout.
+    /// Each waiting call has a place in it. The place of a dead process counts until the queue
+    /// moves past it, or for 6 s if no other call waits. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -30,9 +30,9 @@ macro_rules! lock_settings {
 
             /// Sets how often a held lease is renewed.
             ///
-            /// Defaults to a third of the lock's own [`ttl`](Self::ttl). If the lock sets no ttl,
-            /// defaults to the client's [`renew_every`](crate::ClientBuilder::renew_every), which
-            /// states the limits.
+            /// At most nine tenths of the validity, which is a little shorter than the ttl: 8.9 s
+            /// with a ttl of 10 s. Defaults to a third of the ttl, which leaves time for two
+            /// retries.
             ///
             /// ```
             /// # use std::time::Duration;

@@ -10,8 +10,8 @@
 //!
 //! - **`try_lock`** and other calls that do not wait fail at once with [`Error::CircuitOpen`],
 //!   instead of waiting for their timeout.
-//! - **`try_lock_for`** waits, since the breaker may close. If it is still open at the deadline, the
-//!   call fails with `CircuitOpen`.
+//! - **`try_lock_for`** waits, since the breaker may close. If it is still open at the deadline,
+//!   the call fails with `CircuitOpen`.
 //! - **`lock`** keeps waiting. It fails with [`Error::Unreachable`], or with the [error that may
 //!   pass](#errors-that-may-pass), once the server has been unreachable for
 //!   [`ClientBuilder::unreachable_for`]. So do calls whose deadline is later.

@@ -106,8 +106,8 @@ fn expect_refused<T>(answer: Result<T, Error>) -> String {
 
 fn empty_restart_is_outlasted_and_the_loss_reported() {
     let mut server = Server::start();
-    let holder = builder(&server.url()).renew_every(ms(100)).build().unwrap();
-    let guard = holder.mutex(NAME).lock().unwrap();
+    let holder = client(&server.url());
+    let guard = holder.mutex(NAME).renew_every(ms(100)).lock().unwrap();
     let waiting = sleeping_waiter(&server, client(&server.url()));
 
     server.restart();
@@ -151,8 +151,8 @@ fn connections_closed_by_a_restart_fail_no_call() {
 fn flushed_scripts_are_sent_again() {
     let server = Server::start();
     let (renewed, renewals) = unbounded();
-    let holder = builder(&server.url()).renew_every(ms(200)).build().unwrap();
-    let mutex = holder.mutex(NAME).on_renew(move |_| {
+    let holder = client(&server.url());
+    let mutex = holder.mutex(NAME).renew_every(ms(200)).on_renew(move |_| {
         let _ = renewed.send(());
     });
     let other = client(&server.url());
@@ -184,10 +184,10 @@ fn flushed_scripts_are_sent_again() {
 
 fn flushall_is_a_loss_and_wakes_waiters() {
     let server = Server::start();
-    let holder = builder(&server.url()).renew_every(ms(300)).build().unwrap();
-    let guard = holder.mutex(NAME).lock().unwrap();
+    let holder = client(&server.url());
+    let hold = |name: &str| holder.mutex(name).renew_every(ms(300)).lock().unwrap();
+    let (guard, other) = (hold(NAME), hold("other"));
     let lost = guard.lost();
-    let other = holder.mutex("other").lock().unwrap();
     let waiting = sleeping_waiter(&server, client(&server.url()));
 
     run(&server, &["FLUSHALL"]);

@@ -21,7 +21,7 @@ const TTL: Duration = ms(1_500);
 const WAIT_LIMIT: Duration = ms(20_000);
 
 fn builder(url: &str) -> ClientBuilder {
-    let builder = Client::builder().url(url).ttl(TTL).renew_every(ms(300));
+    let builder = Client::builder().url(url).ttl(TTL);
     // A breaker that the failures of new connections would open.
     builder.command_timeout(ms(1_000)).breaker(3)
 }

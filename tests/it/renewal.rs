@@ -9,7 +9,6 @@ use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Renewed};
 use support::{Control, Proxy, SLACK, Server, Traffic, eventually, ms};
 
 support::tests![
-    locks_use_the_clients_renewal_interval_by_default,
     a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock,
     a_renewal_never_shortens_the_ttl,
     set_ttl_prolongs_a_lease_that_is_not_renewed,
@@ -117,20 +116,6 @@ fn renewals_keep_their_interval() {
         assert!(took <= 5 * every + ms(1_500), "five within {took:?}");
         assert_held(&guard, &server);
     }
-}
-
-fn locks_use_the_clients_renewal_interval_by_default() {
-    let server = Server::start();
-    let client = Client::builder()
-        .url(server.url())
-        .ttl(ms(20_000))
-        .renew_every(ms(100))
-        .build()
-        .unwrap();
-    let (mutex, renewals) = reporting_renewals(client.mutex("a"));
-    let guard = mutex.lock().unwrap();
-    renewals.recv_timeout(WAIT_LIMIT / 4).unwrap();
-    assert_held(&guard, &server);
 }
 
 fn without_renewal_a_lease_expires() {

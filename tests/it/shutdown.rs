@@ -427,8 +427,9 @@ fn shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue() {
 fn renewals_in_flight_neither_delay_the_shutdown_nor_revive_a_lock() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = builder(&proxy.url()).renew_every(ms(20)).build().unwrap();
-    let guards = lock_many(&client, 50);
+    let client = client(&proxy.url());
+    let lock = |n| client.mutex(n).renew_every(ms(20)).lock().unwrap();
+    let guards: Vec<_> = (0..50).map(lock).collect();
     // Long enough that a renewal is in flight at any time.
     proxy.delay(Duration::ZERO, ms(30));
     let expired = server.calls(&["pexpire"]);

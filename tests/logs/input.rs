@@ -335,8 +335,6 @@ fn absurd_settings_of_a_client_are_errors() {
         (builder().command_timeout(Duration::ZERO), "command_timeout"),
         (builder().command_timeout(Duration::MAX), "command_timeout"),
         (builder().unreachable_for(Duration::ZERO), "unreachable_for"),
-        (builder().renew_every(Duration::ZERO), "renew_every"),
-        (builder().renew_every(Duration::MAX), "renew_every"),
         (builder().max_connections(0), "max_connections"),
         (builder().owner(""), "owner"),
         (builder().owner("o".repeat(1025)), "owner"),
@@ -492,7 +490,7 @@ fn a_missing_database_is_an_error_at_once() {
 }
 
 /// Every variable that is read: all are set, so that the test's own environment has no effect.
-const VARIABLES: [&str; 17] = [
+const VARIABLES: [&str; 16] = [
     "REDIS_URL",
     "REDIS_URLS",
     "REDIS_HOST",
@@ -505,7 +503,6 @@ const VARIABLES: [&str; 17] = [
     "REDIS_TLS_CERT",
     "REDIS_TLS_KEY",
     "LOCK_TTL_MS",
-    "LOCK_RENEW_INTERVAL_MS",
     "LOCK_CONNECT_TIMEOUT_MS",
     "LOCK_COMMAND_TIMEOUT_MS",
     "LOCK_UNREACHABLE_FOR_MS",
@@ -531,7 +528,8 @@ fn show_client_from_env() {
 /// Holds a lock and reports its renewals.
 fn hold_with_client_from_env() {
     let client = Client::from_env().unwrap();
-    let mutex = client.mutex("x").on_renew(|_| tell_parent("renewed"));
+    let mutex = client.mutex("x").renew_every(ms(50));
+    let mutex = mutex.on_renew(|_| tell_parent("renewed"));
     let guard = mutex.lock().unwrap();
     tell_parent(guard.holder_id().as_str());
     loop {
@@ -565,11 +563,7 @@ fn the_environment_sets_up_a_client() {
         ("REDIS_PASSWORD", "wrong"),
         ("REDIS_DB", "none"),
     ];
-    let lock = [
-        ("LOCK_TTL_MS", "3600000"),
-        ("LOCK_RENEW_INTERVAL_MS", "50"),
-        ("LOCK_KEY_PREFIX", "app:"),
-    ];
+    let lock = [("LOCK_TTL_MS", "3600000"), ("LOCK_KEY_PREFIX", "app:")];
     let plain = format!("redis://127.0.0.1:{port}/3");
     let filled_in = [
         ("REDIS_URL", plain.as_str()),
@@ -656,7 +650,7 @@ fn an_invalid_variable_is_named() {
         ("REDIS_DB", "-1"),
         ("LOCK_TTL_MS", "10s"),
         ("LOCK_TTL_MS", "-1"),
-        ("LOCK_RENEW_INTERVAL_MS", "1.5"),
+        ("LOCK_TTL_MS", "1.5"),
     ] {
         let child = with_environment("input::show_client_from_env", &[(name, value)]);
         let line = child.next_line();
@@ -671,8 +665,6 @@ fn an_impossible_setting_in_a_variable_is_named() {
     for (name, value) in [
         ("LOCK_TTL_MS", "9"),
         ("LOCK_TTL_MS", "18446744073709551615"),
-        ("LOCK_RENEW_INTERVAL_MS", "0"),
-        ("LOCK_RENEW_INTERVAL_MS", "10000"),
     ] {
         let line = with_environment("input::show_client_from_env", &[(name, value)]).next_line();
         assert!(line.starts_with("Config("), "{name}={value}: {line}");

@@ -320,10 +320,9 @@ fn a_failed_release_says_that_the_key_stays_for_the_ttl() {
     let name = "log-unreleased";
     let client = builder(&server.url())
         .command_timeout(ms(100))
-        .renew_every(ms(17_000))
         .build()
         .unwrap();
-    let guard = client.mutex(name).lock().unwrap();
+    let guard = client.mutex(name).renew_every(ms(17_000)).lock().unwrap();
     server.pause();
     assert!(matches!(guard.unlock(), Err(Error::Unreachable { .. })));
     assert_key_may_stay(&line(name, "release to be repeated"), "20.0 s");
@@ -532,8 +531,8 @@ fn server_that_refuses_writes_is_no_outage_of_the_subscriber() {
 fn nothing_is_logged_at_info_and_no_whole_id_above_trace() {
     let server = Server::start();
     let name = "log-secret";
-    let client = builder(&server.url()).renew_every(ms(50)).build().unwrap();
-    let guard = client.mutex(name).lock().unwrap();
+    let client = client(&server);
+    let guard = client.mutex(name).renew_every(ms(50)).lock().unwrap();
     let first = id(&guard);
     eventually(WAIT_LIMIT, || !lines(name, "renewed").is_empty());
     assert!(client.mutex(name).try_lock().unwrap().is_err());

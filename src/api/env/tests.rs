@@ -60,7 +60,7 @@ fn error_of_a_setter_blames_no_variable() {
             &plain,
         ),
         (
-            ClientBuilder::default().renew_every(Duration::from_secs(60)),
+            ClientBuilder::default().min_replicas(1, Duration::from_secs(60)),
             &plain,
         ),
     ] {
@@ -73,34 +73,25 @@ fn error_of_a_setter_blames_no_variable() {
 
 #[test]
 fn settings_are_compared_when_all_of_them_are_known() {
-    let interval = ("LOCK_RENEW_INTERVAL_MS", "20000");
-    let before = ClientBuilder::default().renew_every(Duration::from_secs(15));
-    check(read_into(before, &[("LOCK_TTL_MS", "60000")]).unwrap()).unwrap();
-    check(read(&[interval]).unwrap().ttl(Duration::from_secs(60))).unwrap();
-    let error = check(read(&[interval]).unwrap()).unwrap_err();
+    let timeout = ("LOCK_COMMAND_TIMEOUT_MS", "500");
+    let (short, long) = (Duration::from_millis(300), Duration::from_millis(600));
+    let replicas = |within| read(&[timeout]).unwrap().min_replicas(1, within);
+    check(replicas(short)).unwrap();
+    check(replicas(long).command_timeout(Duration::from_secs(2))).unwrap();
+    let error = check(replicas(long)).unwrap_err();
     assert!(
-        error.contains("renew_every") && error.contains("LOCK_RENEW_INTERVAL_MS"),
+        error.ends_with("environment: LOCK_COMMAND_TIMEOUT_MS"),
         "{error}"
     );
 }
 
 #[test]
 fn only_variables_that_an_error_is_about_are_named() {
-    let vars = [
-        ("LOCK_TTL_MS", "9000"),
-        ("LOCK_RENEW_INTERVAL_MS", "2000"),
-        ("LOCK_CONNECT_TIMEOUT_MS", "1111"),
-    ];
-    let builder = || read(&vars).unwrap();
-    let interval = check(builder().ttl(Duration::from_secs(1))).unwrap_err();
-    assert!(
-        interval.ends_with("environment: LOCK_RENEW_INTERVAL_MS"),
-        "{interval}"
-    );
-    let ttl = check(builder().renew_every(Duration::from_secs(60))).unwrap_err();
-    assert!(ttl.ends_with("environment: LOCK_TTL_MS"), "{ttl}");
-    let none = builder().ttl(Duration::from_secs(1));
-    let none = check(none.renew_every(Duration::from_secs(60))).unwrap_err();
+    let vars = [("LOCK_TTL_MS", "9000"), ("LOCK_COMMAND_TIMEOUT_MS", "500")];
+    let none = read(&vars)
+        .unwrap()
+        .command_timeout(Duration::from_millis(400));
+    let none = check(none.min_replicas(1, Duration::from_secs(60))).unwrap_err();
     assert!(!none.contains("environment"), "{none}");
 }
 
@@ -335,7 +326,6 @@ fn invalid_value_is_an_error_that_names_its_variable() {
         ("REDIS_PORT", "0"),
         ("REDIS_DB", "-1"),
         ("LOCK_TTL_MS", "10s"),
-        ("LOCK_RENEW_INTERVAL_MS", "20000"),
         ("LOCK_CONNECT_TIMEOUT_MS", "0"),
         ("LOCK_COMMAND_TIMEOUT_MS", "1s"),
         ("LOCK_UNREACHABLE_FOR_MS", "0"),
@@ -344,7 +334,7 @@ fn invalid_value_is_an_error_that_names_its_variable() {
         ("REDIS_URLS", "redis://one redis://one"),
         ("REDIS_URL", "redis+quorum://one,one"),
         ("LOCK_TTL_MS", "5"),
-        ("LOCK_RENEW_INTERVAL_MS", ""),
+        ("LOCK_TTL_MS", ""),
     ] {
         let built = read(&[(name, value)]).map_err(|error| error.to_string());
         match built.and_then(check) {

@@ -25,9 +25,9 @@ pub(crate) use crate::args::run::Run;
 /// 127.0.0.1:6379. REDIS_USERNAME and REDIS_PASSWORD fill in any URL without a password, even that
 /// of --url; REDIS_PASSWORD_FILE names a file that contains the password. REDIS_TLS_CA,
 /// REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. Other settings are read from
-/// LOCK_TTL_MS, LOCK_RENEW_INTERVAL_MS, LOCK_CONNECT_TIMEOUT_MS, LOCK_COMMAND_TIMEOUT_MS,
-/// LOCK_UNREACHABLE_FOR_MS and LOCK_KEY_PREFIX. Options override the variables.
-/// Results go to standard output, messages to standard error.
+/// LOCK_TTL_MS, LOCK_CONNECT_TIMEOUT_MS, LOCK_COMMAND_TIMEOUT_MS, LOCK_UNREACHABLE_FOR_MS and
+/// LOCK_KEY_PREFIX. Options override the variables. Results go to standard output, messages to
+/// standard error.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_long_help = TABLE)]
 pub(crate) struct Cli {

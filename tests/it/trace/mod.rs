@@ -50,7 +50,7 @@ fn builder() -> ClientBuilder {
     let patience = ms(5_000);
     let builder = Client::builder().owner("owner");
     let builder = builder.connect_timeout(patience).command_timeout(patience);
-    builder.ttl(TTL).renew_every(TTL / 2)
+    builder.ttl(TTL)
 }
 
 fn client(trace: &Trace) -> Client {
