@@ -9,8 +9,8 @@ use crate::name::Name;
 
 /// Why an attempt did not get its lock: who has the lock, since when, and how long at most.
 ///
-/// The calls that try (`try_lock`, `try_read`, `try_acquire` and their `_for` and `_until` forms)
-/// return it if the lock is taken. Their `Err` has another meaning: the attempt failed, and nobody
+/// The calls that try (`try_lock`, `try_read`, `try_acquire` and their `_for` forms) return
+/// it if the lock is taken. Their `Err` has another meaning: the attempt failed, and nobody
 /// knows whether the lock is taken.
 ///
 /// So `try_lock().is_ok()` is true for a lock that is taken, too. The attempt has acquired the lock
