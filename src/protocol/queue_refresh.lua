@@ -9,22 +9,26 @@
 -- the next refresh replies with them.
 read_clock()
 settle()
--- A queue in which all waiters have died ends after twice the longest provisional time.
-redis.call('PEXPIRE', KEYS[3], '6000')
-redis.call('PEXPIRE', KEYS[4], '6000')
-if not redis.call('LINDEX', KEYS[3], '0') then
-  -- Places without a queue have no order.
+-- A queue in which all waiters have died ends after twice the longest provisional time. Places
+-- without a queue have no order.
+local is_there = redis.call('PEXPIRE', KEYS[3], '6000') == 1
+if is_there then
+  redis.call('PEXPIRE', KEYS[4], '6000')
+else
   redis.call('DEL', KEYS[4])
 end
 refreshed, granted = {}, {}
 -- Whether a client listens to the inbox now, and whether the clock was set back since a refresh.
 local listens, is_set_back
+-- Whether one of the waiters fits. The others' own refreshes find out whether they fit.
+local fit
 local reply = {}
 for n = 2, #ARGV do
   local id = ARGV[n]
   local place = redis.call('HGET', KEYS[4], id)
-  local seen, before, mark = string.match(place or '', '^(%d+) (%d+ %S+ %d+) (%a) ')
+  local seen, before, want, mark = string.match(place or '', '^(%d+) (%d+ (%S+) %d+) (%a) ')
   if before then
+    fit = fit or fits(want)
     is_set_back = is_set_back or tonumber(seen) > now
     if mark ~= 'l' and mark ~= 'a' then
       if listens == nil then
@@ -40,7 +44,7 @@ for n = 2, #ARGV do
   reply[n - 1] = before and 0 or -1
 end
 if is_set_back then set_back(0) end
-local bad = grant()
+local bad = (fit or is_set_back) and grant()
 if bad then return bad end
 for n = 2, #ARGV do
   local token = granted[ARGV[n]]

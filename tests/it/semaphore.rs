@@ -7,8 +7,9 @@ use crossbeam_channel::unbounded;
 use leasehold::{Client, Error, Semaphore};
 use support::fair::PATIENCE;
 use support::permits::{
-    PERMITS, PERMITS_QUEUE, Set, acquire_in_turn, give_back, permits_out, permits_queue_length,
-    spawn_acquiring, wait_for_permits_queue, wait_until_only_permit_fences_remain,
+    PERMITS, PERMITS_FENCE, PERMITS_PLACES, PERMITS_QUEUE, Set, acquire_in_turn, give_back,
+    permits_out, permits_queue_length, spawn_acquiring, wait_for_permits_queue,
+    wait_until_only_permit_fences_remain,
 };
 use support::{Server, assert_gives_up, eventually, ms};
 
@@ -18,6 +19,7 @@ support::tests![
     many_permits_are_acquired_and_released_together,
     semaphore_and_lock_of_one_name_are_unrelated,
     free_permit_costs_the_server_few_commands,
+    refresh_of_a_waiting_call_costs_the_server_six_commands,
     permits_are_granted_in_order,
     release_of_many_permits_grants_to_several_waiters,
     more_waiters_than_a_script_grants_to_are_all_granted,
@@ -36,21 +38,49 @@ fn semaphore(server: &Server, permits: u32) -> Semaphore {
     server.client().semaphore("a", permits)
 }
 
+/// Returns how many commands the scripts run that `call` calls.
+fn commands_of(server: &Server, call: impl FnOnce()) -> u64 {
+    let before = server.all_calls();
+    call();
+    let calls = server.all_calls().into_iter();
+    let in_scripts = calls.filter(|(command, _)| {
+        !["eval", "evalsha", "info"].contains(&command.as_str()) && !command.contains('|')
+    });
+    in_scripts
+        .map(|(command, calls)| calls - before.get(&command).unwrap_or(&0))
+        .sum()
+}
+
+/// A client refreshes all its places every 0.9 s.
+fn refresh_of_a_waiting_call_costs_the_server_six_commands() {
+    let server = Server::start();
+    let held = semaphore(&server, 2).many(2).acquire().unwrap();
+    let run = |source: &str, args: &[&str]| {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(source).arg(4);
+        eval.arg(&[PERMITS, PERMITS_FENCE, PERMITS_QUEUE, PERMITS_PLACES]);
+        eval.arg(args).exec(&mut server.connection()).unwrap();
+    };
+    for id in ["1 o:first", "1 o:second"] {
+        run(
+            of_permits!("queue_enter"),
+            &[id, "10000", "1/2", "a", "inbox"],
+        );
+    }
+    for id in ["1 o:first", "1 o:second"] {
+        let refresh = || run(of_permits!("queue_refresh"), &["inbox", id]);
+        assert_eq!(commands_of(&server, refresh), 6, "{id}");
+    }
+    give_back(held);
+}
+
 fn free_permit_costs_the_server_few_commands() {
     let server = Server::start();
     let semaphore = semaphore(&server, 4);
     let commands_of_a_pair = || {
         // The first pair can load the scripts.
         give_back(semaphore.acquire().unwrap());
-        let before = server.all_calls();
-        give_back(semaphore.acquire().unwrap());
-        let calls = server.all_calls().into_iter();
-        let added = calls.map(|(command, calls)| {
-            let is_request = command == "evalsha" || command == "info" || command.contains('|');
-            let before = before.get(&command).unwrap_or(&0);
-            if is_request { 0 } else { calls - before }
-        });
-        added.sum::<u64>()
+        commands_of(&server, || give_back(semaphore.acquire().unwrap()))
     };
     assert_eq!(commands_of_a_pair(), 10);
     let other = semaphore.acquire().unwrap();
