@@ -10,8 +10,7 @@ use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};
 use crate::queue::name_places::NamePlaces;
 use crate::queue::parker::Parker;
-use crate::queue::recent::ContendedNames;
-pub(crate) use crate::queue::recent::SharedPlace;
+use crate::queue::recent::{ContendedNames, counts};
 use crate::sync::Mutex;
 
 /// The places of this client's calls in the queues in Redis, as far as known.
@@ -30,7 +29,24 @@ pub(super) struct PlacesState {
     /// The lock that each holder id waits for: a grant message contains the id only.
     pub(super) owners: HashMap<HolderId, (Admission, Name)>,
     pub(super) next_serial: u64,
-    recent: ContendedNames,
+    contended: ContendedNames,
+}
+
+/// The state of a name whose calls share a place in Redis, as far as this client knows it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedPlace {
+    /// A call of this client has the place, is entering, or has left the place to the others.
+    pub(crate) is_taken: bool,
+    /// When Redis last refused the name to this client; or until when no client asks for it, after
+    /// a plain release.
+    pub(crate) contended: Instant,
+}
+
+impl SharedPlace {
+    /// Returns whether others wanted the name, too, a moment before `now`.
+    pub(crate) fn is_contended(&self, now: Instant) -> bool {
+        counts(self.contended, now)
+    }
 }
 
 impl PlacesState {
@@ -113,7 +129,7 @@ impl Places {
     /// Records that others want the lock: Redis refused it to this client at `since`, or a plain
     /// release leaves it to other programs until `since`.
     pub(crate) fn note_contended(&self, name: &Name, since: Instant) {
-        self.state.lock().recent.contended(name, since);
+        self.state.lock().contended.note(name, since);
     }
 
     /// Returns what this client knows about a name whose calls share a place.
@@ -123,7 +139,7 @@ impl Places {
         let is_taken = places.is_some_and(NamePlaces::has_place);
         SharedPlace {
             is_taken,
-            ..state.recent.of(name)
+            contended: state.contended.since(name),
         }
     }
 

@@ -12,58 +12,33 @@ const COUNTS_FOR: Duration = Duration::from_secs(1);
 /// Outdated names are removed only from a table of at least this many names.
 const FEWEST: usize = 64;
 
-/// The names that others wanted a moment ago, too.
+/// When Redis last refused each name to this client; or until when no client asks for it, after a
+/// plain release.
 #[derive(Debug, Default)]
 pub(super) struct ContendedNames {
-    names: NameTable<SharedPlace>,
+    names: NameTable<Instant>,
     /// The number of names at which outdated ones are removed.
     limit: usize,
 }
 
-/// The state of a name whose calls share a place in Redis, as far as this client knows it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SharedPlace {
-    /// A call of this client has the place, is entering, or has left the place to the others.
-    /// `Places::shared` sets it; it is false in `ContendedNames`.
-    pub(crate) is_taken: bool,
-    /// When Redis last refused the name to this client; or until when no client asks for it, after
-    /// a plain release.
-    pub(crate) contended: Instant,
-}
-
-impl SharedPlace {
-    const UNKNOWN: Self = Self {
-        is_taken: false,
-        contended: Instant::START,
-    };
-
-    /// Returns whether others wanted the name, too, a moment before `now`.
-    pub(crate) fn is_contended(&self, now: Instant) -> bool {
-        counts(self.contended, now)
-    }
-}
-
-fn counts(noted: Instant, now: Instant) -> bool {
-    noted > Instant::START && noted.after(COUNTS_FOR) > now
+/// Returns whether others wanted a name, too, a moment before `now`.
+pub(super) fn counts(since: Instant, now: Instant) -> bool {
+    since > Instant::START && since.after(COUNTS_FOR) > now
 }
 
 impl ContendedNames {
-    pub(super) fn contended(&mut self, name: &Name, since: Instant) {
-        let entry = self.entry(name, since);
-        entry.contended = entry.contended.max(since);
-    }
-
-    pub(super) fn of(&self, name: &Name) -> SharedPlace {
-        let recent = self.names.get(name);
-        recent.copied().unwrap_or(SharedPlace::UNKNOWN)
-    }
-
-    fn entry(&mut self, name: &Name, now: Instant) -> &mut SharedPlace {
+    pub(super) fn note(&mut self, name: &Name, since: Instant) {
         if self.names.len() >= self.limit {
-            self.names.retain(|_, it| it.is_contended(now));
+            self.names.retain(|_, noted| counts(*noted, since));
             self.limit = FEWEST.max(self.names.len() * 2);
         }
-        (self.names.entry(name.clone())).or_insert(SharedPlace::UNKNOWN)
+        let noted = self.names.entry(name.clone()).or_insert(since);
+        *noted = since.max(*noted);
+    }
+
+    /// Returns the start of time for a name that nobody else has wanted.
+    pub(super) fn since(&self, name: &Name) -> Instant {
+        self.names.get(name).copied().unwrap_or(Instant::START)
     }
 }
 
@@ -76,26 +51,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_counts_for_a_second_and_is_then_forgotten() {
-        let mut recent = ContendedNames::default();
-        let name = Name::from("a");
-        assert!(!recent.of(&name).is_contended(at(1)));
-        recent.contended(&name, at(1));
-        let known = recent.of(&name);
-        assert!(known.is_contended(at(1_000)) && !known.is_contended(at(1_001)));
-        for n in 0..10_000 {
-            recent.contended(&Name::from(n.to_string()), at(5_000 + n));
-        }
+    fn the_latest_refusal_counts_for_a_second_and_is_then_forgotten() {
+        let (mut recent, name) = (ContendedNames::default(), Name::from("a"));
+        assert!(!counts(recent.since(&name), at(1)));
+        [at(7), at(6)].map(|since| recent.note(&name, since));
+        let since = recent.since(&name);
+        assert!(counts(since, at(1_006)) && !counts(since, at(1_007)));
+        (0..10_000).for_each(|n| recent.note(&Name::from(n.to_string()), at(5_000 + n)));
         assert!(recent.names.len() <= 3_000, "{}", recent.names.len());
-        assert_eq!(recent.of(&name).contended, Instant::START);
-    }
-
-    #[test]
-    fn a_refusal_does_not_shorten_the_time_after_a_plain_release() {
-        let mut recent = ContendedNames::default();
-        let name = Name::from("a");
-        recent.contended(&name, at(7));
-        recent.contended(&name, at(6));
-        assert_eq!(recent.of(&name).contended, at(7));
+        assert_eq!(recent.since(&name), Instant::START);
     }
 }
