@@ -40,7 +40,7 @@
 //!   locks. It does not change the library.
 //! - `metrics`: sends [statistics](guide::observability#statistics) to the recorder of the
 //!   [`metrics`](https://docs.rs/metrics) facade.
-//! - `serde`: `Serialize` for [`Stats`], [`Held`], [`Holder`] and the like; names, tokens and
+//! - `serde`: `Serialize` for [`Stats`], [`Held`], [`Taken`] and the like; names, tokens and
 //!   statistics can be read back, too.
 //! - `testing`: the module `testing`, a server in the process for the tests of your own code. Needs
 //!   a C compiler.

@@ -2,7 +2,7 @@
 //! text, a log record or the output of the program `leasehold`: no control or bidirectional
 //! characters.
 
-use leasehold::{Error, Health};
+use leasehold::{Error, Health, Name};
 use support::{FakeServer, Server, builder, client, log_records, ms};
 
 support::tests![
@@ -11,6 +11,7 @@ support::tests![
     an_error_with_a_servers_own_text_is_harmless,
     names_are_escaped_in_display_and_debug,
     a_foreign_holder_is_shown_harmlessly,
+    refusals_are_shown_harmlessly,
     an_error_about_a_key_is_harmless,
     a_refused_subscription_is_logged_harmlessly,
     a_host_that_a_server_names_is_shown_harmlessly,
@@ -197,6 +198,19 @@ fn an_error_with_a_servers_own_text_is_harmless() {
         assert_harmless_error(&client.shared_stats().map_or_else(|e| e, |_| Error::Closed));
     }
     assert_log_harmless();
+}
+
+fn refusals_are_shown_harmlessly() {
+    let server = server_with_foreign_locks();
+    let client = client(&server.url());
+    let mut names: Vec<Name> = hostile().map(|c| Name::from(c.to_string())).collect();
+    names.push(all_hostile().into());
+    names.push([all_hostile().as_bytes(), b"\xff\xc3"].concat().into());
+    for name in names {
+        let taken = client.mutex(name).try_lock().unwrap().unwrap_err();
+        assert_harmless(&taken.to_string());
+        assert_harmless(&format!("{taken:?}"));
+    }
 }
 
 fn a_refused_subscription_is_logged_harmlessly() {
