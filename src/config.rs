@@ -40,6 +40,8 @@ pub(crate) struct Config {
     pub(crate) unreachable_for: Duration,
     pub(crate) max_connections: usize,
     pub(crate) replicas: Option<Replicas>,
+    /// Calls wait in queues in Redis, unless over a quorum.
+    pub(crate) queues: bool,
     /// Failures in a row that open the circuit breaker; zero disables it.
     pub(crate) breaker_after: u32,
     pub(crate) shared_stats: bool,
@@ -60,6 +62,7 @@ impl Default for Config {
             unreachable_for: Duration::from_secs(10),
             max_connections: 32,
             replicas: None,
+            queues: true,
             breaker_after: 5,
             shared_stats: false,
             dialers: ThreadGroup::new(DIALER),

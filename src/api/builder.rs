@@ -429,6 +429,30 @@ impl ClientBuilder {
         self
     }
 
+    /// Sets whether calls wait in queues in Redis.
+    ///
+    /// Defaults to true. Set it to false for a Redis user that lacks the [permissions for
+    /// queues](crate::guide::operations#permissions-of-the-redis-user). With queues, a call that
+    /// needs a missing permission fails with [`Error::Refused`].
+    ///
+    /// Without queues, a [`Mutex`](crate::Mutex) and a [`MutexAll`](crate::MutexAll) wait as they do
+    /// over a quorum: a release wakes one waiter of each client, and the first to ask gets the lock.
+    /// Such a client ignores the queue in which other clients wait, and its releases grant the lock
+    /// to none of them: they ask again at once. A [`FairMutex`](crate::FairMutex), an
+    /// [`RwLock`](crate::RwLock) and a [`Semaphore`](crate::Semaphore) need queues, and their calls
+    /// fail with [`Error::Config`].
+    ///
+    /// ```
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// let client = Client::builder().url(url).queues(false).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn queues(mut self, on: bool) -> Self {
+        self.config.queues = on;
+        self
+    }
+
     /// Replaces addresses that sentinels or nodes of a cluster announce.
     ///
     /// Each pair has an announced `host:port`, and the one at which this machine reaches it. Other

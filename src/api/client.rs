@@ -218,8 +218,8 @@ impl Client {
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
         let runtime = self.runtime();
         let keys = runtime.keys(name.into());
-        let keys = match runtime.deployment.has_queues() {
-            true => CohortKeys::of(keys, &runtime.queue_rights),
+        let keys = match runtime.has_queues() {
+            true => CohortKeys::of(keys),
             false => MutexKeys::of(keys),
         };
         Mutex::new(Arc::clone(&self.core), keys)
@@ -288,7 +288,7 @@ impl Client {
             &runtime.config.key_prefix,
             &runtime.config.channel_prefix,
             runtime.deployment.layout(),
-            &runtime.queue_rights,
+            runtime.has_queues(),
         );
         MutexAll::new(Arc::clone(&self.core), keys)
     }

@@ -38,8 +38,8 @@ use crate::token::FencingToken;
 /// - The grant fails or reaches no client.
 /// - A reader of the [`RwLock`](crate::RwLock) of this name is next.
 /// - An operator calls [`Mutex::force_unlock`].
-/// - A plain lock or a set is released while its slot of a cluster moves, or by a user without the
-///   permissions for queues.
+/// - A plain lock or a set is released while its slot of a cluster moves, or by a client that is
+///   built with [`queues(false)`](crate::ClientBuilder::queues).
 ///
 /// Programs outside the queue may get the lock before a call behind 100 clients that wait for the
 /// plain lock: see [sharing a lock](crate::guide::wire_format#sharing-a-lock-with-other-programs).

@@ -60,7 +60,7 @@ use crate::token::FencingToken;
 /// [sharing a lock](crate::guide::wire_format#sharing-a-lock-with-other-programs).
 ///
 /// Over a quorum there is no queue: the first to ask after a release gets the lock. The same is
-/// true if the client's user lacks the permissions that queues need.
+/// true in a client that is built with [`queues(false)`](crate::ClientBuilder::queues).
 ///
 /// # Differences from `std::sync::Mutex`
 ///
@@ -326,7 +326,7 @@ impl Mutex {
     ///   [`MutexAll`](crate::MutexAll) call that is queued for this name.
     /// - The place of a dead process counts until the queue moves past it, or for 6 s if no other
     ///   call waits.
-    /// - Clients whose user lacks the permissions for queues have none.
+    /// - Clients that are built with [`queues(false)`](crate::ClientBuilder::queues) have none.
     ///
     /// Returns within the command timeout.
     ///
@@ -342,13 +342,16 @@ impl Mutex {
     /// # Errors
     ///
     /// The errors of [`inspect`](Self::inspect). The call needs the permission `+llen`.
-    /// [`Error::Config`] over a quorum, whose servers share no queue.
+    /// [`Error::Config`] if this client uses no queue: over a quorum, and with
+    /// [`queues(false)`](crate::ClientBuilder::queues).
     pub fn waiting(&self) -> Result<u64, Error> {
         self.check()?;
-        match self.core.runtime.deployment.has_queues() {
+        match self.core.runtime.has_queues() {
             true => self.queue_length(),
             false => Err(Error::Config(
-                "a quorum has no queue, so the number of waiting clients is unknown".into(),
+                "this client uses no queue (over a quorum, or with queues(false)), so the number \
+                 of waiting clients is unknown"
+                    .into(),
             )),
         }
     }
@@ -379,7 +382,7 @@ impl Mutex {
     pub(super) fn check(&self) -> Result<(), Error> {
         self.core.runtime.process.check()?;
         self.keys.check()?;
-        self.core.runtime.deployment.check(&self.keys)
+        self.core.runtime.check(&self.keys)
     }
 
     fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
@@ -401,9 +404,8 @@ impl Mutex {
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
     /// A place is that of a client whose calls wait for the lock, or of a call or a set that waits
-    /// in the same queue. Always `None` if there is no queue: over a quorum, and once this client
-    /// has found that its user lacks the permissions for queues. The time is by the server's clock.
-    /// Returns within the command timeout.
+    /// in the same queue. Always `None` if this client uses no queue: over a quorum, and with
+    /// [`queues(false)`](crate::ClientBuilder::queues). The time is by the server's clock. Returns within the command timeout.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -343,7 +343,7 @@ impl RwLock {
         let deployment = &self.core.runtime.deployment;
         self.core.runtime.process.check()?;
         self.reader.check()?;
-        deployment.check(&self.reader)?;
+        self.core.runtime.check(&self.reader)?;
         let ask = |until| deployment.call(self.keys.holders(), until, Cap::Counted);
         Ok(match query(&self.core.runtime, may_repeat, ask)? {
             Answer::Holders { is_shared, holders } if !holders.is_empty() => {

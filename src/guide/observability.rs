@@ -13,7 +13,6 @@
 //!   - a circuit breaker opened, once for an outage; the master has moved; a sentinel names another
 //!     master;
 //!   - releases cannot be published or received; shared statistics are refused;
-//!   - the user lacks the permissions for queues;
 //!   - a quorum has an even number of servers; no majority of a quorum answers;
 //!   - a thread waits for a lock that it holds itself, or reads a name again under its own read
 //!     guard (debug builds only).

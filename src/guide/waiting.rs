@@ -35,10 +35,10 @@
 //!   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) ask after the pauses that the policy sets,
 //!   or at their next refresh if that is sooner.
 //!
-//! Over a quorum, for names in several slots of a cluster, and if the Redis user lacks the
-//! permissions that queues need, there is no queue. The release then wakes one waiter of each
-//! client, and the first to ask gets the lock. A waiter also asks when the lease of the holder
-//! would expire, and after 1 s.
+//! Over a quorum, for names in several slots of a cluster, and in a client that is built with
+//! [`queues(false)`](crate::ClientBuilder::queues), there is no queue. The release then wakes one
+//! waiter of each client, and the first to ask gets the lock. A waiter also asks when the lease of
+//! the holder would expire, and after 1 s.
 //!
 //! # Several databases of one server
 //!

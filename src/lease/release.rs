@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(released.take(|_| true).len(), RecentReleases::MOST);
         assert!(released.take(|_| true).is_empty());
         let names = ["a", "b"].map(Name::from).to_vec();
-        let two = MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer, &Arc::default());
+        let two = MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer, true);
         for keys in [&two, &two, &keys] {
             released.note(Release::new(Arc::clone(keys), id.clone(), until));
         }
@@ -259,7 +259,7 @@ mod tests {
         let (_, id, until) = parts();
         let names = (0..=RecentReleases::MOST).map(|n| Name::from(n.to_string().as_str()));
         let layout = Layout::OneServer;
-        let many = MutexAllKeys::of(names.collect(), "lock:", "r:", layout, &Arc::default());
+        let many = MutexAllKeys::of(names.collect(), "lock:", "r:", layout, true);
         let mut released = RecentReleases::default();
         released.note(Release::new(many, id, until));
         assert_eq!(released.take(|_| true).len(), 1);

@@ -144,7 +144,7 @@ fn take_or_fail(
     has_waited: &mut bool,
 ) -> Result<Result<Arc<HeldLease>, Taken>, Error> {
     keys.check()?;
-    runtime.deployment.check(keys)?;
+    runtime.check(keys)?;
     let terms = settings.terms(&runtime.config)?;
     runtime.deployment.check_terms(&terms)?;
     runtime.check_open()?;

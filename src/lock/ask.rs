@@ -11,7 +11,6 @@ use crate::lock::sleep::SleepEnd::{self, TimedOut};
 use crate::lock::waiting_call::WaitingCall;
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::Queueing;
-use crate::redis::Fault;
 
 /// The outcome of [`WaitingCall::try_once`] after which the call keeps waiting.
 pub(crate) enum Tried {
@@ -23,8 +22,7 @@ pub(crate) enum Tried {
     },
     /// No refusal:
     /// * After a split vote, or a command without a reply, the call has already slept.
-    /// * If another call of this client has just taken the shared place, or if the user lacks the
-    ///   permission for places, the call goes on at once.
+    /// * If another call of this client has just taken the shared place, the call goes on at once.
     NotRefused(SleepEnd),
 }
 
@@ -32,7 +30,6 @@ impl WaitingCall<'_> {
     /// Tries Redis once, and records its reply. Sends nothing if another call of this client has
     /// taken the place that they share.
     pub(crate) fn try_once(&mut self, now: Instant) -> Result<Tried, Over> {
-        self.note_queue_rights();
         let entering = match &self.place {
             // While this client holds the name alone, the attempt takes no place: it only checks
             // whether Redis refuses.
@@ -81,12 +78,6 @@ impl WaitingCall<'_> {
                     self.park(SPLIT_VOTE_BACKOFF.pause(self.splits - 1)),
                 ))
             }
-            Err(Fault::Rejected(error))
-                if (has_entered || self.set_place.is_some())
-                    && self.leave_queue_if_forbidden(&error) =>
-            {
-                Ok(Tried::NotRefused(TimedOut))
-            }
             Err(fault) => {
                 let pause = self.pause_after(fault)?;
                 self.park(pause);
@@ -120,7 +111,6 @@ impl WaitingCall<'_> {
                 self.count_wake(found.iter().all(waits));
                 self.ensure_subscribed()?;
             }
-            Err(Fault::Rejected(error)) if self.leave_queue_if_forbidden(&error) => {}
             Err(fault) => {
                 let pause = self.pause_after(fault);
                 // If this call gives up, another one with a later deadline may refresh at once.

@@ -350,19 +350,6 @@ impl Attempt<'_> {
         self.undo(keys, id, cause)
     }
 
-    /// Stops the use of queues in Redis if `error` says that this client's user may not use them.
-    /// Returns whether the lock then goes on without them.
-    pub(crate) fn stop_using_queue_if_forbidden(&self, error: &Error) -> bool {
-        if !error.lacks_right() || !self.keys.forgo_queue() {
-            return false;
-        }
-        logging::warn!(
-            name:% = self.keys;
-            "this client waits for releases instead of in queues in Redis: {error}"
-        );
-        true
-    }
-
     /// Returns the index of the first name that this client holds now: Redis would refuse it.
     pub(crate) fn held_here(&self) -> Option<usize> {
         Some(self.held_by_this_client()?.0)

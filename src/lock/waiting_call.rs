@@ -123,25 +123,6 @@ impl<'a> WaitingCall<'a> {
         }
     }
 
-    /// Stops sharing a place if another call of this client has found that its user may have none.
-    pub(crate) fn note_queue_rights(&mut self) {
-        if self.shares_place && self.attempt.keys.queue().is_none() {
-            self.stop_sharing_place();
-        }
-    }
-
-    /// Gives up the place, and stops all calls of this client for the name from sharing one.
-    fn stop_sharing_place(&mut self) {
-        // First: a call that wakes then finds that no other has the place.
-        self.end_place(false);
-        self.shares_place = false;
-        if let Some(local) = &self.local {
-            local.stop_sharing_place();
-        }
-        // Nobody can take over what an earlier call has left.
-        self.leave_last_place(self.name_index);
-    }
-
     /// Returns what this client knows about the name, if its calls share a place in Redis.
     pub(crate) fn shared(&self) -> Option<SharedPlace> {
         let shared_places = &self.attempt.runtime.waiters.shared_places;
@@ -176,19 +157,6 @@ impl<'a> WaitingCall<'a> {
             let parker = parker.map_or_else(Parker::new, Parker::clone);
             self.place = Some(Place::new(self.attempt, queue_keys, parker));
         }
-    }
-
-    /// Gives up the place in Redis if `error` says that this client's user may have none. Returns
-    /// whether the call then goes on without it.
-    pub(crate) fn leave_queue_if_forbidden(&mut self, error: &Error) -> bool {
-        if !self.attempt.stop_using_queue_if_forbidden(error) {
-            return false;
-        }
-        self.stop_sharing_place();
-        if self.set_place.take().is_some() {
-            self.join_local_queue(false);
-        }
-        true
     }
 
     /// Leaves the place in Redis to another call of this client, if `others_share` it. Otherwise

@@ -11,7 +11,6 @@ use crate::protocol::keys::{Keys, Layout, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, AcquireSet, AtRelease, NewPlace, Primitive, SetQueues};
 use crate::protocol::queue_keys::{queue_script, reader_commands};
-use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -40,10 +39,9 @@ pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set
 #[derive(Debug)]
 pub(crate) struct MutexAllKeys {
     keys: Keys,
-    /// The fences, the queues, the places and the readers of the names; empty over a quorum, and
+    /// The fences, the queues, the places and the readers of the names; empty without queues, and
     /// for names in several slots of a cluster.
     queues: Vec<Vec<u8>>,
-    rights: Arc<QueueRights>,
     /// The lock of the names in each slot, if there are several slots.
     slots: Vec<Arc<dyn Primitive>>,
 }
@@ -55,13 +53,13 @@ impl MutexAllKeys {
         key_prefix: &str,
         channel_prefix: &str,
         layout: Layout,
-        rights: &Arc<QueueRights>,
+        has_queues: bool,
     ) -> Arc<dyn Primitive> {
         // Sorted, so that every client tries them in the same order.
         names.sort_unstable();
         names.dedup();
         let keys_of = |names: &[Name]| Keys::of(names, key_prefix, channel_prefix);
-        let part_of = |names: &[Name]| Self::part(keys_of(names), layout, rights);
+        let part_of = |names: &[Name]| Self::part(keys_of(names), has_queues);
         let mut slots = Vec::new();
         if layout == Layout::Slots {
             let slot = |name: &Name| keys_of(slice::from_ref(name)).key(0).slot();
@@ -76,21 +74,20 @@ impl MutexAllKeys {
             _ => Arc::new(Self {
                 keys: keys_of(&names),
                 queues: Vec::new(),
-                rights: Arc::clone(rights),
                 slots,
             }),
         }
     }
 
     /// Returns the lock of names that one script call can acquire.
-    fn part(keys: Keys, layout: Layout, rights: &Arc<QueueRights>) -> Arc<dyn Primitive> {
-        match (keys.names.len(), layout) {
-            (1, Layout::Quorum) => return MutexKeys::of(keys),
-            (1, _) => return CohortKeys::of(keys, rights),
+    fn part(keys: Keys, has_queues: bool) -> Arc<dyn Primitive> {
+        match (keys.names.len(), has_queues) {
+            (1, true) => return CohortKeys::of(keys),
+            (1, false) => return MutexKeys::of(keys),
             _ => {}
         }
         let mut queues = Vec::new();
-        if layout != Layout::Quorum {
+        if has_queues {
             queues.extend(keys.fences.iter().cloned());
             for kind in ["queue", "places", "readers"] {
                 queues.extend(keys.locks.iter().map(|lock| sibling_key(lock, kind)));
@@ -99,14 +96,8 @@ impl MutexAllKeys {
         Arc::new(Self {
             keys,
             queues,
-            rights: Arc::clone(rights),
             slots: Vec::new(),
         })
-    }
-
-    /// Returns whether a script of this lock can use the queues of its names.
-    fn has_queues(&self) -> bool {
-        !self.queues.is_empty() && !self.rights.are_missing()
     }
 
     /// Returns the call that releases the locks and removes the places of holder ids. If the lock
@@ -122,7 +113,7 @@ impl MutexAllKeys {
             return Call::new(verb, without, [locks, &[]], args);
         }
         let call = Call::new(verb, &LEAVE_ALL, [locks, &self.queues], args);
-        call.or_without_queue(without, &self.rights)
+        call.or_without_queue(without)
     }
 }
 
@@ -156,15 +147,10 @@ impl Primitive for MutexAllKeys {
     }
 
     fn set_queues(&self) -> Option<&dyn SetQueues> {
-        match self.has_queues() {
-            true => Some(self),
-            false => None,
+        match self.queues.is_empty() {
+            true => None,
+            false => Some(self),
         }
-    }
-
-    fn forgo_queue(&self) -> bool {
-        self.rights.refused();
-        true
     }
 
     fn slots(&self) -> &[Arc<dyn Primitive>] {
@@ -212,7 +198,7 @@ mod tests {
             true => Layout::Slots,
             false => Layout::OneServer,
         };
-        MutexAllKeys::of(names, "lock:", "r:", layout, &Arc::default())
+        MutexAllKeys::of(names, "lock:", "r:", layout, true)
     }
 
     #[test]

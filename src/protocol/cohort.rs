@@ -10,7 +10,6 @@ use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing, RedisQueue};
 use crate::protocol::queue_keys::{QueueKeys, queue_script, reader_commands};
-use crate::protocol::rights::QueueRights;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -47,14 +46,12 @@ pub(super) static REFRESH: Script = queue_script!(
 pub(crate) struct CohortKeys {
     /// The queue of the name, which its fair lock and its read-write lock use, too.
     queue: QueueKeys,
-    rights: Arc<QueueRights>,
 }
 
 impl CohortKeys {
-    pub(crate) fn of(keys: Keys, rights: &Arc<QueueRights>) -> Arc<dyn Primitive> {
+    pub(crate) fn of(keys: Keys) -> Arc<dyn Primitive> {
         Arc::new(Self {
             queue: lock_queue(keys),
-            rights: Arc::clone(rights),
         })
     }
 }
@@ -83,12 +80,12 @@ impl Primitive for CohortKeys {
         let channel = Arg::Bytes(&self.keys().channels[0]);
         let args = [Arg::Bytes(value), channel, may_be_plain];
         let call = self.queue.call(Verb::PassOn, &RELEASE, args);
-        call.or_without_queue(&mutex::RELEASE, &self.rights)
+        call.or_without_queue(&mutex::RELEASE)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {
         let call = self.queue.undo(arguments);
-        call.or_without_queue(&mutex::UNDO, &self.rights)
+        call.or_without_queue(&mutex::UNDO)
     }
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
@@ -96,18 +93,10 @@ impl Primitive for CohortKeys {
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {
-        match self.rights.are_missing() {
-            true => None,
-            false => Some(self),
-        }
+        Some(self)
     }
 
     fn has_local_queue(&self) -> bool {
-        true
-    }
-
-    fn forgo_queue(&self) -> bool {
-        self.rights.refused();
         true
     }
 }

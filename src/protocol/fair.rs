@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
@@ -60,12 +59,8 @@ impl Primitive for FairMutexKeys {
         Some(&self.0)
     }
 
-    fn check_quorum(&self) -> Result<(), Error> {
-        Err(Error::Config(
-            "a fair lock needs one server, Sentinel or Cluster: the servers of a quorum share no \
-             queue"
-                .into(),
-        ))
+    fn needs_queues(&self) -> Option<(&'static str, &'static str)> {
+        Some(("a fair lock", "the servers of a quorum share no queue"))
     }
 }
 

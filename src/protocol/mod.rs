@@ -15,7 +15,6 @@ pub(crate) mod queue_keys;
 pub(crate) mod redirect;
 pub(crate) mod refusal;
 pub(crate) mod reply;
-pub(crate) mod rights;
 pub(crate) mod rw_lock;
 pub(crate) mod script;
 pub(crate) mod semaphore;

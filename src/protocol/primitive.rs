@@ -92,16 +92,10 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         &[]
     }
 
-    /// Records that the user may not use queues in Redis. Returns true if the lock then goes on
-    /// without its queue: [`queue`](Self::queue) and [`set_queues`](Self::set_queues) return `None`
-    /// from now on.
-    fn forgo_queue(&self) -> bool {
-        false
-    }
-
-    /// Returns an error if a quorum cannot keep the lock.
-    fn check_quorum(&self) -> Result<(), Error> {
-        Ok(())
+    /// Returns what the kind is called, and why a quorum cannot keep it, if it needs queues in
+    /// Redis.
+    fn needs_queues(&self) -> Option<(&'static str, &'static str)> {
+        None
     }
 
     /// Returns true if a lease that has lost one of its keys can still have others, which protect

@@ -4,7 +4,6 @@
 use std::slice;
 use std::time::Duration;
 
-use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
@@ -121,11 +120,10 @@ impl Primitive for RwLockKeys {
         self.reads
     }
 
-    fn check_quorum(&self) -> Result<(), Error> {
-        Err(Error::Config(
-            "a read-write lock needs one server, Sentinel or Cluster: the servers of a quorum \
-             share no queue"
-                .into(),
+    fn needs_queues(&self) -> Option<(&'static str, &'static str)> {
+        Some((
+            "a read-write lock",
+            "the servers of a quorum share no queue",
         ))
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use crate::holder_id::HolderId;
 use crate::name::shown;
-use crate::protocol::rights::QueueRights;
 use crate::protocol::verb::Verb;
 use crate::replicas::Replicas;
 
@@ -35,6 +34,9 @@ macro_rules! script {
     };
 }
 pub(super) use script;
+
+/// The commands of locks without a queue.
+const PLAIN_COMMANDS: [&str; 6] = ["GET", "SET", "DEL", "TIME", "PTTL", "PEXPIRE"];
 
 /// Adds to the shared statistics.
 pub(crate) static ADD_STATS: Script = script!("add_stats", "hincrby");
@@ -85,17 +87,9 @@ pub(crate) struct Call<'a> {
     pub(crate) asking: bool,
     /// The last key is that of the readers, which the script needs only while readers hold.
     pub(crate) ends_with_readers: bool,
-    /// How to do the same without a queue.
-    pub(crate) without_queue: Option<WithoutQueue<'a>>,
-}
-
-/// The script that does the same without a queue. It takes only the first slice of keys, the first
-/// two of `args`, and `rest`. It serves users who lack the rights for queues, and clusters that are
-/// migrating the slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WithoutQueue<'a> {
-    pub(crate) script: &'static Script,
-    pub(crate) rights: &'a QueueRights,
+    /// The script that does the same with the lock keys alone. It takes the first slice of keys,
+    /// the first two of `args`, and `rest`.
+    pub(crate) without_queue: Option<&'static Script>,
 }
 
 /// An argument of a call; only the last ones can be absent.
@@ -157,31 +151,18 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Returns the same call with a fallback: `script`, which does the same without a queue. If the
-    /// user is known to lack the rights for queues, returns the fallback itself.
-    pub(super) fn or_without_queue(self, script: &'static Script, rights: &'a QueueRights) -> Self {
-        let without_queue = Some(WithoutQueue { script, rights });
-        let call = Self {
-            without_queue,
+    /// Returns the same call with a fallback: `script`, which does the same with the lock keys
+    /// alone.
+    pub(super) fn or_without_queue(self, script: &'static Script) -> Self {
+        Self {
+            without_queue: Some(script),
             ..self
-        };
-        match rights.are_missing() {
-            true => call.without_queue().unwrap_or(call),
-            false => call,
-        }
-    }
-
-    /// Records that the user lacks the rights for queues, after a server has refused this call for
-    /// lack of rights. Does nothing if the call cannot do without a queue.
-    pub(crate) fn note_refused(&self) {
-        if let Some(without) = &self.without_queue {
-            without.rights.refused();
         }
     }
 
     /// Returns the call that does the same with the lock keys alone, if there is one.
     pub(crate) fn without_queue(self) -> Option<Self> {
-        let WithoutQueue { script, .. } = self.without_queue?;
+        let script = self.without_queue?;
         let [id, channel, ..] = self.args;
         Some(Self {
             script,
@@ -241,11 +222,25 @@ impl<'a> Call<'a> {
     /// Returns that the user lacks a permission, after the error `text`.
     pub(crate) fn missing_right(&self, text: &str) -> String {
         let rights = self.rights();
-        match text.contains("can't run this command") {
+        let (rights, is_about_queue) = match text.contains("can't run this command") {
             true => {
                 let commands = self.script.commands_at(text);
-                format!("the user may not run {commands}; {rights}")
+                let is_of_queue = |command: &str| !PLAIN_COMMANDS.contains(&command);
+                (
+                    format!("the user may not run {commands}; {rights}"),
+                    commands.split(" or ").any(is_of_queue),
+                )
             }
+            false => (rights, text.contains("keys")),
+        };
+        let uses_queue = self.script.commands.contains("lindex");
+        let is_of_permits = |key: &Vec<u8>| key.starts_with(b"leasehold:permits");
+        let can_be_plain = !self.keys[0].iter().any(is_of_permits);
+        match is_about_queue && uses_queue && can_be_plain {
+            true => format!(
+                "{rights}; plain locks and sets of names need no queue in a client that is built \
+                 with ClientBuilder::queues(false)"
+            ),
             false => rights,
         }
     }

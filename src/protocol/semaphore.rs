@@ -153,12 +153,10 @@ impl Primitive for SemaphoreKeys {
         )))
     }
 
-    fn check_quorum(&self) -> Result<(), Error> {
-        Err(Error::Config(
-            "a semaphore needs one server, Sentinel or Cluster: with the votes of a quorum, more \
-             holders than it has permits can each have a majority"
-                .into(),
-        ))
+    fn needs_queues(&self) -> Option<(&'static str, &'static str)> {
+        let why = "with the votes of a quorum, more holders than it has permits can each have a \
+                   majority";
+        Some(("a semaphore", why))
     }
 }
 

@@ -204,23 +204,6 @@ impl LocalQueue {
         }
     }
 
-    /// Records that no waiter shares a place in Redis any more: the user of this client lacks the
-    /// permissions for one.
-    ///
-    /// Applies to all at once: if some still shared one, a waiter could become the first of them
-    /// unnoticed and sleep on.
-    pub(super) fn stop_sharing_place(&mut self) {
-        if !self.anybody_shares_place() {
-            return;
-        }
-        self.sharing_count = 0;
-        for waiter in &mut self.waiters {
-            waiter.shares_place = false;
-        }
-        // One of them may sleep because another call had the place.
-        self.wake_active();
-    }
-
     /// Returns whether any waiter shares a place in Redis.
     pub(super) fn anybody_shares_place(&self) -> bool {
         self.sharing_count > 0

@@ -64,12 +64,6 @@ impl QueueTicket<'_> {
         self.with_queue(|queue| queue.share_place(self.id));
     }
 
-    /// Records that no waiter of the name shares a place in Redis any more: the user of this client
-    /// may have none.
-    pub(crate) fn stop_sharing_place(&self) {
-        self.with_queue(LocalQueue::stop_sharing_place);
-    }
-
     /// Takes the lease that was handed to the waiter, if one was, and leaves the queue with it.
     ///
     /// Returns the hand-off as an error if the lease was lost before the waiter woke.

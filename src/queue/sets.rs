@@ -304,7 +304,7 @@ mod tests {
 
     fn keys() -> Arc<dyn Primitive> {
         let names = ["a", "b"].map(Name::from).to_vec();
-        MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer, &Arc::default())
+        MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer, true)
     }
 
     /// Asks at `now` and is queued; returns the id and whether the set kept the lower names.

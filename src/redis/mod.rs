@@ -100,7 +100,12 @@ impl Deployment {
     /// Returns an error if this deployment cannot keep such a name.
     pub(crate) fn check(&self, keys: &Arc<dyn Primitive>) -> Result<(), Error> {
         match self {
-            Self::Quorum(_) => keys.check_quorum(),
+            Self::Quorum(_) => match keys.needs_queues() {
+                Some((kind, why)) => Err(Error::Config(format!(
+                    "{kind} needs one server, Sentinel or Cluster: {why}"
+                ))),
+                None => Ok(()),
+            },
             Self::One(_) => Ok(()),
             Self::Cluster(_) => keys.check_slots(),
         }
@@ -182,9 +187,9 @@ impl Deployment {
         }
     }
 
-    /// Returns whether calls can wait in queues in Redis: the servers of a quorum share none.
-    pub(crate) fn has_queues(&self) -> bool {
-        !matches!(self, Self::Quorum(_))
+    /// Returns whether the servers are a quorum. They share no queue.
+    pub(crate) fn is_quorum(&self) -> bool {
+        matches!(self, Self::Quorum(_))
     }
 
     /// Returns a new record of the votes on an acquiring command under `id`; `None` unless over a
@@ -241,13 +246,11 @@ impl Deployment {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
         let answer = self.dispatch(call, until, cap_rule, undoable);
-        // The refusal may concern only the queue: the call is repeated with the lock keys alone.
-        if let (Err(Fault::Rejected(error @ Error::Refused { .. })), Some(without)) =
+        // The refusal may concern only the queue: the server is full, or the user lacks a permission.
+        // The lock is then freed by its key alone.
+        if let (Err(Fault::Rejected(Error::Refused { .. })), Some(without)) =
             (&answer, call.without_queue())
         {
-            if error.lacks_right() {
-                call.note_refused();
-            }
             return self.dispatch(without, until, cap_rule, undoable);
         }
         answer

@@ -28,12 +28,6 @@ impl Server {
         let (answers, usable) = self.send_all(connection, &calls, sent);
         drop(calls);
         for (job, answer) in jobs.into_iter().zip(answers) {
-            if let Err(NodeFault::Fault(Fault::Rejected(error))) = &answer
-                && error.lacks_right()
-            {
-                // A repeated call does without the queue.
-                call(&job).note_refused();
-            }
             let (sent, answer) = match answer {
                 Err(NodeFault::Redirected(..)) => match follow(call(&job)) {
                     Ok((answer, sent)) => (sent, Ok(answer)),

@@ -20,7 +20,6 @@ use crate::process::Process;
 use crate::protocol::answer::KeyState;
 use crate::protocol::keys::{Key, Keys};
 use crate::protocol::primitive::{AtRelease, Primitive};
-use crate::protocol::rights::QueueRights;
 use crate::queue::local::Waiters;
 use crate::redis::cluster::owners::Moved;
 use crate::redis::{Cap, Deployment, Majority, Undoable};
@@ -56,7 +55,6 @@ pub(crate) struct Runtime {
     /// Recent releases, to be repeated at a new master, which may not have them. Kept only if the
     /// master can change.
     pub(crate) released: Mutex<RecentReleases>,
-    pub(crate) queue_rights: Arc<QueueRights>,
     closed: AtomicBool,
     /// How many threads queue a release for the io threads. [`STOPPED`] is added once no release
     /// can be queued any more.
@@ -120,7 +118,6 @@ impl Runtime {
             callbacks: Callbacks::default(),
             calls: ThreadGroup::new(CALL),
             released: Mutex::default(),
-            queue_rights: Arc::default(),
             closed: AtomicBool::new(false),
             queueing: AtomicUsize::new(0),
             unconfirmed: Unconfirmed::default(),
@@ -141,6 +138,23 @@ impl Runtime {
 
     pub(crate) fn keys(&self, name: Name) -> Keys {
         Keys::new(name, &self.config.key_prefix, &self.config.channel_prefix)
+    }
+
+    /// Returns whether calls wait in queues in Redis.
+    pub(crate) fn has_queues(&self) -> bool {
+        self.config.queues && !self.deployment.is_quorum()
+    }
+
+    /// Returns an error if this client cannot keep such a name.
+    pub(crate) fn check(&self, keys: &Arc<dyn Primitive>) -> Result<(), Error> {
+        self.deployment.check(keys)?;
+        match keys.needs_queues() {
+            Some((kind, _)) if !self.config.queues => Err(Error::Config(format!(
+                "{kind} needs queues in Redis, and this client was built with queues(false): use \
+                 a Mutex, or a client with queues and a Redis user with the permissions for them"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Returns [`Error::Forked`] in a child of the process that made the client, and

@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::thread;
 
 use leasehold::{Client, ClientBuilder, Error, RwLock};
-use support::fair::{PLACES, QUEUE, fair_mutex, spawn_subscribed_waiter, spawn_waiter};
+use support::fair::{PLACES, QUEUE, fair_mutex, places_in, spawn_subscribed_waiter, spawn_waiter};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, connect_to_all,
     eventually, exercise_every_call, ms,
@@ -151,16 +151,16 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
             assert!(got.is_err());
             let waiting = thread::spawn({
                 let mutex = ours.mutex("held");
-                move || {
-                    let locked = mutex.try_lock_for(ms(10_000)).unwrap();
-                    drop(locked.expect("the lock was released"))
-                }
+                move || mutex.try_lock_for(ms(10_000)).map(drop)
             });
-            let calls = || server.script_calls();
-            let before = calls();
-            eventually(ms(10_000), || calls() > before);
+            let has_place = || places_in(server, "leasehold:queue:{lock:held}") == 1;
+            eventually(ms(10_000), || has_place() || waiting.is_finished());
+            let sent = || ours.stats().command.count;
+            let before = sent();
+            // Its first refresh.
+            eventually(ms(10_000), || sent() > before || waiting.is_finished());
             guard.unlock().unwrap();
-            waiting.join().unwrap();
+            note("wait", waiting.join().unwrap().err());
         }
     }
     let _held = other.mutex("forced").lock().unwrap();
@@ -210,7 +210,10 @@ const CLIENT_FAILURES: [(&str, &[&str]); 39] = [
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
     ),
     // `try_lock` works: another client has already loaded the acquire script.
-    ("+eval", &["lock", "inspect", "force_unlock", "fair lock"]),
+    (
+        "+eval",
+        &["lock", "wait", "inspect", "force_unlock", "fair lock"],
+    ),
     (
         "+get",
         &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
@@ -223,13 +226,13 @@ const CLIENT_FAILURES: [(&str, &[&str]); 39] = [
     ),
     (
         "+del",
-        &["unlock", "force_unlock", "fair unlock", "fair wait"],
+        &["unlock", "wait", "force_unlock", "fair unlock", "fair wait"],
     ),
-    ("+pexpire", &["renew", "fair wait"]),
-    ("+lindex", &["fair lock"]),
-    ("+rpush", &["fair wait"]),
-    ("+hset", &["fair wait"]),
-    ("+hget", &["fair wait"]),
+    ("+pexpire", &["renew", "wait", "fair wait"]),
+    ("+lindex", &["wait", "fair lock"]),
+    ("+rpush", &["wait", "fair wait"]),
+    ("+hset", &["wait", "fair wait"]),
+    ("+hget", &["wait", "fair wait"]),
     // The waiter is granted the lock before its place is removed.
     ("+lpop", &["next fair lock"]),
     ("+hdel", &["fair wait"]),
@@ -292,6 +295,7 @@ fn assert_failures_without(right: &str, fails: &[&str]) {
             "lock" | "try_lock" => "the acquire script needs",
             "renew" => "the renew script needs",
             "unlock" => "the release script needs",
+            "wait" => "the queue_",
             "inspect" => "the inspect script needs",
             "force_unlock" => "script needs",
             "fair lock" => "the queue_enter script needs",
@@ -564,10 +568,10 @@ fn shared_statistics_need_the_additional_rule() {
 fn set_needs_the_same_permissions_as_one_name() {
     let server = Server::start();
     for (right, fails) in [
-        ("~lock:*", "acquire_all"),
-        ("+get", "acquire_all"),
-        ("+set", "acquire_all"),
-        ("+time", "acquire_all"),
+        ("~lock:*", "queue_enter_all"),
+        ("+get", "queue_enter_all"),
+        ("+set", "queue_enter_all"),
+        ("+time", "queue_enter_all"),
         ("+pttl", "renew_all"),
         ("+pexpire", "renew_all"),
         ("+del", "release_all"),

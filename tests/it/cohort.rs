@@ -17,7 +17,7 @@ use support::fair::{
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
-    Proxy, Server, Traffic, assert_released, eventually, let_pass, ms, useful_wakes,
+    Proxy, Server, Traffic, assert_released, eventually, let_pass, ms,
     while_others_repeat,
 };
 
@@ -32,7 +32,6 @@ support::tests![
     dead_first_place_is_passed_over_soon_after_a_plain_release,
     call_that_gives_up_leaves_its_place_to_the_next_of_its_client,
     last_call_that_gives_up_leaves_the_queue,
-    full_server_does_not_end_the_use_of_queues,
     place_on_a_full_server_asks_for_tokens_for_the_next_call,
     try_lock_does_not_overtake_a_call_of_its_client_that_has_a_place,
     try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place,
@@ -51,9 +50,7 @@ support::tests![
     lines_between_plain_releases_are_at_most_90_ms_apart,
     poller_with_any_period_around_100_ms_gets_in,
     plain_releases_come_at_least_every_90_ms_of_turns_and_name_waiting_clients,
-    silent_foreign_release_costs_at_most_one_refresh,
-    user_without_rights_for_the_queue_is_woken_by_releases,
-    calls_that_began_before_the_missing_rights_were_known_send_few_commands
+    silent_foreign_release_costs_at_most_one_refresh
 ];
 
 /// Longer than any test: no waiter is woken by the end of a lease.
@@ -445,31 +442,6 @@ fn last_call_that_gives_up_leaves_the_queue() {
         assert_released(waiting.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
-}
-
-fn full_server_does_not_end_the_use_of_queues() {
-    let server = Server::start();
-    server.run("SET", &["lock:a", "foreign"]);
-    let mutex = client(&server.url()).mutex("a");
-    let refused_a_place = || {
-        // For a second after a refusal, a call of the client enters the queue without a first
-        // attempt. On a busy machine the call may get no reply in time.
-        if mutex.try_lock_for(ms(300)).is_err() {
-            return false;
-        }
-        server.run("CONFIG", &["SET", "maxmemory", "1"]);
-        let error = mutex.try_lock_for(PATIENCE).unwrap_err().to_string();
-        assert!(error.contains("OOM"), "{error}");
-        server.run("CONFIG", &["SET", "maxmemory", "0"]);
-        error.contains("queue_enter")
-    };
-    eventually(PATIENCE, refused_a_place);
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| lock(&mutex));
-        wait_for_queue_length(&server, 1);
-        server.run("DEL", &["lock:a"]);
-        assert_released(waiting.join().unwrap().unlock());
-    });
 }
 
 fn place_on_a_full_server_asks_for_tokens_for_the_next_call() {
@@ -1048,63 +1020,4 @@ fn silent_foreign_release_costs_at_most_one_refresh() {
         assert!(refresh_count(&client) <= before + 2);
         assert_released(guard.unlock());
     });
-}
-
-/// Adds a user that has the permissions for locks but not for queues. Returns the URL with it.
-fn url_without_rights_for_the_queue(server: &Server) -> String {
-    let acl = "SETUSER limited reset on >password ~lock:* ~leasehold:fence:* &* +eval +evalsha \
-               +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe +ping \
-               +client";
-    let rules: Vec<&str> = acl.split(' ').collect();
-    server.run("ACL", &rules);
-    format!("redis://limited:password@127.0.0.1:{}", server.port())
-}
-
-fn user_without_rights_for_the_queue_is_woken_by_releases() {
-    let server = Server::start();
-    let url = url_without_rights_for_the_queue(&server);
-    let [one, other] = [(); 2].map(|()| client(&url));
-    for _ in 0..3 {
-        let guard = lock(&one.mutex("a"));
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| lock(&other.mutex("a")));
-            eventually(PATIENCE, || {
-                other.stats().waiting == 1 && server.subscribers(CHANNEL) > 0
-            });
-            let_pass(ms(200));
-            assert_released(guard.unlock());
-            let guard = waiting.join().unwrap();
-            assert_released(guard.unlock());
-        });
-    }
-    assert_eq!(one.stats().totals.failed + other.stats().totals.failed, 0);
-    assert!(useful_wakes(&other) > 0);
-    wait_until_only_fences_remain(&server);
-}
-
-/// The first call learns of the missing permissions and gives up; the second call asks next.
-fn calls_that_began_before_the_missing_rights_were_known_send_few_commands() {
-    let server = Server::start();
-    let [holder] = mutexes(&server);
-    let client = client(&url_without_rights_for_the_queue(&server));
-    let mutex = client.mutex("a");
-    client.ping().unwrap();
-    let guard = lock(&holder);
-    thread::scope(|scope| {
-        // Both calls begin before the first has a reply.
-        server.pause();
-        let first = scope.spawn(|| mutex.try_lock_for(ms(2_000)));
-        eventually(PATIENCE, || client.stats().totals.attempts > 0);
-        let second = scope.spawn(|| lock(&mutex));
-        wait_until_asleep(&client, 1);
-        server.resume();
-        assert!(!matches!(first.join().unwrap(), Ok(Ok(_))));
-        let before = server.script_calls();
-        let_pass(ms(1_000));
-        let sent = server.script_calls() - before;
-        assert!(sent < 50, "{sent} commands in a second");
-        assert_released(guard.unlock());
-        assert_released(second.join().unwrap().unlock());
-    });
-    wait_until_only_fences_remain(&server);
 }

@@ -149,6 +149,7 @@ mod trace;
 mod waiting;
 mod waking;
 mod wire;
+mod without_queues;
 
 use std::process::ExitCode;
 
@@ -254,6 +255,7 @@ const TESTS: &[Listed] = &[
     waiting::TESTS,
     waking::TESTS,
     wire::TESTS,
+    without_queues::TESTS,
 ];
 
 const ROUGHLY_TIMED: &[Listed] = &[

@@ -182,7 +182,8 @@ fn a_name_that_this_client_holds_is_reported_held() {
 fn an_old_refusal_is_rechecked_before_the_deadline() {
     let servers = [Server::start()];
     let client = builder()
-        .url(servers[0].url_without_queues())
+        .url(servers[0].url())
+        .queues(false)
         .build()
         .unwrap();
     set_foreign_lock(&servers);

@@ -21,7 +21,6 @@ support::tests![
     set_is_granted_although_fair_locks_are_busy,
     set_is_granted_although_plain_locks_are_busy,
     set_of_one_name_is_granted_although_plain_locks_are_busy,
-    user_without_rights_for_queues_is_woken_by_releases,
     sets_fair_and_plain_locks_count_exactly_together,
     release_of_a_set_grants_a_name_to_a_reader,
     set_takes_free_names_despite_a_reader_that_no_grant_reaches,
@@ -143,24 +142,6 @@ fn assert_set_is_granted(names: &[&str], lock: fn(&Client, &str) -> MutexGuard) 
             .collect();
         assert_eq!(tokens.len(), 10);
     });
-    wait_until_only_fences_remain(&server);
-}
-
-/// Without permissions for queues, a set waits for the release message of the name that refused it.
-fn user_without_rights_for_queues_is_woken_by_releases() {
-    let server = Server::start();
-    let url = server.url_without_queues();
-    let patient = || Client::builder().url(&url);
-    let [one, other] = [(); 2].map(|()| patient().build().unwrap().mutex_all(["a", "b"]));
-    for _ in 0..3 {
-        let guard = lock_set(&one);
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| lock_set(&other));
-            server.wait_until_waiter_sleeps("lock_release:a");
-            assert_released(guard.unlock());
-            assert_released(waiting.join().unwrap().unlock());
-        });
-    }
     wait_until_only_fences_remain(&server);
 }
 

@@ -547,10 +547,15 @@ fn assert_acquired_within(
     drop(guard);
 }
 
+fn without_queues(url: &str) -> Client {
+    let builder = Client::builder().url(url).ttl(ms(300_000));
+    builder.queues(false).build().unwrap()
+}
+
 fn a_subscriber_that_reconnects_wakes_waiters_to_retry() {
     let server = Server::start();
     // A waiter with a place in the queue would find the lock free at its next refresh.
-    let waiting = client(&user_with_rules(&server, &NO_QUEUE));
+    let waiting = without_queues(&server.url());
     assert_acquired_within(ms(500), &server, &waiting, || {
         // Deleted without a message.
         server.run("DEL", &["lock:a"]);
@@ -563,8 +568,7 @@ fn a_subscriber_that_hangs_is_detected() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     // A waiter with a place in the queue would find the lock free at its next refresh.
-    user_with_rules(&server, &NO_QUEUE);
-    let waiting = client(&user_url(proxy.port()));
+    let waiting = without_queues(&proxy.url());
     assert_acquired_within(ms(6_000), &server, &waiting, || {
         let subscriber = proxy.connections_that_sent("SUBSCRIBE");
         assert_eq!(subscriber.len(), 1);
@@ -581,13 +585,10 @@ fn a_waiter_without_any_message_refreshes_its_place_within_a_second() {
     });
 }
 
-/// The permissions of a client whose calls wait for releases, without a place in the queue.
-const NO_QUEUE: [&str; 3] = ["resetkeys", "~lock:*", "~leasehold:fence:*"];
-
-/// A waiter has no place without the permissions for queues, and over a quorum.
+/// A waiter has no place in a client without queues, and over a quorum.
 fn a_waiter_without_a_place_asks_every_second() {
     let servers = [(); 3].map(|()| Server::start());
-    let alone = Client::builder().url(user_with_rules(&servers[0], &NO_QUEUE));
+    let alone = Client::builder().url(servers[0].url()).queues(false);
     let quorum = Client::builder().quorum(servers.each_ref().map(Server::url));
     for (builder, servers) in [(alone, &servers[..1]), (quorum, &servers[..])] {
         let waiting = builder.build().unwrap();
@@ -611,11 +612,7 @@ fn a_waiter_without_a_place_asks_every_second() {
 fn user_with_rules(server: &Server, rules: &[&str]) -> String {
     let all = ["SETUSER", "some", "on", ">secret", "~*", "&*", "+@all"];
     server.run("ACL", &[&all[..], rules].concat());
-    user_url(server.port())
-}
-
-fn user_url(port: u16) -> String {
-    format!("redis://some:secret@127.0.0.1:{port}")
+    format!("redis://some:secret@127.0.0.1:{}", server.port())
 }
 
 fn waiters_that_may_not_subscribe_poll() {

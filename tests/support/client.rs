@@ -29,8 +29,7 @@ impl Server {
         Client::open(self.url()).expect("the URL is valid")
     }
 
-    /// Returns the URL of a user without the rights for queues. Its waiters have no place that they
-    /// refresh.
+    /// Returns the URL of a user with only the permissions that a client without queues needs.
     pub fn url_without_queues(&self) -> String {
         let acl = "SETUSER limited reset on >password ~lock:* ~leasehold:fence:* &* +eval \
                    +evalsha +get +set +del +pttl +pexpire +time +publish +subscribe +unsubscribe \

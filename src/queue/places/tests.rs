@@ -300,7 +300,7 @@ fn waiter_without_time_for_a_reply_passes_a_due_refresh_on_at_once() {
 fn call_behind_a_shared_place_is_woken_when_nobody_has_it() {
     let places = Places::default();
     let keys = Keys::new("a".into(), "lock:", "r:");
-    let keys = CohortKeys::of(keys, &Arc::default());
+    let keys = CohortKeys::of(keys);
     let [first, behind] =
         [(); 2].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
     first.begin_entering(&HolderId::fresh("o"));
@@ -326,7 +326,7 @@ fn backoff_and_wake<'a>(places: &'a Places, keys: &'a Arc<dyn Primitive>) -> [Pl
 #[test]
 fn place_taken_over_during_a_refresh_is_refreshed_again_at_once_for_an_inbox() {
     let places = Places::default();
-    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"), &Arc::default());
+    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"));
     let [backoff, wake] = backoff_and_wake(&places, &keys);
     let ids = [enter(&backoff, 0)].to_vec();
     assert!(is_woken(&wake));
@@ -344,7 +344,7 @@ fn place_taken_over_during_a_refresh_is_refreshed_again_at_once_for_an_inbox() {
 #[test]
 fn refresh_of_a_place_taken_over_is_due_when_it_was_before() {
     let places = Places::default();
-    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"), &Arc::default());
+    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"));
     let [first, second] =
         [(); 2].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
     let id = HolderId::fresh("o");
@@ -360,7 +360,7 @@ fn refresh_of_a_place_taken_over_is_due_when_it_was_before() {
 #[test]
 fn of_two_calls_that_enter_at_once_one_takes_the_shared_place() {
     let places = Places::default();
-    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"), &Arc::default());
+    let keys = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"));
     let [first, second] =
         [(); 2].map(|()| places.join(Admission::Exclusive, &keys, PACE, Parker::new()));
     for ticket in [&first, &second] {

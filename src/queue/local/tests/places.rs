@@ -120,34 +120,6 @@ fn calls_that_share_a_place_do_not_wait_behind_one_that_does_not() {
     assert_eq!(third.position(NOW, false), Position::Behind);
 }
 
-/// As if the first of them learnt that the user of its client has no right to a place.
-#[test]
-fn the_next_waiter_is_woken_after_the_first_stopped_sharing_a_place_and_left() {
-    let (waiters, name) = (Waiters::default(), Name::from("a"));
-    let calls = [(); 3].map(|()| waiters.join(&name, None, true));
-    for call in &calls {
-        call.share_place();
-    }
-    let [first, second, third] = calls;
-    assert_eq!(second.position(NOW, false), Position::Behind);
-    first.stop_sharing_place();
-    assert!(!waiters.anybody_shares_place(&name) && !is_woken(&second));
-    drop(first);
-    assert!(is_woken(&second) && !is_woken(&third));
-    assert_eq!(second.position(NOW, false), Position::Contend);
-}
-
-/// The first waiter slept because another call had the place.
-#[test]
-fn the_first_waiter_is_woken_when_another_stops_sharing_a_place() {
-    let (waiters, name) = (Waiters::default(), Name::from("a"));
-    let [first, contender] = queue(&waiters, &name, [false, true]);
-    first.share_place();
-    contender.share_place();
-    contender.stop_sharing_place();
-    assert!(is_woken(&first));
-}
-
 #[test]
 fn waiter_without_a_place_is_woken_by_a_plain_release() {
     let (waiters, name) = (Waiters::default(), Name::from("a"));
