@@ -518,7 +518,7 @@ impl Mutex {
         let runtime = &self.core.runtime;
         self.check()?;
         let until = Instant::now().after(runtime.deployment.command_timeout());
-        let answer = runtime.deployment.call(call, until, Cap::Counted);
+        let answer = runtime.deployment.call(call, until, Cap::Exempt);
         let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
         Ok(answer.is_done())
     }

@@ -51,6 +51,15 @@ impl Verb {
         matches!(self, Self::InspectPermits | Self::InspectShared)
     }
 
+    /// Returns whether an open circuit breaker stops the call: only what acquires or waits. The
+    /// holders of locks must be able to renew and release them.
+    pub(crate) fn is_stopped_by_breaker(self) -> bool {
+        matches!(
+            self,
+            Self::Acquire(_) | Self::AcquireSet(_) | Self::Refresh { .. }
+        )
+    }
+
     /// Returns whether an answer shows that the server accepts writes.
     pub(crate) fn writes(self) -> bool {
         !matches!(

@@ -33,9 +33,9 @@ impl Server {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
         let is_write = call.verb.writes();
-        let _admission = match cap_rule {
-            Cap::Counted if is_write => Some(self.health.admit(self.label())?),
-            _ => None,
+        let _admission = match call.verb.is_stopped_by_breaker() {
+            true => Some(self.health.admit(self.label())?),
+            false => None,
         };
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
         // Other calls must not wait behind a long reply.
@@ -176,9 +176,14 @@ impl Server {
     }
 }
 
-/// Returns whether the reply shows that the server accepts writes. A redirect does not.
+/// Returns whether the reply shows that the server accepts writes, or that it cannot serve them now.
 fn is_answered_write<T>(call: &Call<'_>, reply: &Result<T, NodeFault>) -> bool {
-    call.verb.writes() && !matches!(reply, Err(NodeFault::Redirected(..)))
+    let says_nothing = match reply {
+        Ok(_) => false,
+        Err(NodeFault::Redirected(..)) => true,
+        Err(NodeFault::Fault(fault)) => fault.refuses_writes(),
+    };
+    call.verb.writes() && !says_nothing
 }
 
 #[cfg(test)]

@@ -88,6 +88,12 @@ impl From<NodeFault> for Fault {
 }
 
 impl Fault {
+    /// Returns whether the server refused for a reason that lasts, such as that it is full, and not
+    /// because the user lacks a permission. Such a reply does not show that it accepts writes.
+    pub(super) fn refuses_writes(&self) -> bool {
+        matches!(self, Self::Rejected(error @ Error::Refused { .. }) if !error.lacks_right())
+    }
+
     /// Returns the cause of a fault that may pass.
     pub(super) fn cause(&self) -> Option<&Cause> {
         match self {

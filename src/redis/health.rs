@@ -21,9 +21,8 @@ use crate::redis::fault::{Fault, OpenCircuit};
 use crate::sync::Mutex;
 
 /// The outcomes of calls, recorded by their callers. Only writes count as answers: a server whose
-/// writes are paused still answers reads, and grants no lock.
-/// Recording a success takes a lock only after a
-/// failure.
+/// writes are paused still answers reads, and grants no lock. Recording a success takes a lock only
+/// after a failure.
 #[derive(Debug)]
 pub(crate) struct ServerHealth {
     /// When the server last answered a write, in ns of [`Instant`]; 0 if never.

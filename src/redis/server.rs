@@ -273,12 +273,19 @@ impl Server {
     }
 
     /// Sends a write that changes nothing. Succeeds if the server accepts writes, or if the user's
-    /// permissions forbid this one.
+    /// permissions forbid this one. Another refusal is a failure.
     pub(crate) fn probe(&self, probe: &Probe, until: Instant) -> Result<(), Fault> {
         match self.call_or_undo(probe.call(), until, Cap::Exempt, None) {
             // A node that passes the slot of the probe on answers, and says nothing about writes.
-            Ok(_) | Err(NodeFault::Redirected(..) | NodeFault::Fault(Fault::Rejected(_))) => Ok(()),
-            Err(NodeFault::Fault(fault)) => Err(fault),
+            Ok(_) | Err(NodeFault::Redirected(..)) => Ok(()),
+            Err(NodeFault::Fault(fault)) => {
+                if fault.refuses_writes() {
+                    self.failed_by(Some(&Cause::text(fault.without_server())), false);
+                } else if matches!(fault, Fault::Rejected(_)) {
+                    return Ok(());
+                }
+                Err(fault)
+            }
         }
     }
 

@@ -18,6 +18,9 @@ support::tests![
     number_of_failures_that_open_the_breaker_is_configurable,
     short_deadlines_do_not_open_the_breaker,
     renewals_and_releases_bypass_the_breaker,
+    forced_releases_bypass_the_breaker,
+    server_that_refuses_writes_for_good_is_not_healthy,
+    refused_write_does_not_close_the_breaker,
     reads_bypass_the_breaker,
     client_that_only_reads_works_after_an_outage,
     breaker_of_a_quorum_opens_without_a_majority,
@@ -275,6 +278,67 @@ fn health_of_a_user_who_may_not_probe_is_any_reply() {
     server.run("ACL", &rules);
     let client = Client::open(format!("redis://u:p@127.0.0.1:{}", server.port())).unwrap();
     assert!(client.health().is_healthy());
+}
+
+/// A refusal that says nothing about this user's permissions is no answered write.
+fn server_that_refuses_writes_for_good_is_not_healthy() {
+    let server = Server::with(&["--rename-command", "EVALSHA", ""]);
+    let health = server.client().health();
+    assert!(!health.is_healthy(), "{health}");
+    let error = health.servers[0].last_error.clone().unwrap();
+    assert!(error.contains("EVALSHA"), "{error}");
+}
+
+fn refused_write_does_not_close_the_breaker() {
+    let server = Server::start();
+    let proxy = Recorder::to(server.port());
+    let replace = |error: Option<&'static str>| {
+        proxy.replace(move |request| {
+            let is_script = request.words[0].starts_with(b"EVAL");
+            error.filter(|_| is_script).map(|error| format!("-{error}"))
+        });
+    };
+    let url = format!("redis://127.0.0.1:{}", proxy.port());
+    let client = Client::builder().url(url).breaker(2).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    replace(Some("ERR upstream failure"));
+    open_breaker(&client);
+    replace(Some(
+        "OOM command not allowed when used memory > 'maxmemory'.",
+    ));
+    // The breaker admits one of these in a second.
+    eventually(ms(10_000), || match client.mutex("a").try_lock() {
+        Err(Error::Refused { answer, .. }) => answer.starts_with("OOM"),
+        _ => false,
+    });
+    assert!(!client.health().is_healthy());
+    assert_eq!(client.stats().open_breakers, 1);
+    replace(None);
+    eventually(ms(10_000), || client.health().is_healthy());
+    assert_eq!(client.stats().open_breakers, 0);
+}
+
+fn forced_releases_bypass_the_breaker() {
+    let server = Server::start();
+    let holder = server.client();
+    let client = builder(&server).breaker(2).build().unwrap();
+    let semaphore = client.semaphore("a", 1);
+    let _mutexes = ["a", "b"].map(|name| holder.mutex(name).lock().unwrap());
+    let permit = holder.semaphore("a", 1).acquire().unwrap();
+    let _reader = holder.rw_lock("c").read().unwrap();
+    let force: [&dyn Fn() -> Result<bool, Error>; 4] = [
+        &|| client.mutex("a").force_unlock(),
+        &|| client.fair_mutex("b").force_unlock(),
+        &|| client.rw_lock("c").force_unlock(),
+        &|| semaphore.force_release(permit.holder_id()),
+    ];
+    for force in force {
+        server.pause();
+        open_breaker(&client);
+        server.resume();
+        assert!(force().unwrap());
+        assert_eq!(client.stats().open_breakers, 0, "a write was answered");
+    }
 }
 
 fn open_breaker_names_the_server_and_its_last_failure() {

@@ -59,7 +59,9 @@ impl Cluster {
     ) -> Result<(Answer, Instant), Fault> {
         let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
         let slot = slot(first);
-        let mut server = self.map.find_owner(slot, until, cap_rule)?;
+        let mut server = self
+            .map
+            .find_owner(slot, until, call.verb.is_stopped_by_breaker())?;
         let mut asking = false;
         let (mut hops, mut tries) = (0, 0);
         // An earlier node may have run it.
@@ -176,7 +178,7 @@ impl Cluster {
         until: Instant,
         ask: impl Fn(&Server, bool) -> Result<T, NodeFault>,
     ) -> Result<T, Fault> {
-        let server = self.map.find_owner(slot, until, Cap::Exempt)?;
+        let server = self.map.find_owner(slot, until, false)?;
         let (next, asking) = match ask(&server, false) {
             Err(NodeFault::Redirected(Redirect::Moved(host, port), _)) => {
                 let address = self.map.address(&server, &host, port);
@@ -188,7 +190,7 @@ impl Cluster {
             }
             Err(fault) if may_find_another_owner(&fault) && Instant::now() < until => {
                 self.map.refresh(until);
-                (self.map.find_owner(slot, until, Cap::Exempt)?, false)
+                (self.map.find_owner(slot, until, false)?, false)
             }
             answer => return Ok(answer?),
         };

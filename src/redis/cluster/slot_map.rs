@@ -24,7 +24,6 @@ use crate::config::Config;
 use crate::error::Cause;
 use crate::logging::contain;
 use crate::redis::cluster::owners::{Change, Moved, Owners};
-use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connector::Connector;
 use crate::redis::fault::Fault;
 use crate::redis::server::Server;
@@ -145,12 +144,12 @@ impl SlotMap {
         &self,
         slot: u16,
         until: Instant,
-        cap_rule: Cap,
+        is_stopped_by_breaker: bool,
     ) -> Result<Arc<Server>, Fault> {
         let known_owner = || self.known.lock().owners.owner_of(slot).cloned();
         let answers_at_once = |owner: &Arc<Server>| {
             let health = &owner.health;
-            !health.is_failing() || cap_rule == Cap::Counted && health.rejects_calls()
+            !health.is_failing() || is_stopped_by_breaker && health.rejects_calls()
         };
         if let Some(owner) = known_owner().filter(answers_at_once) {
             return Ok(owner);

@@ -7,8 +7,7 @@ use std::collections::VecDeque;
 pub(crate) enum Cap {
     /// Waits while `max_connections` connections are in use.
     Counted,
-    /// Does not wait for that, and no circuit breaker rejects it: releases, renewals, health
-    /// checks, and the threads of the client.
+    /// Does not wait for that: releases, renewals, health checks, and the threads of the client.
     Exempt,
     /// Exempt, too, for a thread that takes the connection out of the pool. If others use the
     /// pool's connections (`leaves_one`), it leaves them the last one, and waits for a new one.

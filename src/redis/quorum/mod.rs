@@ -93,9 +93,9 @@ impl Quorum {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
         let is_write = call.verb.writes();
-        let _admission = match cap_rule {
-            Cap::Counted if is_write => Some(self.health.admit(&self.label)?),
-            _ => None,
+        let _admission = match call.verb.is_stopped_by_breaker() {
+            true => Some(self.health.admit(&self.label)?),
+            false => None,
         };
         let _permit = self.permits.take(cap_rule, until)?;
         let mut round = Round::new(&self.members, Some(call), until, undoable);
@@ -115,6 +115,8 @@ impl Quorum {
                     );
                 }
             }
+            // A majority refuses writes.
+            Err(fault) if fault.refuses_writes() => {}
             // A majority has answered.
             _ if round.was_sent() && is_write && self.health.answered(Instant::now()) => {
                 self.log_closed_breaker();

@@ -380,7 +380,7 @@ impl<'a> Round<'a> {
                 server.failed_by(Some(cause), false);
                 member.mark_down();
             }
-            None => server.answered(sent, self.verb.writes()),
+            None => server.answered(sent, self.verb.writes() && !fault.refuses_writes()),
         }
         self.note_fault(server, fault);
         None
