@@ -17,8 +17,7 @@ use support::fair::{
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::{
-    Proxy, Server, Traffic, assert_released, eventually, let_pass, ms,
-    while_others_repeat,
+    Proxy, Server, Traffic, assert_released, eventually, let_pass, ms, while_others_repeat,
 };
 
 support::tests![
