@@ -435,10 +435,10 @@ impl ClientBuilder {
     /// queues](crate::guide::operations#permissions-of-the-redis-user). With queues, a call that
     /// needs a missing permission fails with [`Error::Refused`].
     ///
-    /// Without queues, a [`Mutex`](crate::Mutex) and a [`MutexAll`](crate::MutexAll) wait as they do
-    /// over a quorum: a release wakes one waiter of each client, and the first to ask gets the lock.
-    /// Such a client ignores the queue in which other clients wait, and its releases grant the lock
-    /// to none of them: they ask again at once. A [`FairMutex`](crate::FairMutex), an
+    /// Without queues, a [`Mutex`](crate::Mutex) and a [`MutexAll`](crate::MutexAll) wait as they
+    /// do over a quorum: a release wakes one waiter of each client, and the first to ask gets the
+    /// lock. Such a client ignores the queue in which other clients wait, and its releases grant
+    /// the lock to none of them: they ask again at once. A [`FairMutex`](crate::FairMutex), an
     /// [`RwLock`](crate::RwLock) and a [`Semaphore`](crate::Semaphore) need queues, and their calls
     /// fail with [`Error::Config`].
     ///

@@ -405,7 +405,8 @@ impl Mutex {
     ///
     /// A place is that of a client whose calls wait for the lock, or of a call or a set that waits
     /// in the same queue. Always `None` if this client uses no queue: over a quorum, and with
-    /// [`queues(false)`](crate::ClientBuilder::queues). The time is by the server's clock. Returns within the command timeout.
+    /// [`queues(false)`](crate::ClientBuilder::queues). The time is by the server's clock. Returns
+    /// within the command timeout.
     ///
     /// ```
     /// # use std::time::Duration;

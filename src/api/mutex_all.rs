@@ -66,9 +66,9 @@ use crate::taken::Taken;
 /// names again. So its wait has no bound if its queues regularly take longer than 5 s together.
 ///
 /// Over a quorum, for names in several slots of a cluster, and in a client that is built with
-/// [`queues(false)`](crate::ClientBuilder::queues), there is no such queue. The call then holds none of the names while it
-/// waits, and tries all of them again when the name that refused it is released. It may wait for
-/// long if every name is in constant demand.
+/// [`queues(false)`](crate::ClientBuilder::queues), there is no such queue. The call then holds
+/// none of the names while it waits, and tries all of them again when the name that refused it is
+/// released. It may wait for long if every name is in constant demand.
 ///
 /// # Loss
 ///

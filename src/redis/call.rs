@@ -176,7 +176,8 @@ impl Server {
     }
 }
 
-/// Returns whether the reply shows that the server accepts writes, or that it cannot serve them now.
+/// Returns whether the reply shows that the server accepts writes, or that it cannot serve them
+/// now.
 fn is_answered_write<T>(call: &Call<'_>, reply: &Result<T, NodeFault>) -> bool {
     let says_nothing = match reply {
         Ok(_) => false,

@@ -246,8 +246,8 @@ impl Deployment {
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
         let answer = self.dispatch(call, until, cap_rule, undoable);
-        // The refusal may concern only the queue: the server is full, or the user lacks a permission.
-        // The lock is then freed by its key alone.
+        // The refusal may concern only the queue: the server is full, or the user lacks a
+        // permission. The lock is then freed by its key alone.
         if let (Err(Fault::Rejected(Error::Refused { .. })), Some(without)) =
             (&answer, call.without_queue())
         {
