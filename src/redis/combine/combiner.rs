@@ -169,7 +169,7 @@ impl<'a> PooledConnection<'a> {
             let has_waited = |waited| waited >= COMBINE_WAIT;
             let is_due = || state.queue.waited(now).is_some_and(has_waited);
             if (!pool.queues_calls(&state, now) || is_due())
-                && state.is_turn_of_queue()
+                && state.take_turn_of_queue()
                 && let Some(calls) = state.queue.take(now)
             {
                 return Some(pool.batch(&mut state, connection, calls, now));

@@ -91,11 +91,10 @@ impl PoolState {
         usize::from(self.out == 0 && cap_rule == Cap::Kept { leaves_one: true })
     }
 
-    /// Returns whether the next free connection goes to the queue of combined calls.
+    /// Takes a turn: returns whether the next free connection goes to the queue of combined calls.
     ///
-    /// While other calls wait for their own connection, the queue takes turns with them: each call
-    /// of this function then counts as one turn.
-    pub(in crate::redis) fn is_turn_of_queue(&mut self) -> bool {
+    /// While other calls wait for their own connection, the queue takes turns with them.
+    pub(in crate::redis) fn take_turn_of_queue(&mut self) -> bool {
         if !self.queue.is_empty() && !self.callers.is_empty() {
             self.is_turn_of_callers = !self.is_turn_of_callers;
             return !self.is_turn_of_callers;
@@ -106,7 +105,7 @@ impl PoolState {
     /// If it is the turn of `queue`, has its first combined call ask for its own connection.
     /// Without that, no connection might come back to the queue.
     pub(super) fn dismiss_one(&mut self) {
-        if self.is_turn_of_queue()
+        if self.take_turn_of_queue()
             && let Some(call) = self.queue.first(Instant::now())
         {
             // Fails only if the call has given up, and then it needs no connection.
