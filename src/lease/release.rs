@@ -24,7 +24,7 @@ pub(crate) struct Release {
     /// When an io thread first received it; `None` before.
     pub(crate) began: Option<Instant>,
     /// The acquire may run after this release: a missing key then proves nothing.
-    pub(crate) may_overtake: bool,
+    pub(crate) may_precede_acquire: bool,
     /// It was sent before: this is a repetition.
     pub(crate) was_sent: bool,
     /// A try without a reply may have removed the key.
@@ -83,7 +83,7 @@ impl Release {
     /// Returns the undo of an acquire that may still run.
     pub(crate) fn undo(keys: Arc<dyn Primitive>, id: HolderId, until: Instant) -> Self {
         Self {
-            may_overtake: true,
+            may_precede_acquire: true,
             ..Self::new(keys, id, until)
         }
     }
@@ -95,7 +95,7 @@ impl Release {
             id,
             until,
             began: None,
-            may_overtake: false,
+            may_precede_acquire: false,
             was_sent: false,
             may_have_run: false,
             may_end_lease: true,
@@ -128,7 +128,7 @@ impl Release {
     /// after it.
     pub(crate) fn at_server(mut self, index: usize) -> Self {
         let votes = self.votes.take();
-        self.may_overtake |= votes.is_some_and(|votes| votes.vote(index) == Vote::Asked);
+        self.may_precede_acquire |= votes.is_some_and(|votes| votes.vote(index) == Vote::Asked);
         self
     }
 }
@@ -221,7 +221,7 @@ mod tests {
         };
         let (answered, unanswered) = (release.clone().at_server(0), release.at_server(1));
         votes.note(1, Vote::Granted);
-        assert!(!answered.may_overtake && unanswered.may_overtake);
+        assert!(!answered.may_precede_acquire && unanswered.may_precede_acquire);
     }
 
     #[test]

@@ -363,7 +363,7 @@ impl Releases {
         if let Some(report) = pending.release.report.take() {
             report.found(if was_ours { KeyState::Ours } else { found });
         }
-        if found == KeyState::Ours || !pending.release.may_overtake {
+        if found == KeyState::Ours || !pending.release.may_precede_acquire {
             return true;
         }
         let pause = pause(pending.began.until(pending.tried));

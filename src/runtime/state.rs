@@ -378,7 +378,7 @@ impl Runtime {
             }
             return;
         };
-        if release.may_overtake {
+        if release.may_precede_acquire {
             self.endpoints.note_unanswered(&mut release);
         }
         for part in release.keys.parts() {

@@ -258,7 +258,13 @@ impl Member {
                 votes.note(self.index, vote);
             }
             (PendingReply::Release { .. }, Some(Ok(Answer::Ours(_)))) => {}
-            (PendingReply::Release { may_overtake, .. }, Some(Ok(_))) if !may_overtake => {}
+            (
+                PendingReply::Release {
+                    may_precede_acquire,
+                    ..
+                },
+                Some(Ok(_)),
+            ) if !may_precede_acquire => {}
             (PendingReply::Release { release, .. }, _) => self.undo(release),
         }
     }

@@ -18,11 +18,11 @@ pub(crate) enum PendingReply {
     /// A command whose reply needs no action.
     Nothing,
     Acquire(Arc<ServerVotes>),
-    /// A release. `may_overtake` was determined when the release was sent: if the acquiring command
+    /// A release. `may_precede_acquire` was determined when the release was sent: if the acquiring command
     /// may run after the release, "key not found" proves nothing.
     Release {
         release: PendingRelease,
-        may_overtake: bool,
+        may_precede_acquire: bool,
     },
 }
 
@@ -58,7 +58,7 @@ impl PipelinedConnection {
             })
         });
         PendingReply::Release {
-            may_overtake: !is_behind && release.may_yet_run(server),
+            may_precede_acquire: !is_behind && release.may_yet_run(server),
             release,
         }
     }

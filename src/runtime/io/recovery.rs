@@ -72,9 +72,9 @@ impl Recovery {
         match task {
             MemberTask::Undo(release) => {
                 runtime.endpoints.note_release(&release.id);
-                let may_overtake = release.may_yet_run(member.index);
+                let may_precede_acquire = release.may_yet_run(member.index);
                 let mut repeated = Release::new(release.keys, release.id, release.until);
-                repeated.may_overtake = may_overtake;
+                repeated.may_precede_acquire = may_precede_acquire;
                 return Some(repeated);
             }
             MemberTask::Drain(connection) => {
