@@ -40,7 +40,7 @@ pub(crate) struct HandoffRun {
     last: FencingToken,
     granted: Instant,
     /// The lease was granted to a place in the queue in Redis.
-    by_release: bool,
+    granted_in_queue: bool,
 }
 
 /// The next step of the holder of a lease that cannot be handed off now.
@@ -59,14 +59,14 @@ impl HandoffRun {
             first,
             last: FencingToken::new(first.value().saturating_add(block.saturating_sub(1))),
             granted,
-            by_release: false,
+            granted_in_queue: false,
         }
     }
 
     /// Returns the same run, for a lease that was granted to a place in the queue in Redis.
-    pub(crate) fn by_release(self) -> Self {
+    pub(crate) fn granted_in_queue(self) -> Self {
         Self {
-            by_release: true,
+            granted_in_queue: true,
             ..self
         }
     }
@@ -82,8 +82,8 @@ impl HandoffRun {
     }
 
     /// Returns whether the lease was granted to a place in the queue in Redis.
-    pub(crate) fn is_by_release(&self) -> bool {
-        self.by_release
+    pub(crate) fn is_granted_in_queue(&self) -> bool {
+        self.granted_in_queue
     }
 
     /// Returns whether a token is left for a holder after the one that has `token`.
@@ -115,7 +115,7 @@ impl HandoffRun {
         now: Instant,
     ) -> Result<FencingToken, NoHandoff> {
         let handed = token.value().saturating_sub(self.first.value());
-        let most = match self.by_release {
+        let most = match self.granted_in_queue {
             true => handoffs.div_ceil(QUEUED_SHARE),
             false => handoffs,
         };

@@ -282,7 +282,7 @@ fn send_until_answered(
     loop {
         let at_release = match *yields_to_fleet {
             true => AtRelease::CountListeners,
-            false if hold.run.is_by_release() => AtRelease::MayBePlain,
+            false if hold.run.is_granted_in_queue() => AtRelease::MayBePlain,
             false => AtRelease::Usual,
         };
         let call = (hold.keys).release(hold.id.as_str().as_bytes(), at_release);

@@ -32,7 +32,7 @@ impl WaitingCall<'_> {
         match lease {
             Ok(Some(lease)) => {
                 let TokenBlock { first, count } = grant.tokens;
-                let run = HandoffRun::new(first, count, Instant::now()).by_release();
+                let run = HandoffRun::new(first, count, Instant::now()).granted_in_queue();
                 let tokens = OneOrMany::One(first);
                 let hold = self.attempt.hold(grant.id, tokens, lease, None, run);
                 Ok(Some(hold.map_err(|fault| runtime.deployment.error(fault))?))

@@ -81,7 +81,7 @@ fn run_ends_with_its_tokens_its_length_or_its_time() {
 fn run_of_a_lease_from_the_queue_is_a_quarter_as_long() {
     let lease = lease(&TERMS);
     for (most, runs) in [(32, 8), (3, 1), (1, 1), (0, 0)] {
-        let run = HandoffRun::new(FencingToken::new(100), 33, at(0)).by_release();
+        let run = HandoffRun::new(FencingToken::new(100), 33, at(0)).granted_in_queue();
         let step = |handed: u64| {
             let token = FencingToken::new(100 + handed);
             run.step(&lease, token, &TERMS, most, false, at(1))
