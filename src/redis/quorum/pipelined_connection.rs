@@ -18,8 +18,8 @@ pub(crate) enum PendingReply {
     /// A command whose reply needs no action.
     Nothing,
     Acquire(Arc<ServerVotes>),
-    /// A release. `may_precede_acquire` was determined when the release was sent: if the acquiring command
-    /// may run after the release, "key not found" proves nothing.
+    /// A release. `may_precede_acquire` was determined when the release was sent: if the acquiring
+    /// command may run after the release, "key not found" proves nothing.
     Release {
         release: PendingRelease,
         may_precede_acquire: bool,
