@@ -19,7 +19,7 @@ support::tests![
     many_permits_are_acquired_and_released_together,
     semaphore_and_lock_of_one_name_are_unrelated,
     free_permit_costs_the_server_few_commands,
-    refresh_of_a_waiting_call_costs_the_server_six_commands,
+    refresh_of_a_waiting_call_costs_the_server_few_commands,
     permits_are_granted_in_order,
     release_of_many_permits_grants_to_several_waiters,
     more_waiters_than_a_script_grants_to_are_all_granted,
@@ -52,7 +52,7 @@ fn commands_of(server: &Server, call: impl FnOnce()) -> u64 {
 }
 
 /// A client refreshes all its places every 0.9 s.
-fn refresh_of_a_waiting_call_costs_the_server_six_commands() {
+fn refresh_of_a_waiting_call_costs_the_server_few_commands() {
     let server = Server::start();
     let held = semaphore(&server, 2).many(2).acquire().unwrap();
     let run = |source: &str, args: &[&str]| {
@@ -69,7 +69,8 @@ fn refresh_of_a_waiting_call_costs_the_server_six_commands() {
     }
     for id in ["1 o:first", "1 o:second"] {
         let refresh = || run(of_permits!("queue_refresh"), &["inbox", id]);
-        assert_eq!(commands_of(&server, refresh), 6, "{id}");
+        let commands = commands_of(&server, refresh);
+        assert!(commands <= 6, "{id}: {commands}");
     }
     give_back(held);
 }
