@@ -144,11 +144,8 @@ struct Variant {
 }
 
 const WITHOUT_TIME: (&str, &str) = ("redis.call('TIME')", "{1, 0}");
-const WITHOUT_GET: (&str, &str) = ("redis.pcall('GET', key)", "false");
-const WITHOUT_SET: (&str, &str) = (
-    "redis.pcall('SET', KEYS[2], string.format('%.0f', token + more), 'EX', 86400)",
-    "{}",
-);
+const WITHOUT_GET: (&str, &str) = ("redis.pcall('GET', KEYS[2])", "false");
+const WITHOUT_SET: (&str, &str) = ("redis.pcall('SET', KEYS[2], text, 'EX', '86400')", "{}");
 const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "local _ = 0");
 
 const VARIANTS: [Variant; 8] = [
@@ -173,7 +170,7 @@ const VARIANTS: [Variant; 8] = [
     Variant {
         without: "EX of that SET",
         serves: "unused fences expire",
-        acquire: &[(", 'EX', 86400)", ")")],
+        acquire: &[(", 'EX', '86400')", ")")],
         release: &[],
     },
     Variant {

@@ -14,9 +14,6 @@ use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
 /// Releases the lock: grants it to the first waiter, or frees it.
-///
-/// The files from `open_queue` to `pass_on` are one Lua function. The script calls it only if a
-/// client waits, so Redis does not create the functions of the queue in other releases.
 pub(super) static RELEASE: Script = script!(
     "cohort_release",
     concat!(
@@ -24,13 +21,13 @@ pub(super) static RELEASE: Script = script!(
         reader_commands!()
     ),
     "state",
+    "leave_free",
     "rewrite",
-    "open_queue",
     "last_token",
     "now",
     "locks",
     "queue",
-    "pass_on"
+    "plain"
 );
 /// Sets what the places of a client want from now on, and refreshes them.
 pub(super) static REFRESH: Script = queue_script!(

@@ -5,39 +5,29 @@
 -- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] given if this may be a plain release
 -- Released, or removed from the queue: 1. Released by a plain release, although clients wait: 2.
 -- Otherwise 0 if the lock was free, or the other holder's value.
-holder = redis.call('GET', KEYS[1])
-local seen = holder
--- A forced release names a value of more than 1088 bytes as the inspect script does: by its first
--- 1088 bytes and the SHA-1 of the whole.
-if holder and #ARGV[1] > 1088 and #holder > 1088 then
-  seen = string.sub(holder, 1, 1088) .. redis.sha1hex(holder)
-end
-if seen == ARGV[1] then
-  -- A user without the permission for LINDEX releases as if no client waited in the queue.
-  if type(redis.pcall('LINDEX', KEYS[3], '0')) == 'string' then
-    local plain_message, pass_on = open_queue()
-    local is_read, message = false, nil
-    if ARGV[3] then is_read, message = pcall(plain_message) end
-    if is_read and message
-      -- Without the permission for PUBLISH, no client would learn that it must ask.
-      and type(redis.pcall('PUBLISH', ARGV[2], message)) == 'number'
-    then
-      redis.call('DEL', KEYS[1])
-      -- The message may reach the client of the caller later than this reply, which says that its
-      -- calls must not ask at once.
-      return 2
-    end
-    if pass_on(ARGV[1]) then return 1 end
+-- leave_free.lua runs before this, and sets `out` if it has ended the hold.
+settle()
+out = out or take_out(ARGV[1])
+if out then
+  local is_read, message = false, nil
+  if ARGV[3] then is_read, message = pcall(plain_message) end
+  if is_read and message
+    -- Without the permission for PUBLISH, no client would learn that it must ask.
+    and type(redis.pcall('PUBLISH', ARGV[2], message)) == 'number'
+  then
+    redis.call('DEL', KEYS[1])
+    -- The message may reach the client of the caller later than this reply, which says that its
+    -- calls must not ask at once.
+    return 2
   end
-  redis.call('DEL', KEYS[1])
-  -- A user without the PUBLISH permission can still release.
-  redis.pcall('PUBLISH', ARGV[2], ARGV[1])
+  -- A damaged queue must not keep the lock from being released.
+  pcall(grant)
+  left(ARGV[2], ARGV[1])
   return 1
 end
 if redis.pcall('HDEL', KEYS[4], ARGV[1]) == 1 then
   redis.call('LREM', KEYS[3], 1, ARGV[1])
-  local _, pass_on = open_queue()
-  pass_on()
+  pcall(grant)
   return 1
 end
 rewrite(KEYS[1])

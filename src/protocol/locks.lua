@@ -24,9 +24,10 @@ local is_drawn
 -- Reads the holder of the lock, unless the script knows it, and drops the readers whose lease has
 -- ended. Writes only if a lease has ended: after any write, even one that changes nothing, a server
 -- whose memory is full allows the further writes of the script. It must refuse a new holder.
-local function settle()
+-- If `only_reads`, leaves the readers as they are: the flag ends with the last of them.
+local function settle(only_reads)
   if holder == nil then holder = redis.call('GET', KEYS[1]) end
-  if holder ~= FLAG then return end
+  if only_reads or holder ~= FLAG then return end
   read_clock()
   local first = redis.call('ZRANGE', KEYS[5], '0', '0', 'WITHSCORES')
   if first[2] then

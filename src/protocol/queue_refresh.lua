@@ -8,28 +8,33 @@
 -- Errors: BADFENCE if `draw` of the admission fails with it. Grants made before an error stand:
 -- the next refresh replies with them.
 read_clock()
-settle()
--- A queue in which all waiters have died ends after twice the longest provisional time. Places
--- without a queue have no order.
-local is_there = redis.call('PEXPIRE', KEYS[3], '6000') == 1
-if is_there then
-  redis.call('PEXPIRE', KEYS[4], '6000')
-else
+settle(true)
+-- A queue in which all waiters have died ends after twice the longest provisional time. One of its
+-- keys is enough in each refresh, in turns: a place is refreshed in every second. First, because a
+-- server whose memory is full allows it, and then the other writes, too.
+local turn = math.floor(now / 1000) % 2
+if redis.call('PEXPIRE', KEYS[3 + turn], '6000') == 0 then
+  -- Places without a queue have no order.
   redis.call('DEL', KEYS[4])
 end
 refreshed, granted = {}, {}
--- Whether a client listens to the inbox now, and whether the clock was set back since a refresh.
-local listens, is_set_back
--- Whether one of the waiters fits. The others' own refreshes find out whether they fit.
-local fit
+-- Fields and values of the places; whether a place was refreshed late.
+local places, is_late = {}, false
+-- Whether a client listens to the inbox now, whether the clock was set back since a refresh, and
+-- whether any of the waiters fits. The others' own refreshes find out whether they fit.
+local listens, is_set_back, any_fits
 local reply = {}
 for n = 2, #ARGV do
   local id = ARGV[n]
   local place = redis.call('HGET', KEYS[4], id)
-  local seen, before, want, mark = string.match(place or '', '^(%d+) (%d+ (%S+) %d+) (%a) ')
-  if before then
-    fit = fit or fits(want)
+  local seen, lasts, wanted, entered, mark =
+    string.match(place or '', '^(%d+) (%d+) (%S+) (%d+) (%a) ')
+  if seen then
     is_set_back = is_set_back or tonumber(seen) > now
+    is_late = is_late or now - seen > 1000
+    -- Only the place of a mutex can want something else later.
+    if want and string.sub(wanted, 1, 1) == '+' then wanted = want end
+    any_fits = any_fits or fits(wanted)
     if mark ~= 'l' and mark ~= 'a' then
       if listens == nil then
         local listeners = redis.pcall('PUBSUB', 'NUMSUB', ARGV[1])
@@ -38,14 +43,24 @@ for n = 2, #ARGV do
       end
       mark = listens and 'l' or mark == 'p' and 'r' or mark
     end
-    redis.call('HSET', KEYS[4], id, table.concat({now, before, mark, ARGV[1]}, ' '))
+    places[#places + 1] = id
+    places[#places + 1] = table.concat({now, lasts, wanted, entered, mark, ARGV[1]}, ' ')
     refreshed[id] = true
   end
-  reply[n - 1] = before and 0 or -1
+  reply[n - 1] = seen and 0 or -1
 end
+-- Lua can pass some thousand arguments.
+for n = 1, #places, 1000 do
+  redis.call('HSET', KEYS[4], unpack(places, n, math.min(n + 999, #places)))
+end
+if is_late then redis.call('PEXPIRE', KEYS[4 - turn], '6000') end
 if is_set_back then set_back(0) end
-local bad = (fit or is_set_back) and grant()
-if bad then return bad end
+local bad
+if any_fits or is_set_back then
+  settle()
+  bad = grant()
+  if bad then return bad end
+end
 for n = 2, #ARGV do
   local token = granted[ARGV[n]]
   if reply[n - 1] == -1 then

@@ -2,7 +2,8 @@
 -- holder: the value of the lock key. False if the lock is free, and always for permits; nil if it
 --   has not been read.
 -- drawn: the last token, once the fence has been read. nil if there is none.
+-- want: what the refreshed places want from now on. nil to leave it as it is.
 -- out: whether the hold of the caller has been ended.
 -- ends_earlier: whether a reader that ended last has left, and others hold.
-local holder, drawn, out, ends_earlier
+local holder, drawn, want, out, ends_earlier
 

@@ -229,7 +229,7 @@ const CLIENT_FAILURES: [(&str, &[&str]); 39] = [
         &["unlock", "wait", "force_unlock", "fair unlock", "fair wait"],
     ),
     ("+pexpire", &["renew", "wait", "fair wait"]),
-    ("+lindex", &["wait", "fair lock"]),
+    ("+lindex", &["fair wait"]),
     ("+rpush", &["wait", "fair wait"]),
     ("+hset", &["wait", "fair wait"]),
     ("+hget", &["wait", "fair wait"]),

@@ -776,13 +776,13 @@ fn plain_releases_come_at_least_every_90_ms_of_turns_and_name_waiting_clients() 
 /// The release script of a mutex.
 pub(crate) const RELEASE: &str = source!(
     "state",
+    "leave_free",
     "rewrite",
-    "open_queue",
     "last_token",
     "now",
     "locks",
     "queue",
-    "pass_on",
+    "plain",
     "cohort_release"
 );
 
@@ -941,7 +941,7 @@ fn try_lock_gets_a_free_lock_although_a_killed_client_has_a_place() {
 /// Returns when the grid of plain releases has a line in a period of `lasts` ms, in ms since its
 /// start. The first release after a line is a plain one.
 fn lines(server: &Server, lasts: u64) -> Vec<u64> {
-    let source = include_str!("../../src/protocol/pass_on.lua");
+    let source = include_str!("../../src/protocol/plain.lua");
     let from = source.find("local function line_before").unwrap();
     let length = source[from..].find("\nend\n").unwrap() + 5;
     let script = format!(

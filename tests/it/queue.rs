@@ -6,6 +6,7 @@ use support::fair::{PLACES, QUEUE, holder, queue_length};
 use support::{Replicas, Server, eventually, let_pass, ms};
 
 support::tests![
+    refresh_of_a_waiting_place_runs_at_most_six_commands,
     grant_passes_over_a_place_that_nobody_listens_for,
     place_that_was_passed_over_and_refreshed_is_granted_next,
     lock_is_free_if_a_grant_reaches_nobody,
@@ -465,4 +466,55 @@ fn malformed_place_is_removed_as_that_of_a_dead_waiter() {
         assert_eq!(holder(&server), None, "{place}");
         assert_eq!(queue_length(&server), 0, "{place}");
     }
+}
+
+/// Every client that waits sends such a refresh each 0.9 s.
+fn refresh_of_a_waiting_place_runs_at_most_six_commands() {
+    let server = Server::start();
+    let permits = ["permits", FENCE, "permits-queue", "permits-places"];
+    let of_lock = (of_lock!("queue_enter"), of_lock!("queue_refresh"));
+    let of_permits = (of_permits!("queue_enter"), of_permits!("queue_refresh"));
+    let run = |source: &str, keys: &[&str], args: &[&str]| {
+        let mut eval = redis::cmd("EVAL");
+        let eval = eval.arg(source).arg(keys.len()).arg(keys).arg(args);
+        numbers(&eval.query(&mut server.connection()).unwrap())
+    };
+    for (keys, (enter, refresh), holds, wants) in [
+        (&KEYS[..], of_lock, "1", "1"),
+        (&KEYS, of_lock, "1", "+33"),
+        (&KEYS, of_lock, "1", "r"),
+        (&KEYS, of_lock, "r", "1"),
+        (&permits, of_permits, "1/1", "1/1"),
+    ] {
+        server.run("FLUSHALL", &[]);
+        assert_eq!(run(enter, keys, &["1 holder", TTL, holds, "0"])[0], 1);
+        let ids = ["1 first", "1 second", "1 third"];
+        for id in ids {
+            assert_eq!(run(enter, keys, &[id, TTL, wants, "a", "inbox"])[0], 0);
+        }
+        for count in [1, 3] {
+            server.run("CONFIG", &["RESETSTAT"]);
+            let args = [&["inbox"], &ids[..count]].concat();
+            assert_eq!(run(refresh, keys, &args)[0], 0);
+            let commands = commands_in_scripts(&server);
+            assert!(commands < 6 + count, "{holds}, {wants}: {commands}");
+        }
+    }
+}
+
+/// Returns how many commands scripts have run since the statistics were reset.
+fn commands_in_scripts(server: &Server) -> usize {
+    let info: String = redis::cmd("INFO")
+        .arg("commandstats")
+        .query(&mut server.connection())
+        .unwrap();
+    let count = |line: &str| {
+        let (command, calls) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        let is_outside = ["eval", "config", "client", "info", "hello"]
+            .iter()
+            .any(|outside| command.starts_with(outside));
+        let calls = calls.split(',').next()?.parse::<usize>().ok()?;
+        (!is_outside).then_some(calls)
+    };
+    info.lines().filter_map(count).sum()
 }

@@ -84,9 +84,9 @@ fn scripts_of_locks() -> [Scripts; 5] {
     let after = |fast| [&[state, fast][..], &functions].concat();
     let of_sets = [state, token, now, source!("each_name"), locks, queue];
     let passing_on = [
-        &[state, source!("rewrite"), source!("open_queue")][..],
+        &[state, source!("leave_free"), source!("rewrite")][..],
         &functions,
-        &[source!("pass_on"), source!("cohort_release")],
+        &[source!("plain"), source!("cohort_release")],
     ];
     let refreshing = [
         state,

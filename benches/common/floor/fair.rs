@@ -45,9 +45,24 @@ redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
 
-const QUEUE: &str = source!("last_token", "now", "admit_lock", "lock_key", "queue");
-const QUEUE_ENTER: &str = source!("queue_enter");
-const QUEUE_RELEASE: &str = source!("queue_release");
+const QUEUE_ENTER: &str = source!(
+    "state",
+    "enter_free",
+    "last_token",
+    "now",
+    "locks",
+    "queue",
+    "queue_enter"
+);
+const QUEUE_RELEASE: &str = source!(
+    "state",
+    "leave_free",
+    "last_token",
+    "now",
+    "locks",
+    "queue",
+    "queue_release"
+);
 
 /// One name, locked by scripts that grant the lock to the first waiter of a queue.
 pub struct Granted {
@@ -112,14 +127,14 @@ impl Granted {
     /// Uses the scripts that the client under test sends.
     pub fn with_client_scripts(url: &str) -> Self {
         let lock = "lock:granted-by-client-scripts";
-        let [fence, queue, places] =
-            ["fence", "queue", "places"].map(|what| format!("leasehold:{what}:{{{lock}}}"));
+        let [fence, queue, places, readers] = ["fence", "queue", "places", "readers"]
+            .map(|what| format!("leasehold:{what}:{{{lock}}}"));
         let inbox = format!("bench:{}", Uuid::new_v4());
         Self {
             connection: connect(url),
-            enter: Script::new(&format!("{QUEUE}{QUEUE_ENTER}")),
-            leave: Script::new(&format!("{QUEUE}{QUEUE_RELEASE}")),
-            keys: vec![lock.into(), fence, queue, places],
+            enter: Script::new(QUEUE_ENTER),
+            leave: Script::new(QUEUE_RELEASE),
+            keys: vec![lock.into(), fence, queue, places, readers],
             receive: over_subscriber_thread(url, &inbox),
             // Wants one token. The mark `l`: a grant reaches it while its client listens.
             arguments: [vec!["1".into(), "l".into(), inbox], vec![channel(lock)]],

@@ -12,14 +12,14 @@ use uuid::Uuid;
 pub const ACQUIRE: &str = source!("last_token", "acquire");
 /// The script by which a `Mutex` of that client releases a lock.
 pub const RELEASE: &str = source!(
+    "state",
+    "leave_free",
     "rewrite",
-    "open_queue",
     "last_token",
     "now",
-    "admit_lock",
-    "lock_key",
+    "locks",
     "queue",
-    "pass_on",
+    "plain",
     "cohort_release"
 );
 
@@ -66,7 +66,7 @@ impl Named {
             fence: format!("leasehold:fence:{{{lock}}}"),
             // Only a script that uses the queue reads KEYS[4].
             further_keys: match release.contains("KEYS[4]") {
-                true => ["fence", "queue", "places"]
+                true => ["fence", "queue", "places", "readers"]
                     .map(|what| format!("leasehold:{what}:{{{lock}}}"))
                     .into(),
                 false => Vec::new(),

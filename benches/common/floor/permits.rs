@@ -13,6 +13,7 @@ use crate::ping_pong::Side;
 /// The scripts by which a `Semaphore` of the client under test acquires and releases.
 const SCRIPTS: [&str; 2] = [
     source!(
+        "state",
         "permits_enter_free",
         "last_token",
         "now",
@@ -22,6 +23,7 @@ const SCRIPTS: [&str; 2] = [
         "queue_enter"
     ),
     source!(
+        "state",
         "permits_leave_free",
         "last_token",
         "now",

@@ -6,22 +6,20 @@ use super::pair::{channel, fresh_id};
 /// The scripts by which a `RwLock` of the client under test acquires and releases.
 const SCRIPTS: [&str; 2] = [
     source!(
+        "state",
+        "enter_free",
         "last_token",
         "now",
-        "later_end",
-        "readers",
-        "lock_key",
-        "admit_shared",
+        "locks",
         "queue",
         "queue_enter"
     ),
     source!(
+        "state",
+        "leave_free",
         "last_token",
         "now",
-        "later_end",
-        "readers",
-        "lock_key",
-        "admit_shared",
+        "locks",
         "queue",
         "queue_release"
     ),

@@ -1,5 +1,4 @@
--- Ends the function that open_queue.lua begins, which contains the functions of the queue. A script
--- calls it only if it needs them: otherwise Redis would create them in every release.
+-- When a release of a mutex is a plain one. Prepended to the release script of mutexes.
 
 -- Returns the number of the line of a grid that comes before the time `ms`. The lines are 90 ms
 -- apart. The grid moves every 3 s, by 88 ms: a program that asks for the lock at regular times must
@@ -46,18 +45,5 @@ local function plain_message()
     end
   end
   return first and 'next ' .. waiting .. ' ' .. (reached or first)
-end
-
--- Ends the hold of this id, if one is given, and grants to the waiters who fit. Returns whether
--- anyone holds the lock then.
-local function pass_on(id)
-  settle()
-  if id then take_out(id) end
-  -- A damaged queue must not keep the lock from being released.
-  pcall(grant)
-  return holder
-end
-
-return plain_message, pass_on
 end
 
