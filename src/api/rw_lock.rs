@@ -55,19 +55,23 @@ use crate::token::FencingToken;
 /// # Fencing tokens
 ///
 /// A writer's token is higher than that of every holder before it. A reader has the last token
-/// drawn for the name, that of the last writer, and shares it with the other readers. A cache can
-/// use it as a version, as `examples/catalogue.rs` does:
+/// drawn for the name, that of the last writer, and shares it with the other readers.
 ///
-/// - Use a page whose stamp equals the token of a read guard that you hold.
-/// - Otherwise load the page under that guard, and put it into the cache with the guard's token as
-///   its stamp. The cache rejects a stamp that is lower than its own.
+/// A reader's token is no version of the data. After a restart from a snapshot, or a failover that
+/// lost the last writes, a reader finds the token of an earlier writer again. So let each writer
+/// store its token with the data. A cache can use that as a version, as `examples/catalogue.rs`
+/// does:
+///
+/// - Hold a read guard, and read the token that is stored with the data. Use a page whose stamp
+///   equals it.
+/// - Otherwise load the page under that guard, and put it into the cache with that token as its
+///   stamp. The cache rejects a stamp that is lower than its own.
 ///
 /// Such a page is current if both of these hold:
 ///
-/// - Every writer draws a token. A program that locks with `SET NX` draws none.
-/// - No writer writes after it has lost the lock. Readers draw no token, so a resource that checks
-///   tokens accepts such a late write until the next writer writes. Pages already cached are then
-///   old.
+/// - Every writer stores a token that it has drawn. A program that locks with `SET NX` draws none.
+/// - No writer writes after it has lost the lock. A resource that checks tokens accepts such a late
+///   write until the next writer writes.
 ///
 /// So limit the age of pages, too.
 ///

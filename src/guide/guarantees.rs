@@ -16,7 +16,8 @@
 //! - **Tokens rise.** The [fencing token](crate::FencingToken) of every holder of a mutex, and of
 //!   every writer, is higher than all earlier ones. Readers share the token of the last writer. If
 //!   Redis has lost the last token, this holds only if the server's clock is not behind the time at
-//!   which that token was drawn. The limitations list what a failover and a quorum can change.
+//!   which that token was drawn; readers can then share the token of an earlier writer again. The
+//!   limitations list what a failover and a quorum can change.
 //! - **Three outcomes, never mixed.** `Taken` means that another holder has the lock. `Err` means
 //!   that Redis refused, or could not be asked. [`Lost`] means that the lock ended before its
 //!   holder released it. [`try_lock_for`](crate::Mutex::try_lock_for) states the rule. leasehold
