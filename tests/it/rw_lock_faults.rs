@@ -27,6 +27,8 @@ support::tests![
     enter_of_a_reader_that_the_network_runs_twice_grants_one_lease,
     killed_reader_ends_alone_while_others_renew,
     lock_ends_with_the_reader_that_ends_last,
+    full_server_refuses_a_reader_and_keeps_those_it_has,
+    reader_has_the_token_of_an_earlier_writer_after_a_loss_of_data,
     expired_reader_and_expired_writer_let_the_next_in,
     reader_that_is_stopped_for_long_finds_its_lease_lost,
     attempts_with_dropped_replies_leave_nothing_behind,
@@ -271,6 +273,46 @@ fn lock_ends_with_the_reader_that_ends_last() {
     let mut told = || -> String { inbox.get_message().unwrap().get_payload().unwrap() };
     assert_eq!([told(), told()], ["refresh o:writer"; 2]);
     assert_eq!(crashed.lost().recv(), Ok(Lost::Expired));
+}
+
+fn full_server_refuses_a_reader_and_keeps_those_it_has() {
+    let server = Server::start();
+    let lock = rw(&server);
+    let full = || server.run("CONFIG", &["SET", "maxmemory", "1"]);
+    assert_released(lock.write().unwrap().unlock());
+    full();
+    let error = lock.try_read().unwrap_err().to_string();
+    assert!(error.contains("OOM"), "{error}");
+    assert_eq!((server.get("lock:a"), readers(&server)), (None, 0));
+    server.run("CONFIG", &["SET", "maxmemory", "0"]);
+    let reading = lock.read().unwrap();
+    full();
+    reading.renew().unwrap();
+    assert!(lock.try_read().is_err());
+    assert_eq!(readers(&server), 1);
+    assert_released(reading.unlock());
+    server.run("CONFIG", &["SET", "maxmemory", "0"]);
+    wait_until_only_fences_remain(&server);
+}
+
+/// A limit that the documentation names: the token of a reader is no version of the data.
+fn reader_has_the_token_of_an_earlier_writer_after_a_loss_of_data() {
+    let server = Server::start();
+    let lock = rw(&server);
+    let write = || {
+        let writing = lock.write().unwrap();
+        let token = writing.fencing_token();
+        assert_released(writing.unlock());
+        token
+    };
+    let [first, second] = [write(), write()];
+    // As after a restart from a snapshot.
+    server.run("SET", &[FENCE, &first.to_string()]);
+    let reading = lock.read().unwrap();
+    assert_eq!(reading.fencing_token(), first);
+    assert_released(reading.unlock());
+    assert!(write() > second);
+    wait_until_only_fences_remain(&server);
 }
 
 fn expired_reader_and_expired_writer_let_the_next_in() {
