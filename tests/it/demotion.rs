@@ -45,11 +45,9 @@ macro_rules! kind {
             hold: |client, name| {
                 let guard = ($lock)(client, name).$acquire().unwrap();
                 Box::new(move || {
-                    let text = expect_unreachable(guard.renew());
-                    assert!(text.contains("READONLY"), "{}: {text}", $name);
+                    expect_unreachable(guard.renew());
                     assert!(guard.is_held(), $name);
-                    let text = expect_unreachable(guard.$release());
-                    assert!(text.contains("READONLY"), "{}: {text}", $name);
+                    expect_unreachable(guard.$release());
                 })
             },
         }
@@ -131,8 +129,7 @@ fn no_script_on_a_demoted_master_succeeds() {
             }
             for (kind, client) in kinds.iter().zip(&triers) {
                 scope.spawn(move || {
-                    let text = expect_unreachable((kind.try_lock)(client, kind.name));
-                    assert!(text.contains("READONLY"), "{}: {text}", kind.name);
+                    expect_unreachable((kind.try_lock)(client, kind.name));
                 });
             }
         });
@@ -214,10 +211,8 @@ fn demoted_members_of_a_quorum_do_not_refuse() {
     for server in &servers[..2] {
         server.run("REPLICAOF", &["127.0.0.1", &free_port().to_string()]);
     }
-    let text = expect_unreachable(one.mutex("a").try_lock());
-    assert!(text.contains("READONLY"), "{text}");
-    let text = expect_unreachable(two.mutex_all(["b", "c"]).try_lock());
-    assert!(text.contains("READONLY"), "{text}");
+    expect_unreachable(one.mutex("a").try_lock());
+    expect_unreachable(two.mutex_all(["b", "c"]).try_lock());
     for server in &servers[..2] {
         server.run("REPLICAOF", &["NO", "ONE"]);
     }
