@@ -137,7 +137,7 @@ pub use health::{BreakerState, Health, HealthPart, HealthState};
 pub use held::Held;
 pub use holder::Holder;
 pub use holder_id::HolderId;
-pub use lock::list::page::ListPage;
+pub use lock::list::ListPage;
 pub use lock::shutdown::ShutdownReport;
 pub use lost::Lost;
 pub use name::Name;

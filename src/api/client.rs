@@ -14,7 +14,7 @@ use crate::clock::Instant;
 use crate::error::Error;
 use crate::health::{Health, HealthState};
 use crate::held::Held;
-use crate::lock::list::page::ListPage;
+use crate::lock::list::ListPage;
 use crate::lock::list::{list, list_permits};
 use crate::lock::query::query;
 use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
@@ -471,7 +471,7 @@ impl Client {
     /// # Errors
     ///
     /// - [`Error::Unreachable`] if Redis does not answer, or if the scan of a server does not end:
-    ///   a cursor comes again, or it has taken ten minutes for its replies.
+    ///   a cursor comes twice in a row, or it has taken ten minutes for its replies.
     /// - [`Error::CircuitOpen`] while the circuit breaker of a quorum is open.
     /// - [`Error::Refused`] if a permission is missing: `+scan`, or one that [`Mutex::inspect`]
     ///   needs.
