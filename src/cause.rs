@@ -275,27 +275,6 @@ impl Cause {
         refusal.cloned().unwrap_or(self)
     }
 
-    /// Returns the first source that callers can print together with all sources below it.
-    ///
-    /// Each of these adds to the texts above it, and needs no escaping: callers print sources as
-    /// they are.
-    pub(crate) fn below(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        let mut said = self.text.to_string();
-        let mut first = None;
-        let mut next = self.error.as_ref()?.source();
-        while let Some(error) = next {
-            let text = error.to_string();
-            let escaped = Escaped::said(&text).to_string();
-            match said.contains(&text) || escaped != text {
-                true => first = None,
-                false => first = first.or(Some(error)),
-            }
-            said.push_str(&text);
-            next = error.source();
-        }
-        first
-    }
-
     /// Writes the message of a call to `server` that failed for this cause.
     pub(crate) fn write_message(&self, server: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let advice = advice(&self.text);
@@ -345,11 +324,8 @@ impl From<RedisError> for Cause {
     }
 }
 
-impl std::error::Error for Cause {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.below()
-    }
-}
+/// Its text contains those of its sources, so it names none.
+impl std::error::Error for Cause {}
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -510,8 +510,6 @@ fn write_refusal(
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Unreachable { cause, .. } => cause.below(),
-            Self::CircuitOpen { last, .. } => last.below(),
             // The message contains the cause itself.
             Self::Shortage { cause, .. } | Self::Thread { cause, .. } => {
                 std::error::Error::source(&**cause)
@@ -556,7 +554,7 @@ mod tests {
                 next = source.source();
             }
         }
-        let below = std::error::Error::source(&errors[1]).map(ToString::to_string);
+        let below = std::error::Error::source(&errors[2]).map(ToString::to_string);
         assert_eq!(below.as_deref(), Some("the cause of that"));
     }
 
