@@ -45,10 +45,6 @@ pub struct ClientBuilder {
     sentinel_credentials: Option<CredentialsSource>,
     /// Where announced addresses are reached, or why the pairs are invalid.
     address_map: Option<Result<AddressMap, Error>>,
-    /// The settings that have the value of an environment variable, each with the variable, for
-    /// errors about several settings. The setters of `ttl`, `connect_timeout` and `unreachable_for`
-    /// leave their entries here: no such error is about them.
-    variables: Vec<(&'static str, &'static str)>,
     config: Config,
     #[cfg(feature = "tls")]
     tls: Tls,
@@ -131,17 +127,6 @@ impl ClientBuilder {
     pub(super) fn fill_in_logon(mut self, logon: Logon) -> Self {
         self.logon = logon;
         self
-    }
-
-    /// Notes that `setting` has its value from the environment `variable`, until a setter
-    /// overrides it.
-    pub(super) fn read_from(mut self, setting: &'static str, variable: &'static str) -> Self {
-        self.variables.push((setting, variable));
-        self
-    }
-
-    fn override_variable(&mut self, of: &str) {
-        self.variables.retain(|(setting, _)| *setting != of);
     }
 
     /// Returns whether the servers have been set by URLs with TLS.
@@ -308,7 +293,6 @@ impl ClientBuilder {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn command_timeout(mut self, timeout: Duration) -> Self {
-        self.override_variable("command_timeout");
         self.config.command_timeout = timeout;
         self
     }
@@ -531,12 +515,9 @@ impl ClientBuilder {
         if let Some(map) = self.address_map {
             target = target.with_address_map(&map?)?;
         }
-        let rules = self.config.check_rules();
-        rules.map_err(|error| with_variables(error, &self.variables))?;
+        self.config.check_rules()?;
         #[cfg(feature = "tls")]
-        let target = target
-            .with_tls(&self.tls)
-            .map_err(|error| with_variables(error, &self.variables))?;
+        let target = target.with_tls(&self.tls)?;
         Ok((self.config, target))
     }
 
@@ -544,20 +525,6 @@ impl ClientBuilder {
     pub(super) fn check_values(&self) -> Result<(), Error> {
         self.config.check_values()
     }
-}
-
-/// Adds to an error about several settings the names of the variables that set them.
-fn with_variables(error: Error, variables: &[(&str, &str)]) -> Error {
-    let Error::Config(what) = error else {
-        return error;
-    };
-    // An error names the settings that it is about.
-    let named = (variables.iter()).filter(|(setting, _)| what.contains(setting));
-    let named: Vec<_> = named.map(|(_, variable)| *variable).collect();
-    Error::Config(match named.is_empty() {
-        true => what,
-        false => format!("{what}; read from the environment: {}", named.join(", ")),
-    })
 }
 
 fn strings(items: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {

@@ -79,12 +79,12 @@ fn builder(
     }
     builder = builder.fill_in_logon(logon(&text)?);
     builder = tls(builder, &text, had_source)?;
-    for (name, setting, set) in DURATIONS {
+    for (name, set) in DURATIONS {
         if let Some(value) = text(name)? {
             let value = millis(name, &value)?;
             // Checked without the other settings, so that an error can only be about this variable.
             checked(name, set(ClientBuilder::default(), value).check_values())?;
-            builder = set(builder, value).read_from(setting, name);
+            builder = set(builder, value);
         }
     }
     if let Some(prefix) = text("LOCK_KEY_PREFIX")? {
@@ -114,24 +114,12 @@ fn as_meant<'a>(name: &str, value: &'a str) -> (&'a str, Option<&'static str>) {
 /// A setter of a duration.
 type Set = fn(ClientBuilder, Duration) -> ClientBuilder;
 
-/// The variables that contain milliseconds, each with its setting.
-const DURATIONS: [(&str, &str, Set); 4] = [
-    ("LOCK_TTL_MS", "ttl", ClientBuilder::ttl),
-    (
-        "LOCK_CONNECT_TIMEOUT_MS",
-        "connect_timeout",
-        ClientBuilder::connect_timeout,
-    ),
-    (
-        "LOCK_COMMAND_TIMEOUT_MS",
-        "command_timeout",
-        ClientBuilder::command_timeout,
-    ),
-    (
-        "LOCK_UNREACHABLE_FOR_MS",
-        "unreachable_for",
-        ClientBuilder::unreachable_for,
-    ),
+/// The variables that contain milliseconds, each with its setter.
+const DURATIONS: [(&str, Set); 4] = [
+    ("LOCK_TTL_MS", ClientBuilder::ttl),
+    ("LOCK_CONNECT_TIMEOUT_MS", ClientBuilder::connect_timeout),
+    ("LOCK_COMMAND_TIMEOUT_MS", ClientBuilder::command_timeout),
+    ("LOCK_UNREACHABLE_FOR_MS", ClientBuilder::unreachable_for),
 ];
 
 const DEFAULT_HOST: &str = "127.0.0.1";
@@ -219,9 +207,7 @@ fn tls(
             client: None,
         };
         checked("REDIS_TLS_CA", tls.check())?;
-        builder = builder
-            .tls_root_file(root)
-            .read_from("tls_root", "REDIS_TLS_CA");
+        builder = builder.tls_root_file(root);
     }
     match (file("REDIS_TLS_CERT")?, file("REDIS_TLS_KEY")?) {
         (Some(chain), Some(key)) => {
@@ -233,9 +219,7 @@ fn tls(
                 "REDIS_TLS_CERT with REDIS_TLS_KEY",
                 Tls { root: None, client }.check(),
             )?;
-            Ok(builder
-                .tls_client_cert_files(chain, key)
-                .read_from("tls_client_cert", "REDIS_TLS_CERT"))
+            Ok(builder.tls_client_cert_files(chain, key))
         }
         (None, None) => Ok(builder),
         _ => Err(Error::Config(

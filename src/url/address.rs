@@ -232,8 +232,8 @@ impl Address {
     pub(super) fn set_tls(&mut self, tls: &Arc<Tls>) -> Result<(), Error> {
         if !self.has_tls() {
             return Err(Error::Config(
-                "tls_root and tls_client_cert need a URL with TLS: rediss://…, \
-                 rediss+sentinel://…, rediss+cluster://… or rediss+quorum://…"
+                "tls_root (REDIS_TLS_CA) and tls_client_cert (REDIS_TLS_CERT) need a URL with TLS: \
+                 rediss://…, rediss+sentinel://…, rediss+cluster://… or rediss+quorum://…"
                     .into(),
             ));
         }

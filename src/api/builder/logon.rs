@@ -100,7 +100,6 @@ impl ClientBuilder {
     /// ```
     #[cfg(feature = "tls")]
     pub fn tls_root(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.override_variable("tls_root");
         self.tls.root = Some(Pem::Text(pem.into()));
         self
     }
@@ -120,7 +119,6 @@ impl ClientBuilder {
     /// ```
     #[cfg(feature = "tls")]
     pub fn tls_root_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.override_variable("tls_root");
         self.tls.root = Some(Pem::File(path.into()));
         self
     }
@@ -147,7 +145,6 @@ impl ClientBuilder {
         certificate: impl Into<Vec<u8>>,
         key: impl Into<Vec<u8>>,
     ) -> Self {
-        self.override_variable("tls_client_cert");
         self.tls.client = Some(ClientCert {
             chain: Pem::Text(certificate.into()),
             key: Pem::Text(key.into()),
@@ -178,7 +175,6 @@ impl ClientBuilder {
         certificate: impl Into<PathBuf>,
         key: impl Into<PathBuf>,
     ) -> Self {
-        self.override_variable("tls_client_cert");
         self.tls.client = Some(ClientCert {
             chain: Pem::File(certificate.into()),
             key: Pem::File(key.into()),
