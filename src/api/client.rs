@@ -24,7 +24,7 @@ use crate::protocol::cohort::CohortKeys;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::rw_lock::RwLockKeys;
-use crate::redis::{Deployment, Fault};
+use crate::redis::Deployment;
 use crate::runtime::{self, Runtime};
 use crate::stats::{Stats, Totals};
 use crate::thread_group::{DIALER, ThreadGroup};
@@ -332,7 +332,7 @@ impl Client {
     /// - [`Error::Closed`] after a shutdown.
     pub fn ping(&self) -> Result<Duration, Error> {
         let deployment = &self.runtime().deployment;
-        self.query(|until| {
+        query(self.runtime(), |until| {
             let sent = Instant::now();
             deployment.ping(until).map(|_| sent.until(Instant::now()))
         })
@@ -382,16 +382,7 @@ impl Client {
     ///   if the key is not a hash.
     /// - [`Error::Closed`] after a shutdown.
     pub fn shared_stats(&self) -> Result<Totals, Error> {
-        self.query(|until| self.runtime().shared_totals(until))
-    }
-
-    /// Calls `ask`, and once more if its command got no reply.
-    fn query<T>(&self, ask: impl Fn(Instant) -> Result<T, Fault>) -> Result<T, Error> {
-        query(
-            self.runtime(),
-            |fault| matches!(fault, Fault::Unknown(_)),
-            ask,
-        )
+        query(self.runtime(), |until| self.runtime().shared_totals(until))
     }
 
     /// Checks every server once and reports the state of servers and background threads.

@@ -13,13 +13,12 @@ use crate::config::Settings;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::lock::acquire::WaitLimit;
-use crate::lock::query::{may_repeat, query};
+use crate::lock::query::query;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::primitive::{AtRelease, Primitive, RedisQueue};
 use crate::protocol::script::Call;
-use crate::redis::inspect::Gauge;
 use crate::redis::{Cap, Fault};
 use crate::taken::Taken;
 use crate::token::FencingToken;
@@ -312,7 +311,7 @@ impl Mutex {
         let deployment = &self.core.runtime.deployment;
         self.check()?;
         let ask = |until| deployment.call(self.keys.inspect(), until, Cap::Counted);
-        Ok(query(&self.core.runtime, may_repeat, ask)?.holder())
+        Ok(query(&self.core.runtime, ask)?.holder())
     }
 
     /// Returns the length of the queue of this name in Redis, across all processes.
@@ -375,7 +374,10 @@ impl Mutex {
     /// The errors of [`inspect`](Self::inspect), and [`Error::BadFence`] if the key of the token's
     /// counter holds no valid token.
     pub fn last_fencing_token(&self) -> Result<Option<FencingToken>, Error> {
-        Ok(self.number(Gauge::Token)?.map(FencingToken::new))
+        let runtime = &self.core.runtime;
+        self.check()?;
+        let ask = |until| runtime.deployment.last_token(&self.keys, until);
+        query(runtime, ask)
     }
 
     /// Checks that the lock can have these keys in this deployment.
@@ -385,20 +387,12 @@ impl Mutex {
         self.core.runtime.check(&self.keys)
     }
 
-    fn number(&self, what: Gauge<'_>) -> Result<Option<u64>, Error> {
-        let runtime = &self.core.runtime;
-        self.check()?;
-        let ask = |until| runtime.deployment.number(&self.keys, what, until);
-        query(runtime, may_repeat, ask)
-    }
-
     /// Returns how many places are in the lock's queue; 0 if the lock has no queue.
     pub(super) fn queue_length(&self) -> Result<u64, Error> {
         let deployment = &self.core.runtime.deployment;
-        let ask = |queue: &dyn RedisQueue, until| {
-            deployment.number(&self.keys, Gauge::Length(queue.key()), until)
-        };
-        Ok(self.of_queue(ask)?.unwrap_or(0))
+        let key = self.keys.key(0);
+        let length = self.of_queue(|queue, until| deployment.queue_length(key, queue, until));
+        Ok(length?.unwrap_or(0))
     }
 
     /// Returns how long the first place in the queue has waited; `None` if there is none.
@@ -428,19 +422,19 @@ impl Mutex {
         let deployment = &self.core.runtime.deployment;
         let key = self.keys.key(0);
         let wait = self.of_queue(|queue, until| deployment.longest_wait(key, queue, until))?;
-        Ok(wait.map(Duration::from_millis))
+        Ok(wait.flatten().map(Duration::from_millis))
     }
 
     /// Asks about the lock's queue; returns `None` if it has none.
-    fn of_queue(
+    fn of_queue<T>(
         &self,
-        ask: impl Fn(&dyn RedisQueue, Instant) -> Result<Option<u64>, Fault>,
-    ) -> Result<Option<u64>, Error> {
+        ask: impl Fn(&dyn RedisQueue, Instant) -> Result<T, Fault>,
+    ) -> Result<Option<T>, Error> {
         let runtime = &self.core.runtime;
         runtime.check_open()?;
         self.check()?;
         match self.keys.queue() {
-            Some(queue) => query(runtime, may_repeat, |until| ask(queue, until)),
+            Some(queue) => query(runtime, |until| ask(queue, until)).map(Some),
             None => Ok(None),
         }
     }

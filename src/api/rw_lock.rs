@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::held::Held;
 use crate::holder::Holder;
 use crate::lock::acquire::WaitLimit;
-use crate::lock::query::{may_repeat, query};
+use crate::lock::query::query;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
@@ -349,7 +349,7 @@ impl RwLock {
         self.reader.check()?;
         self.core.runtime.check(&self.reader)?;
         let ask = |until| deployment.call(self.keys.holders(), until, Cap::Counted);
-        Ok(match query(&self.core.runtime, may_repeat, ask)? {
+        Ok(match query(&self.core.runtime, ask)? {
             Answer::Holders { is_shared, holders } if !holders.is_empty() => {
                 Some(Held::of_lock(self.name().clone(), is_shared, holders))
             }

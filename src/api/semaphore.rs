@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::held::Held;
 use crate::holder_id::HolderId;
 use crate::lock::list::MOST_HOLDERS;
-use crate::lock::query::{may_repeat, query};
+use crate::lock::query::query;
 use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
@@ -375,7 +375,7 @@ impl Semaphore {
         self.lock.check()?;
         let call = || self.keys.inspect_permits(holders);
         let ask = |until| runtime.deployment.call(call(), until, Cap::Counted);
-        match query(runtime, may_repeat, ask)? {
+        match query(runtime, ask)? {
             Answer::Permits(found) => Ok(found),
             _ => Ok(PermitsOut::default()),
         }

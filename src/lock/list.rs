@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::held::Held;
 use crate::holder::Holder;
 use crate::lock::list::key_scan::KeyScan;
-use crate::lock::query::{may_repeat, query};
+use crate::lock::query::query;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
@@ -107,7 +107,7 @@ fn inspect_permits(runtime: &Runtime, key: &[u8], prefix: &[u8]) -> Result<Optio
     };
     let name = lock.names[0].clone();
     let keys = SemaphoreKeys::of(lock, 1, 1);
-    let permits = query(runtime, may_repeat, |until| {
+    let permits = query(runtime, |until| {
         let call = keys.inspect_permits(MOST_HOLDERS);
         match runtime.deployment.call(call, until, Cap::Counted) {
             Ok(Answer::Permits(permits)) => Ok(permits),
@@ -165,7 +165,7 @@ fn inspect_names(
         })
         .collect();
     for names in names.chunks(NAMES_PER_WRITE) {
-        let holders: Vec<_> = query(runtime, may_repeat, |until| {
+        let holders: Vec<_> = query(runtime, |until| {
             if runtime.deployment.size().all > 1 {
                 return names
                     .iter()
@@ -204,7 +204,7 @@ fn each_page(
 ) -> Result<(), Error> {
     let deployment = &runtime.deployment;
     let mut may_fail = deployment.size().all - deployment.size().needed;
-    let servers = query(runtime, may_repeat, |until| deployment.all(until))?;
+    let servers = query(runtime, |until| deployment.all(until))?;
     for (n, server) in servers.iter().enumerate() {
         let mut connection = None;
         let act = |keys: &[Vec<u8>], progress, took| {
@@ -234,9 +234,7 @@ fn each_page_of(
 ) -> Result<(), Error> {
     let mut scan = KeyScan::new();
     loop {
-        let keys = query(runtime, may_repeat, |until| {
-            scan.page(server, kind, pattern, until)
-        })?;
+        let keys = query(runtime, |until| scan.page(server, kind, pattern, until))?;
         let progress = match scan.is_over() {
             true => 1.0,
             false if runtime.deployment.slot_map().is_some() => 0.0,

@@ -59,45 +59,49 @@ impl Deployment {
         (parts, needed)
     }
 
-    /// Reads a number that belongs to a lock, or `None` if there is none. Over a quorum, returns
-    /// the highest number read. A majority must reply.
-    pub(crate) fn number(
+    /// Returns the last fencing token of a lock, or `None` if there is none. Over a quorum, returns
+    /// the highest one. A majority must reply.
+    pub(crate) fn last_token(
         &self,
         keys: &Keys,
-        what: Gauge<'_>,
         until: Instant,
-    ) -> Result<Option<u64>, Fault> {
-        match self {
-            Self::One(server) => Ok(server.number(keys, what, until, false)?),
+    ) -> Result<Option<FencingToken>, Fault> {
+        let quorum = match self {
+            Self::One(server) => return Ok(server.last_token(keys, until, false)?),
             Self::Cluster(cluster) => {
-                cluster.ask_owner(keys.key(0).slot(), until, |server, asking| {
-                    server.number(keys, what, until, asking)
-                })
+                let ask = |server: &Server, asking| server.last_token(keys, until, asking);
+                return cluster.ask_owner(keys.key(0).slot(), until, ask);
             }
-            Self::Quorum(quorum) => {
-                let (mut highest, mut answered) = (None, 0);
-                let mut fault = Fault::NotRun(Cause::text("no server was asked"));
-                for (n, server) in quorum.members.servers.iter().enumerate() {
-                    // A server that hangs must leave time for the others.
-                    let now = Instant::now();
-                    let part = now.until(until) / (quorum.members.size.all - n) as u32;
-                    match server
-                        .number(keys, what, now.after(part), false)
-                        .map_err(Fault::from)
-                    {
-                        Ok(number) => {
-                            highest = highest.max(number);
-                            answered += 1;
-                        }
-                        Err(why) => fault = why.at(server.label()),
-                    }
+            Self::Quorum(quorum) => quorum,
+        };
+        let (mut highest, mut answered) = (None, 0);
+        let mut fault = Fault::NotRun(Cause::text("no server was asked"));
+        for (n, server) in quorum.members.servers.iter().enumerate() {
+            // A server that hangs must leave time for the others.
+            let now = Instant::now();
+            let part = now.until(until) / (quorum.members.size.all - n) as u32;
+            match server.last_token(keys, now.after(part), false) {
+                Ok(token) => {
+                    highest = highest.max(token);
+                    answered += 1;
                 }
-                if answered < quorum.members.size.needed {
-                    return Err(fault);
-                }
-                Ok(highest)
+                Err(why) => fault = Fault::from(why).at(server.label()),
             }
         }
+        match answered < quorum.members.size.needed {
+            true => Err(fault),
+            false => Ok(highest),
+        }
+    }
+
+    /// Returns the length of this queue of `key`.
+    pub(crate) fn queue_length(
+        &self,
+        key: Key<'_>,
+        queue: &dyn RedisQueue,
+        until: Instant,
+    ) -> Result<u64, Fault> {
+        self.read_on_primary(key, "LLEN", &[queue.key()], until, |reply| reply.count())
     }
 
     /// Returns how long the first call in this queue of `key` has waited, in ms.
@@ -143,45 +147,25 @@ impl Deployment {
     }
 }
 
-/// Probes the first server on this thread, and each other server on a thread of its own. This
-/// thread also probes the servers for which no thread can be started.
-fn check_health_of_all<'a>(servers: &'a [(Arc<Server>, Probe)], until: Instant) -> Vec<HealthPart> {
+/// Probes each server on a thread of its own. This thread probes the first one, and then those for
+/// which no thread can be started.
+fn check_health_of_all(servers: &[(Arc<Server>, Probe)], until: Instant) -> Vec<HealthPart> {
     thread::scope(|scope| {
-        let ask = |(server, probe): &'a (Arc<Server>, Probe)| {
+        let asked = servers.iter().enumerate().map(|(n, (server, probe))| {
             let check = move || server.check_health(probe, until);
-            thread::Builder::new().spawn_scoped(scope, check).ok()
-        };
-        let asked = servers.iter().enumerate();
-        let asked: Vec<_> = asked
-            .map(|(n, server)| if n == 0 { None } else { ask(server) })
-            .collect();
-        let mut left = asked.iter().filter(|asked| asked.is_none()).count() as u32;
-        let own: Vec<_> = servers
-            .iter()
-            .zip(&asked)
-            .map(|((server, probe), asked)| {
-                asked.is_none().then(|| {
-                    let now = Instant::now();
-                    // An equal share of the time for each.
-                    let share = now.until(until) / left;
-                    left -= 1;
-                    server.check_health(probe, now.after(share))
-                })
-            })
-            .collect();
-        let parts = own.into_iter().zip(asked);
-        let parts = parts.filter_map(|(own, asked)| own.or_else(|| asked?.join().ok()));
+            let spawn = || thread::Builder::new().spawn_scoped(scope, check).ok();
+            let thread = if n == 0 { None } else { spawn() };
+            (check, thread)
+        });
+        let asked: Vec<_> = asked.collect();
+        let parts = asked
+            .into_iter()
+            .filter_map(|(check, thread)| match thread {
+                Some(thread) => thread.join().ok(),
+                None => Some(check()),
+            });
         parts.collect()
     })
-}
-
-/// A number that belongs to a lock.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Gauge<'a> {
-    /// The last fencing token.
-    Token,
-    /// The length of this queue.
-    Length(&'a [u8]),
 }
 
 impl Server {
@@ -208,45 +192,34 @@ impl Server {
         self.command("SCAN", &args, until, Cap::Counted, read_page)
     }
 
-    fn number(
+    fn last_token(
         &self,
         keys: &Keys,
-        what: Gauge<'_>,
         until: Instant,
         asking: bool,
-    ) -> Result<Option<u64>, NodeFault> {
-        let cap_rule = Cap::Counted;
-        match what {
-            Gauge::Token => {
-                let bad = || {
-                    Fault::Rejected(Error::BadFence {
-                        server: self.label().to_owned(),
-                        key: shown(keys.fence()),
-                    })
-                };
-                let call = keys.last_token().asking(asking);
-                let fence = match self.call_or_undo(call, until, cap_rule, None) {
-                    Ok((Answer::Fence(fence), _)) => fence,
-                    Ok(_) => None,
-                    Err(NodeFault::Fault(Fault::Rejected(Error::WrongType { .. }))) => {
-                        return Err(bad().into());
-                    }
-                    Err(fault) => return Err(fault),
-                };
-                match fence.as_deref() {
-                    // A counter of 0 is valid but no token: the scripts continue from it.
-                    None | Some(b"0") => Ok(None),
-                    Some(digits) => match FencingToken::parse(digits) {
-                        Some(token) => Ok(Some(token.value())),
-                        None => Err(bad().into()),
-                    },
-                }
+    ) -> Result<Option<FencingToken>, NodeFault> {
+        let bad = || {
+            Fault::Rejected(Error::BadFence {
+                server: self.label().to_owned(),
+                key: shown(keys.fence()),
+            })
+        };
+        let call = keys.last_token().asking(asking);
+        let fence = match self.call_or_undo(call, until, Cap::Counted, None) {
+            Ok((Answer::Fence(fence), _)) => fence,
+            Ok(_) => None,
+            Err(NodeFault::Fault(Fault::Rejected(Error::WrongType { .. }))) => {
+                return Err(bad().into());
             }
-            Gauge::Length(queue) => {
-                let read = |reply: Reply| reply.count();
-                self.node_command("LLEN", &[queue], until, cap_rule, asking, read)
-                    .map(Some)
-            }
+            Err(fault) => return Err(fault),
+        };
+        match fence.as_deref() {
+            // A counter of 0 is valid but no token: the scripts continue from it.
+            None | Some(b"0") => Ok(None),
+            Some(digits) => match FencingToken::parse(digits) {
+                Some(token) => Ok(Some(token)),
+                None => Err(bad().into()),
+            },
         }
     }
 }
