@@ -195,13 +195,16 @@ fn inspect_names(
 /// server for its next pages.
 ///
 /// Over a quorum, a minority of the servers may fail.
-fn each_page(
+fn each_page<I>(
     runtime: &Runtime,
     kind: &[u8],
     pattern: &[u8],
-    mut inspect: impl FnMut(&Server, &[Vec<u8>], &mut Option<Connection>) -> Result<Vec<Held>, Error>,
+    mut inspect: I,
     mut act: impl FnMut(&ListPage<'_>),
-) -> Result<(), Error> {
+) -> Result<(), Error>
+where
+    I: FnMut(&Server, &[Vec<u8>], &mut Option<Connection>) -> Result<Vec<Held>, Error>,
+{
     let deployment = &runtime.deployment;
     let mut may_fail = deployment.size().all - deployment.size().needed;
     let servers = query(runtime, |until| deployment.all(until))?;
