@@ -10,30 +10,16 @@ use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Keys, Layout, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, AcquireSet, AtRelease, NewPlace, Primitive, SetQueues};
-use crate::protocol::queue_keys::{queue_script, reader_commands};
+use crate::protocol::queue_keys::queue_script;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
-pub(super) static ACQUIRE_ALL: Script =
-    script!("acquire_all", "get pttl set del time", "last_token");
-pub(super) static PROPOSE_ALL: Script = script!("propose_all", "get pttl set del", "last_token");
-pub(super) static RELEASE_ALL: Script =
-    script!("release_all", "get del pttl pexpire set", "rewrite");
-pub(super) static ENTER_ALL: Script = queue_script!(
-    "queue_enter_all",
-    concat!(reader_commands!(), " pexpire rpush"),
-    [],
-    "each_name",
-    "locks"
-);
-pub(super) static LEAVE_ALL: Script = queue_script!(
-    "queue_release_all",
-    reader_commands!(),
-    [],
-    "each_name",
-    "locks"
-);
-pub(super) static RENEW_ALL: Script = script!("renew_all", "get pttl pexpire set del", "rewrite");
+pub(super) static ACQUIRE_ALL: Script = script!("acquire_all", "last_token");
+pub(super) static PROPOSE_ALL: Script = script!("propose_all", "last_token");
+pub(super) static RELEASE_ALL: Script = script!("release_all", "rewrite");
+pub(super) static ENTER_ALL: Script = queue_script!("queue_enter_all", [], "each_name", "locks");
+pub(super) static LEAVE_ALL: Script = queue_script!("queue_release_all", [], "each_name", "locks");
+pub(super) static RENEW_ALL: Script = script!("renew_all", "rewrite");
 
 /// The keys and calls of a [`MutexAll`](crate::MutexAll).
 #[derive(Debug)]

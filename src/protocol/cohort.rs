@@ -9,17 +9,13 @@ use crate::protocol::fair::lock_queue;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing, RedisQueue};
-use crate::protocol::queue_keys::{QueueKeys, queue_script, reader_commands};
+use crate::protocol::queue_keys::{QueueKeys, queue_script};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
 /// Releases the lock: grants it to the first waiter, or frees it.
 pub(super) static RELEASE: Script = script!(
     "cohort_release",
-    concat!(
-        "get pttl pexpire set del lindex hdel lrem time lpop hget hset",
-        reader_commands!()
-    ),
     "state",
     "leave_free",
     "rewrite",
@@ -30,13 +26,7 @@ pub(super) static RELEASE: Script = script!(
     "plain"
 );
 /// Sets what the places of a client want from now on, and refreshes them.
-pub(super) static REFRESH: Script = queue_script!(
-    "queue_refresh",
-    concat!(reader_commands!(), " pexpire"),
-    [],
-    "locks",
-    "cohort_refresh"
-);
+pub(super) static REFRESH: Script = queue_script!("queue_refresh", [], "locks", "cohort_refresh");
 
 /// The keys and calls of a [`Mutex`](crate::Mutex), unless a quorum keeps it.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use crate::protocol::script::{Call, Script, script};
 use crate::protocol::slot::{hash_tag, slot};
 use crate::protocol::verb::Verb;
 
-pub(super) static INSPECT: Script = script!("inspect", "get pttl");
-pub(super) static FENCE: Script = script!("fence", "get");
+pub(super) static INSPECT: Script = script!("inspect");
+pub(super) static FENCE: Script = script!("fence");
 
 /// The names of one lock, usually a single one, and the keys and channel of each, in the same
 /// order.

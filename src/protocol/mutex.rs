@@ -10,12 +10,12 @@ use crate::protocol::primitive::{Acquire, AtRelease, Primitive};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
-pub(super) static ACQUIRE: Script = script!("acquire", "get time set del pttl", "last_token");
-pub(super) static PROPOSE: Script = script!("propose", "get set del pttl", "last_token");
-pub(super) static RELEASE: Script = script!("release", "get del pttl pexpire set", "rewrite");
-pub(super) static RENEW: Script = script!("renew", "get pttl pexpire set del", "rewrite");
+pub(super) static ACQUIRE: Script = script!("acquire", "last_token");
+pub(super) static PROPOSE: Script = script!("propose", "last_token");
+pub(super) static RELEASE: Script = script!("release", "rewrite");
+pub(super) static RENEW: Script = script!("renew", "rewrite");
 /// Also serves locks of several names.
-pub(super) static UNDO: Script = script!("undo", "get del pttl pexpire set", "rewrite");
+pub(super) static UNDO: Script = script!("undo", "rewrite");
 
 /// The keys and calls of a [`Mutex`](crate::Mutex) over a quorum. A list of the held locks uses
 /// them to inspect any name.

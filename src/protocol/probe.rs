@@ -4,7 +4,7 @@ use crate::protocol::script::{Call, Script, script};
 use crate::protocol::slot::slot;
 use crate::protocol::verb::Verb;
 
-pub(super) static PROBE: Script = script!("probe", "del");
+pub(super) static PROBE: Script = script!("probe");
 
 pub(crate) struct Probe {
     key: [Vec<u8>; 1],

@@ -9,65 +9,28 @@ use crate::protocol::primitive::{Acquire, Admission, RedisQueue};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
-/// Makes a script of a queue. It calls these further commands. It contains the functions of the
-/// queue and those in the given files, which admit waiters; before them, the code of a fast path.
+/// Makes a script of a queue. It contains the functions of the queue and those in the given files,
+/// which admit waiters; before them, the code of a fast path.
 macro_rules! queue_script {
-    ($name:literal, $commands:expr, [$($fast:literal)?] $(, $functions:literal)+) => {
-        script!(
-            $name,
-            concat!("time get set del pttl lindex lpop lrem hget hset hdel", $commands),
-            "state",
-            $($fast,)?
-            "last_token",
-            "now"
-            $(, $functions)+,
-            "queue"
-        )
+    ($name:literal, [$($fast:literal)?] $(, $functions:literal)+) => {
+        script!($name, "state", $($fast,)? "last_token", "now" $(, $functions)+, "queue")
     };
 }
 pub(super) use queue_script;
 
-/// Makes the scripts of a queue. They call these further commands, and contain the functions in the
-/// given files, which admit waiters. The files in brackets are the fast paths of an enter and of a
-/// release, which can call more commands.
+/// Makes the scripts of a queue. They contain the functions in the given files, which admit
+/// waiters. The files in brackets are the fast paths of an enter and of a release.
 macro_rules! queue_scripts {
-    (
-        $commands:expr, [$($enter:literal)?], [$($release:literal $(+ $more:literal)?)?]
-        $(, $functions:literal)+
-    ) => {
+    ([$($enter:literal)?], [$($release:literal)?] $(, $functions:literal)+) => {
         QueueScripts {
-            enter: queue_script!(
-                "queue_enter",
-                concat!($commands, " pexpire rpush"),
-                [$($enter)?]
-                $(, $functions)+
-            ),
-            refresh: queue_script!(
-                "queue_refresh",
-                concat!($commands, " pexpire"),
-                []
-                $(, $functions)+
-            ),
-            release: queue_script!(
-                "queue_release",
-                concat!($commands $($(, $more)?)?),
-                [$($release)?]
-                $(, $functions)+
-            ),
-            undo: queue_script!("queue_undo", $commands, [] $(, $functions)+),
+            enter: queue_script!("queue_enter", [$($enter)?] $(, $functions)+),
+            refresh: queue_script!("queue_refresh", [] $(, $functions)+),
+            release: queue_script!("queue_release", [$($release)?] $(, $functions)+),
+            undo: queue_script!("queue_undo", [] $(, $functions)+),
         }
     };
 }
 pub(super) use queue_scripts;
-
-/// The commands that scripts of a lock's queue need for readers. A macro, because `concat!` takes
-/// no constant.
-macro_rules! reader_commands {
-    () => {
-        " exists pexpireat zadd zrange zrem zremrangebyscore zscore"
-    };
-}
-pub(super) use reader_commands;
 
 /// The scripts of a queue with one admission.
 #[derive(Debug)]
@@ -79,8 +42,7 @@ pub(super) struct QueueScripts {
 }
 
 /// The scripts of locks: the queue of a name is the same for all kinds.
-pub(super) static LOCKS: QueueScripts =
-    queue_scripts!(reader_commands!(), ["enter_free"], ["leave_free"], "locks");
+pub(super) static LOCKS: QueueScripts = queue_scripts!(["enter_free"], ["leave_free"], "locks");
 
 /// The rules of a queue: its scripts, and the waiters that they admit.
 #[derive(Debug)]

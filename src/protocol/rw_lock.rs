@@ -8,9 +8,7 @@ use crate::holder_id::HolderId;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
-use crate::protocol::queue_keys::{
-    LOCKS, QueueKeys, QueueRules, keys_of_lock, queue_script, reader_commands,
-};
+use crate::protocol::queue_keys::{LOCKS, QueueKeys, QueueRules, keys_of_lock, queue_script};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -21,17 +19,10 @@ pub(super) static RULES: QueueRules = QueueRules {
     is_of_lock: true,
     is_shared: true,
 };
-pub(super) static DOWNGRADE: Script = queue_script!(
-    "downgrade",
-    reader_commands!(),
-    [],
-    "locks",
-    "later_end",
-    "keep_reader"
-);
+pub(super) static DOWNGRADE: Script =
+    queue_script!("downgrade", [], "locks", "later_end", "keep_reader");
 pub(super) static RENEW: Script = script!(
     "renew_shared",
-    concat!("time get set del pttl", reader_commands!()),
     "state",
     "last_token",
     "now",
@@ -39,7 +30,7 @@ pub(super) static RENEW: Script = script!(
     "later_end",
     "keep_reader"
 );
-pub(super) static INSPECT: Script = script!("inspect_shared", "time get pttl zrangebyscore", "now");
+pub(super) static INSPECT: Script = script!("inspect_shared", "now");
 
 /// The keys and calls of one side of an [`RwLock`](crate::RwLock).
 #[derive(Debug)]

@@ -14,21 +14,18 @@ pub(crate) struct Script {
     /// Its name in errors and log records.
     pub(crate) name: &'static str,
     pub(super) source: &'static str,
-    /// The commands that the user must be permitted to run; PUBLISH and PUBSUB are optional.
-    pub(super) commands: &'static str,
     pub(super) sha: OnceLock<String>,
 }
 
 /// Makes a script from the file `<name>.lua`, preceded by the Lua functions in further files.
 macro_rules! script {
-    ($name:literal, $commands:expr $(, $functions:literal)*) => {
+    ($name:literal $(, $functions:literal)*) => {
         Script {
             name: $name,
             source: concat!(
                 $(include_str!(concat!($functions, ".lua")),)*
                 include_str!(concat!($name, ".lua"))
             ),
-            commands: $commands,
             sha: ::std::sync::OnceLock::new(),
         }
     };
@@ -39,7 +36,7 @@ pub(super) use script;
 const PLAIN_COMMANDS: [&str; 6] = ["GET", "SET", "DEL", "TIME", "PTTL", "PEXPIRE"];
 
 /// Adds to the shared statistics.
-pub(crate) static ADD_STATS: Script = script!("add_stats", "hincrby");
+pub(crate) static ADD_STATS: Script = script!("add_stats");
 
 impl Script {
     fn sha(&self) -> &str {
@@ -60,15 +57,27 @@ impl Script {
             Some(line) => (line, "call('"),
             None => (self.source, "redis.pcall('"),
         };
-        let calls = source.split(call).skip(1);
-        let mut commands: Vec<_> = calls.filter_map(|call| call.split('\'').next()).collect();
-        commands.sort_unstable();
-        commands.dedup();
-        match commands.as_slice() {
-            [] => self.commands.to_ascii_uppercase().replace(' ', " or "),
+        match called(source, call).as_slice() {
+            [] => self.commands().join(" or "),
             commands => commands.join(" or "),
         }
     }
+
+    /// Returns the commands that the user must be permitted to run; PUBLISH and PUBSUB are optional.
+    fn commands(&self) -> Vec<&'static str> {
+        let mut commands = called(self.source, "call('");
+        commands.retain(|command| !["PUBLISH", "PUBSUB"].contains(command));
+        commands
+    }
+}
+
+/// Returns the commands behind `call` in the text of a script.
+fn called<'a>(source: &'a str, call: &str) -> Vec<&'a str> {
+    let calls = source.split(call).skip(1);
+    let mut commands: Vec<_> = calls.filter_map(|call| call.split('\'').next()).collect();
+    commands.sort_unstable();
+    commands.dedup();
+    commands
 }
 
 /// One call of a script, ready to be sent.
@@ -214,7 +223,7 @@ impl<'a> Call<'a> {
             "the {} script needs {}+evalsha +eval +{} on the keys {}{more}",
             self.script.name,
             if self.asking { "+asking " } else { "" },
-            self.script.commands.replace(' ', " +"),
+            self.script.commands().join(" +").to_ascii_lowercase(),
             firsts.join(" and ")
         )
     }
@@ -233,7 +242,7 @@ impl<'a> Call<'a> {
             }
             false => (rights, text.contains("keys")),
         };
-        let uses_queue = self.script.commands.contains("lindex");
+        let uses_queue = self.script.commands().contains(&"LINDEX");
         let is_of_permits = |key: &Vec<u8>| key.starts_with(b"leasehold:permits");
         let can_be_plain = !self.keys[0].iter().any(is_of_permits);
         match is_about_queue && uses_queue && can_be_plain {

@@ -26,9 +26,8 @@ const CHANNEL: &[u8] = b"leasehold:grants";
 const KEY_PREFIX: &str = "leasehold:permits:";
 
 static PERMITS: QueueScripts = queue_scripts!(
-    " exists pexpireat zadd zrange zrangebyscore zrem zscore",
     ["permits_enter_free"],
-    ["permits_leave_free" + " zincrby"],
+    ["permits_leave_free"],
     "later_end",
     "admit_permits"
 );
@@ -43,12 +42,8 @@ pub(super) static RULES: QueueRules = QueueRules {
     is_shared: true,
 };
 
-pub(super) static RENEW: Script = script!(
-    "permits_renew",
-    "time pexpireat pttl zadd zrem zscore",
-    "now"
-);
-pub(super) static INSPECT: Script = script!("permits_inspect", "get time zrangebyscore", "now");
+pub(super) static RENEW: Script = script!("permits_renew", "now");
+pub(super) static INSPECT: Script = script!("permits_inspect", "now");
 
 /// The keys and calls of a [`Semaphore`](crate::Semaphore), and how many permits a call wants.
 #[derive(Debug)]
