@@ -1,8 +1,8 @@
 //! Random numbers that also work in destructors of thread-locals, where `rand::rng()` panics, and
 //! in a fork, where a copied generator would repeat the parent's numbers.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::UNIX_EPOCH;
 
 use rand::TryRng;
 use rand::rngs::SysRng;
@@ -20,17 +20,10 @@ fn bits() -> u64 {
 
 /// A number that differs between the processes of a machine, if the system has no random numbers.
 fn by_clock() -> u64 {
-    let now = wall_time().duration_since(UNIX_EPOCH);
-    let nanos = now.map_or(0, |now| now.as_nanos() as u64);
+    let mut hasher = DefaultHasher::new();
     let drawn = DRAWN.fetch_add(1, Ordering::Relaxed);
-    mixed(nanos ^ mixed(u64::from(std::process::id()) << 32 ^ drawn))
-}
-
-/// The finalizer of SplitMix64: each bit of the result depends on each bit of `number`.
-fn mixed(number: u64) -> u64 {
-    let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    number ^ number >> 31
+    (wall_time(), std::process::id(), drawn).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Returns a number from 0 (inclusive) to 1 (exclusive), for jitter.
