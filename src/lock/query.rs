@@ -5,8 +5,8 @@ use crate::error::Error;
 use crate::redis::Fault;
 use crate::runtime::Runtime;
 
-/// Calls `ask` with the command timeout as its deadline, and once more if the server has not run it,
-/// or has not replied.
+/// Calls `ask` with the command timeout as its deadline, and once more if the server has not run
+/// it, or has not replied.
 ///
 /// The first call may have failed because its pooled connection was dead already. Only a second
 /// failure says anything about Redis. Both calls share the deadline.

@@ -63,7 +63,8 @@ impl Script {
         }
     }
 
-    /// Returns the commands that the user must be permitted to run; PUBLISH and PUBSUB are optional.
+    /// Returns the commands that the user must be permitted to run. PUBLISH and PUBSUB are
+    /// optional.
     fn commands(&self) -> Vec<&'static str> {
         let mut commands = called(self.source, "call('");
         commands.retain(|command| !["PUBLISH", "PUBSUB"].contains(command));
