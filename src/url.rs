@@ -68,30 +68,26 @@ impl Target {
     /// Parses a URL of any supported kind.
     pub(crate) fn parse(url: &str) -> Result<Self, Error> {
         let url = &*canonical(url);
-        if let Some((scheme, rest)) = url.split_once("+sentinel://") {
-            check_fragment(rest).map_err(sentinel_config)?;
-            let parsed = Sentinel::parse(scheme, rest);
-            // After the hosts, an @ is valid only in the query, in a user or password of the
-            // sentinels. In an invalid URL, it more likely ends an unescaped user or password.
-            let has_stray_at = parsed.is_err() && is_logon_cut_off(rest);
-            match has_stray_at || is_logon_cut_off(rest.split('?').next().unwrap_or_default()) {
-                true => Err(sentinel_config(UNESCAPED)),
-                false => parsed.map(Self::Sentinel),
-            }
-        } else if let Some((scheme, rest)) = url.split_once("+cluster://") {
-            check_fragment(rest).map_err(cluster_config)?;
-            match is_logon_cut_off(rest) {
-                true => Err(cluster_config(UNESCAPED)),
-                false => Nodes::of(addresses(scheme, rest)?).map(Self::Cluster),
-            }
-        } else if let Some((scheme, rest)) = url.split_once("+quorum://") {
-            check_fragment(rest).map_err(quorum_config)?;
-            match is_logon_cut_off(rest) {
-                true => Err(quorum_config(UNESCAPED)),
-                false => quorum_servers(scheme, rest).map(Self::Quorum),
-            }
-        } else {
-            Address::parse(url).map(Self::Server)
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        let (scheme, kind) = scheme.rsplit_once('+').unwrap_or_default();
+        let wrong: fn(String) -> Error = match kind {
+            "sentinel" => sentinel_config,
+            "cluster" => cluster_config,
+            "quorum" => quorum_config,
+            _ => return Address::parse(url).map(Self::Server),
+        };
+        check_fragment(rest).map_err(wrong)?;
+        let parsed = match kind {
+            "sentinel" => Sentinel::parse(scheme, rest).map(Self::Sentinel),
+            "cluster" => (addresses(scheme, rest).and_then(Nodes::of)).map(Self::Cluster),
+            _ => quorum_servers(scheme, rest).map(Self::Quorum),
+        };
+        // After the hosts, an @ is valid only in the query, in a user or password of the sentinels.
+        // In an invalid URL, it more likely ends an unescaped user or password.
+        let has_stray_at = parsed.is_err() && is_logon_cut_off(rest);
+        match has_stray_at || is_logon_cut_off(rest.split('?').next().unwrap_or_default()) {
+            true => Err(wrong(UNESCAPED.into())),
+            false => parsed,
         }
     }
 
