@@ -131,11 +131,7 @@ fn servers(
     text: &impl Fn(&str) -> Result<Option<String>, Error>,
 ) -> Result<ClientBuilder, Error> {
     match (text("REDIS_URL")?, text("REDIS_URLS")?) {
-        (Some(_), Some(_)) => Err(Error::Config(
-            "the environment variables REDIS_URL and REDIS_URLS are both set: \
-             set only one of them"
-                .into(),
-        )),
+        (Some(_), Some(_)) => Err(both_set("REDIS_URL", "REDIS_URLS")),
         (Some(url), None) => {
             checked("REDIS_URL", Target::parse(&url))?;
             Ok(builder.url(url))
@@ -176,11 +172,7 @@ fn logon(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Logon,
         return Ok(logon);
     };
     if logon.password.is_some() {
-        return Err(Error::Config(
-            "the environment variables REDIS_PASSWORD and REDIS_PASSWORD_FILE are both set: \
-             set only one of them"
-                .into(),
-        ));
+        return Err(both_set("REDIS_PASSWORD", "REDIS_PASSWORD_FILE"));
     }
     // Each connect reads the file again; an unusable file is an error now, too.
     checked("REDIS_PASSWORD_FILE", read_password(path))?;
@@ -331,5 +323,11 @@ fn parsed<T: FromStr>(name: &str, value: &str, what: &str) -> Result<T, Error> {
 fn expected(name: &str, what: &str) -> Error {
     Error::Config(format!(
         "the environment variable {name} cannot be used; it expects {what}"
+    ))
+}
+
+fn both_set(one: &str, other: &str) -> Error {
+    Error::Config(format!(
+        "the environment variables {one} and {other} are both set: set only one of them"
     ))
 }
