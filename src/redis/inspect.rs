@@ -113,8 +113,11 @@ impl Deployment {
     ) -> Result<Option<u64>, Fault> {
         // Each read finds its own node: a migration moves one key after the other, and the new node
         // replies nil for a key that it does not have yet.
-        let text =
-            |name, args: &[&[u8]]| self.read_on_primary(key, name, args, until, read_optional_text);
+        let read = |reply| match reply {
+            Reply::Nil => Some(None),
+            reply => read_text(reply).map(Some),
+        };
+        let text = |name, args: &[&[u8]]| self.read_on_primary(key, name, args, until, read);
         let Some(first) = text("LINDEX", &[queue.key(), b"0"])? else {
             return Ok(None);
         };
@@ -221,19 +224,6 @@ impl Server {
                 None => Err(bad().into()),
             },
         }
-    }
-}
-
-/// Reads a text, or nil.
-#[expect(
-    clippy::option_option,
-    reason = "there may be no text, and the reply may be malformed"
-)]
-fn read_optional_text(reply: Reply) -> Option<Option<Vec<u8>>> {
-    match reply {
-        Reply::Nil => Some(None),
-        Reply::Text(text) => Some(Some(text)),
-        _ => None,
     }
 }
 

@@ -211,7 +211,7 @@ impl Sentinels {
     /// ends between the commands, the new address has the old epoch, and not the other way round.
     fn ask(&self, n: usize, timeout: Duration) -> RedisResult<Report> {
         let until = Instant::now().after(timeout);
-        let mut connection = Connection::open(self.sentinel_at(n)?, None, until, |_| ())?;
+        let mut connection = Connection::open(&self.sentinel.sentinels[n], None, until, |_| ())?;
         let master = self.sentinel.master.as_str();
         connection.write(until, |buffer| {
             for words in [
@@ -242,14 +242,9 @@ impl Sentinels {
         Ok(Report { address, epoch, id })
     }
 
-    fn sentinel_at(&self, n: usize) -> RedisResult<&Address> {
-        let sentinel = self.sentinel.sentinels.get(n);
-        sentinel.ok_or_else(|| (ErrorKind::Client, "no such sentinel").into())
-    }
-
     /// Subscribes to the announcements of one sentinel.
     pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<Subscription, Cause> {
-        Subscription::open(self.sentinel_at(n)?, timeout)
+        Subscription::open(&self.sentinel.sentinels[n], timeout)
     }
 
     /// Asks all sentinels whether the master has moved, and returns true if it has. The connections
@@ -321,9 +316,7 @@ impl Sentinels {
         };
         let deployment = self.sentinel.label();
         for (n, address) in dissenters {
-            let Ok(sentinel) = self.sentinel_at(n) else {
-                continue;
-            };
+            let sentinel = &self.sentinel.sentinels[n];
             let named = self.at(&address).label;
             logging::warn!(
                 server = deployment.as_str();
