@@ -43,12 +43,12 @@ fn two_services() -> Outcome {
     println!("A service whose workers have a lock each:");
     work(&quiet, |worker| format!("shelf:{worker}"))?;
     report(&quiet);
-    assert_eq!(quiet.stats().contention_rate(), 0.0);
+    assert_eq!(quiet.stats().totals.contention_rate(), 0.0);
 
     println!("A service whose workers share one:");
     work(&busy, |_| "warehouse".into())?;
     report(&busy);
-    assert!(busy.stats().contention_rate() > TOO_MUCH);
+    assert!(busy.stats().totals.contention_rate() > TOO_MUCH);
 
     // Each client adds its new counts once a second.
     let turns = (2 * WORKERS * TURNS) as u64;
@@ -88,10 +88,10 @@ fn work(client: &Client, lock_name: impl Fn(usize) -> String) -> Outcome {
 fn report(client: &Client) {
     let stats = client.stats();
     println!("  {stats}");
-    if stats.contention_rate() > TOO_MUCH {
+    if stats.totals.contention_rate() > TOO_MUCH {
         println!(
             "  Contended: {:.0} % of all locks had to wait; the median wait is {:.1?}.",
-            stats.contention_rate() * 100.0,
+            stats.totals.contention_rate() * 100.0,
             stats.wait.p50
         );
     }

@@ -348,7 +348,7 @@ impl Client {
     /// # let client = server.client();
     /// let stats = client.stats();
     /// println!("{stats}");
-    /// if stats.contention_rate() > 0.05 {
+    /// if stats.totals.contention_rate() > 0.05 {
     ///     eprintln!("more than one lock in twenty had to wait, p99 {:?}", stats.wait.p99);
     /// }
     /// # Ok::<(), leasehold::Error>(())

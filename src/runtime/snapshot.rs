@@ -36,17 +36,9 @@ impl Runtime {
     /// Returns the counters, in a child of the process that made the client. The rest is behind
     /// locks, which a thread of the parent may have held at the fork.
     pub(crate) fn stats_in_child(&self) -> Stats {
-        let none = Latency::of(&Buckets::default());
         Stats {
             totals: self.meters.counters.totals(),
-            held: 0,
-            waiting: 0,
-            connections: 0,
-            open_breakers: 0,
-            renewal_lag: None,
-            wait: none,
-            hold: none,
-            command: none,
+            ..Stats::default()
         }
     }
 

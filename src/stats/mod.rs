@@ -126,20 +126,6 @@ pub struct Stats {
     pub command: Latency,
 }
 
-impl Stats {
-    /// Returns this client's [`Totals::contention_rate`].
-    ///
-    /// ```
-    /// # let server = leasehold::testing::Server::start();
-    /// # let client = server.client();
-    /// let rate = client.stats().contention_rate();
-    /// println!("{:.0} % of the acquired locks had to wait", rate * 100.0);
-    /// ```
-    pub fn contention_rate(&self) -> f64 {
-        self.totals.contention_rate()
-    }
-}
-
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -164,7 +164,7 @@ fn calls_are_counted_by_outcome() {
     assert!(matches!(error, Error::Config(_)), "{error:?}");
     expected.failed += 1;
     assert_eq!(client.stats().totals, expected);
-    assert_eq!(client.stats().contention_rate(), 0.0);
+    assert_eq!(client.stats().totals.contention_rate(), 0.0);
 
     let asleep = client
         .mutex("held")
@@ -211,7 +211,7 @@ fn releases_of_any_client_count_as_wakes() {
     let mut expected = after_one_wait(before, now);
     assert_eq!(now, expected);
     assert_woken_once(began, before, now);
-    assert_eq!(client.stats().contention_rate(), 1.0);
+    assert_eq!(client.stats().totals.contention_rate(), 1.0);
 
     let guard = client.mutex("a").lock().unwrap();
     expected.attempts += 1;
