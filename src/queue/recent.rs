@@ -54,7 +54,8 @@ mod tests {
     fn the_latest_refusal_counts_for_a_second_and_is_then_forgotten() {
         let (mut recent, name) = (ContendedNames::default(), Name::from("a"));
         assert!(!counts(recent.since(&name), at(1)));
-        [at(7), at(6)].map(|since| recent.note(&name, since));
+        recent.note(&name, at(7));
+        recent.note(&name, at(6));
         let since = recent.since(&name);
         assert!(counts(since, at(1_006)) && !counts(since, at(1_007)));
         (0..10_000).for_each(|n| recent.note(&Name::from(n.to_string()), at(5_000 + n)));
