@@ -102,17 +102,11 @@ fn check_new_connection(value: &Value) {
         assert_ne!(*value, Value::Nil);
     }
     assert!(read_epoch(value.clone()).is_none() || read_id(value.clone()).is_none());
-    for step in [
-        Step::Hello,
-        Step::AuthWithUser,
-        Step::Auth,
-        Step::Select,
-        Step::Optional,
-    ] {
+    for step in [Step::Hello, Step::Auth, Step::Select, Step::Optional] {
         match step.read(value.clone()) {
             Some(Ok(())) if step == Step::Hello => assert!(matches!(value, Value::Map(_))),
             Some(Ok(())) => assert_eq!(*value, Value::Okay),
-            Some(Err(error)) => drop(step.refusal(&error, true)),
+            Some(Err(error)) => drop(step.refusal(&error)),
             None => {}
         }
     }

@@ -17,7 +17,6 @@ use crate::violation::NoFirstReply;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Hello,
-    AuthWithUser,
     Auth,
     Select,
     /// Sent if there is nothing else to send.
@@ -147,14 +146,14 @@ impl Connection {
         )
     }
 
-    /// Logs on; without a user if the server is older than users.
+    /// Logs on. With `awaits_first`, the peer has not sent anything yet.
     fn log_on_as(
         &mut self,
         what: &LogOn<'_>,
         until: Instant,
         awaits_first: bool,
     ) -> Result<(), Refusal> {
-        let steps = commands(what, true);
+        let steps = commands(what);
         let size = match what.with_optional {
             true => steps.len().max(1),
             // One by one: an error then names the command at which the peer closes the connection.
@@ -162,33 +161,27 @@ impl Connection {
         };
         for (n, steps) in steps.chunks(size).enumerate() {
             let sent = self.log_on(steps, until, awaits_first && n == 0);
-            let knows_users = match (sent, steps) {
+            match (sent, steps) {
                 (Err(refusal), [(_, command)]) => return Err(refusal.at(command)),
                 (sent, _) => sent?,
-            };
-            if !knows_users {
-                self.log_on(&commands(what, false), until, false)?;
-                return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Returns false if the server is older than ACL users, and needs the log-on without a user.
-    /// With `awaits_first`, the peer has not sent anything yet.
+    /// Sends these commands and reads their replies.
     fn log_on(
         &mut self,
         commands: &[(Step, Cmd)],
         until: Instant,
         awaits_first: bool,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<(), Refusal> {
         // If writing fails, the server may have sent the reason before it closed the connection.
         let sent = self.write(until, |buffer| {
             for (_, command) in commands {
                 command.write_packed_command(buffer);
             }
         });
-        let mut knows_users = true;
         let mut ignored: Option<ServerError> = None;
         for (n, (step, _)) in commands.iter().enumerate() {
             let answer = match self.answer(until) {
@@ -207,17 +200,15 @@ impl Connection {
                 Ok(()) => continue,
                 Err(error) => error,
             };
-            if let Some(refusal) = step.refusal(&error, knows_users) {
+            if let Some(refusal) = step.refusal(&error) {
                 return Err(refusal.into());
             }
-            knows_users &= *step != Step::AuthWithUser;
             // A missing permission for an optional command closes no connection.
             if error.code() != "NOPERM" {
                 ignored = Some(error);
             }
         }
-        sent?;
-        Ok(knows_users)
+        Ok(sent?)
     }
 }
 
@@ -257,9 +248,9 @@ fn without_arguments(error: &ServerError) -> String {
 }
 
 /// Returns the commands that a new connection sends first.
-fn commands(what: &LogOn<'_>, with_user: bool) -> Vec<(Step, Cmd)> {
+fn commands(what: &LogOn<'_>) -> Vec<(Step, Cmd)> {
     let redis = what.redis;
-    let user = what.user.filter(|_| with_user);
+    let user = what.user;
     // A user without a password logs on with an empty one. Otherwise the connection would have the
     // permissions of another user, `default`.
     let password = what.password.or_else(|| user.map(|_| ""));
@@ -276,13 +267,8 @@ fn commands(what: &LogOn<'_>, with_user: bool) -> Vec<(Step, Cmd)> {
         commands.push((Step::Hello, hello));
     } else if let Some(password) = password {
         let mut auth = cmd("AUTH");
-        let step = match user {
-            // A server without users has no user without a password.
-            Some(_) if !password.is_empty() => Step::AuthWithUser,
-            _ => Step::Auth,
-        };
         auth.arg(user).arg(password);
-        commands.push((step, auth));
+        commands.push((Step::Auth, auth));
     }
     if redis.db() != 0 {
         let mut select = cmd("SELECT");
@@ -324,16 +310,11 @@ impl Step {
     }
 
     /// Returns why this error reply prevents the connection; `None` if the log-on continues.
-    ///
-    /// If `knows_users` is false, the commands will be sent again, in a log-on without a user.
-    pub(crate) fn refusal(self, error: &ServerError, knows_users: bool) -> Option<RedisError> {
+    pub(crate) fn refusal(self, error: &ServerError) -> Option<RedisError> {
         let text = error.details().unwrap_or_default();
         // The server sends these errors to a new connection before it reads a command.
         if text.contains("max number of clients") || error.code() == "DENIED" {
             return Some(error.clone().into());
-        }
-        if !knows_users {
-            return None;
         }
         match self {
             Self::Hello if text.starts_with("unknown command") => Some(
@@ -344,10 +325,7 @@ impl Step {
                     .into(),
             ),
             Self::Hello => Some(error.clone().into()),
-            Self::AuthWithUser if text.contains("wrong number of arguments for 'auth' command") => {
-                None
-            }
-            Self::AuthWithUser | Self::Auth => Some(
+            Self::Auth => Some(
                 (
                     ErrorKind::AuthenticationFailed,
                     "Password authentication failed",
@@ -371,47 +349,11 @@ impl Step {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::net::{Shutdown, TcpListener};
     use std::thread;
     use std::time::Duration;
 
     use super::*;
-
-    /// Answers as a server older than ACL users, and returns the second log-on that it was sent.
-    fn old_server(listener: &TcpListener) -> String {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut sent = String::new();
-        let mut read_until = |stream: &mut TcpStream, word: &str| {
-            while !sent.contains(word) {
-                let mut bytes = [0; 1024];
-                let count = stream.read(&mut bytes).unwrap();
-                assert!(count > 0, "{sent}");
-                sent += str::from_utf8(&bytes[..count]).unwrap();
-            }
-            std::mem::take(&mut sent)
-        };
-        read_until(&mut stream, env!("CARGO_PKG_VERSION"));
-        let refused = "-ERR wrong number of arguments for 'auth' command\r\n".to_owned();
-        let unknown = "-NOAUTH Authentication required.\r\n".repeat(3);
-        stream.write_all((refused + &unknown).as_bytes()).unwrap();
-        let sent = read_until(&mut stream, env!("CARGO_PKG_VERSION"));
-        stream.write_all(&b"+OK\r\n".repeat(4)).unwrap();
-        sent
-    }
-
-    #[test]
-    fn a_server_without_users_gets_the_password_alone_and_then_the_database() {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let url = format!("redis://ann:s3cret@127.0.0.1:{port}/2");
-        let server = thread::spawn(move || old_server(&listener));
-        let address = Address::parse(&url).unwrap();
-        let until = Instant::now().after(Duration::from_secs(30));
-        let opened = Connection::open(&address, None, until, |_| ());
-        assert!(opened.is_ok(), "{:?}", opened.err());
-        let sent = server.join().unwrap();
-        assert!(sent.starts_with("*2\r\n$4\r\nAUTH\r\n$6\r\ns3cret\r\n*2\r\n$6\r\nSELECT"));
-    }
 
     /// Logs on to a server that sends `reply` and then ends the connection.
     fn error_after(reply: &'static [u8]) -> RedisError {
@@ -448,7 +390,7 @@ mod tests {
         assert_eq!(error.code(), Some("NOAUTH"), "{error}");
     }
 
-    fn commands_of(url: &str, name: Option<&str>, with_user: bool) -> Vec<String> {
+    fn commands_of(url: &str, name: Option<&str>) -> Vec<String> {
         let address = Address::parse(url).unwrap();
         let (user, password) = address.logon().unwrap();
         let what = LogOn {
@@ -458,7 +400,7 @@ mod tests {
             name,
             with_optional: address.sends_optional(),
         };
-        let commands = commands(&what, with_user);
+        let commands = commands(&what);
         let words = |(_, command): &(Step, Cmd)| {
             let words = command.args_iter().filter_map(|arg| match arg {
                 redis::Arg::Simple(word) => Some(String::from_utf8_lossy(word).into_owned()),
@@ -480,9 +422,9 @@ mod tests {
     fn handshake_sends_login_database_and_name() {
         let version = concat!("CLIENT SETINFO LIB-VER ", env!("CARGO_PKG_VERSION"));
         let info = ["CLIENT SETINFO LIB-NAME leasehold", version];
-        assert_eq!(commands_of("redis://h", None, true), info);
+        assert_eq!(commands_of("redis://h", None), info);
         assert_eq!(
-            commands_of("redis://ann:s3cret@h/2", Some("me"), true),
+            commands_of("redis://ann:s3cret@h/2", Some("me")),
             [
                 "AUTH ann s3cret",
                 "SELECT 2",
@@ -492,50 +434,35 @@ mod tests {
             ]
         );
         assert_eq!(
-            commands_of("redis://ann:s3cret@h", None, false)[0],
-            "AUTH s3cret"
-        );
-        assert_eq!(
-            commands_of("redis://:s3cret@h?protocol=3", None, true)[0],
+            commands_of("redis://:s3cret@h?protocol=3", None)[0],
             "HELLO 3 AUTH default s3cret"
         );
-        assert_eq!(
-            commands_of("redis://h?protocol=resp3", None, true)[0],
-            "HELLO 3"
-        );
+        assert_eq!(commands_of("redis://h?protocol=resp3", None)[0], "HELLO 3");
         for (url, first) in [
             ("redis://ann@h", "AUTH ann "),
             ("redis://ann@h?protocol=3", "HELLO 3 AUTH ann "),
         ] {
-            assert_eq!(commands_of(url, None, true)[0], first, "{url}");
+            assert_eq!(commands_of(url, None)[0], first, "{url}");
         }
     }
 
     #[test]
     fn refusal_depends_on_the_step() {
         let wrong = error("WRONGPASS invalid username-password pair or user is disabled.");
-        let refusal = Step::Auth.refusal(&wrong, true).unwrap();
+        let refusal = Step::Auth.refusal(&wrong).unwrap();
         assert_eq!(refusal.kind(), ErrorKind::AuthenticationFailed);
         let full = error("ERR max number of clients reached");
         let steps = [Step::Hello, Step::Auth, Step::Select, Step::Optional];
-        for (step, knows_users) in steps
-            .into_iter()
-            .flat_map(|step| [(step, true), (step, false)])
-        {
-            let refusal = step.refusal(&full, knows_users).unwrap();
+        for step in steps {
+            let refusal = step.refusal(&full).unwrap();
             assert!(
                 refusal.to_string().contains("max number of clients"),
                 "{refusal}"
             );
             assert_ne!(refusal.kind(), ErrorKind::AuthenticationFailed);
         }
-        let old = error("ERR wrong number of arguments for 'auth' command");
-        assert!(
-            Step::AuthWithUser.refusal(&old, true).is_none()
-                && Step::Auth.refusal(&old, true).is_some()
-        );
         let right =
             error("NOPERM this user has no permissions to run the 'client|setname' command");
-        assert!(Step::Optional.refusal(&right, true).is_none());
+        assert!(Step::Optional.refusal(&right).is_none());
     }
 }
