@@ -192,12 +192,7 @@ impl Address {
         Self {
             label: label(&addr),
             info: self.info.clone().set_addr(addr),
-            credentials: self.credentials.clone(),
-            closes_on_optional: Arc::clone(&self.closes_on_optional),
-            resolver: Arc::clone(&self.resolver),
-            map: self.map.clone(),
-            #[cfg(feature = "tls")]
-            tls: Arc::clone(&self.tls),
+            ..self.clone()
         }
     }
 
