@@ -3,7 +3,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
 use std::ffi::OsString;
 use std::num::NonZeroU16;
 #[cfg(feature = "tls")]
@@ -55,14 +54,11 @@ fn builder(
     mut builder: ClientBuilder,
     var: impl Fn(&str) -> Option<OsString>,
 ) -> Result<ClientBuilder, Error> {
-    let corrected = RefCell::new(Vec::new());
     let text = |name: &str| -> Result<Option<String>, Error> {
         match var(name).map(OsString::into_string) {
             Some(Ok(value)) => {
                 let (value, removed) = as_meant(name, &value);
-                let is_first = !corrected.borrow().iter().any(|other| other == name);
-                if let Some(removed) = removed.filter(|_| is_first) {
-                    corrected.borrow_mut().push(name.to_owned());
+                if let Some(removed) = removed {
                     logging::warn!(
                         "the environment variable {name} was taken, but {removed}: correct it"
                     );
@@ -147,9 +143,10 @@ fn servers(
             Ok(builder.quorum(urls))
         }
         (None, None) => {
-            let url = assemble(text)?;
+            let host = text("REDIS_HOST")?;
+            let url = assemble(host.as_deref(), text)?;
             let server = checked("REDIS_HOST", Target::parse(&url))?;
-            if text("REDIS_HOST")?.is_none() {
+            if host.is_none() {
                 logging::info!(
                     "none of the environment variables REDIS_URL, REDIS_URLS and REDIS_HOST is \
                      set: using redis://{}",
@@ -253,9 +250,12 @@ fn checked<T>(name: &str, value: Result<T, Error>) -> Result<T, Error> {
     })
 }
 
-/// Returns the URL made of `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB`.
-fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<String, Error> {
-    let host = text("REDIS_HOST")?.unwrap_or_else(|| DEFAULT_HOST.into());
+/// Returns the URL made of this `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB`.
+fn assemble(
+    host: Option<&str>,
+    text: &impl Fn(&str) -> Result<Option<String>, Error>,
+) -> Result<String, Error> {
+    let host = host.unwrap_or(DEFAULT_HOST);
     if host.contains("://") {
         return Err(Error::Config(
             "the environment variable REDIS_HOST cannot be used: it contains a URL; put that into \
@@ -263,7 +263,7 @@ fn assemble(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Str
                 .into(),
         ));
     }
-    let (host, own_port) = split_port(&host);
+    let (host, own_port) = split_port(host);
     let own_port = own_port.map(|port| {
         let what = "a host, or a host and a port number";
         parsed("REDIS_HOST", port, what).map(NonZeroU16::get)
