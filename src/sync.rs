@@ -118,17 +118,3 @@ impl Condvar {
         self.0.notify_all();
     }
 }
-
-/// A read-write lock for data that a panic leaves usable.
-#[derive(Debug, Default)]
-pub(crate) struct RwLock<T>(sync::RwLock<T>);
-
-impl<T> RwLock<T> {
-    pub(crate) fn read(&self) -> sync::RwLockReadGuard<'_, T> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn write(&self) -> sync::RwLockWriteGuard<'_, T> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
-    }
-}

@@ -11,7 +11,7 @@ use crate::redis::Server;
 use crate::runtime::io::acknowledged::AcknowledgedRenewals;
 use crate::runtime::io::{Io, IoRequest};
 use crate::runtime::subscriber::Subscriber;
-use crate::sync::{Mutex, RwLock};
+use crate::sync::Mutex;
 
 /// One server and its own threads, so that a server that hangs delays no other.
 pub(crate) struct Endpoint {
@@ -69,7 +69,7 @@ struct EndpointList {
 /// All servers in use.
 #[derive(Default)]
 pub(crate) struct Endpoints {
-    endpoints: RwLock<EndpointList>,
+    endpoints: Mutex<EndpointList>,
     /// The number of pending releases of each lease: such a lease in Redis has no holder.
     releasing: Mutex<HashMap<HolderId, usize>>,
     /// The names with leases whose acquire or release got no reply, each with a mark. The releases
@@ -86,7 +86,7 @@ impl Endpoints {
             return endpoint;
         }
         let is = |endpoint: &&Arc<Endpoint>| Arc::ptr_eq(&endpoint.server, server);
-        let mut endpoints = self.endpoints.write();
+        let mut endpoints = self.endpoints.lock();
         // Another thread may have created it between the two locks.
         if let Some(endpoint) = endpoints.all.iter().find(is) {
             return Arc::clone(endpoint);
@@ -109,7 +109,7 @@ impl Endpoints {
 
     /// Returns the endpoint of `server`, if there is one.
     pub(crate) fn known(&self, server: &Arc<Server>) -> Option<Arc<Endpoint>> {
-        let endpoints = self.endpoints.read();
+        let endpoints = self.endpoints.lock();
         let mut endpoints = endpoints.all.iter();
         endpoints
             .find(|endpoint| Arc::ptr_eq(&endpoint.server, server))
@@ -128,25 +128,25 @@ impl Endpoints {
         }
         let is_over =
             |endpoint: &mut Arc<Endpoint>| endpoint.server.is_retired() && endpoint.is_finished();
-        let over: Vec<_> = self.endpoints.write().all.extract_if(.., is_over).collect();
+        let over: Vec<_> = self.endpoints.lock().all.extract_if(.., is_over).collect();
         // Closes connections, so not under the lock.
         drop(over);
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Endpoint>> {
-        self.endpoints.read().all.clone()
+        self.endpoints.lock().all.clone()
     }
 
     /// Returns all endpoints, for the caller to end. Those that are created later end at once.
     pub(crate) fn close(&self) -> Vec<Arc<Endpoint>> {
-        let mut endpoints = self.endpoints.write();
+        let mut endpoints = self.endpoints.lock();
         endpoints.is_closed = true;
         endpoints.all.clone()
     }
 
     /// Returns the number of servers with a confirmed subscription to `channel`.
     pub(crate) fn subscribed(&self, channel: &[u8]) -> usize {
-        let endpoints = self.endpoints.read();
+        let endpoints = self.endpoints.lock();
         let subscribed = endpoints
             .all
             .iter()
@@ -239,7 +239,7 @@ mod tests {
         let replaced = runtime.endpoints.all().remove(0);
         replaced.retire();
         eventually(LONG, || replaced.is_finished());
-        runtime.endpoints.endpoints.write().all.clear();
+        runtime.endpoints.endpoints.lock().all.clear();
 
         let now = Instant::now();
         let hold = held_for_an_hour(now);
