@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 use std::{fmt, fs};
 
-use redis::{ErrorKind, RedisError, RedisResult};
+use redis::{RedisError, RedisResult};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -41,11 +41,13 @@ pub(crate) enum Pem {
     File(PathBuf),
 }
 
-/// The PEM texts of a connection: the authorities, and the client certificate with its key.
-struct Texts {
-    root: Option<Vec<u8>>,
-    client: Option<(Vec<u8>, Vec<u8>)>,
+/// What the PEM texts contain: the authorities, and the client certificate with its key.
+struct Certificates {
+    root: Option<RootCertStore>,
+    client: Option<OwnCertificate>,
 }
+
+type OwnCertificate = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 impl Pem {
     fn read(&self) -> Result<Cow<'_, [u8]>, Error> {
@@ -82,17 +84,14 @@ impl Tls {
     }
 
     /// Reads the files, and checks all PEM texts.
-    fn read(&self) -> Result<Texts, Error> {
-        let root = self.root.as_ref().map(|root| {
-            let pem = root.read()?.into_owned();
-            check_root(&pem, &root.place()).map(|()| pem)
-        });
+    fn read(&self) -> Result<Certificates, Error> {
+        let root = self.root.as_ref();
+        let root = root.map(|root| read_root(&root.read()?, &root.place()));
         let client = self.client.as_ref().map(|ClientCert { chain, key }| {
             let place = format!("{}{}", chain.place(), key.place());
-            let (chain, key) = (chain.read()?.into_owned(), key.read()?.into_owned());
-            check_client(&chain, &key, &place).map(|()| (chain, key))
+            read_client(&chain.read()?, &key.read()?, &place)
         });
-        Ok(Texts {
+        Ok(Certificates {
             root: root.transpose()?,
             client: client.transpose()?,
         })
@@ -103,17 +102,13 @@ impl Tls {
     ///
     /// A file that cannot be used now may be usable at the next connection.
     pub(crate) fn client_config(&self) -> RedisResult<ClientConfig> {
-        let texts = self.read();
-        let Texts { root, client } =
-            texts.map_err(|error| ConnectFailure::Local(error.to_string()))?;
-        let mut roots = RootCertStore::empty();
-        match root {
-            Some(pem) => {
-                for root in certificates(&pem).unwrap_or_default() {
-                    roots.add(root)?;
-                }
-            }
+        let found = self.read();
+        let Certificates { root, client } =
+            found.map_err(|error| ConnectFailure::Local(error.to_string()))?;
+        let roots = match root {
+            Some(roots) => roots,
             None => {
+                let mut roots = RootCertStore::empty();
                 let mut found = rustls_native_certs::load_native_certs();
                 // One damaged certificate of the system must not make every connection fail.
                 let (added, _) = roots.add_parsable_certificates(found.certs);
@@ -122,21 +117,14 @@ impl Tls {
                 {
                     return Err(error.into());
                 }
+                roots
             }
-        }
-        let config = ClientConfig::builder().with_root_certificates(roots);
-        let Some((chain, key)) = client else {
-            return Ok(config.with_no_client_auth());
         };
-        let chain = certificates(&chain).unwrap_or_default();
-        // The library's error may contain a part of the key.
-        let key = PrivateKeyDer::from_pem_slice(&key).map_err(|_| {
-            (
-                ErrorKind::InvalidClientConfig,
-                "tls_client_cert cannot be read",
-            )
-        })?;
-        Ok(config.with_client_auth_cert(chain, key)?)
+        let config = ClientConfig::builder().with_root_certificates(roots);
+        match client {
+            Some((chain, key)) => Ok(config.with_client_auth_cert(chain, key)?),
+            None => Ok(config.with_no_client_auth()),
+        }
     }
 
     /// Returns the error of a connection. If a certificate has expired, the error says when.
@@ -201,7 +189,7 @@ fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     all.ok().filter(|all| !all.is_empty())
 }
 
-fn check_root(pem: &[u8], place: &str) -> Result<(), Error> {
+fn read_root(pem: &[u8], place: &str) -> Result<RootCertStore, Error> {
     let Some(roots) = certificates(pem) else {
         return wrong("tls_root contains no readable PEM certificate", place);
     };
@@ -214,10 +202,11 @@ fn check_root(pem: &[u8], place: &str) -> Result<(), Error> {
             );
         }
     }
-    Ok(())
+    Ok(store)
 }
 
-fn check_client(chain: &[u8], key: &[u8], place: &str) -> Result<(), Error> {
+/// The messages are this crate's: those of the library may contain a part of the key.
+fn read_client(chain: &[u8], key: &[u8], place: &str) -> Result<OwnCertificate, Error> {
     use rustls::{Error as TlsError, InconsistentKeys};
     let Some(chain) = certificates(chain) else {
         return wrong(
@@ -237,8 +226,9 @@ fn check_client(chain: &[u8], key: &[u8], place: &str) -> Result<(), Error> {
     let Some(provider) = rustls::crypto::CryptoProvider::get_default() else {
         unreachable!("just installed, or installed by the program")
     };
+    let own = (chain.clone(), key.clone_key());
     let what = match rustls::sign::CertifiedKey::from_der(chain, key, provider) {
-        Ok(_) => return Ok(()),
+        Ok(_) => return Ok(own),
         Err(TlsError::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
             "tls_client_cert: the key does not belong to the certificate"
         }
