@@ -118,9 +118,9 @@ impl Monitor {
             let line = self.next_line();
             // `1700000000.123 [0 127.0.0.1:1] "EVALSHA" "…" "2" "lock:a" "leasehold:fence:…" "…" …`
             let parts = |keys: u8| line.split_once(&format!(" \"{keys}\" \"lock:{name}\" "));
-            // An acquire names two keys, and a release two more: those of the queue.
+            // An acquire names two keys, and a release three more: those of the queue and the readers.
             let (is_acquire, Some((head, tail))) =
-                (parts(2).is_some(), parts(2).or_else(|| parts(4)))
+                (parts(2).is_some(), parts(2).or_else(|| parts(5)))
             else {
                 continue;
             };
@@ -130,7 +130,7 @@ impl Monitor {
                 from: from.rsplit(' ').next().unwrap().to_owned(),
                 has_source: command.starts_with("\"EVAL\""),
                 is_acquire,
-                id: words[if is_acquire { 1 } else { 3 }].to_owned(),
+                id: words[if is_acquire { 1 } else { 4 }].to_owned(),
             };
         }
     }

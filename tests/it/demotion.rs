@@ -142,22 +142,27 @@ fn no_script_on_a_demoted_master_succeeds() {
         };
         // A set refreshes its place by an enter.
         eventually(ms(5_000), || refreshes() == kinds.len() - 1);
-        for kind in &kinds {
-            let refused = refused();
-            let of_kind = refused
-                .iter()
-                .filter(|(_, key)| key.trim_end_matches('}').ends_with(kind.name));
-            // A set has no script of its own for a refresh.
-            let least = if kind.name == "set" { 4 } else { 5 };
-            assert!(of_kind.count() >= least, "{}: {refused:?}", kind.name);
-        }
-        let others = scripts_with(&since(), |reply| {
-            !reply.starts_with("-READONLY") && !reply.starts_with("-NOSCRIPT")
-        });
-        assert!(others.is_empty(), "{others:?}");
+        assert_only_refusals(&kinds, &since());
         server.run("REPLICAOF", &["NO", "ONE"]);
         drop(held);
     });
+}
+
+/// Asserts that every script after the demotion was refused as a write, at least four of each kind.
+fn assert_only_refusals(kinds: &[Kind], exchanges: &[Exchange]) {
+    let refused = scripts_with(exchanges, |reply| reply.starts_with("-READONLY"));
+    for kind in kinds {
+        let of_kind = refused
+            .iter()
+            .filter(|(_, key)| key.trim_end_matches('}').ends_with(kind.name));
+        // A set has no script of its own for a refresh.
+        let least = if kind.name == "set" { 4 } else { 5 };
+        assert!(of_kind.count() >= least, "{}: {refused:?}", kind.name);
+    }
+    let others = scripts_with(exchanges, |reply| {
+        !reply.starts_with("-READONLY") && !reply.starts_with("-NOSCRIPT")
+    });
+    assert!(others.is_empty(), "{others:?}");
 }
 
 /// Returns how many places are in the queues of all names.
