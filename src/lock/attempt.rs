@@ -26,6 +26,7 @@ use crate::protocol::script::Call;
 use crate::queue::places::SharedPlace;
 use crate::redis::{Cap, Fault, Majority, ServerVotes, Undoable};
 use crate::runtime::Runtime;
+use crate::runtime::endpoint::BeingReleased;
 use crate::token::FencingToken;
 use crate::wait_policy::Backoff;
 
@@ -185,6 +186,7 @@ impl Attempt<'_> {
     ) -> Result<(Answer, Instant), Fault> {
         let (runtime, id) = (self.runtime, request.id);
         let acquire = runtime.deployment.acquire(part, request, above);
+        let before = runtime.endpoints.being_released(part.key(0).name);
         let (answer, sent) = self.send(acquire, part, id, votes)?;
         match answer {
             // The first run of the command was granted; a proxy or the network ran it again.
@@ -192,7 +194,7 @@ impl Attempt<'_> {
                 Err(self.undo(part, id, Cause::text("the acquire script ran twice")))
             }
             // This client holds it: an earlier attempt or release had no reply.
-            Answer::Refused(refusal) if self.may_be_own(part, &refusal) => {
+            Answer::Refused(refusal) if self.may_be_own(part, &refusal, &before) => {
                 Err(Fault::NotRun(Cause::text(
                     "an earlier call of this client, which got no reply, is being undone or \
                      repeated",
@@ -205,12 +207,20 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns whether the refusal may come from a lease that this client is releasing.
-    fn may_be_own(&self, part: &Arc<dyn Primitive>, refusal: &RefusedName) -> bool {
+    /// Returns whether the refusal may come from a lease that this client is releasing, or was
+    /// releasing `before` it sent the command.
+    fn may_be_own(
+        &self,
+        part: &Arc<dyn Primitive>,
+        refusal: &RefusedName,
+        before: &BeingReleased,
+    ) -> bool {
         let endpoints = &self.runtime.endpoints;
+        if refusal.names_holder() {
+            return before.contains(&refusal.holder) || endpoints.is_releasing(&refusal.holder);
+        }
         // A refusal because of readers or permits names no holder: this client may be one of them.
-        endpoints.is_releasing(&refusal.holder)
-            || !refusal.names_holder() && endpoints.has_unanswered(part.key(0).name)
+        before.has_unanswered() || endpoints.has_unanswered(part.key(0).name)
     }
 
     /// Sends `call`, which acquires `part` under `id`; returns its reply and when it was sent.

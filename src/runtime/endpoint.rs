@@ -207,6 +207,34 @@ impl Endpoints {
         !releasing.is_empty()
             && HolderId::parse(value).is_some_and(|id| releasing.contains_key(&id))
     }
+
+    /// Returns the leases that are being released, for a command on `name` that is sent now.
+    pub(crate) fn being_released(&self, name: &Name) -> BeingReleased {
+        BeingReleased {
+            ids: self.releasing.lock().keys().cloned().collect(),
+            has_unanswered: self.has_unanswered(name),
+        }
+    }
+}
+
+/// The leases that a client was releasing when it sent a command. The command may have met one of
+/// them although its release was answered before the command.
+#[derive(Debug)]
+pub(crate) struct BeingReleased {
+    ids: Vec<HolderId>,
+    has_unanswered: bool,
+}
+
+impl BeingReleased {
+    /// Returns true if the value of a lock key is one of these leases.
+    pub(crate) fn contains(&self, value: &[u8]) -> bool {
+        self.ids.iter().any(|id| id.as_str().as_bytes() == value)
+    }
+
+    /// Returns whether a lease whose acquire or release had got no reply could hold the name.
+    pub(crate) fn has_unanswered(&self) -> bool {
+        self.has_unanswered
+    }
 }
 
 fn is_answered(mark: &Weak<()>) -> bool {

@@ -118,7 +118,7 @@ impl Monitor {
             let line = self.next_line();
             // `1700000000.123 [0 127.0.0.1:1] "EVALSHA" "…" "2" "lock:a" "leasehold:fence:…" "…" …`
             let parts = |keys: u8| line.split_once(&format!(" \"{keys}\" \"lock:{name}\" "));
-            // An acquire names two keys, and a release three more: those of the queue and the readers.
+            // An acquire names two keys. A release names three more, for the queue and the readers.
             let (is_acquire, Some((head, tail))) =
                 (parts(2).is_some(), parts(2).or_else(|| parts(5)))
             else {

@@ -1,6 +1,7 @@
 //! Promise: at its deadline a waiting call reports what the servers said, however slow they are.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use support::{FakeServer, Request, default_reply, eventually, let_pass, ms};
 support::tests![
     time_to_connect_does_not_count_as_time_of_a_reply,
     fair_call_on_a_slow_server_finds_the_lock_taken,
-    split_vote_is_tried_again_behind_other_calls
+    split_vote_is_tried_again_behind_other_calls,
+    refusal_by_an_attempt_that_is_undone_meanwhile_is_none
 ];
 
 /// Longer than any test.
@@ -125,4 +127,37 @@ fn split_vote_is_tried_again_behind_other_calls() {
     assert!(guard.is_ok(), "the third attempt is granted");
     client.shutdown(LONG);
     assert!(first.join().unwrap().is_err(), "shut down");
+}
+
+/// The server may have run the first attempt, so it is undone. The second attempt meets its lease,
+/// but the client reads that reply after the one to the undo.
+fn refusal_by_an_attempt_that_is_undone_meanwhile_is_none() {
+    let (first, undone) = (OnceLock::new(), AtomicBool::new(false));
+    let acquires = AtomicUsize::new(0);
+    let server = FakeServer::start(move |request| match request.name().as_str() {
+        "acquire" => match acquires.fetch_add(1, Ordering::SeqCst) {
+            0 => {
+                first
+                    .set(String::from_utf8(request.args()[0].clone()).unwrap())
+                    .unwrap();
+                Some(b"-ERR a reply that may pass\r\n".to_vec())
+            }
+            1 => {
+                eventually(LONG, || undone.load(Ordering::SeqCst));
+                // The client reads the reply to the undo meanwhile.
+                let_pass(ms(100));
+                Some(refused(first.get()?, LONG, None))
+            }
+            _ => Some(granted(b"7")),
+        },
+        "release" => {
+            undone.store(true, Ordering::SeqCst);
+            Some(b":1\r\n".to_vec())
+        }
+        _ => other_reply(request),
+    });
+    let client = Client::open(server.url()).unwrap();
+    let outcome = client.mutex("a").try_lock().unwrap();
+    assert!(outcome.is_ok(), "{outcome:?}");
+    assert_eq!(server.requests("acquire").len(), 3);
 }
