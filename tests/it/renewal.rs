@@ -135,7 +135,12 @@ fn without_renewal_a_lease_expires() {
 /// Each lease is renewed every 1 ms, so that a renewal is in flight at many of the releases.
 fn a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock() {
     let server = Server::start();
-    let client = client(&server.url());
+    // Renewals every ms load the machine: a reply can take long.
+    let client = Client::builder()
+        .url(server.url())
+        .command_timeout(WAIT_LIMIT)
+        .build()
+        .unwrap();
     let (report, losses) = unbounded();
     thread::scope(|scope| {
         for n in 0..3 {
