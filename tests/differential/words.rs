@@ -243,7 +243,7 @@ impl Words<'_> {
     }
 
     fn set_option(&mut self) -> Vec<Vec<u8>> {
-        let option = self.one_of(&["NX", "EX", "PX", "PXAT", "px"]);
+        let option = self.one_of(&["NX", "EX", "PX", "PXAT", "px", "KEEPTTL", "GET"]);
         let number = match &option[..] {
             b"EX" => self.fill("seconds"),
             b"PX" | b"px" => self.fill("ms"),

@@ -9,6 +9,8 @@ use super::value::StringValue;
 #[derive(Default)]
 struct Options<'a> {
     only_if_absent: bool,
+    keeps_end: bool,
+    replies_old: bool,
     /// Which of EX, PX and PXAT, and its number.
     expiry: Option<(&'static str, &'a [u8])>,
 }
@@ -42,11 +44,26 @@ pub(super) fn set(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
         Some((unit, number)) => Some(end_of(unit, number, keyspace.now_ms())?),
         None => None,
     };
-    if options.only_if_absent && keyspace.entry(key).is_some() {
-        return Ok(Reply::NIL);
-    }
+    let reply = match options.replies_old {
+        true => {
+            let old: Option<&mut StringValue> = keyspace.find(key)?;
+            Reply::Bulk(old.cloned())
+        }
+        false => Reply::OK,
+    };
+    let end = match keyspace.entry(key) {
+        Some(_) if options.only_if_absent => {
+            return Ok(if options.replies_old {
+                reply
+            } else {
+                Reply::NIL
+            });
+        }
+        Some(entry) if options.keeps_end => entry.end,
+        _ => end,
+    };
     keyspace.insert(key, value.clone(), end);
-    Ok(Reply::OK)
+    Ok(reply)
 }
 
 impl<'a> Options<'a> {
@@ -59,8 +76,11 @@ impl<'a> Options<'a> {
             let is_other = |given: &(&str, _)| Some(given.0) != unit;
             match unit {
                 None if is(arg, "NX") => options.only_if_absent = true,
+                None if is(arg, "GET") => options.replies_old = true,
+                None if is(arg, "KEEPTTL") && options.expiry.is_none() => options.keeps_end = true,
+                None if is(arg, "KEEPTTL") => return Err(args::syntax()),
                 None => return Err(args::unknown_part(b"SET", arg)),
-                Some(_) if options.expiry.as_ref().is_some_and(is_other) => {
+                Some(_) if options.keeps_end || options.expiry.as_ref().is_some_and(is_other) => {
                     return Err(args::syntax());
                 }
                 Some(unit) => options.expiry = Some((unit, rest.next().ok_or_else(args::syntax)?)),

@@ -59,6 +59,26 @@ fn a_key_exists_until_the_millisecond_of_its_end_has_passed() {
 }
 
 #[test]
+fn set_can_keep_the_end_and_reply_with_the_old_value() {
+    check(&[
+        ("SET k a KEEPTTL GET", "nil"),
+        ("PTTL k", "-1"),
+        ("SET k b PX 10 GET", "\"a\""),
+        ("SET k c get keepttl", "\"b\""),
+        ("PTTL k", "10"),
+        ("SET k d NX GET KEEPTTL", "\"c\""),
+        ("SET k e", "OK"),
+        ("PTTL k", "-1"),
+        ("SET k f KEEPTTL PX 10", "ERR syntax error"),
+        ("SET k f EX 10 KEEPTTL", "ERR syntax error"),
+        ("GET k", "\"e\""),
+        ("RPUSH l a", "1"),
+        ("SET l b KEEPTTL GET", &args::wrong_type()),
+        ("TYPE l", "list"),
+    ]);
+}
+
+#[test]
 fn a_container_without_items_does_not_exist() {
     check(&[
         ("RPUSH l a", "1"),
@@ -159,7 +179,7 @@ fn patterns_match_as_in_redis() {
 fn an_option_that_the_kit_lacks_is_refused_by_name() {
     let mut keyspace = Keyspace::default();
     for (command, named) in [
-        ("SET k v keepttl", "SET KEEPTTL"),
+        ("SET k v xx", "SET XX"),
         ("ZADD z GT 1 m", "ZADD GT"),
         ("ZADD z XX CH 1 m", "ZADD CH"),
         ("FLUSHALL ASYNC", "FLUSHALL ASYNC"),
