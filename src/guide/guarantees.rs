@@ -61,7 +61,7 @@
 //!   crashed, the lease of a reader and a permit last longer by the step. Calls that had died in a
 //!   queue before delay the others as if they had died after the step: for 3 s.
 //! - **Memory in Redis.** Each distinct name leaves its last fencing token in Redis: about 130
-//!   bytes, for a day.
+//!   bytes, for 24 to 25 hours.
 //! - **Memory of unanswered calls.** The client remembers each acquiring call without a reply until
 //!   its ttl has passed, to undo it: about 0.7 KiB each, without a limit. So memory grows if calls
 //!   have a long ttl and deadlines that are shorter than Redis takes to reply.

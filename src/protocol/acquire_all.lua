@@ -39,7 +39,7 @@ end
 -- in acquire.lua.
 for n = 1, count do
   local digits = string.format('%.0f', reply[n + 1])
-  local kept = redis.pcall('SET', KEYS[count + n], digits, 'EX', 86400)
+  local kept = redis.pcall('SET', KEYS[count + n], digits, 'EX', 90000)
   if kept.err then return kept end
 end
 for n = 1, count do

@@ -20,10 +20,13 @@ elseif holder == 'leasehold:readers' and KEYS[5] then
 end
 -- A user without the permission for LINDEX releases as if nobody waited. A damaged queue must not
 -- keep the lock from being released.
-if out and not holder and type(redis.pcall('LINDEX', KEYS[3], '0')) ~= 'string' then
-  redis.call('DEL', KEYS[1])
-  -- A user without the PUBLISH permission can still release.
-  redis.pcall('PUBLISH', ARGV[2], ARGV[1])
-  return 1
+if out and not holder then
+  local first = redis.pcall('LINDEX', KEYS[3], '0')
+  if not first or first.err then
+    redis.call('DEL', KEYS[1])
+    -- A user without the PUBLISH permission can still release.
+    redis.pcall('PUBLISH', ARGV[2], ARGV[1])
+    return 1
+  end
 end
 

@@ -63,7 +63,7 @@ end
 -- Keeps the last token of a block in the fence; returns an error if Redis refuses.
 local function store(last)
   -- As text: Redis 7.2.0 to 7.2.4 write a number that is a multiple of 10^8 with an exponent.
-  local kept = redis.pcall('SET', KEYS[2], string.format('%.0f', last), 'EX', '86400')
+  local kept = redis.pcall('SET', KEYS[2], string.format('%.0f', last), 'EX', '90000')
   is_drawn = false
   if kept.err then return kept end
 end

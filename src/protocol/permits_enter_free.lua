@@ -22,7 +22,7 @@ do
     if (used == 0 or tonumber(found[4]) >= now)
       and (not fence or #fence == #token and fence < token and string.find(fence, '^%d+$'))
     then
-      local kept = redis.pcall('SET', KEYS[2], token, 'EX', '86400')
+      local kept = redis.pcall('SET', KEYS[2], token, 'EX', '90000')
       if kept.err then return kept end
       local till = now + ARGV[2]
       local ends = string.format('%d%03d', till / 1000, till % 1000)

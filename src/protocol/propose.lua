@@ -25,7 +25,7 @@ end
 if last and token <= last then return {2, last} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 -- The argument as text: Lua may format a large number with an exponent.
-local kept = redis.pcall('SET', KEYS[2], reserved, 'EX', 86400)
+local kept = redis.pcall('SET', KEYS[2], reserved, 'EX', 90000)
 if kept.err then
   redis.call('DEL', KEYS[1])
   return kept

@@ -35,7 +35,7 @@ if token <= highest then return {2, highest} end
 -- The fences are set first: if setting a lock fails after that, a token that no client receives
 -- does no harm. They get the text of the argument: Lua may format a large number with an exponent.
 for n = 1, count do
-  local kept = redis.pcall('SET', KEYS[count + n], ARGV[3], 'EX', 86400)
+  local kept = redis.pcall('SET', KEYS[count + n], ARGV[3], 'EX', 90000)
   if kept.err then return kept end
 end
 for n = 1, count do

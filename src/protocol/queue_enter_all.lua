@@ -132,7 +132,7 @@ if refused then
       -- The last token says since when the lock is held. A damaged fence stays as it is.
       local token = read(n) ~= id and draw(1)
       if token then
-        redis.pcall('SET', KEYS[2], string.format('%.0f', token), 'EX', '86400')
+        redis.pcall('SET', KEYS[2], string.format('%.0f', token), 'EX', '90000')
       end
       local taken = redis.pcall('SET', all[n], id, 'PX', provisional)
       if taken.err then return give_up(taken) end
@@ -154,7 +154,7 @@ end
 -- in acquire.lua.
 for n = 1, count do
   local digits = string.format('%.0f', reply[n + 1])
-  local kept_token = redis.pcall('SET', all[count + n], digits, 'EX', '86400')
+  local kept_token = redis.pcall('SET', all[count + n], digits, 'EX', '90000')
   if kept_token.err then return give_up(kept_token) end
 end
 for n = 1, count do

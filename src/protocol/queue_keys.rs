@@ -12,8 +12,8 @@ use crate::protocol::verb::Verb;
 /// Makes a script of a queue. It contains the functions of the queue and those in the given files,
 /// which admit waiters; before them, the code of a fast path.
 macro_rules! queue_script {
-    ($name:literal, [$($fast:literal)?] $(, $functions:literal)+) => {
-        script!($name, "state", $($fast,)? "last_token", "now" $(, $functions)+, "queue")
+    ($name:literal, [$($fast:literal),*] $(, $functions:literal)+) => {
+        script!($name, "state", $($fast,)* "last_token", "now" $(, $functions)+, "queue")
     };
 }
 pub(super) use queue_script;
@@ -21,9 +21,9 @@ pub(super) use queue_script;
 /// Makes the scripts of a queue. They contain the functions in the given files, which admit
 /// waiters. The files in brackets are the fast paths of an enter and of a release.
 macro_rules! queue_scripts {
-    ([$($enter:literal)?], [$($release:literal)?] $(, $functions:literal)+) => {
+    ([$($enter:literal),*], [$($release:literal)?] $(, $functions:literal)+) => {
         QueueScripts {
-            enter: queue_script!("queue_enter", [$($enter)?] $(, $functions)+),
+            enter: queue_script!("queue_enter", [$($enter),*] $(, $functions)+),
             refresh: queue_script!("queue_refresh", [] $(, $functions)+),
             release: queue_script!("queue_release", [$($release)?] $(, $functions)+),
             undo: queue_script!("queue_undo", [] $(, $functions)+),
@@ -42,7 +42,8 @@ pub(super) struct QueueScripts {
 }
 
 /// The scripts of locks: the queue of a name is the same for all kinds.
-pub(super) static LOCKS: QueueScripts = queue_scripts!(["enter_free"], ["leave_free"], "locks");
+pub(super) static LOCKS: QueueScripts =
+    queue_scripts!(["enter_free", "take_free"], ["leave_free"], "locks");
 
 /// The rules of a queue: its scripts, and the waiters that they admit.
 #[derive(Debug)]

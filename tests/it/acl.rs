@@ -214,9 +214,18 @@ const CLIENT_FAILURES: [(&str, &[&str]); 39] = [
         "+eval",
         &["lock", "wait", "inspect", "force_unlock", "fair lock"],
     ),
+    // A free lock is acquired without it.
     (
         "+get",
-        &["lock", "try_lock", "inspect", "force_unlock", "fair lock"],
+        &[
+            "renew",
+            "unlock",
+            "try_lock",
+            "inspect",
+            "force_unlock",
+            "fair unlock",
+            "fair wait",
+        ],
     ),
     ("+set", &["lock", "try_lock", "fair lock"]),
     ("+time", &["lock", "try_lock", "fair lock"]),

@@ -19,7 +19,8 @@ support::tests![
     token_rises_after_the_promotion_of_a_lagging_replica,
     token_ahead_of_the_clock_is_incremented_by_one,
     tokens_stay_below_two_to_the_53,
-    fence_expires_after_a_day,
+    fence_outlasts_each_grant_by_a_day,
+    unusable_fence_stays_as_it_is,
     plain_and_fair_locks_share_rising_tokens,
     fair_token_rises_after_an_expiry_and_stays_below_two_to_the_53
 ];
@@ -175,11 +176,65 @@ fn tokens_stay_below_two_to_the_53() {
     assert_eq!(stored_token(&server), LIMIT - 1);
 }
 
-fn fence_expires_after_a_day() {
+/// The expiry is renewed by the first grant of each hour.
+fn fence_outlasts_each_grant_by_a_day() {
+    const HOUR: u64 = 3_600_000_000;
     let server = Server::start();
-    lock_and_release(&server.client());
-    let left = server.pttl(FENCE);
-    assert!((86_000_000..=86_400_000).contains(&left), "{left} ms");
+    let client = server.client();
+    let assert_renewed = || {
+        let left = server.pttl(FENCE);
+        assert!((86_400_000..=90_000_000).contains(&left), "{left} ms");
+    };
+    lock_and_release(&client);
+    assert_renewed();
+    // A token of the last hour, of a clock that is ahead, and none: each with too short an expiry.
+    let now = micros_since_1970();
+    for fence in [Some(now - now % HOUR - 1), Some(now + HOUR), None] {
+        for lock in [lock_and_release, lock_fairly] {
+            server.run("DEL", &[FENCE]);
+            if let Some(fence) = fence {
+                server.run("SET", &[FENCE, &fence.to_string(), "EX", "100"]);
+            }
+            lock(&client);
+            assert_renewed();
+        }
+    }
+}
+
+fn unusable_fence_stays_as_it_is() {
+    let server = Server::start();
+    let client = server.client();
+    for fence in [
+        "",
+        "-5",
+        "1e15",
+        "0x10",
+        " 7",
+        "1.5",
+        "9007199254740991",
+        "words",
+    ] {
+        server.run("SET", &[FENCE, fence, "EX", "100"]);
+        assert!(matches!(
+            client.mutex("a").lock(),
+            Err(Error::BadFence { .. })
+        ));
+        assert!(matches!(
+            client.fair_mutex("a").lock(),
+            Err(Error::BadFence { .. })
+        ));
+        assert_eq!(server.keys(), [FENCE.as_bytes()]);
+        assert_eq!(server.get(FENCE).as_deref(), Some(fence.as_bytes()));
+        let left = server.pttl(FENCE);
+        assert!((1..=100_000).contains(&left), "{left} ms");
+    }
+}
+
+fn lock_fairly(client: &Client) -> u64 {
+    let guard = client.fair_mutex("a").lock().unwrap();
+    let token = guard.fencing_token().value();
+    assert!(guard.unlock().is_ok());
+    token
 }
 
 fn plain_and_fair_locks_share_rising_tokens() {

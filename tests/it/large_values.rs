@@ -70,7 +70,7 @@ const FAIR_KEYS: [&str; 5] = ["lock:a", "fence", "queue", "places", "readers"];
 const SCRIPTS: [(&str, &str, &[&str]); 14] = [
     (
         "acquire",
-        source!("last_token", "acquire"),
+        source!("take_free", "acquire"),
         &["lock:a", "fence"],
     ),
     (

@@ -19,6 +19,7 @@ macro_rules! of_lock {
         source!(
             "state",
             "enter_free",
+            "take_free",
             "last_token",
             "now",
             "locks",

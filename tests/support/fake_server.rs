@@ -61,7 +61,8 @@ macro_rules! scripts {
 fn names_of_scripts() -> HashMap<String, &'static str> {
     let (token, rewrite) = (source!("last_token"), source!("rewrite"));
     let single = [
-        scripts!("acquire", "acquire_all", "propose", "propose_all" after [token]),
+        scripts!("acquire_all", "propose", "propose_all" after [token]),
+        scripts!("acquire" after [source!("take_free")]),
         scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
         scripts!("inspect", "fence", "add_stats", "probe" after [""; 0]),
     ];
@@ -81,7 +82,7 @@ fn scripts_of_locks() -> [Scripts; 5] {
     let [state, token, now] = [source!("state"), source!("last_token"), source!("now")];
     let (locks, queue) = (source!("locks"), source!("queue"));
     let functions = [token, now, locks, queue];
-    let after = |fast| [&[state, fast][..], &functions].concat();
+    let after = |fast: &str| [[state, fast].concat(), functions.concat()];
     let of_sets = [state, token, now, source!("each_name"), locks, queue];
     let passing_on = [
         &[state, source!("leave_free"), source!("rewrite")][..],
@@ -103,7 +104,7 @@ fn scripts_of_locks() -> [Scripts; 5] {
     ];
     [
         of_mutexes,
-        scripts!("queue_enter" after after(source!("enter_free"))),
+        scripts!("queue_enter" after after(&(source!("enter_free").to_owned() + source!("take_free")))),
         scripts!("queue_release" after after(source!("leave_free"))),
         scripts!("queue_refresh", "queue_undo" after after("")),
         scripts!("queue_enter_all", "queue_release_all" after of_sets),

@@ -215,7 +215,7 @@ fn mutex_acquire(raw: &mut Raw, replies: &mut Replies) {
     let mut acquire = |raw: &mut Raw, what, id, keys: &[&str]| {
         replies.note(
             what,
-            raw.script(source!("last_token", "acquire"), keys, &[id, TTL, "64"]),
+            raw.script(source!("take_free", "acquire"), keys, &[id, TTL, "64"]),
         );
     };
     acquire(raw, "acquire, free", mine, keys);
@@ -265,14 +265,14 @@ fn mutex(raw: &mut Raw, replies: &mut Replies) {
     );
     note("release, held", raw.script(release, lock, &[mine, "c"]));
     note("release, free", raw.script(release, lock, &[mine, "c"]));
-    raw.script(source!("last_token", "acquire"), keys, &[mine, TTL]);
+    raw.script(source!("take_free", "acquire"), keys, &[mine, TTL]);
     note(
         "release, counted",
         raw.script(release, lock, &[mine, "c", "1"]),
     );
     let undo = source!("rewrite", "undo");
     note("undo, free", raw.script(undo, lock, &["c", mine, other]));
-    raw.script(source!("last_token", "acquire"), keys, &[other, TTL]);
+    raw.script(source!("take_free", "acquire"), keys, &[other, TTL]);
     note(
         "undo, another's",
         raw.script(undo, lock, &["c", mine, IDS[2]]),

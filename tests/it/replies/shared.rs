@@ -144,7 +144,7 @@ pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
     let mut note = |what, reply| replies.note(what, reply);
     let release = crate::cohort::RELEASE;
     let enter = of_lock!("queue_enter");
-    let acquire = source!("last_token", "acquire");
+    let acquire = source!("take_free", "acquire");
     raw.script(acquire, &keys[..2], &[mine, TTL]);
     note(
         "queue_enter by a mutex, held",
