@@ -69,8 +69,8 @@
 //!   clients' clocks alone, and rise only as far as these agree. If the server stays down for the
 //!   longest ttl, mutual exclusion holds. The order of tokens holds only if the server keeps its
 //!   data (`appendfsync always`).
-//! * Counters expire 25 hours after the last grant. A counter that was set by a clock more than a day
-//!   ahead can expire before other clients' clocks reach it. Later tokens can then be lower.
+//! * Counters expire 25 hours after the last grant. A counter that was set by a clock further ahead
+//!   can expire before other clients' clocks reach it. Later tokens can then be lower.
 //! * The clocks must run at the same rate, within the drift that is subtracted from the validity. A
 //!   holder that pauses between its check of the lease and its write still needs fencing.
 //!
