@@ -102,9 +102,10 @@ fn scripts_of_locks() -> [Scripts; 5] {
         (passing_on.concat().concat(), "release"),
         (refreshing.concat(), "queue_refresh"),
     ];
+    let entering = [source!("enter_free"), source!("take_free")].concat();
     [
         of_mutexes,
-        scripts!("queue_enter" after after(&(source!("enter_free").to_owned() + source!("take_free")))),
+        scripts!("queue_enter" after after(&entering)),
         scripts!("queue_release" after after(source!("leave_free"))),
         scripts!("queue_refresh", "queue_undo" after after("")),
         scripts!("queue_enter_all", "queue_release_all" after of_sets),
