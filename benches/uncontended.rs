@@ -143,34 +143,41 @@ struct Variant {
     release: &'static [(&'static str, &'static str)],
 }
 
-const WITHOUT_TIME: (&str, &str) = ("redis.call('TIME')", "{1, 0}");
-const WITHOUT_GET: (&str, &str) = ("redis.pcall('GET', KEYS[2])", "false");
-const WITHOUT_SET: (&str, &str) = ("redis.pcall('SET', KEYS[2], text, 'EX', '86400')", "{}");
+const WITHOUT_TIME: (&str, &str) = ("redis.pcall('TIME')", "{'1', '000000'}");
+const WITHOUT_SET: (&str, &str) = (
+    "redis.pcall('SET', KEYS[2], text, 'KEEPTTL', 'GET')",
+    "text",
+);
+// Without these calls, a token is not above the last one.
+const WITHOUT_ORDER: (&str, &str) = ("last < now and ", "");
 const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "local _ = 0");
 
 const VARIANTS: [Variant; 8] = [
     Variant {
         without: "TIME",
         serves: "tokens rise across FLUSHALL, restart, failover",
-        acquire: &[WITHOUT_TIME],
-        release: &[],
-    },
-    Variant {
-        without: "GET of the fence",
-        serves: "tokens rise; invalid data is found before any write",
-        acquire: &[WITHOUT_GET],
+        acquire: &[WITHOUT_TIME, WITHOUT_ORDER],
         release: &[],
     },
     Variant {
         without: "SET of the fence",
         serves: "tokens rise when the clock stops or is set back",
-        acquire: &[WITHOUT_SET],
+        acquire: &[WITHOUT_SET, WITHOUT_ORDER],
         release: &[],
     },
     Variant {
-        without: "EX of that SET",
+        without: "GET of that SET",
+        serves: "invalid data is found",
+        acquire: &[
+            (", 'KEEPTTL', 'GET')", ", 'KEEPTTL')"),
+            ("fence and not bad and tonumber(fence)", "now - 1"),
+        ],
+        release: &[],
+    },
+    Variant {
+        without: "KEEPTTL of that SET",
         serves: "unused fences expire",
-        acquire: &[(", 'EX', '86400')", ")")],
+        acquire: &[(", 'KEEPTTL', 'GET')", ", 'GET')")],
         release: &[],
     },
     Variant {
@@ -188,13 +195,13 @@ const VARIANTS: [Variant; 8] = [
     Variant {
         without: "the whole fence",
         serves: "",
-        acquire: &[WITHOUT_TIME, WITHOUT_GET, WITHOUT_SET],
+        acquire: &[WITHOUT_TIME, WITHOUT_SET, WITHOUT_ORDER],
         release: &[],
     },
     Variant {
         without: "fence and PUBLISH",
         serves: "",
-        acquire: &[WITHOUT_TIME, WITHOUT_GET, WITHOUT_SET],
+        acquire: &[WITHOUT_TIME, WITHOUT_SET, WITHOUT_ORDER],
         release: &[WITHOUT_PUBLISH],
     },
 ];

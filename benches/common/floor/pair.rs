@@ -9,7 +9,7 @@ use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
 use uuid::Uuid;
 
 /// The script by which a `Mutex` of the client under test acquires a lock.
-pub const ACQUIRE: &str = source!("last_token", "acquire");
+pub const ACQUIRE: &str = source!("take_free", "acquire");
 /// The script by which a `Mutex` of that client releases a lock.
 pub const RELEASE: &str = source!(
     "state",
