@@ -62,7 +62,7 @@ use crate::token::FencingToken;
 ///   at most 3 s, counted from its last refresh. In a cluster, or if the user lacks
 ///   `+pubsub|numsub`, so does a process that is killed: the server cannot tell whether its client
 ///   listens.
-/// - [`try_lock`](Self::try_lock) returns [`Taken`](crate::Taken) while the place of a killed or
+/// - [`try_lock`](Self::try_lock) returns [`Taken`] while the place of a killed or
 ///   stopped process lasts, even if the lock is free: for at most 3 s after the last refresh of
 ///   that process.
 /// - A lost message or a deleted key delays the others by at most 0.9 s, until the next refresh. An

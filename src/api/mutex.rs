@@ -192,7 +192,7 @@ impl Mutex {
     /// that it was acquired.
     ///
     /// Returns within the command timeout, 1 s unless set. In two cases the call returns
-    /// [`Taken`](crate::Taken) without asking Redis:
+    /// [`Taken`] without asking Redis:
     ///
     /// - This client itself holds the name.
     /// - Another call of this client waits for the name in the queue in Redis, and no command of
@@ -225,7 +225,7 @@ impl Mutex {
     ///
     /// # `Taken` or an error
     ///
-    /// At the deadline the call returns [`Taken`](crate::Taken) if one of these is true:
+    /// At the deadline the call returns [`Taken`] if one of these is true:
     ///
     /// - This client itself holds the lock.
     /// - The last reply during this call said that another holder has the lock, and no command sent

@@ -47,7 +47,7 @@ use crate::taken::Taken;
 ///
 /// A set that begins to wait also joins the queue of a free name if the next in that queue is a
 /// reader of an [`RwLock`](crate::RwLock) with the same name. So
-/// [`try_lock_for`](Self::try_lock_for) can return [`Taken`](crate::Taken) although all names are
+/// [`try_lock_for`](Self::try_lock_for) can return [`Taken`] although all names are
 /// free, if that reader does not ask for the name in time.
 ///
 /// The cost for other calls:

@@ -179,7 +179,7 @@ impl RwLock {
 
     /// Acquires the lock for reading, waiting for at most `limit`.
     ///
-    /// Returns [`Taken`](crate::Taken) if the lock was not granted in that time. The rule of
+    /// Returns [`Taken`] if the lock was not granted in that time. The rule of
     /// [`Mutex::try_lock_for`] decides between `Taken` and an error. A call that gives up leaves
     /// the queue.
     ///
@@ -271,7 +271,7 @@ impl RwLock {
 
     /// Acquires the lock for writing, waiting for at most `limit`.
     ///
-    /// Returns [`Taken`](crate::Taken) if the lock was not granted in that time. The rule of
+    /// Returns [`Taken`] if the lock was not granted in that time. The rule of
     /// [`Mutex::try_lock_for`] decides between `Taken` and an error. A call that gives up leaves
     /// the queue.
     ///

@@ -176,7 +176,7 @@ impl Semaphore {
 
     /// Acquires the permits, waiting for at most `limit`.
     ///
-    /// Returns [`Taken`](crate::Taken) if they were not granted in that time. The rule of
+    /// Returns [`Taken`] if they were not granted in that time. The rule of
     /// [`Mutex::try_lock_for`] decides between `Taken` and an error, without its first condition:
     /// it does not matter whether this client holds permits. A call that gives up leaves the queue.
     /// Permits granted at that moment pass to the next call.
@@ -327,7 +327,7 @@ impl Semaphore {
 
     /// Releases the permits of this holder on its behalf; returns true if it had any.
     ///
-    /// [`holders`](Self::holders) lists the holders, each with its
+    /// [`inspect`](Self::inspect) lists the holders, each with its
     /// [`holder_id`](crate::Holder::holder_id). The permits are granted to the first calls in the
     /// queue. Returns within the command timeout.
     ///
