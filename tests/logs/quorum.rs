@@ -935,11 +935,12 @@ fn calls_wait_for_connections_up_to_max_connections() {
     for proxy in &proxies {
         proxy.delay(ms(0), ms(400));
     }
-    let sent = || proxies.iter().map(Proxy::request_bytes).sum::<u64>();
-    let before = sent();
+    let sent = || proxies.iter().map(Proxy::request_bytes);
+    let before: Vec<u64> = sent().collect();
     thread::scope(|scope| {
         let first = scope.spawn(|| client.mutex("a").try_lock());
-        eventually(WAIT_LIMIT, || sent() > before);
+        let has_asked_all = || sent().zip(&before).all(|(now, before)| now > *before);
+        eventually(WAIT_LIMIT, has_asked_all);
         let second = client.mutex("b").try_lock_for(ms(100));
         let error = second.unwrap_err().to_string();
         assert!(error.contains("max_connections"), "{error}");

@@ -172,7 +172,7 @@ impl Trace {
                 let own: Vec<_> = exchanges.iter().filter(is_own).collect();
                 // A client that has found another connection meanwhile, or that ends, gives up a
                 // new one during its log-on.
-                let is_given_up = own.iter().any(|one| one.is_lost);
+                let is_given_up = own.iter().any(|one| one.is_lost || one.reply.is_none());
                 let lines = || own.iter().map(|one| line(one, None)).collect::<Vec<_>>();
                 (!is_given_up).then(lines)
             };
