@@ -52,6 +52,11 @@ impl Bank {
     }
 }
 
+/// Ends the lease of the late clerk, whose client then releases the other name.
+fn lose_late(server: &Server) {
+    server.lose(LATE[0]);
+}
+
 #[test]
 fn transfer_moves_coins() {
     let mut bank = Bank::open("moves");
@@ -72,9 +77,7 @@ fn clerk_that_writes_after_a_later_transfer_is_rejected() {
     let mut bank = Bank::open("after");
     let both = bank.clients[0].mutex_all(LATE);
     let answer = lock_and_transfer(&both, &mut bank.late, LATE, 10, || {
-        for name in LATE {
-            bank.server.lose(name);
-        }
+        lose_late(&bank.server);
         let both = bank.clients[1].mutex_all(LATER);
         let later = lock_and_transfer(&both, &mut bank.later, LATER, 30, || {});
         assert_eq!(later.unwrap(), Answer::Moved);
@@ -87,9 +90,7 @@ fn clerk_that_writes_after_a_later_transfer_is_rejected() {
 fn clerk_that_writes_before_a_later_transfer_counts() {
     let mut bank = Bank::open("before");
     let late = bank.clients[0].mutex_all(LATE).lock().unwrap();
-    for name in LATE {
-        bank.server.lose(name);
-    }
+    lose_late(&bank.server);
     let both = bank.clients[1].mutex_all(LATER);
     let later = lock_and_transfer(&both, &mut bank.later, LATER, 30, || {
         // The later holder has not claimed yet, so it has not read either.
@@ -104,9 +105,7 @@ fn clerk_that_writes_before_a_later_transfer_counts() {
 fn clerk_that_writes_between_two_transactions_of_a_later_holder_is_rejected() {
     let mut bank = Bank::open("between");
     let late = bank.clients[0].mutex_all(LATE).lock().unwrap();
-    for name in LATE {
-        bank.server.lose(name);
-    }
+    lose_late(&bank.server);
     let later = bank.clients[1].mutex_all(LATER).lock().unwrap();
     let answer = transfer(&mut bank.later, &later, LATER, 30).unwrap();
     assert_eq!(answer, Answer::Moved);
