@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::crossbeam_channel::{bounded, unbounded};
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, WaitPolicy, WithError};
+use support::fair::places_in;
 use support::{
     Proxy, Server, Traffic, assert_message_wakes, eventually, ms, refusing_url, result_of,
     spawn_call,
@@ -430,13 +431,18 @@ fn used_up_attempts_are_reported() {
         .mutex("a")
         .wait_policy(WaitPolicy::Backoff(backoff()));
     foreign_lock(&server, "lock:a", "v");
+    // The place is given up in the background.
+    let has_left = || places_in(&server, "leasehold:queue:{lock:a}") == 0;
     assert!(mutex.try_lock_for(MINUTE).unwrap().is_err());
+    eventually(MINUTE, has_left);
     let before = server.script_calls();
     assert!(mutex.try_lock_for(MINUTE).unwrap().is_err());
+    eventually(MINUTE, has_left);
     match mutex.lock() {
         Err(Error::AttemptsUsedUp { attempts: 3, .. }) => {}
         other => panic!("{other:?}"),
     }
+    eventually(MINUTE, has_left);
     // Two attempts and a refresh of the place, which leaves the queue at the end.
     assert_eq!(server.script_calls() - before, 2 * 4);
     assert!(matches!(
