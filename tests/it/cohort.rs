@@ -16,6 +16,7 @@ use support::fair::{
     PATIENCE, PLACES, QUEUE, granted, queue_length, refresh_count, spawn_in_queue,
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
+use support::scripts;
 use support::{
     Proxy, Server, Traffic, assert_released, eventually, let_pass, ms, while_others_repeat,
 };
@@ -773,22 +774,9 @@ fn plain_releases_come_at_least_every_90_ms_of_turns_and_name_waiting_clients() 
     assert!(named.iter().all(|id| granted.contains(id)), "{named:?}");
 }
 
-/// The release script of a mutex.
-pub(crate) const RELEASE: &str = source!(
-    "state",
-    "leave_free",
-    "rewrite",
-    "last_token",
-    "now",
-    "locks",
-    "queue",
-    "plain",
-    "cohort_release"
-);
-
 fn release_by_script(id: &str, may_be_plain: bool) -> redis::Cmd {
     let mut release = redis::cmd("EVAL");
-    release.arg(RELEASE).arg(5).arg("lock:a");
+    release.arg(scripts::COHORT_RELEASE).arg(5).arg("lock:a");
     release
         .arg("leasehold:fence:{lock:a}")
         .arg(QUEUE)

@@ -7,6 +7,7 @@ use std::thread;
 use leasehold::{Client, Error, Holder, Lost};
 use redis::Value;
 use support::permits::PERMITS;
+use support::scripts;
 use support::{Server, eventually, ms};
 
 support::tests![
@@ -68,54 +69,30 @@ const FAIR_KEYS: [&str; 5] = ["lock:a", "fence", "queue", "places", "readers"];
 
 /// The scripts that read a lock's value: name, source and keys.
 const SCRIPTS: [(&str, &str, &[&str]); 14] = [
-    (
-        "acquire",
-        source!("take_free", "acquire"),
-        &["lock:a", "fence"],
-    ),
+    ("acquire", scripts::ACQUIRE, &["lock:a", "fence"]),
     (
         "acquire_all",
-        source!("last_token", "acquire_all"),
+        scripts::ACQUIRE_ALL,
         &["lock:a", "lock:b", "fence", "f"],
     ),
-    (
-        "propose",
-        source!("last_token", "propose"),
-        &["lock:a", "fence"],
-    ),
+    ("propose", scripts::PROPOSE, &["lock:a", "fence"]),
     (
         "propose_all",
-        source!("last_token", "propose_all"),
+        scripts::PROPOSE_ALL,
         &["lock:a", "lock:b", "fence", "f"],
     ),
-    ("release", source!("rewrite", "release"), &["lock:a"]),
-    (
-        "release_all",
-        source!("rewrite", "release_all"),
-        &["lock:a", "lock:b"],
-    ),
-    ("renew", source!("rewrite", "renew"), &["lock:a"]),
-    (
-        "renew_all",
-        source!("rewrite", "renew_all"),
-        &["lock:a", "lock:b"],
-    ),
-    ("undo", source!("rewrite", "undo"), &["lock:a", "lock:b"]),
-    ("inspect", source!("inspect"), &["lock:a", "large"]),
-    ("queue_enter", of_lock!("queue_enter"), &FAIR_KEYS),
-    ("queue_release", of_lock!("queue_release"), &FAIR_KEYS),
-    ("queue_undo", of_lock!("queue_undo"), &FAIR_KEYS),
+    ("release", scripts::RELEASE, &["lock:a"]),
+    ("release_all", scripts::RELEASE_ALL, &["lock:a", "lock:b"]),
+    ("renew", scripts::RENEW, &["lock:a"]),
+    ("renew_all", scripts::RENEW_ALL, &["lock:a", "lock:b"]),
+    ("undo", scripts::UNDO, &["lock:a", "lock:b"]),
+    ("inspect", scripts::INSPECT, &["lock:a", "large"]),
+    ("queue_enter", scripts::LOCKS.enter, &FAIR_KEYS),
+    ("queue_release", scripts::LOCKS.release, &FAIR_KEYS),
+    ("queue_undo", scripts::LOCKS.undo, &FAIR_KEYS),
     (
         "queue_release_all",
-        source!(
-            "state",
-            "last_token",
-            "now",
-            "each_name",
-            "locks",
-            "queue",
-            "queue_release_all"
-        ),
+        scripts::LEAVE_ALL,
         &[
             "lock:a", "lock:b", "f1", "f2", "q1", "q2", "p1", "p2", "r1", "r2",
         ],
@@ -295,7 +272,7 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
     let server = Server::start();
     let value = vec![b'v'; LARGE];
     set(&server, "lock:a", &value);
-    let inspected = eval(&server, source!("inspect"), &["lock:a", "fence"], &[]);
+    let inspected = eval(&server, scripts::INSPECT, &["lock:a", "fence"], &[]);
     let Value::Array(items) = inspected else {
         panic!("{inspected:?}")
     };
@@ -308,23 +285,18 @@ fn a_release_deletes_no_other_value_with_the_same_start() {
     for other in [&value[..CUT], &value[1..], &same_length, shown] {
         set(&server, "lock:a", other);
         let args: [&[u8]; 2] = [shown, b"lock_release:a"];
-        eval(&server, source!("rewrite", "release"), &["lock:a"], &args);
+        eval(&server, scripts::RELEASE, &["lock:a"], &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
-        let fair = of_lock!("queue_release");
+        let fair = scripts::LOCKS.release;
         eval(&server, fair, &FAIR_KEYS, &args);
         assert_eq!(server.get("lock:a").as_deref(), Some(other));
         // A release whose id is the start of the value.
         let args: [&[u8]; 2] = [&value[..CUT], b"lock_release:a"];
-        eval(&server, source!("rewrite", "release"), &["lock:a"], &args);
+        eval(&server, scripts::RELEASE, &["lock:a"], &args);
         assert_eq!(server.get("lock:a").is_some(), other.len() != CUT);
     }
     set(&server, "lock:a", &value);
-    eval(
-        &server,
-        source!("rewrite", "release"),
-        &["lock:a"],
-        &[shown, b"c"],
-    );
+    eval(&server, scripts::RELEASE, &["lock:a"], &[shown, b"c"]);
     assert_eq!(server.get("lock:a"), None);
 }
 

@@ -3,6 +3,7 @@
 
 use redis::{Connection, Value};
 use support::fair::{PLACES, QUEUE, holder, queue_length};
+use support::scripts;
 use support::{Replicas, Server, eventually, let_pass, ms};
 
 support::tests![
@@ -57,16 +58,16 @@ impl Raw {
 
     fn enter_for(&mut self, id: &str, tokens: &str, mark: &str) -> Option<u64> {
         let inbox = inbox(id);
-        token(&self.run(of_lock!("queue_enter"), &[id, TTL, tokens, mark, &inbox]))
+        token(&self.run(scripts::LOCKS.enter, &[id, TTL, tokens, mark, &inbox]))
     }
 
     fn refresh(&mut self, id: &str) -> i64 {
         let inbox = inbox(id);
-        numbers(&self.run(of_lock!("queue_refresh"), &[&inbox, id]))[0]
+        numbers(&self.run(scripts::LOCKS.refresh, &[&inbox, id]))[0]
     }
 
     fn release(&mut self, id: &str) {
-        let reply = self.run(of_lock!("queue_release"), &[id, CHANNEL]);
+        let reply = self.run(scripts::LOCKS.release, &[id, CHANNEL]);
         assert_eq!(reply, Value::Int(1));
     }
 
@@ -295,7 +296,7 @@ fn release_is_granted_behind_many_places_of_one_killed_client() {
     raw.enter("holder", "l");
     for n in 0..120 {
         let id = format!("killed {n}");
-        raw.run(of_lock!("queue_enter"), &[&id, TTL, "1", "l", "one inbox"]);
+        raw.run(scripts::LOCKS.enter, &[&id, TTL, "1", "l", "one inbox"]);
     }
     raw.enter("last", "l");
     raw.release("holder");
@@ -322,7 +323,7 @@ fn release_of_nothing_grants_a_free_lock() {
     raw.enter("holder", "l");
     raw.enter("first", "l");
     server.run("DEL", &["lock:a"]);
-    let reply = raw.run(of_lock!("queue_release"), &["nobody", CHANNEL]);
+    let reply = raw.run(scripts::LOCKS.release, &["nobody", CHANNEL]);
     assert_eq!(reply, Value::Int(0), "it released nothing");
     assert_eq!(holder(&server).as_deref(), Some("first"));
 }
@@ -333,7 +334,7 @@ fn undo_frees_the_lock_although_its_queue_is_damaged() {
         let mut raw = Raw::to(&server);
         raw.enter("holder", "l");
         server.run("SET", &[damaged, "neither a list nor a hash"]);
-        let reply = raw.run(of_lock!("queue_undo"), &[CHANNEL, "holder", "another"]);
+        let reply = raw.run(scripts::LOCKS.undo, &[CHANNEL, "holder", "another"]);
         assert_eq!(reply, Value::Array(vec![Value::Int(0), Value::Int(1)]));
         assert_eq!(holder(&server), None);
     }
@@ -342,7 +343,7 @@ fn undo_frees_the_lock_although_its_queue_is_damaged() {
 fn holder_whose_enter_runs_twice_reports_itself_and_has_no_place() {
     let server = Server::start();
     let mut raw = Raw::to(&server);
-    let mut enter = |id| raw.run(of_lock!("queue_enter"), &[id, TTL, "1", "l", "inbox"]);
+    let mut enter = |id| raw.run(scripts::LOCKS.enter, &[id, TTL, "1", "l", "inbox"]);
     assert!(token(&enter("holder")).is_some());
     let Value::Array(again) = enter("holder") else {
         panic!("no refusal")
@@ -472,8 +473,8 @@ fn malformed_place_is_removed_as_that_of_a_dead_waiter() {
 fn refresh_of_a_waiting_place_runs_at_most_six_commands() {
     let server = Server::start();
     let permits = ["permits", FENCE, "permits-queue", "permits-places"];
-    let of_lock = (of_lock!("queue_enter"), of_lock!("queue_refresh"));
-    let of_permits = (of_permits!("queue_enter"), of_permits!("queue_refresh"));
+    let of_lock = (scripts::LOCKS.enter, scripts::LOCKS.refresh);
+    let of_permits = (scripts::PERMITS.enter, scripts::PERMITS.refresh);
     let run = |source: &str, keys: &[&str], args: &[&str]| {
         let mut eval = redis::cmd("EVAL");
         let eval = eval.arg(source).arg(keys.len()).arg(keys).arg(args);

@@ -8,6 +8,7 @@ use support::fair::{
     PATIENCE, PLACES, QUEUE, holder, queue_length, wait_for_queue_length,
     wait_until_only_fences_remain,
 };
+use support::scripts;
 use support::{
     Child, Cluster, ClusterSetup, Proxy, Sentinels, Server, Setup, Traffic, assert_released,
     builder, client, eventually, ms, parameter, tell_parent,
@@ -198,7 +199,7 @@ fn displaced_reader_does_not_hold_again_under_a_new_flag() {
 
 /// Enters the queue of `a` as a client does; returns the first two fields of the reply.
 fn enter(server: &Server, id: &str, want: &str) -> (u8, redis::Value) {
-    const ENTER: &str = of_lock!("queue_enter");
+    const ENTER: &str = scripts::LOCKS.enter;
     let mut eval = redis::cmd("EVAL");
     eval.arg(ENTER).arg(5);
     eval.arg(&["lock:a", FENCE, QUEUE, PLACES, READERS]);

@@ -11,6 +11,7 @@ use support::permits::{
     permits_out, permits_queue_length, spawn_acquiring, wait_for_permits_queue,
     wait_until_only_permit_fences_remain,
 };
+use support::scripts;
 use support::{Server, assert_gives_up, eventually, ms};
 
 support::tests![
@@ -62,13 +63,10 @@ fn refresh_of_a_waiting_call_costs_the_server_few_commands() {
         eval.arg(args).exec(&mut server.connection()).unwrap();
     };
     for id in ["1 o:first", "1 o:second"] {
-        run(
-            of_permits!("queue_enter"),
-            &[id, "10000", "1/2", "a", "inbox"],
-        );
+        run(scripts::PERMITS.enter, &[id, "10000", "1/2", "a", "inbox"]);
     }
     for id in ["1 o:first", "1 o:second"] {
-        let refresh = || run(of_permits!("queue_refresh"), &["inbox", id]);
+        let refresh = || run(scripts::PERMITS.refresh, &["inbox", id]);
         let commands = commands_of(&server, refresh);
         assert!(commands <= 6, "{id}: {commands}");
     }

@@ -14,6 +14,7 @@ use support::permits::{
     permits_out, permits_queue_length, spawn_acquiring, wait_for_permits_queue,
     wait_until_only_permit_fences_remain,
 };
+use support::scripts;
 use support::{
     COMMAND_TIMEOUT, Child, Cluster, Proxy, Sentinels, Server, Setup, Traffic, builder, client,
     eventually, ms, parameter, tell_parent,
@@ -251,10 +252,10 @@ fn run_script(server: &Server, source: &str, args: &[&str]) -> redis::Value {
     eval.arg(args).query(&mut server.connection()).unwrap()
 }
 
-const ENTER: &str = of_permits!("queue_enter");
+const ENTER: &str = scripts::PERMITS.enter;
 
 fn release_grants_to_a_hundred_and_has_the_next_client_refresh() {
-    const RELEASE: &str = of_permits!("queue_release");
+    const RELEASE: &str = scripts::PERMITS.release;
     let server = Server::start();
     let mut listener = server.connection();
     let subscribe = redis::cmd("SUBSCRIBE").arg("inbox").get_packed_command();

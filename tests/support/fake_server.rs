@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use parking_lot::Mutex;
 
 use super::port;
+use super::scripts::NAMED;
 
 /// A request as the client sent it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,112 +40,14 @@ impl Request {
 }
 
 fn script(sha: &str) -> String {
-    static NAMES: LazyLock<HashMap<String, &str>> = LazyLock::new(names_of_scripts);
+    static NAMES: LazyLock<HashMap<String, &str>> = LazyLock::new(|| {
+        let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
+        let named = NAMED.iter();
+        named.map(|(name, source)| (sha(source), *name)).collect()
+    });
     NAMES
         .get(sha)
         .map_or_else(|| sha.to_owned(), |name| (*name).to_owned())
-}
-
-macro_rules! source {
-    ($name:literal) => {
-        include_str!(concat!("../../src/protocol/", $name, ".lua"))
-    };
-}
-
-macro_rules! scripts {
-    ($($name:literal),+ after $parts:expr) => {
-        vec![$(($parts.concat() + source!($name), $name)),+]
-    };
-}
-
-/// Returns the name of each script of the crate by the digest of its source.
-fn names_of_scripts() -> HashMap<String, &'static str> {
-    let (token, rewrite) = (source!("last_token"), source!("rewrite"));
-    let single = [
-        scripts!("acquire_all", "propose", "propose_all" after [token]),
-        scripts!("acquire" after [source!("take_free")]),
-        scripts!("release", "release_all", "renew", "renew_all", "undo" after [rewrite]),
-        scripts!("inspect", "fence", "add_stats", "probe" after [""; 0]),
-    ];
-    let all = (single.into_iter())
-        .chain(scripts_of_locks())
-        .chain(scripts_of_permits())
-        .chain(scripts_of_readers());
-    let sha = |source: &str| redis::Script::new(source).get_hash().to_owned();
-    all.flatten()
-        .map(|(source, name)| (sha(&source), name))
-        .collect()
-}
-
-type Scripts = Vec<(String, &'static str)>;
-
-fn scripts_of_locks() -> [Scripts; 5] {
-    let [state, token, now] = [source!("state"), source!("last_token"), source!("now")];
-    let (locks, queue) = (source!("locks"), source!("queue"));
-    let functions = [token, now, locks, queue];
-    let after = |fast: &str| [[state, fast].concat(), functions.concat()];
-    let of_sets = [state, token, now, source!("each_name"), locks, queue];
-    let passing_on = [
-        &[state, source!("leave_free"), source!("rewrite")][..],
-        &functions,
-        &[source!("plain"), source!("cohort_release")],
-    ];
-    let refreshing = [
-        state,
-        token,
-        now,
-        locks,
-        source!("cohort_refresh"),
-        queue,
-        source!("queue_refresh"),
-    ];
-    let of_mutexes = vec![
-        (passing_on.concat().concat(), "release"),
-        (refreshing.concat(), "queue_refresh"),
-    ];
-    let entering = [source!("enter_free"), source!("take_free")].concat();
-    [
-        of_mutexes,
-        scripts!("queue_enter" after after(&entering)),
-        scripts!("queue_release" after after(source!("leave_free"))),
-        scripts!("queue_refresh", "queue_undo" after after("")),
-        scripts!("queue_enter_all", "queue_release_all" after of_sets),
-    ]
-}
-
-fn scripts_of_permits() -> [Scripts; 5] {
-    let now = source!("now");
-    let functions = [
-        source!("last_token"),
-        now,
-        source!("later_end"),
-        source!("admit_permits"),
-        source!("queue"),
-    ];
-    let after = |fast| [&[source!("state"), fast][..], &functions].concat();
-    [
-        scripts!("queue_enter" after after(source!("permits_enter_free"))),
-        scripts!("queue_release" after after(source!("permits_leave_free"))),
-        scripts!("queue_refresh", "queue_undo" after after("")),
-        scripts!("permits_renew" after [now]),
-        scripts!("permits_inspect", "inspect_shared" after [now]),
-    ]
-}
-
-fn scripts_of_readers() -> [Scripts; 2] {
-    let keeping = [
-        source!("state"),
-        source!("last_token"),
-        source!("now"),
-        source!("locks"),
-        source!("later_end"),
-        source!("keep_reader"),
-    ];
-    let downgrading = [&keeping[..], &[source!("queue")]].concat();
-    [
-        scripts!("renew_shared" after keeping),
-        scripts!("downgrade" after downgrading),
-    ]
 }
 
 type Reply = dyn Fn(&Request, &mut TcpStream) -> io::Result<()> + Send + Sync;

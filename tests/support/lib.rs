@@ -33,6 +33,7 @@ mod recorder;
 mod replicas;
 mod repository;
 mod runner;
+pub mod scripts;
 mod sentinels;
 mod server;
 mod snapshot;

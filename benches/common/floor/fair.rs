@@ -6,6 +6,7 @@
 //! test, which do.
 
 use redis::{Connection, Script, Value, cmd};
+use support::scripts;
 use uuid::Uuid;
 
 use super::mutex::subscribe;
@@ -44,25 +45,6 @@ redis.call('SET', KEYS[1], id, 'PX', ARGV[2])
 redis.call('PUBLISH', inbox, id .. ' ' .. string.format('%.0f', draw()))
 return 1
 ";
-
-const QUEUE_ENTER: &str = source!(
-    "state",
-    "enter_free",
-    "last_token",
-    "now",
-    "locks",
-    "queue",
-    "queue_enter"
-);
-const QUEUE_RELEASE: &str = source!(
-    "state",
-    "leave_free",
-    "last_token",
-    "now",
-    "locks",
-    "queue",
-    "queue_release"
-);
 
 /// One name, locked by scripts that grant the lock to the first waiter of a queue.
 pub struct Granted {
@@ -132,8 +114,8 @@ impl Granted {
         let inbox = format!("bench:{}", Uuid::new_v4());
         Self {
             connection: connect(url),
-            enter: Script::new(QUEUE_ENTER),
-            leave: Script::new(QUEUE_RELEASE),
+            enter: Script::new(scripts::LOCKS.enter),
+            leave: Script::new(scripts::LOCKS.release),
             keys: vec![lock.into(), fence, queue, places, readers],
             receive: over_subscriber_thread(url, &inbox),
             // Wants one token. The mark `l`: a grant reaches it while its client listens.

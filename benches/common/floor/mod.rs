@@ -1,13 +1,6 @@
 //! Hand-written equivalents of the crate's calls. Their cost is the floor: no client that sends the
 //! same commands can be cheaper.
 
-/// Joins files of `src/protocol` to the source of a script.
-macro_rules! source {
-    ($($name:literal),+) => {
-        concat!($(include_str!(concat!("../../../src/protocol/", $name, ".lua"))),+)
-    };
-}
-
 pub mod batched;
 pub mod fair;
 pub mod mutex;

@@ -9,22 +9,11 @@ use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
 use uuid::Uuid;
 
 /// The script by which a `Mutex` of the client under test acquires a lock.
-pub const ACQUIRE: &str = source!("take_free", "acquire");
+pub use support::scripts::ACQUIRE;
 /// The script by which a `Mutex` of that client releases a lock.
-pub const RELEASE: &str = source!(
-    "state",
-    "leave_free",
-    "rewrite",
-    "last_token",
-    "now",
-    "locks",
-    "queue",
-    "plain",
-    "cohort_release"
-);
-
+pub use support::scripts::COHORT_RELEASE as RELEASE;
 /// The release script of a lock without a queue.
-pub const RELEASE_WITHOUT_QUEUE: &str = source!("rewrite", "release");
+pub use support::scripts::RELEASE as RELEASE_WITHOUT_QUEUE;
 
 /// The release script of other crates.
 const COMPARE_AND_DELETE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then \

@@ -3,6 +3,7 @@
 
 use crossbeam_channel::Receiver;
 use redis::{Connection, Script};
+use support::scripts;
 use uuid::Uuid;
 
 use super::mutex::subscribe;
@@ -11,28 +12,7 @@ use super::pair::{connect, fresh_id};
 use crate::ping_pong::Side;
 
 /// The scripts by which a `Semaphore` of the client under test acquires and releases.
-const SCRIPTS: [&str; 2] = [
-    source!(
-        "state",
-        "permits_enter_free",
-        "last_token",
-        "now",
-        "later_end",
-        "admit_permits",
-        "queue",
-        "queue_enter"
-    ),
-    source!(
-        "state",
-        "permits_leave_free",
-        "last_token",
-        "now",
-        "later_end",
-        "admit_permits",
-        "queue",
-        "queue_release"
-    ),
-];
+const SCRIPTS: [&str; 2] = [scripts::PERMITS.enter, scripts::PERMITS.release];
 
 /// A semaphore, acquired and released by the client's own scripts over one connection.
 pub struct PermitHand {

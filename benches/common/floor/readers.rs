@@ -1,29 +1,12 @@
 //! A reader by hand: the scripts that the client under test sends.
 
+use support::scripts;
+
 use super::own_queue::OwnQueue;
 use super::pair::{channel, fresh_id};
 
 /// The scripts by which a `RwLock` of the client under test acquires and releases.
-const SCRIPTS: [&str; 2] = [
-    source!(
-        "state",
-        "enter_free",
-        "last_token",
-        "now",
-        "locks",
-        "queue",
-        "queue_enter"
-    ),
-    source!(
-        "state",
-        "leave_free",
-        "last_token",
-        "now",
-        "locks",
-        "queue",
-        "queue_release"
-    ),
-];
+const SCRIPTS: [&str; 2] = [scripts::LOCKS.enter, scripts::LOCKS.release];
 
 /// The readers' side of a read-write lock, acquired and released over one connection.
 pub struct ReaderHand {

@@ -8,6 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use redis::Value;
+use support::scripts;
 use support::{Cluster, Sentinels, Server, Setup, eventually, in_repository, ms, recorded_reply};
 
 support::tests![
@@ -15,21 +16,6 @@ support::tests![
     several_servers_reply_as_recorded,
     no_script_leaves_the_format_of_a_large_number_to_the_server
 ];
-
-/// The source of a script on the queues of several locks.
-macro_rules! of_queues {
-    ($name:literal) => {
-        source!(
-            "state",
-            "last_token",
-            "now",
-            "each_name",
-            "locks",
-            "queue",
-            $name
-        )
-    };
-}
 
 mod shared;
 
@@ -213,10 +199,7 @@ fn mutex_acquire(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, _] = IDS;
     let keys = &["lock:a", "fence:a"];
     let mut acquire = |raw: &mut Raw, what, id, keys: &[&str]| {
-        replies.note(
-            what,
-            raw.script(source!("take_free", "acquire"), keys, &[id, TTL, "64"]),
-        );
+        replies.note(what, raw.script(scripts::ACQUIRE, keys, &[id, TTL, "64"]));
     };
     acquire(raw, "acquire, free", mine, keys);
     acquire(raw, "acquire, held", other, keys);
@@ -236,43 +219,40 @@ fn mutex(raw: &mut Raw, replies: &mut Replies) {
     let lock = &["lock:a"];
     let foreign = &["lock:foreign", "fence:foreign"];
     let mut note = |what, reply| replies.note(what, reply);
-    note("inspect, held", raw.script(source!("inspect"), keys, &[]));
+    note("inspect, held", raw.script(scripts::INSPECT, keys, &[]));
     note(
         "inspect, foreign",
-        raw.script(source!("inspect"), foreign, &[]),
+        raw.script(scripts::INSPECT, foreign, &[]),
     );
     let free = &["lock:free", "fence:free"];
-    note("inspect, free", raw.script(source!("inspect"), free, &[]));
-    note("fence", raw.script(source!("fence"), &["fence:a"], &[]));
+    note("inspect, free", raw.script(scripts::INSPECT, free, &[]));
+    note("fence", raw.script(scripts::FENCE, &["fence:a"], &[]));
     note(
         "fence, none",
-        raw.script(source!("fence"), &["fence:free"], &[]),
+        raw.script(scripts::FENCE, &["fence:free"], &[]),
     );
     for (what, key, id) in [
         ("renew, held", "lock:a", mine),
         ("renew, another's", "lock:a", other),
         ("renew, free", "lock:free", mine),
     ] {
-        note(
-            what,
-            raw.script(source!("rewrite", "renew"), &[key], &[id, TTL, "0"]),
-        );
+        note(what, raw.script(scripts::RENEW, &[key], &[id, TTL, "0"]));
     }
-    let release = source!("rewrite", "release");
+    let release = scripts::RELEASE;
     note(
         "release, another's",
         raw.script(release, lock, &[other, "c"]),
     );
     note("release, held", raw.script(release, lock, &[mine, "c"]));
     note("release, free", raw.script(release, lock, &[mine, "c"]));
-    raw.script(source!("take_free", "acquire"), keys, &[mine, TTL]);
+    raw.script(scripts::ACQUIRE, keys, &[mine, TTL]);
     note(
         "release, counted",
         raw.script(release, lock, &[mine, "c", "1"]),
     );
-    let undo = source!("rewrite", "undo");
+    let undo = scripts::UNDO;
     note("undo, free", raw.script(undo, lock, &["c", mine, other]));
-    raw.script(source!("take_free", "acquire"), keys, &[other, TTL]);
+    raw.script(scripts::ACQUIRE, keys, &[other, TTL]);
     note(
         "undo, another's",
         raw.script(undo, lock, &["c", mine, IDS[2]]),
@@ -285,13 +265,13 @@ fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
     let locks = &["lock:m1", "lock:m2"];
     let keys = &["lock:m1", "lock:m2", "fence:m1", "fence:m2"];
     let mut note = |what, reply| replies.note(what, reply);
-    let acquire = source!("last_token", "acquire_all");
+    let acquire = scripts::ACQUIRE_ALL;
     note("acquire_all, free", raw.script(acquire, keys, &[mine, TTL]));
     note(
         "acquire_all, held",
         raw.script(acquire, keys, &[other, TTL]),
     );
-    let renew = source!("rewrite", "renew_all");
+    let renew = scripts::RENEW_ALL;
     note(
         "renew_all, held",
         raw.script(renew, locks, &[mine, TTL, "0"]),
@@ -300,7 +280,7 @@ fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
         "renew_all, another's",
         raw.script(renew, locks, &[other, TTL, "0"]),
     );
-    let release = source!("rewrite", "release_all");
+    let release = scripts::RELEASE_ALL;
     note(
         "release_all, another's",
         raw.script(release, locks, &[other, "c", "d"]),
@@ -326,8 +306,8 @@ fn waiting_set(raw: &mut Raw, replies: &mut Replies) {
         "lock:s1", "lock:s2", "f1", "f2", "q1", "q2", "p1", "p2", "r1", "r2",
     ];
     let mut note = |what, reply| replies.note(what, reply);
-    let enter = of_queues!("queue_enter_all");
-    let release = of_queues!("queue_release_all");
+    let enter = scripts::ENTER_ALL;
+    let release = scripts::LEAVE_ALL;
     let asks = |id, [at, kept, keeps]: [&'static str; 3]| -> [&'static str; 9] {
         [id, TTL, at, kept, keeps, "a", "i", "c", "d"]
     };
@@ -372,7 +352,7 @@ fn quorum(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, _] = IDS;
     let [low, token] = ["1700000000000000", "1764000000000000"];
     let mut note = |what, reply| replies.note(what, reply);
-    let (propose, keys) = (source!("last_token", "propose"), &["lock:q", "fence:q"]);
+    let (propose, keys) = (scripts::PROPOSE, &["lock:q", "fence:q"]);
     note(
         "propose, free",
         raw.script(propose, keys, &[mine, TTL, token]),
@@ -387,7 +367,7 @@ fn quorum(raw: &mut Raw, replies: &mut Replies) {
         raw.script(propose, keys, &[mine, TTL, low]),
     );
     let (propose, keys) = (
-        source!("last_token", "propose_all"),
+        scripts::PROPOSE_ALL,
         &["lock:q1", "lock:q2", "fence:q1", "fence:q2"],
     );
     note(
@@ -409,10 +389,10 @@ fn fair(raw: &mut Raw, replies: &mut Replies) {
     let [first, second, third] = IDS;
     let keys = &["lock:f", "fence:f", "queue:f", "places:f", "readers:f"];
     let mut note = |what, reply| replies.note(what, reply);
-    let enter = of_lock!("queue_enter");
-    let refresh = of_lock!("queue_refresh");
-    let release = of_lock!("queue_release");
-    let undo = of_lock!("queue_undo");
+    let enter = scripts::LOCKS.enter;
+    let refresh = scripts::LOCKS.refresh;
+    let release = scripts::LOCKS.release;
+    let undo = scripts::LOCKS.undo;
     note(
         "queue_enter, free",
         raw.script(enter, keys, &[first, TTL, "1", "l", "i"]),
@@ -451,7 +431,7 @@ fn commands(port: u16, replies: &mut Replies) {
     let raw = &mut Raw::to(port);
     let mut note = |what, reply| replies.note(what, reply);
     let counts = &["attempts", "3", "released", "2"];
-    let added = raw.script(source!("add_stats"), &["lock_stats"], counts);
+    let added = raw.script(scripts::ADD_STATS, &["lock_stats"], counts);
     note("add_stats", added);
     note("HGETALL", raw.send(&["HGETALL", "lock_stats"]));
     note("PING", raw.send(&["PING"]));

@@ -1,5 +1,7 @@
 //! The replies to the scripts of semaphores and read-write locks, and of a mutex before a reader.
 
+use support::scripts;
+
 use super::{IDS, Raw, Replies, TTL};
 
 pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
@@ -7,13 +9,13 @@ pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
     let (mine, other) = (&*mine, &*other);
     let keys = &["permits", "fence:p", "queue:p", "places:p"];
     let mut note = |what, reply| replies.note(what, reply);
-    let inspect = source!("now", "permits_inspect");
+    let inspect = scripts::PERMITS_INSPECT;
     let looked_at = &["permits", "fence:p"];
     note(
         "permits_inspect, none",
         raw.script(inspect, looked_at, &["9"]),
     );
-    let enter = of_permits!("queue_enter");
+    let enter = scripts::PERMITS.enter;
     note(
         "queue_enter of permits, free",
         raw.script(enter, keys, &[mine, TTL, "2/3", "0"]),
@@ -23,19 +25,19 @@ pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
         raw.script(enter, keys, &[other, TTL, "2/3", "a", "i"]),
     );
     note("permits_inspect", raw.script(inspect, looked_at, &["9"]));
-    let renew = source!("now", "permits_renew");
+    let renew = scripts::PERMITS_RENEW;
     for (what, id) in [
         ("permits_renew, held", mine),
         ("permits_renew, another's", other),
     ] {
         note(what, raw.script(renew, &["permits"], &[id, TTL, "0"]));
     }
-    let refresh = of_permits!("queue_refresh");
+    let refresh = scripts::PERMITS.refresh;
     note(
         "queue_refresh of permits, waits",
         raw.script(refresh, keys, &["i", other]),
     );
-    let release = of_permits!("queue_release");
+    let release = scripts::PERMITS.release;
     for what in ["queue_release of permits", "queue_release of permits, none"] {
         note(what, raw.script(release, keys, &[mine, "c"]));
     }
@@ -43,7 +45,7 @@ pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
         "queue_refresh of permits, granted",
         raw.script(refresh, keys, &["i", other]),
     );
-    let undo = of_permits!("queue_undo");
+    let undo = scripts::PERMITS.undo;
     note(
         "queue_undo of permits",
         raw.script(undo, keys, &["c", mine, other]),
@@ -55,19 +57,10 @@ pub(super) fn rw_lock(raw: &mut Raw, replies: &mut Replies) {
     let keys = &["lock:r", "fence:r", "queue:r", "places:r", "readers:r"];
     let looked_at = &["lock:r", "fence:r", "readers:r"];
     let mut note = |what, reply| replies.note(what, reply);
-    let inspect = source!("now", "inspect_shared");
+    let inspect = scripts::INSPECT_SHARED;
     note("inspect_shared, free", raw.script(inspect, looked_at, &[]));
-    let enter = of_lock!("queue_enter");
-    let downgrade = source!(
-        "state",
-        "last_token",
-        "now",
-        "locks",
-        "later_end",
-        "keep_reader",
-        "queue",
-        "downgrade"
-    );
+    let enter = scripts::LOCKS.enter;
+    let downgrade = scripts::DOWNGRADE;
     note(
         "downgrade, free",
         raw.script(downgrade, keys, &[first, TTL]),
@@ -104,15 +97,7 @@ pub(super) fn rw_lock(raw: &mut Raw, replies: &mut Replies) {
 fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
     let [first, second, third] = IDS;
     let mut note = |what, reply| replies.note(what, reply);
-    let renew = source!(
-        "state",
-        "last_token",
-        "now",
-        "locks",
-        "later_end",
-        "keep_reader",
-        "renew_shared"
-    );
+    let renew = scripts::RENEW_SHARED;
     for (what, id) in [
         ("renew_shared, held", first),
         ("renew_shared, another's", "nobody"),
@@ -120,17 +105,17 @@ fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
         let renewed = &["lock:r", "readers:r"];
         note(what, raw.script(renew, renewed, &[id, TTL, "0"]));
     }
-    let refresh = of_lock!("queue_refresh");
+    let refresh = scripts::LOCKS.refresh;
     note(
         "queue_refresh by a reader, granted",
         raw.script(refresh, keys, &["i", second]),
     );
-    let release = of_lock!("queue_release");
+    let release = scripts::LOCKS.release;
     note(
         "queue_release by a reader",
         raw.script(release, keys, &[first, "c"]),
     );
-    let undo = of_lock!("queue_undo");
+    let undo = scripts::LOCKS.undo;
     note(
         "queue_undo of readers",
         raw.script(undo, keys, &["c", second, third]),
@@ -142,9 +127,9 @@ pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, _] = IDS;
     let keys = &["lock:c", "fence:c", "queue:c", "places:c", "readers:c"];
     let mut note = |what, reply| replies.note(what, reply);
-    let release = crate::cohort::RELEASE;
-    let enter = of_lock!("queue_enter");
-    let acquire = source!("take_free", "acquire");
+    let release = scripts::COHORT_RELEASE;
+    let enter = scripts::LOCKS.enter;
+    let acquire = scripts::ACQUIRE;
     raw.script(acquire, &keys[..2], &[mine, TTL]);
     note(
         "queue_enter by a mutex, held",
