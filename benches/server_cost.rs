@@ -1,6 +1,6 @@
-//! What a lock and unlock cost the server, for each kind of lock, relative to the plain SET NX and
-//! compare-and-delete that other crates send: the time that the server spends in scripts, by its
-//! own count (`usec` of `INFO commandstats`), and pairs a second from 8 threads.
+//! The server time of a lock and unlock, for each kind of lock, relative to the plain SET NX and
+//! compare-and-delete that other crates send. It is the time in scripts by the server's own count
+//! (`usec` of `INFO commandstats`). Also measures pairs a second from 8 threads.
 //!
 //! Also counts the commands that the scripts run. With `PAIRS=2000` instead of 20,000 pairs, takes
 //! a few seconds.

@@ -52,7 +52,7 @@ fn story() -> Outcome {
 fn book(client: &Client) -> String {
     match client.mutex("seat:12A").try_lock() {
         Ok(Ok(_guard)) => "201 booked".into(),
-        // Says who has the lock without a second request.
+        // The text names the holder, without a second request.
         Ok(Err(taken)) => format!("409 {taken}"),
         // The lock was not acquired, and nothing was booked: the HTTP client can safely retry.
         Err(error) if error.is_unreachable() => {

@@ -1,4 +1,4 @@
-//! Why an attempt to acquire a lock was refused: who has the lock, and for how long.
+//! Why an attempt to acquire a lock was refused: the holder, and for how long it has the lock.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::cause::Rounded;
 use crate::escape::Escaped;
 use crate::name::Name;
 
-/// Why an attempt did not get its lock: who has the lock, since when, and how long at most.
+/// Why an attempt did not get its lock: the holder, since when, and for how long at most.
 ///
 /// The calls that try (`try_lock`, `try_read`, `try_acquire` and their `_for` forms) return
 /// it if the lock is taken. Their `Err` has another meaning: the attempt failed, and nobody
@@ -16,7 +16,7 @@ use crate::name::Name;
 /// So `try_lock().is_ok()` is true for a lock that is taken, too. The attempt has acquired the lock
 /// only if `try_lock()?.is_ok()`.
 ///
-/// What it says comes from the reply that refused the attempt, without a second request. By now the
+/// All of it comes from the reply that refused the attempt, without a second request. By now the
 /// lock may have another holder, or none. [`owner`](Self::owner) names the holder's client; the
 /// holder id is left out, because anyone who knows it can release the lock.
 ///
@@ -47,7 +47,7 @@ use crate::name::Name;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken(Box<Refusal>);
 
-/// What is known about a refusal.
+/// The known facts about a refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) name: Name,
@@ -57,7 +57,7 @@ pub(crate) struct Refusal {
     pub(crate) end: HoldEnd,
 }
 
-/// Who or what has the lock.
+/// The kind of holder, and its name if it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TakenBy {
     /// A client with this owner.
@@ -223,7 +223,7 @@ impl Taken {
     }
 }
 
-/// The name, who has it, for how long, and for how much longer at most. Unprintable characters are
+/// The name, its holder, for how long, and for how much longer at most. Unprintable characters are
 /// escaped, and a long owner is truncated.
 impl fmt::Display for Taken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

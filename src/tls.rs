@@ -41,7 +41,7 @@ pub(crate) enum Pem {
     File(PathBuf),
 }
 
-/// What the PEM texts contain: the authorities, and the client certificate with its key.
+/// The contents of the PEM texts: the authorities, and the client certificate with its key.
 struct Certificates {
     root: Option<RootCertStore>,
     client: Option<OwnCertificate>,

@@ -23,7 +23,7 @@ pub(super) fn wait_limit(limit: Duration) -> WaitLimit {
     }
 }
 
-/// Acquires the lock of `keys`; returns who has it if it was not granted by the `limit`.
+/// Acquires the lock of `keys`; returns [`Taken`] if it was not granted by the `limit`.
 pub(super) fn guard(
     core: &Arc<Core>,
     keys: &Arc<dyn Primitive>,

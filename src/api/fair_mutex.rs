@@ -142,7 +142,7 @@ impl FairMutex {
         self.0.lock()
     }
 
-    /// Acquires the lock if it is free and no call waits for it; otherwise returns who has it.
+    /// Acquires the lock if it is free and no call waits for it; otherwise returns [`Taken`].
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -161,7 +161,7 @@ impl FairMutex {
         self.0.try_lock()
     }
 
-    /// Acquires the lock, waiting for at most `limit`; returns who has it if it is not granted.
+    /// Acquires the lock, waiting for at most `limit`; returns [`Taken`] if it is not granted.
     ///
     /// The rule of [`Mutex::try_lock_for`] decides between `Taken` and an error. A call that gives
     /// up leaves the queue. A lock granted at that moment passes to the next call.
@@ -229,7 +229,7 @@ impl FairMutex {
     /// Returns the length of the queue of this name in Redis, across all processes.
     ///
     /// It is the queue of the [`Mutex`] and the [`RwLock`](crate::RwLock) of this name, too:
-    /// [`Mutex::waiting`] says who has a place in it. Returns within the command timeout.
+    /// [`Mutex::waiting`] lists the calls that have a place in it. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -249,7 +249,7 @@ impl FairMutex {
 
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
-    /// [`Mutex::waiting`] says who has a place in it. The time is by the server's clock.
+    /// [`Mutex::waiting`] lists the calls that have a place in it. The time is by the server's clock.
     /// Returns within the command timeout.
     ///
     /// ```

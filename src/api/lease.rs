@@ -49,8 +49,8 @@ use crate::token::FencingToken;
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
-/// What is said here of the lock holds for all names of a set together, and for all permits of one
-/// call.
+/// For a set of names, the rules of this page apply to all of them together. For a semaphore, they
+/// apply to all permits of one call.
 ///
 /// # Loss
 ///

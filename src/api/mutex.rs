@@ -186,7 +186,7 @@ impl Mutex {
         Ok(guard.expect(ENDLESS))
     }
 
-    /// Acquires the lock if it is free; returns who has it if it is taken.
+    /// Acquires the lock if it is free; returns [`Taken`] if it is held.
     ///
     /// `try_lock().is_ok()` is true for a lock that is taken, too: only `try_lock()?.is_ok()` means
     /// that it was acquired.
@@ -218,7 +218,7 @@ impl Mutex {
         self.acquire(WaitLimit::None)
     }
 
-    /// Acquires the lock, waiting for at most `limit`; returns who has it if it is taken then.
+    /// Acquires the lock, waiting for at most `limit`; returns [`Taken`] if it is held then.
     ///
     /// Returns in that time whatever state Redis is in. A `limit` too long for the clock means no
     /// deadline. A zero `limit` asks once, like [`try_lock`](Self::try_lock).

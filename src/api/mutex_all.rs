@@ -148,7 +148,7 @@ impl MutexAll {
         self.0.lock().map(MutexAllGuard::new)
     }
 
-    /// Acquires all names if they are free; returns who has one if it is taken.
+    /// Acquires all names if they are free; returns [`Taken`] if one is held.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -169,7 +169,7 @@ impl MutexAll {
         Ok(self.0.try_lock()?.map(MutexAllGuard::new))
     }
 
-    /// Acquires all names, waiting for at most `limit`; returns who has one if it is taken then.
+    /// Acquires all names, waiting for at most `limit`; returns [`Taken`] if one is held then.
     ///
     /// The rule of [`Mutex::try_lock_for`] decides between `Taken` and an error. It applies to the
     /// name that the call waits for.

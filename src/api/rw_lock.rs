@@ -248,7 +248,7 @@ impl RwLock {
         Ok(guard.expect(ENDLESS))
     }
 
-    /// Acquires the lock for writing if it is free and no call waits; otherwise says who has it.
+    /// Acquires the lock for writing if it is free and no call waits; otherwise returns [`Taken`].
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -360,7 +360,7 @@ impl RwLock {
     /// Returns the length of the queue of this name in Redis, across all processes.
     ///
     /// It is the queue of the [`Mutex`] and the [`FairMutex`](crate::FairMutex) of this name, too:
-    /// [`Mutex::waiting`] says who has a place in it. Returns within the command timeout.
+    /// [`Mutex::waiting`] lists the calls that have a place in it. Returns within the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -380,7 +380,7 @@ impl RwLock {
 
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
-    /// [`Mutex::waiting`] says who has a place in it. The time is by the server's clock.
+    /// [`Mutex::waiting`] lists the calls that have a place in it. The time is by the server's clock.
     /// Returns within the command timeout.
     ///
     /// ```

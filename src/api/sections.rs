@@ -63,7 +63,7 @@ macro_rules! section_calls {
                 "). If that call acquires, runs `section`, releases, and returns its value."
             )]
             ///
-            /// Otherwise returns who has the lock, and `section` has not run.
+            /// Otherwise returns [`Taken`](crate::Taken), and `section` has not run.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();

@@ -63,7 +63,7 @@
 //! `lock` waits without a limit, through other holders and short outages. `try_lock_for` returns in
 //! time even if Redis is dead, hung or unreachable.
 //! [`Mutex::try_lock_for`](crate::Mutex::try_lock_for) states when that is
-//! [`Taken`](crate::Taken), which says who has the lock, and when it is an error.
+//! [`Taken`](crate::Taken), which names the holder, and when it is an error.
 //!
 //! # Cancelling
 //!

@@ -30,7 +30,7 @@ pub(crate) enum WaitLimit {
 
 /// Acquires the lock, waiting within `limit`.
 ///
-/// Returns who has it in these cases:
+/// Returns [`Taken`] in these cases:
 ///
 /// * with [`WaitLimit::None`]: those of [`at_once`];
 /// * with [`WaitLimit::Until`], at the deadline: this client holds the lock, or the replies of
@@ -185,7 +185,7 @@ fn take_or_fail(
 /// Acquires the lock without waiting for another holder.
 ///
 /// Retries until Redis replies, for at most the command timeout, unless the breaker is open.
-/// Returns who has the lock if
+/// Returns [`Taken`] if
 ///
 /// * this client holds the lock,
 /// * another call of this client has the place in the queue in Redis, and Redis has answered since

@@ -50,7 +50,7 @@ const NAMES_PER_WRITE: usize = 64;
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ListPage<'a> {
-    /// What was found on this page. Most pages have nothing.
+    /// The locks on this page. Most pages have none.
     pub found: &'a [Held],
     /// How much of the keys is scanned: 1 at the end.
     ///

@@ -1,4 +1,4 @@
-//! What a call that did not get the lock knows about its holder.
+//! A refused call's knowledge about the holder of the lock.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ const LONGEST_AGE: Duration = Duration::from_secs(86_400);
 const SHOWN: usize = 8;
 
 impl Attempt<'_> {
-    /// Returns what is known now about who has the lock, after the `last` refusal of the name with
-    /// this index.
+    /// Returns the known facts about the holder, after the `last` refusal of the name with this
+    /// index.
     pub(crate) fn taken(&self, name: usize, last: Option<&LastRefusal>) -> Taken {
         let now = Instant::now();
         let (name, (by, held_for, end), is_this_client) = match self.held_by_this_client() {
@@ -67,7 +67,7 @@ impl Attempt<'_> {
 }
 
 impl WaitingCall<'_> {
-    /// Returns what is known now about who has the lock that the call waited for.
+    /// Returns the known facts about the holder of the lock that the call waited for.
     pub(crate) fn taken(&self) -> Taken {
         let answers = self.queue().answers();
         self.attempt.taken(self.name_index, answers.last_refusal())

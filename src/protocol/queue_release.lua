@@ -18,7 +18,7 @@ if not out then
 end
 -- A damaged queue must not keep the lock from being released.
 pcall(grant)
--- The first waiter sleeps until the end that it was told.
+-- The first waiter sleeps until the end in its last reply.
 if ends_earlier and holder then pcall(prompt, '0') end
 if out then left(ARGV[2], ARGV[1]) end
 return reply

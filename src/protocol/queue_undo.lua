@@ -27,7 +27,7 @@ end
 if holder then reply[1] = string.sub(holder, 1, 1088) end
 -- A damaged queue must not keep the lock from being released.
 pcall(grant)
--- The first waiter sleeps until the end that it was told.
+-- The first waiter sleeps until the end in its last reply.
 if ends_earlier and holder then pcall(prompt, '0') end
 if out then left(ARGV[1], out) end
 return reply

@@ -1,4 +1,4 @@
-//! What a reply says about the holder of a name that it refuses.
+//! A refused name in a reply, and its holder.
 
 use std::time::Duration;
 

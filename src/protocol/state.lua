@@ -1,4 +1,4 @@
--- What a script of a queue knows. Prepended to each of them.
+-- The variables that the files of a queue's scripts share. Prepended to each script.
 -- holder: the value of the lock key. False if the lock is free, and always for permits; nil if it
 --   has not been read.
 -- drawn: the last token, once the fence has been read. nil if there is none.

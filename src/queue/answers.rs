@@ -86,7 +86,7 @@ pub(crate) struct LastRefusal {
     at: Instant,
     /// When the key expires, by the reply.
     pub(crate) until: Instant,
-    /// What it said about the holder, and when that arrived; `None` if it did not come from Redis.
+    /// The refusal itself and its arrival; `None` if it did not come from Redis.
     pub(crate) said: Option<(Arc<RefusedName>, Instant)>,
 }
 

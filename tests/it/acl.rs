@@ -552,7 +552,7 @@ fn shared_statistics_need_the_additional_rule() {
     );
     let rules: Vec<_> = more.split(' ').skip(1).map(str::to_owned).collect();
     set_user(&server, &rules);
-    // What was refused is not sent again.
+    // A refused addition is not sent again.
     drop(client.mutex("a").lock().unwrap());
     eventually(ms(10_000), || {
         client.shared_stats().is_ok_and(|stats| stats.released >= 1)

@@ -19,7 +19,7 @@ support::tests![
 /// A kind of lock, and the name that the test uses for it.
 struct Kind {
     name: &'static str,
-    /// What another client holds, so that a call of this kind is refused.
+    /// The hold of another client that makes a call of this kind fail.
     other: fn(&Client, &str) -> Box<dyn Any>,
     try_lock: fn(&Client, &str) -> Result<(), Error>,
     /// Waits for the lock, and releases it.

@@ -18,7 +18,7 @@ support::tests![
     a_lock_that_is_not_acquired_is_told_from_a_section_that_failed
 ];
 
-/// What a section of these tests returns.
+/// The result of a section in these tests.
 type Value = Result<u8, &'static str>;
 type Section<'a> = &'a dyn Fn() -> Value;
 type With = dyn Fn(Section<'_>) -> Result<Value, WithError<Value>>;

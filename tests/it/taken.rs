@@ -1,4 +1,4 @@
-//! Promise: a refused attempt says who has the lock, from the reply that refused it, and never
+//! Promise: a refused attempt names the holder, from the reply that refused it, and never
 //! shows an id with which the lock can be released.
 
 use std::thread;
@@ -45,7 +45,7 @@ fn holder() {
     thread::park();
 }
 
-/// Asserts that the refusal names this owner, who has held the lock for a moment.
+/// Asserts that the refusal names this owner, with a hold that is a moment old.
 #[track_caller]
 fn assert_owner(taken: &Taken, owner: &str) {
     assert_eq!(taken.owner(), Some(owner), "{taken}");

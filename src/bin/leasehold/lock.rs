@@ -28,7 +28,7 @@ impl LockWait {
     }
 }
 
-/// Acquires the lock; returns who has it if it is not granted in time.
+/// Acquires the lock; returns [`Taken`] if it is not granted in time.
 pub(crate) type Take = Box<dyn Fn(LockWait) -> Result<Result<Box<dyn Guard>, Taken>, Error> + Send>;
 
 /// Returns the call that acquires `$lock` with the settings of `$args`, by the methods of its kind:

@@ -1,4 +1,4 @@
-//! The message of a run that did not get its lock: who has it, how long it has held the lock, and
+//! The message of a run that did not get its lock: the holder, how long it has held the lock, and
 //! when its lease ends.
 
 use std::thread;

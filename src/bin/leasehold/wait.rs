@@ -88,7 +88,7 @@ fn leave(client: &Client, signals: &Receiver<i32>, signal: Option<Instant>) {
     background::wait_for(&shutdown, signals, signal);
 }
 
-/// Acquires the lock; returns who has it if it is not granted in time.
+/// Acquires the lock; returns [`Taken`] if it is not granted in time.
 fn acquire(
     client: &Client,
     take: &Take,
