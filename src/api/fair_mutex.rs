@@ -229,7 +229,8 @@ impl FairMutex {
     /// Returns the length of the queue of this name in Redis, across all processes.
     ///
     /// It is the queue of the [`Mutex`] and the [`RwLock`](crate::RwLock) of this name, too:
-    /// [`Mutex::waiting`] lists the calls that have a place in it. Returns within the command timeout.
+    /// [`Mutex::waiting`] lists the calls that have a place in it. Returns within the command
+    /// timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -249,7 +250,8 @@ impl FairMutex {
 
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
-    /// [`Mutex::waiting`] lists the calls that have a place in it. The time is by the server's clock.
+    /// [`Mutex::waiting`] lists the calls that have a place in it. The time is by the clock of the
+    /// server.
     /// Returns within the command timeout.
     ///
     /// ```

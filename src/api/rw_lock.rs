@@ -360,7 +360,8 @@ impl RwLock {
     /// Returns the length of the queue of this name in Redis, across all processes.
     ///
     /// It is the queue of the [`Mutex`] and the [`FairMutex`](crate::FairMutex) of this name, too:
-    /// [`Mutex::waiting`] lists the calls that have a place in it. Returns within the command timeout.
+    /// [`Mutex::waiting`] lists the calls that have a place in it. Returns within the command
+    /// timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();
@@ -380,7 +381,8 @@ impl RwLock {
 
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
-    /// [`Mutex::waiting`] lists the calls that have a place in it. The time is by the server's clock.
+    /// [`Mutex::waiting`] lists the calls that have a place in it. The time is by the clock of the
+    /// server.
     /// Returns within the command timeout.
     ///
     /// ```
