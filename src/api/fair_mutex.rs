@@ -251,8 +251,7 @@ impl FairMutex {
     /// Returns how long the first place in the queue has waited; `None` if there is none.
     ///
     /// [`Mutex::waiting`] lists the calls that have a place in it. The time is by the clock of the
-    /// server.
-    /// Returns within the command timeout.
+    /// server. Returns within the command timeout.
     ///
     /// ```
     /// # use std::time::Duration;
