@@ -20,10 +20,10 @@ for n = 1, count do
     -- A write that fails, since the key exists: a server that has become a replica then replies
     -- READONLY, not "refused".
     if redis.call('SET', KEYS[n], ARGV[1], 'NX', 'PX', ARGV[2]) then redis.call('DEL', KEYS[n]) end
-    -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
     local last = last_token(KEYS[count + n], '', 0)
     local time = redis.call('TIME')
     local age = last and math.floor((time[1] * 1000000 + time[2] - last) / 1000) or -1
+    -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
     return {0, string.sub(holder, 1, 1088), left, age, n}
   end
 end
@@ -36,7 +36,7 @@ for n = 1, count do
   reply[n + 1] = math.max(now, (last or 0) + 1)
 end
 -- The fences are set first: a token that no client receives does no harm. They are set as text, as
--- in acquire.lua.
+-- in take_free.lua.
 for n = 1, count do
   local digits = string.format('%.0f', reply[n + 1])
   local kept = redis.pcall('SET', KEYS[count + n], digits, 'EX', 90000)

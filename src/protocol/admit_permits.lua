@@ -68,7 +68,7 @@ end
 
 -- Keeps a token in the fence; returns an error if Redis refuses.
 local function store(token)
-  -- As text, as in acquire.lua.
+  -- As text, as in take_free.lua.
   local kept = redis.pcall('SET', KEYS[2], string.format('%.0f', token), 'EX', '90000')
   if kept.err then return kept end
 end

@@ -1,4 +1,5 @@
--- Shared by the scripts that renew a reader; prepended to each of them, behind locks.lua.
+-- Shared by the scripts that renew a reader; prepended to each of them, behind locks.lua and
+-- later_end.lua.
 -- Sets the ttl of a reader's lease. A writer becomes a reader: its downgrade may not have run.
 -- Returns what renew.lua returns, or an error.
 local function keep(id, ttl, may_shorten)

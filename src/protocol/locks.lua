@@ -1,6 +1,6 @@
 -- The admission to a lock: one holder, or any number of readers. Prepended to the scripts of its
--- queue, behind state.lua, last_token.lua, now.lua and later_end.lua. Only this file and the fast
--- paths, enter_free.lua and leave_free.lua, know the keys of the holders.
+-- queue, behind state.lua, last_token.lua and now.lua. Only this file and the fast paths,
+-- enter_free.lua, take_free.lua and leave_free.lua, know the keys of the holders.
 -- KEYS[1] lock: the value of its only holder, or this flag while readers hold
 -- KEYS[2] fence
 -- KEYS[5] readers: a sorted set from holder id to the end of its lease, in ms

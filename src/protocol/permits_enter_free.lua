@@ -17,7 +17,7 @@ do
     -- The strings would be converted at each use.
     local s, us = time[1] + 0, time[2] + 0
     local now = s * 1000 + (us - us % 1000) / 1000
-    -- As text, as in acquire.lua. '%.0f' takes twice as long.
+    -- As text, as in take_free.lua. '%.0f' takes twice as long.
     local token = string.format('%s%06d', time[1], us)
     if (used == 0 or tonumber(found[4]) >= now)
       and (not fence or #fence == #token and fence < token and string.find(fence, '^%d+$'))

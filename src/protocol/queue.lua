@@ -1,6 +1,6 @@
 -- Shared by the scripts of a queue; prepended to each of them, behind the functions of an admission
--- (locks.lua or admit_permits.lua), which know the holders and whether a
--- waiter fits. There are few functions, because Redis creates them in every call of a script.
+-- (locks.lua or admit_permits.lua), which know the holders and whether a waiter fits. There are few
+-- functions, because Redis creates them in every call of a script.
 -- Constant arguments of commands are strings, because Redis would format a number in every call.
 -- KEYS[3] queue: a list of the holder ids of the waiters, in order
 -- KEYS[4] places: a hash from holder id to "seen provisional want entered mark inbox"

@@ -151,7 +151,7 @@ for n = 1, count do
   reply[n + 1] = math.max(micros, (last or 0) + 1)
 end
 -- The fences are set first: a token that no client receives does no harm. They are set as text, as
--- in acquire.lua.
+-- in take_free.lua.
 for n = 1, count do
   local digits = string.format('%.0f', reply[n + 1])
   local kept_token = redis.pcall('SET', all[count + n], digits, 'EX', '90000')
