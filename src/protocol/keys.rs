@@ -26,12 +26,10 @@ pub(crate) struct Keys {
 /// How a deployment distributes the keys of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// All on one server, or on the master that sentinels name.
+    /// All on one server, or on the master that sentinels name; over a quorum, on each server.
     OneServer,
     /// Spread over the slots of a cluster.
     Slots,
-    /// On each server of a quorum, without queues.
-    Quorum,
 }
 
 /// One of the names of a lock, with its key and its channel.

@@ -181,9 +181,8 @@ impl Deployment {
     /// Returns where the keys of a lock are.
     pub(crate) fn layout(&self) -> Layout {
         match self {
-            Self::One(_) => Layout::OneServer,
+            Self::One(_) | Self::Quorum(_) => Layout::OneServer,
             Self::Cluster(_) => Layout::Slots,
-            Self::Quorum(_) => Layout::Quorum,
         }
     }
 
