@@ -274,7 +274,11 @@ fn send_until_answered(
         };
     }
     // How many of the receivers of the message are subscribers of this client.
-    let ours = runtime.endpoints.subscribed(hold.keys.key(0).channel) as u64;
+    let ours = match *yields_to_fleet {
+        true => runtime.endpoints.subscribed(hold.keys.key(0).channel) as u64,
+        // The release counts no receivers.
+        false => 0,
+    };
     let mut failures = 0;
     let mut last_cause = None;
     // A release without a reply may be what removed the key.
