@@ -178,10 +178,10 @@ pub(crate) enum Reached {
     Always,
 }
 
-/// The scripts that can tell whether a waiter fits, and admit it.
+/// The places that one refresh can have.
 ///
-/// Kinds of lock can share a queue in Redis, but only the scripts of a waiter's admission can
-/// refresh it.
+/// Kinds of lock can share a queue in Redis and its scripts. But a reply that grants several places
+/// at once is valid only for readers and writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Admission {
     /// One holder at a time.

@@ -24,7 +24,7 @@ pub(crate) struct Places {
 
 #[derive(Debug, Default)]
 pub(super) struct PlacesState {
-    /// The names, by their admission: only the scripts of that admission can refresh their places.
+    /// The names, by their admission: one refresh has the places of one admission.
     pub(super) names: [NameTable<NamePlaces>; Admission::ALL.len()],
     /// The lock that each holder id waits for: a grant message contains the id only.
     pub(super) owners: HashMap<HolderId, (Admission, Name)>,
