@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::guards::MutexGuard;
+use crate::api::lease::Lease;
 use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::lock::acquire::{WaitLimit, acquire};
+use crate::lock::acquire::{self, WaitLimit};
 use crate::lock::shutdown::Core;
 use crate::protocol::primitive::Primitive;
 use crate::taken::Taken;
@@ -24,12 +24,12 @@ pub(super) fn wait_limit(limit: Duration) -> WaitLimit {
 }
 
 /// Acquires the lock of `keys`; returns [`Taken`] if it was not granted by the `limit`.
-pub(super) fn guard(
+pub(super) fn acquire(
     core: &Arc<Core>,
     keys: &Arc<dyn Primitive>,
     settings: &Settings,
     limit: WaitLimit,
-) -> Result<Result<MutexGuard, Taken>, Error> {
-    let hold = acquire(&core.runtime, keys, settings, limit)?;
-    Ok(hold.map(|hold| MutexGuard::new(Arc::clone(core), hold)))
+) -> Result<Result<Lease, Taken>, Error> {
+    let hold = acquire::acquire(&core.runtime, keys, settings, limit)?;
+    Ok(hold.map(|hold| Lease::new(Arc::clone(core), hold)))
 }

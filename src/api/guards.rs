@@ -6,8 +6,6 @@ use std::sync::Arc;
 
 use crate::api::lease::Lease;
 use crate::error::Error;
-use crate::lease::held::HeldLease;
-use crate::lock::shutdown::Core;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
@@ -114,16 +112,14 @@ pub struct SemaphorePermit {
 }
 
 impl MutexGuard {
-    pub(super) fn new(core: Arc<Core>, hold: Arc<HeldLease>) -> Self {
-        Self {
-            lease: Lease::new(core, hold),
-        }
+    pub(super) fn new(lease: Lease) -> Self {
+        Self { lease }
     }
 }
 
 impl MutexAllGuard {
-    pub(super) fn new(guard: MutexGuard) -> Self {
-        Self { lease: guard.lease }
+    pub(super) fn new(lease: Lease) -> Self {
+        Self { lease }
     }
 
     /// Returns the held names, each once, in the order in which they were acquired.
@@ -163,17 +159,14 @@ impl MutexAllGuard {
 }
 
 impl RwLockReadGuard {
-    pub(super) fn new(guard: MutexGuard) -> Self {
-        Self { lease: guard.lease }
+    pub(super) fn new(lease: Lease) -> Self {
+        Self { lease }
     }
 }
 
 impl RwLockWriteGuard {
-    pub(super) fn new(guard: MutexGuard, reader: Arc<dyn Primitive>) -> Self {
-        Self {
-            lease: guard.lease,
-            reader,
-        }
+    pub(super) fn new(lease: Lease, reader: Arc<dyn Primitive>) -> Self {
+        Self { lease, reader }
     }
 
     /// Makes this writer a reader. No other call can write in between.
@@ -205,11 +198,8 @@ impl RwLockWriteGuard {
 }
 
 impl SemaphorePermit {
-    pub(super) fn new(guard: MutexGuard, count: u32) -> Self {
-        Self {
-            lease: guard.lease,
-            count,
-        }
+    pub(super) fn new(lease: Lease, count: u32) -> Self {
+        Self { lease, count }
     }
 
     /// Returns how many permits these are.

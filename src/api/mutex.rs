@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::calls::{ENDLESS, guard, wait_limit};
+use crate::api::calls::{ENDLESS, acquire, wait_limit};
 use crate::api::guards::MutexGuard;
+use crate::api::lease::Lease;
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::clock::Instant;
@@ -182,8 +183,8 @@ impl Mutex {
     /// - [`Error::Cancelled`]: the token of [`cancel_on`](Self::cancel_on) was cancelled.
     /// - [`Error::Thread`]: a background thread could not be started.
     pub fn lock(&self) -> Result<MutexGuard, Error> {
-        let guard = self.acquire(WaitLimit::Endless)?;
-        Ok(guard.expect(ENDLESS))
+        let lease = self.acquire(WaitLimit::Endless)?;
+        Ok(MutexGuard::new(lease.expect(ENDLESS)))
     }
 
     /// Acquires the lock if it is free; returns [`Taken`] if it is held.
@@ -215,7 +216,7 @@ impl Mutex {
     /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] after the command timeout.
     /// While the circuit breaker is open, the call fails at once with [`Error::CircuitOpen`].
     pub fn try_lock(&self) -> Result<Result<MutexGuard, Taken>, Error> {
-        self.acquire(WaitLimit::None)
+        Ok(self.acquire(WaitLimit::None)?.map(MutexGuard::new))
     }
 
     /// Acquires the lock, waiting for at most `limit`; returns [`Taken`] if it is held then.
@@ -261,11 +262,11 @@ impl Mutex {
     /// The errors of [`lock`](Self::lock), but [`Error::Unreachable`] or [`Error::CircuitOpen`] if
     /// Redis did not answer within `limit`.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Result<MutexGuard, Taken>, Error> {
-        self.acquire(wait_limit(limit))
+        Ok(self.acquire(wait_limit(limit))?.map(MutexGuard::new))
     }
 
-    fn acquire(&self, limit: WaitLimit) -> Result<Result<MutexGuard, Taken>, Error> {
-        guard(&self.core, &self.keys, &self.settings, limit)
+    pub(super) fn acquire(&self, limit: WaitLimit) -> Result<Result<Lease, Taken>, Error> {
+        acquire(&self.core, &self.keys, &self.settings, limit)
     }
 }
 

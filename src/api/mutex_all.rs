@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::api::calls::{ENDLESS, wait_limit};
 use crate::api::guards::MutexAllGuard;
 use crate::api::mutex::Mutex;
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::error::Error;
+use crate::lock::acquire::WaitLimit;
 use crate::lock::shutdown::Core;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -145,7 +147,8 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::lock`], and [`Error::Config`] if there is no name.
     pub fn lock(&self) -> Result<MutexAllGuard, Error> {
-        self.0.lock().map(MutexAllGuard::new)
+        let lease = self.0.acquire(WaitLimit::Endless)?;
+        Ok(MutexAllGuard::new(lease.expect(ENDLESS)))
     }
 
     /// Acquires all names if they are free; returns [`Taken`] if one is held.
@@ -166,7 +169,7 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
     pub fn try_lock(&self) -> Result<Result<MutexAllGuard, Taken>, Error> {
-        Ok(self.0.try_lock()?.map(MutexAllGuard::new))
+        Ok(self.0.acquire(WaitLimit::None)?.map(MutexAllGuard::new))
     }
 
     /// Acquires all names, waiting for at most `limit`; returns [`Taken`] if one is held then.
@@ -190,7 +193,7 @@ impl MutexAll {
     ///
     /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
     pub fn try_lock_for(&self, limit: Duration) -> Result<Result<MutexAllGuard, Taken>, Error> {
-        Ok(self.0.try_lock_for(limit)?.map(MutexAllGuard::new))
+        Ok(self.0.acquire(wait_limit(limit))?.map(MutexAllGuard::new))
     }
 }
 

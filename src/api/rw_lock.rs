@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::calls::{ENDLESS, guard, wait_limit};
+use crate::api::calls::{ENDLESS, acquire, wait_limit};
 use crate::api::guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::mutex::Mutex;
 use crate::api::sections::section_calls;
@@ -205,8 +205,8 @@ impl RwLock {
     fn acquire_read(&self, limit: WaitLimit) -> Result<Result<RwLockReadGuard, Taken>, Error> {
         self.core.runtime.process.check()?;
         self.warn_of_reading_again(limit);
-        let guard = guard(&self.core, &self.reader, &self.settings, limit)?;
-        Ok(guard.map(RwLockReadGuard::new))
+        let lease = acquire(&self.core, &self.reader, &self.settings, limit)?;
+        Ok(lease.map(RwLockReadGuard::new))
     }
 
     /// Warns, in debug builds, of a call that may wait for a writer that waits for this thread.
@@ -295,8 +295,8 @@ impl RwLock {
     }
 
     fn acquire_write(&self, limit: WaitLimit) -> Result<Result<RwLockWriteGuard, Taken>, Error> {
-        let guard = guard(&self.core, &self.writer, &self.settings, limit)?;
-        Ok(guard.map(|guard| RwLockWriteGuard::new(guard, Arc::clone(&self.reader))))
+        let lease = acquire(&self.core, &self.writer, &self.settings, limit)?;
+        Ok(lease.map(|lease| RwLockWriteGuard::new(lease, Arc::clone(&self.reader))))
     }
 }
 

@@ -4,13 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::guards::{MutexGuard, SemaphorePermit};
+use crate::api::calls::{ENDLESS, wait_limit};
+use crate::api::guards::SemaphorePermit;
 use crate::api::mutex::Mutex;
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::error::Error;
 use crate::held::Held;
 use crate::holder_id::HolderId;
+use crate::lock::acquire::WaitLimit;
 use crate::lock::list::MOST_HOLDERS;
 use crate::lock::query::query;
 use crate::lock::shutdown::Core;
@@ -150,7 +152,8 @@ impl Semaphore {
     /// The errors of [`Mutex::lock`], and [`Error::Config`] if the numbers of permits are invalid,
     /// or over a quorum.
     pub fn acquire(&self) -> Result<SemaphorePermit, Error> {
-        self.lock.lock().map(|guard| self.permit(guard))
+        let permit = self.acquire_within(WaitLimit::Endless)?;
+        Ok(permit.expect(ENDLESS))
     }
 
     /// Acquires the permits if they are free and no call waits; otherwise says how many are out.
@@ -171,7 +174,7 @@ impl Semaphore {
     ///
     /// The errors of [`Mutex::try_lock`] and [`acquire`](Self::acquire).
     pub fn try_acquire(&self) -> Result<Result<SemaphorePermit, Taken>, Error> {
-        Ok(self.lock.try_lock()?.map(|guard| self.permit(guard)))
+        self.acquire_within(WaitLimit::None)
     }
 
     /// Acquires the permits, waiting for at most `limit`.
@@ -200,12 +203,12 @@ impl Semaphore {
         &self,
         limit: Duration,
     ) -> Result<Result<SemaphorePermit, Taken>, Error> {
-        let guard = self.lock.try_lock_for(limit)?;
-        Ok(guard.map(|guard| self.permit(guard)))
+        self.acquire_within(wait_limit(limit))
     }
 
-    fn permit(&self, guard: MutexGuard) -> SemaphorePermit {
-        SemaphorePermit::new(guard, self.many)
+    fn acquire_within(&self, limit: WaitLimit) -> Result<Result<SemaphorePermit, Taken>, Error> {
+        let lease = self.lock.acquire(limit)?;
+        Ok(lease.map(|lease| SemaphorePermit::new(lease, self.many)))
     }
 }
 
