@@ -346,7 +346,6 @@ impl RwLock {
     pub fn inspect(&self) -> Result<Option<Held>, Error> {
         let deployment = &self.core.runtime.deployment;
         self.core.runtime.process.check()?;
-        self.reader.check()?;
         self.core.runtime.check(&self.reader)?;
         let ask = |until| deployment.call(self.keys.holders(), until, Cap::Counted);
         Ok(match query(&self.core.runtime, ask)? {

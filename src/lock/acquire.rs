@@ -143,7 +143,6 @@ fn take_or_fail(
     start: Instant,
     has_waited: &mut bool,
 ) -> Result<Result<Arc<HeldLease>, Taken>, Error> {
-    keys.check()?;
     runtime.check(keys)?;
     let terms = settings.terms(&runtime.config)?;
     runtime.deployment.check_terms(&terms)?;

@@ -100,13 +100,7 @@ impl Deployment {
     /// Returns an error if this deployment cannot keep such a name.
     pub(crate) fn check(&self, keys: &Arc<dyn Primitive>) -> Result<(), Error> {
         match self {
-            Self::Quorum(_) => match keys.needs_queues() {
-                Some((kind, why)) => Err(Error::Config(format!(
-                    "{kind} needs one server, Sentinel or Cluster: {why}"
-                ))),
-                None => Ok(()),
-            },
-            Self::One(_) => Ok(()),
+            Self::One(_) | Self::Quorum(_) => Ok(()),
             Self::Cluster(_) => keys.check_slots(),
         }
     }

@@ -147,8 +147,12 @@ impl Runtime {
 
     /// Returns an error if this client cannot keep such a name.
     pub(crate) fn check(&self, keys: &Arc<dyn Primitive>) -> Result<(), Error> {
+        keys.check()?;
         self.deployment.check(keys)?;
         match keys.needs_queues() {
+            Some((kind, why)) if self.deployment.is_quorum() => Err(Error::Config(format!(
+                "{kind} needs one server, Sentinel or Cluster: {why}"
+            ))),
             Some((kind, _)) if !self.config.queues => Err(Error::Config(format!(
                 "{kind} needs queues in Redis, and this client was built with queues(false): use \
                  a Mutex, or a client with queues and a Redis user with the permissions for them"
