@@ -38,21 +38,6 @@ enum HeldKind {
     Permits,
 }
 
-/// The name, the number of permits, whether holders share it, the token, and the holders.
-#[cfg(feature = "serde")]
-impl serde::Serialize for Held {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        use serde::ser::SerializeStruct;
-        let mut fields = to.serialize_struct("Held", 5)?;
-        fields.serialize_field("name", self.name())?;
-        fields.serialize_field("permits", &self.permits())?;
-        fields.serialize_field("shared", &self.is_shared())?;
-        fields.serialize_field("fencing_token", &self.fencing_token())?;
-        fields.serialize_field("holders", self.holders())?;
-        fields.end()
-    }
-}
-
 impl Held {
     /// `holders` are the one that excludes others, or the readers.
     pub(crate) fn of_lock(name: Name, is_shared: bool, holders: Vec<Holder>) -> Self {
@@ -171,22 +156,21 @@ impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, permits, .. } = self;
         let plural = if *permits == 1 { "" } else { "s" };
-        let by_readers =
-            self.kind == HeldKind::Readers && !self.holders.iter().any(Holder::is_shared);
+        let mut separator = ":";
         match self.kind {
             HeldKind::Permits => write!(f, "{name}: {permits} permit{plural} out")?,
-            HeldKind::Readers if by_readers => {
-                write!(f, "{name} is held by {permits} reader{plural}")?
+            // One holder may stand for all readers, however many there are.
+            HeldKind::Readers if !self.holders.iter().any(Holder::is_shared) => {
+                write!(f, "{name} is held by {permits} reader{plural}")?;
             }
-            HeldKind::Readers | HeldKind::Exclusive => write!(f, "{name} is held by")?,
+            HeldKind::Readers | HeldKind::Exclusive => {
+                write!(f, "{name} is held by")?;
+                separator = "";
+            }
         }
-        let colon = if self.kind == HeldKind::Permits || by_readers {
-            ":"
-        } else {
-            ""
-        };
-        for (at, holder) in self.holders.iter().enumerate() {
-            write!(f, "{} {holder}", if at == 0 { colon } else { ";" })?;
+        for holder in &self.holders {
+            write!(f, "{separator} {holder}")?;
+            separator = ";";
         }
         Ok(())
     }

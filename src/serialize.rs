@@ -9,6 +9,7 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::held::Held;
 use crate::holder::Holder;
 use crate::name::Name;
 use crate::taken::Taken;
@@ -99,6 +100,19 @@ impl Serialize for Holder {
         fields.serialize_field("remaining_ms", &remaining)?;
         fields.serialize_field("fencing_token", &self.fencing_token())?;
         fields.serialize_field("shared", &self.is_shared())?;
+        fields.end()
+    }
+}
+
+/// The name, the number of permits, whether holders share it, the token, and the holders.
+impl Serialize for Held {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut fields = to.serialize_struct("Held", 5)?;
+        fields.serialize_field("name", self.name())?;
+        fields.serialize_field("permits", &self.permits())?;
+        fields.serialize_field("shared", &self.is_shared())?;
+        fields.serialize_field("fencing_token", &self.fencing_token())?;
+        fields.serialize_field("holders", self.holders())?;
         fields.end()
     }
 }
