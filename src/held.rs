@@ -133,9 +133,10 @@ impl Held {
         self.permits
     }
 
-    /// Returns the last fencing token that was drawn; `None` if none was within the last day.
+    /// Returns the last fencing token that was drawn; `None` if none was for 25 hours.
     ///
-    /// [`Holder::fencing_token`] says when it is not that of a holder.
+    /// It may be `None` after 24 hours. [`Holder::fencing_token`] says when it is not that of a
+    /// holder.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

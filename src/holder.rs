@@ -198,9 +198,9 @@ impl Holder {
 
     /// Returns the last fencing token drawn for the name.
     ///
-    /// `None` if no token was drawn within the last day, and for permits, whose last token
-    /// [`Held::fencing_token`](crate::Held::fencing_token) returns. Otherwise it is the holder's
-    /// token, with two exceptions:
+    /// `None` if no token was drawn for 25 hours, perhaps after 24, and for permits, whose last
+    /// token [`Held::fencing_token`](crate::Held::fencing_token) returns. Otherwise it is the
+    /// holder's token, with two exceptions:
     ///
     /// - If tokens are reserved for [local hand-offs](crate::Mutex::local_handoffs), it is the last
     ///   of them.

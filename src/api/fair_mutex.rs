@@ -275,8 +275,8 @@ impl FairMutex {
 
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
     ///
-    /// Returns `None` if no token was drawn within the last day. Returns within the command
-    /// timeout.
+    /// Returns `None` if no token was drawn for 25 hours, and may do so after 24. Returns within
+    /// the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -359,7 +359,8 @@ impl Mutex {
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
     ///
     /// Tokens that are reserved for [local hand-offs](Self::local_handoffs) count as drawn. Returns
-    /// `None` if no token was drawn within the last day. Returns within the command timeout.
+    /// `None` if no token was drawn for 25 hours, and may do so after 24. Returns within the
+    /// command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

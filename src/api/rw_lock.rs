@@ -75,8 +75,8 @@ use crate::token::FencingToken;
 ///
 /// So limit the age of pages, too.
 ///
-/// Before the first writer, and once no token was drawn for a day, the first reader draws a token
-/// that the others share.
+/// Before the first writer, and once no token was drawn for 24 to 25 hours, the first reader draws
+/// a token that the others share.
 ///
 /// # Not reentrant
 ///
@@ -405,8 +405,8 @@ impl RwLock {
 
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
     ///
-    /// Returns `None` if no token was drawn within the last day. Returns within the command
-    /// timeout.
+    /// Returns `None` if no token was drawn for 25 hours, and may do so after 24. Returns within
+    /// the command timeout.
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

@@ -335,7 +335,7 @@ impl Server {
 
     /// Returns the keys that exist, sorted.
     ///
-    /// A name that was ever locked leaves its last fencing token for a day, in
+    /// A name that was ever locked leaves its last fencing token for 24 to 25 hours, in
     /// `leasehold:fence:{lock:<name>}`.
     ///
     /// ```
