@@ -50,7 +50,7 @@ fn two_services() -> Outcome {
     report(&busy);
     assert!(busy.stats().totals.contention_rate() > TOO_MUCH);
 
-    // Each client adds its new counts once a second.
+    // Each client adds its new counts every two seconds.
     let turns = (2 * WORKERS * TURNS) as u64;
     let deadline = Instant::now() + Duration::from_secs(10);
     while quiet.shared_stats()?.released - before < turns {

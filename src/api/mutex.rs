@@ -178,7 +178,7 @@ impl Mutex {
     ///   [`min_replicas`](Self::min_replicas).
     /// - [`Error::AttemptsUsedUp`]: the attempts of a
     ///   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) with a limit are used up. The `try_`
-    ///   calls return `None` instead.
+    ///   calls return [`Taken`] instead.
     /// - [`Error::Closed`]: the client was shut down, before or during the wait.
     /// - [`Error::Cancelled`]: the token of [`cancel_on`](Self::cancel_on) was cancelled.
     /// - [`Error::Thread`]: a background thread could not be started.
