@@ -192,6 +192,7 @@ const ROUGHLY_TIMED: &[Listed] = &[
     quorum::ROUGHLY_TIMED,
     breaker::ROUGHLY_TIMED,
     cancel::ROUGHLY_TIMED,
+    cohort::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
     cli::ends::ROUGHLY_TIMED,
     #[cfg(all(feature = "cli", unix))]
