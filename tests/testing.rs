@@ -353,10 +353,12 @@ fn lost_lock_goes_to_a_waiter() {
     let guard = holder.mutex(NAME).ttl(LONG * 60).lock().unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| client.mutex(NAME).lock().unwrap().unlock().unwrap());
-        until_waiting(&client);
+        until_subscribed(&server, &client);
         server.lose(NAME);
         waiter.join().unwrap();
     });
+    let totals = client.stats().totals;
+    assert!(totals.wakes > totals.spurious_wakes, "no message came");
     // The reason varies: the waiter may have the lock when the holder's client asks Redis.
     assert!(guard.lost().recv_timeout(LONG).is_ok());
 }

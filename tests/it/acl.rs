@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::thread;
 
-use leasehold::{Client, ClientBuilder, Error, RwLock};
+use leasehold::{Client, ClientBuilder, Error, MutexGuard, RwLock, Taken};
 use support::fair::{PLACES, QUEUE, fair_mutex, places_in, spawn_subscribed_waiter, spawn_waiter};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, connect_to_all,
@@ -151,7 +151,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
             assert!(got.is_err());
             let waiting = thread::spawn({
                 let mutex = ours.mutex("held");
-                move || mutex.try_lock_for(ms(10_000)).map(drop)
+                move || mutex.try_lock_for(ms(10_000)).map(drop_granted)
             });
             let has_place = || places_in(server, "leasehold:queue:{lock:held}") == 1;
             eventually(ms(10_000), || has_place() || waiting.is_finished());
@@ -183,14 +183,18 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
             note("fair unlock", guard.unlock().err());
             let waited = waiting.join().unwrap();
             let has_waited = waited.is_ok();
-            note("fair wait", waited.map(drop).err());
+            note("fair wait", waited.map(drop_granted).err());
             if has_waited {
                 let next = ours.fair_mutex("fair").try_lock();
-                note("next fair lock", next.map(drop).err());
+                note("next fair lock", next.map(drop_granted).err());
             }
         }
     }
     failures
+}
+
+fn drop_granted(got: Result<MutexGuard, Taken>) {
+    drop(got.expect("the lock was released"));
 }
 
 /// The calls that fail without a permission. All others work, including waiting.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use crossbeam_channel::unbounded;
 use leasehold::{Error, Lost};
+use support::fair::wait_for_refresh;
 use support::{
     BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, FakeSentinel, MasterFailure,
     OwnSentinel, PROCESSES, Proxy, RESUME_WITHIN, SLACK, Sentinels, Server, Setup, Traffic,
@@ -377,11 +378,11 @@ fn a_waiter_is_woken_on_the_new_master() {
         };
         let timed = Control::run(RESUME_WITHIN, || eventually(ms(30_000), listens));
         timed.no_later_than(SLACK);
-        let timed = Control::run(ms(0), || {
+        wait_for_refresh(&waiter);
+        assert_message_wakes(&waiter, || {
             guard.unlock().unwrap();
-            waiting.join().unwrap().unwrap()
+            drop(waiting.join().unwrap().unwrap());
         });
-        drop(timed.no_later_than(ms(5_000)));
     });
 }
 
