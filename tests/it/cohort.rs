@@ -13,7 +13,7 @@ use leasehold::{
 };
 use redis::{Connection, RedisResult};
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, granted, queue_length, refresh_count, spawn_in_queue,
+    PATIENCE, PLACES, QUEUE, granted, push_place, queue_length, refresh_count, spawn_in_queue,
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain,
 };
 use support::scripts;
@@ -273,13 +273,6 @@ fn lock_without_hand_offs_goes_to_the_next_client_each_time() {
     wait_until_only_fences_remain(&server);
 }
 
-/// Returns the time of the server in µs: a token that is drawn later is no smaller.
-fn server_micros(server: &Server) -> u64 {
-    let time = redis::cmd("TIME").query(&mut server.connection());
-    let (seconds, micros): (u64, u64) = time.unwrap();
-    seconds * 1_000_000 + micros
-}
-
 /// The release of a lease that a place was granted may be a plain one. After 200 ms it is.
 const PLAIN_AFTER: Duration = ms(200);
 
@@ -309,7 +302,7 @@ fn commands_of_a_plain_release() -> u64 {
         let first = first_in_queue(&server).unwrap();
         let_pass(PLAIN_AFTER);
         wait_for_refresh(&client);
-        let (before, began) = (server.script_calls(), server_micros(&server));
+        let (before, began) = (server.script_calls(), server.micros());
         assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
         assert_eq!(guard.holder_id().as_str(), first);
@@ -347,7 +340,7 @@ fn call_of_the_releasing_client_is_behind_the_others_after_a_plain_release() {
         let guard = first.join().unwrap();
         let_pass(PLAIN_AFTER);
         let before = client.stats().totals.attempts;
-        let began = server_micros(&server);
+        let began = server.micros();
         assert_released(guard.unlock());
         eventually(PATIENCE, || {
             server.get("lock:a").as_deref() == Some(b"waiter") && queue_length(&server) == 1
@@ -722,8 +715,7 @@ fn poller_gets_in_between_contending_clients() {
 fn poller_gets_in_while_the_fence_is_ahead_of_the_clock() {
     let server = Server::start();
     let mut connection = server.connection();
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
-    let ahead = ((seconds + 3_600) * 1_000_000).to_string();
+    let ahead = (server.micros() + 3_600_000_000).to_string();
     server.run("SET", &["leasehold:fence:{lock:a}", &ahead]);
     amid_contenders::<8, _>(&server, |turns| {
         for _ in 0..3 {
@@ -792,9 +784,7 @@ fn release_by_script(id: &str, may_be_plain: bool) -> redis::Cmd {
 fn hold_since_a_minute_ago(server: &Server) {
     server.run("FLUSHALL", &[]);
     server.run("SET", &["lock:a", "holder"]);
-    let mut connection = server.connection();
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
-    let token = ((seconds - 60) * 1_000_000).to_string();
+    let token = (server.micros() - 60_000_000).to_string();
     server.run("SET", &["leasehold:fence:{lock:a}", &token]);
 }
 
@@ -857,20 +847,11 @@ fn plain_release_names_the_first_place_that_a_message_reaches() {
 /// Nobody would learn of the release before the next refresh of a place.
 fn user_without_the_permission_for_publish_makes_no_plain_release() {
     let server = Server::start();
-    server.run(
-        "ACL",
-        &[
-            "SETUSER", "silent", "on", "nopass", "~*", "&*", "+@all", "-publish",
-        ],
-    );
+    let url = server.url_with_rules(&["-publish"]);
     hold_since_a_minute_ago(&server);
     push_place(&server, "waiter", "+1", "a ");
-    let mut connection = server.connection();
-    let _: () = redis::cmd("AUTH")
-        .arg("silent")
-        .arg("")
-        .query(&mut connection)
-        .unwrap();
+    let user = redis::Client::open(url).unwrap();
+    let mut connection = user.get_connection().unwrap();
     let release = release_by_script("holder", true);
     assert_eq!(release.query::<i64>(&mut connection).unwrap(), 1);
     assert_eq!(server.get("lock:a"), Some(b"waiter".to_vec()));
@@ -897,15 +878,6 @@ fn release_grants_to_a_reader() {
         assert!(mutex.try_lock().unwrap().is_err());
         server.run("FLUSHALL", &[]);
     }
-}
-
-/// Adds a place at the end of the queue. It lasts for a minute.
-fn push_place(server: &Server, id: &str, want: &str, mark_and_inbox: &str) {
-    let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
-    let now = seconds * 1_000;
-    server.run("RPUSH", &[QUEUE, id]);
-    let place = format!("{now} 60000 {want} {now} {mark_and_inbox}");
-    server.run("HSET", &[PLACES, id, &place]);
 }
 
 fn try_lock_gets_a_free_lock_although_a_killed_client_has_a_place() {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use leasehold::{Client, Error, FairMutex, MutexGuard};
 use support::fair::{
-    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, only_fences_remain, queue_length, refresh_count,
-    spawn_in_queue, spawn_subscribed_waiter, spawn_waiter, subscription_connection,
+    PATIENCE, PLACES, QUEUE, holder, lock_in_turn, only_fences_remain, push_place, queue_length,
+    refresh_count, spawn_in_queue, spawn_subscribed_waiter, spawn_waiter, subscription_connection,
     wait_for_queue_length, wait_for_refresh, wait_until_only_fences_remain, warmed_up,
 };
 use support::{
@@ -605,13 +605,7 @@ fn unanswered_enter_is_retried() {
 fn enter_that_fails_by_a_grant_to_another_leaves_no_place() {
     let server = Server::start();
     server.run("SET", &["leasehold:fence:{lock:a}", "9007199254740980"]);
-    let (seconds, _): (u64, u64) = (redis::cmd("TIME").query(&mut server.connection())).unwrap();
-    let now = seconds * 1_000;
-    server.run("RPUSH", &[QUEUE, "in front"]);
-    server.run(
-        "HSET",
-        &[PLACES, "in front", &format!("{now} 60000 33 {now} a ")],
-    );
+    push_place(&server, "in front", "33", "a ");
     let before = server.calls(&["lrem"]);
     let failed = client(&server.url()).fair_mutex("a").try_lock_for(PATIENCE);
     assert!(matches!(failed, Err(Error::BadFence { .. })), "{failed:?}");

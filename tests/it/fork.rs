@@ -10,7 +10,9 @@ use crossbeam_channel::TryRecvError;
 use fork::fork;
 use leasehold::{CancelToken, Client, Error, Lost, Mutex, MutexGuard, WithError};
 use rustix::fs::{FlockOperation, flock};
-use support::{Child, Cluster, Server, TempDir, eventually, ms, parameter, thread_count};
+use support::{
+    Child, Cluster, Server, TempDir, assert_released, eventually, ms, parameter, thread_count,
+};
 
 support::roles![uses_everything, works_apart, forks_under_load];
 
@@ -125,17 +127,12 @@ fn uses_everything() {
     assert!(!token.is_cancelled());
     let guard = guard.expect("the child took a copy");
     guard.renew().expect("the lock is held");
-    assert_was_held(guard.unlock());
-    assert_was_held(set_guard.expect("the child took a copy").unlock());
+    assert_released(guard.unlock());
+    assert_released(set_guard.expect("the child took a copy").unlock());
     if let Some((permit, writing)) = others {
-        assert_was_held(permit.release());
-        assert_was_held(writing.downgrade().unlock());
+        assert_released(permit.release());
+        assert_released(writing.downgrade().unlock());
     }
-}
-
-#[track_caller]
-fn assert_was_held(unlocked: Result<(), Error>) {
-    unlocked.expect("Redis answers");
 }
 
 fn calls_of_the_client_fail(client: &Client) {
@@ -232,7 +229,7 @@ fn rounds(client: &Client, name: &str, mut check: impl FnMut()) {
             flock(&file, FlockOperation::NonBlockingLockExclusive).expect("one holder at a time");
             flock(&file, FlockOperation::Unlock).expect("it is locked");
         }
-        assert_was_held(guard.unlock());
+        assert_released(guard.unlock());
     }
 }
 
@@ -271,7 +268,7 @@ fn forks_under_load() {
                 break;
             }
             let guard = guard.expect("the child took a copy");
-            assert_was_held(guard.unlock());
+            assert_released(guard.unlock());
         }
         is_over.store(true, Ordering::Relaxed);
         assert_eq!(failed, None, "a child failed, or hung and was killed");

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use leasehold::{Client, ClientBuilder, Error};
-use support::{FakeServer, Recorder, Request, SLACK, Server, eventually, free_port, ms};
+use support::{
+    FakeServer, Recorder, Request, SLACK, Server, assert_released, eventually, free_port, ms,
+};
 
 support::tests![
     each_error_once_in_fifty_replies_ends_no_call,
@@ -59,11 +61,6 @@ fn replace_every(proxy: &Recorder, n: usize, errors: Vec<&'static str>) {
 
 fn builder(port: u16) -> ClientBuilder {
     Client::builder().url(format!("redis://127.0.0.1:{port}"))
-}
-
-#[track_caller]
-fn assert_released(unlocked: Result<(), Error>) {
-    unlocked.unwrap();
 }
 
 /// Acquires and releases each kind of lock once.

@@ -465,11 +465,10 @@ fn reader_behind_a_plain_lock_is_granted_by_its_release() {
 
 fn attempt_behind_a_silent_place_is_refused_although_the_lock_is_free() {
     let server = Server::start();
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut server.connection()).unwrap();
     // The leases of the readers have ended, and nobody listens to the inbox of the waiting writer.
     server.run("SET", &["lock:a", "leasehold:readers"]);
     server.run("RPUSH", &[QUEUE, "silent"]);
-    let now = seconds * 1_000;
+    let now = server.micros() / 1_000;
     let place = format!("{now} 300000 1 {now} l nobody");
     server.run("HSET", &[PLACES, "silent", &place]);
     let client = server.client();

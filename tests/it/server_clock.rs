@@ -173,7 +173,9 @@ fn waiters_of_every_kind_go_on_after_the_clock_stepped_back() {
         }
         server.step_clock(STEP);
         // A refresh has set the places to the new clock.
-        eventually(ms(5_000), || newest_place(&server) <= server_ms(&server));
+        eventually(ms(5_000), || {
+            newest_place(&server) <= server.micros() / 1_000
+        });
         assert_released(held.0.unlock());
         assert_released(held.1.unlock());
         assert_released(held.2.release());
@@ -182,13 +184,6 @@ fn waiters_of_every_kind_go_on_after_the_clock_stepped_back() {
             assert!(waiting.join().unwrap());
         }
     });
-}
-
-/// The server's clock in ms.
-fn server_ms(server: &Server) -> u64 {
-    let time = redis::cmd("TIME").query(&mut server.connection());
-    let (seconds, micros): (u64, u64) = time.unwrap();
-    seconds * 1_000 + micros / 1_000
 }
 
 /// When the place that was refreshed last was refreshed, in ms of the server's clock.
@@ -228,7 +223,7 @@ fn lease_ends_no_earlier_after_the_clock_stepped_back() {
             .query(&mut server.connection())
             .unwrap();
         [
-            (server_ms(server) + left) as f64,
+            (server.micros() / 1_000 + left) as f64,
             score(format!("leasehold:readers:{{lock:{shared}}}")),
             score(format!("leasehold:permits:{{lock:{permits}}}")),
         ]

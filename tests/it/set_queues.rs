@@ -225,9 +225,7 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
 
 /// Puts a reader into the queue of `b`, with this mark and inbox. Returns the keys of the queue.
 fn enqueue_reader_for_b(server: &Server, mark_and_inbox: &str) -> [String; 2] {
-    let mut connection = server.connection();
-    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut connection).unwrap();
-    let now = seconds * 1_000;
+    let now = server.micros() / 1_000;
     let [queue, places] = ["queue", "places"].map(|kind| format!("leasehold:{kind}:{{lock:b}}"));
     server.run("RPUSH", &[&queue, "reader"]);
     let place = format!("{now} 60000 r {now} {mark_and_inbox}");

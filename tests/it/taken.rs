@@ -4,8 +4,8 @@
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, HolderId, MutexGuard, Taken};
-use support::fair::{PLACES, QUEUE, wait_for_queue_length};
+use leasehold::{Client, HolderId, Taken};
+use support::fair::{places_in, push_place, wait_for_queue_length};
 use support::{Child, Server, eventually, ms, parameter, spawn_call, tell_parent};
 
 support::roles![holder];
@@ -77,15 +77,14 @@ fn assert_hides(taken: &Taken, id: &HolderId) {
 /// Attempts of every kind, under the names that [`holder`] holds.
 fn attempts(client: &Client) -> Vec<Taken> {
     let soon = ms(200);
-    let refused = |guard: Result<MutexGuard, Taken>| guard.unwrap_err();
     let (mutex, fair) = (client.mutex("mutex"), client.fair_mutex("fair"));
     let (lock, set) = (client.rw_lock("write"), client.mutex_all(["set b", "z"]));
     vec![
-        refused(mutex.try_lock().unwrap()),
-        refused(mutex.try_lock_for(soon).unwrap()),
+        mutex.try_lock().unwrap().unwrap_err(),
+        mutex.try_lock_for(soon).unwrap().unwrap_err(),
         mutex.try_with(|_| ()).unwrap().unwrap_err(),
-        refused(fair.try_lock().unwrap()),
-        refused(fair.try_lock_for(soon).unwrap()),
+        fair.try_lock().unwrap().unwrap_err(),
+        fair.try_lock_for(soon).unwrap().unwrap_err(),
         lock.try_read().unwrap().unwrap_err(),
         lock.try_write().unwrap().unwrap_err(),
         lock.try_read_for(soon).unwrap().unwrap_err(),
@@ -93,13 +92,9 @@ fn attempts(client: &Client) -> Vec<Taken> {
         set.try_lock().unwrap().unwrap_err(),
         set.try_lock_for(soon).unwrap().unwrap_err(),
         // Locks of another kind share the name.
-        refused(client.mutex("write").try_lock().unwrap()),
-        lock_of_other_kind(client),
+        client.mutex("write").try_lock().unwrap().unwrap_err(),
+        client.rw_lock("mutex").try_read().unwrap().unwrap_err(),
     ]
-}
-
-fn lock_of_other_kind(client: &Client) -> Taken {
-    client.rw_lock("mutex").try_read().unwrap().unwrap_err()
 }
 
 fn each_kind_names_the_owner_in_another_process() {
@@ -199,7 +194,7 @@ fn a_set_names_the_lock_that_is_taken() {
 fn a_name_that_a_waiting_set_keeps_is_held_since_it_keeps_it() {
     let server = Server::start();
     let (one, two) = (client(&server, "one"), client(&server, "two"));
-    let an_hour_ago = server_micros(&server) - 3_600_000_000;
+    let an_hour_ago = server.micros() - 3_600_000_000;
     let fence = "leasehold:fence:{lock:a}";
     server.run("SET", &[fence, &an_hour_ago.to_string()]);
     let held = one.mutex("b").lock().unwrap();
@@ -208,7 +203,7 @@ fn a_name_that_a_waiting_set_keeps_is_held_since_it_keeps_it() {
         let set = two.mutex_all(["a", "b", "c"]);
         move || set.try_lock_for(ms(4_000)).map(|outcome| outcome.map(drop))
     });
-    wait_for_queue(&server, "leasehold:queue:{lock:b}");
+    eventually(TTL, || places_in(&server, "leasehold:queue:{lock:b}") == 1);
     drop(held);
     // No attempt before that: it would draw a token.
     eventually(TTL, || server.get("lock:a").is_some());
@@ -220,19 +215,6 @@ fn a_name_that_a_waiting_set_keeps_is_held_since_it_keeps_it() {
     assert_owner(&taken, "one");
 }
 
-fn wait_for_queue(server: &Server, key: &str) {
-    eventually(TTL, || {
-        let length = redis::cmd("LLEN").arg(key).query(&mut server.connection());
-        length == Ok(1)
-    });
-}
-
-fn server_micros(server: &Server) -> u64 {
-    let now = redis::cmd("TIME").query(&mut server.connection());
-    let (seconds, micros): (u64, u64) = now.unwrap();
-    seconds * 1_000_000 + micros
-}
-
 fn another_thread_of_this_client_has_the_lock() {
     let server = Server::start();
     let client = client(&server, "one");
@@ -240,12 +222,7 @@ fn another_thread_of_this_client_has_the_lock() {
     let before = server.script_calls();
     for taken in [
         client.mutex("a").try_lock().unwrap().unwrap_err(),
-        client
-            .mutex("a")
-            .clone()
-            .try_with(|_| ())
-            .unwrap()
-            .unwrap_err(),
+        client.mutex("a").try_with(|_| ()).unwrap().unwrap_err(),
         thread::scope(|scope| {
             let other = scope.spawn(|| client.mutex("a").try_lock().unwrap());
             other.join().unwrap().unwrap_err()
@@ -327,10 +304,7 @@ fn a_foreign_value_is_escaped_and_cut() {
 fn a_free_lock_with_a_queue_is_said_to_be_free() {
     let server = Server::start();
     let client = client(&server, "one");
-    let now = server_micros(&server) / 1_000;
-    server.run("RPUSH", &[QUEUE, "other:place"]);
-    let place = format!("{now} 3000 1 {now} l nobody-listens");
-    server.run("HSET", &[PLACES, "other:place", &place]);
+    push_place(&server, "other:place", "1", "l nobody-listens");
     let taken = client.fair_mutex("a").try_lock().unwrap().unwrap_err();
     assert_eq!(
         taken.to_string(),
@@ -350,7 +324,7 @@ fn a_time_that_the_fence_does_not_tell_is_not_known() {
         taken.held_for()
     };
     assert!(held_for().is_some());
-    let ahead = server_micros(&server) + 60_000_000;
+    let ahead = server.micros() + 60_000_000;
     for token in [ahead, 7] {
         server.run("SET", &[fence, &token.to_string()]);
         assert_eq!(held_for(), None, "{token}");

@@ -608,17 +608,10 @@ fn a_waiter_without_a_place_asks_every_second() {
     }
 }
 
-/// Creates a user with all permissions except those that `rules` revoke; returns its URL.
-fn user_with_rules(server: &Server, rules: &[&str]) -> String {
-    let all = ["SETUSER", "some", "on", ">secret", "~*", "&*", "+@all"];
-    server.run("ACL", &[&all[..], rules].concat());
-    format!("redis://some:secret@127.0.0.1:{}", server.port())
-}
-
 fn waiters_that_may_not_subscribe_poll() {
     for rules in [&["-subscribe"][..], &["resetchannels"]] {
         let server = Server::start();
-        let without_subscribe = user_with_rules(&server, rules);
+        let without_subscribe = server.url_with_rules(rules);
         let (waiting, holder) = (client(&without_subscribe), client(&server.url()));
         let guard = holder.mutex("a").lock().unwrap();
         let before = server.script_calls();
@@ -638,7 +631,7 @@ fn waiters_that_may_not_subscribe_poll() {
 /// Waiters that poll must not open a connection for each attempt.
 fn a_client_that_may_not_subscribe_does_not_keep_reconnecting() {
     let server = Server::start();
-    let without_subscribe = user_with_rules(&server, &["-subscribe"]);
+    let without_subscribe = server.url_with_rules(&["-subscribe"]);
     let waiting = Client::builder().url(&without_subscribe).build().unwrap();
     let _guard = client(&server.url()).mutex("a").lock().unwrap();
     let connections = || -> u64 {
@@ -655,7 +648,7 @@ fn a_client_that_may_not_subscribe_does_not_keep_reconnecting() {
 
 fn clients_that_may_not_publish_are_woken_and_release() {
     let server = Server::start();
-    let without_publish = user_with_rules(&server, &["-publish"]);
+    let without_publish = server.url_with_rules(&["-publish"]);
     // This client cannot wake its own subscriber, which finds new names by polling. From then on it
     // receives messages like any other.
     assert_acquired_within(PROMPTLY, &server, &client(&without_publish), || {

@@ -109,15 +109,6 @@ fn refusal<T: Debug>(answer: Result<T, Error>) -> String {
     }
 }
 
-/// Sets a user with all permissions except those that `rules` revoke; returns its URL.
-fn user_without(server: &Server, rules: &[&str]) -> String {
-    let all = [
-        "SETUSER", "some", "reset", "on", ">secret", "~*", "&*", "+@all",
-    ];
-    server.run("ACL", &[&all[..], rules].concat());
-    format!("redis://some:secret@127.0.0.1:{}", server.port())
-}
-
 /// The same for a set, which enters the queue by another script.
 fn missing_permission_for_queues_is_refused_with_a_hint() {
     const HINT: &str = "ClientBuilder::queues(false)";
@@ -131,7 +122,7 @@ fn missing_permission_for_queues_is_refused_with_a_hint() {
         (&["-pexpire"], "+pexpire", false),
     ];
     for (rules, named, has_hint) in rules {
-        let client = builder(&user_without(&server, rules)).build().unwrap();
+        let client = builder(&server.url_with_rules(rules)).build().unwrap();
         let mutex = client.mutex("a").try_lock_for(PATIENCE);
         let set = client.mutex_all(["a", "b"]).try_lock_for(PATIENCE);
         for text in [refusal(mutex.map(drop)), refusal(set.map(drop))] {
@@ -146,7 +137,7 @@ fn lock_is_released_without_the_permissions_for_queues() {
     let server = Server::start();
     let waiter = builder(&server.url()).build().unwrap();
     for right in ["-lindex", "-lpop", "-hget", "-hdel", "-hset"] {
-        let url = user_without(&server, &[right]);
+        let url = server.url_with_rules(&[right]);
         let holder = builder(&url).build().unwrap();
         let name = right.trim_start_matches('-');
         let guard = holder.mutex(name).lock().unwrap();

@@ -29,6 +29,15 @@ impl Server {
         Client::open(self.url()).expect("the URL is valid")
     }
 
+    /// Sets a user with all permissions except those that `rules` revoke. Returns the URL with it.
+    pub fn url_with_rules(&self, rules: &[&str]) -> String {
+        let all = [
+            "SETUSER", "some", "reset", "on", ">secret", "~*", "&*", "+@all",
+        ];
+        self.run("ACL", &[&all[..], rules].concat());
+        format!("redis://some:secret@127.0.0.1:{}", self.port())
+    }
+
     /// Returns the URL of a user with only the permissions that a client without queues needs.
     pub fn url_without_queues(&self) -> String {
         let acl = "SETUSER limited reset on >password ~lock:* ~leasehold:fence:* &* +eval \

@@ -1,4 +1,4 @@
-//! The keys and subscriptions of a server.
+//! The keys, the clock and the subscriptions of a server.
 
 use std::time::Instant;
 
@@ -27,6 +27,14 @@ impl Server {
             .arg(key.as_ref())
             .query(&mut self.connection())
             .expect("PTTL answers")
+    }
+
+    /// Returns the time of the server's clock, in µs since 1970.
+    pub fn micros(&self) -> u64 {
+        let (seconds, micros): (u64, u64) = redis::cmd("TIME")
+            .query(&mut self.connection())
+            .expect("TIME answers");
+        seconds * 1_000_000 + micros
     }
 
     /// Returns all keys, sorted.

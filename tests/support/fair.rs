@@ -39,6 +39,14 @@ pub fn places_in(server: &Server, queue: &str) -> usize {
         .expect("LLEN answers")
 }
 
+/// Adds a place at the end of the queue. It lasts for a minute.
+pub fn push_place(server: &Server, id: &str, want: &str, mark_and_inbox: &str) {
+    let now = server.micros() / 1_000;
+    server.run("RPUSH", &[QUEUE, id]);
+    let place = format!("{now} 60000 {want} {now} {mark_and_inbox}");
+    server.run("HSET", &[PLACES, id, &place]);
+}
+
 #[track_caller]
 pub fn wait_for_queue_length(server: &Server, count: usize) {
     eventually(PATIENCE, || queue_length(server) == count);
