@@ -5,17 +5,13 @@
 //! Also counts the commands that the scripts run. With `PAIRS=2000` instead of 20,000 pairs, takes
 //! a few seconds.
 
-use std::collections::HashMap;
 use std::env;
-use std::sync::Barrier;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::floor::pair::Bare;
 use common::picture::{Panel, Picture, Row};
 use common::{Report, Runner, Samples};
 use leasehold::Client;
-use redis::Connection;
 use support::{Server, ms};
 
 /// Pairs of each kind whose time in scripts is measured, and how many of them one turn runs. The
@@ -175,7 +171,7 @@ fn row(label: &str, cost: &Cost, speed: &Samples, bare: (&Cost, &Samples)) -> Ve
 }
 
 /// Measures the bare pair and each kind on one thread, in turns. The time of the bare pair includes
-/// its SET, which is outside of a script.
+/// its SET, which is outside of a script, and which is not one of the commands in scripts.
 fn in_scripts(server: &Server, rounds: usize) -> (Cost, Vec<Cost>) {
     let url = server.url();
     let client = Client::open(&url).unwrap();
@@ -183,73 +179,27 @@ fn in_scripts(server: &Server, rounds: usize) -> (Cost, Vec<Cost>) {
     let mut pairs: Vec<Pair> = vec![Box::new(move || bare.pair())];
     pairs.extend(KINDS.iter().map(|kind| (kind.open)(&client, kind.key)));
     let mut costs: Vec<Cost> = pairs.iter().map(|_| Cost::default()).collect();
-    let mut connection = server.connection();
     // The first pairs load the scripts and draw the first tokens.
     pairs.iter_mut().for_each(|pair| pair());
-    for round in 0..rounds {
-        for n in 0..pairs.len() {
-            let n = (round + n) % pairs.len();
-            let before = Stats::read(&mut connection);
-            (0..TURN).for_each(|_| pairs[n]());
-            let used = Stats::read(&mut connection).since(&before);
-            let cost = &mut costs[n];
-            // Nanoseconds, so that a pair's share of the turn is not rounded to microseconds.
-            let nanos = used.usec(n == 0) * 1_000 / TURN as u64;
-            cost.usec.push(vec![Duration::from_nanos(nanos)]);
-            cost.commands += used.in_scripts(n == 0, TURN as u64);
-            cost.pairs += TURN;
+    for (_, n) in common::turns(rounds, pairs.len()) {
+        let before = server.command_stats();
+        (0..TURN).for_each(|_| pairs[n]());
+        let used = server.command_stats().since(&before);
+        let mut usec = used.micros("evalsha") + used.micros("eval");
+        let mut commands = used.in_scripts();
+        if n == 0 {
+            usec += used.micros("set");
+            commands -= TURN as u64;
         }
+        let cost = &mut costs[n];
+        // Nanoseconds, so that a pair's share of the turn is not rounded to microseconds.
+        let nanos = usec * 1_000 / TURN as u64;
+        cost.usec.push(vec![Duration::from_nanos(nanos)]);
+        cost.commands += commands;
+        cost.pairs += TURN;
     }
     let bare = costs.remove(0);
     (bare, costs)
-}
-
-/// The calls of each command, and the microseconds that they took.
-struct Stats(HashMap<String, (u64, u64)>);
-
-impl Stats {
-    fn read(connection: &mut Connection) -> Self {
-        let info: String = redis::cmd("INFO")
-            .arg("commandstats")
-            .query(connection)
-            .expect("INFO answers");
-        let read = |line: &str| {
-            let (command, fields) = line.strip_prefix("cmdstat_")?.split_once(':')?;
-            let field = |name: &str| -> Option<u64> {
-                let value = fields
-                    .split(',')
-                    .find_map(|field| field.strip_prefix(name))?;
-                value.parse().ok()
-            };
-            Some((command.to_owned(), (field("calls=")?, field("usec=")?)))
-        };
-        Self(info.lines().filter_map(read).collect())
-    }
-
-    fn since(self, before: &Self) -> Self {
-        let none = (0, 0);
-        let added = self.0.into_iter().map(|(command, (calls, usec))| {
-            let (calls_before, usec_before) = before.0.get(&command).unwrap_or(&none);
-            (command, (calls - calls_before, usec - usec_before))
-        });
-        Self(added.collect())
-    }
-
-    /// Returns the time of all scripts, and with `set` that of SET.
-    fn usec(&self, set: bool) -> u64 {
-        let usec = |command: &str| self.0.get(command).map_or(0, |(_, usec)| *usec);
-        usec("evalsha") + usec("eval") + if set { usec("set") } else { 0 }
-    }
-
-    /// Returns how many commands ran in scripts. With `set`, one SET for each pair ran outside.
-    fn in_scripts(&self, set: bool, pairs: u64) -> u64 {
-        let outside = ["evalsha", "eval", "info"];
-        let calls = (self.0.iter())
-            .filter(|(command, _)| !outside.contains(&command.as_str()))
-            .map(|(_, (calls, _))| calls)
-            .sum::<u64>();
-        calls - if set { pairs } else { 0 }
-    }
 }
 
 /// Returns the time per pair of each kind, and last that of the bare pair, from 8 threads that each
@@ -276,28 +226,7 @@ fn saturated(server: &Server) -> Vec<Samples> {
 /// round divided by the number of pairs.
 fn at_once(mut pairs: Vec<Pair>) -> Runner<'static> {
     Box::new(move || {
-        let start = &Barrier::new(pairs.len() + 1);
-        let (took, count) = thread::scope(|scope| {
-            let threads: Vec<_> = (pairs.iter_mut())
-                .map(|pair| {
-                    scope.spawn(move || {
-                        start.wait();
-                        let began = Instant::now();
-                        let mut count = 0;
-                        while began.elapsed() < SATURATED {
-                            pair();
-                            count += 1;
-                        }
-                        count
-                    })
-                })
-                .collect();
-            start.wait();
-            let began = Instant::now();
-            let counts = threads.into_iter().map(|thread| thread.join().unwrap());
-            let count = counts.sum::<u32>();
-            (began.elapsed(), count)
-        });
-        vec![took / count]
+        let (took, times) = common::repeat_at_once(SATURATED, pairs.iter_mut());
+        vec![took / times.len() as u32]
     })
 }

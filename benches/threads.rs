@@ -3,9 +3,7 @@
 //! that combines the writes.
 
 use std::cell::RefCell;
-use std::sync::Barrier;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::floor::batched::Batched;
 use common::floor::pair::Hand;
@@ -166,28 +164,8 @@ fn round<P: FnMut() + Send>(
     run: &RefCell<Run>,
     pairs: impl ExactSizeIterator<Item = P>,
 ) -> Vec<Duration> {
-    let start = &Barrier::new(pairs.len() + 1);
     let used = (processor_time(), server_processor_time(server));
-    let (took, times) = thread::scope(|scope| {
-        let threads: Vec<_> = pairs
-            .map(|mut pair| {
-                scope.spawn(move || {
-                    start.wait();
-                    let began = Instant::now();
-                    let mut times = Vec::new();
-                    while began.elapsed() < ROUND {
-                        times.extend(common::timed(1, &mut pair));
-                    }
-                    times
-                })
-            })
-            .collect();
-        start.wait();
-        let began = Instant::now();
-        let threads = threads.into_iter();
-        let times: Vec<_> = threads.flat_map(|thread| thread.join().unwrap()).collect();
-        (began.elapsed(), times)
-    });
+    let (took, times) = common::repeat_at_once(ROUND, pairs);
     let count = times.len() as u32;
     let mut run = run.borrow_mut();
     run.clients_cpu

@@ -172,8 +172,5 @@ fn ours(guard: MutexGuard, section: &Section) -> Result<(), String> {
 }
 
 pub fn released(answer: Result<(), Error>) -> Result<(), String> {
-    match answer {
-        Ok(()) => Ok(()),
-        Err(error) => Err(error.to_string()),
-    }
+    answer.map_err(|error| error.to_string())
 }

@@ -21,4 +21,4 @@ pub use clocks::{clock, processor_time, server_processor_time};
 pub use report::Report;
 pub use samples::{Samples, Spread, micros, percentile};
 pub use table::{print_pairs, print_table};
-pub use turns::{Runner, take_turns, timed};
+pub use turns::{Runner, repeat_at_once, take_turns, timed, turns};

@@ -1,5 +1,7 @@
 //! The order in which runners run, and the timing of their operations.
 
+use std::sync::Barrier;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::samples::Samples;
@@ -11,7 +13,7 @@ pub type Runner<'a> = Box<dyn FnMut() -> Vec<Duration> + 'a>;
 ///
 /// Each round starts with another runner, so that none is always first. A runner still mostly runs
 /// after the same other one, and finds the caches as that one has left them.
-pub(crate) fn turns(rounds: usize, runners: usize) -> impl Iterator<Item = (usize, usize)> {
+pub fn turns(rounds: usize, runners: usize) -> impl Iterator<Item = (usize, usize)> {
     let of_round = move |round| (0..runners).map(move |n| (round, (round + n) % runners));
     (0..rounds).flat_map(of_round)
 }
@@ -38,4 +40,33 @@ pub fn timed(times: usize, mut run: impl FnMut()) -> Vec<Duration> {
             began.elapsed()
         })
         .collect()
+}
+
+/// Repeats each of `runs` on its own thread until `lasts` is over. Returns how long that took in
+/// all, and the time of each run.
+pub fn repeat_at_once<R: FnMut() + Send>(
+    lasts: Duration,
+    runs: impl ExactSizeIterator<Item = R>,
+) -> (Duration, Vec<Duration>) {
+    let start = &Barrier::new(runs.len() + 1);
+    thread::scope(|scope| {
+        let threads: Vec<_> = runs
+            .map(|mut run| {
+                scope.spawn(move || {
+                    start.wait();
+                    let began = Instant::now();
+                    let mut times = Vec::new();
+                    while began.elapsed() < lasts {
+                        times.extend(timed(1, &mut run));
+                    }
+                    times
+                })
+            })
+            .collect();
+        start.wait();
+        let began = Instant::now();
+        let threads = threads.into_iter();
+        let times = threads.flat_map(|thread| thread.join().unwrap()).collect();
+        (began.elapsed(), times)
+    })
 }

@@ -494,28 +494,11 @@ fn refresh_of_a_waiting_place_runs_at_most_six_commands() {
             assert_eq!(run(enter, keys, &[id, TTL, wants, "a", "inbox"])[0], 0);
         }
         for count in [1, 3] {
-            server.run("CONFIG", &["RESETSTAT"]);
+            let before = server.command_stats();
             let args = [&["inbox"], &ids[..count]].concat();
             assert_eq!(run(refresh, keys, &args)[0], 0);
-            let commands = commands_in_scripts(&server);
-            assert!(commands < 6 + count, "{holds}, {wants}: {commands}");
+            let commands = server.command_stats().since(&before).in_scripts();
+            assert!(commands < 6 + count as u64, "{holds}, {wants}: {commands}");
         }
     }
-}
-
-/// Returns how many commands scripts have run since the statistics were reset.
-fn commands_in_scripts(server: &Server) -> usize {
-    let info: String = redis::cmd("INFO")
-        .arg("commandstats")
-        .query(&mut server.connection())
-        .unwrap();
-    let count = |line: &str| {
-        let (command, calls) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
-        let is_outside = ["eval", "config", "client", "info", "hello"]
-            .iter()
-            .any(|outside| command.starts_with(outside));
-        let calls = calls.split(',').next()?.parse::<usize>().ok()?;
-        (!is_outside).then_some(calls)
-    };
-    info.lines().filter_map(count).sum()
 }

@@ -41,15 +41,9 @@ fn semaphore(server: &Server, permits: u32) -> Semaphore {
 
 /// Returns how many commands the scripts run that `call` calls.
 fn commands_of(server: &Server, call: impl FnOnce()) -> u64 {
-    let before = server.all_calls();
+    let before = server.command_stats();
     call();
-    let calls = server.all_calls().into_iter();
-    let in_scripts = calls.filter(|(command, _)| {
-        !["eval", "evalsha", "info"].contains(&command.as_str()) && !command.contains('|')
-    });
-    in_scripts
-        .map(|(command, calls)| calls - before.get(&command).unwrap_or(&0))
-        .sum()
+    server.command_stats().since(&before).in_scripts()
 }
 
 /// A client refreshes all its places every 0.9 s.

@@ -338,7 +338,7 @@ fn a_hundred_waiters_send_fewer_than_twenty_requests_in_a_second() {
     let guard = holder.mutex("a").lock().unwrap();
     // The commands inside scripts are no requests. `INFO` is sent by this closure.
     let requests = || -> u64 {
-        let mut calls = server.all_calls();
+        let mut calls = server.command_stats().all_calls();
         for inside in [
             "get",
             "set",

@@ -4,6 +4,46 @@ use std::collections::HashMap;
 
 use super::server::Server;
 
+/// How often each command was called, and the microseconds that its calls took.
+pub struct CommandStats(HashMap<String, (u64, u64)>);
+
+impl CommandStats {
+    pub fn calls(&self, command: &str) -> u64 {
+        self.0.get(command).map_or(0, |(calls, _)| *calls)
+    }
+
+    pub fn micros(&self, command: &str) -> u64 {
+        self.0.get(command).map_or(0, |(_, micros)| *micros)
+    }
+
+    /// Returns what was added since `before`.
+    pub fn since(self, before: &Self) -> Self {
+        let added = self.0.into_iter().map(|(command, (calls, micros))| {
+            let (calls_before, micros_before) = (before.calls(&command), before.micros(&command));
+            (command, (calls - calls_before, micros - micros_before))
+        });
+        Self(added.collect())
+    }
+
+    /// Returns the number of calls of each command.
+    pub fn all_calls(self) -> HashMap<String, u64> {
+        let calls = self.0.into_iter();
+        calls
+            .map(|(command, (calls, _))| (command, calls))
+            .collect()
+    }
+
+    /// Returns how many commands were called, without those that these helpers and new connections
+    /// send. If scripts alone were called, the scripts ran so many commands.
+    pub fn in_scripts(&self) -> u64 {
+        let is_outside = |command: &str| {
+            ["eval", "evalsha", "info", "hello"].contains(&command) || command.contains('|')
+        };
+        let inside = self.0.iter().filter(|(command, _)| !is_outside(command));
+        inside.map(|(_, (calls, _))| calls).sum()
+    }
+}
+
 impl Server {
     /// Returns how often scripts were called so far: acquires, renewals, releases.
     pub fn script_calls(&self) -> u64 {
@@ -14,31 +54,29 @@ impl Server {
     ///
     /// A subcommand is written `client|list`.
     pub fn calls(&self, commands: &[&str]) -> u64 {
-        let calls = self.all_calls();
-        commands
-            .iter()
-            .filter_map(|command| calls.get(*command))
-            .sum()
+        let stats = self.command_stats();
+        commands.iter().map(|command| stats.calls(command)).sum()
     }
 
-    /// Returns the number of calls of every command.
+    /// Returns the statistics of all commands.
     ///
-    /// From the second call on, this includes the `info` that this method sends.
-    pub fn all_calls(&self) -> HashMap<String, u64> {
+    /// From the second call on, they include the `info` that this method sends.
+    pub fn command_stats(&self) -> CommandStats {
         let mut connection = self.connection();
         let info: String = redis::cmd("INFO")
             .arg("commandstats")
             .query(&mut connection)
             .expect("INFO answers");
-        info.lines()
-            .filter_map(|line| {
-                let (command, fields) = line.strip_prefix("cmdstat_")?.split_once(':')?;
-                let calls = fields
-                    .split(',')
-                    .find_map(|field| field.strip_prefix("calls="))?;
-                Some((command.to_owned(), calls.parse().ok()?))
-            })
-            .collect()
+        let read = |line: &str| {
+            let (command, fields) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+            let field = |name: &str| -> Option<u64> {
+                let mut fields = fields.split(',');
+                let value = fields.find_map(|field| field.strip_prefix(name))?;
+                value.parse().ok()
+            };
+            Some((command.to_owned(), (field("calls=")?, field("usec=")?)))
+        };
+        CommandStats(info.lines().filter_map(read).collect())
     }
 
     /// Returns `CLIENT LIST` without the connection that sends it.

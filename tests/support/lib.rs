@@ -54,6 +54,7 @@ pub use chaos::{Chaos, ChaosReport, survivor};
 pub use child::{Child, Finished, parameter, run_role, tell_parent, thread_count};
 pub use client::{COMMAND_TIMEOUT, builder, builder_within, client};
 pub use cluster::{Cluster, ClusterSetup};
+pub use commands::CommandStats;
 pub use contention::{
     Contention, MasterFailure, Outcome, PROCESSES, RESUME_WITHIN, contend_and_then, contender,
     time_until_acquired,
