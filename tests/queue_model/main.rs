@@ -32,9 +32,8 @@
 //!   grant counts as a hold only after its client has received it.
 //!
 //! Not in the model: several locks, the expiry of the queue's keys, a server that loses data, and
-//! the times at which releases are plain: here, any release can be. Nor is the order
-//! in which clients refresh after a plain one. Change the protocol here before
-//! changing the scripts.
+//! the times at which releases are plain: here, any release can be. Nor is the order in which
+//! clients refresh after a plain one. Change the protocol here before changing the scripts.
 //!
 //! Some searches take minutes and gigabytes of memory. They cover only the first states, unless
 //! `LEASEHOLD_LONG_MODELS` is set:

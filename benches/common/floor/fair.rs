@@ -10,7 +10,7 @@ use support::scripts;
 use uuid::Uuid;
 
 use super::mutex::subscribe;
-use super::pair::{TTL_MS, channel, connect, fresh_id};
+use super::pair::{TTL_MS, channel, connect, fresh_id, queue_keys};
 use crate::ping_pong::Side;
 
 /// Draws the token like `acquire.lua`, for the first owner and for a granted one.
@@ -109,14 +109,12 @@ impl Granted {
     /// Uses the scripts that the client under test sends.
     pub fn with_client_scripts(url: &str) -> Self {
         let lock = "lock:granted-by-client-scripts";
-        let [fence, queue, places, readers] = ["fence", "queue", "places", "readers"]
-            .map(|what| format!("leasehold:{what}:{{{lock}}}"));
         let inbox = format!("bench:{}", Uuid::new_v4());
         Self {
             connection: connect(url),
             enter: Script::new(scripts::LOCKS.enter),
             leave: Script::new(scripts::LOCKS.release),
-            keys: vec![lock.into(), fence, queue, places, readers],
+            keys: queue_keys(lock),
             receive: over_subscriber_thread(url, &inbox),
             // Wants one token. The mark `l`: a grant reaches it while its client listens.
             arguments: [vec!["1".into(), "l".into(), inbox], vec![channel(lock)]],

@@ -55,9 +55,7 @@ impl Named {
             fence: format!("leasehold:fence:{{{lock}}}"),
             // Only a script that uses the queue reads KEYS[4].
             further_keys: match release.contains("KEYS[4]") {
-                true => ["fence", "queue", "places", "readers"]
-                    .map(|what| format!("leasehold:{what}:{{{lock}}}"))
-                    .into(),
+                true => queue_keys(&lock)[1..].to_vec(),
                 false => Vec::new(),
             },
             channel: channel(name),
@@ -79,6 +77,13 @@ impl Named {
         call.arg(id).arg(&self.channel);
         call
     }
+}
+
+/// Returns the keys of a script that uses the queue of a lock. The first is `lock` itself.
+pub(super) fn queue_keys(lock: &str) -> Vec<String> {
+    let others = ["fence", "queue", "places", "readers"];
+    let others = others.map(|what| format!("leasehold:{what}:{{{lock}}}"));
+    [lock.to_owned()].into_iter().chain(others).collect()
 }
 
 /// Returns a new holder id: every acquisition needs its own.

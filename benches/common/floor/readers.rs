@@ -3,7 +3,7 @@
 use support::scripts;
 
 use super::own_queue::OwnQueue;
-use super::pair::{channel, fresh_id};
+use super::pair::{channel, fresh_id, queue_keys};
 
 /// The scripts by which a `RwLock` of the client under test acquires and releases.
 const SCRIPTS: [&str; 2] = [scripts::LOCKS.enter, scripts::LOCKS.release];
@@ -16,10 +16,7 @@ pub struct ReaderHand {
 
 impl ReaderHand {
     pub fn new(url: &str, name: &str) -> Self {
-        let lock = format!("lock:{name}");
-        let others = ["fence", "queue", "places", "readers"];
-        let others = others.map(|what| format!("leasehold:{what}:{{{lock}}}"));
-        let keys = [lock].into_iter().chain(others).collect();
+        let keys = queue_keys(&format!("lock:{name}"));
         Self {
             queue: OwnQueue::new(url, SCRIPTS, keys),
             channel: channel(name),

@@ -46,9 +46,9 @@ pub fn first_never_starves(rules: &Rules, start: State) -> Result<(), (Broken, V
     let goes_on = |step: Step| !(is_first(step) && acquires(step));
     let found = cycle(&graph, |_| true, goes_on, is_first);
     // Others go on while the first client cannot act.
-    let waits = |at: usize| match graph.found.states[at].phases[0] {
-        Phase::Waiting(..) => !graph.steps[at].iter().any(|(step, _)| is_first(*step)),
-        _ => false,
+    let waits = |at: usize| {
+        matches!(graph.found.states[at].phases[0], Phase::Waiting(..))
+            && !graph.steps[at].iter().any(|(step, _)| is_first(*step))
     };
     let found = found.or_else(|| cycle(&graph, waits, goes_on, |_| true));
     result(&graph, found, Broken::Starves)
