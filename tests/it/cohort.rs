@@ -554,7 +554,7 @@ fn enter_without_a_reply_is_undone() {
             before = enters();
             proxy.set_open(Traffic::DropReplies);
             let answer = mutex.try_lock_for(ms(500));
-            // `None` if the client still knows from its last refusal that the lock is held.
+            // Refused if the client still knows from its last refusal that the lock is held.
             assert!(!matches!(answer, Ok(Ok(_))), "{answer:?}");
             let has_entered = enters() > before;
             proxy.cut();

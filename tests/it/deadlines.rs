@@ -394,7 +394,7 @@ fn queued_calls_on_a_paused_server_return_in_time() {
     });
     assert_in_time(&timed);
     for timed in timed {
-        // No call has seen another holder, so none may return `None`.
+        // No call has seen another holder, so none may be refused.
         expect_unreachable(timed.value);
     }
 }

@@ -709,7 +709,7 @@ fn unanswered_leave_is_repeated() {
     }
 }
 
-/// Calls return `None` at their deadline, although the server hangs.
+/// Calls are refused at their deadline, although the server hangs.
 ///
 /// The replies to the first command and to a refresh both tell how long the lock's key lasts. If
 /// that is longer than the call, a later refresh without a reply does not matter.

@@ -312,7 +312,7 @@ fn client_with_idle_connections(proxy: &Proxy) -> (Client, MutexGuard, Receiver<
             for n in 0..IDLE {
                 let mutex = client.mutex(format!("name-{n}"));
                 let mutex = mutex.min_replicas(1, ms(1_000));
-                // `None` if an earlier round's attempt is not undone yet.
+                // Refused if an earlier round's attempt is not undone yet.
                 let is_granted = move || matches!(mutex.try_lock(), Ok(Ok(_)));
                 scope.spawn(move || assert!(!is_granted(), "there is no replica"));
             }

@@ -1,4 +1,4 @@
-//! Promise: a call whose deadline passes in an outage returns `None` only if another client must
+//! Promise: a call whose deadline passes in an outage is refused only if another client must
 //! still hold the lock.
 
 use std::thread;
