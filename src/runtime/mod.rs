@@ -10,6 +10,8 @@ pub(crate) mod snapshot;
 pub(crate) mod state;
 pub(crate) mod subscriber;
 pub(crate) mod timer;
+#[allow(dead_code, reason = "the threads that sleep in `poll` come next")]
+pub(crate) mod wake;
 pub(crate) mod worker;
 
 use std::sync::Arc;

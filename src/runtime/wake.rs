@@ -1,0 +1,95 @@
+//! Wakes a thread that sleeps in `poll`: a pipe, and a flag that saves writes to it.
+
+use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::ioctl_fionbio;
+
+/// The wake-up of one thread. That thread has an inbox, which others fill before they wake it, and
+/// in each turn of its loop it
+///
+/// 1. sleeps until this can be read, or for a limited time,
+/// 2. calls [`drain`](Self::drain),
+/// 3. and reads its inbox.
+#[derive(Debug)]
+pub(in crate::runtime) struct Wake<P = Pipe> {
+    pipe: P,
+    /// A byte has been written, or is about to be, that the thread has not read.
+    is_armed: AtomicBool,
+}
+
+impl Wake {
+    /// # Errors
+    ///
+    /// The error of the system, if it has no pipe left.
+    pub(in crate::runtime) fn new() -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        // A thread that finds the pipe empty must not block, and neither must one that finds it
+        // full.
+        ioctl_fionbio(&reader, true)?;
+        ioctl_fionbio(&writer, true)?;
+        Ok(Self::of(Pipe { reader, writer }))
+    }
+}
+
+impl<P: Signal> Wake<P> {
+    const fn of(pipe: P) -> Self {
+        Self {
+            pipe,
+            is_armed: AtomicBool::new(false),
+        }
+    }
+
+    /// Wakes the thread. Call it after the inbox has been filled.
+    pub(in crate::runtime) fn wake(&self) {
+        if !self.is_armed.swap(true, Ordering::SeqCst) {
+            self.pipe.write();
+        }
+    }
+
+    /// Takes the wake-ups that have arrived, without blocking.
+    ///
+    /// The pipe comes before the flag. The other way round, a byte that is written in between would
+    /// be read here, the flag would stay set, and nobody would wake the thread any more.
+    pub(in crate::runtime) fn drain(&self) {
+        self.pipe.read();
+        self.is_armed.store(false, Ordering::SeqCst);
+    }
+}
+
+impl AsFd for Wake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.reader.as_fd()
+    }
+}
+
+/// What carries the bytes; the model of the tests has its own.
+pub(in crate::runtime) trait Signal {
+    fn write(&self);
+
+    /// Reads all bytes that have arrived.
+    fn read(&self);
+}
+
+#[derive(Debug)]
+pub(in crate::runtime) struct Pipe {
+    reader: PipeReader,
+    writer: PipeWriter,
+}
+
+impl Signal for Pipe {
+    fn write(&self) {
+        // Fails only if the pipe is full, and the thread then wakes in any case.
+        let _ = (&self.writer).write(&[0]);
+    }
+
+    fn read(&self) {
+        // More bytes than one come only from threads that were paused within `wake`. If some are
+        // left, the next sleep ends at once.
+        let _ = (&self.reader).read(&mut [0; 64]);
+    }
+}
+
+#[cfg(test)]
+mod tests;
