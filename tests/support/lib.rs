@@ -65,7 +65,7 @@ pub use fake_server::{FakeServer, Request, default_reply};
 pub use features::exercise_every_call;
 pub use fenced::{Fenced, Stale};
 pub use outcome::{assert_released, expect_unreachable};
-pub use own_process::{own_threads, processor_time, resident_kib};
+pub use own_process::{own_thread_waits, own_threads, processor_time, resident_kib};
 pub use own_sentinel::{FakeSentinel, OwnSentinel, Says, sentinel_url};
 pub use permit::start_shared;
 pub use port::free as free_port;

@@ -1,6 +1,9 @@
 //! The memory, the processor time and the threads of this process.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -25,12 +28,32 @@ pub fn processor_time() -> Duration {
 ///
 /// The list has no dialers: they end after each connection, and `shutdown` does not join them.
 pub fn own_threads() -> Vec<String> {
-    let tasks = fs::read_dir("/proc/self/task").expect("Linux lists the threads of a process");
-    let mut names: Vec<String> = tasks
-        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok())
-        .map(|name| name.trim_end().to_owned())
-        .filter(|name| name.starts_with("leasehold-") && name != "leasehold-dial")
-        .collect();
+    let threads = client_threads().map(|(name, _)| name);
+    let mut names: Vec<String> = threads.filter(|name| name != "leasehold-dial").collect();
     names.sort();
     names
+}
+
+/// Returns the name of each thread of the clients, by its id, and how often it has waited: its
+/// voluntary context switches.
+pub fn own_thread_waits() -> BTreeMap<OsString, (String, u64)> {
+    let threads = client_threads().filter_map(|(name, folder)| {
+        let status = fs::read_to_string(folder.join("status")).ok()?;
+        let mut lines = status.lines();
+        let waits = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        let waits = waits.trim().parse().expect("a number of switches");
+        Some((folder.file_name()?.to_owned(), (name, waits)))
+    });
+    threads.collect()
+}
+
+/// Returns the name of each thread of the clients, and its folder in `/proc`.
+fn client_threads() -> impl Iterator<Item = (String, PathBuf)> {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux lists the threads of a process");
+    let threads = tasks.filter_map(|task| {
+        let folder = task.ok()?.path();
+        let name = fs::read_to_string(folder.join("comm")).ok()?;
+        Some((name.trim_end().to_owned(), folder))
+    });
+    threads.filter(|(name, _)| name.starts_with("leasehold-"))
 }
