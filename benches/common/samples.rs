@@ -31,6 +31,12 @@ impl Samples {
             .map(|round| percentile(round.iter().copied().map(micros).collect(), 50.0))
     }
 
+    /// The maximum of each round, in µs.
+    pub fn most(&self) -> impl Iterator<Item = f64> + '_ {
+        let most = |round: &Vec<Duration>| round.iter().max().copied();
+        self.rounds.iter().filter_map(most).map(micros)
+    }
+
     /// The p50 per round, over all rounds, in µs.
     pub fn median(&self) -> Spread {
         Spread::of(self.medians())

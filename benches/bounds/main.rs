@@ -1,11 +1,15 @@
 //! How late calls return when nothing answers: `try_lock_for` on an open connection that hangs,
 //! `lock` with `unreachable_for`, and `try_lock` on a peer that accepts connections and sends
-//! nothing.
+//! nothing. Then the same for `try_lock_for` in many new clients at once, on each kind of
+//! deployment: see [`new_clients`].
 //!
-//! While a call runs, another thread sleeps for 20 ms again and again. Three times its longest
-//! delay is subtracted from the call's: see `Timed::overrun`.
+//! While a call of the first part runs, another thread sleeps for 20 ms again and again. Three
+//! times its longest delay is subtracted from the call's: see `Timed::overrun`.
 //!
-//! Takes about half a minute; with `QUICK=1`, which leaves out the longest bound, a few seconds.
+//! Takes about two minutes; with `QUICK=1`, which leaves out the longest bound and most rounds,
+//! half a minute.
+
+mod new_clients;
 
 use std::env;
 use std::thread;
@@ -15,6 +19,8 @@ use common::picture::{Panel, Picture, Row};
 use common::{Report, Spread};
 use leasehold::{Client, ClientBuilder};
 use support::{BlackHole, Control, Server, Timed, let_pass, ms};
+
+use new_clients::Results;
 
 /// Calls of each kind for each bound.
 const REPEATS: usize = 20;
@@ -27,6 +33,9 @@ const BOUNDS: [(&str, Duration); 3] = [
 
 /// How late a call may return, as [`Timed::overrun`] measures it.
 const ALLOWED: Duration = ms(50);
+
+/// Rounds of the new clients, and with `QUICK=1`.
+const ROUNDS: [usize; 2] = [5, 1];
 
 /// The time between the starts of two calls: calls that end together would compete for a processor.
 const APART: Duration = ms(23);
@@ -98,10 +107,14 @@ fn main() {
     rows.sort_by_key(|row| KINDS.iter().position(|kind| kind.name == row[0]));
     let heads = ["call", "bound", "ms late (quartiles)", "most", "50 ms"];
     common::print_table(&heads, &rows);
-    let title = "ms that calls return after their bound when nothing answers".into();
+    let new = new_clients::measure(ROUNDS[usize::from(is_quick)]);
+    common::print_table(&Results::HEADS, &new.rows);
+    figures.extend(new.figures);
+    let title = "ms that calls return after their bound".into();
     let panels = KINDS.iter().zip(bars);
-    let panels = panels.map(|(kind, bars)| Panel::new(kind.name, bars));
-    let panels = panels.collect();
+    let panels =
+        panels.map(|(kind, bars)| Panel::new(format!("nothing answers: {}", kind.name), bars));
+    let panels = panels.chain(new.panels).collect();
     let figures: Vec<_> = figures
         .iter()
         .map(|(key, most)| (key.as_str(), most.clone()))
