@@ -526,13 +526,13 @@ fn operator_needs_more_permissions_to_force_a_lock_from_its_readers() {
     let _readings = [(); 2].map(|()| lock.read().unwrap());
     let held = operator().inspect().unwrap().expect("readers have it");
     let readers = held.holders();
-    // Without `+pexpireat`, the first reader is released nevertheless.
+    // Without `+pexpireat`, the reader that ends last is released nevertheless.
     for right in ["+zrange", "+zrem", "+pexpireat"] {
-        assert_refused(operator().force_unlock_from(&readers[0]), &[right]);
+        assert_refused(operator().force_unlock_from(&readers[1]), &[right]);
         rules.push(right.into());
         set_user(&server, &rules);
     }
-    assert!(operator().force_unlock_from(&readers[1]).unwrap());
+    assert!(operator().force_unlock_from(&readers[0]).unwrap());
     assert!(lock.inspect().unwrap().is_none());
 }
 

@@ -28,6 +28,8 @@ support::tests![
     enter_of_a_reader_that_the_network_runs_twice_grants_one_lease,
     killed_reader_ends_alone_while_others_renew,
     lock_ends_with_the_reader_that_ends_last,
+    release_is_published_if_only_dead_readers_are_left,
+    release_beside_other_readers_costs_the_server_few_commands,
     full_server_refuses_a_reader_and_keeps_those_it_has,
     reader_has_the_token_of_an_earlier_writer_after_a_loss_of_data,
     expired_reader_and_expired_writer_let_the_next_in,
@@ -276,6 +278,45 @@ fn lock_ends_with_the_reader_that_ends_last() {
     assert!((1..=30_000).contains(&left), "the end that counts: {left} ms");
     let mut told = || -> String { inbox.get_message().unwrap().get_payload().unwrap() };
     assert_eq!([told(), told()], ["refresh o:writer"; 2]);
+}
+
+/// Waiters without a place in the queue learn only by this message that the lock is free.
+fn release_is_published_if_only_dead_readers_are_left() {
+    let server = Server::start();
+    let parameters = [("URL", &*server.url()), ("TTL_MS", "300")];
+    let mut child = Child::spawn("rw_lock_faults::reader", &parameters);
+    child.next_line();
+    let living = rw(&server).ttl(ms(60_000)).read().unwrap();
+    child.kill();
+    let count = || {
+        rw(&server)
+            .inspect()
+            .unwrap()
+            .map(|held| held.holders().len())
+    };
+    eventually(PATIENCE, || count() == Some(1));
+    assert_eq!(readers(&server), 2, "no script has removed the dead one");
+    let mut redis = server.connection();
+    let mut channel = redis.as_pubsub();
+    channel.subscribe("lock_release:a").unwrap();
+    let id = living.holder_id().clone();
+    assert_released(living.unlock());
+    let told: String = channel.get_message().unwrap().get_payload().unwrap();
+    assert_eq!(told, id.as_str());
+    wait_until_only_fences_remain(&server);
+}
+
+fn release_beside_other_readers_costs_the_server_few_commands() {
+    let server = Server::start();
+    assert_released(rw(&server).write().unwrap().unlock());
+    let [earlier, middle, later] =
+        [30_000, 60_000, 90_000].map(|ttl| rw(&server).ttl(ms(ttl)).read().unwrap());
+    for (reader, most) in [(later, 6), (earlier, 4), (middle, 5)] {
+        let before = server.command_stats();
+        assert_released(reader.unlock());
+        let commands = server.command_stats().since(&before).in_scripts();
+        assert!(commands <= most, "{commands} commands, not {most}");
+    }
 }
 
 fn full_server_refuses_a_reader_and_keeps_those_it_has() {
