@@ -143,13 +143,13 @@ struct Variant {
     release: &'static [(&'static str, &'static str)],
 }
 
-const WITHOUT_TIME: (&str, &str) = ("redis.pcall('TIME')", "{'1', '000000'}");
+const WITHOUT_TIME: (&str, &str) = ("redis.pcall('TIME')", "{'1764218113', '123456'}");
 const WITHOUT_SET: (&str, &str) = (
     "redis.pcall('SET', KEYS[2], text, 'KEEPTTL', 'GET')",
     "text",
 );
 // Without these calls, a token is not above the last one.
-const WITHOUT_ORDER: (&str, &str) = ("last < now and ", "");
+const WITHOUT_ORDER: (&str, &str) = ("fence < token and ", "");
 const WITHOUT_PUBLISH: (&str, &str) = ("redis.pcall('PUBLISH', ARGV[2], ARGV[1])", "local _ = 0");
 
 const VARIANTS: [Variant; 8] = [
@@ -170,7 +170,10 @@ const VARIANTS: [Variant; 8] = [
         serves: "invalid data is found",
         acquire: &[
             (", 'KEEPTTL', 'GET')", ", 'KEEPTTL')"),
-            ("fence and not bad and tonumber(fence)", "now - 1"),
+            (
+                "#fence == 16 and fence < token and fence > string.sub(seconds, 1, 7)",
+                "fence.ok",
+            ),
         ],
         release: &[],
     },

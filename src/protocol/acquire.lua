@@ -1,7 +1,7 @@
 -- Acquires the lock and draws its fencing token, in one step.
 -- KEYS[1] lock, KEYS[2] fence
 -- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] number of tokens to reserve (default 1)
--- Granted, by take_free.lua, which runs before this: {1, first token}.
+-- Granted, by take_free.lua, which runs before this: the first token, as text.
 -- Refused: {0, value of the lock key, its ttl in ms or -1, ms since the last token was drawn}. The
 -- last number is negative if that is not known.
 -- Errors: BADFENCE if the fence holds no integer that, with the reserved tokens, is below 2^53.

@@ -36,6 +36,15 @@ impl Wanted {
             None => self.names,
         }
     }
+
+    /// Returns the first token of a grant if such a call can have it.
+    fn check(&self, first: FencingToken) -> Option<FencingToken> {
+        // Hand-offs use the tokens up to this one.
+        let last = first.value().checked_add(self.reserved)?;
+        FencingToken::read(i64::try_from(last).ok()?)?;
+        let is_ours = self.proposed.is_none_or(|token| token == first.value());
+        is_ours.then_some(first)
+    }
 }
 
 /// The meaning of a valid reply.
@@ -117,10 +126,21 @@ impl Answer {
     }
 
     /// Reads the reply to an acquiring call; `None` if no such script can give it.
+    ///
+    /// The grant of one name is the token alone: in a list it costs the server twice as much.
     pub(super) fn read_acquired(reply: Reply, wanted: Wanted) -> Option<Self> {
-        match reply.into_list()?.as_mut_slice() {
-            [Reply::Int(1), tokens @ ..] if tokens.len() == wanted.tokens() => {
-                let tokens = tokens.iter().map(|token| read_token(token, wanted));
+        let is_alone = wanted.names == 1 && wanted.proposed.is_none();
+        let mut items = match reply {
+            Reply::Text(digits) if is_alone => {
+                let token = FencingToken::parse(&digits)?;
+                return Some(Self::Granted(OneOrMany::One(wanted.check(token)?)));
+            }
+            reply => reply.into_list()?,
+        };
+        match items.as_mut_slice() {
+            [Reply::Int(1), tokens @ ..] if !is_alone && tokens.len() == wanted.tokens() => {
+                let read = |token: &Reply| wanted.check(FencingToken::read(token.int()?)?);
+                let tokens = tokens.iter().map(read);
                 Some(Self::Granted(tokens.collect::<Option<_>>()?))
             }
             [Reply::Int(0), holder, Reply::Int(ttl), rest @ ..] => {
@@ -258,15 +278,6 @@ fn read_inspected([value, ttl, token]: [Reply; 3]) -> Option<Holder> {
     Some(Holder::new(value, read_pttl(ttl)?, token))
 }
 
-fn read_token(token: &Reply, wanted: Wanted) -> Option<FencingToken> {
-    let token = token.int()?;
-    let first = FencingToken::read(token)?;
-    // Hand-offs use the tokens up to this one.
-    FencingToken::read(token.checked_add_unsigned(wanted.reserved)?)?;
-    let is_ours = wanted.proposed.is_none_or(|token| token == first.value());
-    is_ours.then_some(first)
-}
-
 /// The result of undoing several holder ids.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Undone {
@@ -322,14 +333,22 @@ mod tests {
         Answer::read_holder(reply).map(Answer::holder)
     }
 
-    /// Reads the reply to an acquire of this number of names.
-    fn read(items: &[Reply], names: usize) -> Option<Answer> {
-        let wanted = Wanted {
+    /// An acquire of this number of names.
+    fn wanted(names: usize) -> Wanted {
+        Wanted {
             names,
             reserved: 63,
             proposed: None,
-        };
-        Answer::read_acquired(list(items), wanted)
+        }
+    }
+
+    fn read(items: &[Reply], names: usize) -> Option<Answer> {
+        Answer::read_acquired(list(items), wanted(names))
+    }
+
+    /// Reads the reply to an acquire of one name.
+    fn read_alone(reply: Reply) -> Option<Answer> {
+        Answer::read_acquired(reply, wanted(1))
     }
 
     #[test]
@@ -343,7 +362,7 @@ mod tests {
             }))
         };
         assert_eq!(
-            read(&[Reply::Int(1), Reply::Int(7)], 1),
+            read_alone(Reply::Text(b"7".to_vec())),
             Some(Answer::Granted(OneOrMany::One(FencingToken::new(7))))
         );
         assert_eq!(
@@ -412,19 +431,35 @@ mod tests {
     fn no_grant_is_read_from_what_no_script_replies() {
         let int = Reply::Int;
         for token in [0, -1, (1 << 53) - 63, 1 << 53, i64::MAX, i64::MIN] {
-            assert_eq!(read(&[int(1), int(token)], 1), None, "{token}");
+            let digits = token.to_string().into_bytes();
+            assert_eq!(read_alone(Reply::Text(digits)), None, "{token}");
+            assert_eq!(read(&[int(1), int(token), int(7)], 2), None, "{token}");
         }
-        assert_eq!(read(&[int(1)], 1), None);
+        for digits in ["", "+7", "7 ", "0x7", "18446744073709551616"] {
+            assert_eq!(read_alone(Reply::Text(digits.into())), None, "{digits}");
+        }
+        assert_eq!(read_alone(int(7)), None);
+        assert_eq!(read(&[int(1), int(7)], 1), None, "the token is in a list");
+        assert_eq!(read(&[int(1)], 2), None);
         assert_eq!(read(&[int(1), int(7)], 2), None, "a token is missing");
-        assert_eq!(read(&[int(1), int(7), int(9)], 1), None, "one too many");
-        assert_eq!(read(&[int(1), text()], 1), None);
-        assert_eq!(read(&[int(4), int(7)], 1), None);
+        assert_eq!(
+            read(&[int(1), int(7), int(8), int(9)], 2),
+            None,
+            "one too many"
+        );
+        assert_eq!(read(&[int(1), int(7), text()], 2), None);
+        assert_eq!(read(&[int(4), int(7), int(8)], 2), None);
+        assert_eq!(Answer::read_acquired(text(), wanted(2)), None);
         let wanted = Wanted {
             proposed: Some(7),
             ..Wanted::ONE
         };
         let proposed = |items: &[Reply]| Answer::read_acquired(list(items), wanted);
         assert!(proposed(&[int(1), int(7)]).is_some());
+        assert_eq!(
+            Answer::read_acquired(Reply::Text(b"7".to_vec()), wanted),
+            None
+        );
         assert_eq!(proposed(&[int(1), int(8)]), None, "nobody proposed it");
         assert_eq!(proposed(&[int(2), int(7)]), Some(Answer::TooLow(7)));
         assert_eq!(proposed(&[int(2), int(6)]), None, "7 is above it");

@@ -6,20 +6,19 @@
 local is_for_queue = ARGV[3] == 'r'
 if not is_for_queue then
   is_for_queue = redis.pcall('EXISTS', KEYS[3]) ~= 0
-elseif redis.pcall('EXISTS', KEYS[1], KEYS[3]) == 0 then
+elseif KEYS[5] and redis.pcall('EXISTS', KEYS[1], KEYS[3], KEYS[5]) == 0 then
   local fence = redis.pcall('GET', KEYS[2])
-  local last = type(fence) == 'string' and string.find(fence, '^%d+$') and tonumber(fence)
-  if KEYS[5] and last and last > 0 and last < 9007199254740991 then
+  -- Such a token is below 2^53.
+  if fence and #fence == 16 and string.find(fence, '^[1-8]%d+$') then
     local time = redis.call('TIME')
     -- As text, as in take_free.lua.
     local ends = ARGV[2] + time[2] / 1000
     ends = string.format('%d%03d', time[1] + ends / 1000, ends % 1000)
     -- First: a server whose memory is full refuses it, but would allow any write after another.
     redis.call('SET', KEYS[1], 'leasehold:readers', 'PXAT', ends)
-    redis.call('DEL', KEYS[5])
     local kept = redis.pcall('ZADD', KEYS[5], ends, ARGV[1])
     if kept == 1 then kept = redis.pcall('PEXPIREAT', KEYS[5], ends) end
-    if kept == 1 then return {1, last} end
+    if kept == 1 then return fence end
     redis.call('DEL', KEYS[1], KEYS[5])
     return kept
   end

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::protocol::keys::Keys;
-use crate::protocol::script::Call;
+use crate::protocol::script::{Arg, Call};
 
 /// A kind of lock: its keys and its calls.
 ///
@@ -129,11 +129,11 @@ pub(crate) struct Acquire<'a> {
 }
 
 impl<'a> Acquire<'a> {
-    /// The mark of the place to take, 0 for none, and its inbox.
-    pub(super) fn place(&self) -> (&'static [u8], &'a [Vec<u8>]) {
+    /// The mark and the inbox of the place to take, or 0 for none.
+    pub(super) fn place(&self) -> Arg<'a> {
         match self.queueing {
-            Queueing::Join(place) => (place.mark(), slice::from_ref(place.inbox)),
-            Queueing::Barge => (b"0", &[]),
+            Queueing::Join(place) => Arg::Place(place.mark(), place.inbox),
+            Queueing::Barge => Arg::Number(0),
         }
     }
 }

@@ -1,9 +1,10 @@
 -- Acquires what the caller wants if it fits and no client waits; otherwise joins the end of the
 -- queue.
 -- KEYS[1] lock, KEYS[2] fence, KEYS[3] queue, KEYS[4] places, KEYS[5] readers of a lock
--- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] what it wants, ARGV[4] the mark of its place, or 0
--- not to join the queue, ARGV[5] inbox
--- Granted: {1, first token}.
+-- ARGV[1] holder id, ARGV[2] ttl in ms, ARGV[3] what it wants
+-- ARGV[4] the mark and the inbox of its place, with a space between them; 0 not to join the queue.
+-- In one argument: Redis takes as long for a fifth as for the first three.
+-- Granted: the first token, as text.
 -- Refused, and queued unless ARGV[4] is 0: {0, value of the lock key, ms until the lock expires or
 -- the first permits end, ms for which a holder of one has held the lock or number of permits out}.
 -- The value is nil for permits and for a free lock. The ms until then are -1 without an expiry, and
@@ -33,7 +34,7 @@ if fits(ARGV[3]) then
     first = redis.call('LINDEX', KEYS[3], '0')
   end
   if not first then
-    return hold(ARGV[1], ARGV[3], ARGV[2], token) or {1, token}
+    return hold(ARGV[1], ARGV[3], ARGV[2], token) or string.format('%.0f', token)
   end
 end
 local first_run
@@ -59,7 +60,7 @@ else
   redis.call('PEXPIRE', KEYS[3], '6000')
   local seen = now .. ' '
   local lasts = tonumber(ARGV[2]) < 3000 and ARGV[2] or '3000'
-  local place = seen .. lasts .. ' ' .. ARGV[3] .. ' ' .. seen .. ARGV[4] .. ' ' .. (ARGV[5] or '')
+  local place = seen .. lasts .. ' ' .. ARGV[3] .. ' ' .. seen .. ARGV[4]
   redis.call('HSET', KEYS[4], ARGV[1], place)
   redis.call('PEXPIRE', KEYS[4], '6000')
 end

@@ -117,19 +117,13 @@ impl QueueKeys {
         want: Arg<'a>,
         tokens: u64,
     ) -> Call<'a> {
-        let (mark, inbox) = request.place();
-        let args = [
-            Arg::id(request.id),
-            Arg::millis(request.ttl),
-            want,
-            Arg::Bytes(mark),
-        ];
+        let id = Arg::id(request.id);
+        let args = [id, Arg::millis(request.ttl), want, request.place()];
         let wanted = Wanted {
             reserved: tokens - 1,
             ..Wanted::ONE
         };
         self.call(Verb::Acquire(wanted), &self.rules.scripts.enter, args)
-            .followed_by(inbox)
     }
 
     /// Releases the lease, or removes the place; then grants to the next waiters.

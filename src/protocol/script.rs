@@ -109,6 +109,8 @@ pub(crate) enum Arg<'a> {
     Number(u64),
     /// A number of fencing tokens for the threads of a client, with a plus sign.
     Block(u64),
+    /// The mark of a place and an inbox, with a space between them.
+    Place(&'static [u8], &'a [u8]),
     #[default]
     Absent,
 }
@@ -296,6 +298,7 @@ impl<'a> Call<'a> {
                     let mut digits = itoa::Buffer::new();
                     bulk(&[b"+", digits.format(*n).as_bytes()].concat(), buffer);
                 }
+                Arg::Place(mark, inbox) => bulk(&[*mark, *inbox].join(&b' '), buffer),
                 Arg::Absent => {}
             }
         }

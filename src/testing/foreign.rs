@@ -60,7 +60,8 @@ impl Foreign {
         });
         let key = lock_key(name);
         shared.change(|state| match run(state, &acquire) {
-            Reply::Array(Some(items)) if items.first() == Some(&Reply::Int(1)) => {
+            // Its token.
+            Reply::Bulk(Some(_)) => {
                 state.foreign.push((key, id.as_str().into()));
                 Ok(())
             }

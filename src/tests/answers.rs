@@ -133,8 +133,18 @@ fn check_acquired(reply: &Reply, wanted: Wanted) {
                 wanted.names
             };
             assert_eq!(tokens.len(), count);
-            let granted = std::iter::once(1).chain(tokens.map(|token| token as i64));
-            assert!(granted.eq(numbers(reply)), "{reply:?}");
+            match reply {
+                Reply::Text(digits) => {
+                    assert_eq!((wanted.names, wanted.proposed), (1, None));
+                    let token = str::from_utf8(digits).unwrap().parse();
+                    assert!(tokens.map(Ok).eq([token]), "{reply:?}");
+                    assert!(digits.iter().all(u8::is_ascii_digit));
+                }
+                _ => {
+                    let granted = std::iter::once(1).chain(tokens.map(|token| token as i64));
+                    assert!(granted.eq(numbers(reply)), "{reply:?}");
+                }
+            }
         }
         Some(Answer::Refused(refusal)) => {
             assert!(refusal.name < wanted.names);

@@ -13,8 +13,9 @@ const RECORDINGS: [&str; 2] = [
 ];
 
 /// Further replies of Redis 7, of rarer forms.
-const RARE: [&str; 40] = [
+const RARE: [&str; 41] = [
     // acquire, propose, queue_enter, and the scripts for several names
+    "$16\r\n1764000000000000\r\n",
     "*2\r\n:1\r\n:1764000000000000\r\n",
     "*3\r\n:0\r\n$42\r\nweb:7:123e4567-e89b-12d3-a456-426614174000\r\n:9876\r\n",
     "*3\r\n:0\r\n$1\r\nv\r\n:-1\r\n",

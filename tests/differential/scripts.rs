@@ -35,7 +35,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("probe", "1 fence#"),
     (
         "queue_enter",
-        "5 lock# fence# queue# places# readers# $id $ttl $wanted $mark $inbox",
+        "5 lock# fence# queue# places# readers# $id $ttl $wanted $joined",
     ),
     (
         "queue_enter",
@@ -78,7 +78,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ),
     (
         "permits queue_enter",
-        "4 permits# fence# queue# places# $member $ttl $want $mark $inbox",
+        "4 permits# fence# queue# places# $member $ttl $want $joined",
     ),
     (
         "permits queue_enter",
@@ -222,6 +222,7 @@ pub(crate) fn fill(name: &str, words: &mut Words<'_>) -> Option<Vec<u8>> {
         "foreign" => words.one_of(&["foreign", "", "5"]),
         "inbox" => words.one_of(&["inbox0", "inbox1", "nobody listens", ""]),
         "mark" => words.one_of(&["l", "n", "a"]),
+        "joined" => words.one_of(&["0", "l inbox0", "n inbox1", "a nobody listens", "a "]),
         "place" => words.place(),
         "count" => words.one_of(&["3", "1", "x"]),
         _ => return None,

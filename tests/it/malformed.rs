@@ -33,7 +33,7 @@ support::tests![
     a_scan_reply_that_is_too_large_opens_no_breaker
 ];
 
-const GRANTED: &str = "*2\r\n:1\r\n:1700000000000000\r\n";
+const GRANTED: &str = "$16\r\n1700000000000000\r\n";
 
 pub(super) fn reply_bytes(reply: &str) -> Option<Vec<u8>> {
     Some(reply.as_bytes().to_vec())
@@ -114,10 +114,12 @@ fn well_formed_replies_grant_and_release() {
 
 fn an_acquire_with_an_impossible_reply_is_undone() {
     for reply in [
-        "*2\r\n:1\r\n:0\r\n",
-        "*2\r\n:1\r\n:-1\r\n",
-        "*2\r\n:1\r\n:9007199254740992\r\n",
-        "*3\r\n:1\r\n:7\r\n:8\r\n",
+        "$1\r\n0\r\n",
+        "$2\r\n-1\r\n",
+        "$16\r\n9007199254740992\r\n",
+        "$0\r\n\r\n",
+        "*2\r\n:1\r\n:7\r\n",
+        "*1\r\n$1\r\n7\r\n",
         "*1\r\n:1\r\n",
         "*1\r\n:3\r\n",
         ":1\r\n",
@@ -152,7 +154,7 @@ fn an_acquire_of_a_set_with_an_impossible_reply_is_undone() {
 }
 
 fn a_fair_lock_with_an_impossible_reply_is_undone() {
-    for reply in ["*2\r\n:1\r\n:0\r\n", "+OK\r\n"] {
+    for reply in ["$1\r\n0\r\n", "*2\r\n:1\r\n:7\r\n", "+OK\r\n"] {
         let server = server_replying("queue_enter", reply);
         let fair = client(&server.url()).fair_mutex("a");
         assert_unanswered(&fair.try_lock_for(ms(5_000)), reply);
@@ -333,7 +335,7 @@ fn each_reply_to_a_combined_write_is_checked() {
                     support::let_pass(ms(20));
                     reply_bytes(REFUSED)
                 }
-                2 => reply_bytes("*2\r\n:1\r\n:0\r\n"),
+                2 => reply_bytes("$1\r\n0\r\n"),
                 _ => reply_bytes(GRANTED),
             }
         }

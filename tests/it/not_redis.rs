@@ -160,7 +160,7 @@ fn an_occasional_malformed_reply_does_not_end_a_wait() {
     let server = FakeServer::start(move |request| match request.name().as_str() {
         "acquire" | "queue_enter" => Some(match replies.fetch_add(1, Ordering::SeqCst) {
             2 | 5 => b"*4\r\n:0\r\n$1\r\nx\r\n:10\r\n:-1\r\n".to_vec(),
-            8 => b"*2\r\n:1\r\n:7\r\n".to_vec(),
+            8 => b"$1\r\n7\r\n".to_vec(),
             _ => b"+OK\r\n".to_vec(),
         }),
         // The place is gone: the call enters the queue again.

@@ -57,8 +57,8 @@ impl Raw {
     }
 
     fn enter_for(&mut self, id: &str, tokens: &str, mark: &str) -> Option<u64> {
-        let inbox = inbox(id);
-        token(&self.run(scripts::LOCKS.enter, &[id, TTL, tokens, mark, &inbox]))
+        let place = format!("{mark} {}", inbox(id));
+        scripts::granted(&self.run(scripts::LOCKS.enter, &[id, TTL, tokens, &place]))
     }
 
     fn refresh(&mut self, id: &str) -> i64 {
@@ -100,11 +100,6 @@ fn numbers(reply: &Value) -> Vec<i64> {
 }
 
 /// Returns the token of a reply to an enter that was granted.
-fn token(reply: &Value) -> Option<u64> {
-    let numbers = numbers(reply);
-    (numbers[0] == 1).then(|| numbers[1].try_into().unwrap())
-}
-
 /// A listener of the inboxes of these ids.
 fn listener(server: &Server, ids: &[&str]) -> Connection {
     let mut connection = server.connection();
@@ -296,7 +291,7 @@ fn release_is_granted_behind_many_places_of_one_killed_client() {
     raw.enter("holder", "l");
     for n in 0..120 {
         let id = format!("killed {n}");
-        raw.run(scripts::LOCKS.enter, &[&id, TTL, "1", "l", "one inbox"]);
+        raw.run(scripts::LOCKS.enter, &[&id, TTL, "1", "l one inbox"]);
     }
     raw.enter("last", "l");
     raw.release("holder");
@@ -343,8 +338,8 @@ fn undo_frees_the_lock_although_its_queue_is_damaged() {
 fn holder_whose_enter_runs_twice_reports_itself_and_has_no_place() {
     let server = Server::start();
     let mut raw = Raw::to(&server);
-    let mut enter = |id| raw.run(scripts::LOCKS.enter, &[id, TTL, "1", "l", "inbox"]);
-    assert!(token(&enter("holder")).is_some());
+    let mut enter = |id| raw.run(scripts::LOCKS.enter, &[id, TTL, "1", "l inbox"]);
+    assert!(scripts::granted(&enter("holder")).is_some());
     let Value::Array(again) = enter("holder") else {
         panic!("no refusal")
     };
@@ -478,7 +473,7 @@ fn refresh_of_a_waiting_place_runs_at_most_six_commands() {
     let run = |source: &str, keys: &[&str], args: &[&str]| {
         let mut eval = redis::cmd("EVAL");
         let eval = eval.arg(source).arg(keys.len()).arg(keys).arg(args);
-        numbers(&eval.query(&mut server.connection()).unwrap())
+        eval.query::<Value>(&mut server.connection()).unwrap()
     };
     for (keys, (enter, refresh), holds, wants) in [
         (&KEYS[..], of_lock, "1", "1"),
@@ -488,15 +483,17 @@ fn refresh_of_a_waiting_place_runs_at_most_six_commands() {
         (&permits, of_permits, "1/1", "1/1"),
     ] {
         server.run("FLUSHALL", &[]);
-        assert_eq!(run(enter, keys, &["1 holder", TTL, holds, "0"])[0], 1);
+        let granted = run(enter, keys, &["1 holder", TTL, holds, "0"]);
+        assert!(scripts::granted(&granted).is_some());
         let ids = ["1 first", "1 second", "1 third"];
         for id in ids {
-            assert_eq!(run(enter, keys, &[id, TTL, wants, "a", "inbox"])[0], 0);
+            let granted = run(enter, keys, &[id, TTL, wants, "a inbox"]);
+            assert_eq!(scripts::granted(&granted), None);
         }
         for count in [1, 3] {
             let before = server.command_stats();
             let args = [&["inbox"], &ids[..count]].concat();
-            assert_eq!(run(refresh, keys, &args)[0], 0);
+            assert_eq!(numbers(&run(refresh, keys, &args))[0], 0);
             let commands = server.command_stats().since(&before).in_scripts();
             assert!(commands < 6 + count as u64, "{holds}, {wants}: {commands}");
         }

@@ -31,8 +31,8 @@ fn refused(holder: &str, remaining: Duration, name: Option<usize>) -> Vec<u8> {
     format!("*{count}\r\n:0\r\n${length}\r\n{holder}\r\n:{left}\r\n:-1\r\n{name}").into_bytes()
 }
 
-fn granted(token: &[u8]) -> Vec<u8> {
-    [b"*2\r\n:1\r\n:", token, b"\r\n"].concat()
+fn granted(token: &str) -> Vec<u8> {
+    format!("${}\r\n{token}\r\n", token.len()).into_bytes()
 }
 
 /// The reply to commands that are not the subject of a test.
@@ -54,7 +54,7 @@ fn time_to_connect_does_not_count_as_time_of_a_reply() {
             other_reply(request)
         }
         "acquire" if acquires.fetch_add(1, Ordering::SeqCst) == 0 => Some(refused("x", LONG, None)),
-        "acquire" | "queue_enter" => Some(granted(b"7")),
+        "acquire" | "queue_enter" => Some(granted("7")),
         _ => other_reply(request),
     });
     let client = Client::builder()
@@ -107,7 +107,10 @@ fn split_vote_is_tried_again_behind_other_calls() {
                 Some(match (attempt, n) {
                     (0, _) | (1, 0) => refused("x", ms(500), Some(2)),
                     (1, 1) => refused("y", ms(500), Some(2)),
-                    _ => granted(&request.args()[2]),
+                    _ => {
+                        let token = String::from_utf8_lossy(&request.args()[2]);
+                        format!("*2\r\n:1\r\n:{token}\r\n").into_bytes()
+                    }
                 })
             }
             _ => other_reply(request),
@@ -148,7 +151,7 @@ fn refusal_by_an_attempt_that_is_undone_meanwhile_is_none() {
                 let_pass(ms(100));
                 Some(refused(first.get()?, LONG, None))
             }
-            _ => Some(granted(b"7")),
+            _ => Some(granted("7")),
         },
         "release" => {
             undone.store(true, Ordering::SeqCst);

@@ -124,6 +124,24 @@ pub const INSPECT_SHARED: &str = source!("now", "inspect_shared");
 pub const PERMITS_RENEW: &str = source!("now", "permits_renew");
 pub const PERMITS_INSPECT: &str = source!("now", "permits_inspect");
 
+/// Returns the token that an acquire or enter granted for one name; `None` if its reply refuses.
+///
+/// # Panics
+///
+/// If no such script gives this reply.
+pub fn granted(reply: &redis::Value) -> Option<u64> {
+    match reply {
+        redis::Value::BulkString(token) => {
+            let token = std::str::from_utf8(token)
+                .ok()
+                .and_then(|token| token.parse().ok());
+            Some(token.unwrap_or_else(|| panic!("no token: {reply:?}")))
+        }
+        redis::Value::Array(items) if items.first() == Some(&redis::Value::Int(0)) => None,
+        _ => panic!("no reply of a script that acquires: {reply:?}"),
+    }
+}
+
 /// Each script, with its name in the tests.
 pub(crate) const NAMED: [(&str, &str); 30] = [
     ("acquire", ACQUIRE),

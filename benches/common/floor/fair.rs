@@ -117,7 +117,7 @@ impl Granted {
             keys: queue_keys(lock),
             receive: over_subscriber_thread(url, &inbox),
             // Wants one token. The mark `l`: a grant reaches it while its client listens.
-            arguments: [vec!["1".into(), "l".into(), inbox], vec![channel(lock)]],
+            arguments: [vec!["1".into(), format!("l {inbox}")], vec![channel(lock)]],
             id: None,
         }
     }

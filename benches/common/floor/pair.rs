@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
 use redis::{Connection, IntoConnectionInfo, Script, ScriptInvocation};
+use support::scripts::granted;
 use uuid::Uuid;
 
 /// The script by which a `Mutex` of the client under test acquires a lock.
@@ -114,9 +115,10 @@ impl Hand {
     /// Acquires the lock under a new id; `None` if it is held.
     pub fn acquire(&mut self) -> Option<String> {
         let id = fresh_id();
-        let answer = self.named.acquire(&id).invoke(&mut self.connection);
-        let answer: (i64, redis::Value) = first_two(answer.unwrap());
-        (answer.0 == 1).then_some(id)
+        let answer: redis::Value = (self.named.acquire(&id))
+            .invoke(&mut self.connection)
+            .unwrap();
+        granted(&answer).map(|_| id)
     }
 
     pub fn release(&mut self, id: &str) {
@@ -133,25 +135,16 @@ impl Hand {
     /// Like `pair`, but sends `WAIT` for one replica in the same write as the acquire.
     pub fn acknowledged_pair(&mut self) {
         let id = fresh_id();
-        let (granted, acknowledged): (redis::Value, usize) = redis::pipe()
+        let (answer, acknowledged): (redis::Value, usize) = redis::pipe()
             .invoke_script(&self.named.acquire(&id))
             .cmd("WAIT")
             .arg(1)
             .arg(100)
             .query(&mut self.connection)
             .unwrap();
-        assert!(matches!(&granted, redis::Value::Array(items) if items.len() == 2));
+        assert!(granted(&answer).is_some());
         assert_eq!(acknowledged, 1);
         self.release(&id);
-    }
-}
-
-/// Returns the first two items of a reply to the acquire: a grant has two, a refusal three.
-fn first_two(answer: Vec<redis::Value>) -> (i64, redis::Value) {
-    let mut items = answer.into_iter();
-    match (items.next(), items.next()) {
-        (Some(redis::Value::Int(first)), Some(second)) => (first, second),
-        other => panic!("the script returns a list, not {other:?}"),
     }
 }
 

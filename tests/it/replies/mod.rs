@@ -395,11 +395,11 @@ fn fair(raw: &mut Raw, replies: &mut Replies) {
     let undo = scripts::LOCKS.undo;
     note(
         "queue_enter, free",
-        raw.script(enter, keys, &[first, TTL, "1", "l", "i"]),
+        raw.script(enter, keys, &[first, TTL, "1", "l i"]),
     );
     note(
         "queue_enter, held",
-        raw.script(enter, keys, &[second, TTL, "1", "l", "i"]),
+        raw.script(enter, keys, &[second, TTL, "1", "l i"]),
     );
     let ids = &["i", second, third];
     note("queue_refresh, waits", raw.script(refresh, keys, ids));

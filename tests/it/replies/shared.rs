@@ -22,7 +22,7 @@ pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
     );
     note(
         "queue_enter of permits, too many",
-        raw.script(enter, keys, &[other, TTL, "2/3", "a", "i"]),
+        raw.script(enter, keys, &[other, TTL, "2/3", "a i"]),
     );
     note("permits_inspect", raw.script(inspect, looked_at, &["9"]));
     let renew = scripts::PERMITS_RENEW;
@@ -75,7 +75,7 @@ pub(super) fn rw_lock(raw: &mut Raw, replies: &mut Replies) {
     );
     note(
         "queue_enter by a reader, a writer has it",
-        raw.script(enter, keys, &[second, TTL, "r", "a", "i"]),
+        raw.script(enter, keys, &[second, TTL, "r", "a i"]),
     );
     note(
         "downgrade, another's",
@@ -133,7 +133,7 @@ pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
     raw.script(acquire, &keys[..2], &[mine, TTL]);
     note(
         "queue_enter by a mutex, held",
-        raw.script(enter, keys, &[other, TTL, "+33", "a", "i"]),
+        raw.script(enter, keys, &[other, TTL, "+33", "a i"]),
     );
     note(
         "cohort_release, another's",
@@ -150,7 +150,7 @@ pub(super) fn cohort(raw: &mut Raw, replies: &mut Replies) {
         "cohort_release, passed on",
         raw.script(release, keys, &[mine, "c"]),
     );
-    raw.script(enter, keys, &[mine, TTL, "r", "a", "i"]);
+    raw.script(enter, keys, &[mine, TTL, "r", "a i"]);
     note(
         "cohort_release, granted to a reader",
         raw.script(release, keys, &[other, "c"]),
