@@ -266,7 +266,12 @@ fn lock_ends_with_the_reader_that_ends_last() {
     let server = Server::start();
     let lock = rw(&server);
     // Ends before the others, and outlives the test.
-    let _crashed = lock.clone().ttl(ms(30_000)).auto_renew(false).read().unwrap();
+    let _crashed = lock
+        .clone()
+        .ttl(ms(30_000))
+        .auto_renew(false)
+        .read()
+        .unwrap();
     let long = [(); 2].map(|()| lock.clone().ttl(ms(60_000)).read().unwrap());
     let mut redis = server.connection();
     let mut inbox = redis.as_pubsub();
@@ -277,7 +282,10 @@ fn lock_ends_with_the_reader_that_ends_last() {
     assert!(server.pttl("lock:a") > 30_000);
     assert_released(first.unlock());
     let left = server.pttl("lock:a");
-    assert!((1..=30_000).contains(&left), "the end that counts: {left} ms");
+    assert!(
+        (1..=30_000).contains(&left),
+        "the end that counts: {left} ms"
+    );
     let mut told = || -> String { inbox.get_message().unwrap().get_payload().unwrap() };
     assert_eq!([told(), told()], ["refresh o:writer"; 2]);
 }
