@@ -135,7 +135,7 @@ fn print(locking: &Samples, threads: &[String], watched: Watched, by_hand: f64) 
             format!("{:.1}", locking.percentile(99.0)),
             "",
         ),
-        row("threads", threads.join(" "), "2"),
+        row("threads", threads.join(" "), "1"),
         row("memory added, MiB", format!("{highest:.1}"), "below 16"),
         row(
             "bytes per lease",

@@ -540,7 +540,7 @@ mod tests {
                 retry_in: Duration::from_millis(900),
             },
             Error::Thread {
-                name: "leasehold-io",
+                name: "leasehold-engine",
                 cause: Arc::new(io::Error::other(Nested)),
             },
         ];

@@ -27,7 +27,7 @@ pub struct Health {
     ///
     /// While one fails, waiters retry after pauses instead of being woken.
     pub subscribers: Vec<HealthPart>,
-    /// The io threads, which renew held leases, one for each server in use.
+    /// The renewal of held leases, one for each server in use.
     pub renewers: Vec<HealthPart>,
     /// How many servers must work: a majority of a quorum, otherwise all of them.
     pub needed: usize,

@@ -22,7 +22,7 @@ pub(crate) struct Shortage {
 pub(crate) enum Missing {
     /// The thread with this name could not be started.
     Thread(&'static str),
-    /// Something that a connection needs.
+    /// Something that a connection or a pipe needs.
     ForConnection(&'static str),
 }
 
@@ -30,6 +30,15 @@ impl Shortage {
     pub(crate) fn of_thread(name: &'static str, cause: io::Error) -> Self {
         Self {
             missing: Missing::Thread(name),
+            cause: Arc::new(cause),
+        }
+    }
+
+    /// Returns what kept a pipe from being made.
+    pub(crate) fn of_pipe(cause: io::Error) -> Self {
+        let missing = missing(&cause).unwrap_or("this machine has no pipe left");
+        Self {
+            missing: Missing::ForConnection(missing),
             cause: Arc::new(cause),
         }
     }

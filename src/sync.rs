@@ -95,12 +95,6 @@ impl Condvar {
         Self(sync::Condvar::new())
     }
 
-    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-        let locked = guard.guard.take().expect(LOCKED);
-        let locked = self.0.wait(locked);
-        guard.guard = Some(locked.unwrap_or_else(PoisonError::into_inner));
-    }
-
     /// Waits for at most `limit`, and returns true if that time has passed.
     pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, limit: Duration) -> bool {
         let locked = guard.guard.take().expect(LOCKED);

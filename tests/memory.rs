@@ -143,7 +143,7 @@ fn names_add_nothing(role: &str) {
     resume_child(&server);
     let second = Size::receive(&child);
     second.assert_not_grown_since(&first);
-    assert_eq!(second.threads, ["leasehold-io", "leasehold-timer"]);
+    assert_eq!(second.threads, ["leasehold-engin"]);
     assert_eq!(connections(&server), before);
     resume_child(&server);
     child.wait().succeeded();
@@ -304,11 +304,11 @@ fn threads() {
     threads_become(&[]);
 
     let guards: Vec<_> = mutexes.iter().map(|mutex| mutex.lock().unwrap()).collect();
-    threads_become(&["leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-engin"]);
 
     // `try_lock` does not wait, so it starts no thread.
     assert!(client.mutex("0").try_lock().unwrap().is_err());
-    threads_become(&["leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-engin"]);
 
     let (entered, entries) = bounded(0);
     thread::scope(|scope| {
@@ -320,25 +320,19 @@ fn threads() {
                 guard.unlock().unwrap();
             });
         }
-        threads_become(&[
-            "leasehold-io",
-            "leasehold-io",
-            "leasehold-subsc",
-            "leasehold-timer",
-            "leasehold-timer",
-        ]);
+        threads_become(&["leasehold-engin", "leasehold-engin", "leasehold-subsc"]);
         drop(guards);
         for _ in 0..WAITERS {
             entries.recv().unwrap();
         }
     });
     drop(other);
-    threads_become(&["leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-engin"]);
 
     let guard = client.mutex("callback").on_lost(|_| ()).lock().unwrap();
-    threads_become(&["leasehold-callb", "leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-callb", "leasehold-engin"]);
     drop((client, mutexes));
-    threads_become(&["leasehold-callb", "leasehold-io", "leasehold-timer"]);
+    threads_become(&["leasehold-callb", "leasehold-engin"]);
     drop(guard);
     threads_become(&[]);
 }

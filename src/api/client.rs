@@ -422,7 +422,7 @@ impl Client {
             health.part(endpoint.server.label(), None)
         });
         let renewers = endpoints.iter().map(|endpoint| {
-            let mut part = endpoint.io.health.part(endpoint.server.label(), None);
+            let mut part = endpoint.renewals.part(endpoint.server.label(), None);
             if part.state == HealthState::Fails && !runtime.timer.has_leases() {
                 // The leases that could not be renewed have ended.
                 part.state = HealthState::Idle;
@@ -610,12 +610,13 @@ impl ClientBuilder {
     /// # Errors
     ///
     /// [`Error::Config`] if a setting is invalid; the message names it and what it expects.
+    /// [`Error::Shortage`] if the process has no file descriptor left for the client's own pipe.
     pub fn build(self) -> Result<Client, Error> {
         let (mut config, target) = self.check()?;
         // Clients made from clones of one builder must not share the threads that connect.
         config.dialers = ThreadGroup::new(DIALER);
         let deployment = Deployment::new(target, &config)?;
-        let runtime = runtime::new(config, deployment);
+        let runtime = runtime::new(config, deployment)?;
         Ok(Client {
             core: Arc::new(Core { runtime }),
         })

@@ -11,7 +11,7 @@
 //!   get the lock, unless the key is deleted or replaced by force (see the limitations). It reads a
 //!   local clock, so no blocked thread or socket can delay it.
 //!   [`lost`](crate::Lease::lost) and [`on_lost`](crate::Mutex::on_lost) follow as soon as the
-//!   timer thread is scheduled. On Linux the clock counts the time for which the machine is
+//!   engine thread is scheduled. On Linux the clock counts the time for which the machine is
 //!   suspended. On other systems, `is_held` may return true for too long after a suspend.
 //! - **Tokens rise.** The [fencing token](crate::FencingToken) of every holder of a mutex, and of
 //!   every writer, is higher than all earlier ones. Readers share the token of the last writer. If

@@ -41,17 +41,17 @@
 //!
 //! With [`shared_stats`](crate::ClientBuilder::shared_stats), each client adds its [`Totals`] to
 //! one Redis hash, `lock_stats`. Its fields have the names of the fields of `Totals`.
-//! [`Client::shared_stats`] reads the sum. The thread `leasehold-io` adds every two seconds what
-//! was counted since, and a last time when the client ends. The sum may be too low, and is never
-//! too high:
+//! [`Client::shared_stats`] reads the sum. The thread `leasehold-engine` adds every two seconds
+//! what was counted since, and a last time when the client ends. The sum may be too low, and is
+//! never too high:
 //!
 //! - What a process counted in the two seconds before a crash is missing.
 //! - An addition that Redis does not answer, or refuses, is not sent again.
 //! - Counts from an outage are added after it, apart from the addition that found it.
 //!
-//! With the feature `metrics`, the thread `leasehold-io` sends the same numbers to the program's
-//! recorder every two seconds, and a last time when the client ends. Counts from before the
-//! recorder was installed are not sent.
+//! With the feature `metrics`, the thread `leasehold-engine` sends the same numbers to the
+//! program's recorder every two seconds, and a last time when the client ends. Counts from before
+//! the recorder was installed are not sent.
 //!
 //! | metric | kind | meaning |
 //! |---|---|---|

@@ -56,7 +56,7 @@
 //!
 //! - **A holder** keeps its lock until its lease ends: [`is_held`](crate::Lease::is_held)
 //!   stays true for the rest of the validity, by default at least about two thirds of the ttl. The
-//!   io thread repeats the renewal until then. If no renewal succeeds, the holder receives
+//!   client repeats the renewal until then. If no renewal succeeds, the holder receives
 //!   [`Lost::Expired`](crate::Lost::Expired).
 //! - **A waiter** sleeps, and asks again as soon as the server answers.
 //! - **A release** that got no reply is repeated in the background until it succeeds or the lease

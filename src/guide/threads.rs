@@ -1,14 +1,12 @@
 //! The threads and connections of a client.
 //!
 //! A client starts no lasting thread before its first call that acquires a lock. In a cluster it
-//! runs one io and one subscriber thread for each master in use. Over a quorum it runs one of each
-//! for each server.
+//! runs one subscriber thread for each master in use, and over a quorum one for each server. Each
+//! client has a pipe, which wakes its engine.
 //!
 //! | thread | started by | purpose |
 //! |---|---|---|
-//! | `leasehold-timer` | the first lock | tracks the leases' deadlines and schedules renewals; no I/O |
-//! | `leasehold-io` | the first lock | sends renewals in batches, repeated releases and shared statistics, over its own connection if that leaves one to the calls |
-//! | `leasehold-replicas` | the first renewal under `min_replicas` | sends renewals that replicas must acknowledge; at most eight threads for each server |
+//! | `leasehold-engine` | the first lock | tracks the leases' deadlines; sends renewals, repeated releases and shared statistics to all servers, and never waits for one of them; over its own connections if that leaves one to the calls |
 //! | `leasehold-subscriber` | the first waiter | receives releases and grants over its own connection |
 //! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes, and asks all sentinels at intervals |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |

@@ -14,15 +14,13 @@ use crate::protocol::verb::Verb;
 use crate::redis::{Majority, ServerVotes, Verdict, Vote, Votes};
 use crate::sync::Mutex;
 
-/// A release that an io thread sends, and repeats until it has certainly run.
+/// A release that the engine sends, and repeats until it has certainly run.
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) keys: Arc<dyn Primitive>,
     pub(crate) id: HolderId,
     /// When the release ends: the key has expired, or the caller no longer waits.
     pub(crate) until: Instant,
-    /// When an io thread first received it; `None` before.
-    pub(crate) began: Option<Instant>,
     /// The acquire may run after this release: a missing key then proves nothing.
     pub(crate) may_precede_acquire: bool,
     /// It was sent before: this is a repetition.
@@ -94,7 +92,6 @@ impl Release {
             keys,
             id,
             until,
-            began: None,
             may_precede_acquire: false,
             was_sent: false,
             may_have_run: false,

@@ -1,4 +1,5 @@
-//! The pending releases of one server: which of them one command carries, and when. No I/O.
+//! The pending releases of a client, or of one server of its quorum: which of them one command
+//! carries, and when. No I/O.
 //!
 //! The states of a release:
 //!
@@ -66,6 +67,8 @@ pub(crate) struct Releases {
     due: BTreeSet<(Instant, u64)>,
     /// When each release expires.
     ends: BTreeSet<(Instant, u64)>,
+    /// Each release is tried once more, without a pause.
+    is_hastened: bool,
     serial: u64,
 }
 
@@ -91,6 +94,8 @@ struct Group {
     newest: Instant,
     /// When the last command was sent.
     last: Option<Instant>,
+    /// A command has not ended: there is never a second one.
+    is_in_flight: bool,
     next: Instant,
 }
 
@@ -132,11 +137,6 @@ impl ReleaseBatch {
             _ => self.keys.undo(&self.arguments),
         }
     }
-
-    /// The cost of the command in a write; a renewal of one name costs 1.
-    pub(crate) fn weight(&self) -> usize {
-        self.keys.names.len().max(self.releases.len() / 16)
-    }
 }
 
 impl Releases {
@@ -161,7 +161,7 @@ impl Releases {
     }
 
     /// Adds a release. It is due at once, or after the pause since the last command for its lock.
-    pub(crate) fn push(&mut self, mut release: Release, now: Instant) {
+    pub(crate) fn push(&mut self, release: Release, now: Instant) {
         let lock = SameLock(Arc::clone(&release.keys));
         let serial = self.next_serial();
         let group = match self.by_lock.get(&lock) {
@@ -176,7 +176,6 @@ impl Releases {
         let Some(of_lock) = self.groups.get_mut(&group) else {
             return;
         };
-        let began = *release.began.get_or_insert(now);
         of_lock.newest = now;
         of_lock.order.insert((now, serial));
         of_lock.ids.insert(release.id.clone(), serial);
@@ -184,7 +183,7 @@ impl Releases {
         let pending = Pending {
             release,
             group,
-            began,
+            began: now,
             tried: now,
             due: now,
             was_answered: false,
@@ -210,32 +209,27 @@ impl Releases {
         over
     }
 
-    /// Returns the commands to send at `now`: those that are due, or `all`.
-    ///
-    /// Each release counts as tried without a reply until [`settle`](Self::settle) is called.
-    pub(crate) fn take_due(&mut self, now: Instant, all: bool) -> Vec<ReleaseBatch> {
-        if all {
-            let groups: Vec<u64> = self.groups.keys().copied().collect();
-            let batches = groups
-                .into_iter()
-                .flat_map(|group| self.take_all(group, now));
-            return batches.collect();
+    /// Makes all releases due, for a last try.
+    pub(crate) fn hasten(&mut self) {
+        self.is_hastened = true;
+        let serials: Vec<u64> = self.pending.keys().copied().collect();
+        for serial in serials {
+            self.schedule(serial, Instant::START);
         }
+        let groups: Vec<u64> = self.groups.keys().copied().collect();
+        for group in groups {
+            self.plan(group);
+        }
+    }
+
+    /// Returns the commands to send at `now`. Each of them must be [settled](Self::settle).
+    pub(crate) fn take_due(&mut self, now: Instant) -> Vec<ReleaseBatch> {
         let mut batches = Vec::new();
         while let Some((_, group)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
             let serials = self.due_together(group, now);
             batches.extend(self.take(group, &serials, now));
         }
         batches
-    }
-
-    fn take_all(&mut self, group: u64, now: Instant) -> Vec<ReleaseBatch> {
-        let order = self.groups.get(&group).map(|group| &group.order);
-        let serials: Vec<u64> = order.into_iter().flatten().map(|(_, n)| *n).collect();
-        let chunks = serials.chunks(MOST_IDS);
-        chunks
-            .filter_map(|serials| self.take(group, serials, now))
-            .collect()
     }
 
     /// Returns the releases of a due group that are due, or close enough to be sent with them.
@@ -261,11 +255,12 @@ impl Releases {
                 pending.tried = now;
                 releases.push((serial, pending.release.id.clone()));
                 let pause = pause(pending.began.until(now));
-                self.schedule(serial, now.after(pause.min(UNANSWERED)));
+                self.schedule_again(serial, now.after(pause.min(UNANSWERED)));
             }
         }
         let of_lock = self.groups.get_mut(&group)?;
         of_lock.last = Some(now);
+        of_lock.is_in_flight = true;
         let keys = Arc::clone(&of_lock.keys);
         self.plan(group);
         let ids: Vec<&HolderId> = releases.iter().map(|(_, id)| id).collect();
@@ -279,6 +274,16 @@ impl Releases {
             releases,
             arguments,
         })
+    }
+
+    /// Schedules the next try of a release for `due`; no further one after the last.
+    fn schedule_again(&mut self, serial: u64, due: Instant) {
+        let due = if self.is_hastened {
+            Instant::NEVER
+        } else {
+            due
+        };
+        self.schedule(serial, due);
     }
 
     fn schedule(&mut self, serial: u64, due: Instant) {
@@ -302,7 +307,11 @@ impl Releases {
             self.groups.remove(&serial);
             return;
         };
-        let not_before = group.last.map_or(Instant::START, |last| {
+        if group.is_in_flight {
+            return;
+        }
+        let last = group.last.filter(|_| !self.is_hastened);
+        let not_before = last.map_or(Instant::START, |last| {
             let pause = joins_after(pause(group.newest.until(last)));
             last.after(pause.min(UNANSWERED))
         });
@@ -316,17 +325,18 @@ impl Releases {
         batch: &ReleaseBatch,
         answer: Result<Answer, Fault>,
     ) -> Vec<Release> {
-        let undone = match answer {
-            Ok(Answer::Undone(undone)) => undone,
-            Err(fault) if !fault.may_have_run() => return Vec::new(),
-            _ => {
-                for (serial, _) in &batch.releases {
-                    if let Some(pending) = self.pending.get_mut(serial) {
-                        pending.release.may_have_run = true;
-                    }
+        if let Some(group) = self.groups.get_mut(&batch.group) {
+            group.is_in_flight = false;
+        }
+        let Ok(Answer::Undone(undone)) = &answer else {
+            let may_have_run = answer.as_ref().map_or_else(Fault::may_have_run, |_| true);
+            for (serial, _) in batch.releases.iter().filter(|_| may_have_run) {
+                if let Some(pending) = self.pending.get_mut(serial) {
+                    pending.release.may_have_run = true;
                 }
-                return Vec::new();
             }
+            self.plan(batch.group);
+            return Vec::new();
         };
         let removed = undone.removed.iter();
         let removed = removed.filter_map(|n| Some(&batch.releases.get(*n)?.1));
@@ -368,7 +378,7 @@ impl Releases {
         }
         let pause = pause(pending.began.until(pending.tried));
         let due = pending.tried.after(pause);
-        self.schedule(serial, due);
+        self.schedule_again(serial, due);
         false
     }
 
@@ -379,16 +389,8 @@ impl Releases {
         };
         if let Some(serial) = of_lock.ids.get(id).copied() {
             of_lock.last = None;
-            self.schedule(serial, Instant::START);
+            self.schedule_again(serial, Instant::START);
         }
-    }
-
-    /// Removes and returns the releases of a batch, to be sent to another server.
-    pub(crate) fn remove_batch(&mut self, batch: &ReleaseBatch) -> Vec<Release> {
-        let releases = batch.releases.iter();
-        releases
-            .filter_map(|(serial, _)| self.remove(*serial))
-            .collect()
     }
 
     fn remove(&mut self, serial: u64) -> Option<Release> {
@@ -404,6 +406,7 @@ impl Releases {
         if self.pending.is_empty() {
             // Frees the memory that thousands of releases took.
             *self = Self {
+                is_hastened: self.is_hastened,
                 serial: self.serial,
                 ..Self::default()
             };
@@ -420,6 +423,7 @@ impl Group {
             ids: HashMap::new(),
             newest: now,
             last: None,
+            is_in_flight: false,
             next: Instant::NEVER,
         }
     }

@@ -233,7 +233,7 @@ impl LeaseState {
             end.min(self.renew_at)
         };
         let latest = match self.provisional && self.failures == 0 && !self.renewing {
-            // If the grant came as a message, the subscriber thread wakes the timer thread in time.
+            // If the grant came as a message, the subscriber thread wakes the engine in time.
             true => now.after(now.until(end) / 2),
             false => best,
         };

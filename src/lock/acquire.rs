@@ -70,7 +70,6 @@ pub(crate) fn acquire(
     let counters = &runtime.meters.counters;
     match (&outcome, limit) {
         (Ok(Ok(hold)), _) => {
-            runtime.begin_stats(hold.keys.key(0));
             let since = hold.since().unwrap_or(start);
             runtime.meters.acquired(has_waited, start.until(since));
         }

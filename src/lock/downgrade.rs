@@ -7,7 +7,7 @@ use crate::lease::held::HeldLease;
 use crate::protocol::primitive::Primitive;
 use crate::redis::{Cap, Fault};
 use crate::runtime::Runtime;
-use crate::runtime::io::renewal::renewed;
+use crate::runtime::engine::renewal::renewed;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 

@@ -12,7 +12,7 @@ use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::redis::{Cap, Fault};
 use crate::runtime::Runtime;
-use crate::runtime::io::renewal::{renewed, settle};
+use crate::runtime::engine::renewal::{renewed, settle};
 use crate::token::FencingToken;
 
 /// Renews the lease for its full ttl; waits for the reply until `until`.

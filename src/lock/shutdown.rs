@@ -119,10 +119,6 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
         runtime.release(Release::of_place(keys, id, last));
     }
     let woken = runtime.waiters.wake_all();
-    // The timer thread ends first, so that it renews no lease that is released below. It does no
-    // I/O, so it ends at once.
-    runtime.timer.stop();
-    let timer_is_joined = runtime.timer.worker.join(last);
     // Holders are notified before the release, so that none continues under a lock that is already
     // free.
     let held = runtime.timer.drain().into_iter().filter(|hold| {
@@ -148,9 +144,9 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
         }
         report.unreleased -= 1;
     }
-    // The io threads must outlive the calls: they undo the commands of a call that fails.
+    // The engine must outlive the calls: it undoes the commands of a call that fails.
     report.calls = end_calls(runtime, last);
-    report.is_joined = timer_is_joined & stop(runtime, last);
+    report.is_joined = stop(runtime, last);
     report.dialers = runtime.config.dialers.wait(last);
     report.unreleased += runtime.unconfirmed();
     logging::debug!("shut down: {report:?}");
@@ -169,8 +165,7 @@ pub(crate) fn end_calls(runtime: &Runtime, until: Instant) -> usize {
 /// Ends the threads; returns false if one has not ended by `until` and was not joined.
 pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     runtime.close();
-    runtime.stop_queueing();
-    runtime.timer.stop();
+    runtime.engine.stop();
     runtime.sentinel_watch.stop();
     runtime.callbacks.stop();
     // Stopping a subscriber publishes to its server: a server that does not reply must leave time
@@ -181,7 +176,7 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
         let share = for_subscribers / endpoints.len() as u32;
         endpoint.stop(Instant::now().after(share.min(runtime.deployment.command_timeout())));
     }
-    let mut is_joined = runtime.timer.worker.join(until);
+    let mut is_joined = runtime.engine.worker.join(until);
     is_joined &= runtime.sentinel_watch.join(until);
     is_joined &= runtime.callbacks.worker.join(until);
     for endpoint in &endpoints {
@@ -208,8 +203,8 @@ impl Drop for Core {
         if !self.runtime.is_closed() {
             let timeout = self.runtime.deployment.command_timeout();
             // Only cancelled calls still run, and their callers have returned. Such a call may yet
-            // get a reply and release what it was granted. The io threads undo what fails, so they
-            // end after the calls.
+            // get a reply and release what it was granted. The engine undoes what fails, so it ends
+            // after the calls.
             end_calls(
                 &self.runtime,
                 Instant::now().after(timeout.saturating_mul(2)),

@@ -83,7 +83,7 @@ impl Server {
 }
 
 /// Returns the permissions that a command needs, and ASKING before it if `asking`.
-fn rights(name: &str, args: &[&[u8]], asking: bool) -> String {
+pub(super) fn rights(name: &str, args: &[&[u8]], asking: bool) -> String {
     let before = if asking { "asking +" } else { "" };
     let right = before.to_owned() + &name.to_ascii_lowercase();
     match (name, args.first()) {

@@ -55,7 +55,7 @@ impl From<OpenCircuit> for Error {
 }
 
 /// Why one server has no result for a call, before a cluster follows the redirect.
-pub(super) enum NodeFault {
+pub(crate) enum NodeFault {
     /// The call did not run: this node of a cluster does not own its keys, or not all of them. The
     /// cause is for a call that does not follow the redirect any more.
     Redirected(Redirect, Cause),

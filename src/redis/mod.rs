@@ -1,5 +1,6 @@
 //! The servers that keep the locks: one server, a cluster or a quorum, behind one interface.
 
+pub(crate) mod batch;
 pub(crate) mod breaker;
 pub(crate) mod call;
 pub(crate) mod cluster;
@@ -40,9 +41,13 @@ use crate::url::Target;
 
 pub(crate) use crate::redis::conn::callers::Cap;
 pub(crate) use crate::redis::conn::connection::Connection;
-pub(crate) use crate::redis::fault::{Fault, OpenCircuit};
+pub(crate) use crate::redis::conn::socket::wait_for_sockets;
+pub(crate) use crate::redis::fault::{Fault, NodeFault, OpenCircuit};
 pub(crate) use crate::redis::health::ServerHealth;
+pub(crate) use crate::redis::pipeline::{Ended, Job, Pipeline, Request};
+pub(crate) use crate::redis::quorum::draining::{Drained, Draining};
 pub(crate) use crate::redis::quorum::member::{Member, MemberTask};
+pub(crate) use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 pub(crate) use crate::redis::quorum::votes::{Majority, Verdict, Votes};
 pub(crate) use crate::redis::server::{IgnoredRelease, Server};
 pub(crate) use crate::redis::undoable::{ServerVotes, Undoable, Vote};

@@ -1,132 +1,509 @@
-//! Sends many calls in one write and reads their replies after it.
+//! A pipeline: the connection on which the engine's thread sends commands to a server, without ever
+//! waiting for it.
+//!
+//! ```text
+//!            a command is queued             a dialer has made a connection, or one is idle
+//! +--------+ ------------------> +------------+ -----------------------------> +------+
+//! | closed |                     | connecting |                                | open |
+//! +--------+ <------------------ +------------+                                +------+
+//!    ^        no connection in time, or none is possible                           |
+//!    +-----------------------------------------------------------------------------+
+//!      the oldest reply is late, an error, a reply that does not fit, another master;
+//!      or nothing is unanswered, and the connection was lent
+//! ```
+//!
+//! A command ends exactly once: answered, not run (its last byte was not written), or unknown.
+
+mod line;
+mod request;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::Arc;
+use std::task::Waker;
+
+use redis::{RedisError, RedisResult, ServerError, Value};
 
 use crate::clock::Instant;
+use crate::error::Cause;
+use crate::logging::contain;
 use crate::protocol::answer::Answer;
-use crate::protocol::script::{Call, pack_wait};
+use crate::protocol::script::pack_wait;
 use crate::protocol::verb::Verb;
-use crate::redis::conn::connection::{Connection, Replied, is_no_script};
+use crate::redis::conn::callers::Sleeper;
+use crate::redis::conn::connection::is_no_script;
+use crate::redis::conn::pool::{ConnectRequest, GetError, Pool};
+use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::{Fault, NodeFault};
+use crate::redis::pipeline::line::{Line, Origin};
+pub(crate) use crate::redis::pipeline::request::{Job, Request};
 use crate::redis::server::Server;
+use crate::replicas::Replicas;
 
-impl Server {
-    /// Sends the calls of all `jobs` in one write over the caller's connection. Passes each reply
-    /// to `settle`, in order, with the instant before the call was sent.
-    ///
-    /// `follow` resends a call that this server redirects to another node. A call without a
-    /// reply may have run. All calls must require the same number of replicas. Returns false if the
-    /// connection must not be used again.
-    pub(crate) fn batch<J>(
-        &self,
-        connection: &mut Connection,
-        jobs: Vec<J>,
-        call: impl Fn(&J) -> Call<'_>,
-        follow: impl Fn(Call<'_>) -> Result<(Answer, Instant), Fault>,
-        mut settle: impl FnMut(J, Instant, Result<Answer, Fault>),
-    ) -> bool {
-        let sent = Instant::now();
-        let calls: Vec<Call<'_>> = jobs.iter().map(&call).collect();
-        let (answers, usable) = self.send_all(connection, &calls, sent);
-        drop(calls);
-        for (job, answer) in jobs.into_iter().zip(answers) {
-            let (sent, answer) = match answer {
-                Err(NodeFault::Redirected(..)) => match follow(call(&job)) {
-                    Ok((answer, sent)) => (sent, Ok(answer)),
-                    Err(fault) => (sent, Err(fault)),
-                },
-                answer => (sent, answer.map_err(Fault::from)),
-            };
-            settle(job, sent, answer);
+/// The most commands without a reply on one connection.
+const MOST_UNANSWERED: usize = 4096;
+
+/// The most bytes that are packed and not written.
+const MOST_UNWRITTEN: u64 = 1024 * 1024;
+
+/// The most commands that one turn packs, and the most replies that it reads. The engine looks for
+/// lost leases between its turns.
+const MOST_IN_TURN: usize = 512;
+
+/// The most reads from the socket in one turn. Nearly all of them are of 2 KiB.
+const MOST_READS: u32 = 32;
+
+/// The most commands for which replicas are waited for together.
+const MOST_IN_BATCH: usize = 256;
+
+/// The end of a command.
+pub(crate) struct Ended<J> {
+    pub(crate) job: J,
+    /// The instant before it was sent.
+    pub(crate) sent: Instant,
+    pub(crate) end: Result<Answer, NodeFault>,
+}
+
+pub(crate) struct Pipeline<J> {
+    pub(crate) server: Arc<Server>,
+    /// Wakes the thread that calls [`turn`](Self::turn).
+    waker: Waker,
+    link: Link,
+    queued: VecDeque<Queued<J>>,
+    sent: VecDeque<Sent<J>>,
+    /// Commands with an answer that counts only if replicas have acknowledged it.
+    unacknowledged: Vec<(J, Instant, Answer)>,
+}
+
+struct Queued<J> {
+    job: J,
+    /// The server does not know the digest of its script.
+    by_source: bool,
+}
+
+struct Sent<J> {
+    queued: Queued<J>,
+    at: Instant,
+    /// How many bytes were packed on the connection up to the command's last one.
+    end: u64,
+    /// The reply to its ASKING is missing.
+    is_asking: bool,
+    /// The error reply to its ASKING.
+    not_asked: Option<ServerError>,
+}
+
+enum Link {
+    Closed,
+    Connecting {
+        request: ConnectRequest,
+        since: Instant,
+    },
+    Open(Box<Line>),
+}
+
+impl<J: Job> Pipeline<J> {
+    pub(crate) fn new(server: Arc<Server>, waker: Waker) -> Self {
+        Self {
+            server,
+            waker,
+            link: Link::Closed,
+            queued: VecDeque::new(),
+            sent: VecDeque::new(),
+            unacknowledged: Vec::new(),
         }
-        usable
     }
 
-    /// Sends all `calls` and returns their replies in order. The second value is false if the
-    /// connection must not be used again.
-    fn send_all(
-        &self,
-        connection: &mut Connection,
-        calls: &[Call<'_>],
-        sent: Instant,
-    ) -> (Vec<Result<Answer, NodeFault>>, bool) {
-        let (mut answers, mut alive) = self.write_and_read(connection, calls, Call::pack_by_sha);
-        let unknown = answers.iter_mut().zip(calls);
-        let unknown = unknown.filter(|(answer, _)| answer.as_ref().is_ok_and(is_no_script));
-        let (unknown, again): (Vec<_>, Vec<Call<'_>>) = unknown.unzip();
-        if alive && !unknown.is_empty() {
-            let (second, still_alive) =
-                self.write_and_read(connection, &again, Call::pack_by_source);
-            alive = still_alive;
-            for (slot, answer) in unknown.into_iter().zip(second) {
-                *slot = answer;
-            }
-        }
-        let answers: Vec<_> = answers
-            .into_iter()
-            .zip(calls)
-            .map(|(answer, call)| answer?.map_err(|error| self.node_fault(call, &error)))
-            .collect();
-        if answers.iter().any(Result::is_ok) {
-            // All calls of a write are of the same kind: writes, or reads of holders.
-            self.answered(sent, calls.iter().all(|call| call.verb.writes()));
-        }
-        // A server that did not serve a call may have been replaced: connect again.
-        let usable = alive
-            && !answers
-                .iter()
-                .any(|answer| NodeFault::not_served_in(answer).is_some());
-        if !usable {
-            self.failed();
-            match alive {
-                true => self.pool.suspect(connection.generation),
-                false => self.pool.forget_idle(),
-            }
-        }
-        (answers, usable)
+    /// Queues a command; [`turn`](Self::turn) sends it.
+    pub(crate) fn push(&mut self, job: J) {
+        let by_source = false;
+        self.queued.push_back(Queued { job, by_source });
     }
 
-    fn write_and_read<'c>(
-        &self,
-        connection: &mut Connection,
-        calls: &[Call<'c>],
-        pack: impl Fn(&Call<'c>, &mut Vec<u8>),
-    ) -> (Vec<Result<Replied, Fault>>, bool) {
-        let replicas = calls.first().and_then(|call| call.replicas);
-        let until = Instant::now().after(self.command_timeout());
-        let sent = connection.write(until, |buffer| {
-            calls.iter().for_each(|call| pack(call, buffer));
-            if let Some(replicas) = &replicas {
-                pack_wait(replicas, buffer);
+    /// Returns whether a command has not ended.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.queued.is_empty() || self.has_unanswered()
+    }
+
+    fn has_unanswered(&self) -> bool {
+        let is_waiting = matches!(&self.link, Link::Open(line) if line.wait.is_some());
+        !self.sent.is_empty() || is_waiting
+    }
+
+    /// Returns the socket, and whether it must be written.
+    pub(crate) fn socket(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        match &self.link {
+            Link::Open(line) => {
+                let socket = line.connection.get().as_fd();
+                Some((socket, !line.is_written()))
             }
-        });
-        let mut broken = sent.err();
-        let mut answers: Vec<_> = calls
-            .iter()
-            .map(|call| {
-                let error = match &broken {
-                    // After one error nothing more is read.
-                    Some(error) => error.clone(),
-                    None => match connection.answer_to(until, call.verb) {
-                        Ok(answer) => return Ok(answer),
-                        Err(error) => broken.insert(error).clone(),
-                    },
-                };
-                Err(Fault::Unknown(error.into()))
-            })
-            .collect();
-        if replicas.is_some() && broken.is_none() {
-            let until = Instant::now().after(self.command_timeout());
-            let waited = connection.answer_to(until, Verb::Count);
-            let acknowledged = |answer| match (answer, &waited) {
-                (Ok(Ok(done)), Ok(waited)) => {
-                    let waited = Some(waited.clone());
-                    self.acknowledged(done, waited, replicas).map(Ok)
+            Link::Closed | Link::Connecting { .. } => None,
+        }
+    }
+
+    /// Returns when the next turn is due, if the socket does not become ready before.
+    pub(crate) fn next(&self, now: Instant) -> Instant {
+        let timeout = self.server.command_timeout();
+        match &self.link {
+            Link::Closed if self.queued.is_empty() => Instant::NEVER,
+            Link::Closed => Instant::START,
+            Link::Connecting { since, .. } => match &self.server.member {
+                // Then one that the calls use is borrowed.
+                Some(_) if now < since.after(timeout / 4) => since.after(timeout / 4),
+                _ => since.after(timeout),
+            },
+            Link::Open(line) => {
+                let may_pack = line.is_written() && self.may_pack(line);
+                match line.has_more || !self.queued.is_empty() && may_pack {
+                    true => Instant::START,
+                    false => self.late_at(line),
                 }
-                (Ok(Ok(_)), Err(error)) => Err(Fault::Unknown(error.clone().into())),
-                (answer, _) => answer,
-            };
-            answers = answers.into_iter().map(acknowledged).collect();
-            broken = waited.err();
+            }
         }
-        (answers, broken.is_none() && !connection.has_surplus())
+    }
+
+    /// Returns when the oldest reply is late.
+    fn late_at(&self, line: &Line) -> Instant {
+        let oldest = self.sent.front().map(|sent| sent.at);
+        let oldest = oldest.or_else(|| line.wait.map(|(_, since)| since));
+        oldest.map_or(Instant::NEVER, |at| at.after(self.server.command_timeout()))
+    }
+
+    fn may_pack(&self, line: &Line) -> bool {
+        !line.is_rejected
+            // The next batch waits for the replicas of this one.
+            && line.wait.is_none()
+            && self.sent.len() < MOST_UNANSWERED
+            && line.unwritten() < MOST_UNWRITTEN
+    }
+
+    /// Reads, connects and writes what is possible at `now` without waiting. Adds the commands that
+    /// have ended to `ended`.
+    pub(crate) fn turn(&mut self, now: Instant, is_ready: bool, ended: &mut Vec<Ended<J>>) {
+        self.link = match std::mem::replace(&mut self.link, Link::Closed) {
+            Link::Open(mut line) => match self.exchange(&mut line, now, is_ready, ended) {
+                Ok(true) => Link::Open(line),
+                Ok(false) => {
+                    self.leave(*line, ended);
+                    Link::Closed
+                }
+                Err(error) => {
+                    self.fail(*line, error, ended);
+                    Link::Closed
+                }
+            },
+            link => link,
+        };
+        while !matches!(self.link, Link::Open(_)) && !self.queued.is_empty() {
+            self.link = match self.connect(now, ended) {
+                Link::Open(mut line) => match self.write(&mut line, now) {
+                    Ok(()) => Link::Open(line),
+                    Err(error) => {
+                        self.fail(*line, error, ended);
+                        Link::Closed
+                    }
+                },
+                link => {
+                    self.link = link;
+                    return;
+                }
+            };
+        }
+    }
+
+    /// Reads and writes. Returns false if the connection must not be used any more.
+    fn exchange(
+        &mut self,
+        line: &mut Line,
+        now: Instant,
+        is_ready: bool,
+        ended: &mut Vec<Ended<J>>,
+    ) -> RedisResult<bool> {
+        let is_late = self.late_at(line) <= now;
+        // A reply that has arrived counts, although this thread reads it late.
+        let mut reads = match is_ready || is_late || line.has_more {
+            true => MOST_READS,
+            false => 0,
+        };
+        self.read(line, &mut reads, ended)?;
+        let is_drained = reads > 0 && !line.has_more;
+        if is_drained && self.late_at(line) <= now {
+            return Err(timed_out().into());
+        }
+        if !self.server.is_current(line.connection.get()) {
+            return Ok(false);
+        }
+        self.write(line, now)?;
+        let is_done = !self.has_replies_left(line);
+        Ok(!is_done || !line.is_rejected && matches!(line.connection, Origin::Own(_)))
+    }
+
+    fn has_replies_left(&self, line: &Line) -> bool {
+        !self.sent.is_empty() || line.wait.is_some()
+    }
+
+    /// Reads the replies that have arrived.
+    fn read(
+        &mut self,
+        line: &mut Line,
+        reads: &mut u32,
+        ended: &mut Vec<Ended<J>>,
+    ) -> RedisResult<()> {
+        line.has_more = false;
+        let mut served: Option<(Instant, bool)> = None;
+        let mut outcome = Ok(());
+        for n in 0..MOST_IN_TURN {
+            match line.connection.get_mut().answer_at_hand(reads) {
+                Ok(None) => break,
+                Ok(Some(value)) => {
+                    line.has_more = n + 1 == MOST_IN_TURN;
+                    if let Err(error) = self.take(line, value, &mut served, ended) {
+                        outcome = Err(error);
+                        break;
+                    }
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        if let Some((sent, is_write)) = served {
+            self.server.answered(sent, is_write);
+        }
+        outcome
+    }
+
+    /// Takes one reply. Notes in `served` a command that was served, and whether it was a write.
+    fn take(
+        &mut self,
+        line: &mut Line,
+        value: Value,
+        served: &mut Option<(Instant, bool)>,
+        ended: &mut Vec<Ended<J>>,
+    ) -> RedisResult<()> {
+        let connection = line.connection.get_mut();
+        let Some(first) = self.sent.front_mut() else {
+            let Some((replicas, _)) = line.wait.take() else {
+                return Err(connection.malformed());
+            };
+            let waited = connection.meaning_of(value, Verb::Count)?;
+            for (job, sent, answer) in self.unacknowledged.drain(..) {
+                let waited = Some(waited.clone());
+                let end = self.server.acknowledged(answer, waited, Some(replicas));
+                let end = end.map_err(NodeFault::from);
+                ended.push(Ended { job, sent, end });
+            }
+            return Ok(());
+        };
+        if std::mem::take(&mut first.is_asking) {
+            first.not_asked = connection.meaning_of(value, Verb::Asking)?.err();
+            return Ok(());
+        }
+        let request = first.queued.job.request();
+        let (verb, replicas) = (request.verb(), request.replicas());
+        let answer = connection.meaning_of(value, verb)?;
+        let is_unknown = is_no_script(&answer) && !first.queued.by_source;
+        let not_asked = first.not_asked.take();
+        // If ASKING was refused, its error is the one to report, unless the command ran.
+        let answer = answer.map_err(|error| not_asked.unwrap_or(error));
+        let end = answer.map_err(|error| request.fault(&self.server, &error));
+        let Some(Sent { queued, at, .. }) = self.sent.pop_front() else {
+            return Ok(());
+        };
+        if let Some((_, since)) = &mut line.wait {
+            *since = Instant::now();
+        }
+        if is_unknown {
+            self.queued.push_front(Queued {
+                by_source: true,
+                ..queued
+            });
+            return Ok(());
+        }
+        line.is_rejected |= NodeFault::not_served_in(&end).is_some();
+        let job = queued.job;
+        match end {
+            Ok(answer) => {
+                let (sent, is_write) = served.unwrap_or((at, false));
+                *served = Some((sent, is_write || verb.writes()));
+                match replicas {
+                    Some(_) => self.unacknowledged.push((job, at, answer)),
+                    None => ended.push(Ended {
+                        job,
+                        sent: at,
+                        end: Ok(answer),
+                    }),
+                }
+            }
+            end => ended.push(Ended { job, sent: at, end }),
+        }
+        Ok(())
+    }
+
+    /// Packs queued commands, and writes what the socket takes.
+    fn write(&mut self, line: &mut Line, now: Instant) -> RedisResult<()> {
+        let mut batch: Option<Replicas> = None;
+        let mut count = 0;
+        while count < MOST_IN_TURN
+            && self.may_pack(line)
+            && let Some(queued) = self.queued.pop_front()
+        {
+            if queued.job.is_over(now) {
+                // It may own the last reference to a user's closure, whose destructor may panic.
+                contain(move || drop(queued));
+                continue;
+            }
+            let request = queued.job.request();
+            let replicas = request.replicas();
+            let fits = match count {
+                // WAIT covers all commands before it.
+                0 => replicas.is_none() || self.sent.is_empty(),
+                _ => replicas == batch && (batch.is_none() || count < MOST_IN_BATCH),
+            };
+            if !fits {
+                self.queued.push_front(queued);
+                break;
+            }
+            let end = line.pack(|buffer| request.pack(queued.by_source, buffer));
+            let is_asking = request.is_asking();
+            self.sent.push_back(Sent {
+                queued,
+                at: now,
+                end,
+                is_asking,
+                not_asked: None,
+            });
+            batch = replicas;
+            count += 1;
+        }
+        if let Some(replicas) = batch {
+            line.pack(|buffer| pack_wait(&replicas, buffer));
+            line.wait = Some((replicas, now));
+        }
+        line.flush()
+    }
+
+    /// Makes a connection for the queued commands: returns the new state.
+    fn connect(&mut self, now: Instant, ended: &mut Vec<Ended<J>>) -> Link {
+        let timeout = self.server.command_timeout();
+        let pool = &self.server.pool;
+        let (request, since) = match std::mem::replace(&mut self.link, Link::Closed) {
+            Link::Connecting { request, since } => (request, since),
+            _ => {
+                let sleeper = Sleeper::Other(self.waker.clone());
+                (pool.request(now.after(timeout), sleeper), now)
+            }
+        };
+        let refusal = if self.server.is_retired() {
+            Pool::no_slot_left()
+        } else {
+            match request.lend() {
+                Some(Ok((connection, is_lent))) => {
+                    let is_current = self.server.is_current(&connection);
+                    let is_of_member = self.server.member.is_some();
+                    if is_lent && (is_of_member || !is_current) {
+                        pool.lost();
+                    }
+                    if !is_current {
+                        drop(connection);
+                        let sleeper = Sleeper::Other(self.waker.clone());
+                        let request = pool.request(since.after(timeout), sleeper);
+                        return Link::Connecting { request, since };
+                    }
+                    return open(match is_lent && !is_of_member {
+                        true => Origin::Lent(connection),
+                        false => Origin::Own(connection),
+                    });
+                }
+                Some(Err(refusal)) => refusal,
+                None if now < since.after(timeout) => {
+                    // The calls of a quorum leave out a server whose connection is borrowed, so
+                    // theirs is only used if no other can be made soon.
+                    let idle = (self.server.member.as_ref())
+                        .filter(|_| since.after(timeout / 4) <= now)
+                        .and_then(|member| member.take_settled());
+                    return match idle {
+                        Some(connection) => open(Origin::OfMember(connection)),
+                        None => Link::Connecting { request, since },
+                    };
+                }
+                None => pool.last_failure(),
+            }
+        };
+        let refusal = GetError::NotYet(refusal);
+        let fault = (self.server).not_connected(refusal, since, since.after(timeout), true);
+        ended.extend(self.queued.drain(..).map(|queued| Ended {
+            job: queued.job,
+            sent: now,
+            end: Err(fault.clone().into()),
+        }));
+        Link::Closed
+    }
+
+    /// Ends a connection that works, or that leads to a server that does not serve now.
+    fn leave(&mut self, line: Line, ended: &mut Vec<Ended<J>>) {
+        let Line {
+            connection,
+            is_rejected,
+            written,
+            ..
+        } = line;
+        let generation = connection.get().generation;
+        if self.server.is_current(connection.get()) && !is_rejected {
+            match (connection, &self.server.member) {
+                (Origin::Lent(connection), _) => self.server.pool.give_back(connection),
+                (Origin::OfMember(connection), Some(member)) => member.put_back(connection),
+                _ => {}
+            }
+            return;
+        }
+        self.close(connection);
+        if is_rejected {
+            self.server.failed();
+            self.server.pool.suspect(generation);
+        }
+        let cause = Cause::text("the server may have been replaced");
+        self.end_unanswered(written, &cause, ended);
+    }
+
+    /// Ends a connection that has failed.
+    fn fail(&mut self, line: Line, error: RedisError, ended: &mut Vec<Ended<J>>) {
+        let is_unanswered = self.has_replies_left(&line);
+        self.close(line.connection);
+        // A server may close a connection that is idle.
+        if is_unanswered {
+            self.server.failed();
+            self.server.pool.forget_idle();
+        }
+        self.end_unanswered(line.written, &error.into(), ended);
+    }
+
+    fn close(&self, connection: Origin) {
+        if let Origin::Lent(_) = connection {
+            self.server.pool.lost();
+        }
+    }
+
+    /// Ends the commands without a reply. Those up to the byte `written` may have run.
+    fn end_unanswered(&mut self, written: u64, cause: &Cause, ended: &mut Vec<Ended<J>>) {
+        let unacknowledged = self.unacknowledged.drain(..);
+        let unacknowledged = unacknowledged.map(|(job, sent, _)| (job, sent, true));
+        let sent = self.sent.drain(..);
+        let sent = sent.map(|sent| (sent.queued.job, sent.at, sent.end <= written));
+        for (job, sent, may_have_run) in unacknowledged.chain(sent) {
+            let fault = match may_have_run {
+                true => Fault::Unknown(cause.clone()),
+                false => Fault::NotRun(cause.clone()),
+            };
+            let end = Err(fault.into());
+            ended.push(Ended { job, sent, end });
+        }
     }
 }
+
+fn open(connection: Origin) -> Link {
+    Link::Open(Box::new(Line::new(connection)))
+}
+
+#[cfg(test)]
+mod tests;

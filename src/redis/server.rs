@@ -19,7 +19,6 @@ use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::member::Member;
-use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 use crate::stats::Histogram;
 use crate::sync::Mutex;
 use crate::violation::Violation;
@@ -45,38 +44,6 @@ pub(crate) struct IgnoredRelease {
     /// Whether the server replied that it cannot serve now. Another release then finds out at once
     /// whether it can.
     pub(crate) was_refused: bool,
-}
-
-/// A connection for one batch. Dropping it closes it: only failed connections are dropped.
-pub(crate) enum BorrowedConnection<'a> {
-    Pooled(PooledConnection<'a>),
-    /// One that no call uses.
-    Own(Connection),
-    /// One that the calls of a quorum use.
-    OfMember(&'a Member, PipelinedConnection),
-}
-
-impl BorrowedConnection<'_> {
-    pub(crate) fn connection(&mut self) -> &mut Connection {
-        match self {
-            Self::Pooled(pooled) => pooled.connection(),
-            Self::Own(connection) => connection,
-            Self::OfMember(_, connection) => connection.connection_mut(),
-        }
-    }
-
-    /// Returns the connection for further batches, or gives it back to the calls that use it, if
-    /// it is their last one.
-    pub(crate) fn keep_or_give_back(self) -> Option<Connection> {
-        match self {
-            Self::Pooled(pooled) => pooled.keep_unless_last(),
-            Self::Own(connection) => Some(connection),
-            Self::OfMember(member, connection) => {
-                member.put_back(connection);
-                None
-            }
-        }
-    }
 }
 
 impl Server {
@@ -164,19 +131,30 @@ impl Server {
         let asked = Instant::now();
         self.pool
             .acquire_connection(until, cap_rule)
-            .map_err(|refusal| match refusal {
-                // The client ran out of connections, which says nothing about the server.
-                GetError::NotYet(error) if error.cause.is_of_client() => Fault::NotRun(error.cause),
-                GetError::NotYet(connect_error) => {
-                    let is_silence = connect_error.cause.is_silence();
-                    let counts =
-                        connect_error.is_servers_fault || is_silence && self.had_time(asked, until);
-                    // Other calls use the connections that the server has accepted.
-                    let counts = counts && is_write && !self.pool.has_connection();
-                    self.connect_error(connect_error, counts)
-                }
-                GetError::Never(error) => Fault::Rejected(error),
-            })
+            .map_err(|refusal| self.not_connected(refusal, asked, until, is_write))
+    }
+
+    /// Returns why a call that wanted a connection from `asked` until `until` did not get one.
+    pub(super) fn not_connected(
+        &self,
+        refusal: GetError,
+        asked: Instant,
+        until: Instant,
+        is_write: bool,
+    ) -> Fault {
+        match refusal {
+            // The client ran out of connections, which says nothing about the server.
+            GetError::NotYet(error) if error.cause.is_of_client() => Fault::NotRun(error.cause),
+            GetError::NotYet(connect_error) => {
+                let is_silence = connect_error.cause.is_silence();
+                let counts =
+                    connect_error.is_servers_fault || is_silence && self.had_time(asked, until);
+                // Other calls use the connections that the server has accepted.
+                let counts = counts && is_write && !self.pool.has_connection();
+                self.connect_error(connect_error, counts)
+            }
+            GetError::Never(error) => Fault::Rejected(error),
+        }
     }
 
     /// Returns a connection outside of the pool, for a thread that keeps it. Leaves the pool its
@@ -185,24 +163,6 @@ impl Server {
         let leaves_one = self.pool.has_connection();
         let pooled = self.acquire_connection(until, Cap::Kept { leaves_one }, false)?;
         Ok(pooled.keep())
-    }
-
-    /// Returns a connection of those that calls use, so that a held lock needs no new one.
-    ///
-    /// The calls of a quorum would leave out a server whose connection is borrowed, so theirs is
-    /// only used if no other can be made soon.
-    pub(crate) fn borrow(&self, until: Instant) -> Result<BorrowedConnection<'_>, Fault> {
-        if let Some(member) = &self.member {
-            let soon = Instant::now().after(self.command_timeout() / 4);
-            if let Ok(pooled) = self.acquire_connection(soon.min(until), Cap::Exempt, true) {
-                return Ok(BorrowedConnection::Own(pooled.keep()));
-            }
-            if let Some(connection) = member.take_settled() {
-                return Ok(BorrowedConnection::OfMember(member, connection));
-            }
-        }
-        let pooled = self.acquire_connection(until, Cap::Exempt, true)?;
-        Ok(BorrowedConnection::Pooled(pooled))
     }
 
     /// Asks the sentinels, and moves on to another master if they name one. Returns true if so.
@@ -275,7 +235,13 @@ impl Server {
     /// Sends a write that changes nothing. Succeeds if the server accepts writes, or if the user's
     /// permissions forbid this one. Another refusal is a failure.
     pub(crate) fn probe(&self, probe: &Probe, until: Instant) -> Result<(), Fault> {
-        match self.call_or_undo(probe.call(), until, Cap::Exempt, None) {
+        let answer = self.call_or_undo(probe.call(), until, Cap::Exempt, None);
+        self.probed(answer.map(drop))
+    }
+
+    /// Returns whether the server accepts writes, by what became of a probe.
+    pub(crate) fn probed(&self, end: Result<(), NodeFault>) -> Result<(), Fault> {
+        match end {
             // A node that passes the slot of the probe on answers, and says nothing about writes.
             Ok(_) | Err(NodeFault::Redirected(..)) => Ok(()),
             Err(NodeFault::Fault(fault)) => {

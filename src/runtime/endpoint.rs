@@ -1,4 +1,4 @@
-//! Servers in use, each with the threads that write to it and listen to it.
+//! Servers in use, each with the thread that listens to it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -7,17 +7,15 @@ use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::lease::release::Release;
 use crate::name::{Name, NameTable};
-use crate::redis::Server;
-use crate::runtime::io::acknowledged::AcknowledgedRenewals;
-use crate::runtime::io::{Io, IoRequest};
+use crate::redis::{Server, ServerHealth};
 use crate::runtime::subscriber::Subscriber;
 use crate::sync::Mutex;
 
-/// One server and its own threads, so that a server that hangs delays no other.
+/// One server and its own subscriber thread, so that a server that hangs delays no other.
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
-    pub(crate) io: Io,
-    pub(in crate::runtime) acknowledged: AcknowledgedRenewals,
+    /// The health of the server as renewals find it.
+    pub(crate) renewals: ServerHealth,
     pub(crate) subscriber: Subscriber,
 }
 
@@ -25,37 +23,23 @@ impl Endpoint {
     fn new(server: Arc<Server>) -> Self {
         Self {
             server,
-            io: Io::default(),
-            acknowledged: AcknowledgedRenewals::default(),
+            renewals: ServerHealth::new(0),
             subscriber: Subscriber::default(),
         }
     }
 
-    /// Tells the threads to end. Waking the subscriber takes until `until` at most.
+    /// Tells the thread to end. Waking it takes until `until` at most.
     pub(crate) fn stop(&self, until: Instant) {
-        self.acknowledged.stop();
-        // Fails only if the thread has ended.
-        let _ = self.io.send(IoRequest::Stop);
         self.subscriber.stop(&self.server, until);
     }
 
     fn is_finished(&self) -> bool {
-        let workers = [&self.subscriber.worker, &self.io.worker];
-        workers.iter().all(|worker| worker.is_finished()) && self.acknowledged.is_finished()
+        self.subscriber.worker.is_finished()
     }
 
-    /// Ends the threads for renewals with `min_replicas` at once, and the io thread after a delay:
-    /// a caller may be about to send it a job. The subscriber thread ends by itself.
-    fn retire(&self) {
-        self.acknowledged.stop();
-        self.subscriber.retire();
-        let _ = self.io.send(IoRequest::Retire);
-    }
-
-    /// Waits for the threads; returns false if one still runs at `until`.
+    /// Waits for the thread; returns false if it still runs at `until`.
     pub(crate) fn join(&self, until: Instant) -> bool {
-        let is_joined = self.subscriber.worker.join(until);
-        is_joined & self.acknowledged.join(until) & self.io.worker.join(until)
+        self.subscriber.worker.join(until)
     }
 }
 
@@ -102,7 +86,7 @@ impl Endpoints {
         if server.is_retired() {
             // The server was replaced since the caller looked it up, and `sweep` may have run
             // before this endpoint existed.
-            endpoint.retire();
+            endpoint.subscriber.retire();
         }
         endpoint
     }
@@ -119,11 +103,9 @@ impl Endpoints {
     /// Tells the threads of replaced servers to end, and removes the endpoints whose threads have
     /// ended.
     pub(crate) fn sweep(&self) {
-        // Before the removal: an endpoint counts as finished if its threads were never started, but
-        // a caller may be about to start them. The io thread then finds the `Retire` request.
         for endpoint in self.all() {
             if endpoint.server.is_retired() {
-                endpoint.retire();
+                endpoint.subscriber.retire();
             }
         }
         let is_over =
@@ -245,51 +227,15 @@ fn is_answered(mark: &Weak<()>) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use support::{eventually, ms};
+    use support::ms;
 
     use super::*;
     use crate::lease::held::tests::held_for_an_hour;
     use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;
-    use crate::redis::Majority;
-    use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
     use crate::runtime::tests::runtime_of;
 
     const LONG: Duration = ms(60_000);
-
-    /// A thread looks up the server that owns a lease's key, and is paused for so long that the
-    /// server is replaced and its io thread ends.
-    #[test]
-    fn jobs_for_a_server_whose_thread_has_ended_go_to_the_owner() {
-        let server = support::Server::start();
-        let runtime = runtime_of(&server.url());
-        runtime.start().unwrap();
-        let replaced = runtime.endpoints.all().remove(0);
-        replaced.retire();
-        eventually(LONG, || replaced.is_finished());
-        runtime.endpoints.endpoints.lock().all.clear();
-
-        let now = Instant::now();
-        let hold = held_for_an_hour(now);
-        let request = hold.lease(|lease| lease.begin_renewal(now)).unwrap();
-        let round = RenewalRound::new(Arc::clone(&hold), request, Majority::of(1));
-        let part = RenewalPart::new(&Arc::new(round), &hold.keys);
-        runtime.renew_at(&replaced, vec![part]);
-        // The server does not have the lease's key.
-        eventually(LONG, || hold.lease(|lease| lease.lost().is_some()));
-
-        runtime.endpoints.note_release(&hold.id);
-        let release = Release::new(Arc::clone(&hold.keys), hold.id.clone(), now.after(LONG));
-        runtime.release_at(&replaced, release);
-        let id = hold.id.as_str().as_bytes();
-        eventually(LONG, || !runtime.endpoints.is_releasing(id));
-
-        let end = Instant::now().after(LONG);
-        let owner = runtime.endpoints.all().remove(0);
-        runtime.timer.stop();
-        owner.stop(end);
-        assert!(owner.join(end) && runtime.timer.worker.join(end));
-    }
 
     /// The thread that sends a release still has it when the reply to its last part arrives.
     #[test]
@@ -316,13 +262,10 @@ mod tests {
         let server = support::Server::start();
         let runtime = runtime_of(&server.url());
         runtime.start().unwrap();
-        let endpoint = runtime.endpoints.all().remove(0);
         let end = Instant::now().after(LONG);
         runtime.close();
-        runtime.stop_queueing();
-        runtime.timer.stop();
-        endpoint.stop(end);
-        assert!(endpoint.join(end) && runtime.timer.worker.join(end));
+        runtime.engine.stop();
+        assert!(runtime.engine.worker.join(end));
 
         let hold = held_for_an_hour(Instant::now());
         let mut set = redis::cmd("SET");
@@ -330,26 +273,5 @@ mod tests {
         set.exec(&mut server.connection()).unwrap();
         runtime.release(Release::undo(Arc::clone(&hold.keys), hold.id.clone(), end));
         assert_eq!(server.get("lock:a"), None);
-    }
-
-    /// A slot moves while a client ends: one io thread passes a release on to another, which has
-    /// ended.
-    #[test]
-    fn a_release_for_a_thread_that_was_stopped_is_unconfirmed() {
-        let server = support::Server::start();
-        let runtime = runtime_of(&server.url());
-        runtime.start().unwrap();
-        let endpoint = runtime.endpoints.close().remove(0);
-        let end = Instant::now().after(LONG);
-        runtime.timer.stop();
-        endpoint.stop(end);
-        assert!(endpoint.join(end) && runtime.timer.worker.join(end));
-
-        let hold = held_for_an_hour(Instant::now());
-        runtime.endpoints.note_release(&hold.id);
-        let release = Release::new(Arc::clone(&hold.keys), hold.id.clone(), end);
-        runtime.release_at(&endpoint, release);
-        assert_eq!(runtime.unconfirmed(), 1);
-        assert!(!runtime.endpoints.is_releasing(hold.id.as_str().as_bytes()));
     }
 }

@@ -2,7 +2,7 @@
 
 pub(crate) mod callbacks;
 pub(crate) mod endpoint;
-pub(crate) mod io;
+pub(crate) mod engine;
 #[cfg(feature = "testing")]
 pub(crate) mod live_clients;
 pub(crate) mod sentinel_watch;
@@ -17,23 +17,27 @@ pub(crate) mod worker;
 use std::sync::Arc;
 
 use crate::config::Config;
+use crate::error::Error;
 use crate::redis::Deployment;
-use crate::runtime::io::{acknowledged_loop, io_loop};
+use crate::runtime::engine::engine_loop;
 pub(crate) use crate::runtime::state::Runtime;
 use crate::runtime::state::ThreadBodies;
 use crate::runtime::subscriber::listen;
 
 /// Returns the runtime of a new client; no thread runs yet.
-pub(crate) fn new(config: Config, deployment: Deployment) -> Arc<Runtime> {
+///
+/// # Errors
+///
+/// [`Error::Shortage`] if the system has no file descriptor left.
+pub(crate) fn new(config: Config, deployment: Deployment) -> Result<Arc<Runtime>, Error> {
     let bodies = ThreadBodies {
-        io: io_loop::run,
-        acknowledged: acknowledged_loop::run,
+        engine: engine_loop::run,
         subscriber: listen::run,
     };
-    let runtime = Runtime::new(config, deployment, bodies);
+    let runtime = Runtime::new(config, deployment, bodies)?;
     #[cfg(feature = "testing")]
     live_clients::add(&runtime);
-    runtime
+    Ok(runtime)
 }
 
 #[cfg(test)]
@@ -46,6 +50,6 @@ pub(crate) mod tests {
         let config = Config::default();
         let target = Target::parse(url).unwrap();
         let deployment = Deployment::new(target, &config).unwrap();
-        new(config, deployment)
+        new(config, deployment).unwrap()
     }
 }

@@ -5,10 +5,8 @@ use std::sync::Arc;
 use crate::clock::Instant;
 #[cfg(feature = "metrics")]
 use crate::logging::contain;
-use crate::protocol::keys::Key;
 use crate::redis::{Fault, Server};
-use crate::runtime::endpoint::Endpoint;
-use crate::runtime::io::shared_stats::{self, SEND_EVERY, StatsDelta};
+use crate::runtime::engine::shared_stats::{self, SEND_EVERY, StatsDelta};
 use crate::runtime::state::Runtime;
 use crate::stats::{Buckets, Latency, Stats, Totals};
 
@@ -74,66 +72,32 @@ impl Runtime {
             .read_on_primary(key, "HGETALL", &[hash], until, read)
     }
 
-    /// On the first call, starts the io thread that sends counters, if they are sent at all. In a
-    /// cluster these threads start on demand, and a lock that is released before its first renewal
-    /// needs none.
-    pub(crate) fn begin_stats(&self, key: Key<'_>) {
-        if self.shared_stats.must_start() {
-            self.endpoints_of(if self.shared_stats.is_shared {
-                self.shared_stats.lock_keys.key(0)
-            } else {
-                key
-            });
-        }
-    }
-
     /// Returns the server of the shared statistics' hash; with a quorum, the first server.
-    fn stats_server(&self) -> Arc<Server> {
+    pub(in crate::runtime) fn stats_server(&self) -> Arc<Server> {
         self.deployment
             .primary_owner_of(self.shared_stats.lock_keys.key(0))
     }
 
-    /// Returns true if `endpoint` is the one that sends the client's counters. With shared
-    /// statistics that is the endpoint of the hash's server, otherwise the first one in use.
-    fn sends_stats(&self, endpoint: &Endpoint) -> bool {
-        if self.shared_stats.is_shared {
-            Arc::ptr_eq(&self.stats_server(), &endpoint.server)
-        } else {
-            let endpoints = self.endpoints.all();
-            let mut in_use = (endpoints.iter()).filter(|used| !used.server.is_retired());
-            let first = in_use.next();
-            first.is_some_and(|first| Arc::ptr_eq(&first.server, &endpoint.server))
-        }
-    }
-
-    /// Returns the addition to the shared statistics that `endpoint` must write now: none, unless
-    /// it sends the client's counters. With the feature `metrics`, also exports these counters.
+    /// Returns the addition to the shared statistics that is due. With the feature `metrics`, also
+    /// exports the counters.
     ///
-    /// They are due at `at`, which is then set to the next time; `None` means never. If `stopping`,
-    /// everything left is due at once.
+    /// They are due at `at`, which is then set to the next time; `None` means never. Pass
+    /// `is_last` if nothing is exported any more.
     pub(in crate::runtime) fn stats_due(
         &self,
-        endpoint: &Endpoint,
         at: &mut Option<Instant>,
-        stopping: bool,
+        now: Instant,
+        is_last: bool,
     ) -> Option<StatsDelta> {
-        let now = Instant::now();
-        if at.is_none_or(|at| at > now && !stopping) {
+        if at.is_none_or(|at| at > now) {
             return None;
         }
-        *at = Some(now.after(SEND_EVERY));
-        if !self.sends_stats(endpoint) {
-            if self.shared_stats.is_shared && !stopping {
-                // The hash's server may have no lock yet, and so no threads.
-                self.endpoints_of(self.shared_stats.lock_keys.key(0));
-            }
-            return None;
-        }
+        *at = Some(now.after(SEND_EVERY)).filter(|_| !is_last);
         #[cfg(feature = "metrics")]
         contain(|| {
             self.shared_stats
                 .facade
-                .export(&self.stats(), self.histograms(), stopping);
+                .export(&self.stats(), self.histograms(), is_last);
         });
         if !self.shared_stats.is_shared {
             return None;

@@ -1,8 +1,7 @@
 //! The state that the client's threads share with each other and with callers.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
 
@@ -12,8 +11,7 @@ use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::lease::held::HeldLease;
 use crate::lease::release::{RecentReleases, Release, ReleaseReport, Unconfirmed};
-use crate::lease::status::RenewalRequest;
-use crate::logging::{self, contain};
+use crate::logging;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::process::Process;
@@ -25,13 +23,14 @@ use crate::redis::cluster::owners::Moved;
 use crate::redis::{Cap, Deployment, Majority, Undoable};
 use crate::runtime::callbacks::Callbacks;
 use crate::runtime::endpoint::{Endpoint, Endpoints};
-use crate::runtime::io::IoRequest;
-use crate::runtime::io::renewal_round::{RenewalPart, RenewalRound};
-use crate::runtime::io::shared_stats::SharedStats;
+use crate::runtime::engine::Engine;
+use crate::runtime::engine::engine_wake::EngineWake;
+use crate::runtime::engine::shared_stats::SharedStats;
 use crate::runtime::sentinel_watch::SentinelWatch;
 use crate::runtime::subscriber::Inbox;
 use crate::runtime::subscriber::subscription::{Part, Subscription};
 use crate::runtime::timer::Timer;
+use crate::shortage::Shortage;
 use crate::stats::Meters;
 use crate::sync::Mutex;
 use crate::thread_group::{CALL, ThreadGroup};
@@ -47,6 +46,7 @@ pub(crate) struct Runtime {
     pub(crate) meters: Meters,
     pub(crate) shared_stats: SharedStats,
     pub(crate) timer: Timer,
+    pub(crate) engine: Engine,
     pub(crate) endpoints: Endpoints,
     pub(crate) sentinel_watch: SentinelWatch,
     pub(crate) callbacks: Callbacks,
@@ -56,9 +56,6 @@ pub(crate) struct Runtime {
     /// master can change.
     pub(crate) released: Mutex<RecentReleases>,
     closed: AtomicBool,
-    /// How many threads queue a release for the io threads. [`STOPPED`] is added once no release
-    /// can be queued any more.
-    queueing: AtomicUsize,
     unconfirmed: Unconfirmed,
     serial: AtomicU64,
     /// For methods without `&Arc<Self>` that start threads.
@@ -66,33 +63,10 @@ pub(crate) struct Runtime {
     bodies: ThreadBodies,
 }
 
-/// A bit of `Runtime::queueing`, which no number of threads reaches.
-const STOPPED: usize = 1 << (usize::BITS - 1);
-
-/// A release that is being queued, so that it precedes `Stop`.
-struct Queueing<'a>(&'a AtomicUsize);
-
-impl<'a> Queueing<'a> {
-    /// Returns `None` if no release can be queued any more.
-    fn begin(queueing: &'a AtomicUsize) -> Option<Self> {
-        let before = queueing.fetch_add(1, Ordering::SeqCst);
-        let begun = Self(queueing);
-        (before & STOPPED == 0).then_some(begun)
-    }
-}
-
-impl Drop for Queueing<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// The functions of the threads that use the whole runtime. The runtime starts these threads, but
 /// cannot import their modules, because those import the runtime.
 pub(in crate::runtime) struct ThreadBodies {
-    pub(in crate::runtime) io: fn(&Runtime, &Endpoint),
-    /// Sends the renewals that replicas must acknowledge.
-    pub(in crate::runtime) acknowledged: fn(&Runtime, &Endpoint, &Receiver<RenewalPart>),
+    pub(in crate::runtime) engine: fn(&Runtime),
     pub(in crate::runtime) subscriber: fn(&Runtime, &Endpoint),
 }
 
@@ -101,7 +75,9 @@ impl Runtime {
         config: Config,
         deployment: Deployment,
         bodies: ThreadBodies,
-    ) -> Arc<Self> {
+    ) -> Result<Arc<Self>, Error> {
+        let wake = EngineWake::new();
+        let wake = wake.map_err(|error| Error::from(Shortage::of_pipe(error)))?;
         let sentinels = deployment.sentinels();
         let sentinel_watch = SentinelWatch::new(sentinels.map_or(0, |sentinels| sentinels.len()));
         let shared_stats = SharedStats::new(&config);
@@ -112,14 +88,14 @@ impl Runtime {
             deployment,
             waiters: Waiters::default(),
             meters: Meters::default(),
-            timer: Timer::default(),
+            timer: Timer::new(Arc::clone(&wake)),
+            engine: Engine::new(wake),
             endpoints: Endpoints::default(),
             sentinel_watch,
             callbacks: Callbacks::default(),
             calls: ThreadGroup::new(CALL),
             released: Mutex::default(),
             closed: AtomicBool::new(false),
-            queueing: AtomicUsize::new(0),
             unconfirmed: Unconfirmed::default(),
             serial: AtomicU64::new(0),
             me: Weak::clone(me),
@@ -133,7 +109,7 @@ impl Runtime {
                 }
             }));
         }
-        runtime
+        Ok(runtime)
     }
 
     pub(crate) fn keys(&self, name: Name) -> Keys {
@@ -181,16 +157,6 @@ impl Runtime {
         !self.closed.swap(true, Ordering::SeqCst)
     }
 
-    /// Stops queueing releases for the io threads, which are about to end. Waits for those that
-    /// other threads are queueing.
-    pub(crate) fn stop_queueing(&self) {
-        self.queueing.fetch_or(STOPPED, Ordering::SeqCst);
-        while self.queueing.load(Ordering::SeqCst) != STOPPED {
-            // No I/O: it takes some microseconds.
-            thread::yield_now();
-        }
-    }
-
     /// Records a lease that this number of `servers` may still have when the threads end.
     pub(crate) fn note_unconfirmed(&self, id: HolderId, servers: usize) {
         self.unconfirmed.note(id, servers);
@@ -208,12 +174,12 @@ impl Runtime {
     /// Starts the threads that every lease needs. Called before the first lease is acquired: if the
     /// system has no threads left, the caller gets an error and not a lease without renewal.
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
-        self.timer.worker.start(|| {
+        self.engine.worker.start(|| {
             let me = Arc::clone(self);
-            move || me.run_timer()
+            move || (me.bodies.engine)(&me)
         })?;
         for server in self.deployment.fixed() {
-            self.start_io(&self.endpoints.of(server))?;
+            self.endpoints.of(server);
         }
         self.sentinel_watch.start(|n| {
             let me = Arc::clone(self);
@@ -225,50 +191,11 @@ impl Runtime {
         })
     }
 
-    fn start_io(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> Result<(), Error> {
-        endpoint.io.worker.start(|| {
-            let (me, endpoint) = (Arc::clone(self), Arc::clone(endpoint));
-            move || (me.bodies.io)(&me, &endpoint)
-        })
-    }
-
-    fn run_timer(&self) {
-        while let Some(due) = self.timer.next_due() {
-            let now = Instant::now();
-            let mut due_renewals: Vec<(Arc<HeldLease>, RenewalRequest)> = Vec::new();
-            for hold in due {
-                contain(|| {
-                    if let Some(request) = hold.lease(|lease| lease.begin_due_renewal(now)) {
-                        due_renewals.push((Arc::clone(&hold), request));
-                    }
-                    self.reschedule(&hold);
-                    // The last reference may own a user's closure, whose drop may panic.
-                    drop(hold);
-                });
-            }
-            if !due_renewals.is_empty() {
-                self.renew(due_renewals);
-            }
-        }
-    }
-
     /// Returns the endpoints that own a key now, as far as is known, and how many of them decide.
-    /// Starts their io threads.
-    pub(in crate::runtime) fn endpoints_of(&self, key: Key<'_>) -> (Vec<Arc<Endpoint>>, Majority) {
-        let (deployment, size) = self.deployment.owners_of(key);
-        let me = self.me.upgrade();
-        let endpoint = |server| {
-            let endpoint = self.endpoints.of(server);
-            if let Some(me) = &me
-                && let Err(error) = me.start_io(&endpoint)
-            {
-                // A lease that is not renewed expires by this machine's clock, and its holder sees
-                // that.
-                logging::error!("cannot renew or undo leases: {error}");
-            }
-            endpoint
-        };
-        (deployment.iter().map(endpoint).collect(), size)
+    fn endpoints_of(&self, key: Key<'_>) -> (Vec<Arc<Endpoint>>, Majority) {
+        let (owners, size) = self.deployment.owners_of(key);
+        let endpoints = owners.iter().map(|server| self.endpoints.of(server));
+        (endpoints.collect(), size)
     }
 
     /// Subscribes to the releases of a name.
@@ -278,14 +205,16 @@ impl Runtime {
         until: Instant,
     ) -> Result<Subscription<'a>, Error> {
         let (endpoints, size) = self.endpoints_of(key);
+        let mut sleepers = Vec::new();
         let part = |endpoint: Arc<Endpoint>| {
             endpoint.subscriber.worker.start(|| {
                 let (me, endpoint) = (Arc::clone(self), Arc::clone(&endpoint));
                 move || (me.bodies.subscriber)(&me, &endpoint)
             })?;
-            Ok(Part::subscribe(endpoint, key, until))
+            Ok(Part::subscribe(endpoint, key, until, &mut sleepers))
         };
         let parts: Result<_, Error> = endpoints.into_iter().map(part).collect();
+        self.engine.probe(sleepers);
         Ok(Subscription::of(parts?, size))
     }
 
@@ -295,72 +224,9 @@ impl Runtime {
         endpoint.map_or_else(Inbox::default, |endpoint| endpoint.subscriber.inbox())
     }
 
-    /// Queues the renewals that are due, in one batch for each server.
-    fn renew(&self, due: Vec<(Arc<HeldLease>, RenewalRequest)>) {
-        let mut batches: Vec<(Arc<Endpoint>, Vec<_>)> = Vec::new();
-        for (hold, request) in due {
-            let keys = Arc::clone(hold.renewed_keys());
-            let round = Arc::new(RenewalRound::new(hold, request, self.size_of(&keys)));
-            for keys in keys.parts() {
-                for owner in self.endpoints_of(keys.key(0)).0 {
-                    let part = RenewalPart::new(&round, keys);
-                    match batches
-                        .iter_mut()
-                        .find(|(endpoint, _)| Arc::ptr_eq(endpoint, &owner))
-                    {
-                        Some((_, batch)) => batch.push(part),
-                        None => batches.push((owner, vec![part])),
-                    }
-                }
-            }
-        }
-        for (endpoint, batch) in batches {
-            self.renew_at(&endpoint, batch);
-        }
-    }
-
-    /// Queues renewals at one server. Those that replicas must acknowledge get separate threads.
-    pub(in crate::runtime) fn renew_at(&self, endpoint: &Arc<Endpoint>, parts: Vec<RenewalPart>) {
-        let mut plain = Vec::new();
-        for part in parts {
-            match (part.round.hold.replicas, self.me.upgrade()) {
-                (Some(replicas), Some(me)) => {
-                    let owner = Arc::clone(endpoint);
-                    let body =
-                        move |parts: &Receiver<_>| (me.bodies.acknowledged)(&me, &owner, parts);
-                    if let Err((part, error)) = endpoint.acknowledged.renew(replicas, part, body) {
-                        plain.push(part);
-                        if let Some(error) = error {
-                            logging::error!(
-                                server = endpoint.server.label();
-                                "renewals that wait for replicas delay other renewals: {error}"
-                            );
-                        }
-                    }
-                }
-                _ => plain.push(part),
-            }
-        }
-        if plain.is_empty() {
-            return;
-        }
-        if let Err(request) = endpoint.io.send(IoRequest::Renew(plain))
-            && let IoRequest::Renew(parts) = *request
-        {
-            // The server was replaced, and its io thread has ended: this thread was paused for
-            // seconds after it had looked up the owner.
-            for part in parts {
-                let keys = Arc::clone(&part.keys);
-                if let Some(owner) = self.other_owner(keys.key(0), endpoint) {
-                    self.renew_at(&owner, vec![part]);
-                }
-            }
-        }
-    }
-
     /// Returns how many replies a call for these keys gets, and how many it needs: those of a
     /// majority of the servers, or one for each part.
-    fn size_of(&self, keys: &Arc<dyn Primitive>) -> Majority {
+    pub(in crate::runtime) fn size_of(&self, keys: &Arc<dyn Primitive>) -> Majority {
         match keys.is_split() {
             true => Majority::each(keys.parts().len()),
             false => self.deployment.size(),
@@ -369,31 +235,31 @@ impl Runtime {
 
     /// Sends a release to all servers of its keys, and repeats it until its effect is certain.
     ///
-    /// After [`stop_queueing`](Self::stop_queueing), sends it only once, on the calling thread. A
-    /// release that was sent before is then not repeated.
+    /// Once the engine has ended, sends it only once, on the calling thread. A release that was
+    /// sent before is then not repeated.
     pub(crate) fn release(&self, mut release: Release) {
-        // Recursive: a look-up of the owners below can find that slots have moved, and then repeats
-        // releases.
-        let Some(_queueing) = Queueing::begin(&self.queueing) else {
-            if !release.was_sent {
-                self.release_once(&release);
-            } else if release.may_end_lease {
-                self.note_unconfirmed(release.id, self.deployment.size().all);
-            }
-            return;
-        };
         if release.may_precede_acquire {
             self.endpoints.note_unanswered(&mut release);
         }
-        for part in release.keys.parts() {
-            for owner in self.endpoints_of(part.key(0)).0 {
-                self.endpoints.note_release(&release.id);
-                let mut part = release.part(part);
-                if let Some(member) = &owner.server.member {
-                    part = part.at_server(member.index);
-                }
-                self.release_at(&owner, part);
-            }
+        let servers = self.deployment.size().all;
+        let parts = release.keys.parts().iter().flat_map(|keys| {
+            let part = release.part(keys);
+            (0..servers).map(move |server| (server, part.clone().at_server(server)))
+        });
+        let parts: Vec<_> = parts.collect();
+        for _ in &parts {
+            self.endpoints.note_release(&release.id);
+        }
+        let Err(parts) = self.engine.release(parts) else {
+            return;
+        };
+        for (_, part) in parts {
+            self.endpoints.forget_release(part);
+        }
+        if !release.was_sent {
+            self.release_once(&release);
+        } else if release.may_end_lease {
+            self.note_unconfirmed(release.id, servers);
         }
     }
 
@@ -433,31 +299,6 @@ impl Runtime {
                 }
             }
         }
-    }
-
-    /// Queues a release at one server.
-    pub(in crate::runtime) fn release_at(&self, endpoint: &Endpoint, release: Release) {
-        if let Err(request) = endpoint.io.send(IoRequest::Release(release))
-            && let IoRequest::Release(release) = *request
-        {
-            // As in `renew_at`.
-            if let Some(owner) = self.other_owner(release.keys.key(0), endpoint) {
-                self.release_at(&owner, release);
-                return;
-            }
-            if release.may_end_lease && !release.is_counted {
-                self.note_unconfirmed(release.id.clone(), 1);
-            }
-            self.endpoints.forget_release(release);
-        }
-    }
-
-    /// Returns the owner of a key whose job the io thread of `endpoint` did not take. Returns
-    /// `None` if `endpoint` still owns the key: its thread has ended with the client.
-    fn other_owner(&self, key: Key<'_>, endpoint: &Endpoint) -> Option<Arc<Endpoint>> {
-        let (owners, _) = self.endpoints_of(key);
-        let is_owner = owners.iter().any(|owner| std::ptr::eq(&**owner, endpoint));
-        owners.into_iter().next().filter(|_| !is_owner)
     }
 
     /// Releases all `holds`, trying until `until`. The receiver gets the result for each lease that

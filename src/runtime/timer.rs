@@ -1,43 +1,32 @@
-//! The timer thread: tracks the deadlines of all leases and decides what to renew. It does no I/O,
-//! so that no server can delay the detection of a lost lease.
-//!
-//! ```text
-//!            a lease is due before `until`, or `until` is reached
-//!   +--------+ ------------------------------------------------> +-------+
-//!   | asleep |                                                   | awake |
-//!   +--------+ <------------------------------------------------ +-------+
-//!      |       nothing is due                                        |
-//!      +--------------------------> ended <--------------------------+
-//!                                   stop
-//! ```
+//! The schedule of all leases: when the engine must renew one, or tell its loss.
 
 use std::sync::Arc;
 
-use crate::clock::{Instant, LONGEST_SLEEP, nap};
+use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::lease::held::HeldLease;
 use crate::lease::schedule::Leases;
 use crate::lease::status::{Due, RENEWAL_WINDOW};
-use crate::runtime::worker::Worker;
-use crate::sync::{Condvar, Mutex};
+use crate::runtime::engine::engine_wake::EngineWake;
+use crate::sync::Mutex;
 
 pub(crate) struct Timer {
     state: Mutex<State>,
-    changed: Condvar,
-    pub(crate) worker: Worker,
+    wake: Arc<EngineWake>,
 }
 
 struct State {
     leases: Leases,
     sleep: Sleep,
-    stopping: bool,
-    /// Leases are no longer accepted: the thread has ended or is about to.
+    /// Leases are no longer accepted.
     drained: bool,
 }
 
-/// How long the thread sleeps, and when another thread has promised to wake it if necessary.
+/// How long the engine sleeps, and when another thread has promised to wake it if necessary.
 struct Sleep {
-    /// When the thread's sleep ends; `Instant::START` while it is awake.
+    /// When the engine's sleep ends; `Instant::START` while it is awake.
     until: Instant,
+    /// There was no lease at the end of its last sleep.
+    is_idle: bool,
     /// When the last caller of [`wake_if_due`](Timer::wake_if_due) has promised to call it again.
     promised_at: Instant,
 }
@@ -57,26 +46,23 @@ impl Sleep {
     }
 }
 
-impl Default for Timer {
-    fn default() -> Self {
+impl Timer {
+    pub(in crate::runtime) fn new(wake: Arc<EngineWake>) -> Self {
         let state = State {
             leases: Leases::default(),
             sleep: Sleep {
                 until: Instant::START,
+                is_idle: false,
                 promised_at: Instant::NEVER,
             },
-            stopping: false,
             drained: false,
         };
         Self {
             state: Mutex::new(state),
-            changed: Condvar::new(),
-            worker: Worker::new("leasehold-timer"),
+            wake,
         }
     }
-}
 
-impl Timer {
     /// Schedules the next action for the lease, as of `now`, and replaces an earlier schedule.
     /// Returns false if the lease has ended or is being released.
     pub(crate) fn schedule(&self, hold: &Arc<HeldLease>, now: Instant) -> bool {
@@ -92,27 +78,26 @@ impl Timer {
         if !state.drained {
             state.leases.arm(hold, at);
             if state.sleep.misses(at, by) {
-                self.changed.notify_one();
+                self.wake.wake();
             }
         }
         true
     }
 
-    /// Wakes the thread if a lease is due before `again`. The caller promises to call this again
+    /// Wakes the engine if a lease is due before `again`. The caller promises to call this again
     /// at that instant or shortly after.
     pub(crate) fn wake_if_due(&self, again: Instant) {
         let mut state = self.state.lock();
         let next = state.leases.next();
         if state.sleep.promise(next, again) {
-            self.changed.notify_one();
+            self.wake.wake();
         }
     }
 
-    /// Wakes the thread, whose clock has jumped.
+    /// Wakes the engine, whose clock has jumped.
     #[cfg(feature = "testing")]
     pub(crate) fn wake(&self) {
-        let _state = self.state.lock();
-        self.changed.notify_one();
+        self.wake.wake();
     }
 
     /// Removes a lease from the schedule.
@@ -139,43 +124,40 @@ impl Timer {
         state.leases.drain()
     }
 
-    pub(crate) fn stop(&self) {
-        self.state.lock().stopping = true;
-        self.changed.notify_one();
+    /// Returns the leases that are due within `RENEWAL_WINDOW`, if one is due at `now`.
+    pub(in crate::runtime) fn take_due(&self, now: Instant) -> Vec<Arc<HeldLease>> {
+        let mut state = self.state.lock();
+        let mut due = Vec::new();
+        if state.leases.next() <= now {
+            while let Some(hold) = state.leases.next_due(now.after(RENEWAL_WINDOW)) {
+                due.push(hold);
+            }
+        }
+        due
     }
 
-    /// Sleeps until a lease is due, then returns all leases due within `RENEWAL_WINDOW`. Returns
-    /// `None` once the timer is stopped.
-    pub(in crate::runtime) fn next_due(&self) -> Option<Vec<Arc<HeldLease>>> {
+    /// Begins a sleep at `now`: until a lease is due, or until `other`. Returns its end.
+    ///
+    /// From here on, whoever schedules a lease that is due earlier wakes the engine.
+    pub(in crate::runtime) fn begin_sleep(&self, now: Instant, other: Instant) -> Instant {
         let mut state = self.state.lock();
-        let mut idle = false;
-        loop {
-            if state.stopping {
-                return None;
-            }
-            let now = Instant::now();
-            let next = state.leases.next();
-            if next <= now {
-                let mut due = Vec::new();
-                while let Some(hold) = state.leases.next_due(now.after(RENEWAL_WINDOW)) {
-                    due.push(hold);
-                }
-                return Some(due);
-            }
-            if next == Instant::NEVER && idle {
-                state.sleep.until = Instant::NEVER;
-                self.changed.wait(&mut state);
-                idle = false;
-            } else {
-                // The first sleep without leases ends within `LONGEST_SLEEP`. A lease that is due
-                // later need not wake this thread, so a caller that locks and unlocks repeatedly
-                // does not wake it each time.
-                idle = next == Instant::NEVER;
-                state.sleep.until = next.min(now.after(LONGEST_SLEEP));
-                self.changed.wait_for(&mut state, nap(now, next));
-            }
-            state.sleep.until = Instant::START;
-        }
+        let next = state.leases.next();
+        let State { leases, sleep, .. } = &mut *state;
+        // The first sleep without leases ends within `LONGEST_SLEEP`. A lease that is due later
+        // need not wake the engine, so a caller that locks and unlocks repeatedly does not wake it
+        // each time.
+        let was_idle = std::mem::replace(&mut sleep.is_idle, leases.is_empty());
+        let longest = match was_idle && leases.is_empty() {
+            true => Instant::NEVER,
+            false => now.after(LONGEST_SLEEP),
+        };
+        sleep.until = next.min(other).min(longest);
+        sleep.until
+    }
+
+    /// Ends a sleep: the engine looks at the leases before it sleeps again.
+    pub(in crate::runtime) fn end_sleep(&self) {
+        self.state.lock().sleep.until = Instant::START;
     }
 }
 
@@ -195,6 +177,7 @@ mod tests {
     fn promised_wake_up_makes_another_unnecessary() {
         let mut sleep = Sleep {
             until: at(1_000),
+            is_idle: false,
             promised_at: Instant::NEVER,
         };
         assert!(sleep.misses(at(3), at(2_000)));
@@ -211,6 +194,7 @@ mod tests {
     fn later_promise_replaces_an_earlier_one() {
         let mut sleep = Sleep {
             until: at(1_000),
+            is_idle: false,
             promised_at: at(3),
         };
         // The promise for 3 ms is kept: nothing is due, and the next promise is for 7 ms.
@@ -221,12 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn lease_that_the_thread_works_on_is_in_use() {
-        let timer = Timer::default();
+    fn lease_that_the_engine_works_on_is_in_use() {
+        let timer = Timer::new(EngineWake::new().unwrap());
         let hold = held_for_an_hour(Instant::now());
         hold.lease(|lease| lease.suspect(Instant::now()));
         assert!(timer.schedule(&hold, Instant::now()));
-        assert_eq!(timer.next_due().unwrap().len(), 1);
+        assert_eq!(timer.take_due(Instant::now()).len(), 1);
         assert!(timer.has_leases());
         assert_eq!(timer.all().len(), 1);
         timer.forget(&hold);

@@ -1,4 +1,4 @@
-//! Exports a client's statistics to the `metrics` facade, from one io thread every two seconds.
+//! Exports a client's statistics to the `metrics` facade, every two seconds.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

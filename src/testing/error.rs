@@ -240,7 +240,7 @@ pub fn shortage(missing: &'static str, cause: io::Error) -> Error {
 /// use std::io;
 /// use leasehold::testing::error;
 ///
-/// let error = error::thread("leasehold-io", io::Error::other("too many threads"));
+/// let error = error::thread("leasehold-engine", io::Error::other("too many threads"));
 /// assert!(error.to_string().contains("too many threads"));
 /// ```
 pub fn thread(name: &'static str, cause: io::Error) -> Error {
@@ -308,9 +308,9 @@ mod tests {
                 "no descriptor (EMFILE)",
             ),
             (
-                thread("leasehold-io", io::Error::other("no more")),
+                thread("leasehold-engine", io::Error::other("no more")),
                 "thread",
-                "leasehold-io: no more",
+                "leasehold-engine: no more",
             ),
         ];
         for (error, name, text) in made {

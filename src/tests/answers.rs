@@ -6,7 +6,7 @@ use crate::protocol::place::{Refreshed, read_grant};
 use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::inspect::read_page;
-use crate::runtime::io::shared_stats;
+use crate::runtime::engine::shared_stats;
 use crate::token::FencingToken;
 
 use super::arbitrary::NO_TOKEN;

@@ -362,7 +362,7 @@ fn after_an_unanswered_attempt(
     eventually(PATIENCE, is_undone);
 }
 
-/// Returns a client with two connections: the first in the result is that of the io thread, which
+/// Returns a client with two connections: the first in the result is that of the engine, which
 /// renews, undoes and repeats. The server knows the scripts: each is sent once.
 fn client_with_two_connections(proxy: &Proxy) -> (Client, [usize; 2]) {
     let client = client(&proxy.url());
@@ -433,7 +433,7 @@ fn after_an_unanswered_release<T>(
     proxy.set_nth(calls, Traffic::DropBoth);
     expect_unreachable(release(held));
     assert!(!is_released(&server), "the release is lost");
-    // The call opens a connection. The io thread still waits for a reply on the stalled one.
+    // The call opens a connection. The engine still waits for a reply on the stalled one.
     assert_not_refused(call(&client));
     eventually(PATIENCE, || is_released(&server));
 }
@@ -540,7 +540,7 @@ fn late_renewal_restores_no_released_lease() {
             .on_lost(move |why| lost.send(*why).unwrap())
             .lock()
             .unwrap();
-        // The io thread, which renews, has taken the only connection.
+        // The engine, which renews, has taken the only connection.
         renewals.recv().unwrap();
         assert_eq!(proxy.connections(), 1);
         proxy.set_open(Traffic::Stall);

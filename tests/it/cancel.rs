@@ -389,7 +389,7 @@ fn last_drop_waits_for_the_undo_of_a_cancelled_call() {
 fn shutdown_reports_an_undo_that_no_server_confirmed() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    // The io thread tries for this long to send the undo.
+    // The engine tries for this long to send the undo.
     let client = builder(&proxy.url()).command_timeout(ms(3_000));
     let client = client.unreachable_for(HOUR).build().unwrap();
     cancel_with_a_lost_reply(&server, &proxy, &client);

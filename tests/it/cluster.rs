@@ -625,7 +625,7 @@ fn tidy_contender() {
             tried.is_ok_and(|granted| granted.is_err())
         });
         assert_released(guard.unlock());
-        for thread in ["leasehold-io", "leasehold-subsc"] {
+        for thread in ["leasehold-engin", "leasehold-subsc"] {
             let mut before = None;
             eventually(ms(20_000), || {
                 let now = thread_count(thread);

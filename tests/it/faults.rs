@@ -162,7 +162,7 @@ fn flushed_scripts_are_sent_again() {
     while renewals.try_recv().is_ok() {}
     renewals
         .recv_timeout(WAIT_LIMIT)
-        .expect("the io thread renews the lease");
+        .expect("the engine renews the lease");
     run(&server, &["SCRIPT", "FLUSH"]);
     guard.renew().unwrap();
     run(&server, &["SCRIPT", "FLUSH"]);
@@ -303,7 +303,7 @@ fn client_with_idle_connections(proxy: &Proxy) -> (Client, MutexGuard, Receiver<
         .on_renew(move |renewal| drop(renewed.send(renewal.clone())))
         .lock()
         .unwrap();
-    // The io thread takes a connection for its renewals.
+    // The engine takes a connection for its renewals.
     renewals.recv_timeout(WAIT_LIMIT).unwrap();
     // Each of these calls has its own connection while it waits for a replica. On a busy
     // machine the first ones may end before the last ones begin.

@@ -328,7 +328,7 @@ fn renewed_lease_and_an_idle_connection(
 ) -> (MutexGuard, Receiver<Renewed>) {
     let (mutex, renewals) = reporting_renewals(client.mutex("a").ttl(ttl).renew_every(ms(100)));
     let guard = mutex.lock().unwrap();
-    // The io thread takes a connection for its renewals.
+    // The engine takes a connection for its renewals.
     next_renewal(&renewals);
     client.mutex("b").lock().unwrap().unlock().unwrap();
     (guard, renewals)

@@ -19,7 +19,7 @@ support::roles![caller, holder_and_waiter];
 
 support::timed![
     a_signal_breaks_no_connection,
-    a_signal_to_the_io_thread_breaks_no_connection,
+    a_signal_to_the_engine_breaks_no_connection,
     a_signal_to_the_subscriber_breaks_no_connection
 ];
 
@@ -44,7 +44,7 @@ fn a_signal_breaks_no_connection() {
     Child::spawn("signals::caller", &[("URL", &proxy.url())])
         .wait()
         .succeeded();
-    // One connection of the calls, and one of the io thread.
+    // One connection of the calls, and one of the engine.
     let connections = proxy.connections();
     assert!(connections <= 2, "{connections} connections were made");
 }
@@ -59,8 +59,8 @@ fn caller() {
     });
 }
 
-fn a_signal_to_the_io_thread_breaks_no_connection() {
-    assert_signals_break_no_connection("leasehold-io");
+fn a_signal_to_the_engine_breaks_no_connection() {
+    assert_signals_break_no_connection("leasehold-engin");
 }
 
 fn a_signal_to_the_subscriber_breaks_no_connection() {
@@ -79,7 +79,7 @@ fn assert_signals_break_no_connection(thread: &str) {
     // The subscription still receives the release.
     held.unlock().unwrap();
     child.wait().succeeded();
-    // One connection of the io thread, one of the subscriber, one of the calls, and one that a call
+    // One connection of the engine, one of the subscriber, one of the calls, and one that a call
     // opened but no longer needed.
     let connections = proxy.connections();
     assert!(connections <= 4, "{connections} connections were made");

@@ -408,7 +408,7 @@ fn assert_connections_named(server: &Server, client: &Client, is_right: impl Fn(
     thread::scope(|scope| {
         let waiter = scope.spawn(|| mutex.lock().map(drop));
         server.wait_until_waiter_sleeps("lock_release:x");
-        // Connections of the pool, which the io thread uses, too, and of the subscriber; each has
+        // Connections of the pool, which the engine uses, too, and of the subscriber; each has
         // no name at first.
         eventually(WAIT_LIMIT, || {
             let mut clients = server.client_list();

@@ -79,7 +79,7 @@ fn leasehold_threads() -> Vec<String> {
         .collect()
 }
 
-/// Makes the client of `mutex` start its timer, io, subscriber and callback threads. The mutex must
+/// Makes the client of `mutex` start its engine, subscriber and callback threads. The mutex must
 /// have a callback.
 fn start_all_threads(mutex: &Mutex) {
     let guard = mutex.lock().unwrap();
@@ -95,7 +95,7 @@ fn start_all_threads(mutex: &Mutex) {
                     .any(|thread| thread.starts_with(name))
             };
             // The kernel cuts the names after 15 bytes.
-            ["timer", "io", "subsc", "callb"]
+            ["engin", "subsc", "callb"]
                 .iter()
                 .all(|name| has(&format!("leasehold-{name}")))
         });

@@ -508,7 +508,7 @@ fn release_overtakes_acquire(delayed: &Delayed<'_>, name: &str) -> bool {
     let (has_run, sets) = (delayed.scripts(), delayed.sets());
     proxy.set_open(Traffic::StallRequests);
     let guard = delayed.client.mutex(name).ttl(LONG).lock().unwrap();
-    // The io thread reads replies that calls left unread, and keeps the connection meanwhile.
+    // The engine reads replies that calls left unread, and keeps the connection meanwhile.
     let_pass(ms(200));
     let [acquire] = proxy.connections_that_sent(&key)[..] else {
         proxy.set_open(Traffic::Pass);
@@ -587,7 +587,7 @@ fn lost_lease_overtakes_acquire(delayed: &Delayed<'_>, name: &str) -> bool {
     assert_eq!(guard.lost().recv(), Ok(Lost::MaxHold));
     assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::MaxHold));
     if is_sent {
-        // The release uses a new connection, opened by the io thread.
+        // The release uses a new connection, opened by the engine.
         eventually(WAIT_LIMIT, || delayed.scripts() > has_run);
     }
     proxy.set_open(Traffic::Pass);

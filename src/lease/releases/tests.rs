@@ -54,7 +54,7 @@ fn sent(releases: &mut Releases, from: Instant, to: Instant) -> Vec<(Instant, Re
     let mut now = from;
     while now <= to {
         releases.take_expired(now);
-        for batch in releases.take_due(now, false) {
+        for batch in releases.take_due(now) {
             assert!(releases.settle(&batch, undone(&[], None)).is_empty());
             all.push((now, batch));
         }
@@ -71,21 +71,48 @@ fn releases_of_one_lock_share_a_command() {
     for name in ["a", "b", "a"] {
         releases.push(release(name, at(0)), at(0));
     }
-    let batches = releases.take_due(at(0), false);
+    let batches = releases.take_due(at(0));
     let mut sizes: Vec<_> = batches.iter().map(|batch| batch.releases.len()).collect();
     sizes.sort_unstable();
     assert_eq!(sizes, [1, 2], "one command for each lock");
-    assert!(releases.take_due(at(0), false).is_empty());
+    assert!(releases.take_due(at(0)).is_empty());
     for batch in &batches {
         assert!(releases.settle(batch, no_reply()).is_empty());
     }
     assert_eq!(releases.next(), Some(at(50)));
-    assert_eq!(releases.take_due(at(51), false).len(), 2);
-    assert_eq!(
-        releases.take_due(at(52), true).len(),
-        2,
-        "a shutdown sends releases before they are due"
+    let batches = releases.take_due(at(51));
+    assert_eq!(batches.len(), 2);
+    releases.hasten();
+    assert!(
+        releases.take_due(at(52)).is_empty(),
+        "a lock has one command in flight"
     );
+    for batch in &batches {
+        releases.settle(batch, no_reply());
+    }
+    let batches = releases.take_due(at(52));
+    assert_eq!(batches.len(), 2, "each release has a last try");
+    for batch in &batches {
+        releases.settle(batch, no_reply());
+    }
+    assert!(releases.take_due(at(5_000)).is_empty());
+}
+
+#[test]
+fn a_shutdown_sends_releases_before_they_are_due() {
+    let mut releases = Releases::default();
+    for _ in 0..=MOST_IDS {
+        releases.push(release("a", at(0)), at(0));
+    }
+    let batch = releases.take_due(at(0)).remove(0);
+    releases.settle(&batch, no_reply());
+    releases.hasten();
+    let mut sent = 0;
+    while let Some(batch) = releases.take_due(at(1)).pop() {
+        sent += batch.releases.len();
+        releases.settle(&batch, undone(&[], None));
+    }
+    assert_eq!(sent, MOST_IDS + 1);
 }
 
 #[test]
@@ -94,7 +121,7 @@ fn release_ends_when_it_deleted_the_key_but_not_if_the_key_was_gone() {
     for _ in 0..3 {
         releases.push(release("a", at(0)), at(0));
     }
-    let batch = releases.take_due(at(0), false).remove(0);
+    let batch = releases.take_due(at(0)).remove(0);
     let over = releases.settle(&batch, undone(&[1], None));
     let over: Vec<_> = over.into_iter().map(|release| release.id).collect();
     assert_eq!(over, [batch.releases[1].1.clone()]);
@@ -117,7 +144,7 @@ fn any_reply_ends_the_release_of_an_acquired_lease_and_is_reported() {
     ] {
         let (release, found) = reported("a");
         releases.push(release, at(0));
-        let batch = releases.take_due(at(0), true).remove(0);
+        let batch = releases.take_due(at(0)).remove(0);
         assert_eq!(releases.settle(&batch, answer).len(), 1);
         assert_eq!(found.try_recv(), Ok(state));
     }
@@ -129,15 +156,10 @@ fn try_without_a_reply_may_have_removed_the_key() {
     let mut releases = Releases::default();
     let (release, found) = reported("a");
     releases.push(release, at(0));
-    let batch = releases.take_due(at(0), false).remove(0);
+    let batch = releases.take_due(at(0)).remove(0);
     assert!(releases.settle(&batch, no_reply()).is_empty());
-    // The key's slot has moved to another server, and the release with it.
-    let mut elsewhere = Releases::default();
-    for release in releases.remove_batch(&batch) {
-        elsewhere.push(release, at(60));
-    }
-    let batch = elsewhere.take_due(at(60), false).remove(0);
-    assert_eq!(elsewhere.settle(&batch, undone(&[], None)).len(), 1);
+    let batch = releases.take_due(at(60)).remove(0);
+    assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
     assert_eq!(found.try_recv(), Ok(KeyState::Ours));
 }
 
@@ -153,10 +175,10 @@ fn try_that_did_not_run_has_removed_nothing() {
     .into_iter()
     .enumerate()
     {
-        let batch = releases.take_due(at(n as u64 * 60), true).remove(0);
+        let batch = releases.take_due(at(n as u64 * 60)).remove(0);
         assert!(releases.settle(&batch, Err(fault)).is_empty());
     }
-    let batch = releases.take_due(at(200), false).remove(0);
+    let batch = releases.take_due(at(200)).remove(0);
     assert_eq!(releases.settle(&batch, undone(&[], None)).len(), 1);
     assert_eq!(found.try_recv(), Ok(KeyState::Gone));
 }
@@ -224,12 +246,12 @@ fn release_of_the_current_holder_is_sent_at_once() {
     for _ in 0..=MOST_IDS {
         releases.push(release("a", at(0)), at(0));
     }
-    let batch = releases.take_due(at(0), false).remove(0);
+    let batch = releases.take_due(at(0)).remove(0);
     let sent: HashSet<u64> = batch.releases.iter().map(|(serial, _)| *serial).collect();
     let left = releases.pending.iter().find(|(n, _)| !sent.contains(n));
     let left = left.unwrap().1.release.id.clone();
     releases.settle(&batch, undone(&[], Some(&left)));
-    let next = releases.take_due(at(1), false).remove(0);
+    let next = releases.take_due(at(1)).remove(0);
     assert_eq!(next.releases[0].1, left);
 }
 
@@ -237,11 +259,11 @@ fn release_of_the_current_holder_is_sent_at_once() {
 fn reply_that_names_an_id_of_its_own_batch_as_the_holder_shortens_no_pause() {
     let mut releases = Releases::default();
     releases.push(release("a", at(0)), at(0));
-    let batch = releases.take_due(at(0), false).remove(0);
+    let batch = releases.take_due(at(0)).remove(0);
     let itself = undone(&[], Some(&batch.releases[0].1));
     assert!(releases.settle(&batch, itself).is_empty());
     assert!(
-        releases.take_due(at(1), false).is_empty(),
+        releases.take_due(at(1)).is_empty(),
         "the release is not due before its pause ends"
     );
 }
@@ -252,7 +274,7 @@ fn server_without_a_reply_is_tried_again_within_a_second() {
     releases.push(release("a", at(0)), at(0));
     let mut now = at(0);
     while now < at(60_000) {
-        let batch = releases.take_due(now, false).remove(0);
+        let batch = releases.take_due(now).remove(0);
         releases.settle(&batch, no_reply());
         let next = releases.next().unwrap();
         assert!(now.until(next) <= ms(1_000));

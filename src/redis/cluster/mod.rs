@@ -26,11 +26,12 @@ use crate::wait_policy::Backoff;
 
 /// The most redirects in a row that a call follows, because two nodes that disagree could send it
 /// back and forth for ever.
-const MOST_HOPS: u32 = 5;
+pub(crate) const MOST_HOPS: u32 = 5;
 
 /// The pause before a call is retried while its slot is being moved and the node has only some of
 /// its keys.
-const TRY_AGAIN: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(50));
+pub(crate) const TRY_AGAIN: Backoff =
+    Backoff::new(Duration::from_millis(2), Duration::from_millis(50));
 
 /// The nodes of a cluster, as the slot map knows them.
 pub(crate) struct Cluster {
@@ -88,13 +89,8 @@ impl Cluster {
                     hops = 0;
                     Some(self.map.owner_of(slot))
                 }
-                NodeFault::Redirected(Redirect::Moved(host, port), _) => {
-                    let address = self.map.address(&server, host, *port);
-                    Some(self.map.moved(slot, address))
-                }
-                NodeFault::Redirected(Redirect::Ask(host, port), _) => {
-                    let address = self.map.address(&server, host, *port);
-                    Some(self.map.at(&address))
+                NodeFault::Redirected(redirect, _) => {
+                    Some(self.map.redirected(slot, &server, redirect))
                 }
                 NodeFault::Fault(Fault::Open(_)) => {
                     // The refresh in the background finds a new master for the next call.
@@ -180,13 +176,9 @@ impl Cluster {
     ) -> Result<T, Fault> {
         let server = self.map.find_owner(slot, until, false)?;
         let (next, asking) = match ask(&server, false) {
-            Err(NodeFault::Redirected(Redirect::Moved(host, port), _)) => {
-                let address = self.map.address(&server, &host, port);
-                (self.map.moved(slot, address), false)
-            }
-            Err(NodeFault::Redirected(Redirect::Ask(host, port), _)) => {
-                let address = self.map.address(&server, &host, port);
-                (self.map.at(&address), true)
+            Err(NodeFault::Redirected(redirect, _)) if redirect != Redirect::TryAgain => {
+                let asking = matches!(redirect, Redirect::Ask(..));
+                (self.map.redirected(slot, &server, &redirect), asking)
             }
             Err(fault) if may_find_another_owner(&fault) && Instant::now() < until => {
                 self.map.refresh(until);

@@ -23,6 +23,7 @@ use crate::clock::{Instant, nap, sleep};
 use crate::config::Config;
 use crate::error::Cause;
 use crate::logging::contain;
+use crate::protocol::redirect::Redirect;
 use crate::redis::cluster::owners::{Change, Moved, Owners};
 use crate::redis::conn::connector::Connector;
 use crate::redis::fault::Fault;
@@ -123,7 +124,7 @@ impl SlotMap {
     }
 
     /// Returns the known owner of a slot, or the stand-in `nobody`.
-    pub(in crate::redis) fn owner_of(&self, slot: u16) -> Arc<Server> {
+    pub(crate) fn owner_of(&self, slot: u16) -> Arc<Server> {
         let known = self.known.lock();
         Arc::clone(known.owners.owner_of(slot).unwrap_or(&self.nobody))
     }
@@ -200,9 +201,23 @@ impl SlotMap {
         self.ensure_refresh(&mut known);
     }
 
+    /// Returns the server to which `server` redirects a call for `slot`.
+    pub(crate) fn redirected(
+        &self,
+        slot: u16,
+        server: &Arc<Server>,
+        redirect: &Redirect,
+    ) -> Arc<Server> {
+        match redirect {
+            Redirect::Moved(host, port) => self.moved(slot, self.address(server, host, *port)),
+            Redirect::Ask(host, port) => self.at(&self.address(server, host, *port)),
+            Redirect::TryAgain => self.owner_of(slot),
+        }
+    }
+
     /// Records a redirect: `slot` is now at `address`. If the slot had another owner, refreshes the
     /// map.
-    pub(super) fn moved(&self, slot: u16, address: HostPort) -> Arc<Server> {
+    fn moved(&self, slot: u16, address: HostPort) -> Arc<Server> {
         let mut known = self.known.lock();
         let make = |address: &HostPort| self.make_server(address);
         let (server, moved) = known
@@ -220,7 +235,7 @@ impl SlotMap {
     }
 
     /// Returns the address to which `server` redirects. An empty host, or `?`, means its own host.
-    pub(super) fn address(&self, server: &Arc<Server>, host: &str, port: u16) -> HostPort {
+    fn address(&self, server: &Arc<Server>, host: &str, port: u16) -> HostPort {
         let known = self.known.lock();
         let host = match host {
             "" | "?" => known.owners.host_of(server).unwrap_or_default(),
@@ -242,7 +257,7 @@ impl SlotMap {
     }
 
     /// Returns the server at `address`, created if necessary.
-    pub(super) fn at(&self, address: &HostPort) -> Arc<Server> {
+    fn at(&self, address: &HostPort) -> Arc<Server> {
         let make = |address: &HostPort| self.make_server(address);
         self.known.lock().owners.at(address, &make)
     }

@@ -154,7 +154,7 @@ impl Pool {
         let mut read = Vec::with_capacity(others.len());
         let mut not_serving = false;
         let answer = loop {
-            let at_hand = pooled.connection().answer_at_hand(false).transpose();
+            let at_hand = pooled.connection().answer_at_hand(&mut 0).transpose();
             let value = at_hand.unwrap_or_else(|| {
                 deliver_all(sent, read.drain(..));
                 pooled.connection().answer(until)

@@ -1,6 +1,8 @@
 //! The queue of calls that wait for their own connection, first come, first served. No I/O.
 
 use std::collections::VecDeque;
+use std::task::Waker;
+use std::thread::{self, Thread};
 
 /// Whether `max_connections` limits a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +14,28 @@ pub(crate) enum Cap {
     /// Exempt, too, for a thread that takes the connection out of the pool. If others use the
     /// pool's connections (`leaves_one`), it leaves them the last one, and waits for a new one.
     Kept { leaves_one: bool },
+}
+
+/// Who waits for a connection.
+#[derive(Debug)]
+pub(in crate::redis) enum Sleeper {
+    /// A thread, parked.
+    Thread(Thread),
+    /// One that sleeps in `poll`.
+    Other(Waker),
+}
+
+impl Sleeper {
+    pub(in crate::redis) fn this_thread() -> Self {
+        Self::Thread(thread::current())
+    }
+
+    pub(super) fn wake(&self) {
+        match self {
+            Self::Thread(thread) => thread.unpark(),
+            Self::Other(waker) => waker.wake_by_ref(),
+        }
+    }
 }
 
 /// The queue, with a waker for each call.

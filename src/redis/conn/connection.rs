@@ -1,6 +1,6 @@
 //! A connection: writes commands and reads replies, each by a deadline.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,9 +25,9 @@ use crate::violation::ViolationKind;
 /// for no reply, so no other deadline stops a peer that sends its bytes one by one.
 const MESSAGE_WITHIN: Duration = Duration::from_secs(1);
 
-/// The most reads in one [`Connection::answer_at_hand`]: while a peer keeps sending, no read times
+/// The most reads for one [`Connection::answer_at_hand`]: while a peer keeps sending, no read times
 /// out.
-const MOST_READS: u32 = 16;
+pub(crate) const MOST_READS: u32 = 16;
 
 /// A buffer of commands larger than this, in bytes, is not kept.
 const LARGE: usize = 16 * 1024;
@@ -177,21 +177,34 @@ impl Connection {
     }
 
     /// Returns one reply if all of it has arrived. An earlier read may have brought it. Reads from
-    /// the socket only if the connection `is_ready`, as [`wait_for_any`] reports.
-    pub(crate) fn answer_at_hand(&mut self, is_ready: bool) -> RedisResult<Option<Value>> {
-        let mut reads = if is_ready { MOST_READS } else { 0 };
+    /// the socket at most `reads` times, and lowers that number; pass zero unless the connection
+    /// may be ready, as [`wait_for_any`] reports.
+    pub(crate) fn answer_at_hand(&mut self, reads: &mut u32) -> RedisResult<Option<Value>> {
         loop {
             match self.input.next()? {
                 Some(Value::Push { .. }) => {}
                 Some(answer) => return Ok(Some(answer)),
-                None if reads == 0 => return Ok(None),
+                None if *reads == 0 => return Ok(None),
                 None => match self.stream.read(&mut self.input, Instant::START) {
-                    Ok(()) => reads -= 1,
+                    Ok(()) => *reads -= 1,
                     Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(None),
                     Err(error) => return Err(error.into()),
                 },
             }
         }
+    }
+
+    /// Writes as much of `bytes` as is taken without waiting, and returns how much that is. What is
+    /// taken may still have to be [flushed](Self::flush).
+    pub(in crate::redis) fn write_some(&mut self, bytes: &[u8]) -> RedisResult<usize> {
+        self.input.limit.raise_for(bytes.len());
+        Ok(self.stream.write_some(bytes)?)
+    }
+
+    /// Writes what has been taken, as far as that works without waiting. Returns whether all of it
+    /// is written.
+    pub(in crate::redis) fn flush(&mut self) -> RedisResult<bool> {
+        Ok(self.stream.flush()?)
     }
 
     /// Sends what `pack` writes, without reading the reply.
@@ -313,6 +326,12 @@ impl Connection {
             // elsewhere, so a failure here is ignored.
             let _ = self.stream.write(&self.buffer, Instant::START);
         }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 

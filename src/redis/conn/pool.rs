@@ -17,11 +17,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, Thread};
+use std::thread;
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
-use crate::redis::conn::callers::{Cap, Number};
+use crate::redis::conn::callers::{Cap, Number, Sleeper};
 use crate::redis::conn::combined_call::Delivery;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
@@ -50,8 +50,8 @@ pub(crate) struct PooledConnection<'a> {
 }
 
 /// A request for a connection, which a dialer makes while the caller does something else.
-pub(crate) struct ConnectRequest<'a> {
-    pool: &'a Pool,
+pub(crate) struct ConnectRequest {
+    pool: Arc<Pool>,
     number: Number,
     /// How often dialing had failed when the request was made.
     failed_before: u64,
@@ -114,8 +114,7 @@ impl Pool {
         let mut in_time = true;
         loop {
             if self.is_retired() {
-                let cause = Cause::of_client("it keeps no slot of the cluster any more");
-                return Err(GetError::NotYet(ConnectError::of_client(cause)));
+                return Err(GetError::NotYet(Self::no_slot_left()));
             }
             if let Some(connection) = state.take(cap_rule, self.cap, *number) {
                 return Ok(self.pooled(connection, None));
@@ -137,7 +136,7 @@ impl Pool {
                 _ => {}
             }
             let now = Instant::now();
-            number.get_or_insert_with(|| state.callers.join(cap_rule, thread::current()));
+            number.get_or_insert_with(|| state.callers.join(cap_rule, Sleeper::this_thread()));
             state.note_end(until);
             let again = self.ensure_dialer(state, now).unwrap_or(until).min(until);
             // A wake-up that comes before `park_timeout` is not missed: the thread then does not
@@ -154,19 +153,23 @@ impl Pool {
     }
 
     /// Requests a connection without waiting for it; a dialer starts if none is idle. The pool
-    /// unparks the current thread when [`poll`](ConnectRequest::poll) may return something. The
-    /// caller gives up at `until`.
-    pub(crate) fn request(self: &Arc<Self>, until: Instant) -> ConnectRequest<'_> {
+    /// wakes `sleeper` when [`poll`](ConnectRequest::poll) may return something. The caller gives
+    /// up at `until`.
+    pub(in crate::redis) fn request(
+        self: &Arc<Self>,
+        until: Instant,
+        sleeper: Sleeper,
+    ) -> ConnectRequest {
         let mut state = self.state.lock();
         state.note_end(until);
         let failed_before = state.dialing.failed_times;
         let dialer_was_at_work = state.dialing.is_at_work();
-        let number = state.callers.join(Cap::Exempt, thread::current());
+        let number = state.callers.join(Cap::Exempt, sleeper);
         // A failure to start one is found by `poll`.
         let _ = self.ensure_dialer(&mut state, Instant::now());
         drop(state);
         ConnectRequest {
-            pool: self,
+            pool: Arc::clone(self),
             number,
             failed_before,
             dialer_was_at_work,
@@ -214,6 +217,27 @@ impl Pool {
         }
     }
 
+    /// Takes back a connection that was lent.
+    pub(in crate::redis) fn give_back(&self, connection: Connection) {
+        let mut state = self.state.lock();
+        if !self.has_room_for(&state, &connection) {
+            self.vacated(&mut state);
+            drop(state);
+            return;
+        }
+        state.put_back(connection);
+        if state.callers.is_empty() {
+            // As in `dial`.
+            state.dismiss_one();
+        }
+        self.wake_next(&state);
+    }
+
+    /// Records that a connection that was lent is closed.
+    pub(in crate::redis) fn lost(&self) {
+        self.vacated(&mut self.state.lock());
+    }
+
     /// Wakes all waiters, and has each combined call ask for its own connection.
     fn dismiss(&self) {
         let all = self.state.lock().queue.dismiss();
@@ -234,21 +258,24 @@ impl Pool {
     /// Wakes the next waiters: a connection is idle, or there is room to make one.
     pub(in crate::redis) fn wake_next(&self, state: &PoolState) {
         let next = state.callers.next(self.cap.saturating_sub(state.out));
-        next.take(state.idle.len().max(1)).for_each(Thread::unpark);
+        next.take(state.idle.len().max(1)).for_each(Sleeper::wake);
     }
 
     pub(super) fn wake_all(&self, state: &PoolState) {
-        state.callers.next(usize::MAX).for_each(Thread::unpark);
+        state.callers.next(usize::MAX).for_each(Sleeper::wake);
     }
 
     /// Returns why there is no connection yet: the last dialing failure, if no connection was made
     /// since.
-    pub(in crate::redis) fn last_failure(&self) -> Cause {
+    pub(in crate::redis) fn last_failure(&self) -> ConnectError {
         let state = self.state.lock();
-        match state.dialing.failure() {
-            Some(failure) => failure.cause.clone(),
-            None => self.no_reason(&state, Cap::Exempt).cause,
-        }
+        let failure = state.dialing.failure().cloned();
+        failure.unwrap_or_else(|| self.no_reason(&state, Cap::Exempt))
+    }
+
+    /// Returns why there is no connection to a server without slots.
+    pub(in crate::redis) fn no_slot_left() -> ConnectError {
+        ConnectError::of_client(Cause::of_client("it keeps no slot of the cluster any more"))
     }
 
     fn no_reason(&self, state: &PoolState, cap_rule: Cap) -> ConnectError {
@@ -333,7 +360,7 @@ impl Pool {
     }
 }
 
-impl ConnectRequest<'_> {
+impl ConnectRequest {
     /// Takes the connection out of the pool, or returns why there is none; `None` while it is being
     /// made.
     pub(crate) fn poll(&self) -> Option<Result<Connection, ConnectError>> {
@@ -351,9 +378,37 @@ impl ConnectRequest<'_> {
         let failure = state.dialing.failure().filter(|_| has_failed);
         failure.cloned().map(Err)
     }
+
+    /// Like [`poll`](Self::poll), for a caller that waits while another attempt may succeed.
+    ///
+    /// If the connection is the pool's last one, it is only lent: it counts as in use, and the
+    /// caller must [give it back](Pool::give_back) soon, or [report](Pool::lost) that it failed.
+    pub(in crate::redis) fn lend(&self) -> Option<Result<(Connection, IsLent), ConnectError>> {
+        {
+            let mut state = self.pool.state.lock();
+            if state.out == 0
+                && state.idle.len() == 1
+                && let Some(connection) = state.idle.pop()
+            {
+                state.callers.leave(self.number);
+                state.out += 1;
+                return Some(Ok((connection, true)));
+            }
+        }
+        match self.poll()? {
+            Ok(connection) => Some(Ok((connection, false))),
+            Err(failure) if failure.ends_waits() && !self.pool.has_connection() => {
+                Some(Err(failure))
+            }
+            Err(_) => None,
+        }
+    }
 }
 
-impl Drop for ConnectRequest<'_> {
+/// Whether a connection must be given back to its pool.
+pub(in crate::redis) type IsLent = bool;
+
+impl Drop for ConnectRequest {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
         state.callers.leave(self.number);
@@ -382,19 +437,6 @@ impl PooledConnection<'_> {
         let pool = self.pool;
         let generation = self.keep().generation;
         pool.suspect(generation);
-    }
-
-    /// Takes the connection out of the pool, unless it is the pool's last one. Then returns `None`,
-    /// and the connection goes back.
-    pub(in crate::redis) fn keep_unless_last(self) -> Option<Connection> {
-        let state = self.pool.state.lock();
-        let is_last = state.out <= 1 && state.idle.is_empty();
-        drop(state);
-        if is_last {
-            self.pool.pass_on(self);
-            return None;
-        }
-        Some(self.keep())
     }
 
     /// Takes the connection out of the pool permanently, for a thread that keeps it.

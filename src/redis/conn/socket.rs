@@ -66,7 +66,7 @@ impl Socket {
                 .iter()
                 .map(|(fd, _)| PollFd::new(fd, PollFlags::OUT));
             let mut polled: Vec<_> = polled.collect();
-            wait_for(&mut polled, now.until(until.min(next_at)))?;
+            wait_for(&mut polled, Some(now.until(until.min(next_at))))?;
             let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
             let Some(ready) = polled.iter().position(is_ready) else {
                 continue;
@@ -218,27 +218,45 @@ fn errno(error: &io::Error) -> Errno {
 
 /// Waits until the socket is ready for `what`, for at most `left`, and possibly less.
 fn wait(socket: &OwnedFd, what: PollFlags, left: Duration) -> io::Result<()> {
-    wait_for(&mut [PollFd::new(socket, what)], left)
+    wait_for(&mut [PollFd::new(socket, what)], Some(left))
 }
 
 /// Waits until one of the sockets can be read, or until `until`; may return earlier. Returns which
 /// of them are ready.
 pub(super) fn wait_to_read(sockets: &[BorrowedFd<'_>], until: Instant) -> io::Result<Vec<bool>> {
-    let polled = |socket| PollFd::from_borrowed_fd(socket, PollFlags::IN);
-    let mut polled: Vec<_> = sockets.iter().copied().map(polled).collect();
-    wait_for(&mut polled, Instant::now().until(until))?;
+    let sockets: Vec<_> = sockets.iter().map(|socket| (*socket, false)).collect();
+    wait_for_sockets(&sockets, Some(Instant::now().until(until)))
+}
+
+/// Waits until one of the sockets can be read, or written if that is wanted, for at most `left` if
+/// that is given. Returns which of them are ready.
+pub(crate) fn wait_for_sockets(
+    sockets: &[(BorrowedFd<'_>, bool)],
+    left: Option<Duration>,
+) -> io::Result<Vec<bool>> {
+    let polled = sockets.iter().map(|(socket, is_written)| {
+        let flags = match is_written {
+            true => PollFlags::IN | PollFlags::OUT,
+            false => PollFlags::IN,
+        };
+        PollFd::from_borrowed_fd(*socket, flags)
+    });
+    let mut polled: Vec<_> = polled.collect();
+    wait_for(&mut polled, left)?;
     Ok(polled.iter().map(|fd| !fd.revents().is_empty()).collect())
 }
 
-fn wait_for(sockets: &mut [PollFd<'_>], left: Duration) -> io::Result<()> {
-    // The machine may be suspended meanwhile: see `LONGEST_SLEEP`.
-    let left = nap(Instant::START, Instant::START.after(left));
-    let timeout = Timespec {
-        // At most a second.
-        tv_sec: left.as_secs().try_into().unwrap_or(1),
-        tv_nsec: left.subsec_nanos().into(),
-    };
-    match poll(sockets, Some(&timeout)) {
+fn wait_for(sockets: &mut [PollFd<'_>], left: Option<Duration>) -> io::Result<()> {
+    let timeout = left.map(|left| {
+        // The machine may be suspended meanwhile: see `LONGEST_SLEEP`.
+        let left = nap(Instant::START, Instant::START.after(left));
+        Timespec {
+            // At most a second.
+            tv_sec: left.as_secs().try_into().unwrap_or(1),
+            tv_nsec: left.subsec_nanos().into(),
+        }
+    });
+    match poll(sockets, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -115,6 +115,32 @@ impl Stream {
             Self::Tls(stream) => stream.write_all(bytes, until),
         }
     }
+
+    /// Writes as much of `bytes` as is taken without waiting; returns how much.
+    pub(super) fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => or_nothing(socket.write(bytes, Instant::START)),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.write_some(bytes),
+        }
+    }
+
+    /// Writes what was taken before, without waiting; returns whether all of it is written.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        match self {
+            Self::Plain(_) => Ok(true),
+            #[cfg(feature = "tls")]
+            Self::Tls(stream) => stream.flush(),
+        }
+    }
+}
+
+/// Returns zero in place of a write that would have to wait.
+pub(super) fn or_nothing(written: io::Result<usize>) -> io::Result<usize> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(0),
+        written => written,
+    }
 }
 
 impl AsFd for Stream {

@@ -145,6 +145,25 @@ impl TlsStream {
         }
     }
 
+    /// Writes as much of `bytes` as is taken without waiting; returns how much. That is only
+    /// encrypted: see [`flush`](Self::flush).
+    pub(super) fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.flush()? {
+            // Zero if the buffer of rustls is full.
+            true => self.tls.writer().write(bytes),
+            false => Ok(0),
+        }
+    }
+
+    /// Writes what is encrypted, without waiting; returns whether all of it is written.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        match self.send(Instant::START) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(super) fn write_all(&mut self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
         while !bytes.is_empty() {
             // As much as fits into the buffer of rustls.

@@ -1,11 +1,12 @@
 //! One server of a quorum: its recent latency, whether it is down, and its idle connections.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use crate::clock::Instant;
 use crate::error_reply::meaning;
 use crate::protocol::answer::Answer;
 use crate::redis::conn::connection::Replied;
@@ -13,12 +14,12 @@ use crate::redis::quorum::pipelined_connection::{PendingReply, PipelinedConnecti
 use crate::redis::undoable::{PendingRelease, Vote};
 use crate::sync::Mutex;
 
-/// No call uses a connection with this many unread replies: the server's io thread drains it first.
+/// No call uses a connection with this many unread replies: the engine drains it first.
 /// The replies must fit into the socket buffers, and reading them must stay cheap compared with a
 /// call.
 const MAX_PENDING: usize = 64;
 
-/// A task of the quorum for a server's io thread.
+/// A task of the quorum for the engine.
 pub(crate) enum MemberTask {
     /// Repeats a release until it is confirmed.
     Undo(PendingRelease),
@@ -35,7 +36,7 @@ pub(crate) struct Member {
     pub(crate) index: usize,
     /// Recent reply time in ns; 0 until one has been measured.
     latency: AtomicU64,
-    /// True after a [`MemberTask::ReadUnread`] was sent, until the io thread begins to read.
+    /// True after a [`MemberTask::ReadUnread`] was sent, until the engine begins to read.
     has_unread: AtomicBool,
     /// True after a failure, until the server replies to a probe. While a majority is up, calls
     /// skip a server that is down.
@@ -48,7 +49,8 @@ pub(crate) struct Member {
     /// True at first, and after the server was found to hold the id of a call that it refused.
     must_check_name: AtomicBool,
     task_queue: Sender<MemberTask>,
-    /// The tasks of the io thread.
+    waker: OnceLock<Waker>,
+    /// The tasks of the engine.
     pub(crate) tasks: Receiver<MemberTask>,
 }
 
@@ -65,13 +67,23 @@ impl Member {
             closed: AtomicBool::new(false),
             must_check_name: AtomicBool::new(true),
             task_queue,
+            waker: OnceLock::new(),
             tasks,
         }
+    }
+
+    /// Wakes the engine by `waker` for each task from now on.
+    pub(crate) fn wake_with(&self, waker: Waker) {
+        // Set once, when the engine starts.
+        let _ = self.waker.set(waker);
     }
 
     fn send(&self, task: MemberTask) {
         // Cannot fail: self owns the receiver.
         let _ = self.task_queue.send(task);
+        if let Some(waker) = self.waker.get() {
+            waker.wake_by_ref();
+        }
     }
 
     pub(crate) fn is_down(&self) -> bool {
@@ -124,24 +136,13 @@ impl Member {
         self.latency.store(latency, Ordering::Relaxed);
     }
 
-    /// Drains the idle connections on which callers left replies unread. Each may take `timeout`
-    /// for these replies, and again for a ping. Returns false if a connection failed.
-    pub(crate) fn read_unread(&self, timeout: Duration) -> bool {
+    /// Takes an idle connection on which callers left replies unread; `None` if there is none.
+    pub(crate) fn take_unread(&self) -> Option<PipelinedConnection> {
         // Cleared first: for replies left unread from here on, another task is sent.
         self.has_unread.store(false, Ordering::SeqCst);
-        let most = self.idle.lock().len();
-        for _ in 0..most {
-            let mut idle = self.idle.lock();
-            let Some(n) = idle.iter().position(|connection| connection.pending() > 0) else {
-                return true;
-            };
-            let connection = idle.remove(n);
-            drop(idle);
-            if !self.drain(connection, timeout) {
-                return false;
-            }
-        }
-        true
+        let mut idle = self.idle.lock();
+        let n = idle.iter().position(|it| it.pending() > 0)?;
+        Some(idle.remove(n))
     }
 
     /// Takes an idle connection on which no reply is pending.
@@ -154,7 +155,7 @@ impl Member {
     }
 
     /// Takes the idle connection that was used last. If it has too many unread replies, sends it to
-    /// the io thread and takes the next one. Returns `None` if that one has too many as well.
+    /// the engine and takes the next one. Returns `None` if that one has too many as well.
     pub(super) fn take_idle(&self) -> Option<PipelinedConnection> {
         let connection = self.idle.lock().pop()?;
         if connection.pending() < MAX_PENDING {
@@ -175,7 +176,7 @@ impl Member {
         }
     }
 
-    fn keep(&self, connection: PipelinedConnection) {
+    pub(super) fn keep(&self, connection: PipelinedConnection) {
         let has_surplus = connection.pending() == 0 && connection.connection().has_surplus();
         let mut idle = self.idle.lock();
         // Read under the lock: `close` and `mark_down` set these before they empty the list, and
@@ -206,38 +207,15 @@ impl Member {
         drop(idle);
     }
 
-    /// Reads all unread replies of `connection` within `timeout`, then measures the latency by a
-    /// ping, also within `timeout`. Returns false if the connection failed.
-    pub(crate) fn drain(&self, mut connection: PipelinedConnection, timeout: Duration) -> bool {
-        let until = Instant::now().after(timeout);
-        while connection.pending() > 0 {
-            let (pending, answer) = connection.receive(until);
-            let Ok(answer) = answer else {
-                self.settle(pending, None);
-                self.settle_all(connection);
-                return false;
-            };
-            self.settle(pending, Some(&answer));
-        }
-        let sent = Instant::now();
-        let until = sent.after(timeout);
-        let answered = connection.ping(until).is_ok() && connection.receive(until).1.is_ok();
-        if answered {
-            self.set_latency(sent.until(Instant::now()));
-            self.keep(connection);
-        }
-        answered
-    }
-
     /// Settles every unread reply of a connection that failed.
-    pub(super) fn settle_all(&self, connection: PipelinedConnection) {
+    pub(crate) fn settle_all(&self, connection: PipelinedConnection) {
         for pending in connection.abandon(None) {
             self.settle(pending, None);
         }
     }
 
     /// Does what the reply to a command requires, whoever read it: records the vote of an acquire,
-    /// or has the io thread repeat an unconfirmed release. `answer` is `None` if none will come.
+    /// or has the engine repeat an unconfirmed release. `answer` is `None` if none will come.
     pub(super) fn settle(&self, pending: PendingReply, answer: Option<&Replied>) {
         match (pending, answer) {
             (PendingReply::Nothing, _) | (PendingReply::Acquire(_), None) => {}
@@ -269,7 +247,7 @@ impl Member {
         }
     }
 
-    /// Has the io thread repeat a release until it is confirmed, unless this server certainly
+    /// Has the engine repeat a release until it is confirmed, unless this server certainly
     /// granted nothing.
     pub(super) fn undo(&self, release: PendingRelease) {
         let votes = release.votes.as_ref();

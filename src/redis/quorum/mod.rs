@@ -1,5 +1,6 @@
 //! A quorum: a call goes to several independent servers, and a majority of them decides its answer.
 
+pub(crate) mod draining;
 pub(crate) mod member;
 pub(crate) mod members;
 pub(crate) mod permits;
@@ -83,7 +84,7 @@ impl Quorum {
 
     /// Sends `call` to all servers and waits at most until `until` for enough replies to decide it.
     ///
-    /// If an acquiring call fails, the round or the servers' io threads release what the call may
+    /// If an acquiring call fails, the round or the engine releases what the call may
     /// have acquired. The caller has nothing to undo.
     pub(crate) fn call(
         &self,

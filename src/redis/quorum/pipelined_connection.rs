@@ -97,9 +97,12 @@ impl PipelinedConnection {
     }
 
     /// Like [`receive`](Self::receive), but returns `None` if the reply has not arrived yet. Reads
-    /// from the socket only if it `is_ready`: it may have something to read.
-    pub(super) fn receive_at_hand(&mut self, is_ready: bool) -> Option<(PendingReply, CallResult)> {
-        let value = self.connection.answer_at_hand(is_ready).transpose()?;
+    /// from the socket at most `reads` times.
+    pub(super) fn receive_at_hand(
+        &mut self,
+        reads: &mut u32,
+    ) -> Option<(PendingReply, CallResult)> {
+        let value = self.connection.answer_at_hand(reads).transpose()?;
         let (pending, verb) = self.next_pending();
         let answer = value.and_then(|value| self.connection.meaning_of(value, verb));
         Some((pending, self.noted(answer)))

@@ -34,7 +34,7 @@ use crate::error::Cause;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
-use crate::redis::conn::connection::{Replied, is_no_script, wait_for_any};
+use crate::redis::conn::connection::{MOST_READS, Replied, is_no_script, wait_for_any};
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::Fault;
 use crate::redis::quorum::member::Member;
@@ -322,7 +322,8 @@ impl<'a> Round<'a> {
             if connection.pending() == 0 {
                 return None;
             }
-            let (pending, answer) = connection.receive_at_hand(slot.is_ready)?;
+            let mut reads = if slot.is_ready { MOST_READS } else { 0 };
+            let (pending, answer) = connection.receive_at_hand(&mut reads)?;
             let answer = match answer {
                 Ok(answer) => answer,
                 Err(error) => {

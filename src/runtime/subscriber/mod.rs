@@ -16,11 +16,14 @@ use crate::protocol::keys::Key;
 use crate::protocol::verb::Verb;
 use crate::queue::parker::Parker;
 use crate::random;
-use crate::redis::{Cap, Fault, Server, ServerHealth};
+use crate::redis::{Cap, Fault, Request, Server, ServerHealth};
 use crate::runtime::worker::Worker;
 use crate::sync::Mutex;
 
-const PROBE: &[u8] = b"probe";
+/// What is published on the control channel: a probe, and a message that has the thread look for
+/// new channels.
+pub(in crate::runtime) const PROBE: &[u8] = b"probe";
+pub(in crate::runtime) const WAKE: &[u8] = b"subscribe";
 
 pub(crate) struct Subscriber {
     /// The client's inbox, and the channel on which the thread is woken: nothing else interrupts
@@ -168,7 +171,19 @@ impl Subscriber {
     pub(in crate::runtime) fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
         let args: [&[u8]; 2] = [&self.control, why];
         let read = |reply| Verb::Count.read(reply);
-        let published = server.command("PUBLISH", &args, until, Cap::Exempt, read);
+        self.published(server.command("PUBLISH", &args, until, Cap::Exempt, read))
+    }
+
+    /// Returns the command that publishes `message` on the control channel.
+    pub(in crate::runtime) fn message<'a>(&'a self, message: &'a [u8]) -> Request<'a> {
+        Request::Publish {
+            channel: &self.control,
+            message,
+        }
+    }
+
+    /// Notes what became of a message on the control channel; returns whether it was published.
+    pub(in crate::runtime) fn published(&self, published: Result<Answer, Fault>) -> bool {
         match &published {
             Ok(receivers) => {
                 self.mute.store(false, Ordering::SeqCst);
@@ -209,21 +224,24 @@ impl Subscriber {
         self.ending.unpark();
     }
 
-    /// Publishes a message that the thread receives within a second, if its connection is alive and
-    /// leads to the server that grants the locks.
-    pub(crate) fn probe(&self, server: &Server) {
-        let sent = Instant::now();
+    /// Notes that a probe is sent at `now`; the thread must receive it within a second, if its
+    /// connection is alive and leads to the server that grants the locks. Returns false if there is
+    /// no connection to probe.
+    pub(in crate::runtime) fn begin_probe(&self, now: Instant) -> bool {
         let mut state = self.state.lock();
-        if !state.up {
-            return;
+        if state.up {
+            // Before it is sent: the probe may arrive before the reply to PUBLISH.
+            state.probe_sent.get_or_insert(now);
         }
-        // Recorded before it is sent: the probe may arrive before the reply to PUBLISH.
-        state.probe_sent.get_or_insert(sent);
-        drop(state);
-        if !self.wake(server, PROBE, sent.after(server.command_timeout())) {
+        state.up
+    }
+
+    /// Notes what became of the probe that was begun at `begun`.
+    pub(in crate::runtime) fn probed(&self, begun: Instant, published: Result<Answer, Fault>) {
+        if !self.published(published) {
             // A probe that was not published does not count as lost.
             let mut state = self.state.lock();
-            state.probe_sent = state.probe_sent.filter(|first| *first != sent);
+            state.probe_sent = state.probe_sent.filter(|first| *first != begun);
         }
     }
 

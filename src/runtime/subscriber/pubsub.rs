@@ -29,8 +29,8 @@ pub(in crate::runtime) struct PubSub<'a> {
     connection: Connection,
     /// A refusal was logged as a warning: once for each connection.
     has_warned: bool,
-    /// When this thread wakes the timer thread for a received grant; `None` if it need not. The
-    /// delay keeps the timer thread from competing with the new holder for a core.
+    /// When this thread wakes the engine for a received grant; `None` if it need not. The delay
+    /// keeps the engine from competing with the new holder for a core.
     wakes_timer_at: Option<Instant>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> PubSub<'a> {
                 let now = Instant::now();
                 // Replaces a wake-up that is late or almost due: it would come before the new lease
                 // is due. If another lease is due before the new wake-up, `wake_if_due` wakes the
-                // timer thread now.
+                // engine now.
                 if self
                     .wakes_timer_at
                     .is_none_or(|at| at <= now.after(FIRST_RENEWAL_AFTER / 4))

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock::{Instant, nap};
+use crate::redis::conn::callers::Sleeper;
 use crate::redis::conn::pool::ConnectRequest;
 use crate::redis::fault::Fault;
 use crate::redis::quorum::pipelined_connection::PipelinedConnection;
@@ -16,9 +17,9 @@ use crate::redis::server::Server;
 const GRACE: Duration = Duration::from_millis(10);
 
 /// A connection that is being made for the slot with this index.
-type Requested<'a> = (usize, ConnectRequest<'a>);
+type Requested = (usize, ConnectRequest);
 
-impl<'a> Round<'a> {
+impl Round<'_> {
     /// Connects to as many servers as a majority needs, and to others that are ready soon after
     /// (see [`GRACE`]). Removes the servers without a connection from the round.
     ///
@@ -28,7 +29,7 @@ impl<'a> Round<'a> {
         for (n, slot) in self.slots.iter_mut().enumerate() {
             slot.connection = slot.member.take_idle();
             if slot.connection.is_none() {
-                let request = slot.server.pool.request(self.until);
+                let request = (slot.server.pool).request(self.until, Sleeper::this_thread());
                 requested.push((n, request));
             }
         }
@@ -44,7 +45,7 @@ impl<'a> Round<'a> {
     }
 
     /// Waits for the requested connections that this call needs, and takes them.
-    fn wait_for(&mut self, mut requested: Vec<Requested<'a>>) {
+    fn wait_for(&mut self, mut requested: Vec<Requested>) {
         let start = Instant::now();
         let enough = self.members.size.needed.min(self.slots.len());
         let mut by = self.until;
@@ -73,7 +74,7 @@ impl<'a> Round<'a> {
     }
 
     /// Takes the connections that are ready. Marks each server down whose connection failed.
-    fn take_connected(&mut self, requested: &mut Vec<Requested<'a>>) {
+    fn take_connected(&mut self, requested: &mut Vec<Requested>) {
         let mut failed = Vec::new();
         requested.retain(
             |(n, request)| match (request.poll(), self.slots.get_mut(*n)) {
@@ -113,7 +114,7 @@ impl<'a> Round<'a> {
         for server in unconnected.collect::<Vec<_>>() {
             let has_failed = |(other, _): &(&Server, Fault)| std::ptr::eq(*other, server);
             if !self.faults.iter().any(has_failed) {
-                let cause = server.pool.last_failure();
+                let cause = server.pool.last_failure().cause;
                 // After a shortage in this process the round does not wait for the other servers.
                 if !cause.is_of_client() && self.shortage().is_none() {
                     server.failed();

@@ -31,7 +31,7 @@ impl Round<'_> {
             None => cause,
         };
         match self.verb {
-            // `NotRun` even if it was sent: the round or the io threads undo what it acquired.
+            // `NotRun` even if it was sent: the round or the engine undoes what it acquired.
             Verb::Acquire(_) => Fault::NotRun(cause),
             _ if self.sent.is_none() => Fault::NotRun(cause),
             _ => Fault::Unknown(cause),

@@ -69,7 +69,7 @@ impl Round<'_> {
         granted
     }
 
-    /// Has the io threads send the release to the servers that are not in the round, except those
+    /// Has the engine send the release to the servers that are not in the round, except those
     /// that certainly granted nothing: `Member::undo` skips these.
     pub(super) fn repeat(&self) {
         let Some(undoable) = self.undoable else {

@@ -13,7 +13,7 @@ use crate::protocol::answer::{Answer, KeyState};
 use crate::redis::Fault;
 use crate::renewed::Renewed;
 use crate::runtime::endpoint::Endpoint;
-use crate::runtime::io::renewal_round::RenewalPart;
+use crate::runtime::engine::renewal_round::RenewalPart;
 use crate::runtime::state::Runtime;
 
 /// Applies the reply to a renewal, and returns the state of the key, if known.
@@ -107,7 +107,7 @@ pub(in crate::runtime) fn settle_renewal(
     answer: Result<Answer, Fault>,
 ) {
     contain(|| {
-        let health = &endpoint.io.health;
+        let health = &endpoint.renewals;
         match &answer {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause)) => {
                 health.failed(Some(cause), false);

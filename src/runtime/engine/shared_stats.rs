@@ -1,7 +1,6 @@
 //! The additions of this client to the shared statistics: a hash of counters for a whole fleet.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::clock::Instant;
@@ -25,8 +24,6 @@ const HASH: &str = "lock_stats";
 /// The additions of this client to the shared statistics.
 pub(crate) struct SharedStats {
     pub(in crate::runtime) is_shared: bool,
-    /// A thread that sends counters was started.
-    is_started: AtomicBool,
     /// The hash's key, in the form of a lock's keys: its slot determines the server.
     pub(in crate::runtime) lock_keys: Keys,
     pub(in crate::runtime) hash: Arc<[Vec<u8>; 1]>,
@@ -65,7 +62,6 @@ impl SharedStats {
     pub(crate) fn new(config: &Config) -> Self {
         Self {
             is_shared: config.shared_stats,
-            is_started: AtomicBool::new(false),
             lock_keys: Keys::new(HASH.into(), "", ""),
             hash: Arc::new([HASH.into()]),
             state: Mutex::default(),
@@ -83,18 +79,13 @@ impl SharedStats {
         self.is_wanted().then(|| Instant::now().after(SEND_EVERY))
     }
 
-    /// Returns true to the first caller, which must start a thread that sends counters.
-    pub(in crate::runtime) fn must_start(&self) -> bool {
-        self.is_wanted() && !self.is_started.swap(true, Ordering::Relaxed)
-    }
-
     /// Returns what was counted since the last addition, which counts as sent from now on; `None`
     /// if that is nothing.
     pub(in crate::runtime) fn next_delta(&self, totals: Totals) -> Option<StatsDelta> {
         let counts = {
             let mut state = self.state.lock();
             let counts = totals.since(&state.sent);
-            // If the slot of the hash has moved, two threads may be sending.
+            // The addition before this one may still be on its way.
             state.sent = state.sent.plus(&counts);
             counts
         };
@@ -206,7 +197,7 @@ mod tests {
     fn addition_that_did_not_run_is_a_part_of_the_next() {
         let stats = stats();
         let delta = assert_sends(&stats, totals(3), "3");
-        // While it is under way, the slot of the hash moves: the thread of its new owner sends.
+        // The server is slow: another one is sent meanwhile.
         let other = assert_sends(&stats, totals(5), "2");
         stats.settle(&delta, Err(Fault::NotRun(lost())));
         stats.settle(&other, Ok(Answer::Done));

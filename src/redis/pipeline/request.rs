@@ -1,0 +1,71 @@
+//! The commands of a pipeline.
+
+use redis::ServerError;
+
+use crate::clock::Instant;
+use crate::protocol::script::Call;
+use crate::protocol::verb::Verb;
+use crate::redis::command::rights;
+use crate::redis::fault::NodeFault;
+use crate::redis::server::Server;
+use crate::replicas::Replicas;
+
+/// What the engine sends, and recognises when it has ended.
+pub(crate) trait Job {
+    fn request(&self) -> Request<'_>;
+
+    /// Returns whether the command has become useless before it was sent.
+    fn is_over(&self, now: Instant) -> bool;
+}
+
+/// A command.
+pub(crate) enum Request<'a> {
+    Call(Call<'a>),
+    Publish {
+        channel: &'a [u8],
+        message: &'a [u8],
+    },
+}
+
+impl Request<'_> {
+    pub(super) fn verb(&self) -> Verb {
+        match self {
+            Self::Call(call) => call.verb,
+            Self::Publish { .. } => Verb::Count,
+        }
+    }
+
+    pub(super) fn is_asking(&self) -> bool {
+        matches!(self, Self::Call(call) if call.asking)
+    }
+
+    pub(super) fn replicas(&self) -> Option<Replicas> {
+        match self {
+            Self::Call(call) => call.replicas,
+            Self::Publish { .. } => None,
+        }
+    }
+
+    pub(super) fn pack(&self, by_source: bool, buffer: &mut Vec<u8>) {
+        match self {
+            Self::Call(call) if by_source => call.pack_by_source(buffer),
+            Self::Call(call) => call.pack_by_sha(buffer),
+            Self::Publish { channel, message } => {
+                let mut publish = redis::cmd("PUBLISH");
+                publish.arg(channel).arg(message);
+                publish.write_packed_command(buffer);
+            }
+        }
+    }
+
+    /// Returns what an error reply means.
+    pub(super) fn fault(&self, server: &Server, error: &ServerError) -> NodeFault {
+        match self {
+            Self::Call(call) => server.node_fault(call, error),
+            Self::Publish { channel, .. } => {
+                let needs = || rights("PUBLISH", &[channel], false);
+                server.refusal("PUBLISH", error, needs).into()
+            }
+        }
+    }
+}

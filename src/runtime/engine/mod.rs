@@ -1,0 +1,121 @@
+//! The engine: the one thread of a client that sends everything but the commands of calls. It never
+//! waits for a server.
+
+pub(crate) mod engine_loop;
+pub(crate) mod engine_wake;
+pub(crate) mod pipes;
+pub(crate) mod recovery;
+pub(crate) mod renewal;
+pub(crate) mod renewal_round;
+pub(crate) mod shared_stats;
+pub(crate) mod work;
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::lease::release::Release;
+use crate::runtime::endpoint::Endpoint;
+use crate::runtime::engine::engine_wake::EngineWake;
+use crate::runtime::worker::Worker;
+use crate::sync::Mutex;
+
+/// The handle of the engine's thread.
+pub(crate) struct Engine {
+    inbox: Mutex<Inbox>,
+    /// The subscribers are probed: the thread has not yet found that no caller waits.
+    is_probing: AtomicBool,
+    pub(in crate::runtime) wake: Arc<EngineWake>,
+    pub(crate) worker: Worker,
+}
+
+/// What others have left for the thread.
+#[derive(Default)]
+pub(in crate::runtime) struct Inbox {
+    /// Releases to be repeated until their effect is certain, each with the index of a server of a
+    /// quorum, or zero.
+    pub(in crate::runtime) releases: Vec<(usize, Release)>,
+    /// The servers of a quorum whose subscribers must be woken. Such a server may hang, so the
+    /// waiter that needs the subscription does not send the wake-up itself.
+    pub(in crate::runtime) sleepers: Vec<Arc<Endpoint>>,
+    pub(in crate::runtime) is_stopping: bool,
+    /// The thread takes nothing any more.
+    has_ended: bool,
+}
+
+impl Engine {
+    pub(in crate::runtime) fn new(wake: Arc<EngineWake>) -> Self {
+        Self {
+            inbox: Mutex::default(),
+            is_probing: AtomicBool::new(false),
+            wake,
+            worker: Worker::new("leasehold-engine"),
+        }
+    }
+
+    /// Queues the parts of a release, or returns them if the thread has ended.
+    pub(in crate::runtime) fn release(
+        &self,
+        parts: Vec<(usize, Release)>,
+    ) -> Result<(), Vec<(usize, Release)>> {
+        let mut inbox = self.inbox.lock();
+        if inbox.has_ended {
+            return Err(parts);
+        }
+        inbox.releases.extend(parts);
+        drop(inbox);
+        self.wake.wake();
+        Ok(())
+    }
+
+    /// Tests from now on, while a caller waits, that the subscribers receive messages. Has the
+    /// subscribers of `sleepers` woken.
+    pub(in crate::runtime) fn probe(&self, sleepers: Vec<Arc<Endpoint>>) {
+        // Waking the thread for every waiter would cost more than the wait itself.
+        if !self.is_probing.swap(true, Ordering::SeqCst) || !sleepers.is_empty() {
+            self.inbox.lock().sleepers.extend(sleepers);
+            self.wake.wake();
+        }
+    }
+
+    pub(in crate::runtime) fn is_probing(&self) -> bool {
+        self.is_probing.load(Ordering::SeqCst)
+    }
+
+    /// Records whether a caller may wait.
+    pub(in crate::runtime) fn set_probing(&self, is_probing: bool) {
+        self.is_probing.store(is_probing, Ordering::SeqCst);
+    }
+
+    /// Returns what others have left for the thread.
+    pub(in crate::runtime) fn take(&self) -> Inbox {
+        let mut inbox = self.inbox.lock();
+        let left = Inbox {
+            releases: Vec::new(),
+            sleepers: Vec::new(),
+            ..*inbox
+        };
+        mem::replace(&mut *inbox, left)
+    }
+
+    /// Has the thread send everything that is left, and end.
+    pub(crate) fn stop(&self) {
+        let mut inbox = self.inbox.lock();
+        inbox.is_stopping = true;
+        inbox.has_ended |= !self.worker.is_started();
+        drop(inbox);
+        self.wake.wake();
+    }
+
+    /// Accepts nothing more if the thread has taken everything; returns whether it has.
+    pub(in crate::runtime) fn end(&self) -> bool {
+        let mut inbox = self.inbox.lock();
+        inbox.has_ended |= inbox.releases.is_empty();
+        inbox.has_ended
+    }
+
+    /// Accepts nothing more: the thread has failed.
+    pub(in crate::runtime) fn abort(&self) {
+        self.inbox.lock().has_ended = true;
+    }
+}
