@@ -5,7 +5,7 @@
 -- A user without the permission for EXISTS has no fast path.
 local is_for_queue = ARGV[3] == 'r'
 if not is_for_queue then
-  is_for_queue = redis.pcall('EXISTS', KEYS[3]) ~= 0
+  is_for_queue = redis.pcall('EXISTS', KEYS[1], KEYS[3]) ~= 0
 elseif KEYS[5] and redis.pcall('EXISTS', KEYS[1], KEYS[3], KEYS[5]) == 0 then
   local fence = redis.pcall('GET', KEYS[2])
   -- Such a token is below 2^53.

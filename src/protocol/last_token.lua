@@ -1,9 +1,9 @@
 -- Shared by the scripts that draw fencing tokens; prepended to each of them.
 -- Returns the last token of a fence; nil if there is no fence. Returns nil and an error if the
 -- fence cannot be used: BADFENCE if it holds no integer that, with `more` + 1 added, is below 2^53.
--- `which` precedes the text of the error.
-local function last_token(key, which, more)
-  local fence = redis.pcall('GET', key)
+-- `which` precedes the text of the error. `fence` is the fence if the script has read it.
+local function last_token(key, which, more, fence)
+  if fence == nil then fence = redis.pcall('GET', key) end
   if type(fence) == 'table' then
     if string.find(fence.err, 'WRONGTYPE', 1, true) then
       return nil, redis.error_reply('BADFENCE ' .. which .. 'the fence is no string')

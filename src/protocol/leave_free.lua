@@ -27,7 +27,8 @@ elseif holder == 'leasehold:readers' and KEYS[5] then
   end
 end
 if out and not holder then
-  if redis.pcall('EXISTS', KEYS[3]) == 0 then
+  front = redis.pcall('LINDEX', KEYS[3], '0')
+  if not front then
     if is_only_reader then
       redis.call('DEL', KEYS[1], KEYS[5])
     else
@@ -38,5 +39,7 @@ if out and not holder then
     return 1
   end
   if is_only_reader then redis.call('DEL', KEYS[5]) end
+  -- A damaged queue, or a user without the permission for LINDEX: `grant` finds that again.
+  if front.err then front = nil end
 end
 

@@ -51,9 +51,9 @@ end
 -- A reader has the last token drawn, that of the holder before it. If there is none, it draws one.
 local function draw(want)
   local more = want == 'r' and 0 or want - 1
-  local last, bad = last_token(KEYS[2], '', more)
+  local last, bad = last_token(KEYS[2], '', more, fence)
   if bad then return nil, bad end
-  drawn = last
+  drawn, fence = last, nil
   is_drawn = want == 'r' and (last or 0) == 0
   if want == 'r' and not is_drawn then return last end
   read_clock()
@@ -63,7 +63,11 @@ end
 -- Keeps the last token of a block in the fence; returns an error if Redis refuses.
 local function store(last)
   -- As text: Redis 7.2.0 to 7.2.4 write a number that is a multiple of 10^8 with an exponent.
-  local kept = redis.pcall('SET', KEYS[2], string.format('%.0f', last), 'EX', '90000')
+  local text = type(last) == 'string' and last or string.format('%.0f', last)
+  -- As in take_free.lua: the first grant of each 1000 s renews the expiry.
+  local lasts = drawn and micros and drawn >= micros - micros % 1000000000
+  local kept = lasts and redis.pcall('SET', KEYS[2], text, 'KEEPTTL')
+    or redis.pcall('SET', KEYS[2], text, 'EX', '90000')
   is_drawn = false
   if kept.err then return kept end
 end
@@ -95,7 +99,8 @@ end
 local function hold(id, want, ms, token)
   local bad
   if want ~= 'r' then
-    bad = store(token + want - 1)
+    local more = want - 1
+    bad = store(more == 0 and token or token + more)
     if bad then return bad end
     redis.call('SET', KEYS[1], id, 'PX', ms)
     holder, drawn = id, token

@@ -18,7 +18,7 @@ end
 -- which promise their order to all waiters. Reading more places would delay all other commands.
 local function plain_message()
   read_clock()
-  local fence = redis.pcall('GET', KEYS[2])
+  fence = redis.pcall('GET', KEYS[2])
   local granted = type(fence) == 'string' and tonumber(fence)
   if not granted then return nil end
   granted = granted / 1000

@@ -63,8 +63,9 @@ local function grant()
   -- After 100 grants, a message tells the client of the next place to refresh it, and the refresh
   -- continues. A refresh passes over any number of places: it must find its own.
   while fits() and count < 100 and (n < 1000 or refreshed) do
-    local id = redis.call('LINDEX', KEYS[3], n == 0 and '0' or n)
+    local id = front or redis.call('LINDEX', KEYS[3], n == 0 and '0' or n)
     if not id then return nil end
+    front = nil
     read_clock()
     local place = redis.call('HGET', KEYS[4], id) or ''
     local seen, lasts, want, mark, inbox =
@@ -107,7 +108,7 @@ local function grant()
         digits = token and string.format('%.0f', token)
         -- Before the place is deleted: the waiter keeps its turn if Redis refuses a command. A
         -- cluster that migrates the slot refuses access to a key that does not exist.
-        bad = bad or hold(id, want, left, digits)
+        bad = bad or hold(id, want, string.format('%d', left), digits)
         if bad then return bad end
       end
       -- Deletes the place first: if Redis refuses the second command, the list has an id without a

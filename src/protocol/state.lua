@@ -5,5 +5,7 @@
 -- want: what the refreshed places want from now on. nil to leave it as it is.
 -- out: whether the hold of the caller has been ended.
 -- ends_earlier: whether a reader that ended last has left, and others hold.
-local holder, drawn, want, out, ends_earlier
+-- front: the id of the first place, once the queue has been read. nil if it must be read.
+-- fence: the fence, once it has been read without a draw. nil if it must be read.
+local holder, drawn, want, out, ends_earlier, front, fence
 
