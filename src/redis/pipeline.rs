@@ -225,6 +225,11 @@ impl<J: Job> Pipeline<J> {
             false => 0,
         };
         self.read(line, &mut reads, ended)?;
+        let connection = line.connection.get();
+        if !self.has_replies_left(line) && connection.has_surplus() {
+            // The rest of them would be taken for the reply to the next command.
+            return Err(connection.surplus());
+        }
         let is_drained = reads > 0 && !line.has_more;
         if is_drained && self.late_at(line) <= now {
             return Err(timed_out().into());

@@ -25,7 +25,7 @@ struct State {
 struct Sleep {
     /// When the engine's sleep ends; `Instant::START` while it is awake.
     until: Instant,
-    /// There was no lease at the end of its last sleep.
+    /// The next sleep may be long if there is still no lease.
     is_idle: bool,
     /// When the last caller of [`wake_if_due`](Timer::wake_if_due) has promised to call it again.
     promised_at: Instant,
@@ -141,17 +141,17 @@ impl Timer {
     /// From here on, whoever schedules a lease that is due earlier wakes the engine.
     pub(in crate::runtime) fn begin_sleep(&self, now: Instant, other: Instant) -> Instant {
         let mut state = self.state.lock();
-        let next = state.leases.next();
         let State { leases, sleep, .. } = &mut *state;
+        let is_empty = leases.is_empty();
         // The first sleep without leases ends within `LONGEST_SLEEP`. A lease that is due later
         // need not wake the engine, so a caller that locks and unlocks repeatedly does not wake it
         // each time.
-        let was_idle = std::mem::replace(&mut sleep.is_idle, leases.is_empty());
-        let longest = match was_idle && leases.is_empty() {
+        let longest = match is_empty && sleep.is_idle {
             true => Instant::NEVER,
             false => now.after(LONGEST_SLEEP),
         };
-        sleep.until = next.min(other).min(longest);
+        sleep.is_idle = is_empty && !sleep.is_idle;
+        sleep.until = leases.next().min(other).min(longest);
         sleep.until
     }
 
@@ -202,6 +202,28 @@ mod tests {
         assert!(!sleep.misses(at(8), at(2_000)));
         assert!(sleep.promise(at(8), at(11)));
         assert!(!sleep.promise(at(12), at(11)));
+    }
+
+    /// Otherwise each of them would wake the engine.
+    #[test]
+    fn short_leases_keep_the_engine_from_a_long_sleep() {
+        let timer = Timer::new(EngineWake::new().unwrap());
+        let begin = || {
+            let now = Instant::now();
+            timer.begin_sleep(now, Instant::NEVER) == Instant::NEVER
+        };
+        assert!(!begin());
+        assert!(begin(), "without leases it sleeps until it is woken");
+        for _ in 0..3 {
+            // It is woken by a lease that has ended since.
+            let hold = held_for_an_hour(Instant::now());
+            assert!(timer.schedule(&hold, Instant::now()));
+            timer.forget(&hold);
+            timer.end_sleep();
+            assert!(!begin());
+            timer.end_sleep();
+            assert!(begin());
+        }
     }
 
     #[test]

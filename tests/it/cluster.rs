@@ -44,6 +44,7 @@ support::roughly_timed![
     an_owner_that_cannot_be_reached_is_not_taken_from_the_same_node_again,
     an_outdated_node_moves_no_slot_of_a_master_that_works,
     calls_to_an_unreachable_cluster_return_in_time,
+    hanging_node_delays_no_renewal_and_no_loss_at_others,
     wrong_url_scheme_is_named_in_the_error
 ];
 
@@ -518,6 +519,30 @@ fn calls_to_an_unreachable_cluster_return_in_time() {
             assert_calls_fail_in_time(&cluster.url());
         });
     }
+}
+
+/// One thread renews the leases of all nodes, and repeats releases there.
+fn hanging_node_delays_no_renewal_and_no_loss_at_others() {
+    let cluster = steady();
+    // Longer than the whole test: whoever waited for the node would still wait at its end.
+    let client = patient(&cluster);
+    let lock = |name: String| client.mutex(name).ttl(ms(1_500)).lock().unwrap();
+    let at = |node: usize, n: usize| cluster.name_owned_by(&format!("at {n} "), node);
+    let hanging: Vec<_> = (0..3).map(|n| lock(at(1, n))).collect();
+    let others: Vec<_> = [0, 2].map(|node| lock(at(node, 0))).into();
+    cluster.pause(1);
+    let lost = hanging[0].lost();
+    drop(client.mutex(at(1, 9)).try_lock_for(ms(300)));
+    assert_eq!(lost.recv_timeout(ms(10_000)), Ok(Lost::Expired));
+    let renewals = client.stats().totals.renewals_ok;
+    eventually(ms(10_000), || {
+        client.stats().totals.renewals_ok >= renewals + 6
+    });
+    others.iter().for_each(|guard| assert!(guard.is_held()));
+    others
+        .into_iter()
+        .for_each(|guard| assert_released(guard.unlock()));
+    cluster.resume(1);
 }
 
 /// The undo removes what a hanging node may have granted.

@@ -170,7 +170,7 @@ impl Connection {
     }
 
     /// Returns the error for a connection that [`has_surplus`](Self::has_surplus).
-    pub(super) fn surplus(&self) -> RedisError {
+    pub(in crate::redis) fn surplus(&self) -> RedisError {
         self.input
             .violation_by_rest(ViolationKind::Malformed)
             .into()

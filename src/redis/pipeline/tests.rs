@@ -283,6 +283,27 @@ fn reply_that_nobody_waits_for_ends_the_connection() {
     assert!(!fixture.pipeline.server.health.is_failing());
 }
 
+/// The rest of the reply would be taken for that to the next command.
+#[test]
+fn part_of_a_reply_that_nobody_waits_for_ends_the_connection() {
+    let mut fixture = Fixture::new(LONG);
+    let _peer = fixture.fill_pool();
+    let server = Arc::clone(&fixture.pipeline.server);
+    let until = Instant::now().after(LONG);
+    // The pipeline gets a connection of its own, which stays open.
+    let _in_use = server.acquire_connection(until, Cap::Counted, false).ok();
+    let mut peer = fixture.open([publication(0, 1)]);
+    peer.write_all(b":1\r\n").unwrap();
+    assert_eq!(fixture.ended(1).len(), 1);
+    assert!(fixture.is_open());
+    fixture.pipeline.push(publication(1, 1));
+    fixture.turn();
+    peer.write_all(b":1\r\n:").unwrap();
+    assert_eq!(fixture.ended(1).len(), 1);
+    fixture.turn();
+    assert!(!fixture.is_open());
+}
+
 #[test]
 fn useless_command_is_not_sent() {
     let mut fixture = Fixture::new(LONG);
