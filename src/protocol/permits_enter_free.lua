@@ -3,6 +3,7 @@
 -- Redis would otherwise create in every call. Anything unusual is left to the rest of the script.
 -- A user without the permission for EXISTS has no fast path.
 do
+  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in take_free.lua
   -- The number of permits that are out, and those that end first: see admit_permits.lua.
   local found = redis.call('ZRANGE', KEYS[1], '0', '1', 'WITHSCORES')
   local used = found[4] and found[1] == 'out' and -found[2] or 0

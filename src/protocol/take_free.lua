@@ -2,6 +2,8 @@
 -- behind enter_free.lua to queue_enter.lua: before the functions of the queue, which Redis would
 -- otherwise create in every call. What it leaves undone is left to the rest of the script.
 if #KEYS == 2 or not is_for_queue then
+  -- Lua looks up a global by its name at each use.
+  local redis, KEYS, ARGV = redis, KEYS, ARGV
   -- First: a server whose memory is full refuses it, but would allow any write after another. If
   -- the lock is held, still a write: a server that has become a replica replies READONLY.
   local taken = redis.pcall('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
