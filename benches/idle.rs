@@ -14,6 +14,9 @@ use support::{Sentinels, Server, Setup, let_pass, ms, own_thread_waits};
 const ROUNDS: usize = 3;
 const WINDOW: Duration = Duration::from_secs(10);
 
+/// How long a client keeps a subscription that no call uses, and a little more.
+const UNSUBSCRIBED: Duration = Duration::from_secs(12);
+
 /// The time between a client's last call and the first window.
 const SETTLED: Duration = Duration::from_secs(2);
 
@@ -121,6 +124,7 @@ fn measure(url: &str, server: &Server) -> [Vec<Window>; 2] {
     let client = Client::open(url).expect("the URL is valid");
     let refused = client.mutex("taken").try_lock_for(ms(300));
     assert!(refused.is_ok_and(|answer| answer.is_err()));
+    let_pass(UNSUBSCRIBED);
     let idle = windows();
     let held = client.mutex("held").ttl(TTL).lock();
     let held = held.expect("the lock is free");

@@ -23,7 +23,7 @@ pub struct Health {
     ///
     /// One server, the known masters of a cluster, or all servers of a quorum.
     pub servers: Vec<HealthPart>,
-    /// The subscriber threads, one for each server in use.
+    /// The subscriptions to releases and grants, one for each server in use.
     ///
     /// While one fails, waiters retry after pauses instead of being woken.
     pub subscribers: Vec<HealthPart>,

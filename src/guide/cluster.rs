@@ -20,7 +20,8 @@
 //! - **Releases are broadcast.** A release is published with `PUBLISH` on the master of the slot,
 //!   where the waiters are subscribed, and the cluster forwards it to all nodes. A sharded channel
 //!   would be in another slot than the lock.
-//! - **Threads.** A client has one subscriber connection and two threads for each master in use.
+//! - **Connections.** A client has one subscriber connection for each master in use. The same
+//!   [threads](crate::guide::threads) serve all of them.
 //! - **A promoted replica.** Calls, renewals and waiters follow. The client asks at once whether
 //!   the new master has its leases. A client in which no call acquires, releases or waits for
 //!   anything there notices the change at its next renewal, at most a third of the ttl later.

@@ -1,23 +1,24 @@
 //! The threads and connections of a client.
 //!
-//! A client starts no lasting thread before its first call that acquires a lock. In a cluster it
-//! runs one subscriber thread for each master in use, and over a quorum one for each server. Each
-//! client has a pipe, which wakes its engine.
+//! A client starts no lasting thread before its first call that acquires a lock. How many it has
+//! does not depend on the number of servers and locks. Two of the threads have a pipe, which wakes
+//! them.
 //!
 //! | thread | started by | purpose |
 //! |---|---|---|
 //! | `leasehold-engine` | the first lock | tracks the leases' deadlines; sends renewals, repeated releases and shared statistics to all servers, and never waits for one of them; over its own connections if that leaves one to the calls |
-//! | `leasehold-subscriber` | the first waiter | receives releases and grants over its own connection |
-//! | `leasehold-sentinel` | the first lock, with Sentinel | one per sentinel: receives master changes, and asks all sentinels at intervals |
+//! | `leasehold-subscriber` | the first waiter; with Sentinel, the first lock | receives releases and grants over a connection to each server with waiters, and master changes over one to each sentinel |
 //! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
 //! | `leasehold-dial` | connecting, finding the master, and reading a cluster's slots | opens connections, looks up a host name, or asks a sentinel or a node; then ends |
 //! | `leasehold-call` | an acquiring call of a lock with a [`CancelToken`] | runs the call, then ends |
 //!
-//! If the connection of `leasehold-subscriber` ends while no call waits, the next call that waits
+//! If a connection of `leasehold-subscriber` ends while no call waits, the next call that waits
 //! has it made again. So a proxy may close connections on which a client sends nothing. If an
 //! address leads to another server than before, for example after a failover behind a proxy, the
 //! thread connects again within about 3 s, while a call waits. Behind a proxy that leads the calls
-//! and the subscription to different servers at the same time, it does so every 30 s.
+//! and the subscription to different servers at the same time, it does so every 30 s. The thread
+//! does not wake while nothing arrives and no call waits; with Sentinel, it sends each sentinel a
+//! `PING` every 5 s.
 //!
 //! There is never a thread per lock. Dropping the last client, lock or guard ends the threads and
 //! waits for them: for at most one command timeout, or three if a cancelled call still waits for a

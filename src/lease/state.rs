@@ -233,7 +233,8 @@ impl LeaseState {
             end.min(self.renew_at)
         };
         let latest = match self.provisional && self.failures == 0 && !self.renewing {
-            // If the grant came as a message, the subscriber thread wakes the engine in time.
+            // Most grants end sooner: a later wake-up keeps the engine from competing with the new
+            // holder for a core.
             true => now.after(now.until(end) / 2),
             false => best,
         };

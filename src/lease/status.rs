@@ -32,8 +32,7 @@ pub(crate) enum LeaseStatus {
 pub(crate) enum Due {
     /// Send a renewal.
     Renewal,
-    /// Nothing before `best`. If another thread has promised to wake the engine at `best` or
-    /// earlier, the engine may itself sleep until `latest`.
+    /// Nothing before `best`. An engine that sleeps may do so until `latest`.
     At { best: Instant, latest: Instant },
     /// Nothing: the lease is lost, released or being released.
     Nothing,

@@ -166,22 +166,11 @@ pub(crate) fn end_calls(runtime: &Runtime, until: Instant) -> usize {
 pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     runtime.close();
     runtime.engine.stop();
-    runtime.sentinel_watch.stop();
+    runtime.endpoints.subscriber_thread.stop();
     runtime.callbacks.stop();
-    // Stopping a subscriber publishes to its server: a server that does not reply must leave time
-    // for the others.
-    let for_subscribers = Instant::now().until(until) / 4;
-    let endpoints = runtime.endpoints.close();
-    for endpoint in &endpoints {
-        let share = for_subscribers / endpoints.len() as u32;
-        endpoint.stop(Instant::now().after(share.min(runtime.deployment.command_timeout())));
-    }
     let mut is_joined = runtime.engine.worker.join(until);
-    is_joined &= runtime.sentinel_watch.join(until);
+    is_joined &= runtime.endpoints.subscriber_thread.join(until);
     is_joined &= runtime.callbacks.worker.join(until);
-    for endpoint in &endpoints {
-        is_joined &= endpoint.join(until);
-    }
     runtime.deployment.close();
     is_joined
 }
@@ -233,9 +222,8 @@ mod tests {
         let server = Server::start();
         let runtime = runtime_of(&server.url());
         assert!(shutdown(&runtime, LONG).is_clean());
-        let until = Instant::now().after(LONG);
         let keys = runtime.keys("a".into());
-        drop(runtime.subscribe(keys.key(0), until).unwrap());
+        drop(runtime.subscribe(keys.key(0)).unwrap());
         let owned_by_threads = Arc::downgrade(&runtime);
         drop(runtime);
         eventually(LONG, || owned_by_threads.strong_count() == 0);

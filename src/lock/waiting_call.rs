@@ -239,10 +239,9 @@ impl<'a> WaitingCall<'a> {
         if !current.is_some_and(|current| current.is_current(&runtime.deployment))
             && self.attempt.settings.wait == WaitPolicy::Wake
         {
-            let until = self.attempt.silence.reply_deadline();
-            self.subscription = match runtime.subscribe(self.key(), until) {
+            self.subscription = match runtime.subscribe(self.key()) {
                 // Without a thread for it, the call asks again after pauses.
-                Err(Error::Thread { .. }) => None,
+                Err(Error::Thread { .. } | Error::Shortage { .. }) => None,
                 subscription => Some(subscription?),
             };
         }

@@ -35,7 +35,6 @@ use crate::redis::cluster::Cluster;
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::connector::Connector;
 use crate::redis::quorum::Quorum;
-use crate::redis::sentinel::Sentinels;
 use crate::resolver::Resolver;
 use crate::url::Target;
 
@@ -49,6 +48,8 @@ pub(crate) use crate::redis::quorum::draining::{Drained, Draining};
 pub(crate) use crate::redis::quorum::member::{Member, MemberTask};
 pub(crate) use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 pub(crate) use crate::redis::quorum::votes::{Majority, Verdict, Votes};
+pub(crate) use crate::redis::sentinel::Sentinels;
+pub(crate) use crate::redis::sentinel::replies::MOVES;
 pub(crate) use crate::redis::server::{IgnoredRelease, Server};
 pub(crate) use crate::redis::undoable::{ServerVotes, Undoable, Vote};
 
@@ -343,15 +344,6 @@ impl Deployment {
         match self {
             Self::One(server) => server.pool.connector.sentinels(),
             Self::Cluster(_) | Self::Quorum(_) => None,
-        }
-    }
-
-    /// Asks the sentinels whether the master has moved, unless another thread has asked since
-    /// `since`. If it has, gives up the connections to the old one and returns true.
-    pub(crate) fn look_for_master(&self, since: Instant) -> bool {
-        match self {
-            Self::One(server) => server.look_for_master(since),
-            Self::Cluster(_) | Self::Quorum(_) => false,
         }
     }
 

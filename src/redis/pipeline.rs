@@ -234,7 +234,7 @@ impl<J: Job> Pipeline<J> {
         if is_drained && self.late_at(line) <= now {
             return Err(timed_out().into());
         }
-        if !self.server.is_current(line.connection.get()) {
+        if !self.server.is_current(line.connection.get().generation) {
             return Ok(false);
         }
         self.write(line, now)?;
@@ -404,7 +404,7 @@ impl<J: Job> Pipeline<J> {
         } else {
             match request.lend() {
                 Some(Ok((connection, is_lent))) => {
-                    let is_current = self.server.is_current(&connection);
+                    let is_current = self.server.is_current(connection.generation);
                     let is_of_member = self.server.member.is_some();
                     if is_lent && (is_of_member || !is_current) {
                         pool.lost();
@@ -454,7 +454,7 @@ impl<J: Job> Pipeline<J> {
             ..
         } = line;
         let generation = connection.get().generation;
-        if self.server.is_current(connection.get()) && !is_rejected {
+        if self.server.is_current(connection.get().generation) && !is_rejected {
             match (connection, &self.server.member) {
                 (Origin::Lent(connection), _) => self.server.pool.give_back(connection),
                 (Origin::OfMember(connection), Some(member)) => member.put_back(connection),

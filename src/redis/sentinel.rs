@@ -6,19 +6,16 @@
 
 mod beliefs;
 pub(crate) mod replies;
-pub(crate) mod subscription;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult};
 
 use self::beliefs::{Beliefs, Report};
-use self::replies::{read_address, read_epoch, read_id};
-use self::subscription::Subscription;
+use self::replies::{is_about, read_address, read_epoch, read_id};
 use crate::clock::Instant;
 use crate::connect_failure::ConnectFailure;
-use crate::error::Cause;
 use crate::error_reply::{is_final_at_logon, is_rejected_logon};
 use crate::logging;
 use crate::redis::conn::connection::Connection;
@@ -41,8 +38,8 @@ pub(crate) struct Sentinels {
     asking: Vec<Arc<()>>,
     /// The label of the address that was tried last, until a connection to it was made.
     trying: Mutex<Option<String>>,
-    /// When the last [`look`](Self::look) began. Locked while one is in progress.
-    looked: Mutex<Instant>,
+    /// Called when [`ask_at`](Self::ask_at) or [`moves`](Self::moves) may have changed.
+    on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// What the sentinels said when they were all asked.
@@ -61,17 +58,25 @@ impl Sentinels {
             sentinel,
             dialers: dialers.clone(),
             trying: Mutex::default(),
-            looked: Mutex::new(Instant::START),
+            on_change: OnceLock::new(),
+        }
+    }
+
+    /// Has `on_change` called when the sentinels must be asked at another time, or when the master
+    /// was found to have moved.
+    pub(crate) fn notify_with(&self, on_change: Box<dyn Fn() + Send + Sync>) {
+        // Set once, when the client is made.
+        let _ = self.on_change.set(on_change);
+    }
+
+    fn changed(&self) {
+        if let Some(on_change) = self.on_change.get() {
+            on_change();
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.sentinel.sentinels.len()
-    }
-
-    /// The name of the master.
-    pub(crate) fn master(&self) -> &str {
-        &self.sentinel.master
     }
 
     /// Returns a connection to the master, made with `open`, and whether the master has just been
@@ -156,7 +161,12 @@ impl Sentinels {
             return Err(changed_meanwhile());
         }
         let epoch = poll.and_then(|poll| poll.epoch_of(address));
-        Ok(beliefs.take(address, epoch, true))
+        let has_moved = beliefs.take(address, epoch, true);
+        drop(beliefs);
+        if has_moved {
+            self.changed();
+        }
+        Ok(has_moved)
     }
 
     fn at(&self, (host, port): &HostPort) -> Address {
@@ -174,7 +184,10 @@ impl Sentinels {
             move || match Arc::strong_count(&asking) <= MOST_ASKING + 1 {
                 true => {
                     let report = this.ask(n, timeout)?;
-                    this.beliefs.lock().heard(n, &report, Instant::now());
+                    let is_news = this.beliefs.lock().heard(n, &report, Instant::now());
+                    if is_news {
+                        this.changed();
+                    }
                     Ok(report)
                 }
                 false => Err((ErrorKind::Io, "earlier questions have no answer yet").into()),
@@ -197,6 +210,8 @@ impl Sentinels {
         let (mut beliefs, now) = (self.beliefs.lock(), Instant::now());
         let reports = beliefs.with_late(answers.good, now);
         let choice = beliefs.weigh(&reports, now);
+        drop(beliefs);
+        self.changed();
         Ok(Poll {
             reports,
             choice,
@@ -211,7 +226,7 @@ impl Sentinels {
     /// ends between the commands, the new address has the old epoch, and not the other way round.
     fn ask(&self, n: usize, timeout: Duration) -> RedisResult<Report> {
         let until = Instant::now().after(timeout);
-        let mut connection = Connection::open(&self.sentinel.sentinels[n], None, until, |_| ())?;
+        let mut connection = self.connection(n, timeout)?;
         let master = self.sentinel.master.as_str();
         connection.write(until, |buffer| {
             for words in [
@@ -242,31 +257,33 @@ impl Sentinels {
         Ok(Report { address, epoch, id })
     }
 
-    /// Subscribes to the announcements of one sentinel.
-    pub(crate) fn listen(&self, n: usize, timeout: Duration) -> Result<Subscription, Cause> {
-        Subscription::open(&self.sentinel.sentinels[n], timeout)
+    /// Connects to one sentinel within `timeout`.
+    pub(crate) fn connection(&self, n: usize, timeout: Duration) -> RedisResult<Connection> {
+        let until = Instant::now().after(timeout);
+        Connection::open(&self.sentinel.sentinels[n], None, until, |_| ())
+    }
+
+    /// Returns whether an announcement on [`MOVES`](replies::MOVES) is about this master.
+    pub(crate) fn is_about_master(&self, announcement: &[u8]) -> bool {
+        is_about(announcement, &self.sentinel.master)
+    }
+
+    /// Has all sentinels asked again at once. The caller must then look at [`ask_at`](Self::ask_at).
+    pub(crate) fn ask_again(&self) {
+        self.beliefs.lock().ask_again();
     }
 
     /// Asks all sentinels whether the master has moved, and returns true if it has. The connections
     /// to a master that serves are given up only if the other server has answered as a master, or
-    /// if most sentinels name that one.
-    ///
-    /// Does nothing if another thread has asked since `since`. If another thread is asking now, all
-    /// are asked again at once after that.
+    /// if most sentinels name that one. One thread at a time does this.
     pub(super) fn look(
         self: &Arc<Self>,
-        since: Instant,
         timeout: Duration,
         open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
     ) -> bool {
-        let Some(mut looked) = self.looked.try_lock() else {
-            self.beliefs.lock().ask_again();
-            return false;
-        };
-        if *looked > since || self.beliefs.lock().known().is_none() {
+        if self.beliefs.lock().known().is_none() {
             return false;
         }
-        *looked = Instant::now();
         // If no sentinel answers, the known master stays.
         self.poll(timeout).is_ok_and(|poll| {
             let has_moved = self.follow(&poll, timeout, open);
@@ -340,6 +357,11 @@ impl Sentinels {
     /// Records that the master may have moved.
     pub(super) fn suspect(&self) {
         self.beliefs.lock().suspect();
+    }
+
+    /// Returns when all sentinels must be asked again.
+    pub(crate) fn ask_at(&self) -> Instant {
+        self.beliefs.lock().ask_at()
     }
 
     /// Returns whether all sentinels must be asked now. The caller must then call

@@ -166,8 +166,8 @@ impl Server {
     }
 
     /// Asks the sentinels, and moves on to another master if they name one. Returns true if so.
-    pub(super) fn look_for_master(&self, since: Instant) -> bool {
-        let has_moved = self.pool.connector.look_for_master(since);
+    pub(crate) fn look_for_master(&self) -> bool {
+        let has_moved = self.pool.connector.look_for_master();
         if has_moved {
             self.health.reset();
             self.pool.move_on();
@@ -175,10 +175,10 @@ impl Server {
         has_moved
     }
 
-    /// Returns whether `connection` leads to the server that currently grants the locks, as far as
-    /// known.
-    pub(crate) fn is_current(&self, connection: &Connection) -> bool {
-        connection.generation == self.pool.generation()
+    /// Returns whether the connections of this generation lead to the server that currently grants
+    /// the locks, as far as known.
+    pub(crate) fn is_current(&self, generation: u64) -> bool {
+        generation == self.pool.generation()
     }
 
     /// Returns the last release that failed, if the server has served no write since.

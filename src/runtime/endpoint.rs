@@ -1,17 +1,17 @@
-//! Servers in use, each with the thread that listens to it.
+//! Servers in use, each with the client's subscriptions there.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::lease::release::Release;
 use crate::name::{Name, NameTable};
 use crate::redis::{Server, ServerHealth};
 use crate::runtime::subscriber::Subscriber;
+use crate::runtime::subscriber::thread::SubscriberThread;
 use crate::sync::Mutex;
 
-/// One server and its own subscriber thread, so that a server that hangs delays no other.
+/// One server in use.
 pub(crate) struct Endpoint {
     pub(crate) server: Arc<Server>,
     /// The health of the server as renewals find it.
@@ -19,118 +19,61 @@ pub(crate) struct Endpoint {
     pub(crate) subscriber: Subscriber,
 }
 
-impl Endpoint {
-    fn new(server: Arc<Server>) -> Self {
-        Self {
-            server,
-            renewals: ServerHealth::new(0),
-            subscriber: Subscriber::default(),
-        }
-    }
-
-    /// Tells the thread to end. Waking it takes until `until` at most.
-    pub(crate) fn stop(&self, until: Instant) {
-        self.subscriber.stop(&self.server, until);
-    }
-
-    fn is_finished(&self) -> bool {
-        self.subscriber.worker.is_finished()
-    }
-
-    /// Waits for the thread; returns false if it still runs at `until`.
-    pub(crate) fn join(&self, until: Instant) -> bool {
-        self.subscriber.worker.join(until)
-    }
-}
-
-#[derive(Default)]
-struct EndpointList {
-    all: Vec<Arc<Endpoint>>,
-    /// The client ends: an endpoint that is created from now on must end at once.
-    is_closed: bool,
-}
-
-/// All servers in use.
+/// All servers in use, and the thread that listens to them.
 #[derive(Default)]
 pub(crate) struct Endpoints {
-    endpoints: Mutex<EndpointList>,
+    pub(crate) subscriber_thread: Arc<SubscriberThread>,
+    endpoints: Mutex<Vec<Arc<Endpoint>>>,
     /// The number of pending releases of each lease: such a lease in Redis has no holder.
     releasing: Mutex<HashMap<HolderId, usize>>,
     /// The names with leases whose acquire or release got no reply, each with a mark. The releases
     /// of these leases share the mark; each drops it at its first answer.
     unanswered: Mutex<NameTable<Weak<()>>>,
-    /// Locked while a subscription is confirmed, so that confirmations are counted one by one.
-    pub(crate) confirming: Mutex<()>,
 }
 
 impl Endpoints {
     /// Returns the endpoint of `server`, and creates it if there is none.
     pub(crate) fn of(&self, server: &Arc<Server>) -> Arc<Endpoint> {
-        if let Some(endpoint) = self.known(server) {
-            return endpoint;
-        }
-        let is = |endpoint: &&Arc<Endpoint>| Arc::ptr_eq(&endpoint.server, server);
         let mut endpoints = self.endpoints.lock();
-        // Another thread may have created it between the two locks.
-        if let Some(endpoint) = endpoints.all.iter().find(is) {
+        let mut known = endpoints.iter();
+        if let Some(endpoint) = known.find(|it| Arc::ptr_eq(&it.server, server)) {
             return Arc::clone(endpoint);
         }
-        let endpoint = Arc::new(Endpoint::new(Arc::clone(server)));
-        if endpoints.is_closed {
-            // In a cluster, a call that was in progress at the shutdown may get a refusal after it,
-            // and then subscribe. The new subscriber is not up, so `stop` does not block.
-            endpoint.stop(Instant::START);
-        }
-        endpoints.all.push(Arc::clone(&endpoint));
-        drop(endpoints);
-        if server.is_retired() {
-            // The server was replaced since the caller looked it up, and `sweep` may have run
-            // before this endpoint existed.
-            endpoint.subscriber.retire();
-        }
+        let endpoint = Arc::new(Endpoint {
+            server: Arc::clone(server),
+            renewals: ServerHealth::new(0),
+            subscriber: Subscriber::new(Arc::clone(&self.subscriber_thread)),
+        });
+        endpoints.push(Arc::clone(&endpoint));
         endpoint
     }
 
     /// Returns the endpoint of `server`, if there is one.
     pub(crate) fn known(&self, server: &Arc<Server>) -> Option<Arc<Endpoint>> {
         let endpoints = self.endpoints.lock();
-        let mut endpoints = endpoints.all.iter();
+        let mut endpoints = endpoints.iter();
         endpoints
             .find(|endpoint| Arc::ptr_eq(&endpoint.server, server))
             .cloned()
     }
 
-    /// Tells the threads of replaced servers to end, and removes the endpoints whose threads have
-    /// ended.
+    /// Removes the endpoints of replaced servers.
     pub(crate) fn sweep(&self) {
-        for endpoint in self.all() {
-            if endpoint.server.is_retired() {
-                endpoint.subscriber.retire();
-            }
-        }
-        let is_over =
-            |endpoint: &mut Arc<Endpoint>| endpoint.server.is_retired() && endpoint.is_finished();
-        let over: Vec<_> = self.endpoints.lock().all.extract_if(.., is_over).collect();
+        let is_over = |endpoint: &mut Arc<Endpoint>| endpoint.server.is_retired();
+        let over: Vec<_> = self.endpoints.lock().extract_if(.., is_over).collect();
         // Closes connections, so not under the lock.
         drop(over);
+        self.subscriber_thread.wake();
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<Endpoint>> {
-        self.endpoints.lock().all.clone()
-    }
-
-    /// Returns all endpoints, for the caller to end. Those that are created later end at once.
-    pub(crate) fn close(&self) -> Vec<Arc<Endpoint>> {
-        let mut endpoints = self.endpoints.lock();
-        endpoints.is_closed = true;
-        endpoints.all.clone()
+        self.endpoints.lock().clone()
     }
 
     /// Returns the number of servers with a confirmed subscription to `channel`.
     pub(crate) fn subscribed(&self, channel: &[u8]) -> usize {
         let endpoints = self.endpoints.lock();
         let subscribed = endpoints
-            .all
             .iter()
             .filter(|endpoint| endpoint.subscriber.is_subscribed(channel));
         subscribed.count()
@@ -230,6 +173,7 @@ mod tests {
     use support::ms;
 
     use super::*;
+    use crate::clock::Instant;
     use crate::lease::held::tests::held_for_an_hour;
     use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;

@@ -5,12 +5,10 @@ pub(crate) mod endpoint;
 pub(crate) mod engine;
 #[cfg(feature = "testing")]
 pub(crate) mod live_clients;
-pub(crate) mod sentinel_watch;
 pub(crate) mod snapshot;
 pub(crate) mod state;
 pub(crate) mod subscriber;
 pub(crate) mod timer;
-#[allow(dead_code, reason = "the threads that sleep in `poll` come next")]
 pub(crate) mod wake;
 pub(crate) mod worker;
 

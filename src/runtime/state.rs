@@ -26,7 +26,6 @@ use crate::runtime::endpoint::{Endpoint, Endpoints};
 use crate::runtime::engine::Engine;
 use crate::runtime::engine::engine_wake::EngineWake;
 use crate::runtime::engine::shared_stats::SharedStats;
-use crate::runtime::sentinel_watch::SentinelWatch;
 use crate::runtime::subscriber::Inbox;
 use crate::runtime::subscriber::subscription::{Part, Subscription};
 use crate::runtime::timer::Timer;
@@ -48,7 +47,6 @@ pub(crate) struct Runtime {
     pub(crate) timer: Timer,
     pub(crate) engine: Engine,
     pub(crate) endpoints: Endpoints,
-    pub(crate) sentinel_watch: SentinelWatch,
     pub(crate) callbacks: Callbacks,
     /// The threads that run calls that can be cancelled.
     pub(crate) calls: ThreadGroup,
@@ -67,7 +65,7 @@ pub(crate) struct Runtime {
 /// cannot import their modules, because those import the runtime.
 pub(in crate::runtime) struct ThreadBodies {
     pub(in crate::runtime) engine: fn(&Runtime),
-    pub(in crate::runtime) subscriber: fn(&Runtime, &Endpoint),
+    pub(in crate::runtime) subscriber: fn(&Runtime),
 }
 
 impl Runtime {
@@ -78,8 +76,6 @@ impl Runtime {
     ) -> Result<Arc<Self>, Error> {
         let wake = EngineWake::new();
         let wake = wake.map_err(|error| Error::from(Shortage::of_pipe(error)))?;
-        let sentinels = deployment.sentinels();
-        let sentinel_watch = SentinelWatch::new(sentinels.map_or(0, |sentinels| sentinels.len()));
         let shared_stats = SharedStats::new(&config);
         let runtime = Arc::new_cyclic(|me| Self {
             process: Process::current(),
@@ -91,7 +87,6 @@ impl Runtime {
             timer: Timer::new(Arc::clone(&wake)),
             engine: Engine::new(wake),
             endpoints: Endpoints::default(),
-            sentinel_watch,
             callbacks: Callbacks::default(),
             calls: ThreadGroup::new(CALL),
             released: Mutex::default(),
@@ -108,6 +103,10 @@ impl Runtime {
                     runtime.slots_moved(moved);
                 }
             }));
+        }
+        if let Some(sentinels) = runtime.deployment.sentinels() {
+            let thread = Arc::clone(&runtime.endpoints.subscriber_thread);
+            sentinels.notify_with(Box::new(move || thread.wake()));
         }
         Ok(runtime)
     }
@@ -181,13 +180,16 @@ impl Runtime {
         for server in self.deployment.fixed() {
             self.endpoints.of(server);
         }
-        self.sentinel_watch.start(|n| {
+        match self.deployment.sentinels() {
+            Some(_) => self.start_subscriber(),
+            None => Ok(()),
+        }
+    }
+
+    fn start_subscriber(self: &Arc<Self>) -> Result<(), Error> {
+        self.endpoints.subscriber_thread.start(|| {
             let me = Arc::clone(self);
-            move || {
-                let follow = || me.follow(|_| true);
-                me.sentinel_watch
-                    .run(n, &me.deployment, me.config.connect_timeout, follow);
-            }
+            move || (me.bodies.subscriber)(&me)
         })
     }
 
@@ -199,23 +201,14 @@ impl Runtime {
     }
 
     /// Subscribes to the releases of a name.
-    pub(crate) fn subscribe<'a>(
-        self: &Arc<Self>,
-        key: Key<'a>,
-        until: Instant,
-    ) -> Result<Subscription<'a>, Error> {
+    pub(crate) fn subscribe<'a>(self: &Arc<Self>, key: Key<'a>) -> Result<Subscription<'a>, Error> {
+        self.start_subscriber()?;
         let (endpoints, size) = self.endpoints_of(key);
-        let mut sleepers = Vec::new();
-        let part = |endpoint: Arc<Endpoint>| {
-            endpoint.subscriber.worker.start(|| {
-                let (me, endpoint) = (Arc::clone(self), Arc::clone(&endpoint));
-                move || (me.bodies.subscriber)(&me, &endpoint)
-            })?;
-            Ok(Part::subscribe(endpoint, key, until, &mut sleepers))
-        };
-        let parts: Result<_, Error> = endpoints.into_iter().map(part).collect();
-        self.engine.probe(sleepers);
-        Ok(Subscription::of(parts?, size))
+        let parts = endpoints.into_iter();
+        let parts = parts.map(|endpoint| Part::subscribe(endpoint, key));
+        let subscription = Subscription::of(parts.collect(), size);
+        self.engine.probe();
+        Ok(subscription)
     }
 
     /// Returns how this client receives grants of a name.
@@ -355,6 +348,13 @@ impl Runtime {
         let released = self.released.lock().take(is_moved);
         for release in released {
             self.release(release);
+        }
+    }
+
+    /// Handles the move of the master that the sentinels watch.
+    pub(in crate::runtime) fn master_moved(&self) {
+        if !self.is_closed() {
+            self.follow(|_| true);
         }
     }
 

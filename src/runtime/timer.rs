@@ -16,45 +16,20 @@ pub(crate) struct Timer {
 
 struct State {
     leases: Leases,
-    sleep: Sleep,
-    /// Leases are no longer accepted.
-    drained: bool,
-}
-
-/// How long the engine sleeps, and when another thread has promised to wake it if necessary.
-struct Sleep {
     /// When the engine's sleep ends; `Instant::START` while it is awake.
-    until: Instant,
+    sleeps_until: Instant,
     /// The next sleep may be long if there is still no lease.
     is_idle: bool,
-    /// When the last caller of [`wake_if_due`](Timer::wake_if_due) has promised to call it again.
-    promised_at: Instant,
-}
-
-impl Sleep {
-    /// Returns true if the thread must be woken for a lease due at `at`. The thread may check the
-    /// lease as late as `by` if a wake-up is promised for `at` or earlier.
-    fn misses(&self, at: Instant, by: Instant) -> bool {
-        at < self.until && (at < self.promised_at || by < self.until)
-    }
-
-    /// Records that the next wake-up is promised for `again`. Returns true if the first lease, due
-    /// at `next`, is due before both that wake-up and the end of the sleep.
-    fn promise(&mut self, next: Instant, again: Instant) -> bool {
-        self.promised_at = again;
-        next < self.until.min(again)
-    }
+    /// Leases are no longer accepted.
+    drained: bool,
 }
 
 impl Timer {
     pub(in crate::runtime) fn new(wake: Arc<EngineWake>) -> Self {
         let state = State {
             leases: Leases::default(),
-            sleep: Sleep {
-                until: Instant::START,
-                is_idle: false,
-                promised_at: Instant::NEVER,
-            },
+            sleeps_until: Instant::START,
+            is_idle: false,
             drained: false,
         };
         Self {
@@ -77,21 +52,11 @@ impl Timer {
         };
         if !state.drained {
             state.leases.arm(hold, at);
-            if state.sleep.misses(at, by) {
+            if by < state.sleeps_until {
                 self.wake.wake();
             }
         }
         true
-    }
-
-    /// Wakes the engine if a lease is due before `again`. The caller promises to call this again
-    /// at that instant or shortly after.
-    pub(crate) fn wake_if_due(&self, again: Instant) {
-        let mut state = self.state.lock();
-        let next = state.leases.next();
-        if state.sleep.promise(next, again) {
-            self.wake.wake();
-        }
     }
 
     /// Wakes the engine, whose clock has jumped.
@@ -141,23 +106,22 @@ impl Timer {
     /// From here on, whoever schedules a lease that is due earlier wakes the engine.
     pub(in crate::runtime) fn begin_sleep(&self, now: Instant, other: Instant) -> Instant {
         let mut state = self.state.lock();
-        let State { leases, sleep, .. } = &mut *state;
-        let is_empty = leases.is_empty();
+        let is_empty = state.leases.is_empty();
         // The first sleep without leases ends within `LONGEST_SLEEP`. A lease that is due later
         // need not wake the engine, so a caller that locks and unlocks repeatedly does not wake it
         // each time.
-        let longest = match is_empty && sleep.is_idle {
+        let longest = match is_empty && state.is_idle {
             true => Instant::NEVER,
             false => now.after(LONGEST_SLEEP),
         };
-        sleep.is_idle = is_empty && !sleep.is_idle;
-        sleep.until = leases.next().min(other).min(longest);
-        sleep.until
+        state.is_idle = is_empty && !state.is_idle;
+        state.sleeps_until = state.leases.next().min(other).min(longest);
+        state.sleeps_until
     }
 
     /// Ends a sleep: the engine looks at the leases before it sleeps again.
     pub(in crate::runtime) fn end_sleep(&self) {
-        self.state.lock().sleep.until = Instant::START;
+        self.state.lock().sleeps_until = Instant::START;
     }
 }
 
@@ -168,41 +132,6 @@ mod tests {
     use crate::runtime::tests::runtime_of;
     use std::thread;
     use std::time::Duration;
-
-    fn at(ms: u64) -> Instant {
-        Instant::START.after(Duration::from_millis(ms))
-    }
-
-    #[test]
-    fn promised_wake_up_makes_another_unnecessary() {
-        let mut sleep = Sleep {
-            until: at(1_000),
-            is_idle: false,
-            promised_at: Instant::NEVER,
-        };
-        assert!(sleep.misses(at(3), at(2_000)));
-        assert!(!sleep.misses(at(1_000), at(1_000)));
-        assert!(!sleep.promise(Instant::NEVER, at(3)));
-        assert!(!sleep.misses(at(4), at(2_000)));
-        // The promised wake-up is too late for the first lease; the second cannot wait until 1 s.
-        assert!(sleep.misses(at(2), at(2_000)));
-        assert!(sleep.misses(at(4), at(500)));
-        assert!(sleep.promise(at(4), Instant::NEVER));
-    }
-
-    #[test]
-    fn later_promise_replaces_an_earlier_one() {
-        let mut sleep = Sleep {
-            until: at(1_000),
-            is_idle: false,
-            promised_at: at(3),
-        };
-        // The promise for 3 ms is kept: nothing is due, and the next promise is for 7 ms.
-        assert!(!sleep.promise(Instant::NEVER, at(7)));
-        assert!(!sleep.misses(at(8), at(2_000)));
-        assert!(sleep.promise(at(8), at(11)));
-        assert!(!sleep.promise(at(12), at(11)));
-    }
 
     /// Otherwise each of them would wake the engine.
     #[test]

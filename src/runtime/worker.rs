@@ -80,13 +80,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Returns true if the thread has ended or was never started, and after `join`.
-    pub(crate) fn is_finished(&self) -> bool {
-        let running = self.running.lock();
-        let running = running.as_ref();
-        running.is_none_or(|running| running.handle.is_finished())
-    }
-
     /// Waits until the thread has ended; returns false if it still runs at `until`. It then ends
     /// without being joined. A thread that joins itself returns true immediately.
     pub(crate) fn join(&self, until: Instant) -> bool {

@@ -9,7 +9,7 @@ use crate::protocol::slot::SLOTS;
 use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connector::is_master;
 use crate::redis::conn::handshake::Step;
-use crate::redis::sentinel::replies::{is_pong, is_subscribed, read_address, read_epoch, read_id};
+use crate::redis::sentinel::replies::{read_address, read_epoch, read_id};
 use crate::runtime::subscriber::pubsub::{Received, read as read_received};
 
 use super::answers::check_grant;
@@ -95,12 +95,6 @@ fn check_new_connection(value: &Value) {
             "{value:?}"
         );
     }
-    if is_subscribed(value) {
-        assert_eq!(confirmed_channel(value), Some(&b"+switch-master"[..]));
-    }
-    if is_pong(value) {
-        assert_ne!(*value, Value::Nil);
-    }
     assert!(read_epoch(value.clone()).is_none() || read_id(value.clone()).is_none());
     for step in [Step::Hello, Step::Auth, Step::Select, Step::Optional] {
         match step.read(value.clone()) {
@@ -117,7 +111,7 @@ fn check_messages(value: &Value, most: usize) {
         assert!(message.get_payload_bytes().len() <= most);
         let _ = message.get_channel::<Vec<u8>>();
     }
-    match read_received(value.clone(), "SUBSCRIBE", b"c") {
+    match read_received(value.clone()) {
         Some(Received::Message(_, payload)) => {
             let is_push = matches!(
                 value,
@@ -132,7 +126,10 @@ fn check_messages(value: &Value, most: usize) {
             );
             check_grant(&payload);
         }
-        Some(Received::Done) => assert_eq!(confirmed_channel(value), Some(&b"c"[..])),
+        Some(Received::Subscribed(channel)) => {
+            assert_eq!(confirmed_channel(value), Some(&*channel));
+        }
+        Some(Received::Done) => assert!(!matches!(value, Value::ServerError(_))),
         Some(Received::Refused(_)) => assert!(matches!(value, Value::ServerError(_))),
         Some(Received::Other) => assert!(matches!(value, Value::Push { .. })),
         None => {}

@@ -298,6 +298,8 @@ fn commands_of_a_plain_release() -> u64 {
         let waiting = spawn_waiter(scope, &server, &releasing);
         assert_released(guard.unlock());
         let guard = waiting.join().unwrap();
+        // The server has the script of the renewal below.
+        guard.renew().unwrap();
         let waiting = spawn_waiter(scope, &server, &next);
         let first = first_in_queue(&server).unwrap();
         let_pass(PLAIN_AFTER);

@@ -13,11 +13,11 @@ use leasehold::{Backoff, Client, FencingToken, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
 use support::fair::queue_length;
 use support::{
-    Child, Control, Proxy, SLACK, Server, Traffic, WAKE_UPS, eventually, let_pass, ms, parameter,
-    tell_parent,
+    BlackHole, Child, Control, Proxy, SLACK, Server, Traffic, WAKE_UPS, eventually, free_port,
+    let_pass, ms, own_thread_waits, parameter, read_pem, tell_parent, tls_server,
 };
 
-support::roles![waiter];
+support::roles![waiter, idle_client];
 
 support::tests![
     a_subscription_is_kept_for_the_next_waiter_and_then_dropped,
@@ -33,12 +33,16 @@ support::tests![
     a_hundred_waiters_send_fewer_than_twenty_requests_in_a_second,
     idle_waiters_send_a_probe_and_one_refresh_for_each_name,
     a_client_that_may_not_subscribe_does_not_keep_reconnecting,
+    subscriber_of_an_idle_client_does_not_wake,
+    name_waited_for_in_an_outage_is_subscribed_to_after_it,
     idle_subscriptions_beyond_the_limit_are_dropped_sooner
 ];
 
 support::roughly_timed![
     a_subscriber_killed_repeatedly_costs_at_most_a_refresh,
     a_release_wakes_a_waiter_of_another_client,
+    messages_that_arrive_together_wake_all_waiters,
+    waiter_over_a_quorum_is_woken_although_a_server_hangs,
     any_message_on_the_channel_wakes_the_waiter,
     a_waiter_without_a_place_asks_every_second,
     a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on,
@@ -649,8 +653,7 @@ fn a_client_that_may_not_subscribe_does_not_keep_reconnecting() {
 fn clients_that_may_not_publish_are_woken_and_release() {
     let server = Server::start();
     let without_publish = server.url_with_rules(&["-publish"]);
-    // This client cannot wake its own subscriber, which finds new names by polling. From then on it
-    // receives messages like any other.
+    // Such a client receives messages like any other.
     assert_acquired_within(PROMPTLY, &server, &client(&without_publish), || {
         server.run("DEL", &["lock:a"]);
         server.run("PUBLISH", &["lock_release:a", ""]);
@@ -678,7 +681,7 @@ fn a_subscription_is_kept_for_the_next_waiter_and_then_dropped() {
         let_pass(ms(1_200));
         assert_eq!(server.subscribed_channels("lock_release:*"), 1);
     }
-    // One subscription to the control channel and one to the name.
+    // One subscription to the inbox and one to the name.
     assert_eq!(server.calls(&["subscribe"]), 2);
     eventually(ms(14_000), || {
         server.subscribed_channels("lock_release:*") == 0
@@ -761,5 +764,118 @@ fn idle_subscriptions_beyond_the_limit_are_dropped_sooner() {
     // later. Without the limit, an idle subscription stays for 10 s.
     eventually(ms(8_000), || {
         server.subscribed_channels("lock_release:*") <= 1_024
+    });
+}
+
+/// In a child process: a client with a subscriber, in which no call waits, is idle.
+fn idle_client() {
+    let client = client(&parameter("URL"));
+    for name in ["a", "b"] {
+        assert!(client.mutex(name).try_lock_for(ms(300)).unwrap().is_err());
+    }
+    // The threads sleep once nothing is left to do: the last probe is over.
+    let_pass(ms(1_500));
+    let waits = || {
+        let threads = own_thread_waits().into_values();
+        let subscriber = threads.filter(|(name, _)| name == "leasehold-subsc");
+        subscriber.map(|(_, waits)| waits).collect::<Vec<_>>()
+    };
+    let before = waits();
+    assert_eq!(before.len(), 1, "one thread");
+    let_pass(ms(2_500));
+    assert_eq!(waits(), before);
+}
+
+fn subscriber_of_an_idle_client_does_not_wake() {
+    let server = Server::start();
+    server.run("MSET", &["lock:a", "foreign", "lock:b", "foreign"]);
+    let child = Child::spawn("waking::idle_client", &[("URL", &server.url())]);
+    child.wait().succeeded();
+}
+
+/// One thread receives the messages of all servers. It must not wait for the one that hangs.
+fn waiter_over_a_quorum_is_woken_although_a_server_hangs() {
+    let (hanging, servers) = (BlackHole::start(), [(); 2].map(|()| Server::start()));
+    let urls = servers.iter().map(Server::url).chain([hanging.url()]);
+    let waiting = Client::builder().quorum(urls).build().unwrap();
+    let run = |command, args: &[&str]| servers.iter().for_each(|it| it.run(command, args));
+    run("SET", &["lock:a", "foreign"]);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| waiting.mutex("a").lock().map(drop).unwrap());
+        eventually(WAIT_LIMIT, || {
+            let mut all = servers.iter();
+            all.all(|server| server.subscribers("lock_release:a") > 0)
+        });
+        let timed = Control::run(PROMPTLY, || {
+            run("DEL", &["lock:a"]);
+            run("PUBLISH", &["lock_release:a", ""]);
+            waiter.join().unwrap();
+        });
+        timed.no_later_than(SLACK);
+    });
+}
+
+/// The messages arrive in one read of the subscriber, and over TLS in one record.
+fn messages_that_arrive_together_wake_all_waiters() {
+    let port = free_port();
+    let (server, tls) = match Server::has_tls() {
+        true => (tls_server(port, "server"), Some(port)),
+        false => (Server::start(), None),
+    };
+    let over_tls = tls.map(|port| {
+        let builder = Client::builder().url(format!("rediss://localhost:{port}"));
+        let builder = builder.tls_root(read_pem("ca.pem"));
+        builder.tls_client_cert(read_pem("client.pem"), read_pem("client.key"))
+    });
+    let plain = Client::builder().url(server.url());
+    for builder in [plain].into_iter().chain(over_tls) {
+        let client = builder.queues(false).build().unwrap();
+        let names = ["a", "b", "c", "d"];
+        let mut release = redis::pipe();
+        release.atomic();
+        for name in names {
+            let key = format!("lock:{name}");
+            server.run("SET", &[&key, "foreign"]);
+            (release.del(key)).publish(format!("lock_release:{name}"), "");
+        }
+        let mut redis = server.connection();
+        thread::scope(|scope| {
+            let waiting = names.map(|name| {
+                let mutex = client.mutex(name);
+                scope.spawn(move || mutex.lock().map(drop).unwrap())
+            });
+            for name in names {
+                server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
+            }
+            let timed = Control::run(PROMPTLY, || {
+                release.exec(&mut redis).unwrap();
+                waiting.into_iter().for_each(|one| one.join().unwrap());
+            });
+            timed.no_later_than(SLACK);
+        });
+    }
+}
+
+/// While no call waits, the client does not connect again. The next call makes it do so, although
+/// its name is known.
+fn name_waited_for_in_an_outage_is_subscribed_to_after_it() {
+    let mut server = Server::start();
+    let client = without_queues(&server.url());
+    server.run("SET", &["lock:a", "foreign"]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.mutex("a").try_lock_for(ms(1_000)).map(drop));
+        eventually(WAIT_LIMIT, || server.subscribers("lock_release:a") > 0);
+        server.kill();
+        drop(waiting.join().unwrap());
+    });
+    // The pause between two attempts to connect ends.
+    let_pass(ms(1_000));
+    server.restart();
+    server.run("SET", &["lock:a", "foreign"]);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.mutex("a").lock().map(drop));
+        eventually(WAIT_LIMIT, || server.subscribers("lock_release:a") > 0);
+        server.run("DEL", &["lock:a"]);
+        waiting.join().unwrap().unwrap();
     });
 }

@@ -48,8 +48,7 @@ impl Link {
         !self.ends.is_empty()
     }
 
-    /// Compares the letters' case, too: a client also publishes the word `subscribe`, to wake its
-    /// subscriber.
+    /// Compares the letters' case, too.
     pub(crate) fn has_sent(&self, text: &str) -> bool {
         let mut windows = self.first_requests.windows(text.len());
         windows.any(|window| window == text.as_bytes())

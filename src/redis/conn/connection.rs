@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Msg, RedisError, RedisResult, ServerError, Value};
+use redis::{RedisError, RedisResult, ServerError, Value};
 
 use super::frame::Limit;
 use super::input::Input;
@@ -39,7 +39,7 @@ pub(crate) type Replied = Result<Answer, ServerError>;
 pub(crate) type CallResult = RedisResult<Replied>;
 
 /// A connection to a server. After an error it must not be used for another command: a late reply
-/// would be taken for the next one. Only a timeout of [`message`](Self::message) does no harm.
+/// would be taken for the next one.
 pub(crate) struct Connection {
     stream: Stream,
     /// Its address, if its host is a name.
@@ -196,14 +196,14 @@ impl Connection {
 
     /// Writes as much of `bytes` as is taken without waiting, and returns how much that is. What is
     /// taken may still have to be [flushed](Self::flush).
-    pub(in crate::redis) fn write_some(&mut self, bytes: &[u8]) -> RedisResult<usize> {
+    pub(crate) fn write_some(&mut self, bytes: &[u8]) -> RedisResult<usize> {
         self.input.limit.raise_for(bytes.len());
         Ok(self.stream.write_some(bytes)?)
     }
 
     /// Writes what has been taken, as far as that works without waiting. Returns whether all of it
     /// is written.
-    pub(in crate::redis) fn flush(&mut self) -> RedisResult<bool> {
+    pub(crate) fn flush(&mut self) -> RedisResult<bool> {
         Ok(self.stream.flush()?)
     }
 
@@ -231,7 +231,6 @@ impl Connection {
         let mut is_last = false;
         loop {
             if let Some(value) = self.input.next()? {
-                self.message_since = None;
                 return Ok(value);
             }
             if is_last {
@@ -242,61 +241,40 @@ impl Connection {
         }
     }
 
-    /// Waits for a message until `until`; returns its channel and its payload. Unlike
-    /// [`receive`](Self::receive), it may be called again after a timeout.
-    pub(crate) fn message(&mut self, until: Instant) -> RedisResult<(Vec<u8>, Vec<u8>)> {
+    /// Returns the next reply or message, if all of it has arrived. Reads from the socket at most
+    /// once, without waiting, and only if it `is_ready`, which is then set to false. Fails if a
+    /// message has been unfinished for too long.
+    pub(crate) fn value_at_hand(&mut self, is_ready: &mut bool) -> RedisResult<Option<Value>> {
         loop {
-            if let Some(message) = self.message_or(until, |_| false)? {
-                let payload = message.get_payload_bytes().to_vec();
-                return Ok((message.get_channel()?, payload));
+            if let Some(value) = self.input.next()? {
+                self.message_since = None;
+                return Ok(Some(value));
             }
-        }
-    }
-
-    /// Like [`message`](Self::message), but returns `None` for a value that `is_reply` accepts as
-    /// the reply to a command.
-    pub(crate) fn message_or(
-        &mut self,
-        until: Instant,
-        mut is_reply: impl FnMut(&Value) -> bool,
-    ) -> RedisResult<Option<Msg>> {
-        loop {
-            match self.receive(until) {
-                Ok(value) => {
-                    // In RESP3 a server may push values that were not requested.
-                    let is_push = matches!(value, Value::Push { .. });
-                    let is_reply = !is_push && is_reply(&value);
-                    match Msg::from_owned_value(value) {
-                        Some(message) => return Ok(Some(message)),
-                        None if is_reply => return Ok(None),
-                        None if is_push => {}
-                        None => return Err(self.malformed()),
-                    }
+            if !std::mem::take(is_ready) {
+                break;
+            }
+            match self.stream.read(&mut self.input, Instant::START) {
+                Err(error) if error.kind() != std::io::ErrorKind::TimedOut => {
+                    return Err(error.into());
                 }
-                Err(error) if error.is_timeout() => return Err(self.no_message(error)),
-                Err(error) => return Err(error),
+                _ => {}
             }
-            ensure_left(until)?;
         }
-    }
-
-    /// Returns the error of a wait that timed out: `timeout`, or a violation if the current message
-    /// has been unfinished for [`MESSAGE_WITHIN`].
-    fn no_message(&mut self, timeout: RedisError) -> RedisError {
         if !self.input.is_within_reply() {
             self.message_since = None;
-            return timeout;
+            return Ok(None);
         }
-        let now = Instant::now();
-        match self.message_since {
-            Some(since) if since.until(now) >= MESSAGE_WITHIN => {
-                self.input.violation_by_rest(ViolationKind::Endless).into()
-            }
-            _ => {
-                self.message_since.get_or_insert(now);
-                timeout
-            }
+        self.message_since.get_or_insert_with(Instant::now);
+        match Instant::now() >= self.message_due() {
+            true => Err(self.input.violation_by_rest(ViolationKind::Endless).into()),
+            false => Ok(None),
         }
+    }
+
+    /// Returns when the unfinished message must have ended; `NEVER` if there is none.
+    pub(crate) fn message_due(&self) -> Instant {
+        let since = self.message_since;
+        since.map_or(Instant::NEVER, |since| since.after(MESSAGE_WITHIN))
     }
 
     /// Writes `undos` behind commands that got no reply, and closes the connection. On the same
@@ -402,22 +380,32 @@ mod tests {
     }
 
     #[test]
-    fn end_of_a_message_is_noted_although_an_exchange_reads_it() {
+    fn a_message_that_does_not_end_is_a_violation() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let long = Instant::now().after(Duration::from_secs(60));
         let connection = Connection::connect(&Address::parse(&url).unwrap(), long, || ());
         let (mut connection, mut server) = (connection.unwrap(), listener.accept().unwrap().0);
+        assert!(connection.value_at_hand(&mut true).unwrap().is_none());
+        assert_eq!(connection.message_due(), Instant::NEVER);
 
+        let until_unfinished = |connection: &mut Connection| {
+            while connection.message_due() == Instant::NEVER {
+                wait_for_any(&[connection], long).unwrap();
+                assert!(connection.value_at_hand(&mut true).unwrap().is_none());
+            }
+        };
         server.write_all(b"$3\r\nab").unwrap();
-        while connection.message_since.is_none() {
-            let soon = Instant::now().after(Duration::from_millis(10));
-            let error = connection.message(soon).unwrap_err();
-            assert!(error.is_timeout() && Instant::now() < long, "{error}");
+        until_unfinished(&mut connection);
+        server.write_all(b"c\r\n+").unwrap();
+        let mut value = None;
+        while value.is_none() {
+            wait_for_any(&[&connection], long).unwrap();
+            value = connection.value_at_hand(&mut true).unwrap();
         }
-        server.write_all(b"c\r\n").unwrap();
-        // As `PubSub::exchange` does, which may read the end of a message.
-        connection.receive(long).unwrap();
-        assert!(connection.message_since.is_none());
+        // The next message has begun, and has its own time.
+        until_unfinished(&mut connection);
+        connection.message_since = Some(Instant::now().before(MESSAGE_WITHIN));
+        assert!(connection.value_at_hand(&mut false).is_err());
     }
 }

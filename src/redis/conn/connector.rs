@@ -134,12 +134,11 @@ impl Connector {
         }
     }
 
-    /// Asks the sentinels whether the master has moved, unless another thread has asked since
-    /// `since`. Returns true if it has.
-    pub(in crate::redis) fn look_for_master(&self, since: Instant) -> bool {
+    /// Asks the sentinels whether the master has moved. Returns true if it has.
+    pub(in crate::redis) fn look_for_master(&self) -> bool {
         let open = |master: &Address, until: Instant| self.open_master(master, until.into());
         let sentinels = self.sentinels();
-        sentinels.is_some_and(|sentinels| sentinels.look(since, self.connect_timeout, open))
+        sentinels.is_some_and(|sentinels| sentinels.look(self.connect_timeout, open))
     }
 
     /// Connects to an address that sentinels name. Fails unless it is a master.

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use crate::clock::{Instant, nap};
+use crate::clock::{Instant, LONGEST_SLEEP, nap};
 
 /// How long a read blocks before it continues with `poll`: the kernel rounds a socket's own timeout
 /// up by as much as an eighth, and restarts it after each byte. Longer than almost every reply
@@ -66,7 +66,7 @@ impl Socket {
                 .iter()
                 .map(|(fd, _)| PollFd::new(fd, PollFlags::OUT));
             let mut polled: Vec<_> = polled.collect();
-            wait_for(&mut polled, Some(now.until(until.min(next_at))))?;
+            wait_for(&mut polled, Some(nap(now, until.min(next_at))))?;
             let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
             let Some(ready) = polled.iter().position(is_ready) else {
                 continue;
@@ -218,14 +218,17 @@ fn errno(error: &io::Error) -> Errno {
 
 /// Waits until the socket is ready for `what`, for at most `left`, and possibly less.
 fn wait(socket: &OwnedFd, what: PollFlags, left: Duration) -> io::Result<()> {
-    wait_for(&mut [PollFd::new(socket, what)], Some(left))
+    wait_for(
+        &mut [PollFd::new(socket, what)],
+        Some(left.min(LONGEST_SLEEP)),
+    )
 }
 
 /// Waits until one of the sockets can be read, or until `until`; may return earlier. Returns which
 /// of them are ready.
 pub(super) fn wait_to_read(sockets: &[BorrowedFd<'_>], until: Instant) -> io::Result<Vec<bool>> {
     let sockets: Vec<_> = sockets.iter().map(|socket| (*socket, false)).collect();
-    wait_for_sockets(&sockets, Some(Instant::now().until(until)))
+    wait_for_sockets(&sockets, Some(nap(Instant::now(), until)))
 }
 
 /// Waits until one of the sockets can be read, or written if that is wanted, for at most `left` if
@@ -247,14 +250,9 @@ pub(crate) fn wait_for_sockets(
 }
 
 fn wait_for(sockets: &mut [PollFd<'_>], left: Option<Duration>) -> io::Result<()> {
-    let timeout = left.map(|left| {
-        // The machine may be suspended meanwhile: see `LONGEST_SLEEP`.
-        let left = nap(Instant::START, Instant::START.after(left));
-        Timespec {
-            // At most a second.
-            tv_sec: left.as_secs().try_into().unwrap_or(1),
-            tv_nsec: left.subsec_nanos().into(),
-        }
+    let timeout = left.map(|left| Timespec {
+        tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: left.subsec_nanos().into(),
     });
     match poll(sockets, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => Ok(()),

@@ -101,14 +101,16 @@ impl Beliefs {
         Some(&known.address)
     }
 
-    /// Records an answer. It may be too late for its question: if it is another one than before,
-    /// all are asked again at once.
-    pub(super) fn heard(&mut self, name: usize, report: &Report, now: Instant) {
-        if let Some(last) = self.last.get_mut(name) {
-            let is_same = last.as_ref().is_some_and(|(last, _)| last == report);
-            self.must_ask |= !is_same;
-            *last = Some((report.clone(), now));
-        }
+    /// Records an answer; returns whether it is another one than before. It may be too late for its
+    /// question, so all are then asked again at once.
+    pub(super) fn heard(&mut self, name: usize, report: &Report, now: Instant) -> bool {
+        let Some(last) = self.last.get_mut(name) else {
+            return false;
+        };
+        let is_news = last.as_ref().is_none_or(|(last, _)| last != report);
+        self.must_ask |= is_news;
+        *last = Some((report.clone(), now));
+        is_news
     }
 
     /// Adds the last answers of the sentinels that have not answered in time, by name. A sentinel
@@ -254,6 +256,14 @@ impl Beliefs {
     pub(super) fn suspect(&mut self) {
         if let Some(known) = &mut self.known {
             known.serves = false;
+        }
+    }
+
+    /// Returns when all sentinels must be asked again.
+    pub(super) fn ask_at(&self) -> Instant {
+        match self.must_ask {
+            true => Instant::START,
+            false => self.ask_at,
         }
     }
 

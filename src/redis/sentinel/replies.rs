@@ -1,6 +1,6 @@
 //! Reads what sentinels reply and announce.
 
-use redis::{PushKind, Value};
+use redis::Value;
 
 use crate::url::HostPort;
 
@@ -51,22 +51,6 @@ pub(crate) fn read_id(answer: Value) -> Option<Vec<u8>> {
     }
 }
 
-/// Returns true if `answer` confirms the subscription to [`MOVES`].
-pub(crate) fn is_subscribed(answer: &Value) -> bool {
-    let items = match answer {
-        Value::Array(items) => match items.as_slice() {
-            [Value::BulkString(kind), rest @ ..] if kind == b"subscribe" => rest,
-            _ => return false,
-        },
-        Value::Push {
-            kind: PushKind::Subscribe,
-            data,
-        } => data,
-        _ => return false,
-    };
-    matches!(items, [Value::BulkString(channel), Value::Int(1)] if channel == MOVES)
-}
-
 /// Returns whether an announcement on [`MOVES`] is about this master. The name is followed by the
 /// old address and the new one, but not by an epoch.
 pub(super) fn is_about(announcement: &[u8], master: &str) -> bool {
@@ -74,65 +58,5 @@ pub(super) fn is_about(announcement: &[u8], master: &str) -> bool {
     words.next() == Some(master.as_bytes())
 }
 
-/// Returns whether `answer` is a reply to PING on a subscription. A refusal counts, too: it proves
-/// that the sentinel lives.
-pub(crate) fn is_pong(answer: &Value) -> bool {
-    match answer {
-        Value::SimpleString(_) | Value::ServerError(_) => true,
-        Value::Array(items) => {
-            matches!(items.first(), Some(Value::BulkString(kind)) if kind == b"pong")
-        }
-        _ => false,
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parsed(text: &str) -> Value {
-        redis::parse_redis_value(text.as_bytes()).unwrap()
-    }
-
-    #[test]
-    fn malformed_replies_give_no_address() {
-        let read = |text: &str| read_address(parsed(text));
-        let known = read("*2\r\n$2\r\nh1\r\n$4\r\n6379\r\n");
-        assert_eq!(known, Some(Some(("h1".into(), 6379))));
-        assert_eq!(read("*-1\r\n"), Some(None));
-        for text in [
-            ":1\r\n",
-            "+OK\r\n",
-            "*0\r\n",
-            "*2\r\n$0\r\n\r\n$4\r\n6379\r\n",
-            "*2\r\n$2\r\nh1\r\n$1\r\n0\r\n",
-            "*2\r\n$2\r\nh1\r\n$5\r\n70000\r\n",
-            "*2\r\n$2\r\nh1\r\n:6379\r\n",
-            "*3\r\n$2\r\nh1\r\n$4\r\n6379\r\n$4\r\n6379\r\n",
-        ] {
-            assert_eq!(read(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn the_epoch_is_read_from_either_protocol() {
-        let pairs = "$4\r\nname\r\n$1\r\nm\r\n$12\r\nconfig-epoch\r\n$2\r\n17\r\n";
-        assert_eq!(read_epoch(parsed(&format!("*4\r\n{pairs}"))), Some(17));
-        assert_eq!(read_epoch(parsed(&format!("%2\r\n{pairs}"))), Some(17));
-        for text in [
-            "-NOPERM no\r\n",
-            "*1\r\n$12\r\nconfig-epoch\r\n",
-            "*2\r\n$12\r\nconfig-epoch\r\n$2\r\n-1\r\n",
-            "*2\r\n$1\r\nh\r\n$4\r\n6379\r\n",
-        ] {
-            assert_eq!(read_epoch(parsed(text)), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn an_announcement_is_about_the_master_that_it_names_first() {
-        assert!(is_about(b"m h 1 h 2", "m"));
-        assert!(!is_about(b"another m 1 h 2", "m"));
-        assert!(!is_about(b"", "m"));
-    }
-}
+mod tests;

@@ -125,12 +125,6 @@ impl<'a> EngineLoop<'a> {
         for (index, release) in inbox.releases {
             self.push_release(index, release, now);
         }
-        let mut sleepers = inbox.sleepers;
-        sleepers.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        for endpoint in sleepers {
-            let server = Arc::clone(&endpoint.server);
-            self.push(&server, Work::WakeSubscriber(endpoint), now);
-        }
         if self.runtime.engine.is_probing() {
             self.probe_at.get_or_insert(now);
         }
@@ -240,7 +234,7 @@ impl<'a> EngineLoop<'a> {
         self.probe_at = Some(now.after(PROBE_EVERY));
         for (endpoint, name) in endpoints {
             let server = Arc::clone(&endpoint.server);
-            if endpoint.subscriber.begin_probe(now) {
+            if endpoint.subscriber.begin_probe(&server, now) {
                 self.push(&server, Work::ProbeSubscriber(endpoint, now), now);
             }
             if self.runtime.deployment.slot_map().is_some() {
@@ -299,9 +293,8 @@ impl<'a> EngineLoop<'a> {
             }
             Work::AddStats(delta) => runtime.shared_stats.settle(&delta, answer),
             Work::ProbeSubscriber(endpoint, begun) => {
-                endpoint.subscriber.probed(begun, answer);
+                endpoint.subscriber.probed(&server, begun, answer);
             }
-            Work::WakeSubscriber(endpoint) => drop(endpoint.subscriber.published(answer)),
             Work::AskOwner(_) | Work::ProbeMember(..) => {}
         }
     }
@@ -398,24 +391,5 @@ mod tests {
         assert_eq!(engine.probe_at, None);
         assert!(!recovery.turn(true, now));
         assert_eq!(recovery.next(), Instant::NEVER);
-    }
-
-    #[test]
-    fn one_message_serves_all_requests_to_wake_the_subscriber() {
-        let server = Server::start();
-        let runtime = runtime_of(&server.url());
-        let endpoint = runtime.endpoints.of(&runtime.deployment.servers()[0]);
-        for _ in 0..20 {
-            runtime.engine.probe(vec![Arc::clone(&endpoint)]);
-        }
-        runtime.start().unwrap();
-        runtime.engine.stop();
-        assert!(
-            runtime
-                .engine
-                .worker
-                .join(Instant::now().after(Duration::from_secs(60)))
-        );
-        assert_eq!(server.calls(&["publish"]), 1);
     }
 }

@@ -15,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::lease::release::Release;
-use crate::runtime::endpoint::Endpoint;
 use crate::runtime::engine::engine_wake::EngineWake;
 use crate::runtime::worker::Worker;
 use crate::sync::Mutex;
@@ -35,9 +34,6 @@ pub(in crate::runtime) struct Inbox {
     /// Releases to be repeated until their effect is certain, each with the index of a server of a
     /// quorum, or zero.
     pub(in crate::runtime) releases: Vec<(usize, Release)>,
-    /// The servers of a quorum whose subscribers must be woken. Such a server may hang, so the
-    /// waiter that needs the subscription does not send the wake-up itself.
-    pub(in crate::runtime) sleepers: Vec<Arc<Endpoint>>,
     pub(in crate::runtime) is_stopping: bool,
     /// The thread takes nothing any more.
     has_ended: bool,
@@ -68,12 +64,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Tests from now on, while a caller waits, that the subscribers receive messages. Has the
-    /// subscribers of `sleepers` woken.
-    pub(in crate::runtime) fn probe(&self, sleepers: Vec<Arc<Endpoint>>) {
+    /// Tests from now on, while a caller waits, that messages arrive.
+    pub(in crate::runtime) fn probe(&self) {
         // Waking the thread for every waiter would cost more than the wait itself.
-        if !self.is_probing.swap(true, Ordering::SeqCst) || !sleepers.is_empty() {
-            self.inbox.lock().sleepers.extend(sleepers);
+        if !self.is_probing.swap(true, Ordering::SeqCst) {
             self.wake.wake();
         }
     }
@@ -92,7 +86,6 @@ impl Engine {
         let mut inbox = self.inbox.lock();
         let left = Inbox {
             releases: Vec::new(),
-            sleepers: Vec::new(),
             ..*inbox
         };
         mem::replace(&mut *inbox, left)

@@ -14,7 +14,6 @@ use crate::replicas::Replicas;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::engine::renewal_round::RenewalPart;
 use crate::runtime::engine::shared_stats::StatsDelta;
-use crate::runtime::subscriber::{PROBE, WAKE};
 
 pub(in crate::runtime) enum Work {
     Renew(RenewalPart),
@@ -23,8 +22,6 @@ pub(in crate::runtime) enum Work {
     AddStats(StatsDelta),
     /// A message that the subscriber must receive within a second; when it was due.
     ProbeSubscriber(Arc<Endpoint>, Instant),
-    /// A message that has the subscriber look for new channels.
-    WakeSubscriber(Arc<Endpoint>),
     /// A command on a key: only that is redirected, and so reports the slot's new owner. A master
     /// that was demoted by a planned failover still delivers all messages.
     AskOwner(Keys),
@@ -104,8 +101,7 @@ impl Job for Command {
             Work::AddStats(delta) => delta.call(),
             Work::AskOwner(keys) => keys.inspect(),
             Work::ProbeMember(_, probe) => probe.call(),
-            Work::ProbeSubscriber(endpoint, _) => return endpoint.subscriber.message(PROBE),
-            Work::WakeSubscriber(endpoint) => return endpoint.subscriber.message(WAKE),
+            Work::ProbeSubscriber(endpoint, _) => return endpoint.subscriber.probe(),
         };
         let call = (0..self.fewer_keys).fold(call, |call, _| fewer_keys(call).unwrap_or(call));
         Request::Call(call.asking(self.is_asking))

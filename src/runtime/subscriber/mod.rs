@@ -1,44 +1,61 @@
-//! The handle of a server's subscriber thread, and the channels that it is subscribed to.
+//! The channels of each server to which the client is subscribed, and the thread that receives
+//! their messages.
 
+mod link;
 pub(crate) mod listen;
 pub(crate) mod pubsub;
+mod releases;
+mod sentinels;
 pub(crate) mod subscription;
+pub(crate) mod thread;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crate::clock::{Instant, LONGEST_SLEEP};
+use crate::clock::Instant;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Key;
-use crate::protocol::verb::Verb;
-use crate::queue::parker::Parker;
 use crate::random;
-use crate::redis::{Cap, Fault, Request, Server, ServerHealth};
-use crate::runtime::worker::Worker;
+use crate::redis::{Fault, Request, Server, ServerHealth};
+use crate::runtime::subscriber::thread::SubscriberThread;
 use crate::sync::Mutex;
 
-/// What is published on the control channel: a probe, and a message that has the thread look for
-/// new channels.
-pub(in crate::runtime) const PROBE: &[u8] = b"probe";
-pub(in crate::runtime) const WAKE: &[u8] = b"subscribe";
+/// The message of a probe, which the engine publishes on the client's inbox.
+const PROBE: &[u8] = b"probe";
 
+/// How long a probe may take to arrive: until the next one.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long an unused subscription is kept for the next waiter.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// If more than this many subscriptions are unused, all of them are cancelled.
+const MAX_LINGERING: usize = 1024;
+
+/// After this many probes in a row that reached no subscriber at the server that grants, the thread
+/// subscribes again.
+const MAX_UNHEARD: u32 = 2;
+
+/// How often that is tried. A proxy in front of several servers can lead the messages and the
+/// subscription to different ones each time, and these pass the messages on.
+const MOVE_EVERY: Duration = Duration::from_secs(30);
+
+/// The subscriptions at one server.
 pub(crate) struct Subscriber {
-    /// The client's inbox, and the channel on which the thread is woken: nothing else interrupts
-    /// its read.
-    control: Vec<u8>,
+    /// The client's inbox: the channel on which it receives grants and probes.
+    inbox: Vec<u8>,
     state: Mutex<SubscriberState>,
     /// The server refuses PUBLISH. No client of this Redis user can then announce a release, so
     /// waiters retry on a timer.
     mute: AtomicBool,
-    /// Unparked for a thread that is idle or pauses between two attempts to connect: by `stop`, by
-    /// a retirement of the server, and by the first waiter.
-    ending: Parker,
-    /// The health of the subscriber connection.
+    /// The health of the connection.
     pub(crate) health: ServerHealth,
-    pub(in crate::runtime) worker: Worker,
+    /// The thread that receives the messages of all servers.
+    thread: Arc<SubscriberThread>,
 }
 
 #[derive(Default)]
@@ -46,26 +63,88 @@ struct SubscriberState {
     channels: HashMap<Vec<u8>, Channel>,
     /// Channels for which no SUBSCRIBE was sent on this connection yet.
     queue: Vec<Vec<u8>>,
-    /// The subscription to the control channel is confirmed, and its connection has not failed.
+    /// How many channels have no users.
+    unused: usize,
+    /// When to look for channels that have had none for long; `None` only without channels.
+    tidy_at: Option<Instant>,
+    /// The subscription to the inbox is confirmed, and its connection has not failed.
     up: bool,
-    /// The thread has subscribed to the control channel, or has failed to.
+    /// The thread has subscribed to the inbox, or has failed to.
     has_tried: bool,
+    /// The generation of the connection.
+    generation: u64,
     /// When the oldest probe that is still missing was sent; `None` if none is.
     probe_sent: Option<Instant>,
-    /// How many messages on the control channel, in a row, were received by nobody, although this
-    /// thread is subscribed: the address leads to another server than before.
+    /// How many probes in a row were received by nobody, although this client is subscribed: the
+    /// address leads to another server than before.
     unheard: u32,
     /// When the thread last subscribed again because of that.
     moved: Option<Instant>,
-    /// The thread has no connection, and sleeps until a call waits.
-    is_idle: bool,
-    stopping: bool,
+}
+
+/// Why a connection has ended.
+enum Ended {
+    /// A call has found that the server cannot serve now, the sentinels name another master, or
+    /// the address leads to another server by now.
+    MayBeReplaced,
+    Failed(String),
+}
+
+impl From<String> for Ended {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
 }
 
 impl SubscriberState {
     /// Returns whether a call waits.
     fn is_used(&self) -> bool {
-        self.channels.values().any(|channel| channel.users > 0)
+        self.channels.len() > self.unused
+    }
+
+    /// Keeps only the channels to which a new connection must subscribe.
+    fn forget_unused(&mut self) {
+        self.queue.clear();
+        self.channels.retain(|_, channel| channel.users > 0);
+        self.unused = 0;
+    }
+
+    /// Returns why the connection must be given up, if it must.
+    fn must_end(&self, server: &Server, now: Instant) -> Option<Ended> {
+        if (self.probe_sent).is_some_and(|sent| sent.until(now) >= PROBE_TIMEOUT) {
+            let why = format!("no probe arrived within {PROBE_TIMEOUT:?}");
+            return Some(Ended::Failed(why));
+        }
+        let may_move = self.moved.is_none_or(|at| at.until(now) >= MOVE_EVERY);
+        let is_unheard = self.unheard >= MAX_UNHEARD && may_move;
+        (is_unheard || !server.is_current(self.generation)).then_some(Ended::MayBeReplaced)
+    }
+
+    /// Removes and returns the channels that have been unused for `LINGER`, if `tidy_at` has come,
+    /// and sets that again. If more than `MAX_LINGERING` are unused, removes all of these.
+    fn take_unused(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        let are_too_many = self.unused > MAX_LINGERING;
+        if self.tidy_at.is_none_or(|at| now < at) && !are_too_many {
+            return Vec::new();
+        }
+        let is_over = |since: Instant| are_too_many || since.until(now) >= LINGER;
+        let unused = self
+            .channels
+            .extract_if(|_, channel| channel.idle.is_some_and(is_over));
+        let unused = unused.map(|(name, channel)| {
+            *channel.live.lock() = None;
+            name
+        });
+        let unused: Vec<Vec<u8>> = unused.collect();
+        self.unused -= unused.len();
+        let idle = self.channels.values().filter_map(|channel| channel.idle);
+        let oldest = idle.min().unwrap_or(now);
+        self.tidy_at = (!self.channels.is_empty()).then(|| oldest.after(LINGER));
+        // A removed channel can still be queued if it was added and left since the last look. A
+        // subscription to it would never be cancelled.
+        let channels = &self.channels;
+        self.queue.retain(|channel| channels.contains_key(channel));
+        unused
     }
 }
 
@@ -93,31 +172,33 @@ struct Channel {
     idle: Option<Instant>,
 }
 
-impl Default for Subscriber {
-    fn default() -> Self {
+impl Subscriber {
+    pub(crate) fn new(thread: Arc<SubscriberThread>) -> Self {
         Self {
-            control: format!("leasehold:{}", random::uuid()).into_bytes(),
+            inbox: format!("leasehold:{}", random::uuid()).into_bytes(),
             state: Mutex::default(),
             mute: AtomicBool::new(false),
-            ending: Parker::new(),
             health: ServerHealth::new(0),
-            worker: Worker::new("leasehold-subscriber"),
+            thread,
         }
     }
-}
 
-impl Subscriber {
-    /// Counts a user of a name's channel. Returns whether the thread must be woken to subscribe.
-    fn add_user(&self, key: Key<'_>) -> (Arc<Live>, bool) {
-        let mut state = self.state.lock();
-        if std::mem::take(&mut state.is_idle) {
-            self.ending.unpark();
-        }
+    /// Counts a user of a name's channel. Wakes the thread to subscribe to a new one.
+    fn add_user(&self, key: Key<'_>) -> Arc<Live> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         if let Some(channel) = state.channels.get_mut(key.channel) {
             channel.users += 1;
-            channel.idle = None;
+            let was_unused = channel.idle.take().is_some();
+            state.unused -= usize::from(was_unused);
             channel.has_several_names |= channel.name != *key.name;
-            return (Arc::clone(&channel.live), false);
+            let live = Arc::clone(&channel.live);
+            // Without a connection, the thread may have waited until a call waits.
+            if was_unused && !state.up {
+                drop(guard);
+                self.thread.wake();
+            }
+            return live;
         }
         let channel = Channel {
             name: key.name.clone(),
@@ -129,16 +210,26 @@ impl Subscriber {
         let live = Arc::clone(&channel.live);
         state.channels.insert(key.channel.to_vec(), channel);
         state.queue.push(key.channel.to_vec());
-        (live, state.up)
+        (state.tidy_at).get_or_insert_with(|| Instant::now().after(LINGER));
+        drop(guard);
+        self.thread.wake();
+        live
     }
 
     fn remove_user(&self, channel: &[u8]) {
-        let mut state = self.state.lock();
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
         if let Some(channel) = state.channels.get_mut(channel) {
             channel.users -= 1;
             if channel.users == 0 {
                 channel.idle = Some(Instant::now());
+                state.unused += 1;
             }
+        }
+        let are_too_many = state.unused > MAX_LINGERING;
+        drop(guard);
+        if are_too_many {
+            self.thread.wake();
         }
     }
 
@@ -146,7 +237,7 @@ impl Subscriber {
     pub(crate) fn inbox(&self) -> Inbox {
         let state = self.state.lock();
         Inbox {
-            channel: self.control.clone(),
+            channel: self.inbox.clone(),
             is_live: state.up && !self.mute.load(Ordering::SeqCst),
             is_starting: !state.has_tried,
         }
@@ -166,68 +257,45 @@ impl Subscriber {
         channel.is_some_and(|channel| channel.live.lock().is_some())
     }
 
-    /// Publishes `why` on the control channel, which interrupts the thread's read. Returns false if
-    /// that fails: the thread then checks for work by itself within `POLL_EVERY`.
-    pub(in crate::runtime) fn wake(&self, server: &Server, why: &[u8], until: Instant) -> bool {
-        let args: [&[u8]; 2] = [&self.control, why];
-        let read = |reply| Verb::Count.read(reply);
-        self.published(server.command("PUBLISH", &args, until, Cap::Exempt, read))
-    }
-
-    /// Returns the command that publishes `message` on the control channel.
-    pub(in crate::runtime) fn message<'a>(&'a self, message: &'a [u8]) -> Request<'a> {
-        Request::Publish {
-            channel: &self.control,
-            message,
-        }
-    }
-
-    /// Notes what became of a message on the control channel; returns whether it was published.
-    pub(in crate::runtime) fn published(&self, published: Result<Answer, Fault>) -> bool {
-        match &published {
-            Ok(receivers) => {
-                self.mute.store(false, Ordering::SeqCst);
-                self.note_receivers(matches!(receivers, Answer::Count(1..)));
-            }
-            Err(Fault::Rejected(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
-                logging::warn!("cannot publish releases, waiters retry on a timer: {error}");
-            }
-            Err(fault) => logging::debug!("could not wake the subscriber: {fault}"),
-        }
-        published.is_ok()
-    }
-
-    /// Records whether a message on the control channel was received at the server to which it was
-    /// published. It arrives in either case if that server replicates to the one to which this
-    /// thread is subscribed.
-    fn note_receivers(&self, is_heard: bool) {
+    /// Records a new connection of this generation. Returns the channels to subscribe to, the inbox
+    /// first.
+    fn connected(&self, generation: u64) -> Vec<Vec<u8>> {
         let mut state = self.state.lock();
-        state.unheard = match state.up && !is_heard {
-            true => state.unheard.saturating_add(1),
-            false => 0,
-        };
+        state.generation = generation;
+        state.probe_sent = None;
+        state.unheard = 0;
+        state.forget_unused();
+        let used = state.channels.keys().cloned();
+        std::iter::once(self.inbox.clone()).chain(used).collect()
     }
 
-    /// Sleeps until a call waits, or the thread must end.
-    fn sleep_while_idle(&self, server: &Server) {
-        let is_idle = || {
-            let state = self.state.lock();
-            state.is_idle && !state.stopping
-        };
-        while is_idle() && !server.is_retired() {
-            self.ending.park_timeout(LONGEST_SLEEP);
+    /// Records that no message arrives any more. Returns whether a call waits.
+    fn disconnected(&self) -> bool {
+        let mut state = self.state.lock();
+        state.up = false;
+        state.forget_unused();
+        for channel in state.channels.values() {
+            *channel.live.lock() = None;
         }
+        // Messages do not reach the next waiter until the thread has subscribed again.
+        state.has_tried = state.is_used();
+        state.has_tried
     }
 
-    /// Wakes a thread that has no connection, because its server was replaced.
-    pub(in crate::runtime) fn retire(&self) {
-        self.ending.unpark();
+    /// Records that the server has confirmed the subscription to the inbox, or has refused one.
+    fn inbox_answered(&self, is_confirmed: bool) {
+        let mut state = self.state.lock();
+        state.up |= is_confirmed;
+        state.has_tried = true;
+        self.health.answered(Instant::now());
     }
 
-    /// Notes that a probe is sent at `now`; the thread must receive it within a second, if its
-    /// connection is alive and leads to the server that grants the locks. Returns false if there is
+    /// Records that a probe is published at `now`, to the inbox. The thread receives it before the
+    /// next one, if its connection is alive and leads to the server that grants the locks. If an
+    /// earlier one has shown that it does not, the thread connects again. Returns false if there is
     /// no connection to probe.
-    pub(in crate::runtime) fn begin_probe(&self, now: Instant) -> bool {
+    pub(in crate::runtime) fn begin_probe(&self, server: &Server, now: Instant) -> bool {
+        self.check(server, now);
         let mut state = self.state.lock();
         if state.up {
             // Before it is sent: the probe may arrive before the reply to PUBLISH.
@@ -236,28 +304,55 @@ impl Subscriber {
         state.up
     }
 
-    /// Notes what became of the probe that was begun at `begun`.
-    pub(in crate::runtime) fn probed(&self, begun: Instant, published: Result<Answer, Fault>) {
-        if !self.published(published) {
-            // A probe that was not published does not count as lost.
-            let mut state = self.state.lock();
-            state.probe_sent = state.probe_sent.filter(|first| *first != begun);
+    /// Returns the command that publishes a probe.
+    pub(in crate::runtime) fn probe(&self) -> Request<'_> {
+        Request::Publish {
+            channel: &self.inbox,
+            message: PROBE,
         }
     }
 
-    pub(crate) fn stop(&self, server: &Server, until: Instant) {
+    /// Records what became of the probe that was begun at `begun`.
+    pub(in crate::runtime) fn probed(
+        &self,
+        server: &Server,
+        begun: Instant,
+        published: Result<Answer, Fault>,
+    ) {
+        match published {
+            Ok(receivers) => {
+                self.mute.store(false, Ordering::SeqCst);
+                self.note_receivers(matches!(receivers, Answer::Count(1..)));
+                self.check(server, begun);
+                return;
+            }
+            Err(Fault::Rejected(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
+                logging::warn!("cannot publish releases, waiters retry on a timer: {error}");
+            }
+            Err(fault) => logging::debug!("could not probe the subscription: {fault}"),
+        }
+        // A probe that was not published does not count as lost.
         let mut state = self.state.lock();
-        state.stopping = true;
-        let up = state.up;
-        drop(state);
-        self.ending.unpark();
-        if up {
-            self.wake(server, b"stop", until);
+        state.probe_sent = state.probe_sent.filter(|first| *first != begun);
+    }
+
+    /// Wakes the thread if the connection must be given up.
+    fn check(&self, server: &Server, now: Instant) {
+        let state = self.state.lock();
+        if state.up && state.must_end(server, now).is_some() {
+            drop(state);
+            self.thread.wake();
         }
     }
 
-    fn is_stopping(&self) -> bool {
-        self.state.lock().stopping
+    /// Records whether a probe was received at the server to which it was published. It arrives in
+    /// either case if that server replicates to the one to which this client is subscribed.
+    fn note_receivers(&self, is_heard: bool) {
+        let mut state = self.state.lock();
+        state.unheard = match state.up && !is_heard {
+            true => state.unheard.saturating_add(1),
+            false => 0,
+        };
     }
 }
 
@@ -275,7 +370,7 @@ mod tests {
     /// them are woken.
     #[test]
     fn a_channel_has_several_names_once_a_second_one_uses_it() {
-        let subscriber = Subscriber::default();
+        let subscriber = Subscriber::new(Arc::default());
         let keys = ["a", "b"].map(|name| {
             let lock = Keys::new(name.into(), "lock:", "r:");
             SemaphoreKeys::of(lock, 2, 1)
@@ -287,5 +382,21 @@ mod tests {
             channels.any(|channel| channel.has_several_names)
         };
         assert_eq!([0, 0, 1, 0].map(use_channel), [false, false, true, true]);
+    }
+
+    /// A call adds a channel and leaves, while very many other channels are unused.
+    #[test]
+    fn an_unused_channel_is_not_subscribed_after_its_removal() {
+        let subscriber = Subscriber::new(Arc::default());
+        for n in 0..=MAX_LINGERING {
+            let keys = Keys::new(n.to_string().into(), "lock:", "r:");
+            subscriber.add_user(keys.key(0));
+            subscriber.remove_user(keys.key(0).channel);
+        }
+        let mut state = subscriber.state.lock();
+        let unused = state.take_unused(Instant::now());
+        assert_eq!(unused.len(), MAX_LINGERING + 1);
+        assert!(state.queue.is_empty(), "a removed channel is wanted");
+        assert_eq!(state.unused, 0);
     }
 }

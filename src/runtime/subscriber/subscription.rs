@@ -7,7 +7,7 @@ use crate::clock::Instant;
 use crate::protocol::keys::Key;
 use crate::redis::{Deployment, Majority};
 use crate::runtime::endpoint::Endpoint;
-use crate::runtime::subscriber::{Live, WAKE};
+use crate::runtime::subscriber::Live;
 
 /// A waiter's use of a name's channel, on all servers that own the name.
 pub(crate) struct Subscription<'a> {
@@ -47,22 +47,8 @@ impl<'a> Subscription<'a> {
 impl<'a> Part<'a> {
     /// Registers a user of a name's channel. When the server confirms the subscription, the name's
     /// contender retries: releases between its last attempt and the confirmation did not arrive.
-    ///
-    /// Adds the endpoint to `sleepers` if the engine must wake its thread.
-    pub(in crate::runtime) fn subscribe(
-        endpoint: Arc<Endpoint>,
-        key: Key<'a>,
-        until: Instant,
-        sleepers: &mut Vec<Arc<Endpoint>>,
-    ) -> Self {
-        let subscriber = &endpoint.subscriber;
-        let (live, wake) = subscriber.add_user(key);
-        if wake && endpoint.server.member.is_some() {
-            // This server of a quorum may hang, and the others may suffice: do not wait for it.
-            sleepers.push(Arc::clone(&endpoint));
-        } else if wake {
-            subscriber.wake(&endpoint.server, WAKE, until);
-        }
+    pub(in crate::runtime) fn subscribe(endpoint: Arc<Endpoint>, key: Key<'a>) -> Self {
+        let live = endpoint.subscriber.add_user(key);
         Self {
             endpoint,
             key,

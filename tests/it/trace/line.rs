@@ -1,6 +1,6 @@
 //! An exchange as text: the request word by word, and its reply on the next line.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use support::Exchange;
 
@@ -25,30 +25,30 @@ pub(super) fn is_confirmation(exchange: &Exchange) -> bool {
         && (kind.starts_with("[\"subscribe\"") || kind.starts_with("[\"unsubscribe\""))
 }
 
-/// Returns the command, the script, or `message`, with the payload of a message that a client
+/// Returns the command, the script, or `message`, with the payload of the message that a client
 /// publishes to itself.
 pub(super) fn name(exchange: &Exchange) -> String {
-    let mut own = ["probe", "subscribe"].into_iter();
-    if exchange.is_message() {
-        let message = exchange.reply.as_deref().unwrap_or_default();
-        let own = own.find(|what| message.ends_with(&format!(", \"{what}\"]")));
-        let payload = own.map(|what| format!(" {what}")).unwrap_or_default();
-        return format!("message{payload}");
+    let message = exchange.reply.as_deref().unwrap_or_default();
+    let request = &exchange.request;
+    match exchange.is_message() {
+        true if message.ends_with(", \"probe\"]") => "message probe".to_owned(),
+        true => "message".to_owned(),
+        false if request.name() == "PUBLISH" && request.words[2] == b"probe" => {
+            "PUBLISH probe".to_owned()
+        }
+        false => request.name(),
     }
-    let name = exchange.request.name();
-    let words = &exchange.request.words;
-    let own = own.find(|what| name == "PUBLISH" && words[2] == what.as_bytes());
-    own.map_or(name, |what| format!("PUBLISH {what}"))
 }
 
-/// Returns the text of each exchange, without those that differ only in ids. Subscriptions and
-/// messages come last.
+/// Returns the text of each exchange, without those that differ only in ids. Subscriptions, each
+/// with its confirmation, and messages come last.
 pub(super) fn lines(exchanges: &[Exchange], is_shown: impl Fn(&Exchange) -> bool) -> Vec<String> {
     let (mut lines, mut known) = (Vec::new(), HashSet::new());
     let shown = exchanges.iter().enumerate();
     let shown = shown.filter(|(_, one)| is_shown(one));
     let (subscribers, others): (Vec<_>, Vec<_>) =
         shown.partition(|(_, one)| one.is_message() || is_subscribing(one));
+    let subscribers = confirmed_at_once(subscribers);
     for (n, exchange) in others.into_iter().chain(subscribers) {
         let (before, after) = (&exchanges[..n], &exchanges[n + 1..]);
         if before.iter().any(|one| is_again(one, exchange)) {
@@ -60,6 +60,28 @@ pub(super) fn lines(exchanges: &[Exchange], is_shown: impl Fn(&Exchange) -> bool
         }
     }
     lines
+}
+
+/// Moves each confirmation to its request: several requests may have been on their way.
+fn confirmed_at_once(exchanges: Vec<(usize, &Exchange)>) -> Vec<(usize, &Exchange)> {
+    let mut left = exchanges.into_iter().collect::<VecDeque<_>>();
+    let mut moved = Vec::new();
+    while let Some((n, exchange)) = left.pop_front() {
+        moved.push((n, exchange));
+        if is_subscribing(exchange) {
+            let channel = format!("{:?}", String::from_utf8_lossy(&exchange.request.words[1]));
+            let is_its_own = |(_, one): &(usize, &Exchange)| {
+                let text = one.reply.as_deref().unwrap_or_default();
+                let connection = one.request.connection;
+                is_confirmation(one)
+                    && connection == exchange.request.connection
+                    && text.contains(&channel)
+            };
+            let at = left.iter().position(is_its_own);
+            moved.extend(at.and_then(|at| left.remove(at)));
+        }
+    }
+    moved
 }
 
 pub(super) fn has_no_script(exchange: &Exchange) -> bool {
