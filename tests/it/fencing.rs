@@ -3,11 +3,10 @@
 //! Tokens stay below 2^53.
 
 use std::thread;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use leasehold::{Client, Error, Lost};
 use support::fair::{lock_in_turn, wait_for_queue_length};
-use support::{Proxy, Server, Traffic, eventually, ms};
+use support::{Proxy, Server, Traffic, eventually, micros_since_1970, ms};
 
 support::tests![
     tokens_rise_and_start_at_the_servers_time,
@@ -57,11 +56,6 @@ fn set_fence(server: &Server, value: u64) {
 fn stored_token(server: &Server) -> u64 {
     let fence = server.get(FENCE).expect("a token is stored");
     String::from_utf8(fence).unwrap().parse().unwrap()
-}
-
-fn micros_since_1970() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    since.as_micros().try_into().unwrap()
 }
 
 fn tokens_rise_and_start_at_the_servers_time() {

@@ -17,7 +17,7 @@ use support::permits::{
 use support::scripts;
 use support::{
     COMMAND_TIMEOUT, Child, Cluster, Proxy, Sentinels, Server, Setup, Traffic, builder, client,
-    eventually, ms, parameter, tell_parent,
+    eventually, micros_since_1970, ms, parameter, tell_parent,
 };
 
 support::roles![holder, user];
@@ -38,6 +38,8 @@ support::tests![
     enter_that_the_network_runs_twice_counts_once,
     enter_that_the_network_runs_twice_reports_its_own_permits,
     second_run_of_an_enter_grants_what_has_ended_since,
+    fence_of_permits_outlasts_each_grant_by_a_day,
+    unusable_fence_of_permits_stays_as_it_is,
     renewal_restores_no_permit_that_has_ended,
     foreign_members_do_not_break_the_count,
     shutdown_gives_back_permits_and_places,
@@ -347,6 +349,42 @@ fn enter_that_the_network_runs_twice_reports_its_own_permits() {
         assert_eq!(fields(enter())[..2], [redis::Value::Int(0), id]);
         assert_eq!(permits_out(&server), 2);
         assert_eq!(permits_queue_length(&server), waits);
+    }
+}
+
+/// The expiry is renewed by the first grant of each 1000 s.
+fn fence_of_permits_outlasts_each_grant_by_a_day() {
+    const INTERVAL: u64 = 1_000_000_000;
+    let server = Server::start();
+    let semaphore = semaphore(&server, 2);
+    let other = semaphore.acquire().unwrap();
+    let now = micros_since_1970();
+    for fence in [Some(now - now % INTERVAL - 1), Some(now + INTERVAL), None] {
+        server.run("DEL", &[PERMITS_FENCE]);
+        if let Some(fence) = fence {
+            server.run("SET", &[PERMITS_FENCE, &fence.to_string(), "EX", "100"]);
+        }
+        let permit = semaphore.acquire().unwrap();
+        assert!(Some(permit.fencing_token().value()) > fence);
+        give_back(permit);
+        let left = server.pttl(PERMITS_FENCE);
+        assert!((86_400_000..=90_000_000).contains(&left), "{left} ms");
+    }
+    give_back(other);
+}
+
+fn unusable_fence_of_permits_stays_as_it_is() {
+    let server = Server::start();
+    let semaphore = semaphore(&server, 2);
+    for fence in ["", "-5", "1e15", "0x10", " 7", "9007199254740991", "words"] {
+        server.run("SET", &[PERMITS_FENCE, fence, "EX", "100"]);
+        let outcome = semaphore.acquire().map(drop);
+        assert!(matches!(outcome, Err(Error::BadFence { .. })), "{fence}");
+        let stored = server.get(PERMITS_FENCE);
+        assert_eq!(stored.as_deref(), Some(fence.as_bytes()));
+        let left = server.pttl(PERMITS_FENCE);
+        assert!((1..=100_000).contains(&left), "{left} ms");
+        assert_eq!(permits_out(&server), 0);
     }
 }
 

@@ -2,12 +2,18 @@
 
 use std::panic::Location;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{RecvTimeoutError, Sender, bounded, never};
 
 pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
+}
+
+/// Returns the time of this machine's clock, as the servers of the tests have it.
+pub fn micros_since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    since.as_micros().try_into().unwrap()
 }
 
 /// The largest number of wake-ups of threads that a measured call needs, one after the other. Each
