@@ -18,6 +18,7 @@ mod line;
 mod request;
 
 use std::collections::VecDeque;
+use std::mem;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::task::Waker;
@@ -36,7 +37,7 @@ use crate::redis::conn::pool::{ConnectRequest, GetError, Pool};
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::pipeline::line::{Line, Origin};
-pub(crate) use crate::redis::pipeline::request::{Job, Request};
+pub(crate) use crate::redis::pipeline::request::{Ended, Job, Request};
 use crate::redis::server::Server;
 use crate::replicas::Replicas;
 
@@ -55,14 +56,6 @@ const MOST_READS: u32 = 32;
 
 /// The most commands for which replicas are waited for together.
 const MOST_IN_BATCH: usize = 256;
-
-/// The end of a command.
-pub(crate) struct Ended<J> {
-    pub(crate) job: J,
-    /// The instant before it was sent.
-    pub(crate) sent: Instant,
-    pub(crate) end: Result<Answer, NodeFault>,
-}
 
 pub(crate) struct Pipeline<J> {
     pub(crate) server: Arc<Server>,
@@ -121,12 +114,8 @@ impl<J: Job> Pipeline<J> {
 
     /// Returns whether a command has not ended.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.queued.is_empty() || self.has_unanswered()
-    }
-
-    fn has_unanswered(&self) -> bool {
         let is_waiting = matches!(&self.link, Link::Open(line) if line.wait.is_some());
-        !self.sent.is_empty() || is_waiting
+        is_waiting || !self.queued.is_empty() || !self.sent.is_empty()
     }
 
     /// Returns the socket, and whether it must be written.
@@ -179,34 +168,28 @@ impl<J: Job> Pipeline<J> {
     /// Reads, connects and writes what is possible at `now` without waiting. Adds the commands that
     /// have ended to `ended`.
     pub(crate) fn turn(&mut self, now: Instant, is_ready: bool, ended: &mut Vec<Ended<J>>) {
-        self.link = match std::mem::replace(&mut self.link, Link::Closed) {
-            Link::Open(mut line) => match self.exchange(&mut line, now, is_ready, ended) {
-                Ok(true) => Link::Open(line),
-                Ok(false) => {
-                    self.leave(*line, ended);
-                    Link::Closed
-                }
-                Err(error) => {
-                    self.fail(*line, error, ended);
-                    Link::Closed
-                }
-            },
-            link => link,
-        };
-        while !matches!(self.link, Link::Open(_)) && !self.queued.is_empty() {
-            self.link = match self.connect(now, ended) {
-                Link::Open(mut line) => match self.write(&mut line, now) {
-                    Ok(()) => Link::Open(line),
-                    Err(error) => {
-                        self.fail(*line, error, ended);
-                        Link::Closed
+        let mut is_ready = is_ready;
+        loop {
+            match mem::replace(&mut self.link, Link::Closed) {
+                Link::Open(mut line) => {
+                    match self.exchange(&mut line, now, mem::take(&mut is_ready), ended) {
+                        Ok(true) => {
+                            self.link = Link::Open(line);
+                            return;
+                        }
+                        Ok(false) => self.leave(*line, ended),
+                        Err(error) => self.fail(*line, error, ended),
                     }
-                },
-                link => {
-                    self.link = link;
-                    return;
                 }
-            };
+                link => self.link = link,
+            }
+            if self.queued.is_empty() {
+                return;
+            }
+            self.link = self.connect(now, ended);
+            if !matches!(self.link, Link::Open(_)) {
+                return;
+            }
         }
     }
 
@@ -300,7 +283,7 @@ impl<J: Job> Pipeline<J> {
             }
             return Ok(());
         };
-        if std::mem::take(&mut first.is_asking) {
+        if mem::take(&mut first.is_asking) {
             first.not_asked = connection.meaning_of(value, Verb::Asking)?.err();
             return Ok(());
         }
@@ -392,7 +375,7 @@ impl<J: Job> Pipeline<J> {
     fn connect(&mut self, now: Instant, ended: &mut Vec<Ended<J>>) -> Link {
         let timeout = self.server.command_timeout();
         let pool = &self.server.pool;
-        let (request, since) = match std::mem::replace(&mut self.link, Link::Closed) {
+        let (request, since) = match mem::replace(&mut self.link, Link::Closed) {
             Link::Connecting { request, since } => (request, since),
             _ => {
                 let sleeper = Sleeper::Other(self.waker.clone());
@@ -473,7 +456,7 @@ impl<J: Job> Pipeline<J> {
 
     /// Ends a connection that has failed.
     fn fail(&mut self, line: Line, error: RedisError, ended: &mut Vec<Ended<J>>) {
-        let is_unanswered = self.has_replies_left(&line);
+        let is_unanswered = self.has_replies_left(&line) || !self.unacknowledged.is_empty();
         self.close(line.connection);
         // A server may close a connection that is idle.
         if is_unanswered {

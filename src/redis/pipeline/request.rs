@@ -1,8 +1,9 @@
-//! The commands of a pipeline.
+//! The commands of a pipeline, and their ends.
 
 use redis::ServerError;
 
 use crate::clock::Instant;
+use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::protocol::verb::Verb;
 use crate::redis::command::rights;
@@ -16,6 +17,14 @@ pub(crate) trait Job {
 
     /// Returns whether the command has become useless before it was sent.
     fn is_over(&self, now: Instant) -> bool;
+}
+
+/// The end of a command.
+pub(crate) struct Ended<J> {
+    pub(crate) job: J,
+    /// The instant before it was sent.
+    pub(crate) sent: Instant,
+    pub(crate) end: Result<Answer, NodeFault>,
 }
 
 /// A command.

@@ -305,6 +305,17 @@ fn part_of_a_reply_that_nobody_waits_for_ends_the_connection() {
 }
 
 #[test]
+fn last_connection_is_not_kept_for_a_useless_command() {
+    let mut fixture = Fixture::new(LONG);
+    let _peer = fixture.fill_pool();
+    fixture.pipeline.push(publication(usize::MAX, 1));
+    fixture.turn();
+    assert!(!fixture.is_open());
+    let server = &fixture.pipeline.server;
+    assert_eq!(server.pool.state.lock().idle.len(), 1);
+}
+
+#[test]
 fn useless_command_is_not_sent() {
     let mut fixture = Fixture::new(LONG);
     let mut peer = fixture.open([publication(usize::MAX, 1), publication(0, 1)]);
