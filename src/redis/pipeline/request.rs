@@ -28,6 +28,10 @@ pub(crate) struct Ended<J> {
 }
 
 /// A command.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "lives while one command is packed or answered"
+)]
 pub(crate) enum Request<'a> {
     Call(Call<'a>),
     Publish {
