@@ -1,7 +1,7 @@
 //! How often an idle client wakes its threads: with a subscriber and no lease, and with one held
 //! lease. Counts the voluntary context switches of the client's threads: each is the end of a wait.
 //!
-//! Needs Linux, which lists the threads of a process. Takes about two minutes.
+//! Needs Linux, which lists the threads of a process. Takes about two and a half minutes.
 
 use std::time::Duration;
 
