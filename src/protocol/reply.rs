@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use redis::Value;
+use redis::ServerError;
 
-/// A reply, without the types of the redis crate.
+/// A reply, or a message on a subscription.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply {
     Nil,
@@ -12,11 +12,23 @@ pub(crate) enum Reply {
     Text(Vec<u8>),
     /// A simple string such as `OK`; no script of leasehold replies with one.
     Status(String),
+    /// A list, or the keys and values of a map.
     List(Vec<Self>),
+    Error(ServerError),
+    /// In RESP3, what a server sends without having been asked.
+    Push(Vec<Self>),
     Other,
 }
 
 impl Reply {
+    /// Returns an error reply as an error.
+    pub(crate) fn into_result(self) -> Result<Self, ServerError> {
+        match self {
+            Self::Error(error) => Err(error),
+            reply => Ok(reply),
+        }
+    }
+
     pub(super) fn into_list(self) -> Option<Vec<Self>> {
         match self {
             Self::List(items) => Some(items),
@@ -34,25 +46,6 @@ impl Reply {
     /// Returns a number that is not negative.
     pub(crate) fn count(&self) -> Option<u64> {
         u64::try_from(self.int()?).ok()
-    }
-}
-
-impl From<Value> for Reply {
-    fn from(value: Value) -> Self {
-        match value {
-            Value::Nil => Self::Nil,
-            Value::Int(n) => Self::Int(n),
-            Value::BulkString(text) => Self::Text(text),
-            Value::SimpleString(text) => Self::Status(text),
-            Value::Okay => Self::Status("OK".into()),
-            Value::Array(items) => Self::List(items.into_iter().map(Self::from).collect()),
-            // RESP2 sends a flat list instead.
-            Value::Map(pairs) => {
-                let items = pairs.into_iter().flat_map(|(key, value)| [key, value]);
-                Self::List(items.map(Self::from).collect())
-            }
-            _ => Self::Other,
-        }
     }
 }
 

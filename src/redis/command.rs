@@ -5,7 +5,6 @@ use crate::name::shown;
 use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::callers::Cap;
-use crate::redis::conn::connection::reply;
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
 
@@ -44,7 +43,8 @@ impl Server {
             let asked = match asking {
                 true => {
                     let ask = redis::cmd("ASKING");
-                    reply(connection.trip(by, |buffer| ask.write_packed_command(buffer))?).map(drop)
+                    let asked = connection.trip(by, |buffer| ask.write_packed_command(buffer))?;
+                    asked.into_result().map(drop)
                 }
                 false => Ok(()),
             };
@@ -54,7 +54,7 @@ impl Server {
             };
             // If ASKING itself was refused, its error is the one to report, unless the command ran:
             // the node had become the owner.
-            Ok(reply(answer?).or_else(|error| asked.and(Err(error))))
+            Ok(answer?.into_result().or_else(|error| asked.and(Err(error))))
         };
         let answer = trip().and_then(|answer| match answer {
             Ok(reply) => read(reply).map(Ok).ok_or_else(|| connection.malformed()),

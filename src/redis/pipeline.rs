@@ -23,12 +23,13 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::task::Waker;
 
-use redis::{RedisError, RedisResult, ServerError, Value};
+use redis::{RedisError, RedisResult, ServerError};
 
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::logging::contain;
 use crate::protocol::answer::Answer;
+use crate::protocol::reply::Reply;
 use crate::protocol::script::pack_wait;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::callers::Sleeper;
@@ -242,9 +243,9 @@ impl<J: Job> Pipeline<J> {
         for n in 0..MOST_IN_TURN {
             match line.connection.get_mut().answer_at_hand(reads) {
                 Ok(None) => break,
-                Ok(Some(value)) => {
+                Ok(Some(reply)) => {
                     line.has_more = n + 1 == MOST_IN_TURN;
-                    if let Err(error) = self.take(line, value, &mut served, ended) {
+                    if let Err(error) = self.take(line, reply, &mut served, ended) {
                         outcome = Err(error);
                         break;
                     }
@@ -265,7 +266,7 @@ impl<J: Job> Pipeline<J> {
     fn take(
         &mut self,
         line: &mut Line,
-        value: Value,
+        reply: Reply,
         served: &mut Option<(Instant, bool)>,
         ended: &mut Vec<Ended<J>>,
     ) -> RedisResult<()> {
@@ -274,7 +275,7 @@ impl<J: Job> Pipeline<J> {
             let Some((replicas, _)) = line.wait.take() else {
                 return Err(connection.malformed());
             };
-            let waited = connection.meaning_of(value, Verb::Count)?;
+            let waited = connection.meaning_of(reply, Verb::Count)?;
             for (job, sent, answer) in self.unacknowledged.drain(..) {
                 let waited = Some(waited.clone());
                 let end = self.server.acknowledged(answer, waited, Some(replicas));
@@ -284,12 +285,12 @@ impl<J: Job> Pipeline<J> {
             return Ok(());
         };
         if mem::take(&mut first.is_asking) {
-            first.not_asked = connection.meaning_of(value, Verb::Asking)?.err();
+            first.not_asked = connection.meaning_of(reply, Verb::Asking)?.err();
             return Ok(());
         }
         let request = first.queued.job.request();
         let (verb, replicas) = (request.verb(), request.replicas());
-        let answer = connection.meaning_of(value, verb)?;
+        let answer = connection.meaning_of(reply, verb)?;
         let is_unknown = is_no_script(&answer) && !first.queued.by_source;
         let not_asked = first.not_asked.take();
         // If ASKING was refused, its error is the one to report, unless the command ran.

@@ -241,7 +241,7 @@ impl Sentinels {
         })?;
         // The user may lack the permissions for the epoch and the id. The address alone is useful.
         let epoch = read_epoch(connection.answer(until)?);
-        let address = match read_address(connection.answer(until)?.extract_error()?) {
+        let address = match read_address(connection.answer(until)?.into_result()?) {
             Some(Some(address)) => address,
             None => return Err(connection.malformed()),
             Some(None) => {

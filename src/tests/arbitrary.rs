@@ -2,7 +2,8 @@
 
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
-use redis::{PushKind, Value};
+
+use crate::protocol::reply::Reply;
 
 /// The smallest number too large for a token.
 pub(super) const NO_TOKEN: i64 = 1 << 53;
@@ -58,38 +59,34 @@ pub(super) fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
     from[random.random_range(0..from.len())]
 }
 
-/// Returns a random value without items: a number, a text, nil, or an empty list, for example.
-pub(super) fn scalar(random: &mut SmallRng) -> Value {
+/// Returns a random reply without items: a number, a text, nil, or an empty list, for example.
+pub(super) fn scalar(random: &mut SmallRng) -> Reply {
     let text = |random: &mut SmallRng| String::from_utf8_lossy(pick(random, &TEXTS)).into_owned();
     match random.random_range(0..12) {
-        0..4 => Value::Int(pick(random, &NUMBERS)),
-        4..8 => Value::BulkString(pick(random, &TEXTS).to_vec()),
-        8 => Value::Nil,
-        9 => Value::SimpleString(text(random)),
+        0..4 => Reply::Int(pick(random, &NUMBERS)),
+        4..8 => Reply::Text(pick(random, &TEXTS).to_vec()),
+        8 => Reply::Nil,
+        9 => Reply::Status(text(random)),
         10 => pick(
             random,
-            &[Value::Okay, Value::Boolean(true), Value::Double(1.0)].each_ref(),
+            &[Reply::Status("OK".into()), Reply::Other].each_ref(),
         )
         .clone(),
-        _ => Value::Array(Vec::new()),
+        _ => Reply::List(Vec::new()),
     }
 }
 
-/// Returns a random value; lists, maps and pushes are nested at most `depth` deep.
+/// Returns a random reply; lists and pushes are nested at most `depth` deep.
 ///
-/// It contains no set, attribute or error reply.
-pub(super) fn arbitrary(random: &mut SmallRng, depth: usize) -> Value {
+/// It contains no error reply.
+pub(super) fn arbitrary(random: &mut SmallRng, depth: usize) -> Reply {
     if depth == 0 || random.random_range(0..3) == 0 {
         return scalar(random);
     }
     let count = random.random_range(0..6);
-    let items: Vec<Value> = (0..count).map(|_| arbitrary(random, depth - 1)).collect();
+    let items: Vec<Reply> = (0..count).map(|_| arbitrary(random, depth - 1)).collect();
     match random.random_range(0..6) {
-        0 => Value::Map(items.into_iter().map(|key| (key, scalar(random))).collect()),
-        1 => Value::Push {
-            kind: PushKind::Message,
-            data: items,
-        },
-        _ => Value::Array(items),
+        0 => Reply::Push(items),
+        _ => Reply::List(items),
     }
 }

@@ -1,25 +1,17 @@
-//! Random changes of a reply, as a value and as bytes.
+//! Random changes of a reply, as it is read and as bytes.
 
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
-use redis::Value;
+
+use crate::protocol::reply::Reply;
 
 use super::arbitrary::{NUMBERS, pick, scalar};
 
-/// Changes one thing somewhere in `value`.
-pub(super) fn change(value: &mut Value, random: &mut SmallRng) {
-    let items = match value {
-        Value::Array(items) | Value::Push { data: items, .. } if !items.is_empty() => items,
-        Value::Map(pairs) if !pairs.is_empty() => {
-            let pair = random.random_range(0..pairs.len());
-            match random.random_range(0..3) {
-                0 => drop(pairs.remove(pair)),
-                1 => change(&mut pairs[pair].0, random),
-                _ => change(&mut pairs[pair].1, random),
-            }
-            return;
-        }
-        value => return *value = scalar(random),
+/// Changes one thing somewhere in `reply`.
+pub(super) fn change(reply: &mut Reply, random: &mut SmallRng) {
+    let items = match reply {
+        Reply::List(items) | Reply::Push(items) if !items.is_empty() => items,
+        reply => return *reply = scalar(random),
     };
     let (n, m) = (
         random.random_range(0..items.len()),

@@ -1,9 +1,9 @@
 //! Replies of Redis: those recorded from servers, and rarer forms.
 
-use redis::Value;
 use support::recorded_reply;
 
-use crate::redis::conn::read_frame;
+use crate::protocol::reply::Reply;
+use crate::redis::conn::read_reply;
 
 /// Replies of real servers to every script and command in their typical outcomes, one in a line.
 /// The integration test `replies` keeps them up to date.
@@ -81,8 +81,8 @@ pub(super) fn replies() -> Vec<Vec<u8>> {
 
 /// Reads one reply as a connection does; `None` if it is incomplete or malformed. Asserts that a
 /// reply is rejected if its first line announces more than 1 MiB of text or 64 Ki items.
-pub(super) fn value(bytes: &[u8]) -> Option<Value> {
-    let read = read_frame(bytes);
+pub(super) fn read(bytes: &[u8]) -> Option<Reply> {
+    let read = read_reply(bytes);
     let end = bytes.windows(2).position(|two| two == b"\r\n");
     let line = end.and_then(|end| str::from_utf8(&bytes[..end]).ok());
     let most = [("$", 1 << 20), ("*", 64 << 10)];

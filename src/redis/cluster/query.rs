@@ -107,7 +107,7 @@ impl SlotMap {
         ask.arg("SLOTS");
         let answer = connection
             .long_trip(until, |buffer| ask.write_packed_command(buffer))?
-            .extract_error()?;
+            .into_result()?;
         match SlotLayout::read(answer, node) {
             Some(layout) if layout.masters.is_empty() => {
                 Err((ErrorKind::Client, "the node knows of no slots").into())

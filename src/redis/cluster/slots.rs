@@ -2,8 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use redis::Value;
-
+use crate::protocol::reply::Reply;
 use crate::protocol::slot::SLOTS;
 use crate::url::HostPort;
 
@@ -17,14 +16,14 @@ pub(crate) struct SlotLayout {
 
 impl SlotLayout {
     /// Reads the reply to CLUSTER SLOTS from the node at `asked`; `None` if it is malformed.
-    pub(crate) fn read(answer: Value, asked: &HostPort) -> Option<Self> {
-        let Value::Array(ranges) = answer else {
+    pub(crate) fn read(answer: Reply, asked: &HostPort) -> Option<Self> {
+        let Reply::List(ranges) = answer else {
             return None;
         };
         let mut layout = Self::default();
         let mut slots = 0;
         for range in ranges {
-            let Value::Array(fields) = range else {
+            let Reply::List(fields) = range else {
                 return None;
             };
             let mut fields = fields.into_iter();
@@ -66,9 +65,9 @@ impl SlotLayout {
     }
 }
 
-fn number(value: &Value) -> Option<u16> {
-    match value {
-        Value::Int(n) => u16::try_from(*n).ok(),
+fn number(reply: &Reply) -> Option<u16> {
+    match reply {
+        Reply::Int(n) => u16::try_from(*n).ok(),
         _ => None,
     }
 }
@@ -76,15 +75,15 @@ fn number(value: &Value) -> Option<u16> {
 /// Reads the host and port of a node; `None` if they are malformed.
 ///
 /// A node may report no host, or `?`. The host that was asked is then used.
-fn host_port(node: Value, asked: &HostPort) -> Option<HostPort> {
-    let Value::Array(fields) = node else {
+fn host_port(node: Reply, asked: &HostPort) -> Option<HostPort> {
+    let Reply::List(fields) = node else {
         return None;
     };
     let port = number(fields.get(1)?).filter(|port| *port > 0)?;
     let host = match fields.first()? {
-        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
-        Value::SimpleString(host) => host.clone(),
-        Value::Nil => String::new(),
+        Reply::Text(host) => String::from_utf8(host.clone()).ok()?,
+        Reply::Status(host) => host.clone(),
+        Reply::Nil => String::new(),
         _ => return None,
     };
     if host.is_empty() || host == "?" {
@@ -98,12 +97,14 @@ fn host_port(node: Value, asked: &HostPort) -> Option<HostPort> {
 mod tests {
     use super::*;
 
+    use crate::redis::conn::read_reply;
+
     fn asked() -> HostPort {
         ("asked".into(), 1)
     }
 
     fn parsed(text: &str) -> Option<SlotLayout> {
-        SlotLayout::read(redis::parse_redis_value(text.as_bytes()).unwrap(), &asked())
+        SlotLayout::read(read_reply(text.as_bytes()).unwrap().unwrap(), &asked())
     }
 
     #[test]

@@ -4,10 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{RedisError, RedisResult, ServerError, Value};
+use redis::{RedisError, RedisResult, ServerError};
 
-use super::frame::Limit;
-use super::input::Input;
+use super::reader::{Limit, Reader};
 use super::socket::{timed_out, wait_to_read};
 use super::stream::{Deadlines, Stream};
 use crate::clock::Instant;
@@ -44,7 +43,7 @@ pub(crate) struct Connection {
     stream: Stream,
     /// Its address, if its host is a name.
     peer: Option<Peer>,
-    input: Box<Input>,
+    reader: Box<Reader>,
     /// The buffer in which commands are packed, kept for the next ones.
     buffer: Vec<u8>,
     /// True if the end of what was last written may be missing.
@@ -65,12 +64,12 @@ impl Connection {
         deadlines: impl Into<Deadlines>,
         accepted: impl FnOnce(),
     ) -> RedisResult<Self> {
-        let mut input = Box::default();
-        let (stream, peer) = Stream::connect(address, &mut input, deadlines.into(), accepted)?;
+        let mut reader = Box::default();
+        let (stream, peer) = Stream::connect(address, &mut reader, deadlines.into(), accepted)?;
         Ok(Self {
             stream,
             peer,
-            input,
+            reader,
             buffer: Vec::new(),
             is_cut_off: false,
             message_since: None,
@@ -84,7 +83,7 @@ impl Connection {
         &mut self,
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
-    ) -> RedisResult<Value> {
+    ) -> RedisResult<Reply> {
         self.write(until, pack)?;
         self.answer(until)
     }
@@ -94,31 +93,31 @@ impl Connection {
         &mut self,
         until: Instant,
         pack: impl FnOnce(&mut Vec<u8>),
-    ) -> RedisResult<Value> {
+    ) -> RedisResult<Reply> {
         self.with_long_limit(|connection| connection.trip(until, pack))
     }
 
     /// Runs `act`, which may read one long reply.
     fn with_long_limit<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
-        let usual = self.input.limit;
+        let usual = self.reader.limit;
         self.accept_long();
         let outcome = act(self);
-        self.input.limit = usual;
+        self.reader.limit = usual;
         outcome
     }
 
     /// Accepts long replies from now on. A subscription needs this: others write its messages.
     pub(crate) fn accept_long(&mut self) {
-        self.input.limit = Limit::MOST;
+        self.reader.limit = Limit::MOST;
     }
 
     /// Reads one reply, by `until`, on a connection without subscriptions.
-    pub(crate) fn answer(&mut self, until: Instant) -> RedisResult<Value> {
+    pub(crate) fn answer(&mut self, until: Instant) -> RedisResult<Reply> {
         loop {
             match self.receive(until)? {
                 // In RESP3 a server may push values that were not requested: they must not be taken
                 // for a reply.
-                Value::Push { .. } => ensure_left(until)?,
+                Reply::Push(_) => ensure_left(until)?,
                 answer => return Ok(answer),
             }
         }
@@ -133,10 +132,10 @@ impl Connection {
         self.meaning_of(value, verb)
     }
 
-    /// Returns what `value`, the last reply read, means. A reply that the call cannot have is an
+    /// Returns what `reply`, the last one read, means. A reply that the call cannot have is an
     /// error of the connection: nothing read on it afterwards can be trusted.
-    pub(crate) fn meaning_of(&self, value: Value, verb: Verb) -> CallResult {
-        match reply(value) {
+    pub(crate) fn meaning_of(&self, reply: Reply, verb: Verb) -> CallResult {
+        match reply.into_result() {
             Ok(reply) => {
                 let answer = verb.read(reply).ok_or_else(|| self.malformed())?;
                 if let Some(peer) = &self.peer
@@ -160,18 +159,18 @@ impl Connection {
 
     /// Returns the error for a connection whose last reply does not fit the command.
     pub(crate) fn malformed(&self) -> RedisError {
-        self.input.misfit().into()
+        self.reader.misfit().into()
     }
 
     /// Returns whether bytes are left after all replies to what was sent. They would be taken for
     /// the reply to the next command, so the connection must not be used again.
     pub(crate) fn has_surplus(&self) -> bool {
-        self.input.is_within_reply()
+        self.reader.is_within_reply()
     }
 
     /// Returns the error for a connection that [`has_surplus`](Self::has_surplus).
     pub(in crate::redis) fn surplus(&self) -> RedisError {
-        self.input
+        self.reader
             .violation_by_rest(ViolationKind::Malformed)
             .into()
     }
@@ -179,13 +178,13 @@ impl Connection {
     /// Returns one reply if all of it has arrived. An earlier read may have brought it. Reads from
     /// the socket at most `reads` times, and lowers that number; pass zero unless the connection
     /// may be ready, as [`wait_for_any`] reports.
-    pub(crate) fn answer_at_hand(&mut self, reads: &mut u32) -> RedisResult<Option<Value>> {
+    pub(crate) fn answer_at_hand(&mut self, reads: &mut u32) -> RedisResult<Option<Reply>> {
         loop {
-            match self.input.next()? {
-                Some(Value::Push { .. }) => {}
+            match self.reader.next()? {
+                Some(Reply::Push(_)) => {}
                 Some(answer) => return Ok(Some(answer)),
                 None if *reads == 0 => return Ok(None),
-                None => match self.stream.read(&mut self.input, Instant::START) {
+                None => match self.stream.read(&mut self.reader, Instant::START) {
                     Ok(()) => *reads -= 1,
                     Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(None),
                     Err(error) => return Err(error.into()),
@@ -197,7 +196,7 @@ impl Connection {
     /// Writes as much of `bytes` as is taken without waiting, and returns how much that is. What is
     /// taken may still have to be [flushed](Self::flush).
     pub(crate) fn write_some(&mut self, bytes: &[u8]) -> RedisResult<usize> {
-        self.input.limit.raise_for(bytes.len());
+        self.reader.limit.raise_for(bytes.len());
         Ok(self.stream.write_some(bytes)?)
     }
 
@@ -215,7 +214,7 @@ impl Connection {
     ) -> RedisResult<()> {
         self.buffer.clear();
         pack(&mut self.buffer);
-        self.input.limit.raise_for(self.buffer.len());
+        self.reader.limit.raise_for(self.buffer.len());
         let sent = self.stream.write(&self.buffer, until);
         self.is_cut_off = sent.is_err();
         if self.buffer.capacity() > LARGE {
@@ -227,46 +226,46 @@ impl Connection {
 
     /// Reads one reply, or a message on a subscription, by `until`. After `until` it still reads
     /// once, without waiting: this thread may run late.
-    pub(crate) fn receive(&mut self, until: Instant) -> RedisResult<Value> {
+    pub(crate) fn receive(&mut self, until: Instant) -> RedisResult<Reply> {
         let mut is_last = false;
         loop {
-            if let Some(value) = self.input.next()? {
+            if let Some(value) = self.reader.next()? {
                 return Ok(value);
             }
             if is_last {
                 return Err(timed_out().into());
             }
             is_last = Instant::now() >= until;
-            self.stream.read(&mut self.input, until)?;
+            self.stream.read(&mut self.reader, until)?;
         }
     }
 
     /// Returns the next reply or message, if all of it has arrived. Reads from the socket at most
     /// once, without waiting, and only if it `is_ready`, which is then set to false. Fails if a
     /// message has been unfinished for too long.
-    pub(crate) fn value_at_hand(&mut self, is_ready: &mut bool) -> RedisResult<Option<Value>> {
+    pub(crate) fn value_at_hand(&mut self, is_ready: &mut bool) -> RedisResult<Option<Reply>> {
         loop {
-            if let Some(value) = self.input.next()? {
+            if let Some(value) = self.reader.next()? {
                 self.message_since = None;
                 return Ok(Some(value));
             }
             if !std::mem::take(is_ready) {
                 break;
             }
-            match self.stream.read(&mut self.input, Instant::START) {
+            match self.stream.read(&mut self.reader, Instant::START) {
                 Err(error) if error.kind() != std::io::ErrorKind::TimedOut => {
                     return Err(error.into());
                 }
                 _ => {}
             }
         }
-        if !self.input.is_within_reply() {
+        if !self.reader.is_within_reply() {
             self.message_since = None;
             return Ok(None);
         }
         self.message_since.get_or_insert_with(Instant::now);
         match Instant::now() >= self.message_due() {
-            true => Err(self.input.violation_by_rest(ViolationKind::Endless).into()),
+            true => Err(self.reader.violation_by_rest(ViolationKind::Endless).into()),
             false => Ok(None),
         }
     }
@@ -336,14 +335,6 @@ fn ensure_left(until: Instant) -> RedisResult<()> {
 /// again, with the source.
 pub(crate) fn is_no_script(reply: &Replied) -> bool {
     matches!(reply, Err(error) if matches!(meaning(error), Meaning::NoScript))
-}
-
-/// Converts a reply; an error reply becomes `Err`.
-pub(crate) fn reply(value: Value) -> Result<Reply, ServerError> {
-    match value {
-        Value::ServerError(error) => Err(error),
-        value => Ok(Reply::from(value)),
-    }
 }
 
 #[cfg(test)]

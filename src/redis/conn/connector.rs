@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, RedisResult, Value};
+use redis::{ErrorKind, RedisError, RedisResult};
 
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Cause;
 use crate::error_reply::is_final_at_logon;
+use crate::protocol::reply::Reply;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::stream::Deadlines;
 use crate::redis::sentinel::Sentinels;
@@ -234,15 +235,15 @@ fn check_role(mut connection: Connection, until: Instant) -> RedisResult<Connect
 }
 
 /// Reads the reply to ROLE; `None` for one that Redis does not send.
-pub(crate) fn is_master(answer: Value) -> Option<bool> {
+pub(crate) fn is_master(answer: Reply) -> Option<bool> {
     let role = match answer {
-        Value::ServerError(_) => return Some(true),
-        Value::Array(role) => role.into_iter().next()?,
+        Reply::Error(_) => return Some(true),
+        Reply::List(role) => role.into_iter().next()?,
         _ => return None,
     };
     match role {
-        Value::BulkString(role) if role == b"master" => Some(true),
-        Value::BulkString(role) if role == b"slave" || role == b"sentinel" => Some(false),
+        Reply::Text(role) if role == b"master" => Some(true),
+        Reply::Text(role) if role == b"slave" || role == b"sentinel" => Some(false),
         _ => None,
     }
 }
@@ -251,9 +252,11 @@ pub(crate) fn is_master(answer: Value) -> Option<bool> {
 mod tests {
     use super::*;
 
+    use crate::redis::conn::read_reply;
+
     #[test]
     fn reply_that_is_no_role_is_malformed() {
-        let read = |text: &str| is_master(redis::parse_redis_value(text.as_bytes()).unwrap());
+        let read = |text: &str| is_master(read_reply(text.as_bytes()).unwrap().unwrap());
         assert_eq!(read("*3\r\n$6\r\nmaster\r\n:9\r\n*0\r\n"), Some(true));
         assert_eq!(read("*1\r\n$5\r\nslave\r\n"), Some(false));
         assert_eq!(read("-NOPERM no\r\n"), Some(true), "ROLE is not permitted");

@@ -2,7 +2,7 @@
 
 use redis::{
     Cmd, ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, ServerError,
-    ServerErrorKind, Value, cmd,
+    ServerErrorKind, cmd,
 };
 
 use super::connection::Connection;
@@ -10,6 +10,7 @@ use super::stream::Deadlines;
 use crate::clock::Instant;
 use crate::connect_failure::ConnectFailure;
 use crate::error_reply::{is_rejected_logon, library_text, words};
+use crate::protocol::reply::Reply;
 use crate::url::Address;
 use crate::violation::NoFirstReply;
 
@@ -298,13 +299,13 @@ fn commands(what: &LogOn<'_>) -> Vec<(Step, Cmd)> {
 
 impl Step {
     /// Reads the reply to the command; `None` for one that Redis does not send.
-    pub(crate) fn read(self, answer: Value) -> Option<Result<(), ServerError>> {
+    pub(crate) fn read(self, answer: Reply) -> Option<Result<(), ServerError>> {
         match (self, answer) {
-            (_, Value::ServerError(error)) => Some(Err(error)),
-            (Self::Hello, Value::Map(_)) => Some(Ok(())),
+            (_, Reply::Error(error)) => Some(Err(error)),
+            (Self::Hello, Reply::List(_)) => Some(Ok(())),
             (Self::Hello, _) => None,
-            (Self::Ping, Value::SimpleString(_)) => Some(Ok(())),
-            (_, Value::Okay) => Some(Ok(())),
+            (Self::Ping, Reply::Status(_)) => Some(Ok(())),
+            (_, Reply::Status(text)) if text == "OK" => Some(Ok(())),
             _ => None,
         }
     }
@@ -354,6 +355,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    use crate::redis::conn::read_reply;
 
     /// Logs on to a server that sends `reply` and then ends the connection.
     fn error_after(reply: &'static [u8]) -> RedisError {
@@ -412,8 +415,8 @@ mod tests {
     }
 
     fn error(line: &str) -> ServerError {
-        match redis::parse_redis_value(format!("-{line}\r\n").as_bytes()) {
-            Ok(Value::ServerError(error)) => error,
+        match read_reply(format!("-{line}\r\n").as_bytes()) {
+            Ok(Some(Reply::Error(error))) => error,
             other => panic!("{other:?}"),
         }
     }

@@ -3,9 +3,8 @@
 //!
 //! The connection of the `redis` crate hides its socket and its buffer, its parser has no limits,
 //! and its timeouts start again with every read. Here every call has one deadline, by which it ends
-//! whatever the peer does. The `redis` crate parses the replies, after [`frame`] has found each one
-//! to be complete and within the limits; [`short_reply`] parses the common short ones itself. The
-//! `redis` crate also packs most commands that are not script calls.
+//! whatever the peer does, and [`reader`] reads replies within limits. The `redis` crate packs most
+//! commands that are not script calls.
 
 pub(crate) mod call_queue;
 pub(crate) mod callers;
@@ -14,16 +13,14 @@ pub(crate) mod connection;
 pub(crate) mod connector;
 pub(crate) mod dial;
 pub(crate) mod dialer;
-pub(crate) mod frame;
 pub(crate) mod handshake;
-pub(crate) mod input;
 pub(crate) mod pool;
 pub(crate) mod pool_state;
-pub(crate) mod short_reply;
+pub(crate) mod reader;
 pub(crate) mod socket;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
 
 #[cfg(test)]
-pub(crate) use crate::redis::conn::input::read_frame;
+pub(crate) use crate::redis::conn::reader::read_reply;

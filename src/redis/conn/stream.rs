@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redis::{ConnectionAddr, ErrorKind, RedisResult};
 
-use super::input::Input;
+use super::reader::Reader;
 use super::socket::Socket;
 #[cfg(feature = "tls")]
 use super::tls::TlsStream;
@@ -50,14 +50,14 @@ pub(super) enum Stream {
 impl Stream {
     /// Connects within `deadlines`, with the handshake if TLS is used. `accepted` is called in
     /// between. Returns the address, too, if the host is a name. Bytes that arrive directly after
-    /// the handshake go to `input`.
+    /// the handshake go to `reader`.
     #[cfg_attr(
         not(feature = "tls"),
         expect(unused_variables, reason = "no handshake")
     )]
     pub(super) fn connect(
         address: &Address,
-        input: &mut Input,
+        reader: &mut Reader,
         deadlines: Deadlines,
         accepted: impl FnOnce(),
     ) -> RedisResult<(Self, Option<Peer>)> {
@@ -81,7 +81,7 @@ impl Stream {
                 let config = address.tls.client_config()?;
                 let (socket, peer) = connect_tcp(address, host, *port, deadlines)?;
                 accepted();
-                let stream = TlsStream::open(socket, host, config, input, until)?;
+                let stream = TlsStream::open(socket, host, config, reader, until)?;
                 Ok((Self::Tls(Box::new(stream)), peer))
             }
             _ => Err((
@@ -93,18 +93,18 @@ impl Stream {
     }
 
     /// Reads some bytes by `until`; bytes already there are read even after it. Afterwards no byte
-    /// that was read is held outside of `input`. A closed connection is an error.
-    pub(in crate::redis) fn read(&mut self, input: &mut Input, until: Instant) -> io::Result<()> {
+    /// that was read is held outside of `reader`. A closed connection is an error.
+    pub(in crate::redis) fn read(&mut self, reader: &mut Reader, until: Instant) -> io::Result<()> {
         match self {
-            Self::Plain(socket) => match socket.read(input.room(), until)? {
+            Self::Plain(socket) => match socket.read(reader.room(), until)? {
                 0 => Err(io::ErrorKind::UnexpectedEof.into()),
                 count => {
-                    input.filled(count);
+                    reader.filled(count);
                     Ok(())
                 }
             },
             #[cfg(feature = "tls")]
-            Self::Tls(stream) => stream.read(input, until),
+            Self::Tls(stream) => stream.read(reader, until),
         }
     }
 

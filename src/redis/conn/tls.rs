@@ -9,7 +9,7 @@ use redis::RedisResult;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
 
-use super::input::Input;
+use super::reader::Reader;
 use super::socket::Socket;
 use crate::clock::Instant;
 use crate::violation::{NoFirstReply, Violation, ViolationKind};
@@ -50,12 +50,12 @@ impl Write for Timed<'_> {
 }
 
 impl TlsStream {
-    /// Performs the handshake by `until`. Bytes that arrive directly after it go to `input`.
+    /// Performs the handshake by `until`. Bytes that arrive directly after it go to `reader`.
     pub(in crate::redis) fn open(
         socket: Socket,
         host: &str,
         config: ClientConfig,
-        input: &mut Input,
+        reader: &mut Reader,
         until: Instant,
     ) -> RedisResult<Self> {
         let name = ServerName::try_from(host)?.to_owned();
@@ -65,9 +65,9 @@ impl TlsStream {
         // peer's reason has arrived: an alert, or the first plaintext, such as an error reply.
         let mut sent = stream.send(until);
         stream.check_first(until)?;
-        while stream.tls.is_handshaking() || (sent.is_err() && !input.is_within_reply()) {
+        while stream.tls.is_handshaking() || (sent.is_err() && !reader.is_within_reply()) {
             stream.receive(until)?;
-            stream.take_plaintext(input)?;
+            stream.take_plaintext(reader)?;
             sent = stream.send(until);
         }
         Ok(stream)
@@ -123,22 +123,22 @@ impl TlsStream {
     }
 
     /// Reads at least one byte of plaintext by `until`, and all that has arrived.
-    pub(in crate::redis) fn read(&mut self, input: &mut Input, until: Instant) -> io::Result<()> {
+    pub(in crate::redis) fn read(&mut self, reader: &mut Reader, until: Instant) -> io::Result<()> {
         while self.receive(until)? == 0 {
             // Only a part of a record came, or a message of TLS itself.
             if Instant::now() >= until {
                 return Err(super::socket::timed_out());
             }
         }
-        self.take_plaintext(input)
+        self.take_plaintext(reader)
     }
 
-    /// Moves all plaintext to `input`: `poll` does not see the bytes that rustls holds.
-    fn take_plaintext(&mut self, input: &mut Input) -> io::Result<()> {
+    /// Moves all plaintext to `reader`: `poll` does not see the bytes that rustls holds.
+    fn take_plaintext(&mut self, reader: &mut Reader) -> io::Result<()> {
         loop {
-            match self.tls.reader().read(input.room()) {
+            match self.tls.reader().read(reader.room()) {
                 Ok(0) => return Ok(()),
-                Ok(count) => input.filled(count),
+                Ok(count) => reader.filled(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -189,13 +189,13 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use redis::Value;
     use rustls::pki_types::pem::PemObject as _;
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use rustls::{ServerConfig, ServerConnection};
 
     use crate::clock::Instant;
     use crate::config::Config;
+    use crate::protocol::reply::Reply;
     use crate::redis::conn::connection::Connection;
     use crate::redis::conn::connector::Connector;
     use crate::tls::{Pem, Tls, install_provider};
@@ -259,7 +259,7 @@ mod tests {
         let until = Instant::now().after(LONG);
         let mut connection = Connection::connect(&address, until, || ()).unwrap();
         let read = connection.receive(until);
-        assert!(matches!(read, Ok(Value::ServerError(_))), "{read:?}");
+        assert!(matches!(read, Ok(Reply::Error(_))), "{read:?}");
         drop(over);
         server.join().unwrap();
     }

@@ -1,7 +1,6 @@
 //! Reads what sentinels reply and announce.
 
-use redis::Value;
-
+use crate::protocol::reply::Reply;
 use crate::url::HostPort;
 
 /// The channel on which sentinels announce a new master.
@@ -9,14 +8,13 @@ pub(crate) const MOVES: &[u8] = b"+switch-master";
 
 /// Reads the reply to GET-MASTER-ADDR-BY-NAME: `Some(None)` if the name is unknown, `None` if the
 /// reply is malformed.
-pub(crate) fn read_address(answer: Value) -> Option<Option<HostPort>> {
+pub(crate) fn read_address(answer: Reply) -> Option<Option<HostPort>> {
     let items = match answer {
-        Value::Nil => return Some(None),
-        Value::Array(items) => items,
+        Reply::Nil => return Some(None),
+        Reply::List(items) => items,
         _ => return None,
     };
-    let [Value::BulkString(host), Value::BulkString(port)] = <[Value; 2]>::try_from(items).ok()?
-    else {
+    let [Reply::Text(host), Reply::Text(port)] = <[Reply; 2]>::try_from(items).ok()? else {
         return None;
     };
     let host = String::from_utf8(host).ok()?;
@@ -26,27 +24,23 @@ pub(crate) fn read_address(answer: Value) -> Option<Option<HostPort>> {
 
 /// Reads the epoch of the configuration in the reply to SENTINEL MASTER; `None` if it has none, as
 /// if the user may not ask.
-pub(crate) fn read_epoch(answer: Value) -> Option<u64> {
-    let fields: Vec<(Value, Value)> = match answer {
-        Value::Map(fields) => fields,
-        Value::Array(items) => {
-            let mut items = items.into_iter();
-            std::iter::from_fn(|| items.next().zip(items.next())).collect()
-        }
-        _ => return None,
+pub(crate) fn read_epoch(answer: Reply) -> Option<u64> {
+    let Reply::List(items) = answer else {
+        return None;
     };
-    let is_epoch =
-        |name: &Value| matches!(name, Value::BulkString(name) if name == b"config-epoch");
-    match fields.into_iter().find(|(name, _)| is_epoch(name))?.1 {
-        Value::BulkString(epoch) => std::str::from_utf8(&epoch).ok()?.parse().ok(),
+    let mut items = items.into_iter();
+    let mut fields = std::iter::from_fn(|| items.next().zip(items.next()));
+    let is_epoch = |name: &Reply| matches!(name, Reply::Text(name) if name == b"config-epoch");
+    match fields.find(|(name, _)| is_epoch(name))?.1 {
+        Reply::Text(epoch) => std::str::from_utf8(&epoch).ok()?.parse().ok(),
         _ => None,
     }
 }
 
 /// Reads the reply to SENTINEL MYID; `None` if it is no id, as if the user may not ask.
-pub(crate) fn read_id(answer: Value) -> Option<Vec<u8>> {
+pub(crate) fn read_id(answer: Reply) -> Option<Vec<u8>> {
     match answer {
-        Value::BulkString(id) if !id.is_empty() => Some(id),
+        Reply::Text(id) if !id.is_empty() => Some(id),
         _ => None,
     }
 }

@@ -3,10 +3,11 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use redis::{PushKind, RedisResult, Value};
+use redis::RedisResult;
 
 use crate::clock::Instant;
 use crate::error_reply::{library_text, words};
+use crate::protocol::reply::Reply;
 use crate::redis::Connection;
 
 /// A connection on which the subscriber thread receives messages.
@@ -144,36 +145,29 @@ impl Received {
 
 /// Reads what arrives on a subscribed connection. Returns `None` for anything that Redis does not
 /// send there.
-pub(crate) fn read(value: Value) -> Option<Received> {
-    let (kind, data) = match value {
-        Value::ServerError(error) => return Some(Received::Refused(words(&error))),
-        Value::SimpleString(text) if text == "PONG" => return Some(Received::Done),
-        Value::Array(mut items) if !items.is_empty() => match items.remove(0) {
-            Value::BulkString(kind) => (String::from_utf8(kind).ok()?, items),
-            _ => return None,
-        },
-        Value::Push { kind, data } => {
-            let kind = match kind {
-                PushKind::Message => "message",
-                PushKind::Subscribe => "subscribe",
-                PushKind::Unsubscribe => "unsubscribe",
-                _ => return Some(Received::Other),
-            };
-            (kind.to_owned(), data)
-        }
+pub(crate) fn read(reply: Reply) -> Option<Received> {
+    let is_push = matches!(reply, Reply::Push(_));
+    let items = match reply {
+        Reply::Error(error) => return Some(Received::Refused(words(&error))),
+        Reply::Status(text) if text == "PONG" => return Some(Received::Done),
+        Reply::List(items) | Reply::Push(items) => items,
         _ => return None,
     };
-    let mut data = data.into_iter();
-    match (kind.as_str(), data.next()?, data.next(), data.next()) {
-        ("pong", _, None, _) => Some(Received::Done),
-        ("message", Value::BulkString(channel), Some(Value::BulkString(payload)), None) => {
+    let mut items = items.into_iter();
+    let Reply::Text(kind) = items.next()? else {
+        return None;
+    };
+    match (kind.as_slice(), items.next(), items.next(), items.next()) {
+        (b"pong", Some(_), None, _) => Some(Received::Done),
+        (b"message", Some(Reply::Text(channel)), Some(Reply::Text(payload)), None) => {
             Some(Received::Message(channel, payload))
         }
-        ("subscribe", Value::BulkString(channel), Some(Value::Int(0..)), None) => {
+        (b"subscribe", Some(Reply::Text(channel)), Some(Reply::Int(0..)), None) => {
             Some(Received::Subscribed(channel))
         }
-        ("unsubscribe", Value::BulkString(_), Some(Value::Int(0..)), None) => Some(Received::Done),
-        _ => None,
+        (b"unsubscribe", Some(Reply::Text(_)), Some(Reply::Int(0..)), None) => Some(Received::Done),
+        (b"message" | b"subscribe" | b"unsubscribe", ..) => None,
+        _ => is_push.then_some(Received::Other),
     }
 }
 
@@ -181,9 +175,11 @@ pub(crate) fn read(value: Value) -> Option<Received> {
 mod tests {
     use super::*;
 
+    use crate::redis::conn::read_reply;
+
     #[test]
     fn malformed_reply_to_subscribe_is_rejected() {
-        let read = |text: &str| read(redis::parse_redis_value(text.as_bytes()).unwrap());
+        let read = |text: &str| read(read_reply(text.as_bytes()).unwrap().unwrap());
         for text in [
             "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
             ">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",

@@ -2,8 +2,10 @@
 
 use super::*;
 
-fn parsed(text: &str) -> Value {
-    redis::parse_redis_value(text.as_bytes()).unwrap()
+use crate::redis::conn::read_reply;
+
+fn parsed(text: &str) -> Reply {
+    read_reply(text.as_bytes()).unwrap().unwrap()
 }
 
 #[test]
