@@ -800,7 +800,9 @@ fn idle_clients() {
 fn idle_client_has_two_threads_that_do_not_wake() {
     let servers = [(); 3].map(|()| Server::start());
     for server in &servers {
-        server.run("MSET", &["lock:a", "foreign", "lock:b", "foreign"]);
+        for key in ["lock:a", "lock:b"] {
+            server.run("SET", &[key, "foreign"]);
+        }
     }
     let urls = servers.each_ref().map(Server::url).join(" ");
     let child = Child::spawn("waking::idle_clients", &[("URLS", &urls)]);
@@ -846,7 +848,6 @@ fn messages_that_arrive_together_wake_all_waiters() {
         let client = builder.queues(false).build().unwrap();
         let names = ["a", "b", "c", "d"];
         let mut release = redis::pipe();
-        release.atomic();
         for name in names {
             let key = format!("lock:{name}");
             server.run("SET", &[&key, "foreign"]);
