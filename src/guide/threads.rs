@@ -25,6 +25,9 @@
 //! reply. The drop does not wait for `leasehold-dial`, since nothing can interrupt the look-up of a
 //! host name.
 //!
+//! A panic of `leasehold-engine` would be a bug. It closes the client: every lease counts as lost,
+//! with the reason [`Lost::ShutDown`](crate::Lost::ShutDown), since nobody would renew it.
+//!
 //! A call without a [`CancelToken`] sends its command on the caller's thread. With up to eight
 //! calls at a time, or [`max_connections`](crate::ClientBuilder::max_connections) if that is fewer,
 //! each call has its own connection. With more:

@@ -160,6 +160,8 @@ pub(crate) struct RecentReleases {
     last: VecDeque<Release>,
     /// The number of names in all of them.
     names: usize,
+    /// How often they were taken.
+    taken: u64,
 }
 
 impl RecentReleases {
@@ -167,7 +169,17 @@ impl RecentReleases {
     /// two servers are masters. Older releases were replicated, or their keys have expired.
     const MOST: usize = 4096;
 
-    pub(crate) fn note(&mut self, release: Release) {
+    /// Returns how often the releases were taken, for [`note`](Self::note).
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Keeps a release. Returns it if the others were taken since it began, when there had been
+    /// `taken`: the old master may have answered it, and it must be repeated at once.
+    pub(crate) fn note(&mut self, release: Release, taken: u64) -> Option<Release> {
+        if self.taken != taken {
+            return Some(release);
+        }
         self.names += release.keys.names.len();
         self.last.push_back(release);
         while self.names > Self::MOST
@@ -176,9 +188,11 @@ impl RecentReleases {
         {
             self.names -= oldest.keys.names.len();
         }
+        None
     }
 
     pub(crate) fn take(&mut self, is_moved: impl Fn(&Keys) -> bool) -> Vec<Release> {
+        self.taken += 1;
         let (moved, rest) = std::mem::take(&mut self.last)
             .into_iter()
             .partition::<Vec<_>, _>(|release| is_moved(&release.keys));
@@ -237,14 +251,16 @@ mod tests {
         let (keys, id, until) = parts();
         let mut released = RecentReleases::default();
         for _ in 0..=RecentReleases::MOST {
-            released.note(Release::new(Arc::clone(&keys), id.clone(), until));
+            let taken = released.taken();
+            released.note(Release::new(Arc::clone(&keys), id.clone(), until), taken);
         }
         assert_eq!(released.take(|_| true).len(), RecentReleases::MOST);
         assert!(released.take(|_| true).is_empty());
         let names = ["a", "b"].map(Name::from).to_vec();
         let two = MutexAllKeys::of(names, "lock:", "r:", Layout::OneServer, true);
         for keys in [&two, &two, &keys] {
-            released.note(Release::new(Arc::clone(keys), id.clone(), until));
+            let taken = released.taken();
+            released.note(Release::new(Arc::clone(keys), id.clone(), until), taken);
         }
         assert_eq!(released.names, 5);
         assert_eq!(released.take(|keys| keys.names.len() > 1).len(), 2);
@@ -258,7 +274,20 @@ mod tests {
         let layout = Layout::OneServer;
         let many = MutexAllKeys::of(names.collect(), "lock:", "r:", layout, true);
         let mut released = RecentReleases::default();
-        released.note(Release::new(many, id, until));
+        released.note(Release::new(many, id, until), 0);
         assert_eq!(released.take(|_| true).len(), 1);
+    }
+
+    /// It was sent to the old master before the client knew of the new one.
+    #[test]
+    fn release_that_is_answered_after_the_master_has_moved_is_repeated() {
+        let (keys, id, until) = parts();
+        let mut released = RecentReleases::default();
+        let began = released.taken();
+        assert!(released.take(|_| true).is_empty());
+        let release = Release::new(keys, id, until);
+        assert!(released.note(release.clone(), began).is_some());
+        let began = released.taken();
+        assert!(released.note(release, began).is_none());
     }
 }

@@ -40,6 +40,8 @@ pub(crate) fn release(
     if let Some(ended) = end_holding(runtime, hold, token, now) {
         return ended.map_err(Error::Lost);
     }
+    let may_fail_over = runtime.deployment.may_fail_over();
+    let taken = may_fail_over.then(|| runtime.released.lock().taken());
     // Other clients have waited for the whole run of hand-offs: they go first now.
     let mut yields_to_fleet = !hold.keys.calls_share_a_place() && hold.run.was_handed(token);
     let ignored = runtime.deployment.ignored_release(&hold.keys);
@@ -51,7 +53,7 @@ pub(crate) fn release(
     };
     let is_lost = matches!(outcome, Err(Error::Lost(_) | Error::WrongType { .. }));
     count(runtime, !is_lost, since, now);
-    note_outcome(runtime, hold, &outcome, yields_to_fleet, was_sent);
+    note_outcome(runtime, hold, &outcome, yields_to_fleet, was_sent, taken);
     outcome
 }
 
@@ -114,13 +116,15 @@ pub(crate) fn keep_until(
     outcome
 }
 
-/// Ends the lease here after its release in Redis. `was_sent` is whether that release was tried.
+/// Ends the lease here after its release in Redis. `was_sent` is whether that release was tried,
+/// and `taken` how often the recent releases had been taken when it began.
 fn note_outcome(
     runtime: &Runtime,
     hold: &Arc<HeldLease>,
     outcome: &Result<(), Error>,
     yields_to_fleet: bool,
     was_sent: bool,
+    taken: Option<u64>,
 ) {
     match outcome {
         Err(Error::Lost(lost)) => {
@@ -139,11 +143,12 @@ fn note_outcome(
             // the lease or this refusal.
             runtime.waiters.ended(hold, Some(Instant::now()));
             hold.lease(LeaseState::released);
-            if runtime.deployment.may_fail_over() {
-                runtime
-                    .released
-                    .lock()
-                    .note(hold.to_repeated_release(Instant::now()));
+            if let Some(taken) = taken {
+                let repeated = hold.to_repeated_release(Instant::now());
+                let missed = runtime.released.lock().note(repeated, taken);
+                missed
+                    .into_iter()
+                    .for_each(|missed| runtime.release(missed));
             }
             log(hold, "released", None);
         }
