@@ -438,9 +438,10 @@ fn threads_in_child() {
         let client = client(&parameter("URL"));
         assert_eq!(listening(), 0);
         let guard = client.mutex("a").lock().unwrap();
-        assert_eq!(listening(), 1, "one for all sentinels");
+        // One for all sentinels. A dialer that it starts has its name for a moment.
+        eventually(ms(10_000), || listening() == 1);
         drop(client);
-        assert_eq!(listening(), 1, "the guard keeps it");
+        eventually(ms(10_000), || listening() == 1);
         drop(guard);
         eventually(ms(10_000), || listening() == 0);
     }
