@@ -272,7 +272,7 @@ fn lock_ends_with_the_reader_that_ends_last() {
         .auto_renew(false)
         .read()
         .unwrap();
-    let long = [(); 2].map(|()| lock.clone().ttl(ms(60_000)).read().unwrap());
+    let long = [60_000, 70_000].map(|ttl| lock.clone().ttl(ms(ttl)).read().unwrap());
     let mut redis = server.connection();
     let mut inbox = redis.as_pubsub();
     inbox.subscribe("inbox").unwrap();
