@@ -7,6 +7,7 @@
 mod beliefs;
 pub(crate) mod replies;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -38,6 +39,8 @@ pub(crate) struct Sentinels {
     asking: Vec<Arc<()>>,
     /// The label of the address that was tried last, until a connection to it was made.
     trying: Mutex<Option<String>>,
+    /// How many times the master has moved, and the connections to the old one were given up.
+    moves: AtomicU64,
     /// Called when [`ask_at`](Self::ask_at) or [`moves`](Self::moves) may have changed.
     on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
@@ -58,6 +61,7 @@ impl Sentinels {
             sentinel,
             dialers: dialers.clone(),
             trying: Mutex::default(),
+            moves: AtomicU64::new(0),
             on_change: OnceLock::new(),
         }
     }
@@ -161,12 +165,7 @@ impl Sentinels {
             return Err(changed_meanwhile());
         }
         let epoch = poll.and_then(|poll| poll.epoch_of(address));
-        let has_moved = beliefs.take(address, epoch, true);
-        drop(beliefs);
-        if has_moved {
-            self.changed();
-        }
-        Ok(has_moved)
+        Ok(beliefs.take(address, epoch, true))
     }
 
     fn at(&self, (host, port): &HostPort) -> Address {
@@ -349,9 +348,16 @@ impl Sentinels {
         self.trying.lock().clone()
     }
 
-    /// How many times the master was found to have moved.
+    /// How many times the master has moved.
     pub(crate) fn moves(&self) -> u64 {
-        self.beliefs.lock().moves
+        self.moves.load(Ordering::SeqCst)
+    }
+
+    /// Counts a move of the master. The connections to the old one were given up before: what is
+    /// repeated because of the move must not be sent there.
+    pub(in crate::redis) fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::SeqCst);
+        self.changed();
     }
 
     /// Records that the master may have moved.

@@ -171,6 +171,9 @@ impl Server {
         if has_moved {
             self.health.reset();
             self.pool.move_on();
+            if let Some(sentinels) = self.pool.connector.sentinels() {
+                sentinels.moved();
+            }
         }
         has_moved
     }

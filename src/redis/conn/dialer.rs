@@ -110,6 +110,9 @@ impl Pool {
                 if self.leave(generation) {
                     generation += 1;
                 }
+                if let Some(sentinels) = self.connector.sentinels() {
+                    sentinels.moved();
+                }
             };
             let made = self
                 .connector

@@ -62,8 +62,6 @@ pub(super) struct Beliefs {
     must_ask: bool,
     /// How many times another address was taken, or one that did not serve served again.
     pub(super) changes: u64,
-    /// How many times another address was taken instead of a known one.
-    pub(super) moves: u64,
 }
 
 impl Beliefs {
@@ -80,7 +78,6 @@ impl Beliefs {
             ask_at: Instant::START,
             must_ask: false,
             changes: 0,
-            moves: 0,
         }
     }
 
@@ -230,7 +227,6 @@ impl Beliefs {
         }
         self.changes += 1;
         let has_moved = self.known.is_some();
-        self.moves += u64::from(has_moved);
         self.known = Some(Known {
             address: address.clone(),
             epoch,
