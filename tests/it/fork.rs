@@ -2,6 +2,7 @@
 //! at once, its guards hold nothing, and its drops do nothing; a new client works there.
 
 use std::fs::File;
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -244,16 +245,22 @@ fn forks_under_load() {
     let client = client();
     let token = CancelToken::new();
     let is_over = AtomicBool::new(false);
+    let have_begun = Barrier::new(7);
     thread::scope(|scope| {
         for n in 0..6 {
             let mutex = client.mutex(format!("{}", n / 2));
             let is_over = &is_over;
+            let have_begun = &have_begun;
             scope.spawn(move || {
+                drop(mutex.lock().expect("Redis answers"));
+                have_begun.wait();
                 while !is_over.load(Ordering::Relaxed) {
                     drop(mutex.lock().expect("Redis answers"));
                 }
             });
         }
+        // None of these threads may be starting at a fork, as below.
+        have_begun.wait();
         let mut failed = None;
         for n in 0..FORKS {
             let mut guard = Some(client.mutex("held").lock().expect("Redis answers"));
