@@ -5,7 +5,9 @@
 //! Std's locks on Linux have no state outside themselves.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{self, PoisonError, TryLockError};
+#[cfg(feature = "testing")]
+use std::sync::TryLockError;
+use std::sync::{self, PoisonError};
 use std::time::Duration;
 
 /// A lock for data that a panic leaves usable.
@@ -34,6 +36,7 @@ impl<T> Mutex<T> {
         }
     }
 
+    #[cfg(feature = "testing")]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = match self.0.try_lock() {
             Ok(guard) => guard,
