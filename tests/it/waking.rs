@@ -9,13 +9,15 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use leasehold::{Backoff, Client, FencingToken, WaitPolicy};
+use leasehold::{Backoff, Client, ClientBuilder, FencingToken, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
 use support::fair::queue_length;
 use support::{
-    BlackHole, Child, Control, Proxy, SLACK, Server, Traffic, WAKE_UPS, eventually, free_port,
-    let_pass, ms, own_thread_waits, own_threads, parameter, read_pem, tell_parent, tls_server,
+    BlackHole, Child, Control, Proxy, SLACK, Server, Traffic, WAKE_UPS, eventually, let_pass, ms,
+    own_thread_waits, own_threads, parameter, tell_parent,
 };
+#[cfg(feature = "tls")]
+use support::{free_port, read_pem, tls_server};
 
 support::roles![waiter, idle_clients];
 
@@ -42,6 +44,8 @@ support::roughly_timed![
     a_subscriber_killed_repeatedly_costs_at_most_a_refresh,
     a_release_wakes_a_waiter_of_another_client,
     messages_that_arrive_together_wake_all_waiters,
+    #[cfg(feature = "tls")]
+    messages_that_arrive_together_over_tls_wake_all_waiters,
     waiter_over_a_quorum_is_woken_although_a_server_hangs,
     any_message_on_the_channel_wakes_the_waiter,
     a_waiter_without_a_place_asks_every_second,
@@ -831,44 +835,50 @@ fn waiter_over_a_quorum_is_woken_although_a_server_hangs() {
     });
 }
 
-/// The messages arrive in one read of the subscriber, and over TLS in one record.
+/// The messages arrive in one read of the subscriber.
 fn messages_that_arrive_together_wake_all_waiters() {
-    let port = free_port();
-    let (server, tls) = match Server::has_tls() {
-        true => (tls_server(port, "server"), Some(port)),
-        false => (Server::start(), None),
-    };
-    let over_tls = tls.map(|port| {
-        let builder = Client::builder().url(format!("rediss://localhost:{port}"));
-        let builder = builder.tls_root(read_pem("ca.pem"));
-        builder.tls_client_cert(read_pem("client.pem"), read_pem("client.key"))
-    });
-    let plain = Client::builder().url(server.url());
-    for builder in [plain].into_iter().chain(over_tls) {
-        let client = builder.queues(false).build().unwrap();
-        let names = ["a", "b", "c", "d"];
-        let mut release = redis::pipe();
-        for name in names {
-            let key = format!("lock:{name}");
-            server.run("SET", &[&key, "foreign"]);
-            (release.del(key)).publish(format!("lock_release:{name}"), "");
-        }
-        let mut redis = server.connection();
-        thread::scope(|scope| {
-            let waiting = names.map(|name| {
-                let mutex = client.mutex(name);
-                scope.spawn(move || mutex.lock().map(drop).unwrap())
-            });
-            for name in names {
-                server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
-            }
-            let timed = Control::run(PROMPTLY, || {
-                release.exec(&mut redis).unwrap();
-                waiting.into_iter().for_each(|one| one.join().unwrap());
-            });
-            timed.no_later_than(SLACK);
-        });
+    let server = Server::start();
+    wake_together(&server, Client::builder().url(server.url()));
+}
+
+/// The messages arrive in one record.
+#[cfg(feature = "tls")]
+fn messages_that_arrive_together_over_tls_wake_all_waiters() {
+    if !Server::has_tls() {
+        return;
     }
+    let port = free_port();
+    let server = tls_server(port, "server");
+    let builder = Client::builder().url(format!("rediss://localhost:{port}"));
+    let builder = builder.tls_root(read_pem("ca.pem"));
+    let builder = builder.tls_client_cert(read_pem("client.pem"), read_pem("client.key"));
+    wake_together(&server, builder);
+}
+
+fn wake_together(server: &Server, builder: ClientBuilder) {
+    let client = builder.queues(false).build().unwrap();
+    let names = ["a", "b", "c", "d"];
+    let mut release = redis::pipe();
+    for name in names {
+        let key = format!("lock:{name}");
+        server.run("SET", &[&key, "foreign"]);
+        (release.del(key)).publish(format!("lock_release:{name}"), "");
+    }
+    let mut redis = server.connection();
+    thread::scope(|scope| {
+        let waiting = names.map(|name| {
+            let mutex = client.mutex(name);
+            scope.spawn(move || mutex.lock().map(drop).unwrap())
+        });
+        for name in names {
+            server.wait_until_waiter_sleeps(format!("lock_release:{name}"));
+        }
+        let timed = Control::run(PROMPTLY, || {
+            release.exec(&mut redis).unwrap();
+            waiting.into_iter().for_each(|one| one.join().unwrap());
+        });
+        timed.no_later_than(SLACK);
+    });
 }
 
 /// While no call waits, the client does not connect again. The next call makes it do so, although
