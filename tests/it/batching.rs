@@ -384,7 +384,7 @@ fn calls_during_a_failing_batch(
             let (is_over, pairs, bad) = (&is_over, &pairs, &bad);
             scope.spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
-                    // `None` if the thread's previous release got no reply.
+                    // Refused if the thread's previous release got no reply.
                     if let Some(Ok(guard)) = bad.watch(|| try_lock(client, n)) {
                         bad.watch(|| guard.unlock());
                         pairs.fetch_add(1, Ordering::Relaxed);
