@@ -1,4 +1,4 @@
-//! One renewal of a lease, sent to each of its servers by that server's own thread.
+//! One renewal of a lease, sent to each of its servers.
 
 use std::sync::Arc;
 
