@@ -408,13 +408,13 @@ fn replica_grants_nothing_and_error_says_so() {
     let server = Server::start();
     let replica = server.replica();
     let client = builder(&replica.url())
-        .unreachable_for(ms(800))
-        .command_timeout(ms(700))
+        .unreachable_for(ms(2_000))
+        .command_timeout(ms(2_000))
         .build()
         .unwrap();
     for text in [
         expect_unreachable(client.mutex(NAME).try_lock()),
-        expect_unreachable(client.mutex(NAME).try_lock_for(ms(600))),
+        expect_unreachable(client.mutex(NAME).try_lock_for(ms(1_500))),
         expect_unreachable(client.mutex(NAME).lock()),
     ] {
         assert!(text.contains("READONLY"), "{text}");
