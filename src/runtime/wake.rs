@@ -64,7 +64,7 @@ impl AsFd for Wake {
     }
 }
 
-/// What carries the bytes; the model of the tests has its own.
+/// The channel that carries the bytes; the model of the tests has its own.
 pub(in crate::runtime) trait Signal {
     fn write(&self);
 

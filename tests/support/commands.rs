@@ -34,7 +34,7 @@ impl CommandStats {
     }
 
     /// Returns how many commands were called, without those that these helpers and new connections
-    /// send. If scripts alone were called, the scripts ran so many commands.
+    /// send. If only scripts were called, this is the number of commands in them.
     pub fn in_scripts(&self) -> u64 {
         let is_outside = |command: &str| {
             ["eval", "evalsha", "info", "hello"].contains(&command) || command.contains('|')

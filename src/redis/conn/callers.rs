@@ -16,7 +16,7 @@ pub(crate) enum Cap {
     Kept { leaves_one: bool },
 }
 
-/// Who waits for a connection.
+/// A thread that waits for a connection, by the way to wake it.
 #[derive(Debug)]
 pub(in crate::redis) enum Sleeper {
     /// A thread, parked.

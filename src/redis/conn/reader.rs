@@ -73,7 +73,7 @@ pub(super) struct Reader {
     end: usize,
     /// The last reply taken out; its bytes stay until more are read.
     last: Range<usize>,
-    /// What was read of the reply that begins at `start`.
+    /// The part that was read of the reply that begins at `start`.
     partial: PartialReply,
     pub(super) limit: Limit,
 }
@@ -159,7 +159,7 @@ impl Reader {
     }
 }
 
-/// What was read of a reply whose end is missing.
+/// The part of a reply that was read before its end arrived.
 #[derive(Debug, Default)]
 struct PartialReply {
     /// The position of the next value.
@@ -181,7 +181,7 @@ struct OpenList {
     items: Vec<Reply>,
 }
 
-/// What a line begins, and what follows.
+/// The value that a line begins, and the form in which it goes on.
 enum Line {
     Value(Reply),
     /// A list with this many values.

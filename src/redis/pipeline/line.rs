@@ -10,7 +10,7 @@ use crate::replicas::Replicas;
 /// A buffer larger than this, in bytes, is not kept.
 const LARGE: usize = 16 * 1024;
 
-/// Where a connection comes from.
+/// A connection, by its owner.
 pub(super) enum Origin {
     Own(Connection),
     /// The last one of the pool.
@@ -37,7 +37,7 @@ impl Origin {
 
 pub(super) struct Line {
     pub(super) connection: Origin,
-    /// What is packed; the bytes before `start` are written.
+    /// The packed commands; the bytes before `start` are written.
     output: Vec<u8>,
     start: usize,
     /// The bytes packed and written in all.

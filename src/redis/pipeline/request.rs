@@ -11,7 +11,7 @@ use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 use crate::replicas::Replicas;
 
-/// What the engine sends, and recognises when it has ended.
+/// A command and its purpose, which is looked at when the command has ended.
 pub(crate) trait Job {
     fn request(&self) -> Request<'_>;
 

@@ -290,7 +290,7 @@ fn part_of_a_reply_that_nobody_waits_for_ends_the_connection() {
     let _peer = fixture.fill_pool();
     let server = Arc::clone(&fixture.pipeline.server);
     let until = Instant::now().after(LONG);
-    // The pipeline gets a connection of its own, which stays open.
+    // The pipeline gets its own connection, which stays open.
     let _in_use = server.acquire_connection(until, Cap::Counted, false).ok();
     let mut peer = fixture.open([publication(0, 1)]);
     peer.write_all(b":1\r\n").unwrap();

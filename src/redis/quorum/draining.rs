@@ -17,7 +17,7 @@ pub(crate) struct Draining {
     pinged: Option<Instant>,
 }
 
-/// What became of a connection in a turn.
+/// The result of a turn for a connection.
 pub(crate) enum Drained {
     Waits(Box<Draining>),
     /// The calls have it again.

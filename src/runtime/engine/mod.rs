@@ -28,7 +28,7 @@ pub(crate) struct Engine {
     pub(crate) worker: Worker,
 }
 
-/// What others have left for the thread.
+/// The work that other threads have left for the engine.
 #[derive(Default)]
 pub(in crate::runtime) struct Inbox {
     /// Releases to be repeated until their effect is certain, each with the index of a server of a

@@ -17,7 +17,7 @@ use crate::runtime::engine::work::{Command, Work};
 /// one.
 const MOST_SETTINGS: usize = 8;
 
-/// What became of a command.
+/// The end of a command, and the server that was asked.
 pub(in crate::runtime) struct Outcome {
     pub(in crate::runtime) work: Work,
     /// The server that was asked last.

@@ -28,7 +28,7 @@ pub(in crate::runtime) struct Recovery {
     failures: u32,
     /// When the replies that callers left unread are read.
     read_at: Option<Instant>,
-    /// Connections to read, with so many unread replies that no call uses them.
+    /// Connections to read, with too many unread replies for a call to use them.
     unread: Vec<PipelinedConnection>,
     /// The connection that is read now.
     draining: Option<Box<Draining>>,

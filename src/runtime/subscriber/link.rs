@@ -25,7 +25,7 @@ use crate::runtime::subscriber::Ended;
 use crate::runtime::subscriber::pubsub::{PubSub, Received};
 use crate::wait_policy::RECONNECT;
 
-/// What a connection leads to.
+/// The server or sentinel at the other end of a connection.
 pub(super) trait Peer {
     /// Returns the server, if it is none of the sentinels.
     fn endpoint(&self) -> Option<&Arc<Endpoint>>;

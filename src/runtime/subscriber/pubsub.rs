@@ -24,7 +24,7 @@ pub(super) struct PubSub {
     answer_by: Instant,
 }
 
-/// What has arrived.
+/// A message or confirmation that has arrived.
 pub(crate) enum Received {
     /// A message, with its channel and its payload.
     Message(Vec<u8>, Vec<u8>),
