@@ -40,6 +40,7 @@ use crate::url::Target;
 
 pub(crate) use crate::redis::conn::callers::Cap;
 pub(crate) use crate::redis::conn::connection::Connection;
+pub(crate) use crate::redis::conn::output::Output;
 pub(crate) use crate::redis::conn::socket::wait_for_sockets;
 pub(crate) use crate::redis::fault::{Fault, NodeFault, OpenCircuit};
 pub(crate) use crate::redis::health::ServerHealth;

@@ -124,7 +124,7 @@ impl<J: Job> Pipeline<J> {
         match &self.link {
             Link::Open(line) => {
                 let socket = line.connection.get().as_fd();
-                Some((socket, !line.is_written()))
+                Some((socket, !line.output.is_written()))
             }
             Link::Closed | Link::Connecting { .. } => None,
         }
@@ -142,7 +142,7 @@ impl<J: Job> Pipeline<J> {
                 _ => since.after(timeout),
             },
             Link::Open(line) => {
-                let may_pack = line.is_written() && self.may_pack(line);
+                let may_pack = line.output.is_written() && self.may_pack(line);
                 match line.has_more || !self.queued.is_empty() && may_pack {
                     true => Instant::START,
                     false => self.late_at(line),
@@ -163,7 +163,7 @@ impl<J: Job> Pipeline<J> {
             // The next batch waits for the replicas of this one.
             && line.wait.is_none()
             && self.sent.len() < MOST_UNANSWERED
-            && line.unwritten() < MOST_UNWRITTEN
+            && line.output.unwritten() < MOST_UNWRITTEN
     }
 
     /// Reads, connects and writes what is possible at `now` without waiting. Adds the commands that
@@ -353,7 +353,9 @@ impl<J: Job> Pipeline<J> {
                 self.queued.push_front(queued);
                 break;
             }
-            let end = line.pack(|buffer| request.pack(queued.by_source, buffer));
+            let end = line
+                .output
+                .pack(|buffer| request.pack(queued.by_source, buffer));
             let is_asking = request.is_asking();
             self.sent.push_back(Sent {
                 queued,
@@ -366,7 +368,7 @@ impl<J: Job> Pipeline<J> {
             count += 1;
         }
         if let Some(replicas) = batch {
-            line.pack(|buffer| pack_wait(&replicas, buffer));
+            line.output.pack(|buffer| pack_wait(&replicas, buffer));
             line.wait = Some((replicas, now));
         }
         line.flush()
@@ -434,11 +436,11 @@ impl<J: Job> Pipeline<J> {
         let Line {
             connection,
             is_rejected,
-            written,
+            output,
             ..
         } = line;
         let generation = connection.get().generation;
-        if self.server.is_current(connection.get().generation) && !is_rejected {
+        if self.server.is_current(generation) && !is_rejected {
             match (connection, &self.server.member) {
                 (Origin::Lent(connection), _) => self.server.pool.give_back(connection),
                 (Origin::OfMember(connection), Some(member)) => member.put_back(connection),
@@ -452,7 +454,7 @@ impl<J: Job> Pipeline<J> {
             self.server.pool.suspect(generation);
         }
         let cause = Cause::text("the server may have been replaced");
-        self.end_unanswered(written, &cause, ended);
+        self.end_unanswered(output.written(), &cause, ended);
     }
 
     /// Ends a connection that has failed.
@@ -464,7 +466,7 @@ impl<J: Job> Pipeline<J> {
             self.server.failed();
             self.server.pool.forget_idle();
         }
-        self.end_unanswered(line.written, &error.into(), ended);
+        self.end_unanswered(line.output.written(), &error.into(), ended);
     }
 
     fn close(&self, connection: Origin) {

@@ -14,6 +14,7 @@ pub(crate) mod connector;
 pub(crate) mod dial;
 pub(crate) mod dialer;
 pub(crate) mod handshake;
+pub(crate) mod output;
 pub(crate) mod pool;
 pub(crate) mod pool_state;
 pub(crate) mod reader;

@@ -3,19 +3,15 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use redis::RedisResult;
-
 use crate::clock::Instant;
 use crate::error_reply::{library_text, words};
 use crate::protocol::reply::Reply;
-use crate::redis::Connection;
+use crate::redis::{Connection, Output};
 
 /// A connection on which the subscriber thread receives messages.
 pub(super) struct PubSub {
     connection: Connection,
-    /// The commands that the socket has not taken.
-    unsent: Vec<u8>,
-    is_flushed: bool,
+    output: Output,
     /// How many commands have no reply.
     unanswered: usize,
     /// How long the next reply may take.
@@ -42,8 +38,7 @@ impl PubSub {
         connection.accept_long();
         Self {
             connection,
-            unsent: Vec::new(),
-            is_flushed: true,
+            output: Output::default(),
             unanswered: 0,
             timeout,
             answer_by: Instant::NEVER,
@@ -64,31 +59,23 @@ impl PubSub {
     }
 
     fn add(&mut self, command: &redis::Cmd) {
-        command.write_packed_command(&mut self.unsent);
+        self.output
+            .pack(|bytes| command.write_packed_command(bytes));
         if self.unanswered == 0 {
             self.answer_by = Instant::now().after(self.timeout);
         }
         self.unanswered += 1;
     }
 
-    /// Sends what the socket takes of the bytes that are left.
+    /// Sends as much as the socket takes of the bytes that are left.
     fn send_rest(&mut self) -> Result<(), String> {
-        let mut send = || -> RedisResult<()> {
-            while !self.unsent.is_empty() {
-                match self.connection.write_some(&self.unsent)? {
-                    0 => break,
-                    count => drop(self.unsent.drain(..count)),
-                }
-            }
-            self.is_flushed = self.connection.flush()?;
-            Ok(())
-        };
-        send().map_err(|error| library_text(&error))
+        let sent = self.output.flush(&mut self.connection);
+        sent.map_err(|error| library_text(&error))
     }
 
     /// Returns whether the socket must take more bytes.
     pub(super) fn has_unsent(&self) -> bool {
-        !self.is_flushed || !self.unsent.is_empty()
+        !self.output.is_written()
     }
 
     /// Returns whether all commands have a reply.
