@@ -180,15 +180,27 @@ impl Connection {
     /// may be ready, as [`wait_for_any`] reports.
     pub(crate) fn answer_at_hand(&mut self, reads: &mut u32) -> RedisResult<Option<Reply>> {
         loop {
-            match self.reader.next()? {
+            match self.next_at_hand(reads)? {
                 Some(Reply::Push(_)) => {}
-                Some(answer) => return Ok(Some(answer)),
-                None if *reads == 0 => return Ok(None),
-                None => match self.stream.read(&mut self.reader, Instant::START) {
-                    Ok(()) => *reads -= 1,
-                    Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(None),
-                    Err(error) => return Err(error.into()),
-                },
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// Returns the next reply or message, if all of it has arrived. Reads from the socket at most
+    /// `reads` times, without waiting, and lowers that number.
+    fn next_at_hand(&mut self, reads: &mut u32) -> RedisResult<Option<Reply>> {
+        loop {
+            if let Some(value) = self.reader.next()? {
+                return Ok(Some(value));
+            }
+            if *reads == 0 {
+                return Ok(None);
+            }
+            match self.stream.read(&mut self.reader, Instant::START) {
+                Ok(()) => *reads -= 1,
+                Err(error) if error.kind() == std::io::ErrorKind::TimedOut => return Ok(None),
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -244,24 +256,12 @@ impl Connection {
     /// once, without waiting, and only if it `is_ready`, which is then set to false. Fails if a
     /// message has been unfinished for too long.
     pub(crate) fn value_at_hand(&mut self, is_ready: &mut bool) -> RedisResult<Option<Reply>> {
-        loop {
-            if let Some(value) = self.reader.next()? {
-                self.message_since = None;
-                return Ok(Some(value));
-            }
-            if !std::mem::take(is_ready) {
-                break;
-            }
-            match self.stream.read(&mut self.reader, Instant::START) {
-                Err(error) if error.kind() != std::io::ErrorKind::TimedOut => {
-                    return Err(error.into());
-                }
-                _ => {}
-            }
-        }
-        if !self.reader.is_within_reply() {
+        let mut reads = u32::from(*is_ready);
+        let value = self.next_at_hand(&mut reads)?;
+        *is_ready = value.is_some() && reads > 0;
+        if value.is_some() || !self.reader.is_within_reply() {
             self.message_since = None;
-            return Ok(None);
+            return Ok(value);
         }
         self.message_since.get_or_insert_with(Instant::now);
         match Instant::now() >= self.message_due() {
