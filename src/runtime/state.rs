@@ -24,12 +24,11 @@ use crate::redis::{Cap, Deployment, Majority, Undoable};
 use crate::runtime::callbacks::Callbacks;
 use crate::runtime::endpoint::{Endpoint, Endpoints};
 use crate::runtime::engine::Engine;
-use crate::runtime::engine::engine_wake::EngineWake;
 use crate::runtime::engine::shared_stats::SharedStats;
 use crate::runtime::subscriber::Inbox;
 use crate::runtime::subscriber::subscription::{Part, Subscription};
 use crate::runtime::timer::Timer;
-use crate::shortage::Shortage;
+use crate::runtime::wake::Wake;
 use crate::stats::Meters;
 use crate::sync::Mutex;
 use crate::thread_group::{CALL, ThreadGroup};
@@ -74,8 +73,7 @@ impl Runtime {
         deployment: Deployment,
         bodies: ThreadBodies,
     ) -> Result<Arc<Self>, Error> {
-        let wake = EngineWake::new();
-        let wake = wake.map_err(|error| Error::from(Shortage::of_pipe(error)))?;
+        let wake = Arc::new(Wake::new()?);
         let shared_stats = SharedStats::new(&config);
         let runtime = Arc::new_cyclic(|me| Self {
             process: Process::current(),

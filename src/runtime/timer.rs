@@ -6,12 +6,12 @@ use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::lease::held::HeldLease;
 use crate::lease::schedule::Leases;
 use crate::lease::status::{Due, RENEWAL_WINDOW};
-use crate::runtime::engine::engine_wake::EngineWake;
+use crate::runtime::wake::Wake;
 use crate::sync::Mutex;
 
 pub(crate) struct Timer {
     state: Mutex<State>,
-    wake: Arc<EngineWake>,
+    wake: Arc<Wake>,
 }
 
 struct State {
@@ -25,7 +25,7 @@ struct State {
 }
 
 impl Timer {
-    pub(in crate::runtime) fn new(wake: Arc<EngineWake>) -> Self {
+    pub(in crate::runtime) fn new(wake: Arc<Wake>) -> Self {
         let state = State {
             leases: Leases::default(),
             sleeps_until: Instant::START,
@@ -136,7 +136,7 @@ mod tests {
     /// Otherwise each of them would wake the engine.
     #[test]
     fn short_leases_keep_the_engine_from_a_long_sleep() {
-        let timer = Timer::new(EngineWake::new().unwrap());
+        let timer = Timer::new(Arc::new(Wake::new().unwrap()));
         let begin = || {
             let now = Instant::now();
             timer.begin_sleep(now, Instant::NEVER) == Instant::NEVER
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn lease_that_the_engine_works_on_is_in_use() {
-        let timer = Timer::new(EngineWake::new().unwrap());
+        let timer = Timer::new(Arc::new(Wake::new().unwrap()));
         let hold = held_for_an_hour(Instant::now());
         hold.lease(|lease| lease.suspect(Instant::now()));
         assert!(timer.schedule(&hold, Instant::now()));

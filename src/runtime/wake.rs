@@ -2,9 +2,14 @@
 
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task;
 
 use rustix::io::ioctl_fionbio;
+
+use crate::error::Error;
+use crate::shortage::Shortage;
 
 /// The wake-up of one thread. That thread has an inbox, which others fill before they wake it, and
 /// in each turn of its loop it
@@ -22,14 +27,10 @@ pub(in crate::runtime) struct Wake<P = Pipe> {
 impl Wake {
     /// # Errors
     ///
-    /// The error of the system, if it has no pipe left.
-    pub(in crate::runtime) fn new() -> io::Result<Self> {
-        let (reader, writer) = io::pipe()?;
-        // A thread that finds the pipe empty must not block, and neither must one that finds it
-        // full.
-        ioctl_fionbio(&reader, true)?;
-        ioctl_fionbio(&writer, true)?;
-        Ok(Self::of(Pipe { reader, writer }))
+    /// [`Error::Shortage`] if the system has no pipe left.
+    pub(in crate::runtime) fn new() -> Result<Self, Error> {
+        let pipe = Pipe::new().map_err(Shortage::of_pipe)?;
+        Ok(Self::of(pipe))
     }
 }
 
@@ -64,6 +65,17 @@ impl AsFd for Wake {
     }
 }
 
+/// For the pools, which know nothing of the threads of the client.
+impl task::Wake for Wake {
+    fn wake(self: Arc<Self>) {
+        Self::wake(&self);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        Self::wake(self);
+    }
+}
+
 /// The channel that carries the bytes; the model of the tests has its own.
 pub(in crate::runtime) trait Signal {
     fn write(&self);
@@ -76,6 +88,17 @@ pub(in crate::runtime) trait Signal {
 pub(in crate::runtime) struct Pipe {
     reader: PipeReader,
     writer: PipeWriter,
+}
+
+impl Pipe {
+    fn new() -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        // A thread that finds the pipe empty must not block, and neither must one that finds it
+        // full.
+        ioctl_fionbio(&reader, true)?;
+        ioctl_fionbio(&writer, true)?;
+        Ok(Self { reader, writer })
+    }
 }
 
 impl Signal for Pipe {

@@ -2,7 +2,6 @@
 //! waits for a server.
 
 pub(crate) mod engine_loop;
-pub(crate) mod engine_wake;
 pub(crate) mod pipes;
 pub(crate) mod recovery;
 pub(crate) mod renewal;
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::lease::release::Release;
-use crate::runtime::engine::engine_wake::EngineWake;
+use crate::runtime::wake::Wake;
 use crate::runtime::worker::Worker;
 use crate::sync::Mutex;
 
@@ -24,7 +23,7 @@ pub(crate) struct Engine {
     inbox: Mutex<Inbox>,
     /// The subscribers are probed: the thread has not yet found that no caller waits.
     is_probing: AtomicBool,
-    pub(in crate::runtime) wake: Arc<EngineWake>,
+    pub(in crate::runtime) wake: Arc<Wake>,
     pub(crate) worker: Worker,
 }
 
@@ -40,7 +39,7 @@ pub(in crate::runtime) struct Inbox {
 }
 
 impl Engine {
-    pub(in crate::runtime) fn new(wake: Arc<EngineWake>) -> Self {
+    pub(in crate::runtime) fn new(wake: Arc<Wake>) -> Self {
         Self {
             inbox: Mutex::default(),
             is_probing: AtomicBool::new(false),

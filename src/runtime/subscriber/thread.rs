@@ -11,7 +11,6 @@ use crate::error::Error;
 use crate::logging;
 use crate::runtime::wake::Wake;
 use crate::runtime::worker::Worker;
-use crate::shortage::Shortage;
 use crate::thread_group::ThreadGroup;
 
 const STARTED: &str = "set before the thread starts";
@@ -45,9 +44,8 @@ impl SubscriberThread {
         body: impl FnOnce() -> B,
     ) -> Result<(), Error> {
         if self.wake.get().is_none() {
-            let wake = Wake::new().map_err(|error| Error::from(Shortage::of_pipe(error)))?;
             // Fails only if another thread was first.
-            let _ = self.wake.set(wake);
+            let _ = self.wake.set(Wake::new()?);
         }
         self.worker.start(body)
     }
