@@ -1,15 +1,24 @@
 //! Wakes a thread that sleeps in `poll`: a pipe, and a flag that saves writes to it.
 
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::iter;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task;
+use std::time::Duration;
+use std::vec;
 
 use rustix::io::ioctl_fionbio;
 
+use crate::clock::sleep;
 use crate::error::Error;
+use crate::logging;
+use crate::redis::wait_for_sockets;
 use crate::shortage::Shortage;
+
+/// The pause after a failure of `poll`, which only a lack of memory causes.
+const POLL_AGAIN: Duration = Duration::from_millis(10);
 
 /// The wake-up of one thread. That thread has an inbox, which others fill before they wake it, and
 /// in each turn of its loop it
@@ -59,9 +68,26 @@ impl<P: Signal> Wake<P> {
     }
 }
 
-impl AsFd for Wake {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.pipe.reader.as_fd()
+impl Wake {
+    /// Sleeps until this can be read, one of the `sockets` can be read, or written if that is
+    /// wanted, or `left` is over, if that is given. Returns whether the thread was woken, and which
+    /// of the sockets are ready.
+    ///
+    /// If the system cannot wait, logs that of `thread`, and pauses.
+    pub(in crate::runtime) fn wait<'a>(
+        &'a self,
+        sockets: impl Iterator<Item = (BorrowedFd<'a>, bool)>,
+        left: Option<Duration>,
+        thread: &str,
+    ) -> (bool, vec::IntoIter<bool>) {
+        let wake = iter::once((self.pipe.reader.as_fd(), false));
+        let ready = wait_for_sockets(wake.chain(sockets), left).unwrap_or_else(|error| {
+            logging::error!("the {thread} cannot wait for its sockets: {error}");
+            sleep(POLL_AGAIN);
+            Vec::new()
+        });
+        let mut ready = ready.into_iter();
+        (ready.next() == Some(true), ready)
     }
 }
 

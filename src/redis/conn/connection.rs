@@ -315,11 +315,8 @@ impl AsFd for Connection {
 /// Waits until one of the connections may have something to read, and returns which of them are
 /// ready. Returns at `until` at the latest, and possibly earlier although none is ready.
 pub(crate) fn wait_for_any(connections: &[&Connection], until: Instant) -> RedisResult<Vec<bool>> {
-    let sockets: Vec<_> = connections
-        .iter()
-        .map(|connection| connection.stream.as_fd())
-        .collect();
-    Ok(wait_to_read(&sockets, until)?)
+    let sockets = connections.iter().map(|connection| connection.as_fd());
+    Ok(wait_to_read(sockets, until)?)
 }
 
 /// Fails if `until` has passed. While a peer keeps sending, no read times out, so loops over

@@ -226,23 +226,28 @@ fn wait(socket: &OwnedFd, what: PollFlags, left: Duration) -> io::Result<()> {
 
 /// Waits until one of the sockets can be read, or until `until`; may return earlier. Returns which
 /// of them are ready.
-pub(super) fn wait_to_read(sockets: &[BorrowedFd<'_>], until: Instant) -> io::Result<Vec<bool>> {
-    let sockets: Vec<_> = sockets.iter().map(|socket| (*socket, false)).collect();
-    wait_for_sockets(&sockets, Some(nap(Instant::now(), until)))
+#[expect(single_use_lifetimes, reason = "unstable without the name")]
+pub(super) fn wait_to_read<'a>(
+    sockets: impl Iterator<Item = BorrowedFd<'a>>,
+    until: Instant,
+) -> io::Result<Vec<bool>> {
+    let left = nap(Instant::now(), until);
+    wait_for_sockets(sockets.map(|socket| (socket, false)), Some(left))
 }
 
 /// Waits until one of the sockets can be read, or written if that is wanted, for at most `left` if
 /// that is given. Returns which of them are ready.
-pub(crate) fn wait_for_sockets(
-    sockets: &[(BorrowedFd<'_>, bool)],
+#[expect(single_use_lifetimes, reason = "unstable without the name")]
+pub(crate) fn wait_for_sockets<'a>(
+    sockets: impl Iterator<Item = (BorrowedFd<'a>, bool)>,
     left: Option<Duration>,
 ) -> io::Result<Vec<bool>> {
-    let polled = sockets.iter().map(|(socket, is_written)| {
+    let polled = sockets.map(|(socket, is_written)| {
         let flags = match is_written {
             true => PollFlags::IN | PollFlags::OUT,
             false => PollFlags::IN,
         };
-        PollFd::from_borrowed_fd(*socket, flags)
+        PollFd::from_borrowed_fd(socket, flags)
     });
     let mut polled: Vec<_> = polled.collect();
     wait_for(&mut polled, left)?;

@@ -135,8 +135,7 @@ impl Fixture {
         while self.ended.len() < count && Instant::now() < until {
             let now = Instant::now();
             let left = now.until(self.pipeline.next(now)).min(LONG);
-            let sockets: Vec<_> = self.pipeline.socket().into_iter().collect();
-            wait_for_sockets(&sockets, Some(left)).unwrap();
+            wait_for_sockets(self.pipeline.socket().into_iter(), Some(left)).unwrap();
             self.turn();
         }
         let ended = self.ended.drain(..);
@@ -181,7 +180,7 @@ fn reply_that_has_arrived_counts_although_it_is_read_late() {
     let mut peer = fixture.open([publication(0, 1)]);
     peer.write_all(b":1\r\n").unwrap();
     let socket = fixture.pipeline.socket().unwrap();
-    while !wait_for_sockets(&[(socket.0, false)], Some(LONG)).unwrap()[0] {}
+    while !wait_for_sockets([(socket.0, false)].into_iter(), Some(LONG)).unwrap()[0] {}
     let late = Instant::now().after(LONG);
     fixture.pipeline.turn(late, false, &mut fixture.ended);
     assert!(matches!(fixture.ended(1)[0], (0, Ok(Answer::Count(1)))));

@@ -13,14 +13,12 @@
 //!                                                           +-------+
 //! ```
 
-use std::iter;
-use std::os::fd::AsFd as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::clock::{Instant, nap, sleep};
+use crate::clock::{Instant, nap};
 use crate::lease::held::HeldLease;
 use crate::lease::release::Release;
 use crate::lease::releases::Releases;
@@ -28,7 +26,7 @@ use crate::lease::status::RenewalRequest;
 use crate::logging::{self, contain};
 use crate::lost::Lost;
 use crate::protocol::probe::Probe;
-use crate::redis::{Fault, Server, wait_for_sockets};
+use crate::redis::{Fault, Server};
 use crate::runtime::engine::pipes::{Outcome, Pipes};
 use crate::runtime::engine::recovery::Recovery;
 use crate::runtime::engine::renewal::settle_renewal;
@@ -38,9 +36,6 @@ use crate::runtime::state::Runtime;
 
 /// How often the subscribers are probed, while any caller waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
-
-/// The pause after a failure of `poll`, which only a lack of memory causes.
-const POLL_AGAIN: Duration = Duration::from_millis(10);
 
 struct EngineLoop<'a> {
     runtime: &'a Runtime,
@@ -321,22 +316,11 @@ impl<'a> EngineLoop<'a> {
         let left = (until < Instant::NEVER).then(|| nap(now, until));
         let drained = self.recoveries.iter().filter_map(Recovery::draining);
         let drained = drained.map(|draining| (draining.socket(), false));
-        let wake = self.runtime.engine.wake.as_fd();
-        let sockets: Vec<_> = iter::once((wake, false))
-            .chain(self.pipes.sockets())
-            .chain(drained)
-            .collect();
-        let ready = wait_for_sockets(&sockets, left);
-        drop(sockets);
+        let wake = &self.runtime.engine.wake;
+        let (_, ready) = wake.wait(self.pipes.sockets().chain(drained), left, "engine");
         self.runtime.timer.end_sleep();
-        self.runtime.engine.wake.drain();
-        match ready {
-            Ok(ready) => self.pipes.note_ready(ready.into_iter().skip(1)),
-            Err(error) => {
-                logging::error!("the engine cannot wait for its sockets: {error}");
-                sleep(POLL_AGAIN);
-            }
-        }
+        wake.drain();
+        self.pipes.note_ready(ready);
     }
 }
 

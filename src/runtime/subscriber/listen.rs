@@ -1,21 +1,14 @@
 //! The loop of the subscriber thread: it sleeps until a message arrives, another thread wakes it,
 //! or something is due, and does what there is to do. It never waits for a server.
 
-use std::iter;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::clock::{Instant, sleep};
-use crate::logging;
-use crate::redis::wait_for_sockets;
+use crate::clock::Instant;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
 use crate::runtime::subscriber::link::Link;
 use crate::runtime::subscriber::releases::Releases;
 use crate::runtime::subscriber::sentinels::{MasterWatch, Sentinel};
-
-/// The pause after a failure of `poll`, which only a lack of memory causes.
-const POLL_AGAIN: Duration = Duration::from_millis(10);
 
 struct Listener<'a> {
     runtime: &'a Runtime,
@@ -77,19 +70,9 @@ impl Listener<'_> {
         let due = due.chain(self.watch.as_ref().map(MasterWatch::due));
         let due = due.min().unwrap_or(Instant::NEVER);
         let left = (due < Instant::NEVER).then(|| Instant::now().until(due));
-        let links = self.links.iter().filter_map(Link::socket);
-        let sockets: Vec<_> = iter::once((thread.pipe(), false)).chain(links).collect();
-        let ready = wait_for_sockets(&sockets, left).unwrap_or_else(|error| {
-            logging::error!("the subscriber cannot wait for its sockets: {error}");
-            sleep(POLL_AGAIN);
-            Vec::new()
-        });
-        drop(sockets);
-        let mut ready = ready.into_iter();
-        self.is_woken = ready.next().unwrap_or(false);
-        if self.is_woken {
-            thread.drain();
-        }
+        let sockets = self.links.iter().filter_map(Link::socket);
+        let (is_woken, ready) = thread.sleep(sockets, left);
+        self.is_woken = is_woken;
         let open = self.links.iter_mut().filter(|link| link.socket().is_some());
         open.zip(ready)
             .for_each(|(link, is_ready)| link.is_ready = is_ready);

@@ -1,8 +1,10 @@
 //! The handle of the subscriber thread.
 
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use std::vec;
 
 use crossbeam_channel::{Receiver, bounded};
 
@@ -12,8 +14,6 @@ use crate::logging;
 use crate::runtime::wake::Wake;
 use crate::runtime::worker::Worker;
 use crate::thread_group::ThreadGroup;
-
-const STARTED: &str = "set before the thread starts";
 
 /// The one thread of a client that receives messages. It never waits for a server.
 pub(crate) struct SubscriberThread {
@@ -71,14 +71,19 @@ impl SubscriberThread {
         self.is_stopping.load(Ordering::SeqCst)
     }
 
-    /// Returns what can be read once the thread is woken.
-    pub(super) fn pipe(&self) -> BorrowedFd<'_> {
-        self.wake.get().expect(STARTED).as_fd()
-    }
-
-    /// Takes the wake-ups that have arrived. Afterwards the thread looks for what there is to do.
-    pub(super) fn drain(&self) {
-        self.wake.get().expect(STARTED).drain();
+    /// Sleeps until one of the `sockets` is ready, `left` is over, or another thread wakes this one.
+    /// Returns whether one did, and which of the sockets are ready.
+    pub(super) fn sleep<'a>(
+        &'a self,
+        sockets: impl Iterator<Item = (BorrowedFd<'a>, bool)>,
+        left: Option<Duration>,
+    ) -> (bool, vec::IntoIter<bool>) {
+        let wake = self.wake.get().expect("set before the thread starts");
+        let (is_woken, ready) = wake.wait(sockets, left, "subscriber");
+        if is_woken {
+            wake.drain();
+        }
+        (is_woken, ready)
     }
 
     /// Runs `job`, which may wait for a server, on one of the `dialers`, and then wakes this

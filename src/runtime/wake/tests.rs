@@ -11,7 +11,7 @@ use super::*;
 fn the_pipe_can_be_read_from_a_wake_up_until_it_is_drained() {
     let wake = Wake::new().unwrap();
     let is_readable = || {
-        let mut fds = [PollFd::new(&wake, PollFlags::IN)];
+        let mut fds = [PollFd::new(&wake.pipe.reader, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
     };
     assert!(!is_readable());
