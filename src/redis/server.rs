@@ -171,9 +171,7 @@ impl Server {
         if has_moved {
             self.health.reset();
             self.pool.move_on();
-            if let Some(sentinels) = self.pool.connector.sentinels() {
-                sentinels.moved();
-            }
+            self.pool.connector.moved();
         }
         has_moved
     }

@@ -142,6 +142,13 @@ impl Connector {
         sentinels.is_some_and(|sentinels| sentinels.look(self.connect_timeout, open))
     }
 
+    /// Counts a move of the master, after the connections to the old one were given up.
+    pub(in crate::redis) fn moved(&self) {
+        if let Some(sentinels) = self.sentinels() {
+            sentinels.moved();
+        }
+    }
+
     /// Connects to an address that sentinels name. Fails unless it is a master.
     fn open_master(&self, address: &Address, deadlines: Deadlines) -> RedisResult<Connection> {
         check_role(self.log_on(address, deadlines)?, deadlines.until)

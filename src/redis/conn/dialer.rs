@@ -110,9 +110,7 @@ impl Pool {
                 if self.leave(generation) {
                     generation += 1;
                 }
-                if let Some(sentinels) = self.connector.sentinels() {
-                    sentinels.moved();
-                }
+                self.connector.moved();
             };
             let made = self
                 .connector
