@@ -593,6 +593,15 @@ fn a_waiter_without_any_message_refreshes_its_place_within_a_second() {
     });
 }
 
+/// Waits until a call waits for the messages of `a` at each of the servers.
+#[track_caller]
+fn wait_until_subscribed_at(servers: &[Server]) {
+    eventually(WAIT_LIMIT, || {
+        let mut all = servers.iter();
+        all.all(|server| server.subscribers("lock_release:a") > 0)
+    });
+}
+
 /// A waiter has no place in a client without queues, and over a quorum.
 fn a_waiter_without_a_place_asks_every_second() {
     let servers = [(); 3].map(|()| Server::start());
@@ -604,10 +613,7 @@ fn a_waiter_without_a_place_asks_every_second() {
         run("SET", &["lock:a", "foreign"]);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| waiting.mutex("a").lock().map(drop).unwrap());
-            eventually(WAIT_LIMIT, || {
-                let mut all = servers.iter();
-                all.all(|server| server.subscribers("lock_release:a") > 0)
-            });
+            wait_until_subscribed_at(servers);
             // Deleted without a message.
             run("DEL", &["lock:a"]);
             let one_sleep = Control::run(ms(1_000), || waiter.join().unwrap());
@@ -822,10 +828,7 @@ fn waiter_over_a_quorum_is_woken_although_a_server_hangs() {
     run("SET", &["lock:a", "foreign"]);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| waiting.mutex("a").lock().map(drop).unwrap());
-        eventually(WAIT_LIMIT, || {
-            let mut all = servers.iter();
-            all.all(|server| server.subscribers("lock_release:a") > 0)
-        });
+        wait_until_subscribed_at(&servers);
         let timed = Control::run(PROMPTLY, || {
             run("DEL", &["lock:a"]);
             run("PUBLISH", &["lock_release:a", ""]);
