@@ -96,7 +96,7 @@ impl<'a> EngineLoop<'a> {
     fn run(mut self) {
         loop {
             let now = Instant::now();
-            self.take_inbox(now);
+            self.take_queued(now);
             self.renew_due(now);
             self.release_due(now);
             self.send_stats(now);
@@ -115,15 +115,15 @@ impl<'a> EngineLoop<'a> {
         }
     }
 
-    fn take_inbox(&mut self, now: Instant) {
-        let inbox = self.runtime.engine.take();
-        for (index, release) in inbox.releases {
+    fn take_queued(&mut self, now: Instant) {
+        let queued = self.runtime.engine.take();
+        for (index, release) in queued.releases {
             self.push_release(index, release, now);
         }
         if self.runtime.engine.is_probing() {
             self.probe_at.get_or_insert(now);
         }
-        if inbox.is_stopping && !self.is_stopping {
+        if queued.is_stopping && !self.is_stopping {
             self.is_stopping = true;
             self.releases.iter_mut().for_each(Releases::hasten);
             self.stats_at = self.stats_at.map(|_| now);

@@ -20,7 +20,7 @@ use crate::sync::Mutex;
 
 /// The handle of the engine's thread.
 pub(crate) struct Engine {
-    inbox: Mutex<Inbox>,
+    queued: Mutex<QueuedWork>,
     /// The subscribers are probed: the thread has not yet found that no caller waits.
     is_probing: AtomicBool,
     pub(in crate::runtime) wake: Arc<Wake>,
@@ -29,7 +29,7 @@ pub(crate) struct Engine {
 
 /// The work that other threads have left for the engine.
 #[derive(Default)]
-pub(in crate::runtime) struct Inbox {
+pub(in crate::runtime) struct QueuedWork {
     /// Releases to be repeated until their effect is certain, each with the index of a server of a
     /// quorum, or zero.
     pub(in crate::runtime) releases: Vec<(usize, Release)>,
@@ -41,7 +41,7 @@ pub(in crate::runtime) struct Inbox {
 impl Engine {
     pub(in crate::runtime) fn new(wake: Arc<Wake>) -> Self {
         Self {
-            inbox: Mutex::default(),
+            queued: Mutex::default(),
             is_probing: AtomicBool::new(false),
             wake,
             worker: Worker::new("leasehold-engine"),
@@ -53,12 +53,12 @@ impl Engine {
         &self,
         parts: Vec<(usize, Release)>,
     ) -> Result<(), Vec<(usize, Release)>> {
-        let mut inbox = self.inbox.lock();
-        if inbox.has_ended {
+        let mut queued = self.queued.lock();
+        if queued.has_ended {
             return Err(parts);
         }
-        inbox.releases.extend(parts);
-        drop(inbox);
+        queued.releases.extend(parts);
+        drop(queued);
         self.wake.wake();
         Ok(())
     }
@@ -81,33 +81,33 @@ impl Engine {
     }
 
     /// Returns what others have left for the thread.
-    pub(in crate::runtime) fn take(&self) -> Inbox {
-        let mut inbox = self.inbox.lock();
-        let left = Inbox {
+    pub(in crate::runtime) fn take(&self) -> QueuedWork {
+        let mut queued = self.queued.lock();
+        let left = QueuedWork {
             releases: Vec::new(),
-            ..*inbox
+            ..*queued
         };
-        mem::replace(&mut *inbox, left)
+        mem::replace(&mut *queued, left)
     }
 
     /// Has the thread send everything that is left, and end.
     pub(crate) fn stop(&self) {
-        let mut inbox = self.inbox.lock();
-        inbox.is_stopping = true;
-        inbox.has_ended |= !self.worker.is_started();
-        drop(inbox);
+        let mut queued = self.queued.lock();
+        queued.is_stopping = true;
+        queued.has_ended |= !self.worker.is_started();
+        drop(queued);
         self.wake.wake();
     }
 
     /// Accepts nothing more if the thread has taken everything; returns whether it has.
     pub(in crate::runtime) fn end(&self) -> bool {
-        let mut inbox = self.inbox.lock();
-        inbox.has_ended |= inbox.releases.is_empty();
-        inbox.has_ended
+        let mut queued = self.queued.lock();
+        queued.has_ended |= queued.releases.is_empty();
+        queued.has_ended
     }
 
     /// Accepts nothing more: the thread has failed.
     pub(in crate::runtime) fn abort(&self) {
-        self.inbox.lock().has_ended = true;
+        self.queued.lock().has_ended = true;
     }
 }

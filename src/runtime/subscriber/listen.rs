@@ -7,8 +7,8 @@ use crate::clock::Instant;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
 use crate::runtime::subscriber::link::Link;
-use crate::runtime::subscriber::releases::Releases;
-use crate::runtime::subscriber::sentinels::{MasterWatch, Sentinel};
+use crate::runtime::subscriber::releases::ServerPeer;
+use crate::runtime::subscriber::sentinels::{MasterWatch, SentinelPeer};
 
 struct Listener<'a> {
     runtime: &'a Runtime,
@@ -20,7 +20,10 @@ struct Listener<'a> {
 
 pub(in crate::runtime) fn run(runtime: &Runtime) {
     let sentinels = runtime.deployment.sentinels();
-    let links = sentinels.into_iter().flat_map(Sentinel::all).map(Link::new);
+    let links = sentinels
+        .into_iter()
+        .flat_map(SentinelPeer::all)
+        .map(Link::new);
     let mut listener = Listener {
         runtime,
         links: links.collect(),
@@ -58,7 +61,7 @@ impl Listener<'_> {
             let is_it = |known| Arc::ptr_eq(known, &endpoint);
             let is_known = links.iter().any(|link| link.endpoint().is_some_and(is_it));
             if !is_known && !is_retired(&endpoint) {
-                links.push(Link::new(Releases::of(endpoint)));
+                links.push(Link::new(ServerPeer::of(endpoint)));
             }
         }
     }

@@ -16,13 +16,13 @@ use crate::runtime::subscriber::pubsub::{PubSub, Received};
 use crate::runtime::subscriber::{Ended, PROBE};
 
 /// A server for which a call has waited.
-pub(super) struct Releases {
+pub(super) struct ServerPeer {
     endpoint: Arc<Endpoint>,
     /// A refusal was logged as a warning: once for each connection.
     has_warned: bool,
 }
 
-impl Peer for Releases {
+impl Peer for ServerPeer {
     fn endpoint(&self) -> Option<&Arc<Endpoint>> {
         Some(&self.endpoint)
     }
@@ -113,7 +113,7 @@ impl Peer for Releases {
     }
 }
 
-impl Releases {
+impl ServerPeer {
     pub(super) fn of(endpoint: Arc<Endpoint>) -> Self {
         Self {
             endpoint,
@@ -190,7 +190,7 @@ impl Releases {
 }
 
 /// The server was replaced, or the thread ends.
-impl Drop for Releases {
+impl Drop for ServerPeer {
     fn drop(&mut self) {
         self.endpoint.subscriber.disconnected();
     }

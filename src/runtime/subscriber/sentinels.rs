@@ -22,7 +22,7 @@ use crate::runtime::subscriber::pubsub::{PubSub, Received};
 const PING_EVERY: Duration = Duration::from_secs(5);
 
 /// One sentinel: any of them may be cut off from the master.
-pub(super) struct Sentinel {
+pub(super) struct SentinelPeer {
     sentinels: Arc<Sentinels>,
     number: usize,
     is_subscribed: bool,
@@ -38,7 +38,7 @@ pub(super) struct MasterWatch {
     moves: u64,
 }
 
-impl Sentinel {
+impl SentinelPeer {
     pub(super) fn all(sentinels: &Arc<Sentinels>) -> impl Iterator<Item = Self> {
         (0..sentinels.len()).map(|number| Self {
             sentinels: Arc::clone(sentinels),
@@ -49,7 +49,7 @@ impl Sentinel {
     }
 }
 
-impl Peer for Sentinel {
+impl Peer for SentinelPeer {
     fn endpoint(&self) -> Option<&Arc<Endpoint>> {
         None
     }
