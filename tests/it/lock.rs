@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::crossbeam_channel::{bounded, unbounded};
+use leasehold::crossbeam_channel::unbounded;
 use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, MutexGuard, WaitPolicy, WithError};
 use support::fair::places_in;
 use support::{
@@ -30,8 +30,6 @@ support::tests![
     keeping_a_lock_for_a_time_that_is_over_releases_it,
     keeping_a_lock_for_less_than_a_reply_takes_does_not_lose_it,
     a_lock_that_cannot_be_kept_is_an_error,
-    #[cfg(target_os = "linux")]
-    threads_of_one_client_get_the_lock_in_fifo_order,
     a_waiter_that_backs_off_gets_the_lock,
     holder_ids_and_tokens_are_never_used_twice,
     renew_resets_the_lease_to_the_whole_ttl,
@@ -386,38 +384,6 @@ fn a_lost_lease_is_neither_renewed_nor_extended() {
         assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Taken));
         server.run("DEL", &["lock:a"]);
     }
-}
-
-/// Each thread sends its `/proc` entry before it waits; the kernel reports when it sleeps.
-#[cfg(target_os = "linux")]
-fn threads_of_one_client_get_the_lock_in_fifo_order() {
-    let server = Server::start();
-    let client = client(&server);
-    let mutex = client.mutex("a").ttl(MINUTE);
-    let guard = mutex.lock().unwrap();
-    let (served, order) = unbounded();
-    for n in 0..12 {
-        let (ready, task) = bounded(1);
-        thread::spawn({
-            let (mutex, served) = (mutex.clone(), served.clone());
-            move || {
-                ready
-                    .send(std::fs::read_link("/proc/thread-self").unwrap())
-                    .unwrap();
-                let _guard = mutex.lock().unwrap();
-                served.send(n).unwrap();
-            }
-        });
-        let stat = std::path::Path::new("/proc")
-            .join(task.recv().unwrap())
-            .join("stat");
-        eventually(WAIT_LIMIT, || {
-            let stat = std::fs::read_to_string(&stat).unwrap();
-            stat.rsplit(") ").next().unwrap().starts_with('S')
-        });
-    }
-    drop((guard, served));
-    assert!(order.iter().eq(0..12));
 }
 
 fn backoff() -> Backoff {

@@ -175,11 +175,12 @@ fn waiters_of_one_client_get_the_lock_in_fifo_order() {
         thread::scope(|scope| {
             for n in 0..10 {
                 let (client, order) = (&client, &order);
-                spawn_and_wait_until_asleep(scope, move || {
+                scope.spawn(move || {
                     let guard = client.mutex("a").lock().unwrap();
                     order.lock().push(n);
                     guard.unlock().unwrap();
                 });
+                eventually(WAIT_LIMIT, || client.stats().waiting == n + 1);
             }
             guard.unlock().unwrap();
         });

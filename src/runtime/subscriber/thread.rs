@@ -71,8 +71,8 @@ impl SubscriberThread {
         self.is_stopping.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until one of the `sockets` is ready, `left` is over, or another thread wakes this one.
-    /// Returns whether one did, and which of the sockets are ready.
+    /// Sleeps until one of the `sockets` is ready, `left` is over, or another thread wakes this
+    /// one. Returns whether one did, and which of the sockets are ready.
     pub(super) fn sleep<'a>(
         &'a self,
         sockets: impl Iterator<Item = (BorrowedFd<'a>, bool)>,
