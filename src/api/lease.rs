@@ -337,6 +337,10 @@ impl Lease {
     ///     just before the key expires. If this process dies, the lock stays held for that time.
     ///     The release is repeated for that long, and the lease is not handed to another thread of
     ///     this client.
+    ///
+    /// Over a quorum, a majority confirms the change. If another server has not answered within a
+    /// quarter of `ttl`, it may run the command later: then, too, `remaining` is never more than
+    /// this ttl, even after a longer one is set.
     pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
         self.check_process()?;
         set_ttl(self.runtime(), &self.hold, self.token, ttl)
@@ -377,10 +381,11 @@ impl Lease {
     /// - [`Error::Config`] if no ttl can be that long, and [`Error::Forked`] in a fork of the
     ///   process that holds the lock. Nothing has changed.
     /// - [`Error::Lost`] if the lock was not held any more.
-    /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change. The
-    ///   lock is not renewed any more. It becomes free at the end of its old ttl. If the command
-    ///   runs after all, the lock becomes free at the requested time, or later by the delay of the
-    ///   command. If the time was over, the error is that of a [release](Self#release).
+    /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change, or
+    ///   an earlier [`set_ttl`](Self::set_ttl) to a shorter ttl may still run. The lock is not
+    ///   renewed any more. It becomes free at the end of its old ttl. If the command runs after
+    ///   all, the lock becomes free at the requested time, or later by the delay of the command. If
+    ///   the time was over, the error is that of a [release](Self#release).
     pub fn keep_for(&self, at_least: Duration) -> Result<(), Error> {
         self.ensure_held()?;
         let now = Instant::now();

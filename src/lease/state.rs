@@ -28,9 +28,9 @@ pub(crate) struct LeaseState {
     pub(super) ttl: Duration,
     /// The renewal interval; `None` if the client does not renew the lease.
     pub(super) renew_every: Option<Duration>,
-    /// The shortest ttl that was set without a reply. Its command may run after a later renewal or
-    /// change of ttl, so none of them counts for longer. This limit never ends, not even at
-    /// `settled_at`.
+    /// The shortest ttl that was set without a reply from each server. Its command may run after a
+    /// later renewal or change of ttl, so none of them counts for longer. This limit never ends,
+    /// not even at `settled_at`.
     at_most: Duration,
     /// The longest ttl that the key may have. A command without a reply may have set it, or may set
     /// it later.
@@ -345,8 +345,19 @@ impl LeaseState {
 
     /// Records that the change got no reply: it may run at any time from now on.
     pub(crate) fn unanswered(&mut self, now: Instant, ttl: Duration) {
-        self.at_most = self.at_most.min(ttl);
+        self.limit(ttl);
         self.unconfirmed(now);
+    }
+
+    /// Records that a server may still run a change to this ttl.
+    pub(crate) fn limit(&mut self, ttl: Duration) {
+        self.at_most = self.at_most.min(ttl);
+    }
+
+    /// Returns whether a change without a reply may still end the key before a change to this ttl
+    /// does.
+    pub(crate) fn may_be_shortened(&self, ttl: Duration) -> bool {
+        self.at_most < ttl
     }
 
     /// Records that a request got no reply. This is no loss: renewals are retried while the lease

@@ -10,7 +10,7 @@ use crate::lease::held::HeldLease;
 use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
-use crate::redis::{Cap, Fault};
+use crate::redis::{Cap, Fault, ServerVotes, Undoable};
 use crate::runtime::Runtime;
 use crate::runtime::engine::renewal::{renewed, settle};
 use crate::token::FencingToken;
@@ -26,7 +26,7 @@ pub(crate) fn renew(
         return ensure_held(hold, token).and_then(|()| Err(busy(runtime)));
     };
     let sent = Instant::now();
-    let answer = renew_parts(runtime, hold, request.ttl, false, until);
+    let answer = renew_parts(runtime, hold, request.ttl, false, None, until);
     let found = renewed(runtime, hold, request, sent, &answer);
     outcome(runtime, hold, token, found, answer)
 }
@@ -46,14 +46,21 @@ pub(crate) fn set_ttl(
     // A shorter ttl brings the deadline nearer.
     runtime.reschedule(hold);
     let sent = Instant::now();
-    let answer = renew_parts(runtime, hold, ttl, true, until);
+    let votes = hold.votes.as_ref().map(|votes| votes.for_change());
+    let answer = renew_parts(runtime, hold, ttl, true, votes.as_ref(), until);
     // Final if no other copy of the key can count later: a minority of a quorum, or a replica that
     // becomes the master, may not have run the change.
     let is_final = hold.votes.is_none() && !runtime.deployment.may_fail_over();
     let now = Instant::now();
     let found = settle(runtime, hold, &answer, now, true, |lease, found| {
         match (found, &answer) {
-            (Some(KeyState::Ours), _) => lease.ttl_set(sent, now, ttl, is_final),
+            (Some(KeyState::Ours), _) => {
+                // A minority of a quorum may run it after a later change to a longer ttl.
+                if votes.is_some_and(|votes| votes.may_yet_run()) {
+                    lease.limit(ttl);
+                }
+                lease.ttl_set(sent, now, ttl, is_final);
+            }
             // The majority of a quorum rejected it. The other servers may have run it.
             (_, Err(Fault::Rejected(_))) if hold.votes.is_some() => lease.unanswered(now, ttl),
             (_, Err(Fault::NotRun(_) | Fault::Open(_) | Fault::Rejected(_))) => {
@@ -65,12 +72,14 @@ pub(crate) fn set_ttl(
     outcome(runtime, hold, token, found, answer)
 }
 
-/// Renews one part after the other, until one fails.
+/// Renews one part after the other, until one fails. The servers of a quorum note in `votes`
+/// whether they have run it.
 fn renew_parts(
     runtime: &Runtime,
     hold: &HeldLease,
     ttl: Duration,
     may_shorten: bool,
+    votes: Option<&Arc<ServerVotes>>,
     until: Instant,
 ) -> Result<Answer, Fault> {
     let mut has_run = false;
@@ -78,7 +87,15 @@ fn renew_parts(
         let call = part
             .renew(&hold.id, ttl, may_shorten)
             .acknowledged_by(hold.replicas);
-        match runtime.deployment.call(call, until, Cap::Exempt) {
+        let undoable = votes.map(|votes| Undoable {
+            keys: part,
+            id: &hold.id,
+            ttl,
+            votes: Some(votes),
+        });
+        let (deployment, undoable) = (&runtime.deployment, undoable.as_ref());
+        let answer = deployment.call_or_undo(call, until, Cap::Exempt, undoable);
+        match answer.map(|(answer, _)| answer) {
             Ok(answer) if answer.is_done() => has_run = true,
             Err(fault) if has_run => return Err(fault.after_others()),
             answer => return answer,

@@ -233,8 +233,8 @@ impl Deployment {
             .map(|(answer, _)| answer)
     }
 
-    /// Like [`call`](Self::call), for an acquiring call or a release. Also returns the instant
-    /// before the call was sent, after connecting: the lease counts from then.
+    /// Like [`call`](Self::call), for an acquiring call, a release or a change of ttl. Also returns
+    /// the instant before the call was sent, after connecting: the lease counts from then.
     ///
     /// If an acquiring call gets no reply, its undo is sent behind it on the same connection,
     /// unless only a part of the call was written.
@@ -263,8 +263,9 @@ impl Deployment {
         cap_rule: Cap,
         undoable: Option<&Undoable<'_>>,
     ) -> Result<(Answer, Instant), Fault> {
-        // A release needs no undo. Over a quorum it uses `undoable` for something else: it skips
-        // the servers that granted nothing, and can be repeated at those that do not reply.
+        // Only an acquiring call needs an undo. Over a quorum the others use `undoable`, too: a
+        // release skips the servers that granted nothing, and can be repeated at those that do not
+        // reply; a change of ttl notes which servers may run it later.
         let acquires = matches!(call.verb, Verb::Acquire(_) | Verb::AcquireSet(_));
         let to_undo = undoable.filter(|_| acquires);
         match self {

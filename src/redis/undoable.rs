@@ -1,5 +1,5 @@
-//! The release of a lease that an acquiring call may leave behind, and the known state of the call
-//! at each server.
+//! The release of a lease that an acquiring call may leave behind, and the known state of a call at
+//! each server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,12 @@ use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::script::Call;
 use crate::sync::Mutex;
 
-/// A lease that may stay on a server if its acquire or its release gets no reply.
+/// A lease that may stay on a server if its acquire or its release gets no reply, or that a change
+/// of ttl without a reply may end early.
 pub(crate) struct Undoable<'a> {
     pub(crate) keys: &'a Arc<dyn Primitive>,
     pub(crate) id: &'a HolderId,
-    /// How long the key may stay. Its release is repeated for at most this long.
+    /// How long the key may stay, or the new ttl. Its release is repeated for at most this long.
     pub(crate) ttl: Duration,
     /// `None` unless over a quorum.
     pub(crate) votes: Option<&'a Arc<ServerVotes>>,
@@ -42,7 +43,7 @@ impl Undoable<'_> {
     }
 }
 
-/// The known state of an acquiring command at one server.
+/// The known state of an acquiring command, or of a change of ttl, at one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vote {
     /// The command was not sent to the server.
@@ -50,11 +51,11 @@ pub(crate) enum Vote {
     /// It was sent: it may have run, or may run later.
     Asked,
     Granted,
-    /// It ran and acquired nothing, or it certainly will not run.
+    /// It ran and acquired or changed nothing, or it certainly will not run.
     Refused,
 }
 
-/// The known state of one acquiring command at each server, and its holder id.
+/// The known state of one acquiring command, or change of ttl, at each server, and its holder id.
 ///
 /// A release skips the servers at which the command acquired nothing. If a release finds no key,
 /// that is final only if the command is known to have run: otherwise the command may run later.
@@ -70,6 +71,16 @@ impl ServerVotes {
             id,
             votes: Mutex::new(vec![Vote::NotAsked; servers].into()),
         }
+    }
+
+    /// Returns the votes on a change of ttl of the same lease, before it is sent.
+    pub(crate) fn for_change(&self) -> Arc<Self> {
+        Arc::new(Self::new(self.votes.lock().len(), self.id.clone()))
+    }
+
+    /// Returns whether some server may run the command later.
+    pub(crate) fn may_yet_run(&self) -> bool {
+        self.votes.lock().contains(&Vote::Asked)
     }
 
     /// Returns whether the command was refused because the lock key contains its own id.

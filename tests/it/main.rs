@@ -28,6 +28,7 @@ mod fork;
 mod hostile;
 mod large_values;
 mod last_connection;
+mod late_ttl;
 mod lease;
 mod list;
 mod local_handoff;
@@ -138,6 +139,7 @@ const TESTS: &[Listed] = &[
     hostile::TESTS,
     large_values::TESTS,
     last_connection::TESTS,
+    late_ttl::TESTS,
     lease::TESTS,
     list::TESTS,
     local_handoff::TESTS,

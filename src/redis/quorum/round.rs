@@ -75,6 +75,8 @@ pub(super) struct Round<'a> {
     slots: Vec<Slot<'a>>,
     /// When the call was sent.
     sent: Option<Instant>,
+    /// Until when a call that is won still waits for the other votes: see [`Round::patience`].
+    patient_until: Instant,
     /// The servers that gave no vote, and why.
     faults: Vec<(&'a Server, Fault)>,
     /// How many servers have replied without an error.
@@ -104,6 +106,7 @@ impl<'a> Round<'a> {
             votes: Votes::new(verb, members.size),
             call,
             sent: None,
+            patient_until: Instant::START,
             faults: Vec::new(),
             answers: 0,
             is_in_own_way: false,
@@ -197,6 +200,7 @@ impl<'a> Round<'a> {
     fn send(&mut self) {
         let now = Instant::now();
         self.sent = Some(now);
+        self.patient_until = self.until.min(now.after(self.patience()));
         let by = now.after(self.write_timeout(now));
         for n in 0..self.slots.len() {
             let Some(Slot {
@@ -209,7 +213,7 @@ impl<'a> Round<'a> {
             };
             let votes = self.undoable.and_then(|undoable| undoable.votes);
             let pending = match (self.verb, self.undoable, votes) {
-                (Verb::Acquire(_), _, Some(votes)) => {
+                (Verb::Acquire(_) | Verb::Renew, _, Some(votes)) => {
                     votes.note(member.index, Vote::Asked);
                     PendingReply::Acquire(Arc::clone(votes))
                 }
@@ -235,28 +239,46 @@ impl<'a> Round<'a> {
         let mut is_last = false;
         loop {
             for n in 0..self.slots.len() {
-                if self.votes.is_decided() {
+                if self.is_over() {
                     return;
                 }
                 if let Some(answer) = self.read_one(n, began) {
                     self.count(n, answer);
                 }
             }
-            let is_over =
-                self.votes.is_decided() || !self.slots.iter().any(|slot| slot.unread().is_some());
-            if is_over || is_last {
+            let has_all = !self.slots.iter().any(|slot| slot.unread().is_some());
+            if self.is_over() || has_all || is_last {
                 break;
             }
+            let until = match self.votes.is_decided() {
+                true => self.patient_until,
+                false => self.until,
+            };
             // After the deadline, sockets are read once more: this thread may have been paused
             // while replies arrived.
-            is_last = Instant::now() >= self.until;
-            if let Err(error) = self.wait(self.until) {
+            is_last = Instant::now() >= until;
+            if let Err(error) = self.wait(until) {
                 return self.lose_unread(&error);
             }
         }
         if !self.votes.is_decided() {
             self.lose_unread(&timed_out().into());
         }
+    }
+
+    /// Returns how long a call that is won waits for the other votes.
+    ///
+    /// A change of ttl does: each server that may run it later limits all later renewals. The wait
+    /// must not end the lease.
+    fn patience(&self) -> Duration {
+        let change = self.undoable.filter(|_| self.verb == Verb::Renew);
+        change.map_or(Duration::ZERO, |change| change.ttl / 4)
+    }
+
+    /// Returns whether the call waits for no further vote.
+    fn is_over(&self) -> bool {
+        let has_patience = || !self.patience().is_zero() && Instant::now() < self.patient_until;
+        self.votes.is_decided() && !(self.votes.is_won() && has_patience())
     }
 
     /// Counts the answer of the n-th server.
