@@ -157,6 +157,12 @@ impl LeaseState {
         now.until(self.valid_until)
     }
 
+    /// Returns whether a renewal or change of ttl is in flight.
+    #[cfg(test)]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.renewing
+    }
+
     /// Passes the lease to another holder at `now`, for at most `max_hold`.
     pub(crate) fn hand_off(&mut self, now: Instant, max_hold: Duration) {
         self.ends_at = now.after(max_hold);

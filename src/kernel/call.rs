@@ -1,0 +1,337 @@
+//! A call that acquires a lock; its methods run on the program's thread.
+//!
+//! ```text
+//!  New ──nobody asks, holds or waits──▶ Asking ──granted──────────────▶ Over(Lease)
+//!   │                                   ▲  │  └──refused, Once─────────▶ Over(Refused)
+//!   │ otherwise, or by the engine       │  │ refused, or no reply, and the next command is due: again
+//!   ▼                                   └──┘
+//!  Parked ◀──── refused and queued, or the next command is due later ── Asking
+//!    └── outcome stored: lease, error ▶ Over      └── deadline, cancel, shutdown: removed ▶ Over
+//! ```
+//!
+//! As long as a call has never parked, its own thread sends its commands. Once it has parked, it
+//! never sends again.
+
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::kernel::command::Command;
+use crate::kernel::due::asked;
+use crate::kernel::entry::LockEntry;
+use crate::kernel::held::Holder;
+use crate::kernel::request::{Asked, RequestState, Sender, Serves};
+use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
+use crate::kernel::{Context, Effects, Kernel};
+use crate::protocol::answer::Answer;
+use crate::protocol::primitive::Primitive;
+use crate::redis::Fault;
+use crate::wait_policy::WaitPolicy;
+
+/// What the caller wants.
+#[derive(Clone)]
+pub(crate) struct CallTerms {
+    pub(crate) lock: Arc<dyn Primitive>,
+    pub(crate) terms: LeaseTerms,
+    pub(crate) wait: Wait,
+    pub(crate) deadline: Instant,
+    pub(crate) holder: Holder,
+    /// The engine sends all commands: the call can be cancelled.
+    pub(crate) by_engine: bool,
+}
+
+pub(crate) struct Call {
+    pub(crate) no: WaiterNo,
+    pub(crate) wants: CallTerms,
+    pub(crate) start: Instant,
+    /// Refusals, and when a call that waits by `Backoff` wants the next command.
+    refusals: u32,
+    retry_at: Instant,
+    state: CallState,
+}
+
+enum CallState {
+    New,
+    Asking(Asked),
+    Parked(Arc<WaiterCell>),
+    Over,
+}
+
+/// What the thread of a call does next.
+#[derive(Debug)]
+pub(crate) enum Step {
+    /// Sends the command, and waits for its reply until then at most.
+    Send(Command, Instant),
+    /// Sleeps until it is unparked, and until then at most.
+    Park(Instant),
+    Done(Outcome),
+}
+
+impl Call {
+    pub(crate) fn new(kernel: &Kernel, wants: CallTerms, now: Instant) -> Self {
+        Self {
+            no: kernel.next_serial(),
+            wants,
+            start: now,
+            refusals: 0,
+            retry_at: Instant::START,
+            state: CallState::New,
+        }
+    }
+
+    /// The cell of a parked call.
+    pub(crate) fn cell(&self) -> Option<&Arc<WaiterCell>> {
+        match &self.state {
+            CallState::Parked(cell) => Some(cell),
+            CallState::New | CallState::Asking(_) | CallState::Over => None,
+        }
+    }
+
+    pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        let lock = Arc::clone(&self.wants.lock);
+        kernel.with_entry(&lock, now, fx, |entry, cx| self.begin_in(entry, cx))
+    }
+
+    fn begin_in(&mut self, entry: &mut LockEntry, cx: &mut Context<'_>) -> Step {
+        if cx.kernel.is_closed() {
+            return self.over(Outcome::Failed(Failure::Closed));
+        }
+        let is_once = self.wants.wait == Wait::Once;
+        let own = entry.excludes(self.wants.lock.is_shared());
+        if is_once && own.is_some_and(|lease| lease.covers(cx.now)) {
+            return self.over(Outcome::Refused(None));
+        }
+        let in_line = !is_once && self.wants.lock.has_local_queue();
+        if self.wants.by_engine || in_line && entry.line_is_busy() {
+            return self.park(entry, false, cx);
+        }
+        let serves = match in_line {
+            true => Serves::Line,
+            false => Serves::One(self.no),
+        };
+        entry.request(serves, &self.wants.lock, self.wants.terms, cx);
+        let n = entry.requests.len() - 1;
+        entry.requests[n].once = is_once;
+        self.send(entry, n, cx)
+    }
+
+    fn send(&mut self, entry: &mut LockEntry, n: usize, cx: &mut Context<'_>) -> Step {
+        entry.requests[n].terms = self.wants.terms;
+        let command = entry.send(n, Sender::Caller(self.no), Some(&self.wants.wait), cx);
+        if let Some(asked) = asked(&entry.requests[n]) {
+            self.state = CallState::Asking(asked);
+        }
+        let limits = &cx.kernel.limits;
+        let gives_up = entry.gives_up_at(self.start, limits.unreachable_for);
+        let until = cx.now.after(limits.command_timeout);
+        Step::Send(command, until.min(self.wants.deadline).min(gives_up))
+    }
+
+    /// The end of the command that this thread sent at `sent`.
+    ///
+    /// If that left an undo in the effects, the caller writes it behind the command on the same
+    /// connection, without waiting, and closes the connection.
+    pub(crate) fn replied(
+        &mut self,
+        kernel: &Kernel,
+        end: Result<Answer, Fault>,
+        sent: Instant,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Step {
+        let CallState::Asking(asked) = std::mem::replace(&mut self.state, CallState::Over) else {
+            unreachable!("a call sends only while it asks");
+        };
+        let lock = Arc::clone(&self.wants.lock);
+        kernel.with_entry(&lock, now, fx, |entry, cx| {
+            let answer = entry.answered(&asked, end, sent, cx);
+            if answer.was_refused {
+                self.note_refused(cx);
+            }
+            if let Some(outcome) = answer.outcome {
+                return self.finish(entry, outcome, cx);
+            }
+            let step = self.next_step(entry, &asked, answer.was_refused, cx);
+            // The request may serve nobody any more: whoever applies an answer ends it then.
+            entry.retire_of(self.no, cx);
+            step
+        })
+    }
+
+    fn note_refused(&mut self, cx: &Context<'_>) {
+        if let Wait::Queue(WaitPolicy::Backoff(backoff)) = &self.wants.wait {
+            self.retry_at = cx.now.after(backoff.pause(self.refusals));
+        }
+        self.refusals += 1;
+    }
+
+    fn is_used_up(&self) -> bool {
+        match &self.wants.wait {
+            Wait::Queue(WaitPolicy::Backoff(backoff)) => {
+                backoff.limit().is_some_and(|limit| self.refusals >= limit)
+            }
+            _ => false,
+        }
+    }
+
+    /// The call goes on: it sends again if that is due at once, and parks otherwise.
+    fn next_step(
+        &mut self,
+        entry: &mut LockEntry,
+        asked: &Asked,
+        was_refused: bool,
+        cx: &mut Context<'_>,
+    ) -> Step {
+        if cx.kernel.is_closed() {
+            return self.over(Outcome::Failed(Failure::Closed));
+        }
+        if was_refused && self.is_used_up() {
+            let refused = entry.last.refused.as_ref();
+            let by = refused.map(|refused| Arc::clone(&refused.by));
+            return self.over(Outcome::Refused(by));
+        }
+        if let Some(outcome) = self.gives_up(entry, cx) {
+            return self.over(outcome);
+        }
+        let request = entry.index_of(asked.no);
+        if let Some(n) = request
+            && self.retry_at <= cx.now
+            && matches!(entry.requests[n].state, RequestState::Due(at) if at <= cx.now)
+            && !(entry.requests[n].serves == Serves::Line && entry.holds_alone())
+        {
+            return self.send(entry, n, cx);
+        }
+        self.park(entry, true, cx)
+    }
+
+    /// Returns the outcome of a call whose deadline has passed, or for which Redis was silent for
+    /// too long.
+    fn gives_up(&self, entry: &LockEntry, cx: &Context<'_>) -> Option<Outcome> {
+        let deadline = self.wants.deadline;
+        if cx.now >= deadline {
+            let span = [self.start, deadline];
+            return Some(entry.at_deadline(&*self.wants.lock, span, cx.now));
+        }
+        let gives_up = entry.gives_up_at(self.start, cx.kernel.limits.unreachable_for);
+        (cx.now >= gives_up).then(|| Outcome::Failed(entry.unreachable()))
+    }
+
+    fn park(&mut self, entry: &mut LockEntry, at_front: bool, cx: &mut Context<'_>) -> Step {
+        let cell = Arc::new(WaiterCell::new(self.no));
+        let CallTerms {
+            lock,
+            terms,
+            wait,
+            deadline,
+            ..
+        } = self.wants.clone();
+        let ask_at = entry.last.ask_at(self.start, deadline);
+        let waiter = Waiter {
+            no: self.no,
+            cell: Arc::clone(&cell),
+            lock,
+            terms,
+            wait,
+            start: self.start,
+            deadline,
+            ask_at,
+            retry_at: self.retry_at,
+            refusals: self.refusals,
+        };
+        entry.park(waiter, at_front, cx);
+        entry.pace(self.no, cx);
+        self.state = CallState::Parked(cell);
+        Step::Park(deadline)
+    }
+
+    fn over(&mut self, outcome: Outcome) -> Step {
+        self.state = CallState::Over;
+        Step::Done(outcome)
+    }
+
+    /// Takes what the call was given. If the lease was lost before this thread ran, the call waits
+    /// again.
+    fn finish(
+        &mut self,
+        entry: &mut LockEntry,
+        outcome: Outcome,
+        cx: &mut Context<'_>,
+    ) -> Step {
+        let Outcome::Lease(lease, token) = &outcome else {
+            return self.over(outcome);
+        };
+        let max_hold = self.wants.terms.max_hold;
+        if lease.take(*token, &self.wants.holder, cx.now, max_hold, cx.fx) {
+            lease.rearm(cx.kernel, cx.now, cx.fx);
+            return self.over(outcome);
+        }
+        entry.give_up(lease, *token, cx);
+        if cx.kernel.is_closed() {
+            return self.over(Outcome::Failed(Failure::Closed));
+        }
+        match self.gives_up(entry, cx) {
+            Some(outcome) => self.over(outcome),
+            None => self.park(entry, true, cx),
+        }
+    }
+
+    /// The thread was unparked, or a nap is over, or the deadline has come.
+    pub(crate) fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        let CallState::Parked(cell) = &self.state else {
+            unreachable!("a call sleeps only while it is parked");
+        };
+        if cell.outcome.lock().is_none() && now < self.wants.deadline {
+            return Step::Park(self.wants.deadline);
+        }
+        let cell = Arc::clone(cell);
+        let lock = Arc::clone(&self.wants.lock);
+        kernel.with_entry(&lock, now, fx, |entry, cx| {
+            let outcome = cell.outcome.lock().take();
+            match outcome {
+                Some(outcome) => self.finish(entry, outcome, cx),
+                None => {
+                    entry.leave(self.no, cx);
+                    let span = [self.start, self.wants.deadline];
+                    self.over(entry.at_deadline(&*self.wants.lock, span, cx.now))
+                }
+            }
+        })
+    }
+
+    /// The call is cancelled or given up. An outcome that is already stored wins.
+    pub(crate) fn leave(
+        &mut self,
+        kernel: &Kernel,
+        failure: Failure,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Outcome {
+        let state = std::mem::replace(&mut self.state, CallState::Over);
+        let lock = Arc::clone(&self.wants.lock);
+        kernel.with_entry(&lock, now, fx, |entry, cx| match state {
+            CallState::Parked(cell) => {
+                let outcome = cell.outcome.lock().take();
+                if let Some(Outcome::Lease(lease, token)) = &outcome {
+                    let max_hold = self.wants.terms.max_hold;
+                    if !lease.take(*token, &self.wants.holder, cx.now, max_hold, cx.fx) {
+                        entry.give_up(lease, *token, cx);
+                        return Outcome::Failed(failure);
+                    }
+                    lease.rearm(cx.kernel, cx.now, cx.fx);
+                }
+                if outcome.is_none() {
+                    entry.leave(self.no, cx);
+                }
+                outcome.unwrap_or(Outcome::Failed(failure))
+            }
+            CallState::Asking(asked) => {
+                // Its thread has left in the middle of its command, by a panic.
+                let cause = crate::error::Cause::text("the call has ended");
+                entry.answered(&asked, Err(Fault::Unknown(cause)), cx.now, cx);
+                entry.retire_of(self.no, cx);
+                Outcome::Failed(failure)
+            }
+            CallState::New | CallState::Over => Outcome::Failed(failure),
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! The due work of an entry: the commands that the engine sends for its requests.
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
+use crate::kernel::Context;
+use crate::kernel::command::{Command, Listens, What};
+use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::request::{
+    Asked, Request, RequestNo, RequestState, Sender, Serves,
+};
+use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
+
+/// A command of an entry that the engine sends.
+#[derive(Debug)]
+pub(crate) enum EntryWork {
+    Ask(Asked),
+    Refresh(Vec<(RequestNo, HolderId)>),
+    Confirm(RequestNo, HolderId, LeaseTerms),
+}
+
+impl LockEntry {
+    /// Returns the commands that are due. Afterwards the next ones are due later than now.
+    pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, EntryWork)> {
+        let mut out = Vec::new();
+        self.disarm();
+        self.end_silent_calls(cx);
+        self.end_overdue(cx);
+        self.ask_for_deadlines(cx);
+        self.ask(&mut out, cx);
+        self.refresh(&mut out, cx);
+        self.confirm(&mut out, cx);
+        self.recompute(cx);
+        out
+    }
+
+    /// Calls give up if Redis has been silent for too long.
+    fn end_silent_calls(&mut self, cx: &mut Context<'_>) {
+        let limit = cx.kernel.limits.unreachable_for;
+        let waiters = self.line.iter().chain(&self.own);
+        let silent = waiters.filter(|waiter| self.gives_up_at(waiter.start, limit) <= cx.now);
+        let silent: Vec<WaiterNo> = silent.map(|waiter| waiter.no).collect();
+        for no in silent {
+            let outcome = Outcome::Failed(self.unreachable());
+            self.end_waiter(no, outcome, cx);
+            self.retire_of(no, cx);
+        }
+    }
+
+    /// The client asks once more, shortly before the deadline of a call, unless it knows enough.
+    fn ask_for_deadlines(&mut self, cx: &mut Context<'_>) {
+        let mut asks: Vec<WaiterNo> = Vec::new();
+        let holds = self.holds_alone();
+        for waiter in self.line.iter_mut().chain(&mut self.own) {
+            if waiter.ask_at > cx.now {
+                continue;
+            }
+            waiter.ask_at = Instant::NEVER;
+            if !holds && !self.last.says_taken(waiter.start, waiter.deadline) {
+                asks.push(waiter.no);
+            }
+        }
+        for no in asks {
+            self.ask_for_deadline(no, cx);
+        }
+    }
+
+    fn ask_for_deadline(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
+        let is_its = |request: &Request| {
+            [Serves::Line, Serves::One(no)].contains(&request.serves)
+        };
+        let is_in_line = self.line.iter().any(|waiter| waiter.no == no);
+        let mut needs_own = false;
+        for request in self.requests.iter_mut().filter(|request| is_its(request)) {
+            if request.serves == Serves::Line && !is_in_line {
+                continue;
+            }
+            let is_caller_s = request.caller().is_some();
+            match &mut request.state {
+                RequestState::Due(at) => *at = (*at).min(cx.now),
+                RequestState::Queued(place) if !place.refreshing => {
+                    place.refresh_at = place.refresh_at.min(cx.now);
+                }
+                // A caller's connection may be dead: ask on another one.
+                RequestState::Sent if is_caller_s && is_in_line => needs_own = true,
+                _ => {}
+            }
+        }
+        if needs_own && let Some(waiter) = self.waiter(no) {
+            let (lock, terms) = (std::sync::Arc::clone(&waiter.lock), waiter.terms);
+            self.request(Serves::One(no), &lock, terms, cx);
+            if let Some(request) = self.requests.last_mut() {
+                request.once = true;
+            }
+        }
+    }
+
+    /// Sends the acquiring commands that are due.
+    fn ask(&mut self, out: &mut Vec<(Command, EntryWork)>, cx: &mut Context<'_>) {
+        for n in (0..self.requests.len()).rev() {
+            let request = &self.requests[n];
+            match request.state {
+                RequestState::Due(at) if at <= cx.now => {}
+                _ => continue,
+            }
+            let is_for_line = request.serves == Serves::Line;
+            if is_for_line && self.holds_alone() {
+                // The end of the lease makes somebody ask again.
+                self.requests.remove(n);
+                continue;
+            }
+            if self.receiver(request) == Receiver::Nobody {
+                self.requests.remove(n);
+                continue;
+            }
+            if cx.kernel.pending.lock().is_full(&self.name) {
+                self.due_after_failure(n, cx);
+                continue;
+            }
+            let command = self.send(n, Sender::Engine, None, cx);
+            if let Some(asked) = asked(&self.requests[n]) {
+                out.push((command, EntryWork::Ask(asked)));
+            }
+        }
+    }
+
+    /// Refreshes all places of a group if one of them is due.
+    fn refresh(&mut self, out: &mut Vec<(Command, EntryWork)>, cx: &mut Context<'_>) {
+        let is_due = |request: &Request| match &request.state {
+            RequestState::Queued(place) => !place.refreshing && place.refresh_at <= cx.now,
+            _ => false,
+        };
+        while let Some(first) = self.requests.iter().position(is_due) {
+            let group = self.requests[first].group();
+            let lock = std::sync::Arc::clone(&self.requests[first].lock);
+            let mut listens = Listens::No;
+            for request in &self.requests {
+                if request.group() == group && self.wakes(request.serves) {
+                    listens = Listens::Inbox;
+                }
+            }
+            let mut of = Vec::new();
+            for request in self.requests.iter_mut().filter(|it| it.group() == group) {
+                if let RequestState::Queued(place) = &mut request.state
+                    && !place.refreshing
+                {
+                    place.refreshing = true;
+                    place.listens = listens;
+                    request.again = false;
+                    of.push((request.no, place.id.clone()));
+                }
+            }
+            let ids = of.iter().map(|(_, id)| id.clone()).collect();
+            let tokens = match self.line.len() > 1 {
+                true => u64::from(self.requests[first].terms.handoffs) + 1,
+                false => 1,
+            };
+            let what = What::Refresh {
+                tokens,
+                ids,
+                listens,
+            };
+            out.push((Command::new(&lock, what), EntryWork::Refresh(of)));
+        }
+    }
+
+    fn confirm(&mut self, out: &mut Vec<(Command, EntryWork)>, cx: &mut Context<'_>) {
+        for n in 0..self.requests.len() {
+            let terms = self.receiver_terms(&self.requests[n]);
+            let request = &mut self.requests[n];
+            let RequestState::Confirming(grant) = &mut request.state else {
+                continue;
+            };
+            if grant.renewing || grant.retry_at > cx.now {
+                continue;
+            }
+            grant.renewing = true;
+            let what = What::Renew {
+                id: grant.id.clone(),
+                ttl: terms.ttl,
+                may_shorten: false,
+            };
+            let work = EntryWork::Confirm(request.no, grant.id.clone(), terms);
+            let command = Command::new(&request.lock, what).acknowledged_by(terms.replicas);
+            out.push((command, work));
+        }
+    }
+
+    /// Computes when the engine must look again.
+    fn recompute(&mut self, cx: &Context<'_>) {
+        (self.next, self.latest) = (Instant::NEVER, Instant::NEVER);
+        for n in 0..self.requests.len() {
+            let overdue = match (&self.requests[n].state, &self.requests[n].flight) {
+                (RequestState::Won(_), _) | (_, None) => Instant::NEVER,
+                (_, Some(flight)) => match flight.sender {
+                    Sender::Caller(_) => self.caller_overdue_at(flight.sent, cx),
+                    Sender::Engine => Instant::NEVER,
+                },
+            };
+            self.touch(overdue, Instant::NEVER);
+            match &self.requests[n].state {
+                RequestState::Due(at) => self.touch(*at, *at),
+                RequestState::Queued(place) if !place.refreshing => {
+                    let at = place.refresh_at;
+                    self.touch_refresh(n, at);
+                }
+                RequestState::Confirming(grant) if !grant.renewing => {
+                    self.touch(grant.retry_at, grant.retry_at);
+                }
+                _ => {}
+            }
+        }
+        let limit = cx.kernel.limits.unreachable_for;
+        let waiters = self.line.iter().chain(&self.own);
+        let wishes = waiters.map(|waiter| waiter.ask_at.min(self.gives_up_at(waiter.start, limit)));
+        if let Some(at) = wishes.min() {
+            self.touch(at, at);
+        }
+    }
+}
+
+/// Names the acquiring command that a request has just sent.
+pub(super) fn asked(request: &Request) -> Option<Asked> {
+    let flight = request.flight.as_ref()?;
+    Some(Asked {
+        lock: std::sync::Arc::clone(&request.lock),
+        no: request.no,
+        id: flight.id.clone(),
+        how: flight.how,
+        ttl: request.terms.ttl,
+    })
+}
+
+/// Returns whether a call waits for its first reply only.
+pub(super) fn is_once(wait: &Wait) -> bool {
+    *wait == Wait::Once
+}

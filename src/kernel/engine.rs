@@ -1,0 +1,346 @@
+//! The engine: what its thread sends, when, and what becomes of the replies.
+//!
+//! ```text
+//! due:    the schedule's items ──losses first──▶ renewals, commands of entries, pending releases
+//! ticket: written ─▶ answered | redirected (sent again elsewhere) | NotRun | Unknown ─▶ ended, once
+//! ```
+//!
+//! Work is stored by name: the sender chooses the server when it writes a command.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
+use crate::kernel::command::Command;
+use crate::kernel::due::EntryWork;
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::{LeaseStatus, LeaseWork};
+use crate::kernel::pending::Batch;
+use crate::kernel::request::{Asked, RequestNo, Serves};
+use crate::kernel::{Discard, Effects, Kernel};
+use crate::name::Name;
+use crate::protocol::answer::Answer;
+use crate::redis::Fault;
+
+/// Something that the engine must look at.
+#[derive(Clone, Debug)]
+pub(crate) enum Item {
+    Lease(Arc<HeldLease>),
+    Entry(Name),
+    Pending,
+}
+
+/// Identifies an item. At one instant, leases come first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum ItemKey {
+    Lease(u64),
+    Entry(Name),
+    Pending,
+}
+
+/// When the engine must look at what.
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    due: BTreeMap<(Instant, ItemKey), Item>,
+    at: HashMap<ItemKey, Instant>,
+    /// Until when the engine sleeps; `START` while it is awake. Changed with the reading of the
+    /// first key in one critical section.
+    sleeps_until: Instant,
+}
+
+impl Default for Schedule {
+    fn default() -> Self {
+        Self {
+            due: BTreeMap::new(),
+            at: HashMap::new(),
+            sleeps_until: Instant::NEVER,
+        }
+    }
+}
+
+impl Schedule {
+    /// Puts an item, in place of its earlier entry. Returns whether the engine must be woken, and
+    /// the earlier item.
+    pub(super) fn put(
+        &mut self,
+        key: ItemKey,
+        item: Item,
+        at: Instant,
+        latest: Instant,
+    ) -> (bool, Option<Item>) {
+        let before = self.remove(&key);
+        if at < Instant::NEVER {
+            self.at.insert(key.clone(), at);
+            self.due.insert((at, key), item);
+        }
+        (latest < self.sleeps_until, before)
+    }
+
+    pub(super) fn remove(&mut self, key: &ItemKey) -> Option<Item> {
+        let at = self.at.remove(key)?;
+        self.due.remove(&(at, key.clone()))
+    }
+
+    pub(super) fn next(&self) -> Instant {
+        let first = self.due.first_key_value();
+        first.map_or(Instant::NEVER, |((at, _), _)| *at)
+    }
+
+    fn take(&mut self, now: Instant) -> Vec<Item> {
+        let mut items = Vec::new();
+        while let Some(first) = self.due.first_entry()
+            && first.key().0 <= now
+        {
+            let ((_, key), item) = first.remove_entry();
+            self.at.remove(&key);
+            items.push(item);
+        }
+        items
+    }
+}
+
+pub(crate) type Ticket = u64;
+
+/// The connection of the engine that a command is sent on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PipeKind {
+    Main,
+    /// `WAIT` blocks its connection.
+    Acknowledged,
+}
+
+/// A command that the engine's thread must send.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) pipe: PipeKind,
+    pub(crate) ticket: Ticket,
+    pub(crate) command: Command,
+}
+
+/// What the engine must know about the servers.
+pub(crate) trait Route {
+    /// Returns how many more commands may be sent now.
+    fn room(&self) -> usize;
+    /// Returns whether the server that answers has the only copy of the keys.
+    fn is_final(&self) -> bool;
+}
+
+/// Why a command was sent.
+#[derive(Debug)]
+enum Purpose {
+    Ask(Asked),
+    Refresh(Name, Vec<(RequestNo, HolderId)>),
+    Confirm(Name, RequestNo, HolderId, LeaseTerms),
+    Lease(LeaseWork),
+    Undo(Batch),
+}
+
+/// The commands in flight. Owned by the engine's thread.
+#[derive(Debug, Default)]
+pub(crate) struct Engine {
+    in_flight: HashMap<Ticket, Purpose>,
+    next_ticket: Ticket,
+}
+
+impl Kernel {
+    pub(super) fn put_pending(&self, at: Instant, fx: &mut Effects) {
+        self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
+    }
+
+    /// The engine begins a turn: until it sleeps again, nobody needs to wake it.
+    pub(crate) fn engine_awake(&self) {
+        self.schedule.lock().sleeps_until = Instant::START;
+    }
+
+    /// The engine is about to sleep: returns until when at most, and records that.
+    pub(crate) fn engine_sleeps(&self, now: Instant, longest: std::time::Duration) -> Instant {
+        let mut schedule = self.schedule.lock();
+        let next = schedule.next();
+        let until = match next {
+            Instant::NEVER => Instant::NEVER,
+            next => next.min(now.after(longest)),
+        };
+        schedule.sleeps_until = until;
+        until
+    }
+}
+
+impl Engine {
+    /// Returns the commands that are due. Losses are told before anything else.
+    pub(crate) fn due(
+        &mut self,
+        kernel: &Kernel,
+        now: Instant,
+        route: &dyn Route,
+        fx: &mut Effects,
+    ) -> Vec<Outgoing> {
+        let mut out = Vec::new();
+        let items = kernel.schedule.lock().take(now);
+        let mut ended = Vec::new();
+        for item in &items {
+            if let Item::Lease(lease) = item
+                && let LeaseStatus::Lost(_) = lease.status(now, fx)
+            {
+                ended.push(Arc::clone(lease));
+            }
+        }
+        for lease in ended {
+            kernel.lease_ended(&lease, now, fx);
+            fx.discard.push(Discard::Lease(lease));
+        }
+        for item in items {
+            if out.len() >= route.room() {
+                put_back(kernel, item, now, fx);
+                continue;
+            }
+            match item {
+                Item::Lease(lease) => self.renew(kernel, lease, now, &mut out, fx),
+                Item::Entry(name) => self.ask(kernel, &name, now, &mut out, fx),
+                Item::Pending => self.undo(kernel, now, &mut out, fx),
+            }
+        }
+        out
+    }
+
+    fn renew(
+        &mut self,
+        kernel: &Kernel,
+        lease: Arc<HeldLease>,
+        now: Instant,
+        out: &mut Vec<Outgoing>,
+        fx: &mut Effects,
+    ) {
+        if lease.is_release_overdue(now, kernel.limits.command_timeout) {
+            kernel.end_overdue_release(&lease, now, fx);
+        }
+        if let Some((command, work)) = lease.begin_work(now, fx) {
+            self.send(command, Purpose::Lease(work), out);
+        }
+        lease.rearm(kernel, now, fx);
+        fx.discard.push(Discard::Lease(lease));
+    }
+
+    fn ask(
+        &mut self,
+        kernel: &Kernel,
+        name: &Name,
+        now: Instant,
+        out: &mut Vec<Outgoing>,
+        fx: &mut Effects,
+    ) {
+        let work = kernel.with_existing(name, now, fx, |entry, cx| entry.due(cx));
+        for (command, work) in work.into_iter().flatten() {
+            let purpose = match work {
+                EntryWork::Ask(asked) => Purpose::Ask(asked),
+                EntryWork::Refresh(of) => Purpose::Refresh(name.clone(), of),
+                EntryWork::Confirm(no, id, terms) => Purpose::Confirm(name.clone(), no, id, terms),
+            };
+            self.send(command, purpose, out);
+        }
+    }
+
+    fn undo(&mut self, kernel: &Kernel, now: Instant, out: &mut Vec<Outgoing>, fx: &mut Effects) {
+        let mut pending = kernel.pending.lock();
+        for (command, batch) in pending.take_due(now) {
+            self.send(command, Purpose::Undo(batch), out);
+        }
+        kernel.put_pending(pending.next(), fx);
+    }
+
+    fn send(&mut self, command: Command, purpose: Purpose, out: &mut Vec<Outgoing>) {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        let pipe = match command.replicas {
+            Some(_) => PipeKind::Acknowledged,
+            None => PipeKind::Main,
+        };
+        self.in_flight.insert(ticket, purpose);
+        out.push(Outgoing {
+            pipe,
+            ticket,
+            command,
+        });
+    }
+
+    /// Returns whether a command may be sent again, to another server or with its script's text. An
+    /// acquiring command whose request serves nobody must end as `NotRun` in place of that.
+    pub(crate) fn may_resend(&self, kernel: &Kernel, ticket: Ticket, now: Instant) -> bool {
+        match self.in_flight.get(&ticket) {
+            Some(Purpose::Ask(asked)) => {
+                let (name, no) = (asked.lock.key(0).name, asked.no);
+                let mut fx = Effects::default();
+                let serves = kernel.with_existing(name, now, &mut fx, |entry, _| {
+                    let n = entry.index_of(no)?;
+                    Some(entry.requests[n].serves != Serves::Nobody)
+                });
+                serves.flatten().unwrap_or(false)
+            }
+            found => found.is_some(),
+        }
+    }
+
+    /// Applies the end of a command, exactly once for each ticket.
+    pub(crate) fn ended(
+        &mut self,
+        kernel: &Kernel,
+        ticket: Ticket,
+        end: Result<Answer, Fault>,
+        [sent, now]: [Instant; 2],
+        route: &dyn Route,
+        fx: &mut Effects,
+    ) {
+        let Some(purpose) = self.in_flight.remove(&ticket) else {
+            return;
+        };
+        match purpose {
+            Purpose::Ask(asked) => {
+                let lock = Arc::clone(&asked.lock);
+                kernel.with_entry(&lock, now, fx, |entry, cx| {
+                    entry.answered(&asked, end, sent, cx);
+                });
+            }
+            Purpose::Refresh(name, of) => {
+                kernel.with_existing(&name, now, fx, |entry, cx| {
+                    entry.refreshed(&of, end, sent, cx);
+                });
+            }
+            Purpose::Confirm(name, no, id, terms) => {
+                kernel.with_existing(&name, now, fx, |entry, cx| {
+                    entry.confirmed((no, &id), &terms, end, sent, cx);
+                });
+            }
+            Purpose::Lease(work) => {
+                let lease = Arc::clone(&work.lease);
+                lease.answered(&work, end, [sent, now], route.is_final(), fx);
+                lease.rearm(kernel, now, fx);
+                if let LeaseStatus::Lost(_) = lease.status(now, fx) {
+                    kernel.lease_ended(&lease, now, fx);
+                }
+                fx.discard.push(Discard::Lease(lease));
+                fx.discard.push(Discard::Lease(work.lease));
+            }
+            Purpose::Undo(batch) => {
+                let mut pending = kernel.pending.lock();
+                pending.settle(&batch, end, now);
+                let at = pending.next();
+                kernel.put_pending(at, fx);
+            }
+        }
+    }
+
+    /// Returns the commands in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+}
+
+fn put_back(kernel: &Kernel, item: Item, now: Instant, fx: &mut Effects) {
+    let key = match &item {
+        Item::Lease(lease) => ItemKey::Lease(lease.serial),
+        Item::Entry(name) => ItemKey::Entry(name.clone()),
+        Item::Pending => ItemKey::Pending,
+    };
+    kernel.put(key, item, [now, Instant::NEVER], fx);
+}

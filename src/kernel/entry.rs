@@ -1,0 +1,627 @@
+//! A name that this client holds or waits for: its leases, the waiting calls and the requests.
+//!
+//! ```text
+//! a call ──nobody holds, waits or asks──▶ its own thread asks ──refused──▶ parks at the front
+//!    └──otherwise──▶ parks at the end of the line
+//!
+//! the line: one request for all; it exists while somebody waits and this client does not hold
+//!           the name alone. A lease goes to the front; its end makes somebody ask again.
+//! own:      calls of kinds whose calls have a place each: one request for each of them.
+//! ```
+//!
+//! All methods run under the lock of the entry's shard.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
+use crate::kernel::command::{Command, Listens, What};
+use crate::kernel::engine::{Item, ItemKey};
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::{HandoffRun, LeaseState, LeaseStatus, NoHandoff};
+use crate::kernel::pending::{PendingRelease, Proof};
+use crate::kernel::request::{
+    Flight, How, Request, RequestNo, RequestState, Sender, Serves,
+};
+use crate::kernel::waiter::{Failure, LastReply, Outcome, Wait, Waiter, WaiterNo};
+use crate::kernel::{Context, Discard};
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::protocol::place::TokenBlock;
+use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
+use std::time::Duration;
+
+/// How long first commands join the queue after a refusal or a grant: they do not overtake.
+pub(super) const CONTENDED_FOR: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(crate) struct LockEntry {
+    pub(super) name: Name,
+    pub(super) held: Vec<Held>,
+    capacity: usize,
+    pub(super) line: VecDeque<Waiter>,
+    pub(super) own: Vec<Waiter>,
+    pub(super) requests: Vec<Request>,
+    pub(super) last: LastReply,
+    pub(super) contended_until: Instant,
+    /// The last lease that ended here by a confirmed release: its message wakes no line.
+    pub(super) released: Option<HolderId>,
+    /// The subscriber was told to listen to the messages of this name.
+    pub(super) listens: bool,
+    /// Messages arrive, as far as is known.
+    pub(super) is_listening: bool,
+    /// Lower bounds of when the engine must look, and of when it must be awake for that.
+    pub(super) next: Instant,
+    pub(super) latest: Instant,
+    armed: Option<[Instant; 2]>,
+}
+
+/// A lease of this client.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) lease: Arc<HeldLease>,
+    pub(super) is_shared: bool,
+}
+
+/// Who gets a lease that a request was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Receiver {
+    /// The call whose thread reads the reply.
+    Caller,
+    Waiter(WaiterNo),
+    Nobody,
+}
+
+impl LockEntry {
+    pub(super) fn new(name: Name, capacity: usize) -> Self {
+        Self {
+            name,
+            held: Vec::new(),
+            capacity,
+            line: VecDeque::new(),
+            own: Vec::new(),
+            requests: Vec::new(),
+            last: LastReply::default(),
+            contended_until: Instant::START,
+            released: None,
+            listens: false,
+            is_listening: false,
+            next: Instant::NEVER,
+            latest: Instant::NEVER,
+            armed: None,
+        }
+    }
+
+    // ------------------------------------------------------------------ what is known
+
+    /// Returns the lease that makes Redis refuse a further one, `is_shared` or not.
+    pub(super) fn excludes(&self, is_shared: bool) -> Option<&Arc<HeldLease>> {
+        if self.held.len() < self.capacity {
+            return None;
+        }
+        let mut held = self.held.iter();
+        let found = held.find(|held| !is_shared || !held.is_shared)?;
+        Some(&found.lease)
+    }
+
+    /// Returns whether this client has a lease that excludes all others: its line waits for the end.
+    pub(super) fn holds_alone(&self) -> bool {
+        self.excludes(true).is_some()
+    }
+
+    pub(super) fn holds(&self, id: &HolderId) -> bool {
+        self.held.iter().any(|held| held.lease.id == *id)
+    }
+
+    /// Returns whether the line asks, waits, or has what it waits for.
+    pub(super) fn line_is_busy(&self) -> bool {
+        !self.line.is_empty() || self.holds_alone() || self.line_request().is_some()
+    }
+
+    fn line_request(&self) -> Option<&Request> {
+        self.requests.iter().find(|request| {
+            request.serves == Serves::Line && !matches!(request.state, RequestState::Won(_))
+        })
+    }
+
+    pub(super) fn index_of(&self, no: RequestNo) -> Option<usize> {
+        self.requests.iter().position(|request| request.no == no)
+    }
+
+    pub(super) fn waiter(&self, no: WaiterNo) -> Option<&Waiter> {
+        let mut waiters = self.own.iter().chain(&self.line);
+        waiters.find(|waiter| waiter.no == no)
+    }
+
+    pub(super) fn receiver(&self, request: &Request) -> Receiver {
+        match request.serves {
+            Serves::Nobody => Receiver::Nobody,
+            _ if request.caller().is_some() => Receiver::Caller,
+            Serves::Line => {
+                let front = self.line.front();
+                front.map_or(Receiver::Nobody, |waiter| Receiver::Waiter(waiter.no))
+            }
+            Serves::One(no) => match self.waiter(no) {
+                Some(_) => Receiver::Waiter(no),
+                None => Receiver::Nobody,
+            },
+        }
+    }
+
+    /// Returns the terms of the call that would get the lease of a request.
+    pub(super) fn receiver_terms(&self, request: &Request) -> LeaseTerms {
+        match self.receiver(request) {
+            Receiver::Waiter(no) => self.waiter(no).map_or(request.terms, |waiter| waiter.terms),
+            Receiver::Caller | Receiver::Nobody => request.terms,
+        }
+    }
+
+    /// Returns what a call reports at its deadline.
+    pub(super) fn at_deadline(
+        &self,
+        lock: &dyn Primitive,
+        [start, deadline]: [Instant; 2],
+        now: Instant,
+    ) -> Outcome {
+        let own = self.excludes(lock.is_shared());
+        if own.is_some_and(|lease| lease.covers(now)) {
+            return Outcome::Refused(None);
+        }
+        let refused = self.last.refused.as_ref();
+        match self.last.says_taken(start, deadline) {
+            true => Outcome::Refused(refused.map(|refused| Arc::clone(&refused.by))),
+            false => Outcome::Failed(self.unreachable()),
+        }
+    }
+
+    pub(super) fn unreachable(&self) -> Failure {
+        Failure::Unreachable {
+            since: self.last.silent_since,
+            cause: self.last.cause.clone(),
+        }
+    }
+
+    /// Returns when a call gives up because Redis is silent.
+    pub(super) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
+        match self.last.silent_since {
+            Some(since) if !self.holds_alone() => since.max(start).after(unreachable_for),
+            _ => Instant::NEVER,
+        }
+    }
+
+    // ------------------------------------------------------------------ the schedule
+
+    /// Notes that the engine must look at the entry at `at`, and be awake for that by `latest`.
+    pub(super) fn touch(&mut self, at: Instant, latest: Instant) {
+        self.next = self.next.min(at);
+        self.latest = self.latest.min(latest);
+    }
+
+    /// Re-arms the entry after a change. Returns true if nothing is left in it.
+    pub(super) fn rearm(&mut self, cx: &mut Context<'_>) -> bool {
+        let is_idle = self.held.is_empty()
+            && self.line.is_empty()
+            && self.own.is_empty()
+            && self.requests.is_empty();
+        let wakes = |waiter: &Waiter| waiter.wait.is_woken();
+        if !self.listens && let Some(waiter) = self.line.iter().chain(&self.own).find(|w| wakes(w)) {
+            self.listens = true;
+            cx.fx.listen.push(Arc::clone(&waiter.lock));
+        }
+        if is_idle && cx.now >= self.contended_until {
+            if self.armed.is_some() {
+                cx.kernel.unschedule(&ItemKey::Entry(self.name.clone()), cx.fx);
+            }
+            if self.listens {
+                cx.fx.unlisten.push(self.name.clone());
+            }
+            return true;
+        }
+        if is_idle {
+            (self.next, self.latest) = (self.contended_until, Instant::NEVER);
+        }
+        let bounds = [self.next, self.latest];
+        if self.armed != Some(bounds) && !(self.armed.is_none() && self.next == Instant::NEVER) {
+            self.armed = Some(bounds);
+            let key = ItemKey::Entry(self.name.clone());
+            cx.kernel.put(key, Item::Entry(self.name.clone()), bounds, cx.fx);
+        }
+        false
+    }
+
+    /// The engine has taken the entry out of the schedule.
+    pub(super) fn disarm(&mut self) {
+        self.armed = None;
+    }
+
+    // ------------------------------------------------------------------ asking
+
+    /// Adds a request, due now.
+    pub(super) fn request(
+        &mut self,
+        serves: Serves,
+        lock: &Arc<dyn Primitive>,
+        terms: LeaseTerms,
+        cx: &mut Context<'_>,
+    ) -> RequestNo {
+        let no = cx.kernel.next_serial();
+        let request = Request::new(no, serves, lock, terms, cx.now);
+        self.requests.push(request);
+        self.touch(cx.now, cx.now);
+        no
+    }
+
+    /// Begins the next acquiring command of a request, under a fresh id. `wait` is that of the
+    /// call whose thread sends it.
+    pub(super) fn send(
+        &mut self,
+        n: usize,
+        sender: Sender,
+        wait: Option<&Wait>,
+        cx: &mut Context<'_>,
+    ) -> Command {
+        let served_wake = wait.is_some_and(Wait::is_woken) || self.wakes(self.requests[n].serves);
+        let is_contended = cx.now < self.contended_until && served_wake;
+        let others = match sender {
+            Sender::Caller(_) => !self.line.is_empty(),
+            Sender::Engine => self.line.len() > 1,
+        };
+        let terms = self.receiver_terms(&self.requests[n]);
+        let request = &mut self.requests[n];
+        if sender == Sender::Engine {
+            request.terms = terms;
+        }
+        let lock = Arc::clone(&request.lock);
+        let is_line_kind = lock.has_local_queue();
+        let how = match (lock.queue().is_some(), is_line_kind) {
+            (false, _) => How::Acquire,
+            (true, true) if request.once => How::Acquire,
+            (true, true) if request.refusals == 0 && !is_contended => How::Acquire,
+            (true, false) if request.once => How::EnterOnce,
+            (true, _) => How::Enter,
+        };
+        let tokens = match is_line_kind && others {
+            true => u64::from(request.terms.handoffs) + 1,
+            false => 1,
+        };
+        let id = cx.kernel.fresh.id(&*lock);
+        let ttl = request.terms.ttl;
+        let listens = match served_wake {
+            true => Listens::Inbox,
+            false => Listens::No,
+        };
+        let what = match how {
+            How::Acquire => What::Acquire {
+                id: id.clone(),
+                ttl,
+                tokens,
+            },
+            How::Enter | How::EnterOnce => What::Enter {
+                id: id.clone(),
+                ttl,
+                tokens,
+                place: (how == How::Enter).then_some(listens),
+            },
+        };
+        request.state = RequestState::Sent;
+        request.again = false;
+        request.flight = Some(Flight {
+            id: id.clone(),
+            how,
+            tokens,
+            sent: cx.now,
+            sender,
+            listens,
+        });
+        cx.kernel.table.note_id(&id, &self.name, request.no);
+        if let Sender::Caller(_) = sender {
+            let at = self.caller_overdue_at(cx.now, cx);
+            self.touch(at, Instant::NEVER);
+        }
+        Command::new(&lock, what).acknowledged_by(self.requests[n].terms.replicas)
+    }
+
+    /// Returns when the engine ends a command that a caller sent at `sent`.
+    pub(super) fn caller_overdue_at(&self, sent: Instant, cx: &Context<'_>) -> Instant {
+        sent.after(cx.kernel.limits.command_timeout)
+            .after(crate::kernel::held::GRACE)
+    }
+
+    /// Returns whether release messages wake a parked call that a request serves.
+    pub(super) fn wakes(&self, serves: Serves) -> bool {
+        match serves {
+            Serves::Line => self.line.iter().any(|waiter| waiter.wait.is_woken()),
+            Serves::One(no) => self.waiter(no).is_some_and(|waiter| waiter.wait.is_woken()),
+            Serves::Nobody => false,
+        }
+    }
+
+    /// Makes somebody ask for the line at `at`, if its calls wait for nothing else.
+    pub(super) fn serve(&mut self, at: Instant, cx: &mut Context<'_>) {
+        if self.holds_alone() || self.line_request().is_some() {
+            return;
+        }
+        let Some(front) = self.line.front() else {
+            return;
+        };
+        let (lock, terms) = (Arc::clone(&front.lock), front.terms);
+        self.request(Serves::Line, &lock, terms, cx);
+        if let Some(request) = self.requests.last_mut() {
+            request.state = RequestState::Due(at);
+        }
+    }
+
+    /// Parks a call: adds it to the list that its kind waits in, and makes somebody ask.
+    pub(super) fn park(&mut self, waiter: Waiter, at_front: bool, cx: &mut Context<'_>) {
+        self.touch(waiter.ask_at, waiter.ask_at);
+        let give_up = self.gives_up_at(waiter.start, cx.kernel.limits.unreachable_for);
+        self.touch(give_up, give_up);
+        let (no, lock, terms) = (waiter.no, Arc::clone(&waiter.lock), waiter.terms);
+        if waiter.wait != Wait::Once && lock.has_local_queue() {
+            match at_front {
+                true => self.line.push_front(waiter),
+                false => self.line.push_back(waiter),
+            }
+            self.serve(cx.now, cx);
+            return;
+        }
+        let is_once = waiter.wait == Wait::Once;
+        self.own.push(waiter);
+        let serves = Serves::One(no);
+        if !self.requests.iter().any(|request| request.serves == serves) {
+            self.request(serves, &lock, terms, cx);
+            if let Some(request) = self.requests.last_mut() {
+                request.once = is_once;
+            }
+        }
+    }
+
+    /// Removes a waiting call from its list.
+    pub(super) fn remove_waiter(&mut self, no: WaiterNo) -> Option<Waiter> {
+        if let Some(n) = self.line.iter().position(|waiter| waiter.no == no) {
+            return self.line.remove(n);
+        }
+        let n = self.own.iter().position(|waiter| waiter.no == no)?;
+        Some(self.own.remove(n))
+    }
+
+    /// Ends a parked call: its outcome is stored, and its thread is woken.
+    pub(super) fn end_waiter(&mut self, no: WaiterNo, outcome: Outcome, cx: &mut Context<'_>) {
+        if let Some(waiter) = self.remove_waiter(no) {
+            *waiter.cell.outcome.lock() = Some(outcome);
+            cx.fx.wake.push(waiter.cell);
+        }
+    }
+
+    /// A call leaves without an outcome: what asks on its behalf ends if it serves nobody else.
+    pub(super) fn leave(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
+        self.remove_waiter(no);
+        self.retire_of(no, cx);
+    }
+
+    /// Ends the requests that served a call which has left, unless they serve others.
+    pub(super) fn retire_of(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
+        for n in (0..self.requests.len()).rev() {
+            if [Serves::Line, Serves::One(no)].contains(&self.requests[n].serves) {
+                self.retire(n, cx);
+            }
+        }
+    }
+
+    /// Ends the requests that serve nobody any more.
+    pub(super) fn retire_all(&mut self, cx: &mut Context<'_>) {
+        for n in (0..self.requests.len()).rev() {
+            self.retire(n, cx);
+        }
+    }
+
+    /// Ends a request if it serves nobody: at once, unless its command is under way.
+    pub(super) fn retire(&mut self, n: usize, cx: &mut Context<'_>) {
+        let request = &self.requests[n];
+        if request.caller().is_some() || self.receiver(request) != Receiver::Nobody {
+            return;
+        }
+        match request.state {
+            RequestState::Sent | RequestState::Won(_) => {
+                self.requests[n].serves = Serves::Nobody;
+            }
+            RequestState::Due(_) => {
+                self.requests.remove(n);
+            }
+            RequestState::Queued(_) | RequestState::Confirming(_) => {
+                // Its acquiring command has run: the reply or a grant message said so.
+                let request = self.requests.remove(n);
+                if let Some(id) = request.id() {
+                    self.undo(&request, id, Proof::AnyAnswer, cx);
+                }
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------ leases
+
+    /// Adds the release of what a request may have taken under `id`.
+    pub(super) fn undo(
+        &self,
+        request: &Request,
+        id: &HolderId,
+        proof: Proof,
+        cx: &mut Context<'_>,
+    ) {
+        assert!(!self.holds(id), "a lease is never undone");
+        let ttl = request.terms.ttl;
+        let cx_parts = (cx.now, &mut *cx.fx);
+        (cx.kernel).undo(&request.lock, id, ttl, proof, cx_parts);
+    }
+
+    /// Holds what was granted, unless that has ended: this client's other leases that exclude it are
+    /// lost.
+    pub(super) fn hold(
+        &mut self,
+        lock: &Arc<dyn Primitive>,
+        grant: Grant,
+        cx: &mut Context<'_>,
+    ) -> Arc<HeldLease> {
+        let Grant {
+            id,
+            tokens,
+            lease,
+            terms,
+            by_release,
+        } = grant;
+        cx.kernel.table.forget_id(&id);
+        let run = HandoffRun::new(tokens.first, tokens.count, cx.now);
+        let run = match by_release {
+            true => run.by_release(),
+            false => run,
+        };
+        let serial = cx.kernel.next_serial();
+        let lease = Arc::new(HeldLease::new(lock, id, lease, run, terms.replicas, serial));
+        let is_shared = lock.is_shared();
+        self.evict(is_shared, cx);
+        self.held.push(Held {
+            lease: Arc::clone(&lease),
+            is_shared,
+        });
+        self.last.silent_since = None;
+        cx.fx.began.push((Arc::clone(&lease), tokens.first));
+        lease.rearm(cx.kernel, cx.now, cx.fx);
+        lease
+    }
+
+    /// Removes the leases that Redis never grants together with a new one. Each of them is lost, or
+    /// its release has no recorded outcome yet.
+    fn evict(&mut self, is_shared: bool, cx: &mut Context<'_>) {
+        while let Some(n) = match is_shared {
+            true => self.held.iter().position(|held| !held.is_shared),
+            false => (self.held.len() >= self.capacity).then_some(0),
+        } {
+            let held = self.held.remove(n);
+            held.lease.lose(Lost::Taken, cx.now, cx.fx);
+            held.lease.rearm(cx.kernel, cx.now, cx.fx);
+            cx.fx.discard.push(Discard::Lease(held.lease));
+        }
+    }
+
+    /// Gives a lease to the call that it is for. Returns it if that is the caller.
+    pub(super) fn give(
+        &mut self,
+        lease: Arc<HeldLease>,
+        receiver: Receiver,
+        cx: &mut Context<'_>,
+    ) -> Option<Outcome> {
+        let token = lease.token();
+        let outcome = Outcome::Lease(lease, token);
+        match receiver {
+            Receiver::Waiter(no) => {
+                self.end_waiter(no, outcome, cx);
+                self.retire_of(no, cx);
+                None
+            }
+            Receiver::Caller | Receiver::Nobody => Some(outcome),
+        }
+    }
+
+    /// Passes a lease to the first call in the line, without Redis.
+    pub(super) fn hand_off(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        has_renewed: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<(), NoHandoff> {
+        let Some(front) = self.line.front().filter(|_| !cx.kernel.is_closed()) else {
+            return Err(NoHandoff::Release);
+        };
+        if front.terms.handoffs == 0 || !self.holds(&lease.id) {
+            return Err(NoHandoff::Release);
+        }
+        let (no, terms) = (front.no, front.terms);
+        let next = lease.pass_to(token, &terms, has_renewed, cx.now, cx.fx)?;
+        cx.fx.began.push((Arc::clone(lease), next));
+        let lease = Arc::clone(lease);
+        self.end_waiter(no, Outcome::Lease(lease, next), cx);
+        self.retire_of(no, cx);
+        Ok(())
+    }
+
+    /// A lease of this client has ended: somebody must ask at `at`.
+    pub(super) fn ended(&mut self, id: &HolderId, at: Instant, cx: &mut Context<'_>) {
+        let Some(n) = self.held.iter().position(|held| held.lease.id == *id) else {
+            return;
+        };
+        let held = self.held.remove(n);
+        held.lease.rearm(cx.kernel, cx.now, cx.fx);
+        cx.fx.discard.push(Discard::Lease(held.lease));
+        self.last.cut(cx.now);
+        self.serve(at, cx);
+    }
+
+    /// Gives up a lease that was given to a call which did not take it in time.
+    pub(super) fn give_up(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(status) = lease.begin_release(token, cx.now, cx.fx) else {
+            return;
+        };
+        lease.end_release(None, cx.fx);
+        self.ended(&lease.id, cx.now, cx);
+        if status != LeaseStatus::Lost(Lost::ShutDown) {
+            self.release_later(lease, false, cx);
+        }
+    }
+
+    /// Leaves the release of an ended lease to the engine.
+    pub(super) fn release_later(
+        &self,
+        lease: &Arc<HeldLease>,
+        counts: bool,
+        cx: &mut Context<'_>,
+    ) {
+        assert!(!self.holds(&lease.id), "a lease is never undone");
+        let lasts = lease.key_may_last().max(crate::kernel::RUNS_WITHIN);
+        let release = PendingRelease {
+            lock: Arc::clone(&lease.lock),
+            id: lease.id.clone(),
+            until: cx.now.after(lasts),
+            ends_by: Proof::AnyAnswer,
+            counts,
+        };
+        cx.kernel.pend(release, cx.now, cx.fx);
+    }
+
+    /// The client is closed: ends all calls and leases.
+    pub(super) fn close(&mut self, cx: &mut Context<'_>) {
+        let parked: Vec<WaiterNo> = self.line.iter().chain(&self.own).map(|it| it.no).collect();
+        for no in parked {
+            self.end_waiter(no, Outcome::Failed(Failure::Closed), cx);
+        }
+        self.retire_all(cx);
+        for held in std::mem::take(&mut self.held) {
+            let lease = held.lease;
+            lease.lose(Lost::ShutDown, cx.now, cx.fx);
+            lease.rearm(cx.kernel, cx.now, cx.fx);
+            if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
+                self.release_later(&lease, true, cx);
+            }
+            cx.fx.discard.push(Discard::Lease(lease));
+        }
+    }
+}
+
+/// What Redis has granted.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) id: HolderId,
+    pub(super) tokens: TokenBlock,
+    pub(super) lease: LeaseState,
+    pub(super) terms: LeaseTerms,
+    /// It was granted to a place in the queue.
+    pub(super) by_release: bool,
+}

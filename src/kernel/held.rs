@@ -1,0 +1,488 @@
+//! A lease in use, shared by its guards, the lock table and the engine.
+//!
+//! ```text
+//! acquired, granted ─▶ Held ──begin_release──▶ Releasing ──answered, or pending──▶ Released
+//!                       │ expired, max_hold, lose    │ the release found it gone
+//!                       └──────────────▶ Lost ◀──────┘
+//!
+//! a holder:   granted, or handed off ─▶ untaken ──take──▶ holds ──hand-off──▶ the next one: untaken
+//!             lost before it is taken: nobody is told, and its call waits again
+//! ```
+//!
+//! While the lease is held, at most one of its commands is in flight. The engine sends all of them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::clock::Instant;
+use crate::config::{LeaseTerms, OnLost, OnRenew};
+use crate::holder_id::HolderId;
+use crate::kernel::command::{Command, What};
+use crate::kernel::lease::{
+    Due, HandoffRun, LeaseState, LeaseStatus, LeaseWork, NoHandoff, Operation, OperationCell,
+    RenewalRequest, Wanted, WorkKind,
+};
+use crate::kernel::waiter::Failure;
+use crate::kernel::engine::{Item, ItemKey};
+use crate::kernel::{Discard, Effects, Kernel, Told};
+use crate::lost::Lost;
+use crate::protocol::answer::{Answer, KeyState};
+use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::primitive::Primitive;
+use crate::redis::Fault;
+use crate::replicas::Replicas;
+use crate::sync::Mutex;
+use crate::token::FencingToken;
+
+pub(crate) struct HeldLease {
+    pub(crate) lock: Arc<dyn Primitive>,
+    pub(crate) id: HolderId,
+    /// The granted tokens: one for each name, or one for all names.
+    pub(crate) tokens: OneOrMany<FencingToken>,
+    pub(crate) replicas: Option<Replicas>,
+    pub(crate) run: HandoffRun,
+    /// Distinguishes leases in the schedule.
+    pub(crate) serial: u64,
+    pub(super) inner: Mutex<Inner>,
+}
+
+/// What a holder brings to a lease: it is installed when its thread takes the lease.
+#[derive(Clone, Default)]
+pub(crate) struct Holder {
+    /// The most hand-offs in a row that this holder allows.
+    pub(crate) handoffs: u32,
+    pub(crate) trace_id: Option<Arc<str>>,
+    pub(crate) on_lost: Option<Arc<OnLost>>,
+    pub(crate) on_renew: Option<Arc<OnRenew>>,
+}
+
+pub(super) struct Inner {
+    pub(super) lease: LeaseState,
+    /// The token of the current holder: identifies it among those of the same lease.
+    pub(super) token: FencingToken,
+    pub(super) holder: Holder,
+    /// When the current holder took the lease; `None` until then.
+    pub(super) since: Option<Instant>,
+    listeners: Vec<Sender<Lost>>,
+    announced: bool,
+    /// The holder has released the lease, whether it was held or lost.
+    pub(super) released_by_holder: bool,
+    operations: VecDeque<Operation>,
+    /// The readers' side of the lock, after a downgrade: renewals repeat it.
+    reader: Option<Arc<dyn Primitive>>,
+    /// When the release was sent, until its end is known.
+    pub(super) releasing_since: Option<Instant>,
+}
+
+impl HeldLease {
+    pub(crate) fn new(
+        lock: &Arc<dyn Primitive>,
+        id: HolderId,
+        lease: LeaseState,
+        run: HandoffRun,
+        replicas: Option<Replicas>,
+        serial: u64,
+    ) -> Self {
+        let token = run.first();
+        Self {
+            lock: Arc::clone(lock),
+            id,
+            tokens: OneOrMany::One(token),
+            replicas,
+            run,
+            serial,
+            inner: Mutex::new(Inner {
+                lease,
+                token,
+                holder: Holder::default(),
+                since: None,
+                listeners: Vec::new(),
+                announced: false,
+                released_by_holder: false,
+                operations: VecDeque::new(),
+                reader: None,
+                releasing_since: None,
+            }),
+        }
+    }
+
+    /// Runs `act` on the state. If the lease is lost afterwards, tells the listeners, still under
+    /// the lock: a stopped thread cannot delay that. The callback is an effect.
+    fn with<T>(self: &Arc<Self>, fx: &mut Effects, act: impl FnOnce(&mut Inner) -> T) -> T {
+        let mut inner = self.inner.lock();
+        let result = act(&mut inner);
+        if let Some(lost) = inner.lease.lost() {
+            for listener in inner.listeners.drain(..) {
+                // Fails only if the receiver was dropped: each channel has room for one message.
+                let _ = listener.try_send(lost);
+            }
+            for operation in inner.operations.drain(..) {
+                fx.operation_ended(&operation.cell, Ok(()));
+            }
+            if inner.since.is_some() && !std::mem::replace(&mut inner.announced, true) {
+                fx.lost.push(Told {
+                    lease: Arc::clone(self),
+                    lost,
+                    on_lost: inner.holder.on_lost.clone(),
+                });
+            }
+        }
+        result
+    }
+
+    /// Returns the status at `now` for the holder of `token`; an earlier holder has released it.
+    pub(crate) fn status_for(
+        self: &Arc<Self>,
+        token: FencingToken,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> LeaseStatus {
+        self.with(fx, |inner| match inner.token == token {
+            true => inner.lease.status(now),
+            false => LeaseStatus::Released,
+        })
+    }
+
+    pub(crate) fn status(self: &Arc<Self>, now: Instant, fx: &mut Effects) -> LeaseStatus {
+        self.with(fx, |inner| inner.lease.status(now))
+    }
+
+    /// Returns whether the key belongs to this lease at `now`, as far as is known.
+    pub(crate) fn covers(&self, now: Instant) -> bool {
+        self.inner.lock().lease.covers(now)
+    }
+
+    pub(crate) fn token(&self) -> FencingToken {
+        self.inner.lock().token
+    }
+
+    /// Returns how long the key may exist if no release arrives.
+    pub(crate) fn key_may_last(&self) -> Duration {
+        self.inner.lock().lease.key_may_last()
+    }
+
+    /// Returns the lock by which the lease is renewed.
+    pub(crate) fn renewed_as(&self) -> Arc<dyn Primitive> {
+        let reader = self.inner.lock().reader.clone();
+        reader.unwrap_or_else(|| Arc::clone(&self.lock))
+    }
+
+    /// Returns a channel that receives one message on loss.
+    pub(crate) fn listen(
+        self: &Arc<Self>,
+        token: FencingToken,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Receiver<Lost> {
+        let (sender, receiver) = bounded(1);
+        self.with(fx, |inner| {
+            if inner.token == token && inner.lease.status(now) != LeaseStatus::Released {
+                inner.listeners.push(sender);
+            }
+        });
+        receiver
+    }
+
+    /// Ends the lease as lost, unless it has ended or is being released. Returns whether it is over.
+    pub(crate) fn lose(self: &Arc<Self>, lost: Lost, now: Instant, fx: &mut Effects) {
+        self.with(fx, |inner| inner.lease.lose(lost, now));
+    }
+
+    /// Records that a release of the lock was announced: a renewal checks the lease at once.
+    pub(crate) fn suspect(self: &Arc<Self>, now: Instant, fx: &mut Effects) {
+        self.with(fx, |inner| inner.lease.suspect(now));
+    }
+
+    /// Takes the lease that was granted or handed off under `token`. Returns false if it is lost, or
+    /// if somebody else has released it.
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        token: FencingToken,
+        holder: &Holder,
+        now: Instant,
+        max_hold: Duration,
+        fx: &mut Effects,
+    ) -> bool {
+        self.with(fx, |inner| {
+            if inner.token != token
+                || inner.since.is_some()
+                || !matches!(inner.lease.status(now), LeaseStatus::Held(_))
+            {
+                return false;
+            }
+            inner.lease.hand_off(now, max_hold);
+            inner.since = Some(now);
+            inner.holder = holder.clone();
+            true
+        })
+    }
+
+    /// Passes the lease from the holder of `token` to a call that wants it on `terms`; returns the
+    /// token of the next holder.
+    pub(crate) fn pass_to(
+        self: &Arc<Self>,
+        token: FencingToken,
+        terms: &LeaseTerms,
+        has_renewed: bool,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Result<FencingToken, NoHandoff> {
+        let passed = self.with(fx, |inner| {
+            if inner.token != token
+                || inner.released_by_holder
+                || self.replicas != terms.replicas
+                || !matches!(inner.lease.status(now), LeaseStatus::Held(_))
+            {
+                return Err(NoHandoff::Release);
+            }
+            let handoffs = inner.holder.handoffs.min(terms.handoffs);
+            let lease = &mut inner.lease;
+            let next = (self.run).step(lease, token, terms, handoffs, has_renewed, now)?;
+            lease.hand_off(now, Duration::MAX);
+            // Disconnects the listeners' channels.
+            inner.listeners.clear();
+            inner.token = next;
+            inner.since = None;
+            Ok((next, std::mem::take(&mut inner.holder)))
+        });
+        let (next, before) = passed?;
+        fx.discard.push(Discard::Holder(before));
+        Ok(next)
+    }
+
+    /// Begins the release by the holder of `token`, and returns the status before it; `None` if
+    /// this holder has released the lease before.
+    pub(crate) fn begin_release(
+        self: &Arc<Self>,
+        token: FencingToken,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<LeaseStatus> {
+        self.with(fx, |inner| {
+            if inner.token != token || std::mem::replace(&mut inner.released_by_holder, true) {
+                return None;
+            }
+            let status = inner.lease.release(now);
+            if let LeaseStatus::Held(_) = status {
+                inner.listeners.clear();
+                inner.releasing_since = Some(now);
+            }
+            Some(status)
+        })
+    }
+
+    /// Ends the release. Returns false if that was known before: a late end changes nothing.
+    pub(crate) fn end_release(
+        self: &Arc<Self>,
+        lost: Option<Lost>,
+        fx: &mut Effects,
+    ) -> bool {
+        self.with(fx, |inner| {
+            if inner.releasing_since.take().is_none() {
+                return false;
+            }
+            match lost {
+                Some(lost) => inner.lease.was_lost(lost),
+                None => inner.lease.released(),
+            }
+            true
+        })
+    }
+
+    /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
+    pub(crate) fn want(
+        self: &Arc<Self>,
+        token: FencingToken,
+        operation: Operation,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> bool {
+        self.with(fx, |inner| {
+            let is_held = matches!(inner.lease.status(now), LeaseStatus::Held(_));
+            if inner.token != token || inner.released_by_holder || !is_held {
+                return false;
+            }
+            if let Wanted::Downgrade(reader) = &operation.what {
+                // From before the command is sent: if no reply arrives, it may run later.
+                inner.reader = Some(Arc::clone(reader));
+            }
+            inner.operations.push_back(operation);
+            true
+        })
+    }
+
+    /// Takes back an operation whose holder waits no longer, unless its command was sent.
+    pub(crate) fn cancel(&self, cell: &Arc<OperationCell>) {
+        let mut inner = self.inner.lock();
+        (inner.operations).retain(|operation| !Arc::ptr_eq(&operation.cell, cell));
+    }
+
+    /// Begins the holder's next operation, or a renewal that is due; at most one command is in
+    /// flight.
+    pub(crate) fn begin_work(
+        self: &Arc<Self>,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<(Command, LeaseWork)> {
+        let (what, kind, cell) = self.with(fx, |inner| {
+            let Some(operation) = inner.operations.front() else {
+                let request = inner.lease.begin_due_renewal(now)?;
+                let what = self.renewal(request, false);
+                return Some((what, WorkKind::Renewal(request), None));
+            };
+            let (what, kind) = match operation.what {
+                Wanted::Renew => {
+                    let request = inner.lease.begin_full_renewal(now)?;
+                    (self.renewal(request, false), WorkKind::Renewal(request))
+                }
+                Wanted::Downgrade(_) => {
+                    let request = inner.lease.begin_full_renewal(now)?;
+                    let (id, ttl) = (self.id.clone(), request.ttl);
+                    (What::Downgrade { id, ttl }, WorkKind::Renewal(request))
+                }
+                Wanted::SetTtl(ttl) => {
+                    let before = inner.lease.set_ttl(now, ttl)?;
+                    let renews = RenewalRequest { ttl, renews: true };
+                    (self.renewal(renews, true), WorkKind::SetTtl(ttl, before))
+                }
+            };
+            let cell = inner.operations.pop_front()?.cell;
+            Some((what, kind, Some(cell)))
+        })?;
+        let command = Command::new(&self.renewed_as(), what).acknowledged_by(self.replicas);
+        let work = LeaseWork {
+            lease: Arc::clone(self),
+            kind,
+            cell,
+        };
+        Some((command, work))
+    }
+
+    fn renewal(&self, request: RenewalRequest, may_shorten: bool) -> What {
+        What::Renew {
+            id: self.id.clone(),
+            ttl: request.ttl,
+            may_shorten,
+        }
+    }
+
+    /// Applies the end of a command that `begin_work` returned. `is_final`: the server that
+    /// confirmed it has the only copy of the key.
+    pub(crate) fn answered(
+        self: &Arc<Self>,
+        work: &LeaseWork,
+        end: Result<Answer, Fault>,
+        [sent, now]: [Instant; 2],
+        is_final: bool,
+        fx: &mut Effects,
+    ) {
+        let found = end.as_ref().ok().and_then(Answer::key_state);
+        let is_held = self.with(fx, |inner| {
+            let lease = &mut inner.lease;
+            // A lease that expired before the reply arrived is lost as expired.
+            lease.status(now);
+            match (work.kind, found) {
+                (WorkKind::Renewal(request), Some(KeyState::Ours)) => {
+                    lease.confirmed(sent, now, request);
+                }
+                (WorkKind::Renewal(_), _) => lease.unconfirmed(now),
+                (WorkKind::SetTtl(ttl, _), Some(KeyState::Ours)) => {
+                    lease.ttl_set(sent, now, ttl, is_final);
+                }
+                (WorkKind::SetTtl(ttl, before), _) => match &end {
+                    Err(fault) if !fault.may_have_run() => lease.ttl_not_set(now, before),
+                    _ => lease.unanswered(now, ttl),
+                },
+            }
+            match found {
+                Some(KeyState::Gone) => lease.lose(Lost::Deleted, now),
+                Some(KeyState::Foreign) => lease.lose(Lost::Taken, now),
+                Some(KeyState::Ours) | None => {}
+            }
+            matches!(lease.status(now), LeaseStatus::Held(_))
+        });
+        let renews = match work.kind {
+            WorkKind::Renewal(request) => request.renews,
+            WorkKind::SetTtl(..) => true,
+        };
+        if found == Some(KeyState::Ours) && is_held && renews {
+            fx.renewed.push(Arc::clone(self));
+        }
+        if let Some(cell) = &work.cell {
+            fx.operation_ended(cell, result(found, end));
+        }
+    }
+
+    /// Returns whether the thread that releases the lease stands still.
+    pub(super) fn is_release_overdue(&self, now: Instant, command_timeout: Duration) -> bool {
+        let since = self.inner.lock().releasing_since;
+        since.is_some_and(|since| now >= since.after(command_timeout).after(GRACE))
+    }
+
+    /// Schedules what the lease needs next, under its lock: two threads cannot do so in the wrong
+    /// order.
+    pub(super) fn rearm(self: &Arc<Self>, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        let inner = self.inner.lock();
+        let key = ItemKey::Lease(self.serial);
+        match inner.due(now, kernel.limits.command_timeout) {
+            Some(bounds) => kernel.put(key, Item::Lease(Arc::clone(self)), bounds, fx),
+            None => kernel.unschedule(&key, fx),
+        }
+    }
+}
+
+impl Inner {
+    /// Returns when the engine must look at the lease, and until when it may sleep if it sleeps.
+    /// `None` if never again.
+    fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {
+        if let Some(since) = self.releasing_since {
+            let at = since.after(command_timeout).after(GRACE);
+            return Some([at, at]);
+        }
+        match self.lease.due(now) {
+            Due::Nothing => None,
+            Due::Renewal => Some([now, now]),
+            // In flight, no operation can begin: the end of the command looks again.
+            Due::At { best, latest } => match self.operations.is_empty() || self.lease.is_busy() {
+                true => Some([best, latest]),
+                false => Some([now, now]),
+            },
+        }
+    }
+}
+
+/// How much later than its caller the engine ends a caller's command: the caller's own timeout
+/// usually comes first.
+pub(super) const GRACE: Duration = Duration::from_millis(50);
+
+fn result(found: Option<KeyState>, end: Result<Answer, Fault>) -> Result<(), Failure> {
+    match (found, end) {
+        // A loss is reported by the status.
+        (Some(_), _) => Ok(()),
+        (None, Ok(_)) => Err(Failure::Unreachable {
+            since: None,
+            cause: None,
+        }),
+        (None, Err(Fault::NotRun(cause) | Fault::Unknown(cause))) => Err(Failure::Unreachable {
+            since: None,
+            cause: Some(cause),
+        }),
+        (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => {
+            Err(Failure::Rejected(error))
+        }
+        (None, Err(Fault::Open(open))) => Err(Failure::Rejected((*open).into())),
+    }
+}
+
+impl std::fmt::Debug for HeldLease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HeldLease")
+            .field("name", &self.lock.names)
+            .field("id", &self.id)
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,336 @@
+//! The kernel: all decisions about locks, leases and waiting calls, without I/O, clock or threads.
+//!
+//! A waiting call is an entry in a list. Each method takes the time, changes the state under its
+//! locks, and returns [`Effects`], which its caller carries out after the last unlock. Locks are
+//! taken in the order shard of the table, lease, pending releases, schedule, and never two of one
+//! rank.
+//!
+//! ```text
+//! a call's thread ─▶ Call ──────▶ LockEntry ◀── messages ── the subscriber
+//!                                   │  ▲
+//!                   HeldLease ◀─────┤  └── answers, due work ── Engine ◀── the engine thread
+//!                   PendingReleases ◀                             │
+//!                   Schedule ◀────────────────────────────────────┘
+//! ```
+
+pub(crate) mod answers;
+pub(crate) mod call;
+pub(crate) mod command;
+pub(crate) mod due;
+pub(crate) mod engine;
+pub(crate) mod entry;
+pub(crate) mod held;
+pub(crate) mod lease;
+pub(crate) mod messages;
+pub(crate) mod pending;
+pub(crate) mod request;
+#[cfg(test)]
+mod sim;
+pub(crate) mod table;
+pub(crate) mod unlock;
+pub(crate) mod waiter;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::OnLost;
+use crate::holder_id::HolderId;
+use crate::kernel::engine::{Item, ItemKey, Schedule};
+use crate::kernel::entry::LockEntry;
+use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::lease::OperationCell;
+use crate::kernel::pending::{PendingRelease, PendingReleases, Proof, Tally};
+use crate::kernel::table::LockTable;
+use crate::kernel::waiter::{Failure, WaiterCell};
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::protocol::primitive::Primitive;
+use crate::sync::Mutex;
+use crate::token::FencingToken;
+
+/// A command without a reply runs within this time after its sender gave up, or never; longer if
+/// twice its ttl is longer.
+const RUNS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The settings of a client that the kernel needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub(crate) command_timeout: Duration,
+    /// A call gives up if Redis has not answered for this long.
+    pub(crate) unreachable_for: Duration,
+    /// The longest pause of a call that waits without a queue in Redis.
+    pub(crate) backstop: Duration,
+    /// A replica may become the master: recent releases are then repeated.
+    pub(crate) may_fail_over: bool,
+}
+
+/// New holder ids and jitter.
+#[derive(Debug)]
+pub(crate) struct Fresh {
+    owner: Arc<str>,
+}
+
+impl Fresh {
+    fn id(&self, lock: &dyn Primitive) -> HolderId {
+        lock.fresh_id(&self.owner)
+    }
+}
+
+/// The shared state of a client.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) limits: Limits,
+    pub(super) table: LockTable,
+    pub(super) pending: Mutex<PendingReleases>,
+    pub(super) schedule: Mutex<Schedule>,
+    fresh: Fresh,
+    /// Set before the shards are walked; read under a shard's lock.
+    closed: AtomicBool,
+    serial: AtomicU64,
+}
+
+/// What the caller of the kernel must do after it has dropped its locks, in this order.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// The undo to write behind the unanswered command, on its connection, without waiting.
+    pub(crate) undo: Option<Command>,
+    /// Calls whose outcome is stored, to be unparked.
+    pub(crate) wake: Vec<Arc<WaiterCell>>,
+    /// Holders whose operation has ended, to be unparked.
+    pub(crate) operations: Vec<Arc<OperationCell>>,
+    /// The engine must run by then: it is woken if it would sleep longer.
+    pub(crate) engine_by: Option<Instant>,
+    /// Locks whose messages somebody waits for now.
+    pub(crate) listen: Vec<Arc<dyn Primitive>>,
+    /// Names for whose messages nobody waits any more.
+    pub(crate) unlisten: Vec<Name>,
+    /// Leases that were found lost. Their `lost()` channels have been served.
+    pub(crate) lost: Vec<Told>,
+    /// Leases that were renewed.
+    pub(crate) renewed: Vec<Arc<HeldLease>>,
+    /// Holdings that began: leases that were granted, and hand-offs.
+    pub(crate) began: Vec<(Arc<HeldLease>, FencingToken)>,
+    /// Values that may own a user's closure: the engine and the subscriber pass them to the thread
+    /// of the callbacks.
+    pub(crate) discard: Vec<Discard>,
+}
+
+pub(crate) use crate::kernel::command::Command;
+
+/// A loss that the holder is told.
+#[derive(Clone)]
+pub(crate) struct Told {
+    pub(crate) lease: Arc<HeldLease>,
+    pub(crate) lost: Lost,
+    pub(crate) on_lost: Option<Arc<OnLost>>,
+}
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} of {:?}", self.lost, self.lease.id)
+    }
+}
+
+/// A value to be dropped outside of all locks.
+pub(crate) enum Discard {
+    Holder(Holder),
+    Lease(Arc<HeldLease>),
+}
+
+impl std::fmt::Debug for Discard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("discard")
+    }
+}
+
+impl Effects {
+    fn engine_by(&mut self, at: Instant) {
+        self.engine_by = Some(self.engine_by.map_or(at, |before| before.min(at)));
+    }
+
+    /// Stores the result of an operation; its holder is woken.
+    fn operation_ended(&mut self, cell: &Arc<OperationCell>, result: Result<(), Failure>) {
+        *cell.result.lock() = Some(result);
+        self.operations.push(Arc::clone(cell));
+    }
+}
+
+/// What a method of an entry needs besides the entry.
+pub(super) struct Context<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) now: Instant,
+    pub(super) fx: &'a mut Effects,
+}
+
+impl Kernel {
+    pub(crate) fn new(limits: Limits, owner: &str) -> Self {
+        Self {
+            limits,
+            table: LockTable::default(),
+            pending: Mutex::default(),
+            schedule: Mutex::default(),
+            fresh: Fresh {
+                owner: owner.into(),
+            },
+            closed: AtomicBool::new(false),
+            serial: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Returns a number for a call, a request or a lease.
+    pub(super) fn next_serial(&self) -> u64 {
+        self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Runs `act` on the entry of a name, which it creates if there is none, under the lock of its
+    /// shard. Then re-arms the entry in the schedule, or removes it if nothing is left in it.
+    pub(super) fn with_entry<T>(
+        &self,
+        lock: &Arc<dyn Primitive>,
+        now: Instant,
+        fx: &mut Effects,
+        act: impl FnOnce(&mut LockEntry, &mut Context<'_>) -> T,
+    ) -> T {
+        let name = lock.key(0).name;
+        let mut shard = self.table.shard(name).lock();
+        let entry = shard
+            .entry(name.clone())
+            .or_insert_with(|| LockEntry::new(name.clone(), lock.capacity()));
+        let mut cx = Context {
+            kernel: self,
+            now,
+            fx,
+        };
+        let result = act(entry, &mut cx);
+        if entry.rearm(&mut cx) {
+            shard.remove(name);
+        }
+        result
+    }
+
+    /// Like [`with_entry`](Self::with_entry), but only if there is an entry.
+    pub(super) fn with_existing<T>(
+        &self,
+        name: &Name,
+        now: Instant,
+        fx: &mut Effects,
+        act: impl FnOnce(&mut LockEntry, &mut Context<'_>) -> T,
+    ) -> Option<T> {
+        let mut shard = self.table.shard(name).lock();
+        let entry = shard.get_mut(name)?;
+        let mut cx = Context {
+            kernel: self,
+            now,
+            fx,
+        };
+        let result = act(entry, &mut cx);
+        if entry.rearm(&mut cx) {
+            shard.remove(name);
+        }
+        Some(result)
+    }
+
+    /// Runs `act` on each entry, in the order of the names.
+    pub(super) fn for_each(
+        &self,
+        now: Instant,
+        fx: &mut Effects,
+        mut act: impl FnMut(&mut LockEntry, &mut Context<'_>),
+    ) {
+        let mut names: Vec<Name> = Vec::new();
+        for shard in &self.table.shards {
+            names.extend(shard.lock().keys().cloned());
+        }
+        names.sort_unstable();
+        for name in names {
+            self.with_existing(&name, now, fx, &mut act);
+        }
+    }
+
+    /// Puts an item into the schedule, due at the first instant. Wakes the engine if it would sleep
+    /// beyond the second.
+    pub(super) fn put(&self, key: ItemKey, item: Item, [at, latest]: [Instant; 2], fx: &mut Effects) {
+        let (wakes, before) = self.schedule.lock().put(key, item, at, latest);
+        if wakes {
+            fx.engine_by(latest);
+        }
+        discard(before, fx);
+    }
+
+    pub(super) fn unschedule(&self, key: &ItemKey, fx: &mut Effects) {
+        let before = self.schedule.lock().remove(key);
+        discard(before, fx);
+    }
+
+    /// Adds a pending release. The caller has the lock of the shard, and the id has no lease.
+    pub(super) fn pend(&self, release: PendingRelease, now: Instant, fx: &mut Effects) {
+        self.table.forget_id(&release.id);
+        let mut pending = self.pending.lock();
+        pending.push(release, now);
+        let at = pending.next();
+        self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
+    }
+
+    /// Adds the release of what an acquiring command may have taken.
+    pub(super) fn undo(
+        &self,
+        lock: &Arc<dyn Primitive>,
+        id: &HolderId,
+        ttl: Duration,
+        ends_by: Proof,
+        cx: (Instant, &mut Effects),
+    ) {
+        let (now, fx) = cx;
+        let release = PendingRelease {
+            lock: Arc::clone(lock),
+            id: id.clone(),
+            until: now.after(ttl.saturating_mul(2).max(RUNS_WITHIN)),
+            ends_by,
+            counts: false,
+        };
+        self.pend(release, now, fx);
+    }
+
+    /// Keeps a confirmed release, if a replica may take over.
+    pub(super) fn note_released(&self, lease: &HeldLease, now: Instant) {
+        if self.limits.may_fail_over {
+            self.pending.lock().note_recent(PendingRelease {
+                lock: Arc::clone(&lease.lock),
+                id: lease.id.clone(),
+                until: now.after(lease.key_may_last()),
+                ends_by: Proof::AnyAnswer,
+                counts: false,
+            });
+        }
+    }
+
+    /// Refuses new calls, ends all waiting calls and all leases, and releases what they had.
+    pub(crate) fn close(&self, now: Instant, fx: &mut Effects) {
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.for_each(now, fx, LockEntry::close);
+        let mut pending = self.pending.lock();
+        pending.close();
+        let at = pending.next();
+        self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
+    }
+
+    /// Returns whether nothing is left to send, and what the releases of a shutdown found.
+    pub(crate) fn shutdown_tally(&self) -> (bool, Tally) {
+        let pending = self.pending.lock();
+        (pending.is_empty(), pending.tally())
+    }
+}
+
+fn discard(item: Option<Item>, fx: &mut Effects) {
+    if let Some(Item::Lease(lease)) = item {
+        fx.discard.push(Discard::Lease(lease));
+    }
+}

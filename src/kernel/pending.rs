@@ -1,0 +1,475 @@
+//! The pending releases: every id that may hold something in Redis and has no holder here.
+//!
+//! ```text
+//! waiting ──due: with the other ids of its lock, at most 256, in one command──▶ in flight
+//!    ▲                                                                              │
+//!    ├── no reply, or not found and KeySeen: pause 50 ms … 0.8 s, then age × 2/17 ──┤
+//!    └── its time is over: ended       removed; or a reply of the script and AnyAnswer: ended
+//! ```
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder_id::HolderId;
+use crate::kernel::command::{Command, What};
+use crate::name::{Name, NameTable};
+use crate::protocol::answer::{Answer, Undone};
+use crate::protocol::primitive::{AtRelease, Primitive};
+use crate::redis::Fault;
+
+/// The most holder ids in one command: about 16 KiB of them.
+const MOST_IDS: usize = 256;
+
+/// The most ids of one name that may still be acquired. Beyond that, nobody asks for the name.
+const MOST_KEY_SEEN: usize = 1000;
+
+/// The most recent releases that are kept: enough for the seconds in which two servers are masters.
+const MOST_RECENT: usize = 4096;
+
+/// The pause between the first tries of a release.
+const SHORTEST: Duration = Duration::from_millis(50);
+
+/// The pause between tries of a release that is between 0.8 and 6.8 s old.
+const YOUNG: Duration = Duration::from_millis(800);
+
+/// The longest pause after a try without a reply, so that the recovery of Redis is noticed soon.
+const UNANSWERED: Duration = Duration::from_secs(1);
+
+/// What ends a release before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// Any reply of the script: the acquiring command was answered, or has certainly ended.
+    AnyAnswer,
+    /// Only the reply that it removed something: the acquiring command may still run.
+    KeySeen,
+}
+
+/// A release to be sent until it has certainly run.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingRelease {
+    pub(crate) lock: Arc<dyn Primitive>,
+    pub(crate) id: HolderId,
+    /// When the key has expired, or the acquiring command can run no more.
+    pub(crate) until: Instant,
+    pub(crate) ends_by: Proof,
+    /// It ends a lease at a shutdown, which counts the outcome.
+    pub(crate) counts: bool,
+}
+
+/// What the releases of a shutdown found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) released: usize,
+    pub(crate) already_lost: usize,
+    pub(crate) unreleased: usize,
+}
+
+/// The pending releases, in groups of one lock each. Adding, taking and ending one costs O(log n).
+#[derive(Debug, Default)]
+pub(crate) struct PendingReleases {
+    pending: HashMap<u64, Pending>,
+    groups: HashMap<u64, Group>,
+    by_lock: HashMap<SameKeys, u64>,
+    ids: HashMap<HolderId, u64>,
+    counts: NameTable<Counts>,
+    /// When each group is due.
+    due: BTreeSet<(Instant, u64)>,
+    /// When each release ends.
+    ends: BTreeSet<(Instant, u64)>,
+    serial: u64,
+    tally: Tally,
+    is_closing: bool,
+    /// Recent releases that were answered, to be repeated if another server becomes the master.
+    recent: VecDeque<PendingRelease>,
+}
+
+/// The pending releases of a name.
+#[derive(Debug, Default)]
+struct Counts {
+    /// Releases that no reply has answered yet.
+    unanswered: usize,
+    key_seen: usize,
+}
+
+#[derive(Debug)]
+struct Pending {
+    release: PendingRelease,
+    group: u64,
+    began: Instant,
+    tried: Instant,
+    /// `None` while it is in flight.
+    due: Option<Instant>,
+    /// A try without a reply may have removed the key.
+    may_have_run: bool,
+    was_answered: bool,
+}
+
+/// The releases of one lock.
+#[derive(Debug)]
+struct Group {
+    lock: Arc<dyn Primitive>,
+    /// The releases that are not in flight, by due time.
+    order: BTreeSet<(Instant, u64)>,
+    /// How many releases it has, those in flight included.
+    size: usize,
+    /// When the newest release was added.
+    newest: Instant,
+    /// When the last command was sent.
+    last: Option<Instant>,
+    next: Instant,
+}
+
+/// Locks are the same if their releases take the same keys.
+#[derive(Debug)]
+struct SameKeys(Arc<dyn Primitive>);
+
+impl PartialEq for SameKeys {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.release(&[], AtRelease::Plain).keys == other.0.release(&[], AtRelease::Plain).keys
+    }
+}
+
+impl Eq for SameKeys {}
+
+impl Hash for SameKeys {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.names.hash(state);
+    }
+}
+
+/// The releases that one command carries.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    group: u64,
+    releases: Vec<(u64, HolderId)>,
+}
+
+/// Returns the pause after a try that found nothing, for a release of this age.
+fn pause(age: Duration) -> Duration {
+    age.clamp(SHORTEST, YOUNG).max(age * 2 / 17)
+}
+
+/// How early a release with this pause can join a command, and the least time between two commands
+/// if the newest release has this pause.
+fn joins_after(pause: Duration) -> Duration {
+    pause * 15 / 16
+}
+
+impl PendingReleases {
+    /// Returns whether this is the id of a pending release.
+    pub(crate) fn has(&self, id: &[u8]) -> bool {
+        HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
+    }
+
+    /// Returns whether a release of the name has no answer yet.
+    pub(crate) fn has_unanswered(&self, name: &Name) -> bool {
+        self.counts
+            .get(name)
+            .is_some_and(|counts| counts.unanswered > 0)
+    }
+
+    /// Returns whether so many ids of the name may still be acquired that nobody may ask for it.
+    pub(crate) fn is_full(&self, name: &Name) -> bool {
+        self.counts
+            .get(name)
+            .is_some_and(|counts| counts.key_seen >= MOST_KEY_SEEN)
+    }
+
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &HolderId> {
+        self.ids.keys()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        self.tally
+    }
+
+    /// From now on all releases are sent without pauses before their first try.
+    pub(crate) fn close(&mut self) {
+        self.is_closing = true;
+        let groups: Vec<u64> = self.groups.keys().copied().collect();
+        groups.into_iter().for_each(|group| self.plan(group));
+    }
+
+    /// Returns when something must be done.
+    pub(crate) fn next(&self) -> Instant {
+        let due = self.due.first().map(|(at, _)| *at);
+        let ends = self.ends.first().map(|(at, _)| *at);
+        due.into_iter().chain(ends).min().unwrap_or(Instant::NEVER)
+    }
+
+    /// Adds a release, which is due at once, or after the pause since the last command for its lock.
+    /// A second one of an id only sharpens the first.
+    pub(crate) fn push(&mut self, release: PendingRelease, now: Instant) {
+        if let Some(serial) = self.ids.get(&release.id).copied() {
+            if release.ends_by == Proof::AnyAnswer {
+                self.settle_proof(serial);
+            }
+            return;
+        }
+        self.serial += 1;
+        let serial = self.serial;
+        let lock = SameKeys(Arc::clone(&release.lock));
+        let group = *self.by_lock.entry(lock).or_insert(serial);
+        let of_lock = self.groups.entry(group).or_insert_with(|| Group {
+            lock: Arc::clone(&release.lock),
+            order: BTreeSet::new(),
+            size: 0,
+            newest: now,
+            last: None,
+            next: now,
+        });
+        of_lock.newest = now;
+        of_lock.size += 1;
+        of_lock.order.insert((now, serial));
+        let counts = self.counts.entry(name_of(&release)).or_default();
+        counts.unanswered += 1;
+        counts.key_seen += usize::from(release.ends_by == Proof::KeySeen);
+        self.tally.unreleased += usize::from(release.counts);
+        self.ids.insert(release.id.clone(), serial);
+        self.ends.insert((release.until, serial));
+        self.pending.insert(
+            serial,
+            Pending {
+                release,
+                group,
+                began: now,
+                tried: now,
+                due: Some(now),
+                may_have_run: false,
+                was_answered: false,
+            },
+        );
+        self.plan(group);
+    }
+
+    /// Records that Redis holds something under this id, or that its acquiring command has ended:
+    /// its release is due now.
+    pub(crate) fn seen(&mut self, id: &HolderId, has_ended: bool) {
+        let Some(serial) = self.ids.get(id).copied() else {
+            return;
+        };
+        if has_ended {
+            self.settle_proof(serial);
+        }
+        self.send_next(serial);
+    }
+
+    /// The acquiring command has certainly ended: any reply of the script ends the release.
+    fn settle_proof(&mut self, serial: u64) {
+        if let Some(pending) = self.pending.get_mut(&serial)
+            && pending.release.ends_by == Proof::KeySeen
+        {
+            pending.release.ends_by = Proof::AnyAnswer;
+            if let Some(counts) = self.counts.get_mut(&name_of(&pending.release)) {
+                counts.key_seen -= 1;
+            }
+        }
+    }
+
+    /// Keeps a release that was answered: a replica that becomes the master may not have it.
+    pub(crate) fn note_recent(&mut self, release: PendingRelease) {
+        self.recent.push_back(release);
+        if self.recent.len() > MOST_RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    /// Repeats the recent releases.
+    pub(crate) fn repeat_recent(&mut self, now: Instant) {
+        for release in std::mem::take(&mut self.recent) {
+            if release.until > now {
+                self.push(release, now);
+            }
+        }
+    }
+
+    /// Returns the commands to send at `now`; removes the releases whose time is over.
+    pub(crate) fn take_due(&mut self, now: Instant) -> Vec<(Command, Batch)> {
+        while let Some((until, serial)) = self.ends.first().copied()
+            && until <= now
+        {
+            let group = self.pending.get(&serial).map(|pending| pending.group);
+            self.remove(serial);
+            group.into_iter().for_each(|group| self.plan(group));
+        }
+        let mut commands = Vec::new();
+        while let Some((_, group)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
+            let serials = self.due_together(group, now);
+            commands.extend(self.take(group, &serials, now));
+        }
+        commands
+    }
+
+    /// Returns the releases of a due group that are due, or close enough to be sent with them.
+    fn due_together(&self, group: u64, now: Instant) -> Vec<u64> {
+        let order = self.groups.get(&group).map(|group| &group.order);
+        let joins = |due: Instant, serial: &u64| {
+            self.pending.get(serial).is_some_and(|pending| {
+                let pause = pause(pending.began.until(now));
+                due <= now.after(joins_after(pause))
+            })
+        };
+        let order = order.into_iter().flatten();
+        let serials = order.take_while(|(due, serial)| joins(*due, serial));
+        serials.map(|(_, serial)| *serial).take(MOST_IDS).collect()
+    }
+
+    fn take(&mut self, group: u64, serials: &[u64], now: Instant) -> Option<(Command, Batch)> {
+        let mut releases = Vec::with_capacity(serials.len());
+        for &serial in serials {
+            if let Some(pending) = self.pending.get_mut(&serial) {
+                pending.tried = now;
+                releases.push((serial, pending.release.id.clone()));
+                self.schedule(serial, None);
+            }
+        }
+        let of_lock = self.groups.get_mut(&group)?;
+        of_lock.last = Some(now);
+        let ids = releases.iter().map(|(_, id)| id.clone()).collect();
+        let command = Command::new(&of_lock.lock, What::Undo { ids });
+        self.plan(group);
+        (!releases.is_empty()).then_some((command, Batch { group, releases }))
+    }
+
+    fn schedule(&mut self, serial: u64, due: Option<Instant>) {
+        if let Some(pending) = self.pending.get_mut(&serial)
+            && let Some(group) = self.groups.get_mut(&pending.group)
+        {
+            if let Some(before) = pending.due {
+                group.order.remove(&(before, serial));
+            }
+            if let Some(due) = due {
+                group.order.insert((due, serial));
+            }
+            pending.due = due;
+        }
+    }
+
+    /// Plans the next command of a group; removes a group without releases.
+    fn plan(&mut self, serial: u64) {
+        let Some(group) = self.groups.get_mut(&serial) else {
+            return;
+        };
+        self.due.remove(&(group.next, serial));
+        if group.size == 0 {
+            self.by_lock.remove(&SameKeys(Arc::clone(&group.lock)));
+            self.groups.remove(&serial);
+            return;
+        }
+        let Some((first, _)) = group.order.first() else {
+            return;
+        };
+        let not_before = group.last.filter(|_| !self.is_closing);
+        let not_before = not_before.map_or(Instant::START, |last| {
+            let pause = joins_after(pause(group.newest.until(last)));
+            last.after(pause.min(UNANSWERED))
+        });
+        group.next = not_before.max(*first);
+        self.due.insert((group.next, serial));
+    }
+
+    /// Records the end of a batch.
+    pub(crate) fn settle(&mut self, batch: &Batch, end: Result<Answer, Fault>, now: Instant) {
+        match end {
+            Ok(Answer::Undone(undone)) => self.settle_undone(batch, &undone),
+            end => {
+                let may_have_run = end.err().is_none_or(|fault| fault.may_have_run());
+                for (serial, _) in &batch.releases {
+                    let Some(pending) = self.pending.get_mut(serial) else {
+                        continue;
+                    };
+                    pending.may_have_run |= may_have_run;
+                    let pause = pause(pending.began.until(now)).min(UNANSWERED);
+                    self.schedule(*serial, Some(now.after(pause)));
+                }
+            }
+        }
+        self.plan(batch.group);
+    }
+
+    fn settle_undone(&mut self, batch: &Batch, undone: &Undone) {
+        for (n, (serial, _)) in batch.releases.iter().enumerate() {
+            let was_removed = undone.removed.contains(&n);
+            let Some(pending) = self.pending.get_mut(serial) else {
+                continue;
+            };
+            pending.note_answer(&mut self.counts, &mut self.tally, was_removed);
+            if was_removed || pending.release.ends_by == Proof::AnyAnswer {
+                self.remove(*serial);
+            } else {
+                let pause = pause(pending.began.until(pending.tried));
+                let due = pending.tried.after(pause);
+                self.schedule(*serial, Some(due));
+            }
+        }
+        if let Some(id) = undone.other.as_deref().and_then(HolderId::parse)
+            // A reply that contradicts itself must not send the same ids over and over.
+            && batch.releases.iter().all(|(_, sent)| *sent != id)
+            && let Some(serial) = self.ids.get(&id).copied()
+        {
+            self.send_next(serial);
+        }
+    }
+
+    /// Sends this release next: it was found to hold the lock.
+    fn send_next(&mut self, serial: u64) {
+        let Some(pending) = self.pending.get(&serial).filter(|it| it.due.is_some()) else {
+            return;
+        };
+        let group = pending.group;
+        self.schedule(serial, Some(Instant::START));
+        if let Some(of_lock) = self.groups.get_mut(&group) {
+            of_lock.last = None;
+        }
+        self.plan(group);
+    }
+
+    fn remove(&mut self, serial: u64) {
+        self.schedule(serial, None);
+        let Some(pending) = self.pending.remove(&serial) else {
+            return;
+        };
+        self.ends.remove(&(pending.release.until, serial));
+        self.ids.remove(&pending.release.id);
+        if let Some(group) = self.groups.get_mut(&pending.group) {
+            group.size -= 1;
+        }
+        let name = name_of(&pending.release);
+        if let Some(counts) = self.counts.get_mut(&name) {
+            counts.unanswered -= usize::from(!pending.was_answered);
+            counts.key_seen -= usize::from(pending.release.ends_by == Proof::KeySeen);
+            if counts.unanswered == 0 && counts.key_seen == 0 {
+                self.counts.remove(&name);
+            }
+        }
+    }
+}
+
+impl Pending {
+    fn note_answer(&mut self, counts: &mut NameTable<Counts>, tally: &mut Tally, removed: bool) {
+        if std::mem::replace(&mut self.was_answered, true) {
+            return;
+        }
+        if let Some(counts) = counts.get_mut(&name_of(&self.release)) {
+            counts.unanswered -= 1;
+        }
+        if self.release.counts {
+            tally.unreleased -= 1;
+            match removed || self.may_have_run {
+                true => tally.released += 1,
+                false => tally.already_lost += 1,
+            }
+        }
+    }
+}
+
+fn name_of(release: &PendingRelease) -> Name {
+    release.lock.key(0).name.clone()
+}

@@ -1,0 +1,190 @@
+//! What the client asks Redis for, on behalf of one waiting call or of all calls in a line.
+//!
+//! ```text
+//!          ┌──────── no reply (the id becomes a pending release), not run, refused ────────┐
+//!          ▼                                                                               │
+//! (none)─▶Due ──the caller's thread or the engine──▶ Sent ──granted──▶ lease ─▶ (none)      │
+//!          ▲                                          │ │ └─grant message first──▶ Won ──the reply, or none──▶ (none)
+//!          │                        refused, has place│ │grant message, but too old, or to be confirmed
+//!          │ place is gone                            ▼ ▼
+//!          ├─────────────────────── Queued ──message or refresh: granted──▶ lease ─▶ (none)
+//!          │                         │  └──too old, or to be confirmed──▶ Confirming ──ours──▶ lease, or Won
+//!          │                         └──nobody left to serve: pending release ─▶ (none)   │
+//!          └──────────────────────────────────────────────────────── gone, foreign ───────┘
+//! nobody left to serve: Due ─▶ (none); Sent, Won ─▶ serves Nobody, and the end of its command ends it
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
+use crate::kernel::command::Listens;
+use crate::kernel::held::HeldLease;
+use crate::kernel::waiter::WaiterNo;
+use crate::protocol::place::TokenBlock;
+use crate::protocol::primitive::{Admission, Primitive};
+
+/// Identifies a request. A later request never has the number of an earlier one.
+pub(crate) type RequestNo = u64;
+
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub(crate) no: RequestNo,
+    pub(crate) serves: Serves,
+    pub(crate) lock: Arc<dyn Primitive>,
+    /// The terms of its commands.
+    pub(crate) terms: LeaseTerms,
+    pub(crate) state: RequestState,
+    /// The acquiring command that has not ended. The state is `Sent`, `Won` or `Confirming` then.
+    pub(crate) flight: Option<Flight>,
+    /// How often it was refused. After the first time, its commands enter the queue.
+    pub(crate) refusals: u32,
+    /// A refusal ends it: it takes no place, and nobody asks again.
+    pub(crate) once: bool,
+    /// Commands in a row that got no reply.
+    pub(crate) failures: u32,
+    /// A wake-up came while a command was under way: look again when that ends.
+    pub(crate) again: bool,
+}
+
+/// Whom a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Serves {
+    /// The calls in the line, and the one whose thread has sent its command.
+    Line,
+    One(WaiterNo),
+    /// Its call has left. It lives until its command has ended.
+    Nobody,
+}
+
+/// Who sends an acquiring command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sender {
+    /// The thread of this call, which has never parked.
+    Caller(WaiterNo),
+    Engine,
+}
+
+/// An acquiring command that has not ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Flight {
+    pub(crate) id: HolderId,
+    pub(crate) how: How,
+    pub(crate) tokens: u64,
+    pub(crate) sent: Instant,
+    pub(crate) sender: Sender,
+    /// Whether a place that it takes has an inbox.
+    pub(crate) listens: Listens,
+}
+
+/// The kind of an acquiring command. Rounds of a quorum will be a further kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Acquire,
+    /// Joins the queue if it is refused.
+    Enter,
+    /// Stays behind the queue, and takes no place.
+    EnterOnce,
+}
+
+/// An acquiring command, as its sender names it when it has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) lock: Arc<dyn Primitive>,
+    pub(crate) no: RequestNo,
+    pub(crate) id: HolderId,
+    pub(crate) how: How,
+    pub(crate) ttl: Duration,
+}
+
+#[derive(Debug)]
+pub(crate) enum RequestState {
+    /// The next acquiring command is due then, under a fresh id.
+    Due(Instant),
+    Sent,
+    /// Granted by a message. Contains the lease until its caller has read the reply.
+    Won(Option<Arc<HeldLease>>),
+    Queued(Place),
+    Confirming(Confirming),
+}
+
+/// A place in the queue in Redis.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) id: HolderId,
+    /// When the last command was sent whose reply said that the place waits: a grant is newer.
+    pub(crate) seen: Instant,
+    pub(crate) refresh_at: Instant,
+    pub(crate) refreshing: bool,
+    /// Whether it has an inbox, as of the last command.
+    pub(crate) listens: Listens,
+}
+
+/// A grant that Redis must confirm.
+#[derive(Debug)]
+pub(crate) struct Confirming {
+    pub(crate) id: HolderId,
+    pub(crate) tokens: TokenBlock,
+    pub(crate) by_release: bool,
+    pub(crate) retry_at: Instant,
+    pub(crate) renewing: bool,
+}
+
+/// The requests whose places one command refreshes: a line's place, or those of calls that have one
+/// each, with one admission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RefreshGroup {
+    of_line: bool,
+    admission: Admission,
+}
+
+impl Request {
+    pub(crate) fn new(
+        no: RequestNo,
+        serves: Serves,
+        lock: &Arc<dyn Primitive>,
+        terms: LeaseTerms,
+        due: Instant,
+    ) -> Self {
+        Self {
+            no,
+            serves,
+            lock: Arc::clone(lock),
+            terms,
+            state: RequestState::Due(due),
+            flight: None,
+            refusals: 0,
+            once: false,
+            failures: 0,
+            again: false,
+        }
+    }
+
+    /// Returns the holder id that may hold something in Redis for this request.
+    pub(crate) fn id(&self) -> Option<&HolderId> {
+        match &self.state {
+            RequestState::Queued(place) => Some(&place.id),
+            RequestState::Confirming(grant) => Some(&grant.id),
+            RequestState::Due(_) | RequestState::Sent | RequestState::Won(_) => {
+                self.flight.as_ref().map(|flight| &flight.id)
+            }
+        }
+    }
+
+    /// Returns the call whose own thread has the acquiring command under way.
+    pub(crate) fn caller(&self) -> Option<WaiterNo> {
+        match self.flight.as_ref()?.sender {
+            Sender::Caller(no) => Some(no),
+            Sender::Engine => None,
+        }
+    }
+
+    pub(crate) fn group(&self) -> Option<RefreshGroup> {
+        Some(RefreshGroup {
+            of_line: self.serves == Serves::Line,
+            admission: self.lock.queue()?.admission(),
+        })
+    }
+}

@@ -1,0 +1,256 @@
+//! The end of a holding: a hand-off, or a release; and what a holder wants from its lease.
+//!
+//! ```text
+//! begin_unlock ──a call waits in the line, and the lease fits it──▶ HandedOff
+//!      │ ├──it must be renewed for that──▶ RenewFirst ──once──▶ begin_unlock
+//!      │ └──it was lost──▶ AlreadyLost
+//!      └──▶ Send ──unlocked: the reply, or none──▶ Released, Lost, or a pending release
+//!             └──its thread stands still: the engine ends it
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::kernel::command::{Command, What};
+use crate::kernel::entry::{CONTENDED_FOR, LockEntry};
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
+use crate::kernel::messages::OPEN_FOR;
+use crate::kernel::{Context, Effects, Kernel};
+use crate::lost::Lost;
+use crate::protocol::answer::{Answer, KeyState};
+use crate::redis::Fault;
+use crate::token::FencingToken;
+
+/// The pause of a line without a queue after a run of hand-offs: other clients get a chance.
+const YIELDS_FOR: Duration = Duration::from_millis(1);
+
+/// How a holding ends.
+#[derive(Debug)]
+pub(crate) enum Unlock {
+    HandedOff,
+    /// The caller sends it, and reports its end with `unlocked`.
+    Send(Command),
+    /// The engine renews the lease. Then `begin_unlock` is called again.
+    RenewFirst(Arc<OperationCell>),
+    AlreadyLost(Lost),
+    /// This holder has released the lease before.
+    Over,
+}
+
+/// What a release has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unlocked {
+    Released,
+    Lost(Lost),
+    /// No reply: the engine repeats the release.
+    Unconfirmed,
+}
+
+impl Kernel {
+    /// Ends the holding of `token`. Pass `has_renewed` after [`Unlock::RenewFirst`].
+    pub(crate) fn begin_unlock(
+        &self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        has_renewed: bool,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Unlock {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+            match entry.hand_off(lease, token, has_renewed, cx) {
+                Ok(()) => return Unlock::HandedOff,
+                Err(NoHandoff::RenewFirst) => {
+                    if let Some(cell) = want(lease, token, Wanted::Renew, cx) {
+                        return Unlock::RenewFirst(cell);
+                    }
+                }
+                Err(NoHandoff::Release) => {}
+            }
+            begin_release(entry, lease, token, cx)
+        })
+    }
+
+    /// Leaves the release to the engine, for a thread that must not wait.
+    pub(crate) fn unlock_later(
+        &self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+            if entry.hand_off(lease, token, false, cx).is_ok() {
+                return;
+            }
+            if let Unlock::Send(_) = begin_release(entry, lease, token, cx) {
+                lease.end_release(None, cx.fx);
+                entry.ended(&lease.id, cx.now, cx);
+                entry.release_later(lease, false, cx);
+            }
+        });
+    }
+
+    /// Applies the end of the release that `begin_unlock` returned. `may_have_run`: an earlier try
+    /// got no reply.
+    pub(crate) fn unlocked(
+        &self,
+        lease: &Arc<HeldLease>,
+        end: Result<Answer, Fault>,
+        may_have_run: bool,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Unlocked {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+            let unlocked = found(lease, &end, may_have_run, cx.now);
+            let lost = match unlocked {
+                Unlocked::Lost(lost) => Some(lost),
+                Unlocked::Released | Unlocked::Unconfirmed => None,
+            };
+            if !lease.end_release(lost, cx.fx) {
+                // The engine, or a shutdown, has ended it.
+                return unlocked;
+            }
+            end_unlock(entry, lease, &end, unlocked, cx);
+            unlocked
+        })
+    }
+
+    /// The engine looks at a lease that is being released: its caller's thread stands still.
+    pub(super) fn end_overdue_release(
+        &self,
+        lease: &Arc<HeldLease>,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+            if lease.end_release(None, cx.fx) {
+                entry.ended(&lease.id, cx.now, cx);
+                entry.release_later(lease, false, cx);
+            }
+        });
+    }
+
+    /// Asks the engine for a renewal, a change of ttl or a downgrade. The holder waits for the
+    /// result in the cell, and takes the operation back if it gives up. `None` if the lease has
+    /// ended.
+    pub(crate) fn operate(
+        &self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        what: Wanted,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<Arc<OperationCell>> {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+            let is_downgrade = matches!(what, Wanted::Downgrade(_));
+            let cell = want(lease, token, what, cx)?;
+            let held = entry.held.iter_mut().find(|held| held.lease.id == lease.id);
+            if is_downgrade && let Some(held) = held {
+                held.is_shared = true;
+                // Calls that waited for the end of the writer can have a place now.
+                entry.serve(cx.now, cx);
+            }
+            Some(cell)
+        })
+    }
+
+    /// The lease was found to have ended: the calls that waited for that ask now.
+    pub(super) fn lease_ended(&self, lease: &Arc<HeldLease>, now: Instant, fx: &mut Effects) {
+        let name = lease.lock.key(0).name;
+        self.with_existing(name, now, fx, |entry, cx| entry.ended(&lease.id, cx.now, cx));
+    }
+}
+
+fn want(
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+    what: Wanted,
+    cx: &mut Context<'_>,
+) -> Option<Arc<OperationCell>> {
+    let cell = OperationCell::new();
+    let operation = Operation {
+        what,
+        cell: Arc::clone(&cell),
+    };
+    let is_held = lease.want(token, operation, cx.now, cx.fx);
+    lease.rearm(cx.kernel, cx.now, cx.fx);
+    is_held.then_some(cell)
+}
+
+fn begin_release(
+    entry: &mut LockEntry,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+    cx: &mut Context<'_>,
+) -> Unlock {
+    match lease.begin_release(token, cx.now, cx.fx) {
+        None | Some(LeaseStatus::Released) => Unlock::Over,
+        Some(LeaseStatus::Lost(lost)) => {
+            lease.rearm(cx.kernel, cx.now, cx.fx);
+            entry.ended(&lease.id, cx.now, cx);
+            if lost != Lost::ShutDown {
+                // The key can still exist: this client counts an expiry earlier than the server.
+                entry.release_later(lease, false, cx);
+            }
+            Unlock::AlreadyLost(lost)
+        }
+        Some(LeaseStatus::Held(_)) => {
+            lease.rearm(cx.kernel, cx.now, cx.fx);
+            let what = What::Leave {
+                id: lease.id.clone(),
+                may_be_plain: lease.run.is_by_release(),
+            };
+            Unlock::Send(Command::new(&lease.lock, what))
+        }
+    }
+}
+
+fn found(
+    lease: &HeldLease,
+    end: &Result<Answer, Fault>,
+    may_have_run: bool,
+    now: Instant,
+) -> Unlocked {
+    let Some(found) = end.as_ref().ok().and_then(Answer::key_state) else {
+        return Unlocked::Unconfirmed;
+    };
+    match found {
+        KeyState::Ours => Unlocked::Released,
+        _ if may_have_run => Unlocked::Released,
+        _ if !lease.covers(now) => Unlocked::Lost(Lost::Expired),
+        KeyState::Gone => Unlocked::Lost(Lost::Deleted),
+        KeyState::Foreign => Unlocked::Lost(Lost::Taken),
+    }
+}
+
+fn end_unlock(
+    entry: &mut LockEntry,
+    lease: &Arc<HeldLease>,
+    end: &Result<Answer, Fault>,
+    unlocked: Unlocked,
+    cx: &mut Context<'_>,
+) {
+    let mut at = cx.now;
+    match end {
+        Ok(Answer::LeftOpen) => {
+            // Free for a moment, for programs outside the queue.
+            entry.contended_until = cx.now.after(CONTENDED_FOR);
+            at = cx.now.after(OPEN_FOR);
+        }
+        Ok(Answer::NotPassedOn) => entry.contended_until = cx.now.after(CONTENDED_FOR),
+        _ if lease.lock.queue().is_none() && lease.run.was_handed(lease.token()) => {
+            at = cx.now.after(YIELDS_FOR);
+        }
+        _ => {}
+    }
+    if unlocked == Unlocked::Released {
+        entry.released = Some(lease.id.clone());
+    }
+    entry.ended(&lease.id, at, cx);
+    match unlocked {
+        Unlocked::Unconfirmed => entry.release_later(lease, false, cx),
+        _ => cx.kernel.note_released(lease, cx.now),
+    }
+}
