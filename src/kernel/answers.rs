@@ -238,17 +238,8 @@ impl LockEntry {
             self.due_after_failure(n, cx);
             return ForCaller::default();
         }
-        if self.is_of_nobody(&by, cx) {
-            // Not a refusal: the lock is free once that command is undone.
-            self.last.answered(sent, cx.now);
-            if flight.how == How::Enter {
-                self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
-            } else {
-                cx.kernel.table.forget_id(&flight.id);
-            }
-            self.requests[n].state = RequestState::Due(cx.now.after(OWN_ID_PAUSE));
-            self.touch(cx.now.after(OWN_ID_PAUSE), cx.now.after(OWN_ID_PAUSE));
-            return ForCaller::default();
+        if self.is_of_nobody(n, &by, cx) {
+            return self.refused_by_nobody(n, flight, by.remaining, sent, cx);
         }
         let by = Arc::new(by);
         self.last.refused(sent, cx.now, Arc::clone(&by));
@@ -271,10 +262,41 @@ impl LockEntry {
         }
     }
 
+    /// A command of this client that nobody owns has the lock: no refusal, because the lock is free
+    /// once that command is undone, or somebody's once its reply is read.
+    fn refused_by_nobody(
+        &mut self,
+        n: usize,
+        flight: &Flight,
+        remaining: Option<Duration>,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) -> ForCaller {
+        self.last.answered(sent, cx.now);
+        self.requests[n].failures = 0;
+        if flight.how == How::Enter {
+            self.queued(n, flight, sent, remaining, cx);
+            return ForCaller::default();
+        }
+        cx.kernel.table.forget_id(&flight.id);
+        let request = &mut self.requests[n];
+        request.refusals += 1;
+        let can_queue = request.lock.queue().is_some() && !request.once;
+        let pause = if can_queue { Duration::ZERO } else { OWN_ID_PAUSE };
+        self.set_due(n, cx.now.after(pause));
+        ForCaller::default()
+    }
+
     /// Returns whether a command of this client, which nobody here owns, caused a refusal.
-    fn is_of_nobody(&self, by: &RefusedName, cx: &Context<'_>) -> bool {
+    fn is_of_nobody(&self, n: usize, by: &RefusedName, cx: &Context<'_>) -> bool {
+        // An attempt for a deadline is made because the command of the line has no reply.
+        let is_for_deadline = match self.requests[n].serves {
+            Serves::One(no) => self.line.iter().any(|waiter| waiter.no == no),
+            Serves::Line | Serves::Nobody => false,
+        };
         let is_abandoned = |request: &&Request| {
-            request.serves == Serves::Nobody || matches!(request.state, RequestState::Sent)
+            let is_unanswered = matches!(request.state, RequestState::Sent);
+            request.serves == Serves::Nobody || is_for_deadline && is_unanswered
         };
         let mut ids = self.requests.iter().filter(is_abandoned);
         let pending = cx.kernel.pending.lock();

@@ -177,31 +177,28 @@ impl Engine {
         fx: &mut Effects,
     ) -> Vec<Outgoing> {
         let mut out = Vec::new();
-        let items = kernel.schedule.lock().take(now);
-        let mut ended = Vec::new();
-        for item in &items {
-            if let Item::Lease(lease) = item
-                && let LeaseStatus::Lost(_) = lease.status(now, fx)
-            {
-                ended.push(Arc::clone(lease));
+        loop {
+            let items = kernel.schedule.lock().take(now);
+            if items.is_empty() {
+                return out;
             }
-        }
-        for lease in ended {
-            kernel.lease_ended(&lease, now, fx);
-            fx.discard.push(Discard::Lease(lease));
-        }
-        for item in items {
+            tell_losses(kernel, &items, now, fx);
+            for item in items {
+                if out.len() >= route.room() {
+                    put_back(kernel, item, now, fx);
+                    continue;
+                }
+                match item {
+                    Item::Lease(lease) => self.renew(kernel, lease, now, &mut out, fx),
+                    Item::Entry(name) => self.ask(kernel, &name, now, &mut out, fx),
+                    Item::Pending => self.undo(kernel, now, &mut out, fx),
+                }
+            }
             if out.len() >= route.room() {
-                put_back(kernel, item, now, fx);
-                continue;
+                return out;
             }
-            match item {
-                Item::Lease(lease) => self.renew(kernel, lease, now, &mut out, fx),
-                Item::Entry(name) => self.ask(kernel, &name, now, &mut out, fx),
-                Item::Pending => self.undo(kernel, now, &mut out, fx),
-            }
+            // The end of a lease makes its entry due at once.
         }
-        out
     }
 
     fn renew(
@@ -330,9 +327,34 @@ impl Engine {
         }
     }
 
+    /// Returns the name whose refusal the reply to a command can be.
+    #[cfg(test)]
+    pub(super) fn asks_for(&self, ticket: Ticket) -> Option<Name> {
+        match self.in_flight.get(&ticket)? {
+            Purpose::Ask(asked) => Some(asked.lock.key(0).name.clone()),
+            Purpose::Refresh(name, _) => Some(name.clone()),
+            _ => None,
+        }
+    }
+
     /// Returns the commands in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
+    }
+}
+
+fn tell_losses(kernel: &Kernel, items: &[Item], now: Instant, fx: &mut Effects) {
+    let mut ended = Vec::new();
+    for item in items {
+        if let Item::Lease(lease) = item
+            && let LeaseStatus::Lost(_) = lease.status(now, fx)
+        {
+            ended.push(Arc::clone(lease));
+        }
+    }
+    for lease in ended {
+        kernel.lease_ended(&lease, now, fx);
+        fx.discard.push(Discard::Lease(lease));
     }
 }
 

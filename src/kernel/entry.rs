@@ -121,6 +121,12 @@ impl LockEntry {
         !self.line.is_empty() || self.holds_alone() || self.line_request().is_some()
     }
 
+    /// Returns whether the calls in the line wait for something that will happen.
+    #[cfg(test)]
+    pub(super) fn line_is_busy_without_line(&self) -> bool {
+        self.holds_alone() || self.line_request().is_some()
+    }
+
     fn line_request(&self) -> Option<&Request> {
         self.requests.iter().find(|request| {
             request.serves == Serves::Line && !matches!(request.state, RequestState::Won(_))
@@ -558,6 +564,12 @@ impl LockEntry {
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);
         self.serve(at, cx);
+        for request in self.requests.iter_mut().filter(|it| it.serves == Serves::Line) {
+            if let RequestState::Due(due) = &mut request.state {
+                *due = (*due).min(at);
+            }
+        }
+        self.touch(at, at);
     }
 
     /// Gives up a lease that was given to a call which did not take it in time.

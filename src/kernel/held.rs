@@ -155,6 +155,24 @@ impl HeldLease {
         self.inner.lock().lease.covers(now)
     }
 
+    /// Returns whether no release has begun and no loss was noticed.
+    pub(super) fn is_open(&self) -> bool {
+        self.inner.lock().lease.is_open()
+    }
+
+    /// Returns whether a guard reports at `now` that it holds the lease.
+    #[cfg(test)]
+    pub(super) fn is_held_at(&self, now: Instant) -> bool {
+        let inner = self.inner.lock();
+        inner.lease.is_open() && inner.lease.covers(now)
+    }
+
+    /// Returns for how long the lease has been over at `now`.
+    #[cfg(test)]
+    pub(super) fn overdue(&self, now: Instant) -> Duration {
+        self.inner.lock().lease.overdue(now)
+    }
+
     pub(crate) fn token(&self) -> FencingToken {
         self.inner.lock().token
     }

@@ -132,14 +132,16 @@ impl LockEntry {
         match Announcement::read(payload) {
             Announcement::Released(value) => {
                 let is_ours = |id: &HolderId| id.as_str().as_bytes() == value;
-                if let Some(held) = self.held.iter().find(|held| is_ours(&held.lease.id)) {
+                let held = self.held.iter().find(|held| is_ours(&held.lease.id));
+                if let Some(held) = held.filter(|held| held.lease.is_open()) {
                     // Somebody else has released it.
                     held.lease.suspect(cx.now, cx.fx);
                     held.lease.rearm(cx.kernel, cx.now, cx.fx);
                     return;
                 }
+                // The end of a lease of this client makes its line ask: the message is for others.
+                let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
                 self.last.cut(cx.now);
-                let is_own = self.released.as_ref().is_some_and(is_ours);
                 self.wake(cx, |_, serves| (!is_own || serves != Serves::Line).then_some(Duration::ZERO));
             }
             Announcement::Plain(next) => {

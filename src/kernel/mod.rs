@@ -25,7 +25,7 @@ pub(crate) mod messages;
 pub(crate) mod pending;
 pub(crate) mod request;
 #[cfg(test)]
-mod sim;
+pub(crate) mod sim;
 pub(crate) mod table;
 pub(crate) mod unlock;
 pub(crate) mod waiter;

@@ -163,6 +163,12 @@ impl LeaseState {
         self.renewing
     }
 
+    /// Returns for how long the lease has been over at `now`.
+    #[cfg(test)]
+    pub(crate) fn overdue(&self, now: Instant) -> Duration {
+        self.end().until(now)
+    }
+
     /// Passes the lease to another holder at `now`, for at most `max_hold`.
     pub(crate) fn hand_off(&mut self, now: Instant, max_hold: Duration) {
         self.ends_at = now.after(max_hold);

@@ -1,1 +1,137 @@
-//! sim
+//! A simulation of clients and one server in virtual time: it runs the kernel over random plans.
+
+mod check;
+mod plan;
+mod server;
+mod world;
+
+use plan::{Family, Plan, plan};
+use world::{Report, Violation, World};
+
+use crate::random;
+
+/// A run that violated a property.
+struct Failure {
+    violation: Violation,
+    trace: Vec<String>,
+}
+
+fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
+    random::seed(Some(plan.seed));
+    let mut world = World::new(plan.clone(), is_traced);
+    let end = world.run();
+    random::seed(None);
+    match end {
+        Ok(()) => Ok(world.report),
+        Err(violation) => Err(Box::new(Failure {
+            violation,
+            trace: world.log.into(),
+        })),
+    }
+}
+
+/// Removes faults, clients and operations as long as the same property fails.
+fn shrink(plan: &Plan, property: &'static str) -> Plan {
+    let fails = |plan: &Plan| run(plan, false).is_err_and(|it| it.violation.property == property);
+    let mut best = plan.clone();
+    loop {
+        let mut candidates = Vec::new();
+        for n in 0..best.faults.len() {
+            let mut smaller = best.clone();
+            smaller.faults.remove(n);
+            candidates.push(smaller);
+        }
+        for (clients, threads, ops) in [(1, 0, 0), (0, 1, 0), (0, 0, best.ops / 2), (0, 0, 1)] {
+            let mut smaller = best.clone();
+            smaller.clients = smaller.clients.saturating_sub(clients);
+            smaller.threads = smaller.threads.saturating_sub(threads);
+            smaller.ops = smaller.ops.saturating_sub(ops);
+            if smaller.clients > 0 && smaller.threads > 0 && ops <= best.ops {
+                candidates.push(smaller);
+            }
+        }
+        candidates.retain(|plan| !names_missing(plan));
+        match candidates.into_iter().find(fails) {
+            Some(smaller) => best = smaller,
+            None => return best,
+        }
+    }
+}
+
+/// Returns whether a fault names a client or thread that the plan does not have.
+fn names_missing(plan: &Plan) -> bool {
+    use plan::{Actor, Fault};
+    plan.faults.iter().any(|(_, fault)| {
+        let (client, thread) = match fault {
+            Fault::Cut(client, Actor::Caller(thread), _)
+            | Fault::Slow(client, Actor::Caller(thread), _)
+            | Fault::Stop(client, Some(Actor::Caller(thread)), _)
+            | Fault::Cancel(client, thread) => (*client, *thread),
+            Fault::Cut(client, ..)
+            | Fault::Slow(client, ..)
+            | Fault::Stop(client, ..)
+            | Fault::Kill(client)
+            | Fault::Shutdown(client)
+            | Fault::LoseMessage(client) => (*client, 0),
+            _ => (0, 0),
+        };
+        client >= plan.clients || thread >= plan.threads
+    })
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    let set = std::env::var(name).ok();
+    set.and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Runs seeds of a family; panics with a shrunk plan and its trace if a property is violated.
+fn run_family(family: Family, seeds: std::ops::Range<u64>) {
+    let mut sum = Report::default();
+    let count = seeds.end - seeds.start;
+    for seed in seeds {
+        let plan = plan(family, seed);
+        match run(&plan, false) {
+            Ok(report) => sum.add(&report),
+            Err(failure) => report_failure(&plan, &failure),
+        }
+    }
+    println!("{family:?}: {count} seeds, {sum:?}");
+}
+
+fn report_failure(plan: &Plan, failure: &Failure) -> ! {
+    let Violation { property, text } = &failure.violation;
+    let shrunk = match std::env::var("SIM_SHRINK").is_ok() {
+        true => shrink(plan, property),
+        false => plan.clone(),
+    };
+    let again = run(&shrunk, true).err();
+    let (text, trace) = again.map_or_else(
+        || (text.clone(), Vec::new()),
+        |it| (it.violation.text, it.trace),
+    );
+    let lines = number("SIM_TRACE", 200) as usize;
+    let trace = &trace[trace.len().saturating_sub(lines)..];
+    panic!(
+        "{}\n{shrunk:?}\n{:?} seed {}: {property}: {text}",
+        trace.join("\n"),
+        plan.family,
+        plan.seed
+    );
+}
+
+/// Runs the seeds of each family: `SIM_SEEDS` of them from `SIM_FIRST` on; of `SIM_FAMILY` alone if
+/// set.
+pub(crate) fn main() {
+    let (first, seeds) = (number("SIM_FIRST", 0), number("SIM_SEEDS", 10));
+    let only = std::env::var("SIM_FAMILY").ok();
+    for family in Family::ALL {
+        if only.as_ref().is_none_or(|only| *only == format!("{family:?}")) {
+            run_family(family, first..first + seeds);
+        }
+    }
+}
+
+#[test]
+fn all_families_keep_the_properties() {
+    main();
+}

@@ -1,0 +1,452 @@
+//! The properties that hold after every event, and at the end of a run.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::plan::Actor;
+use super::server::{Data, MS, Time, client_of};
+use super::world::{Checked, World, at, key_of};
+use crate::clock::Instant;
+use crate::kernel::call::Call;
+use crate::kernel::entry::LockEntry;
+use crate::kernel::held::HeldLease;
+use crate::kernel::request::{RequestState, Serves};
+use crate::kernel::waiter::{Outcome, Wait};
+use crate::kernel::{Effects, Kernel};
+use crate::name::Name;
+use crate::protocol::answer::Answer;
+use crate::protocol::place::Refreshed;
+use crate::redis;
+
+/// A lease that a client has had.
+pub(super) struct Registered {
+    client: usize,
+    key: Vec<u8>,
+    lease: Arc<HeldLease>,
+}
+
+/// A refusal that a client has received.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal {
+    name: Name,
+    sent: Time,
+    arrived: Time,
+    until: Option<Time>,
+}
+
+/// Runs `act` on each entry of a kernel.
+fn each_entry(kernel: &Kernel, mut act: impl FnMut(&LockEntry)) {
+    for shard in &kernel.table.shards {
+        shard.lock().values().for_each(&mut act);
+    }
+}
+
+impl World {
+    /// Looks at a kernel call's effects before they are carried out.
+    pub(super) fn after_kernel(&mut self, client: usize, fx: &mut Effects) -> Checked {
+        for (lease, token) in std::mem::take(&mut fx.began) {
+            let key = key_of(&*lease.lock);
+            let is_exclusive = !lease.lock.is_shared() && lease.lock.permits().is_none();
+            self.say(|| format!("c{client} holds {:?} token {token}", lease.id));
+            let newest = self.newest.get(&key).copied().unwrap_or(0);
+            if is_exclusive && token.value() <= newest && !self.lost_data {
+                let text = format!("token {token} is not above {newest}: {:?}", lease.id);
+                return Err(self.violation("P2", text));
+            }
+            if !is_exclusive && lease.lock.permits().is_none() && token.value() < newest {
+                let text = format!("a reader's token {token} is below {newest}");
+                if !self.lost_data {
+                    return Err(self.violation("P2", text));
+                }
+            }
+            if is_exclusive {
+                self.newest.insert(key.clone(), token.value());
+            }
+            if !self.leases.iter().any(|it| Arc::ptr_eq(&it.lease, &lease)) {
+                self.leases.push(Registered { client, key, lease });
+            }
+        }
+        for told in &fx.lost {
+            let told = format!("c{client} is told {told:?}");
+            self.say(|| told);
+        }
+        self.check_table(client)
+    }
+
+    pub(super) fn note_refusal(
+        &mut self,
+        client: usize,
+        name: &Name,
+        end: &Result<Answer, redis::Fault>,
+        sent: Time,
+    ) {
+        let by = match end {
+            Ok(Answer::Refused(by)) => by,
+            Ok(Answer::Places(found, by))
+                if found.iter().any(|it| matches!(it, Refreshed::Waiting(_))) =>
+            {
+                by
+            }
+            _ => return,
+        };
+        let holder = String::from_utf8_lossy(&by.holder).into_owned();
+        if client_of(&holder) == Some(client) && !self.is_owned(client, &holder) {
+            return;
+        }
+        let until = by.remaining.map(|left| sent + left.as_micros() as Time);
+        let refusal = Refusal {
+            name: name.clone(),
+            sent,
+            arrived: self.now,
+            until,
+        };
+        let refusals = &mut self.clients[client].refusals;
+        refusals.push(refusal);
+        if refusals.len() > 400 {
+            refusals.drain(..200);
+        }
+    }
+
+    /// Adds the tables of the clients to the trace.
+    pub(super) fn dump(&mut self) {
+        for client in 0..self.clients.len() {
+            let kernel = Arc::clone(&self.clients[client].kernel);
+            let mut entries = Vec::new();
+            each_entry(&kernel, |entry| {
+                let waiters = entry.line.iter().map(|it| it.no).collect::<Vec<_>>();
+                let own = entry.own.iter().map(|it| it.no).collect::<Vec<_>>();
+                let requests = entry.requests.iter();
+                let requests = requests.map(|it| format!("{} {:?} {:?} {:?}", it.no, it.serves, it.state, it.flight));
+                let requests = requests.collect::<Vec<_>>();
+                entries.push(format!(
+                    "{} held {:?} line {waiters:?} own {own:?} {requests:?} next {:?}",
+                    entry.name, entry.held, entry.next
+                ));
+            });
+            for entry in entries {
+                self.say(|| format!("c{client}: {entry}"));
+            }
+        }
+    }
+
+    /// Returns whether a lease, or a call that waits by its place, owns an id.
+    fn is_owned(&self, client: usize, id: &str) -> bool {
+        let mut found = false;
+        each_entry(&self.clients[client].kernel, |entry| {
+            found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
+            found |= entry.requests.iter().any(|request| {
+                request.serves != Serves::Nobody
+                    && request.id().is_some_and(|it| it.as_str() == id)
+            });
+        });
+        found
+    }
+
+    /// P8: a call ends in time, and says "taken" only with a proof.
+    pub(super) fn check_outcome(
+        &mut self,
+        client: usize,
+        thread: usize,
+        call: &Call,
+        outcome: &Outcome,
+    ) -> Checked {
+        let deadline = call.wants.deadline;
+        let stopped = at(self.stopped_until(client, Actor::Caller(thread)));
+        let now = at(self.now);
+        let latest = deadline.max(stopped).after(std::time::Duration::from_millis(40));
+        if now > latest {
+            let text = format!("c{client}.{thread} ended {:?} late", deadline.until(now));
+            return Err(self.violation("P8", text));
+        }
+        let Outcome::Refused(_) = outcome else {
+            return Ok(());
+        };
+        let is_limited = match &call.wants.wait {
+            Wait::Queue(crate::wait_policy::WaitPolicy::Backoff(backoff)) => {
+                backoff.limit().is_some()
+            }
+            _ => false,
+        };
+        let name = call.wants.lock.key(0).name;
+        let mut holds = false;
+        each_entry(&self.clients[client].kernel, |entry| {
+            holds |= entry.name == *name && !entry.held.is_empty();
+        });
+        let is_once = call.wants.wait == Wait::Once;
+        let is_proof = |refusal: &Refusal| {
+            let is_fresh = refusal.until.is_none_or(|until| at(until) >= deadline)
+                || at(refusal.arrived + 1_000 * MS) >= deadline;
+            refusal.name == *name && at(refusal.sent) >= call.start && (is_fresh || is_once)
+        };
+        let has_proof = self.clients[client].refusals.iter().any(is_proof);
+        if !holds && !has_proof && !is_limited {
+            let text = format!("c{client}.{thread} says that {name} is taken without a proof");
+            return Err(self.violation("P8", text));
+        }
+        Ok(())
+    }
+
+    /// P1, P3, P7, P9.
+    pub(super) fn check(&mut self) -> Checked {
+        let now = at(self.now);
+        self.leases
+            .retain(|it| self.clients[it.client].is_alive && it.lease.is_open());
+        self.check_losses(now)?;
+        if !self.lost_data {
+            self.check_exclusion(now)?;
+        }
+        let keys: Vec<Vec<u8>> = self.server.data.keys().cloned().collect();
+        for key in keys {
+            self.check_orphans(&key)?;
+            self.check_idle(&key)?;
+        }
+        Ok(())
+    }
+
+    fn check_losses(&self, now: Instant) -> Checked {
+        for it in &self.leases {
+            let overdue = it.lease.overdue(now);
+            let stopped = self.stopped_until(it.client, Actor::Engine);
+            if overdue.as_millis() > 20 && at(stopped + 20 * MS) < now {
+                let text = format!("c{}: the loss of {:?} was not told", it.client, it.lease.id);
+                return Err(self.violation("P9", text));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_exclusion(&self, now: Instant) -> Checked {
+        let held: Vec<&Registered> = self
+            .leases
+            .iter()
+            .filter(|it| it.lease.is_held_at(now))
+            .collect();
+        for it in &held {
+            let id = it.lease.id.as_str();
+            let data = &self.server.data[&it.key];
+            let lasts = |end: Option<Time>| end.is_some_and(|end| end > self.now);
+            let lock = data.lock.as_ref().filter(|(it, _)| it == id);
+            let is_there = lasts(lock.map(|it| it.1))
+                || lasts(data.readers.get(id).copied())
+                || lasts(data.permits.get(id).map(|it| it.1));
+            if !is_there {
+                let text = format!(
+                    "c{} believes to hold {:?}, the server has {:?} {:?}",
+                    it.client, it.lease.id, data.lock, data.readers
+                );
+                return Err(self.violation("P1", text));
+            }
+            let others = held.iter().filter(|other| other.key == it.key).count();
+            let is_shared = it.lease.renewed_as().is_shared() || it.lease.lock.permits().is_some();
+            if !is_shared && others > 1 {
+                return Err(self.violation("P1", format!("two holders: {:?}", it.lease.id)));
+            }
+        }
+        Ok(())
+    }
+
+    /// P7: each value in Redis belongs to somebody who knows it.
+    fn check_orphans(&self, key: &[u8]) -> Checked {
+        if self.lost_data {
+            return Ok(());
+        }
+        let data = &self.server.data[key];
+        let lasting = |(id, end): (&String, &Time)| (*end > self.now).then(|| id.clone());
+        let lock = data.lock.as_ref().and_then(|(id, end)| lasting((id, end)));
+        let readers = data.readers.iter().filter_map(lasting);
+        let permits = data.permits.iter();
+        let permits = permits.filter_map(|(id, (_, end))| lasting((id, end)));
+        let ids = lock.into_iter().chain(readers).chain(permits);
+        for id in ids.chain(living_places(data, self.now)) {
+            let Some(client) = client_of(&id).filter(|it| self.clients[*it].is_alive) else {
+                continue;
+            };
+            if !self.is_known(client, &id) {
+                return Err(self.violation("P7", format!("nobody of c{client} knows {id}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_known(&self, client: usize, id: &str) -> bool {
+        let kernel = &self.clients[client].kernel;
+        let mut found = kernel.pending.lock().has(id.as_bytes());
+        each_entry(kernel, |entry| {
+            found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
+            found |= entry.requests.iter().any(|request| {
+                request.id().is_some_and(|it| it.as_str() == id)
+                    || matches!(&request.state, RequestState::Won(Some(it)) if it.id.as_str() == id)
+            });
+        });
+        let has = |lease: &HeldLease| lease.id.as_str() == id;
+        let in_cell = self.parked(client).any(|call| match call.cell() {
+            Some(cell) => match &*cell.outcome.lock() {
+                Some(Outcome::Lease(lease, _)) => has(lease),
+                _ => false,
+            },
+            None => false,
+        });
+        found || in_cell || self.has_guard(client, id) || self.is_under_way(client, id)
+    }
+
+    /// P3: a free lock is not idle while a call waits for it.
+    fn check_idle(&mut self, key: &[u8]) -> Checked {
+        let data = &self.server.data[key];
+        let is_free = match data.permits.is_empty() {
+            true => data.end().is_none_or(|end| end <= self.now),
+            false => false,
+        };
+        let waits = is_free
+            && self.now >= self.stalled_until
+            && (0..self.clients.len()).any(|client| self.waits(client, key));
+        if !waits {
+            self.idle_since.remove(key);
+            return Ok(());
+        }
+        let since = *self.idle_since.entry(key.to_vec()).or_insert(self.now);
+        let idle = self.now - since;
+        self.report.longest_idle = self.report.longest_idle.max(idle);
+        if idle > self.plan.longest_idle() {
+            let text = format!("{} is idle for {} ms", String::from_utf8_lossy(key), idle / MS);
+            return Err(self.violation("P3", text));
+        }
+        Ok(())
+    }
+
+    fn waits(&self, client: usize, key: &[u8]) -> bool {
+        let it = &self.clients[client];
+        if !it.is_alive || it.kernel.is_closed() {
+            return false;
+        }
+        if self.stopped_until(client, Actor::Engine) > self.now {
+            return false;
+        }
+        let mut found = false;
+        each_entry(&it.kernel, |entry| {
+            let mut waiters = entry.line.iter().chain(&entry.own);
+            found |= waiters.any(|waiter| key_of(&*waiter.lock) == key);
+        });
+        found
+    }
+
+    /// P6: the lists, the requests and the index of a client's table agree.
+    fn check_table(&self, client: usize) -> Checked {
+        let kernel = &self.clients[client].kernel;
+        let mut problems = Vec::new();
+        let mut ids = BTreeSet::new();
+        let mut listed = BTreeSet::new();
+        each_entry(kernel, |entry| {
+            check_entry(entry, kernel, &mut problems);
+            for request in &entry.requests {
+                if !matches!(request.state, RequestState::Won(_))
+                    && let Some(id) = request.id()
+                {
+                    ids.insert(id.as_str().to_owned());
+                }
+            }
+            for waiter in entry.line.iter().chain(&entry.own) {
+                listed.insert(waiter.no);
+                if waiter.cell.outcome.lock().is_some() {
+                    problems.push(format!("{} is in a list and has an outcome", waiter.no));
+                }
+            }
+        });
+        for call in self.parked(client) {
+            if let Some(cell) = call.cell()
+                && !listed.contains(&call.no)
+                && cell.outcome.lock().is_none()
+            {
+                problems.push(format!("call {} is in no list and has no outcome", call.no));
+            }
+        }
+        let index = kernel.table.ids.lock();
+        let indexed: BTreeSet<String> = index.keys().map(|id| id.as_str().to_owned()).collect();
+        if indexed != ids {
+            problems.push(format!("the index has {indexed:?}, the requests {ids:?}"));
+        }
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
+        }
+    }
+
+    /// P4, P10: nothing is left.
+    pub(super) fn check_end(&mut self) -> Checked {
+        for (key, data) in &self.server.data {
+            let mut data = data.clone();
+            data.settle(self.now);
+            let keys = data.lock.as_ref().map(|it| it.0.clone());
+            let others = data.readers.keys().chain(data.permits.keys()).cloned();
+            for id in keys.into_iter().chain(others).chain(living_places(&data, self.now)) {
+                let client = client_of(&id);
+                if client.is_some_and(|it| self.clients[it].is_alive) {
+                    let key = String::from_utf8_lossy(key);
+                    return Err(self.violation("P4", format!("{key} is left with {id}")));
+                }
+            }
+        }
+        for (n, client) in self.clients.iter().enumerate() {
+            if !client.is_alive {
+                continue;
+            }
+            let kernel = &client.kernel;
+            let mut left = Vec::new();
+            each_entry(kernel, |entry| left.push(format!("{entry:?}")));
+            if !kernel.pending.lock().is_empty() {
+                left.push(format!("pending {:?}", kernel.pending.lock().ids().collect::<Vec<_>>()));
+            }
+            if client.in_flight() > 0 || !kernel.table.ids.lock().is_empty() {
+                left.push("commands or ids".into());
+            }
+            if kernel.schedule.lock().next() < Instant::NEVER {
+                left.push("the schedule".into());
+            }
+            if !left.is_empty() {
+                return Err(self.violation("P10", format!("c{n} has {left:?}")));
+            }
+        }
+        let bound = 2_000 + self.report.acquired * 200 + self.report.events / 4;
+        if self.report.commands > bound {
+            let text = format!("{} commands", self.report.commands);
+            return Err(self.violation("P10", text));
+        }
+        Ok(())
+    }
+}
+
+fn living_places(data: &Data, now: Time) -> Vec<String> {
+    let places = data.places.iter();
+    let living = places.filter(|(_, place)| place.seen + place.lasts > now);
+    living.map(|(id, _)| id.clone()).collect()
+}
+
+fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
+    let pending = kernel.pending.lock();
+    for held in &entry.held {
+        if pending.has(held.lease.id.as_str().as_bytes()) {
+            problems.push(format!("the lease {:?} has a pending release", held.lease.id));
+        }
+    }
+    for request in &entry.requests {
+        let id = request.id();
+        if id.is_some_and(|id| pending.has(id.as_str().as_bytes())) {
+            problems.push(format!("a request has a pending release: {request:?}"));
+        }
+        let is_placed = matches!(
+            request.state,
+            RequestState::Queued(_) | RequestState::Confirming(_)
+        );
+        let serves = match request.serves {
+            Serves::Line => !entry.line.is_empty(),
+            Serves::One(no) => entry.waiter(no).is_some(),
+            Serves::Nobody => false,
+        };
+        if is_placed && !serves && request.caller().is_none() {
+            problems.push(format!("a place that serves nobody: {request:?}"));
+        }
+    }
+    let asks = entry.line_is_busy_without_line();
+    if !entry.line.is_empty() && !asks {
+        problems.push("calls are in the line, and nobody asks".into());
+    }
+}

@@ -1,0 +1,224 @@
+//! Plans of simulated runs: what the clients do, and which faults happen when.
+
+use super::server::{MS, Time};
+
+/// A generator of random numbers: SplitMix64.
+#[derive(Clone, Debug)]
+pub(super) struct Rng(pub(super) u64);
+
+impl Rng {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    pub(super) fn below(&mut self, n: u64) -> u64 {
+        match n {
+            0 => 0,
+            n => self.next() % n,
+        }
+    }
+
+    pub(super) fn range(&mut self, from: u64, to: u64) -> u64 {
+        from + self.below(to - from)
+    }
+
+    /// Returns true in this share of the cases, in thousandths.
+    pub(super) fn chance(&mut self, thousandths: u64) -> bool {
+        self.below(1000) < thousandths
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Calm,
+    Faults,
+    ShortTtl,
+    Failover,
+    Shared,
+    Ending,
+    Backoff,
+}
+
+impl Family {
+    pub(super) const ALL: [Self; 7] = [
+        Self::Calm,
+        Self::Faults,
+        Self::ShortTtl,
+        Self::Failover,
+        Self::Shared,
+        Self::Ending,
+        Self::Backoff,
+    ];
+}
+
+/// The kinds of lock that a plan uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Mutex,
+    NoQueue,
+    Fair,
+    Reader,
+    Writer,
+    Permits(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Actor {
+    Caller(usize),
+    Engine,
+    Sub,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Fault {
+    /// Cuts a connection; if it is silent, its client notices by a timeout only.
+    Cut(usize, Actor, bool),
+    Slow(usize, Actor, Time),
+    /// Stops an actor, or all of a client.
+    Stop(usize, Option<Actor>, Time),
+    Kill(usize),
+    Cancel(usize, usize),
+    Shutdown(usize),
+    /// The server runs nothing for a time.
+    Stall(Time),
+    /// Loses the last message on the way to a subscriber.
+    LoseMessage(usize),
+    /// A program without leasehold takes a free lock.
+    Foreign(u64, Time),
+    /// The server becomes the replica that was copied at `Snapshot`.
+    Snapshot,
+    Failover,
+    RestartEmpty,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    pub(super) family: Family,
+    pub(super) clients: usize,
+    pub(super) threads: usize,
+    pub(super) ops: u32,
+    pub(super) names: u64,
+    pub(super) kinds: Vec<Kind>,
+    pub(super) ttl: Time,
+    pub(super) handoffs: u32,
+    /// Thousandths of the calls that wait by `Backoff`.
+    pub(super) backoff: u64,
+    pub(super) faults: Vec<(Time, Fault)>,
+}
+
+impl Plan {
+    pub(super) fn has_faults(&self) -> bool {
+        !self.faults.is_empty()
+    }
+
+    /// Returns the longest time for which a free lock may be idle although a call waits.
+    pub(super) fn longest_idle(&self) -> Time {
+        match (self.has_faults(), self.kinds.contains(&Kind::NoQueue), self.backoff) {
+            (true, ..) => 14_000 * MS,
+            (false, false, 0) => 8 * MS,
+            (false, ..) => 1_300 * MS,
+        }
+    }
+}
+
+/// Returns the plan of a seed.
+pub(super) fn plan(family: Family, seed: u64) -> Plan {
+    let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ family as u64 * 77 + 5);
+    let clients = rng.range(2, 5) as usize;
+    let threads = rng.range(1, 4) as usize;
+    let mut kinds = match rng.below(5) {
+        0 => vec![Kind::NoQueue],
+        1 => vec![Kind::Mutex],
+        2 => vec![Kind::Mutex, Kind::Fair],
+        3 => vec![Kind::Fair],
+        _ => vec![Kind::Mutex, Kind::Mutex, Kind::Fair],
+    };
+    if family == Family::Shared {
+        kinds = match rng.below(3) {
+            0 => vec![Kind::Reader, Kind::Reader, Kind::Writer],
+            1 => vec![Kind::Permits(1), Kind::Permits(2)],
+            _ => vec![Kind::Reader, Kind::Writer, Kind::Mutex, Kind::Fair],
+        };
+    }
+    let ttl = match family {
+        Family::Calm if rng.chance(500) => rng.range(60, 200) * MS,
+        Family::ShortTtl => rng.range(40, 600) * MS,
+        _ if rng.chance(500) => 4_000 * MS,
+        _ => rng.range(1_000, 3_000) * MS,
+    };
+    let mut plan = Plan {
+        seed,
+        family,
+        clients,
+        threads,
+        ops: rng.range(5, 30) as u32,
+        names: rng.range(1, 3),
+        kinds,
+        ttl,
+        handoffs: rng.below(5) as u32,
+        backoff: if family == Family::Backoff { 400 } else { 0 },
+        faults: Vec::new(),
+    };
+    plan.faults = faults(&plan, &mut rng);
+    plan
+}
+
+fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
+    let mut faults = Vec::new();
+    let number = match plan.family {
+        Family::Calm => 0,
+        Family::Backoff | Family::Shared if rng.chance(300) => 0,
+        Family::ShortTtl => rng.range(2, 14),
+        _ => rng.range(1, 10),
+    };
+    for _ in 0..number {
+        let at = rng.range(MS, 4_000 * MS);
+        faults.push((at, fault(plan, rng)));
+    }
+    if plan.family == Family::Failover {
+        let at = rng.range(10 * MS, 3_000 * MS);
+        faults.push((at - rng.below(at.min(300 * MS)), Fault::Snapshot));
+        let restarts = rng.chance(200);
+        faults.push((at, if restarts { Fault::RestartEmpty } else { Fault::Failover }));
+    }
+    if plan.family == Family::Ending {
+        let client = rng.below(plan.clients as u64) as usize;
+        faults.push((rng.range(MS, 2_000 * MS), Fault::Shutdown(client)));
+        for _ in 0..rng.below(12) {
+            let client = rng.below(plan.clients as u64) as usize;
+            let thread = rng.below(plan.threads as u64) as usize;
+            faults.push((rng.range(MS, 1_000 * MS), Fault::Cancel(client, thread)));
+        }
+    }
+    faults.sort_by_key(|fault| fault.0);
+    faults
+}
+
+fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
+    let client = rng.below(plan.clients as u64) as usize;
+    let thread = rng.below(plan.threads as u64) as usize;
+    let actor = match rng.below(3) {
+        0 => Actor::Caller(thread),
+        1 => Actor::Engine,
+        _ => Actor::Sub,
+    };
+    let longest = match plan.family {
+        Family::ShortTtl => 800 * MS,
+        _ => 5_000 * MS,
+    };
+    match rng.below(14) {
+        0..=3 => Fault::Cut(client, actor, rng.chance(500)),
+        4 | 5 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),
+        6 => Fault::Stop(client, None, rng.range(MS, longest)),
+        7 => Fault::Kill(client),
+        8 => Fault::Stall(rng.range(MS, longest.min(3_000 * MS))),
+        9 => Fault::Cancel(client, thread),
+        10 | 11 => Fault::Slow(client, actor, rng.range(10 * MS, longest.min(1_500 * MS))),
+        12 => Fault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS)),
+        _ => Fault::LoseMessage(client),
+    }
+}
