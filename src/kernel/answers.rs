@@ -162,7 +162,6 @@ impl LockEntry {
         sent: Instant,
         cx: &mut Context<'_>,
     ) -> Option<Outcome> {
-        self.last.answered(sent, cx.now);
         let is_caller = matches!(flight.sender, Sender::Caller(_));
         let receiver = match is_caller {
             true => Receiver::Caller,
@@ -185,9 +184,11 @@ impl LockEntry {
         let Some(lease) = LeaseState::acquired(sent, cx.now, &terms) else {
             // It has ended before its reply arrived.
             self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
+            self.note_silence(sent, Fault::Unknown(too_short()), cx);
             self.due_after_failure(n, cx);
             return None;
         };
+        self.last.answered(sent, cx.now);
         let request = self.requests.remove(n);
         let grant = Grant {
             id: flight.id.clone(),
@@ -249,12 +250,16 @@ impl LockEntry {
         if self.requests[n].once {
             return self.refused_once(n, flight, by, cx);
         }
-        self.count_refusal(self.requests[n].serves, sent, &by, cx);
+        let used_up = self.count_refusal(self.requests[n].serves, sent, cx.now);
         if flight.how == How::Enter {
             self.queued(n, flight, sent, by.remaining, cx);
         } else {
             cx.kernel.table.forget_id(&flight.id);
             self.due_after_refusal(n, by.remaining, cx);
+        }
+        if let Some(no) = used_up {
+            self.end_waiter(no, Outcome::Refused(Some(by)), cx);
+            self.retire_own(no, cx);
         }
         ForCaller {
             outcome: None,
@@ -454,36 +459,26 @@ impl LockEntry {
         self.touch(at, at);
     }
 
-    /// Counts a refusal for the call that waits by `Backoff`; ends the call after its last attempt.
-    fn count_refusal(
-        &mut self,
-        serves: Serves,
-        sent: Instant,
-        by: &Arc<RefusedName>,
-        cx: &mut Context<'_>,
-    ) {
+    /// Counts a refusal for the call that waits by `Backoff`. Returns its number after its last
+    /// attempt.
+    fn count_refusal(&mut self, serves: Serves, sent: Instant, now: Instant) -> Option<WaiterNo> {
         let waiter = match serves {
             Serves::Line => self.line.front_mut(),
             Serves::One(no) => self.own.iter_mut().find(|waiter| waiter.no == no),
             Serves::Nobody => None,
         };
-        let Some(waiter) = waiter else {
-            return;
-        };
+        let waiter = waiter?;
         let Wait::Queue(WaitPolicy::Backoff(backoff)) = &waiter.wait else {
-            return;
+            return None;
         };
         // An earlier command was not its own attempt.
         if sent < waiter.retry_at {
-            return;
+            return None;
         }
-        waiter.retry_at = cx.now.after(backoff.pause(waiter.refusals));
+        waiter.retry_at = now.after(backoff.pause(waiter.refusals));
         waiter.refusals += 1;
-        if backoff.limit().is_some_and(|limit| waiter.refusals >= limit) {
-            let no = waiter.no;
-            self.end_waiter(no, Outcome::Refused(Some(Arc::clone(by))), cx);
-            self.retire_of(no, cx);
-        }
+        let limit = backoff.limit()?;
+        (waiter.refusals >= limit).then_some(waiter.no)
     }
 
     // ------------------------------------------------------------------ failures
@@ -676,7 +671,10 @@ impl LockEntry {
             place.seen = place.seen.max(sent);
             place.refreshing = false;
         }
-        self.count_refusal(self.requests[n].serves, sent, by, cx);
+        if let Some(no) = self.count_refusal(self.requests[n].serves, sent, cx.now) {
+            self.end_waiter(no, Outcome::Refused(Some(Arc::clone(by))), cx);
+            self.retire_of(no, cx);
+        }
         // That may have ended the last call which it served.
         let Some(n) = self.index_of(no) else {
             return;
@@ -743,7 +741,6 @@ impl LockEntry {
         };
         match (end.as_ref().ok().and_then(Answer::key_state), end) {
             (Some(KeyState::Ours), _) => {
-                self.last.answered(sent, cx.now);
                 if cx.kernel.is_closed() {
                     // Its caller's reply ends it.
                     return;
@@ -754,6 +751,7 @@ impl LockEntry {
                 }
                 let Some(lease) = LeaseState::acquired(sent, cx.now, terms) else {
                     // The reply took as long as the lease.
+                    self.note_silence(sent, Fault::Unknown(too_short()), cx);
                     return self.confirm_first(n, id, tokens, by_release, cx);
                 };
                 let grant = Grant {
@@ -832,6 +830,11 @@ fn fits(asked: &LeaseTerms, wanted: &LeaseTerms) -> bool {
     asked.ttl == wanted.ttl
         && asked.renew_every == wanted.renew_every
         && asked.replicas == wanted.replicas
+}
+
+/// Why a call fails whose leases end before the replies that grant them.
+fn too_short() -> crate::error::Cause {
+    crate::error::Cause::text("the reply took as long as the lease: ttl or max_hold too short")
 }
 
 fn unexpected() -> crate::error::Cause {

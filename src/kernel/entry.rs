@@ -417,6 +417,15 @@ impl LockEntry {
         }
     }
 
+    /// Ends the requests that served only a call which has left.
+    pub(super) fn retire_own(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
+        for n in (0..self.requests.len()).rev() {
+            if self.requests[n].serves == Serves::One(no) {
+                self.retire(n, cx);
+            }
+        }
+    }
+
     /// Ends the requests that serve nobody any more.
     pub(super) fn retire_all(&mut self, cx: &mut Context<'_>) {
         for n in (0..self.requests.len()).rev() {
@@ -495,6 +504,8 @@ impl LockEntry {
         self.last.silent_since = None;
         cx.fx.began.push((Arc::clone(&lease), tokens.first));
         lease.rearm(cx.kernel, cx.now, cx.fx);
+        // The line may have waited for the end of an evicted lease.
+        self.serve(cx.now, cx);
         lease
     }
 

@@ -90,7 +90,7 @@ impl World {
             _ => return,
         };
         let holder = String::from_utf8_lossy(&by.holder).into_owned();
-        if client_of(&holder) == Some(client) && !self.is_owned(client, &holder) {
+        if client_of(&holder) == Some(client) && self.is_abandoned(client, &holder) {
             return;
         }
         let until = by.remaining.map(|left| sent + left.as_micros() as Time);
@@ -129,13 +129,14 @@ impl World {
         }
     }
 
-    /// Returns whether a lease, or a call that waits by its place, owns an id.
-    fn is_owned(&self, client: usize, id: &str) -> bool {
-        let mut found = false;
-        each_entry(&self.clients[client].kernel, |entry| {
-            found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
+    /// Returns whether nobody owns what a command of the client with this id has taken.
+    fn is_abandoned(&self, client: usize, id: &str) -> bool {
+        let kernel = &self.clients[client].kernel;
+        let mut found = kernel.pending.lock().has(id.as_bytes());
+        each_entry(kernel, |entry| {
             found |= entry.requests.iter().any(|request| {
-                request.serves != Serves::Nobody
+                request.serves == Serves::Nobody
+                    && !matches!(request.state, RequestState::Won(_))
                     && request.id().is_some_and(|it| it.as_str() == id)
             });
         });
@@ -429,8 +430,10 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     }
     for request in &entry.requests {
         let id = request.id();
-        if id.is_some_and(|id| pending.has(id.as_str().as_bytes())) {
-            problems.push(format!("a request has a pending release: {request:?}"));
+        let is_won = matches!(request.state, RequestState::Won(_));
+        if !is_won && id.is_some_and(|id| pending.has(id.as_str().as_bytes())) {
+            let text = format!("{:?} {:?} {:?}", request.serves, request.state, request.flight);
+            problems.push(format!("a request has a pending release: {text}"));
         }
         let is_placed = matches!(
             request.state,
@@ -442,7 +445,7 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
             Serves::Nobody => false,
         };
         if is_placed && !serves && request.caller().is_none() {
-            problems.push(format!("a place that serves nobody: {request:?}"));
+            problems.push(format!("a place that serves nobody: {:?}", request.state));
         }
     }
     let asks = entry.line_is_busy_without_line();
