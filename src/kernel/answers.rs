@@ -9,6 +9,7 @@ use crate::kernel::Context;
 use crate::kernel::command::Listens;
 use crate::kernel::entry::{CONTENDED_FOR, Grant, LockEntry, Receiver};
 use crate::kernel::lease::LeaseState;
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{
     Asked, Confirming, Flight, How, Place, Request, RequestNo, RequestState, Sender, Serves,
@@ -60,10 +61,19 @@ impl LockEntry {
         let flight = self.requests[n].flight.take().expect("found by its flight");
         match self.requests[n].state {
             // The message was faster than the reply.
-            RequestState::Won(_) => ForCaller {
-                outcome: self.end_won(n),
-                was_refused: false,
-            },
+            RequestState::Won(_) => {
+                if is_on(Mutant::UndoIsAlwaysWritten) && end.is_err() {
+                    cx.fx.undo = Some(undo_of(&self.requests[n], &asked.id));
+                }
+                ForCaller {
+                    outcome: self.end_won(n),
+                    was_refused: false,
+                }
+            }
+            RequestState::Confirming(_) if is_on(Mutant::LateAnswerUndoesConfirming) => {
+                self.answered_late(asked, end, cx);
+                ForCaller::default()
+            }
             // The grant message has shown that the command has run: nothing else counts.
             RequestState::Confirming(_) => ForCaller::default(),
             RequestState::Sent => {
@@ -92,7 +102,10 @@ impl LockEntry {
 
     /// The request went on without this command, because the engine has ended it.
     fn answered_late(&mut self, asked: &Asked, end: Result<Answer, Fault>, cx: &mut Context<'_>) {
-        if self.holds(&asked.id) {
+        if is_on(Mutant::LateAnswerIsIgnored) {
+            return;
+        }
+        if self.holds(&asked.id) && !is_on(Mutant::WonIsForgotten) {
             return;
         }
         let proof = match end {
@@ -167,7 +180,8 @@ impl LockEntry {
             true => Receiver::Caller,
             false => self.receiver(&self.requests[n]),
         };
-        if receiver == Receiver::Nobody || cx.kernel.is_closed() {
+        let is_closed = cx.kernel.is_closed() && !is_on(Mutant::ClosedClientGives);
+        if receiver == Receiver::Nobody || is_closed {
             let request = self.requests.remove(n);
             self.undo(&request, &flight.id, Proof::AnyAnswer, cx);
             return is_caller.then_some(Outcome::Failed(Failure::Closed));
@@ -183,8 +197,13 @@ impl LockEntry {
         }
         let Some(lease) = LeaseState::acquired(sent, cx.now, &terms) else {
             // It has ended before its reply arrived.
-            self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
-            self.note_silence(sent, Fault::Unknown(too_short()), cx);
+            match is_on(Mutant::ExpiredGrantIsKept) {
+                true => cx.kernel.table.forget_id(&flight.id),
+                false => self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx),
+            }
+            if !is_on(Mutant::ExpiredGrantIsNoFailure) {
+                self.note_silence(sent, Fault::Unknown(too_short()), cx);
+            }
             self.due_after_failure(n, cx);
             return None;
         };
@@ -239,7 +258,12 @@ impl LockEntry {
             self.due_after_failure(n, cx);
             return ForCaller::default();
         }
-        if self.is_of_nobody(n, &by, cx) {
+        // An attempt for a deadline is made because the command of the line has no reply.
+        let is_for_deadline = match self.requests[n].serves {
+            Serves::One(no) => self.line.iter().any(|waiter| waiter.no == no),
+            Serves::Line | Serves::Nobody => false,
+        };
+        if self.is_of_nobody(&by, is_for_deadline, cx) {
             return self.refused_by_nobody(n, flight, by.remaining, sent, cx);
         }
         let by = Arc::new(by);
@@ -293,12 +317,10 @@ impl LockEntry {
     }
 
     /// Returns whether a command of this client, which nobody here owns, caused a refusal.
-    fn is_of_nobody(&self, n: usize, by: &RefusedName, cx: &Context<'_>) -> bool {
-        // An attempt for a deadline is made because the command of the line has no reply.
-        let is_for_deadline = match self.requests[n].serves {
-            Serves::One(no) => self.line.iter().any(|waiter| waiter.no == no),
-            Serves::Line | Serves::Nobody => false,
-        };
+    fn is_of_nobody(&self, by: &RefusedName, is_for_deadline: bool, cx: &Context<'_>) -> bool {
+        if is_on(Mutant::OwnIdRefuses) {
+            return false;
+        }
         let is_abandoned = |request: &&Request| {
             let is_unanswered = matches!(request.state, RequestState::Sent);
             request.serves == Serves::Nobody || is_for_deadline && is_unanswered
@@ -351,7 +373,7 @@ impl LockEntry {
         remaining: Option<Duration>,
         cx: &mut Context<'_>,
     ) {
-        let again = std::mem::take(&mut self.requests[n].again);
+        let again = self.take_again(n);
         let at = match again {
             true => cx.now,
             false => self.refresh_at(n, sent, remaining, cx.now),
@@ -437,7 +459,7 @@ impl LockEntry {
 
     /// The next command after a refusal without a place.
     fn due_after_refusal(&mut self, n: usize, remaining: Option<Duration>, cx: &mut Context<'_>) {
-        let again = std::mem::take(&mut self.requests[n].again);
+        let again = self.take_again(n);
         let request = &self.requests[n];
         let backstop = cx.kernel.limits.backstop;
         let at = match self.backs_off_until(request.serves) {
@@ -452,6 +474,12 @@ impl LockEntry {
             }
         };
         self.set_due(n, at);
+    }
+
+    /// Returns whether a wake-up came while a command was under way.
+    fn take_again(&mut self, n: usize) -> bool {
+        let again = std::mem::take(&mut self.requests[n].again);
+        again && !is_on(Mutant::WakeUpIsForgotten)
     }
 
     fn set_due(&mut self, n: usize, at: Instant) {
@@ -593,19 +621,17 @@ impl LockEntry {
     fn win(&mut self, n: usize, grant: Grant, cx: &mut Context<'_>) {
         let receiver = self.receiver(&self.requests[n]);
         let lock = Arc::clone(&self.requests[n].lock);
-        let no = self.requests[n].no;
         let lease = self.hold(&lock, grant, cx);
         if receiver == Receiver::Caller {
             self.requests[n].state = RequestState::Won(Some(lease));
             return;
         }
-        if self.requests[n].flight.is_some() {
+        if self.requests[n].flight.is_some() && !is_on(Mutant::WonIsForgotten) {
             self.requests[n].state = RequestState::Won(None);
             self.requests[n].serves = Serves::Nobody;
         } else {
             self.requests.remove(n);
         }
-        debug_assert!(self.index_of(no).is_none_or(|n| self.requests[n].flight.is_some()));
         self.give(lease, receiver, cx);
     }
 
@@ -625,7 +651,9 @@ impl LockEntry {
             }
         };
         self.last.answered(sent, cx.now);
-        if found.iter().any(|place| matches!(place, Refreshed::Waiting(_))) {
+        let waits = found.iter().any(|place| matches!(place, Refreshed::Waiting(_)));
+        let counts = is_on(Mutant::OwnIdRefusesPlaces);
+        if waits && (counts || !self.is_of_nobody(&by, false, cx)) {
             self.last.refused(sent, cx.now, Arc::clone(&by));
             self.contended_until = cx.now.after(CONTENDED_FOR);
         }
@@ -638,6 +666,8 @@ impl LockEntry {
             match found {
                 Refreshed::Waiting(remaining) => self.still_waits(n, sent, remaining, &by, cx),
                 Refreshed::Granted(token) => {
+                    let from_refresh = is_on(Mutant::GrantCountsFromRefresh);
+                    let seen = if from_refresh { sent } else { seen };
                     self.grant(n, id, TokenBlock::one(token), seen, cx);
                 }
                 Refreshed::Gone => {
@@ -679,7 +709,7 @@ impl LockEntry {
         let Some(n) = self.index_of(no) else {
             return;
         };
-        let again = std::mem::take(&mut self.requests[n].again);
+        let again = self.take_again(n);
         let at = match again {
             true => cx.now,
             false => self.refresh_at(n, sent, remaining, cx.now),
@@ -804,6 +834,9 @@ impl LockEntry {
 
     /// The engine ends the commands of callers whose threads stand still.
     pub(super) fn end_overdue(&mut self, cx: &mut Context<'_>) {
+        if is_on(Mutant::StoppedCallerBlocks) {
+            return;
+        }
         for n in (0..self.requests.len()).rev() {
             let request = &self.requests[n];
             if matches!(request.state, RequestState::Won(_)) || request.caller().is_none() {

@@ -6,6 +6,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::Context;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{
     Asked, Request, RequestNo, RequestState, Sender, Serves,
 };
@@ -192,6 +193,7 @@ impl LockEntry {
         for n in 0..self.requests.len() {
             let overdue = match (&self.requests[n].state, &self.requests[n].flight) {
                 (RequestState::Won(_), _) | (_, None) => Instant::NEVER,
+                _ if is_on(Mutant::StoppedCallerBlocks) => Instant::NEVER,
                 (_, Some(flight)) => match flight.sender {
                     Sender::Caller(_) => self.caller_overdue_at(flight.sent, cx),
                     Sender::Engine => Instant::NEVER,

@@ -17,6 +17,7 @@ use crate::kernel::command::Command;
 use crate::kernel::due::EntryWork;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, LeaseWork};
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Batch;
 use crate::kernel::request::{Asked, RequestNo, Serves};
 use crate::kernel::{Discard, Effects, Kernel};
@@ -75,7 +76,11 @@ impl Schedule {
             self.at.insert(key.clone(), at);
             self.due.insert((at, key), item);
         }
-        (latest < self.sleeps_until, before)
+        (self.must_wake(latest), before)
+    }
+
+    pub(super) fn must_wake(&self, latest: Instant) -> bool {
+        latest < self.sleeps_until
     }
 
     pub(super) fn remove(&mut self, key: &ItemKey) -> Option<Item> {
@@ -162,7 +167,9 @@ impl Kernel {
             Instant::NEVER => Instant::NEVER,
             next => next.min(now.after(longest)),
         };
-        schedule.sleeps_until = until;
+        if !is_on(Mutant::SleepIsNotRecorded) {
+            schedule.sleeps_until = until;
+        }
         until
     }
 }

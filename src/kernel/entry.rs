@@ -21,6 +21,7 @@ use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::engine::{Item, ItemKey};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{HandoffRun, LeaseState, LeaseStatus, NoHandoff};
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::{PendingRelease, Proof};
 use crate::kernel::request::{
     Flight, How, Request, RequestNo, RequestState, Sender, Serves,
@@ -234,6 +235,9 @@ impl LockEntry {
             self.armed = Some(bounds);
             let key = ItemKey::Entry(self.name.clone());
             cx.kernel.put(key, Item::Entry(self.name.clone()), bounds, cx.fx);
+        } else if self.latest < Instant::NEVER && !is_on(Mutant::WakeUpIsPromisedOnce) {
+            // An earlier promise to wake the engine may be that of a thread which stands still.
+            cx.kernel.wake_engine_by(self.latest, cx.fx);
         }
         false
     }
@@ -405,7 +409,9 @@ impl LockEntry {
     /// A call leaves without an outcome: what asks on its behalf ends if it serves nobody else.
     pub(super) fn leave(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
         self.remove_waiter(no);
-        self.retire_of(no, cx);
+        if !is_on(Mutant::LeavingKeepsThePlace) {
+            self.retire_of(no, cx);
+        }
     }
 
     /// Ends the requests that served a call which has left, unless they serve others.
@@ -504,8 +510,10 @@ impl LockEntry {
         self.last.silent_since = None;
         cx.fx.began.push((Arc::clone(&lease), tokens.first));
         lease.rearm(cx.kernel, cx.now, cx.fx);
-        // The line may have waited for the end of an evicted lease.
-        self.serve(cx.now, cx);
+        if !is_on(Mutant::EvictionMakesNobodyAsk) {
+            // The line may have waited for the end of an evicted lease.
+            self.serve(cx.now, cx);
+        }
         lease
     }
 
@@ -574,7 +582,13 @@ impl LockEntry {
         held.lease.rearm(cx.kernel, cx.now, cx.fx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);
+        if is_on(Mutant::NobodyAsksAfterTheEnd) {
+            return;
+        }
         self.serve(at, cx);
+        if is_on(Mutant::LaterAttemptStaysLater) {
+            return;
+        }
         for request in self.requests.iter_mut().filter(|it| it.serves == Serves::Line) {
             if let RequestState::Due(due) = &mut request.state {
                 *due = (*due).min(at);

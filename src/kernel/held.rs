@@ -25,6 +25,7 @@ use crate::kernel::lease::{
     Due, HandoffRun, LeaseState, LeaseStatus, LeaseWork, NoHandoff, Operation, OperationCell,
     RenewalRequest, Wanted, WorkKind,
 };
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::waiter::Failure;
 use crate::kernel::engine::{Item, ItemKey};
 use crate::kernel::{Discard, Effects, Kernel, Told};
@@ -167,10 +168,14 @@ impl HeldLease {
         inner.lease.is_open() && inner.lease.covers(now)
     }
 
-    /// Returns for how long the lease has been over at `now`.
+    /// Returns for how long the lease of a holder has been over at `now`.
     #[cfg(test)]
     pub(super) fn overdue(&self, now: Instant) -> Duration {
-        self.inner.lock().lease.overdue(now)
+        let inner = self.inner.lock();
+        match inner.since {
+            Some(_) => inner.lease.overdue(now),
+            None => Duration::ZERO,
+        }
     }
 
     pub(crate) fn token(&self) -> FencingToken {
@@ -262,6 +267,7 @@ impl HeldLease {
             lease.hand_off(now, Duration::MAX);
             // Disconnects the listeners' channels.
             inner.listeners.clear();
+            let next = if is_on(Mutant::TokenIsPassedOn) { token } else { next };
             inner.token = next;
             inner.since = None;
             Ok((next, std::mem::take(&mut inner.holder)))
@@ -404,6 +410,8 @@ impl HeldLease {
             lease.status(now);
             match (work.kind, found) {
                 (WorkKind::Renewal(request), Some(KeyState::Ours)) => {
+                    let from_reply = is_on(Mutant::RenewalCountsFromReply);
+                    let sent = if from_reply { now } else { sent };
                     lease.confirmed(sent, now, request);
                 }
                 (WorkKind::Renewal(_), _) => lease.unconfirmed(now),
@@ -437,6 +445,7 @@ impl HeldLease {
     /// Returns whether the thread that releases the lease stands still.
     pub(super) fn is_release_overdue(&self, now: Instant, command_timeout: Duration) -> bool {
         let since = self.inner.lock().releasing_since;
+        let since = since.filter(|_| !is_on(Mutant::StoppedReleaseBlocks));
         since.is_some_and(|since| now >= since.after(command_timeout).after(GRACE))
     }
 
@@ -457,8 +466,14 @@ impl Inner {
     /// `None` if never again.
     fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {
         if let Some(since) = self.releasing_since {
+            if is_on(Mutant::StoppedReleaseBlocks) {
+                return None;
+            }
             let at = since.after(command_timeout).after(GRACE);
             return Some([at, at]);
+        }
+        if is_on(Mutant::LossesAreLate) && self.lease.is_busy() {
+            return None;
         }
         match self.lease.due(now) {
             Due::Nothing => None,

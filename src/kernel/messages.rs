@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::{Context, Effects, Kernel};
 use crate::name::Name;
@@ -81,7 +82,9 @@ impl Kernel {
     pub(crate) fn listening(&self, name: &Name, now: Instant, fx: &mut Effects) {
         self.with_existing(name, now, fx, |entry, cx| {
             entry.is_listening = true;
-            entry.look(cx.now, cx);
+            if !is_on(Mutant::ListeningRefreshesNothing) {
+                entry.look(cx.now, cx);
+            }
         });
     }
 
@@ -129,11 +132,15 @@ impl LockEntry {
     }
 
     fn announced(&mut self, payload: &[u8], cx: &mut Context<'_>) {
+        if is_on(Mutant::ReleaseMessagesAreIgnored) {
+            return;
+        }
         match Announcement::read(payload) {
             Announcement::Released(value) => {
                 let is_ours = |id: &HolderId| id.as_str().as_bytes() == value;
                 let held = self.held.iter().find(|held| is_ours(&held.lease.id));
-                if let Some(held) = held.filter(|held| held.lease.is_open()) {
+                let checks = is_on(Mutant::OwnReleaseIsSuspicious);
+                if let Some(held) = held.filter(|held| checks || held.lease.is_open()) {
                     // Somebody else has released it.
                     held.lease.suspect(cx.now, cx.fx);
                     held.lease.rearm(cx.kernel, cx.now, cx.fx);

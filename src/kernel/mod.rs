@@ -22,6 +22,7 @@ pub(crate) mod entry;
 pub(crate) mod held;
 pub(crate) mod lease;
 pub(crate) mod messages;
+pub(crate) mod mutant;
 pub(crate) mod pending;
 pub(crate) mod request;
 #[cfg(test)]
@@ -261,6 +262,13 @@ impl Kernel {
             fx.engine_by(latest);
         }
         discard(before, fx);
+    }
+
+    /// Wakes the engine if it would sleep beyond `latest`.
+    pub(super) fn wake_engine_by(&self, latest: Instant, fx: &mut Effects) {
+        if self.schedule.lock().must_wake(latest) {
+            fx.engine_by(latest);
+        }
     }
 
     pub(super) fn unschedule(&self, key: &ItemKey, fx: &mut Effects) {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::name::{Name, NameTable};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::{AtRelease, Primitive};
@@ -105,6 +106,15 @@ struct Pending {
     /// A try without a reply may have removed the key.
     may_have_run: bool,
     was_answered: bool,
+    /// What was learnt while it was in flight: a command that was sent before may have run before.
+    news: Option<News>,
+}
+
+/// What the client has learnt about an id whose release is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct News {
+    /// Its acquiring command has ended.
+    has_ended: bool,
 }
 
 /// The releases of one lock.
@@ -209,7 +219,7 @@ impl PendingReleases {
     pub(crate) fn push(&mut self, release: PendingRelease, now: Instant) {
         if let Some(serial) = self.ids.get(&release.id).copied() {
             if release.ends_by == Proof::AnyAnswer {
-                self.settle_proof(serial);
+                self.learn(serial, News { has_ended: true });
             }
             return;
         }
@@ -244,6 +254,7 @@ impl PendingReleases {
                 due: Some(now),
                 may_have_run: false,
                 was_answered: false,
+                news: None,
             },
         );
         self.plan(group);
@@ -255,7 +266,22 @@ impl PendingReleases {
         let Some(serial) = self.ids.get(id).copied() else {
             return;
         };
-        if has_ended {
+        self.learn(serial, News { has_ended });
+    }
+
+    /// A release that is in flight learns it when that command ends: it may have run before what the
+    /// client has just learnt.
+    fn learn(&mut self, serial: u64, news: News) {
+        if let Some(pending) = self.pending.get_mut(&serial)
+            && pending.due.is_none()
+            && !is_on(Mutant::NewsEndTheReleaseInFlight)
+        {
+            let before = pending.news.is_some_and(|before| before.has_ended);
+            let has_ended = news.has_ended || before;
+            pending.news = Some(News { has_ended });
+            return;
+        }
+        if news.has_ended {
             self.settle_proof(serial);
         }
         self.send_next(serial);
@@ -387,7 +413,11 @@ impl PendingReleases {
                     };
                     pending.may_have_run |= may_have_run;
                     let pause = pause(pending.began.until(now)).min(UNANSWERED);
+                    let news = pending.news.take();
                     self.schedule(*serial, Some(now.after(pause)));
+                    if news.is_some_and(|news| news.has_ended) {
+                        self.settle_proof(*serial);
+                    }
                 }
             }
         }
@@ -401,7 +431,13 @@ impl PendingReleases {
                 continue;
             };
             pending.note_answer(&mut self.counts, &mut self.tally, was_removed);
-            if was_removed || pending.release.ends_by == Proof::AnyAnswer {
+            if let Some(news) = pending.news.take().filter(|_| !was_removed) {
+                self.schedule(*serial, Some(Instant::START));
+                self.learn(*serial, news);
+                continue;
+            }
+            let any = is_on(Mutant::KeySeenIsAnyAnswer);
+            if was_removed || any || pending.release.ends_by == Proof::AnyAnswer {
                 self.remove(*serial);
             } else {
                 let pause = pause(pending.began.until(pending.tried));

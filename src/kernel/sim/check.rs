@@ -48,6 +48,10 @@ impl World {
             let key = key_of(&*lease.lock);
             let is_exclusive = !lease.lock.is_shared() && lease.lock.permits().is_none();
             self.say(|| format!("c{client} holds {:?} token {token}", lease.id));
+            if self.clients[client].kernel.is_closed() {
+                let text = format!("c{client} is closed, and gives {:?}", lease.id);
+                return Err(self.violation("P10", text));
+            }
             let newest = self.newest.get(&key).copied().unwrap_or(0);
             if is_exclusive && token.value() <= newest && !self.lost_data {
                 let text = format!("token {token} is not above {newest}: {:?}", lease.id);
@@ -297,7 +301,8 @@ impl World {
             true => data.end().is_none_or(|end| end <= self.now),
             false => false,
         };
-        let waits = is_free
+        let is_unknown = data.lock.as_ref().is_some_and(|(id, _)| self.is_not_taken(id));
+        let waits = (is_free || is_unknown)
             && self.now >= self.stalled_until
             && (0..self.clients.len()).any(|client| self.waits(client, key));
         if !waits {
@@ -314,6 +319,18 @@ impl World {
         Ok(())
     }
 
+    /// Returns whether a lock was granted to a client that lives, and that has not taken it.
+    fn is_not_taken(&self, id: &str) -> bool {
+        let Some(client) = client_of(id).filter(|it| self.clients[*it].is_alive) else {
+            return false;
+        };
+        let mut is_held = false;
+        each_entry(&self.clients[client].kernel, |entry| {
+            is_held |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
+        });
+        !is_held && !self.has_guard(client, id)
+    }
+
     fn waits(&self, client: usize, key: &[u8]) -> bool {
         let it = &self.clients[client];
         if !it.is_alive || it.kernel.is_closed() {
@@ -322,12 +339,16 @@ impl World {
         if self.stopped_until(client, Actor::Engine) > self.now {
             return false;
         }
-        let mut found = false;
-        each_entry(&it.kernel, |entry| {
-            let mut waiters = entry.line.iter().chain(&entry.own);
-            found |= waiters.any(|waiter| key_of(&*waiter.lock) == key);
-        });
-        found
+        // Through such a link no lease can be had in time.
+        if self.engine_is_slower_than(client, self.plan.ttl / 4) {
+            return false;
+        }
+        let mut calls = self.parked_threads(client);
+        calls.any(|(thread, call)| {
+            let runs = self.stopped_until(client, Actor::Caller(thread)) <= self.now;
+            let waits = call.cell().is_some_and(|cell| cell.outcome.lock().is_none());
+            runs && waits && key_of(&*call.wants.lock) == key
+        })
     }
 
     /// P6: the lists, the requests and the index of a client's table agree.

@@ -8,6 +8,7 @@ mod world;
 use plan::{Family, Plan, plan};
 use world::{Report, Violation, World};
 
+use crate::kernel::mutant::{Mutant, switch_on};
 use crate::random;
 
 /// A run that violated a property.
@@ -66,13 +67,15 @@ fn names_missing(plan: &Plan) -> bool {
             Fault::Cut(client, Actor::Caller(thread), _)
             | Fault::Slow(client, Actor::Caller(thread), _)
             | Fault::Stop(client, Some(Actor::Caller(thread)), _)
+            | Fault::StopNext(client, Actor::Caller(thread), _)
             | Fault::Cancel(client, thread) => (*client, *thread),
             Fault::Cut(client, ..)
             | Fault::Slow(client, ..)
             | Fault::Stop(client, ..)
             | Fault::Kill(client)
             | Fault::Shutdown(client)
-            | Fault::LoseMessage(client) => (*client, 0),
+            | Fault::LoseMessages(client, _)
+            | Fault::StopNext(client, ..) => (*client, 0),
             _ => (0, 0),
         };
         client >= plan.clients || thread >= plan.threads
@@ -117,6 +120,44 @@ fn report_failure(plan: &Plan, failure: &Failure) -> ! {
         plan.family,
         plan.seed
     );
+}
+
+/// Returns the first seed, with its family, that catches a mutant.
+fn first_that_catches(mutant: Mutant, seeds: u64) -> Option<(Family, u64, &'static str)> {
+    let seeds = 0..seeds;
+    seeds.into_iter().find_map(|seed| {
+        Family::ALL.into_iter().find_map(|family| {
+            let property = catches(mutant, family, seed)?;
+            Some((family, seed, property))
+        })
+    })
+}
+
+/// Returns the property that a mutant violates in the plan of a seed.
+fn catches(mutant: Mutant, family: Family, seed: u64) -> Option<&'static str> {
+    switch_on(Some(mutant));
+    let plan = plan(family, seed);
+    let end = std::panic::catch_unwind(|| run(&plan, false));
+    switch_on(None);
+    random::seed(None);
+    match end {
+        Ok(Ok(_)) => None,
+        Ok(Err(failure)) => Some(failure.violation.property),
+        // An assertion of the kernel.
+        Err(_) => Some("panic"),
+    }
+}
+
+/// Prints for each mutant the first seed that catches it, among `SIM_SEEDS` of each family.
+pub(crate) fn print_mutants() {
+    let only = std::env::var("SIM_MUTANT").ok();
+    std::panic::set_hook(Box::new(|_| {}));
+    for mutant in Mutant::ALL {
+        if only.as_ref().is_none_or(|only| format!("{mutant:?}").contains(only)) {
+            let caught = first_that_catches(mutant, number("SIM_SEEDS", 200));
+            println!("{mutant:?}: {caught:?}");
+        }
+    }
 }
 
 /// Runs the seeds of each family: `SIM_SEEDS` of them from `SIM_FIRST` on; of `SIM_FAMILY` alone if

@@ -84,8 +84,10 @@ pub(super) enum Fault {
     Shutdown(usize),
     /// The server runs nothing for a time.
     Stall(Time),
-    /// Loses the last message on the way to a subscriber.
-    LoseMessage(usize),
+    /// Stops an actor right after its next kernel call: before its effects and its I/O.
+    StopNext(usize, Actor, Time),
+    /// Loses all messages to a subscriber for a time.
+    LoseMessages(usize, Time),
     /// A program without leasehold takes a free lock.
     Foreign(u64, Time),
     /// The server becomes the replica that was copied at `Snapshot`.
@@ -117,10 +119,12 @@ impl Plan {
 
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
-        match (self.has_faults(), self.kinds.contains(&Kind::NoQueue), self.backoff) {
-            (true, ..) => 14_000 * MS,
-            (false, false, 0) => 8 * MS,
-            (false, ..) => 1_300 * MS,
+        match (self.has_faults(), self.backoff) {
+            // A caller that is stopped delays nobody for longer than a command timeout; a place of a
+            // client that was killed, for three seconds.
+            (true, ..) => 4_300 * MS,
+            (false, 0) => 10 * MS,
+            (false, _) => 1_300 * MS,
         }
     }
 }
@@ -172,7 +176,7 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
     let number = match plan.family {
         Family::Calm => 0,
         Family::Backoff | Family::Shared if rng.chance(300) => 0,
-        Family::ShortTtl => rng.range(2, 14),
+        Family::ShortTtl => rng.range(4, 24),
         _ => rng.range(1, 10),
     };
     for _ in 0..number {
@@ -210,7 +214,7 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         Family::ShortTtl => 800 * MS,
         _ => 5_000 * MS,
     };
-    match rng.below(14) {
+    match rng.below(18) {
         0..=3 => Fault::Cut(client, actor, rng.chance(500)),
         4 | 5 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),
         6 => Fault::Stop(client, None, rng.range(MS, longest)),
@@ -219,6 +223,7 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         9 => Fault::Cancel(client, thread),
         10 | 11 => Fault::Slow(client, actor, rng.range(10 * MS, longest.min(1_500 * MS))),
         12 => Fault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS)),
-        _ => Fault::LoseMessage(client),
+        13 | 14 => Fault::LoseMessages(client, rng.range(MS, 600 * MS)),
+        _ => Fault::StopNext(client, actor, rng.range(MS, longest * 8 / 5)),
     }
 }

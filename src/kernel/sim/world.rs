@@ -179,6 +179,8 @@ pub(super) struct Client {
     pub(super) stopped: BTreeMap<Option<Actor>, Time>,
     locks: BTreeMap<(u64, u8), Arc<dyn Primitive>>,
     pub(super) refusals: Vec<Refusal>,
+    stop_next: BTreeMap<Actor, Time>,
+    loses_until: Time,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -309,6 +311,8 @@ impl World {
             stopped: BTreeMap::new(),
             locks: BTreeMap::new(),
             refusals: Vec::new(),
+            stop_next: BTreeMap::new(),
+            loses_until: 0,
         }
     }
 
@@ -368,6 +372,16 @@ impl World {
         self.timers.insert((client, actor), no);
         if at < NEVER {
             self.event(at, Event::Timer(client, actor, no));
+        }
+    }
+
+    /// A plan may stop an actor between a kernel call and its effects.
+    fn stop_if_due(&mut self, client: usize, actor: Actor) {
+        if let Some(time) = self.clients[client].stop_next.remove(&actor) {
+            self.say(|| format!("c{client} {actor:?} is stopped for {} ms", time / MS));
+            let until = self.now + time;
+            let stopped = self.clients[client].stopped.entry(Some(actor)).or_default();
+            *stopped = (*stopped).max(until);
         }
     }
 
@@ -520,11 +534,21 @@ impl World {
 
     /// Returns the call of each parked thread.
     pub(super) fn parked(&self, client: usize) -> impl Iterator<Item = &Call> {
-        let callers = self.clients[client].callers.iter();
-        callers.filter_map(|caller| match &caller.state {
-            State::Parked(call) => Some(&**call),
+        self.parked_threads(client).map(|(_, call)| call)
+    }
+
+    /// Returns the parked threads, with their calls.
+    pub(super) fn parked_threads(&self, client: usize) -> impl Iterator<Item = (usize, &Call)> {
+        let callers = self.clients[client].callers.iter().enumerate();
+        callers.filter_map(|(thread, caller)| match &caller.state {
+            State::Parked(call) => Some((thread, &**call)),
             _ => None,
         })
+    }
+
+    pub(super) fn engine_is_slower_than(&self, client: usize, time: Time) -> bool {
+        let conn = self.clients[client].pipe.conn;
+        conn.is_some_and(|n| self.conns[n].slow > time)
     }
 
     // ------------------------------------------------------------------ events
@@ -607,6 +631,9 @@ impl World {
 
     fn deliver_messages(&mut self) {
         for (client, message) in std::mem::take(&mut self.server.out) {
+            if self.now < self.clients[client].loses_until {
+                continue;
+            }
             let mut conns = (0..self.conns.len()).rev();
             let of_sub = |n: &usize| {
                 let conn = &self.conns[*n];
@@ -711,10 +738,11 @@ impl World {
                 }
             }
             Fault::Stall(time) => self.stalled_until = self.stalled_until.max(self.now + time),
-            Fault::LoseMessage(client) => {
-                if let Some(n) = self.clients[client].sub.conn {
-                    self.conns[n].down.pop_back();
-                }
+            Fault::StopNext(client, actor, time) => {
+                self.clients[client].stop_next.insert(actor, time);
+            }
+            Fault::LoseMessages(client, time) => {
+                self.clients[client].loses_until = self.now + time;
             }
             Fault::Foreign(name, time) => {
                 let key = format!("n{name}").into_bytes();
@@ -985,6 +1013,7 @@ impl World {
         }
         caller.todo.push_back(Todo::Effects(fx));
         caller.todo.push_back(Todo::Step(step));
+        self.stop_if_due(client, Actor::Caller(thread));
         self.go_on(client, Actor::Caller(thread));
         Ok(())
     }
@@ -1025,7 +1054,8 @@ impl World {
         };
         self.report.acquired += 1;
         let rng = &mut self.clients[client].callers[thread].rng;
-        let time = match rng.below(10) {
+        let long = if self.plan.family == Family::ShortTtl { 3 } else { 0 };
+        let time = match rng.below(10 - long) + long {
             0..=5 => rng.range(10, 3 * MS),
             6..=8 => rng.range(MS, 60 * MS),
             _ => rng.range(10 * MS, 2_500 * MS),
@@ -1188,6 +1218,7 @@ impl World {
                     tries: 0,
                     may_have_run: false,
                 });
+                self.stop_if_due(client, Actor::Caller(thread));
             }
         }
         self.go_on(client, Actor::Caller(thread));
@@ -1274,8 +1305,12 @@ impl World {
         self.after_kernel(client, &mut fx)?;
         let todo = &mut self.clients[client].engine_todo;
         todo.push_back(Todo::Effects(fx));
+        let sends = !out.is_empty();
         todo.extend(out.into_iter().map(Todo::Write));
         todo.push_back(Todo::Sleep);
+        if sends {
+            self.stop_if_due(client, Actor::Engine);
+        }
         self.go_on(client, Actor::Engine);
         Ok(())
     }
@@ -1407,6 +1442,7 @@ impl World {
         }
         self.after_kernel(client, &mut fx)?;
         self.clients[client].sub.todo.push_back(Todo::Effects(fx));
+        self.stop_if_due(client, Actor::Sub);
         self.go_on(client, Actor::Sub);
         Ok(())
     }

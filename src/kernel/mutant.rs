@@ -1,0 +1,106 @@
+//! Deliberate mistakes, switched on by the simulation alone: it must find each of them.
+
+use std::cell::Cell;
+
+/// A mistake in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutant {
+    /// Nobody asks for the line after a lease has ended.
+    NobodyAsksAfterTheEnd,
+    /// After a lease has ended, a later attempt stays later.
+    LaterAttemptStaysLater,
+    /// A grant counts from the refresh that reports it.
+    GrantCountsFromRefresh,
+    /// A renewal counts from its reply.
+    RenewalCountsFromReply,
+    /// Any answer ends the release of a command that may still run.
+    KeySeenIsAnyAnswer,
+    ReleaseMessagesAreIgnored,
+    /// A wake-up that comes while a command is under way is forgotten.
+    WakeUpIsForgotten,
+    /// A granted request does not wait for the end of its command.
+    WonIsForgotten,
+    /// The undo of an unanswered command is written although its lease was given.
+    UndoIsAlwaysWritten,
+    /// The late answer of a command undoes what is being confirmed.
+    LateAnswerUndoesConfirming,
+    /// A refusal because of a command that nobody owns counts.
+    OwnIdRefuses,
+    /// The same for the reply to a refresh.
+    OwnIdRefusesPlaces,
+    /// The command of a caller that stands still never ends.
+    StoppedCallerBlocks,
+    /// The release of a caller that stands still never ends.
+    StoppedReleaseBlocks,
+    /// The answer to a command that its request no longer waits for is ignored.
+    LateAnswerIsIgnored,
+    /// A lease that had expired before its reply arrived is not released.
+    ExpiredGrantIsKept,
+    /// That is not counted as a failure.
+    ExpiredGrantIsNoFailure,
+    /// A lease is given although the client is closed.
+    ClosedClientGives,
+    /// The engine's sleep is not recorded.
+    SleepIsNotRecorded,
+    /// The eviction of a lease makes nobody ask.
+    EvictionMakesNobodyAsk,
+    /// A hand-off passes on the same token.
+    TokenIsPassedOn,
+    /// The message about the release of our own lease checks that lease.
+    OwnReleaseIsSuspicious,
+    /// A call that leaves keeps its place.
+    LeavingKeepsThePlace,
+    /// A new subscription refreshes nothing.
+    ListeningRefreshesNothing,
+    /// Only the first thread that makes work due wakes the engine.
+    WakeUpIsPromisedOnce,
+    /// News about an id whose release is in flight count for that release.
+    NewsEndTheReleaseInFlight,
+    /// Losses are noticed only when the schedule says that a renewal is due.
+    LossesAreLate,
+}
+
+thread_local! {
+    static ON: Cell<Option<Mutant>> = const { Cell::new(None) };
+}
+
+/// Makes this mistake, in this thread.
+pub(crate) fn switch_on(mutant: Option<Mutant>) {
+    ON.set(mutant);
+}
+
+pub(super) fn is_on(mutant: Mutant) -> bool {
+    ON.get() == Some(mutant)
+}
+
+impl Mutant {
+    pub(crate) const ALL: [Self; 27] = [
+        Self::NobodyAsksAfterTheEnd,
+        Self::LaterAttemptStaysLater,
+        Self::GrantCountsFromRefresh,
+        Self::RenewalCountsFromReply,
+        Self::KeySeenIsAnyAnswer,
+        Self::ReleaseMessagesAreIgnored,
+        Self::WakeUpIsForgotten,
+        Self::WonIsForgotten,
+        Self::UndoIsAlwaysWritten,
+        Self::LateAnswerUndoesConfirming,
+        Self::OwnIdRefuses,
+        Self::OwnIdRefusesPlaces,
+        Self::StoppedCallerBlocks,
+        Self::StoppedReleaseBlocks,
+        Self::LateAnswerIsIgnored,
+        Self::ExpiredGrantIsKept,
+        Self::ExpiredGrantIsNoFailure,
+        Self::ClosedClientGives,
+        Self::SleepIsNotRecorded,
+        Self::EvictionMakesNobodyAsk,
+        Self::TokenIsPassedOn,
+        Self::OwnReleaseIsSuspicious,
+        Self::LeavingKeepsThePlace,
+        Self::ListeningRefreshesNothing,
+        Self::WakeUpIsPromisedOnce,
+        Self::NewsEndTheReleaseInFlight,
+        Self::LossesAreLate,
+    ];
+}
