@@ -87,6 +87,15 @@ impl Call {
         }
     }
 
+    /// The id of the command that this thread has under way.
+    #[cfg(test)]
+    pub(super) fn asks_as(&self) -> Option<&str> {
+        match &self.state {
+            CallState::Asking(asked) => Some(asked.id.as_str()),
+            CallState::New | CallState::Parked(_) | CallState::Over => None,
+        }
+    }
+
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         let lock = Arc::clone(&self.wants.lock);
         kernel.with_entry(&lock, now, fx, |entry, cx| self.begin_in(entry, cx))

@@ -168,15 +168,15 @@ pub(super) struct Context<'a> {
 impl Kernel {
     pub(crate) fn new(limits: Limits, owner: &str) -> Self {
         Self {
-            limits,
             table: LockTable::default(),
-            pending: Mutex::default(),
+            pending: Mutex::new(PendingReleases::new(limits.may_fail_over)),
             schedule: Mutex::default(),
             fresh: Fresh {
                 owner: owner.into(),
             },
             closed: AtomicBool::new(false),
             serial: AtomicU64::new(0),
+            limits,
         }
     }
 
@@ -308,13 +308,14 @@ impl Kernel {
     /// Keeps a confirmed release, if a replica may take over.
     pub(super) fn note_released(&self, lease: &HeldLease, now: Instant) {
         if self.limits.may_fail_over {
-            self.pending.lock().note_recent(PendingRelease {
+            let release = PendingRelease {
                 lock: Arc::clone(&lease.lock),
                 id: lease.id.clone(),
                 until: now.after(lease.key_may_last()),
                 ends_by: Proof::AnyAnswer,
                 counts: false,
-            });
+            };
+            self.pending.lock().note_recent(release);
         }
     }
 

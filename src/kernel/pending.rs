@@ -83,6 +83,8 @@ pub(crate) struct PendingReleases {
     serial: u64,
     tally: Tally,
     is_closing: bool,
+    /// A replica may become the master.
+    keeps_recent: bool,
     /// Recent releases that were answered, to be repeated if another server becomes the master.
     recent: VecDeque<PendingRelease>,
 }
@@ -169,6 +171,13 @@ fn joins_after(pause: Duration) -> Duration {
 }
 
 impl PendingReleases {
+    pub(crate) fn new(keeps_recent: bool) -> Self {
+        Self {
+            keeps_recent,
+            ..Self::default()
+        }
+    }
+
     /// Returns whether this is the id of a pending release.
     pub(crate) fn has(&self, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
@@ -301,6 +310,9 @@ impl PendingReleases {
 
     /// Keeps a release that was answered: a replica that becomes the master may not have it.
     pub(crate) fn note_recent(&mut self, release: PendingRelease) {
+        if !self.keeps_recent {
+            return;
+        }
         self.recent.push_back(release);
         if self.recent.len() > MOST_RECENT {
             self.recent.pop_front();
@@ -438,6 +450,13 @@ impl PendingReleases {
             }
             let any = is_on(Mutant::KeySeenIsAnyAnswer);
             if was_removed || any || pending.release.ends_by == Proof::AnyAnswer {
+                let ends_by = Proof::AnyAnswer;
+                let recent = PendingRelease {
+                    ends_by,
+                    counts: false,
+                    ..pending.release.clone()
+                };
+                self.note_recent(recent);
                 self.remove(*serial);
             } else {
                 let pause = pause(pending.began.until(pending.tried));

@@ -211,7 +211,11 @@ impl World {
     fn check_losses(&self, now: Instant) -> Checked {
         for it in &self.leases {
             let overdue = it.lease.overdue(now);
-            let stopped = self.stopped_until(it.client, Actor::Engine);
+            // A thread that is stopped may have promised to wake the engine.
+            let actors = (0..self.plan.threads).map(Actor::Caller);
+            let actors = actors.chain([Actor::Engine, Actor::Sub]);
+            let stopped = actors.map(|actor| self.stopped_until(it.client, actor)).max();
+            let stopped = stopped.unwrap_or(0);
             if overdue.as_millis() > 20 && at(stopped + 20 * MS) < now {
                 let text = format!("c{}: the loss of {:?} was not told", it.client, it.lease.id);
                 return Err(self.violation("P9", text));

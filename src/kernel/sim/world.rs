@@ -524,6 +524,13 @@ impl World {
                 State::Releasing(release) => Some(&release.lease),
                 _ => None,
             };
+            let asks = match &caller.state {
+                State::Waiting { call, .. } => call.asks_as() == Some(id),
+                _ => false,
+            };
+            if asks {
+                return true;
+            }
             let mut given = caller.todo.iter().filter_map(|todo| match todo {
                 Todo::Step(Step::Done(Outcome::Lease(lease, _))) => Some(lease),
                 _ => None,
@@ -1027,8 +1034,14 @@ impl World {
         };
         match step {
             Step::Send(command, until) => {
-                self.write(client, thread, command);
                 let by = time_of(until);
+                if now < by {
+                    self.write(client, thread, command);
+                } else {
+                    // The thread stood still: a command whose time is over is not sent.
+                    let end = Err(redis::Fault::NotRun(Cause::text("too late")));
+                    self.clients[client].callers[thread].mail = Some(end);
+                }
                 let caller = &mut self.clients[client].callers[thread];
                 caller.state = State::Waiting { call, sent: now, by };
                 self.timer(client, Actor::Caller(thread), by);
