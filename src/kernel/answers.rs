@@ -1,35 +1,26 @@
 //! The ends of commands that an entry has asked for: the only place where they take effect.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
+use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::Context;
-use crate::kernel::command::Listens;
-use crate::kernel::entry::{CONTENDED_FOR, Grant, LockEntry, Receiver};
+use crate::kernel::command::{Command, What};
+use crate::kernel::entry::{CONTENDED_FOR, LockEntry, Receiver};
+use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
-use crate::kernel::request::{
-    Asked, Confirming, Flight, How, Place, Request, RequestNo, RequestState, Sender, Serves,
-};
-use crate::kernel::waiter::{Failure, Outcome, Wait, WaiterNo};
-use crate::protocol::answer::{Answer, KeyState};
-use crate::protocol::place::{
-    Refreshed, TokenBlock, provisional, provisional_of, refresh_every,
-};
+use crate::kernel::request::{Asked, Flight, How, Request, RequestState, Sender, Serves};
+use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::protocol::answer::Answer;
+use crate::protocol::place::{TokenBlock, provisional};
 use crate::protocol::refusal::RefusedName;
-use crate::queue::next_attempt::next_attempt;
 use crate::redis::Fault;
-use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy, jittered};
-use std::time::Duration;
-
-/// The least time from a command to the refresh that the expiry of the lock makes due.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-
-/// Pauses between attempts without a queue, while messages do not arrive.
-const UNSUBSCRIBED: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+use crate::wait_policy::RECONNECT;
 
 /// The pause after a refusal that was caused by a command of this client that nobody owns.
 const OWN_ID_PAUSE: Duration = Duration::from_millis(50);
@@ -102,9 +93,6 @@ impl LockEntry {
 
     /// The request went on without this command, because the engine has ended it.
     fn answered_late(&mut self, asked: &Asked, end: Result<Answer, Fault>, cx: &mut Context<'_>) {
-        if is_on(Mutant::LateAnswerIsIgnored) {
-            return;
-        }
         if self.holds(&asked.id) && !is_on(Mutant::WonIsForgotten) {
             return;
         }
@@ -220,25 +208,6 @@ impl LockEntry {
         self.give(lease, receiver, cx)
     }
 
-    /// A grant to a place, or one that is too old: a renewal must confirm it.
-    pub(super) fn confirm_first(
-        &mut self,
-        n: usize,
-        id: &HolderId,
-        tokens: TokenBlock,
-        by_release: bool,
-        cx: &mut Context<'_>,
-    ) {
-        self.requests[n].state = RequestState::Confirming(Confirming {
-            id: id.clone(),
-            tokens,
-            by_release,
-            retry_at: cx.now,
-            renewing: false,
-        });
-        self.touch(cx.now, cx.now);
-    }
-
     /// The reply to the acquiring command refuses the lock.
     fn refused(
         &mut self,
@@ -252,7 +221,9 @@ impl LockEntry {
         let is_own_id = by.holder == flight.id.as_str().as_bytes();
         // A place can have been granted meanwhile, for the provisional time at most: the next
         // refresh finds that. Otherwise the command has run twice.
-        let lasts = by.remaining.is_none_or(|left| left > provisional(asked.ttl));
+        let lasts = by
+            .remaining
+            .is_none_or(|left| left > provisional(asked.ttl));
         if is_own_id && (flight.how != How::Enter || lasts) {
             self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
             self.due_after_failure(n, cx);
@@ -311,13 +282,22 @@ impl LockEntry {
         let request = &mut self.requests[n];
         request.refusals += 1;
         let can_queue = request.lock.queue().is_some() && !request.once;
-        let pause = if can_queue { Duration::ZERO } else { OWN_ID_PAUSE };
+        let pause = if can_queue {
+            Duration::ZERO
+        } else {
+            OWN_ID_PAUSE
+        };
         self.set_due(n, cx.now.after(pause));
         ForCaller::default()
     }
 
     /// Returns whether a command of this client, which nobody here owns, caused a refusal.
-    fn is_of_nobody(&self, by: &RefusedName, is_for_deadline: bool, cx: &Context<'_>) -> bool {
+    pub(super) fn is_of_nobody(
+        &self,
+        by: &RefusedName,
+        is_for_deadline: bool,
+        cx: &Context<'_>,
+    ) -> bool {
         if is_on(Mutant::OwnIdRefuses) {
             return false;
         }
@@ -330,7 +310,10 @@ impl LockEntry {
         match by.names_holder() {
             true => {
                 pending.has(&by.holder)
-                    || ids.any(|it| it.id().is_some_and(|id| id.as_str().as_bytes() == by.holder))
+                    || ids.any(|it| {
+                        it.id()
+                            .is_some_and(|id| id.as_str().as_bytes() == by.holder)
+                    })
             }
             false => {
                 pending.has_unanswered(&self.name)
@@ -357,174 +340,25 @@ impl LockEntry {
             };
         }
         if let Serves::One(no) = request.serves
-            && self.waiter(no).is_some_and(|waiter| waiter.wait == Wait::Once)
+            && self
+                .waiter(no)
+                .is_some_and(|waiter| waiter.wait == Wait::Once)
         {
             self.end_waiter(no, outcome, cx);
         }
         ForCaller::default()
     }
 
-    /// The call has a place in the queue.
-    fn queued(
-        &mut self,
-        n: usize,
-        flight: &Flight,
-        sent: Instant,
-        remaining: Option<Duration>,
-        cx: &mut Context<'_>,
-    ) {
-        let again = self.take_again(n);
-        let at = match again {
-            true => cx.now,
-            false => self.refresh_at(n, sent, remaining, cx.now),
-        };
-        self.requests[n].state = RequestState::Queued(Place {
-            id: flight.id.clone(),
-            seen: sent,
-            refresh_at: at,
-            refreshing: false,
-            listens: flight.listens,
-        });
-        self.touch_refresh(n, at);
-    }
-
-    pub(super) fn touch_refresh(&mut self, n: usize, at: Instant) {
-        // A place lasts much longer than this: no sleep is cut short for it.
-        let lasts = provisional(self.requests[n].terms.ttl);
-        let slack = Duration::from_millis(100).min(lasts / 4);
-        self.touch(at, at.after(slack));
-    }
-
-    /// Returns when a place is refreshed after a reply that says that it waits.
-    fn refresh_at(
-        &self,
-        n: usize,
-        sent: Instant,
-        remaining: Option<Duration>,
-        now: Instant,
-    ) -> Instant {
-        let request = &self.requests[n];
-        let every = refresh_every(request.terms.ttl);
-        if let Some(at) = self.backs_off_until(request.serves) {
-            return at.min(sent.after(every));
-        }
-        let every = match self.is_listening {
-            true => every,
-            // No message announces a grant: only a refresh finds it.
-            false => every / 4,
-        };
-        next_attempt(sent.after(every), now, remaining, sent.after(SHORTEST_PAUSE)).0
-    }
-
-    /// Returns when the call at the front wants the next command, if it waits by `Backoff` and no
-    /// call behind it by `Wake`.
-    fn backs_off_until(&self, serves: Serves) -> Option<Instant> {
-        let waiter = match serves {
-            Serves::Line => self.line.front(),
-            Serves::One(no) => self.waiter(no),
-            Serves::Nobody => None,
-        }?;
-        let backs_off = matches!(waiter.wait, Wait::Queue(WaitPolicy::Backoff(_)));
-        (backs_off && !self.wakes(serves)).then_some(waiter.retry_at)
-    }
-
-    /// A call has parked behind its request: its policy decides when that asks again.
-    pub(super) fn pace(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        for n in 0..self.requests.len() {
-            let serves = self.requests[n].serves;
-            if ![Serves::Line, Serves::One(no)].contains(&serves) {
-                continue;
-            }
-            let wakes = self.wakes(serves);
-            let until = self.backs_off_until(serves);
-            match &mut self.requests[n].state {
-                // Its place needs an inbox now.
-                RequestState::Queued(place) if wakes && place.listens == Listens::No => {
-                    place.refresh_at = cx.now;
-                    self.requests[n].again = true;
-                    self.touch(cx.now, cx.now);
-                }
-                RequestState::Queued(place) => {
-                    place.refresh_at = until.map_or(place.refresh_at, |at| at.min(place.refresh_at));
-                    let at = place.refresh_at;
-                    self.touch_refresh(n, at);
-                }
-                RequestState::Due(at) if until.is_some_and(|until| *at < until) => {
-                    *at = until.unwrap_or(*at);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// The next command after a refusal without a place.
-    fn due_after_refusal(&mut self, n: usize, remaining: Option<Duration>, cx: &mut Context<'_>) {
-        let again = self.take_again(n);
-        let request = &self.requests[n];
-        let backstop = cx.kernel.limits.backstop;
-        let at = match self.backs_off_until(request.serves) {
-            Some(at) => at,
-            None if again || request.lock.queue().is_some() => cx.now,
-            None => {
-                let pause = match self.is_listening {
-                    true => jittered(backstop),
-                    false => UNSUBSCRIBED.pause(request.refusals - 1).min(backstop),
-                };
-                next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).0
-            }
-        };
-        self.set_due(n, at);
-    }
-
-    /// Returns whether a wake-up came while a command was under way.
-    fn take_again(&mut self, n: usize) -> bool {
-        let again = std::mem::take(&mut self.requests[n].again);
-        again && !is_on(Mutant::WakeUpIsForgotten)
-    }
-
-    fn set_due(&mut self, n: usize, at: Instant) {
-        self.requests[n].state = RequestState::Due(at);
-        self.touch(at, at);
-    }
-
-    /// Counts a refusal for the call that waits by `Backoff`. Returns its number after its last
-    /// attempt.
-    fn count_refusal(&mut self, serves: Serves, sent: Instant, now: Instant) -> Option<WaiterNo> {
-        let waiter = match serves {
-            Serves::Line => self.line.front_mut(),
-            Serves::One(no) => self.own.iter_mut().find(|waiter| waiter.no == no),
-            Serves::Nobody => None,
-        };
-        let waiter = waiter?;
-        let Wait::Queue(WaitPolicy::Backoff(backoff)) = &waiter.wait else {
-            return None;
-        };
-        // An earlier command was not its own attempt.
-        if sent < waiter.retry_at {
-            return None;
-        }
-        waiter.retry_at = now.after(backoff.pause(waiter.refusals));
-        waiter.refusals += 1;
-        let limit = backoff.limit()?;
-        (waiter.refusals >= limit).then_some(waiter.no)
-    }
-
     // ------------------------------------------------------------------ failures
 
     /// A command of a request got no reply, or did not run.
-    fn not_answered(
-        &mut self,
-        n: usize,
-        sent: Instant,
-        fault: Fault,
-        cx: &mut Context<'_>,
-    ) {
+    fn not_answered(&mut self, n: usize, sent: Instant, fault: Fault, cx: &mut Context<'_>) {
         self.note_silence(sent, fault, cx);
         self.due_after_failure(n, cx);
     }
 
     /// Records that Redis has not answered: calls give up if that lasts.
-    fn note_silence(&mut self, sent: Instant, fault: Fault, cx: &Context<'_>) {
+    pub(super) fn note_silence(&mut self, sent: Instant, fault: Fault, cx: &Context<'_>) {
         let cause = match fault {
             Fault::NotRun(cause) | Fault::Unknown(cause) => Some(cause),
             Fault::Open(_) | Fault::NotReplicated(_) | Fault::Rejected(_) => None,
@@ -550,7 +384,7 @@ impl LockEntry {
 
     /// A command was rejected for a lasting reason: the call that it was sent for fails. Returns the
     /// outcome if that is the caller.
-    fn fail(
+    pub(super) fn fail(
         &mut self,
         n: usize,
         is_caller: bool,
@@ -571,265 +405,6 @@ impl LockEntry {
             Receiver::Caller | Receiver::Nobody => self.retire(n, cx),
         }
         None
-    }
-
-    // ------------------------------------------------------------------ places and grants
-
-    /// A place was granted the lock; validity counts from `seen`, never from a refresh.
-    pub(super) fn grant(
-        &mut self,
-        n: usize,
-        id: &HolderId,
-        tokens: TokenBlock,
-        seen: Instant,
-        cx: &mut Context<'_>,
-    ) {
-        self.contended_until = cx.now.after(CONTENDED_FOR);
-        self.last.silent_since = None;
-        self.requests[n].failures = 0;
-        let receiver = self.receiver(&self.requests[n]);
-        if receiver == Receiver::Nobody || cx.kernel.is_closed() {
-            if self.requests[n].caller().is_some() {
-                // The client is closed: the end of the caller's command gives it back.
-                return;
-            }
-            // The grant shows that its acquiring command has run.
-            let request = self.requests.remove(n);
-            self.undo(&request, id, Proof::AnyAnswer, cx);
-            return;
-        }
-        let asked = self.requests[n].terms;
-        let terms = self.receiver_terms(&self.requests[n]);
-        let lasts = provisional_of(refresh_every(asked.ttl)).min(asked.ttl);
-        let lease = LeaseState::granted(seen, cx.now, lasts, &terms);
-        match lease.filter(|_| fits(&asked, &terms) && terms.replicas.is_none()) {
-            Some(lease) => {
-                let grant = Grant {
-                    id: id.clone(),
-                    tokens,
-                    lease,
-                    terms,
-                    by_release: true,
-                };
-                self.win(n, grant, cx);
-            }
-            None => self.confirm_first(n, id, tokens, true, cx),
-        }
-    }
-
-    /// A request has got its lease. It stays, as `Won`, until its acquiring command has ended.
-    fn win(&mut self, n: usize, grant: Grant, cx: &mut Context<'_>) {
-        let receiver = self.receiver(&self.requests[n]);
-        let lock = Arc::clone(&self.requests[n].lock);
-        let lease = self.hold(&lock, grant, cx);
-        if receiver == Receiver::Caller {
-            self.requests[n].state = RequestState::Won(Some(lease));
-            return;
-        }
-        if self.requests[n].flight.is_some() && !is_on(Mutant::WonIsForgotten) {
-            self.requests[n].state = RequestState::Won(None);
-            self.requests[n].serves = Serves::Nobody;
-        } else {
-            self.requests.remove(n);
-        }
-        self.give(lease, receiver, cx);
-    }
-
-    /// Applies the end of a refresh.
-    pub(super) fn refreshed(
-        &mut self,
-        of: &[(RequestNo, HolderId)],
-        end: Result<Answer, Fault>,
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) {
-        let (found, by) = match end {
-            Ok(Answer::Places(found, by)) if found.len() == of.len() => (found, Arc::new(by)),
-            end => {
-                let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
-                return self.not_refreshed(of, &fault, sent, cx);
-            }
-        };
-        self.last.answered(sent, cx.now);
-        let waits = found.iter().any(|place| matches!(place, Refreshed::Waiting(_)));
-        let counts = is_on(Mutant::OwnIdRefusesPlaces);
-        if waits && (counts || !self.is_of_nobody(&by, false, cx)) {
-            self.last.refused(sent, cx.now, Arc::clone(&by));
-            self.contended_until = cx.now.after(CONTENDED_FOR);
-        }
-        for ((no, id), found) in of.iter().zip(found) {
-            // A place that was granted or given up in the meantime is left alone.
-            let Some((n, seen)) = self.place(*no, id) else {
-                continue;
-            };
-            self.requests[n].failures = 0;
-            match found {
-                Refreshed::Waiting(remaining) => self.still_waits(n, sent, remaining, &by, cx),
-                Refreshed::Granted(token) => {
-                    let from_refresh = is_on(Mutant::GrantCountsFromRefresh);
-                    let seen = if from_refresh { sent } else { seen };
-                    self.grant(n, id, TokenBlock::one(token), seen, cx);
-                }
-                Refreshed::Gone => {
-                    cx.kernel.table.forget_id(id);
-                    self.set_due(n, cx.now);
-                    self.retire(n, cx);
-                }
-            }
-        }
-    }
-
-    /// Returns the request that has this place, and when the place was last seen to wait.
-    fn place(&self, no: RequestNo, id: &HolderId) -> Option<(usize, Instant)> {
-        let n = self.index_of(no)?;
-        match &self.requests[n].state {
-            RequestState::Queued(place) if place.id == *id => Some((n, place.seen)),
-            _ => None,
-        }
-    }
-
-    fn still_waits(
-        &mut self,
-        n: usize,
-        sent: Instant,
-        remaining: Option<Duration>,
-        by: &Arc<RefusedName>,
-        cx: &mut Context<'_>,
-    ) {
-        let no = self.requests[n].no;
-        if let RequestState::Queued(place) = &mut self.requests[n].state {
-            place.seen = place.seen.max(sent);
-            place.refreshing = false;
-        }
-        if let Some(no) = self.count_refusal(self.requests[n].serves, sent, cx.now) {
-            self.end_waiter(no, Outcome::Refused(Some(Arc::clone(by))), cx);
-            self.retire_of(no, cx);
-        }
-        // That may have ended the last call which it served.
-        let Some(n) = self.index_of(no) else {
-            return;
-        };
-        let again = self.take_again(n);
-        let at = match again {
-            true => cx.now,
-            false => self.refresh_at(n, sent, remaining, cx.now),
-        };
-        if let RequestState::Queued(place) = &mut self.requests[n].state {
-            place.refresh_at = at;
-        }
-        self.touch_refresh(n, at);
-    }
-
-    fn not_refreshed(
-        &mut self,
-        of: &[(RequestNo, HolderId)],
-        fault: &Fault,
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) {
-        for (no, id) in of {
-            let Some((n, _)) = self.place(*no, id) else {
-                continue;
-            };
-            if let Fault::Rejected(error) = fault {
-                let failure = Failure::Rejected(error.clone());
-                self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
-                self.fail(n, false, failure, cx);
-                continue;
-            }
-            let failures = self.requests[n].failures;
-            self.requests[n].failures = failures.saturating_add(1);
-            let pause = match failures {
-                0 => Duration::ZERO,
-                failures => RECONNECT.pause(failures - 1),
-            };
-            let at = cx.now.after(pause);
-            if let RequestState::Queued(place) = &mut self.requests[n].state {
-                place.refreshing = false;
-                place.refresh_at = at;
-            }
-            self.touch(at, at);
-            self.note_silence(sent, fault.clone(), cx);
-        }
-    }
-
-    /// Applies the end of a renewal that confirms a grant under `terms`.
-    pub(super) fn confirmed(
-        &mut self,
-        (no, id): (RequestNo, &HolderId),
-        terms: &LeaseTerms,
-        end: Result<Answer, Fault>,
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) {
-        let Some(n) = self.index_of(no) else {
-            return;
-        };
-        let (tokens, by_release) = match &self.requests[n].state {
-            RequestState::Confirming(grant) if grant.id == *id => (grant.tokens, grant.by_release),
-            _ => return,
-        };
-        match (end.as_ref().ok().and_then(Answer::key_state), end) {
-            (Some(KeyState::Ours), _) => {
-                if cx.kernel.is_closed() {
-                    // Its caller's reply ends it.
-                    return;
-                }
-                let wanted = self.receiver_terms(&self.requests[n]);
-                if !fits(terms, &wanted) {
-                    return self.confirm_first(n, id, tokens, by_release, cx);
-                }
-                let Some(lease) = LeaseState::acquired(sent, cx.now, terms) else {
-                    // The reply took as long as the lease.
-                    self.note_silence(sent, Fault::Unknown(too_short()), cx);
-                    return self.confirm_first(n, id, tokens, by_release, cx);
-                };
-                let grant = Grant {
-                    id: id.clone(),
-                    tokens,
-                    lease,
-                    terms: *terms,
-                    by_release,
-                };
-                self.win(n, grant, cx);
-            }
-            (Some(KeyState::Gone | KeyState::Foreign), _) => {
-                self.last.answered(sent, cx.now);
-                if self.requests[n].flight.is_some() {
-                    // Its acquiring command is still under way: that ends it.
-                    self.requests[n].state = RequestState::Sent;
-                    return;
-                }
-                cx.kernel.table.forget_id(id);
-                self.set_due(n, cx.now);
-                self.retire(n, cx);
-            }
-            (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => {
-                if self.requests[n].caller().is_none() {
-                    self.requests[n].flight = None;
-                    self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
-                    self.fail(n, false, Failure::Rejected(error), cx);
-                } else {
-                    self.retry_confirming(n, cx);
-                }
-            }
-            (None, end) => {
-                let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
-                self.note_silence(sent, fault, cx);
-                self.retry_confirming(n, cx);
-            }
-        }
-    }
-
-    fn retry_confirming(&mut self, n: usize, cx: &mut Context<'_>) {
-        let failures = self.requests[n].failures;
-        self.requests[n].failures = failures.saturating_add(1);
-        let at = cx.now.after(RECONNECT.pause(failures));
-        if let RequestState::Confirming(grant) = &mut self.requests[n].state {
-            grant.renewing = false;
-            grant.retry_at = at;
-        }
-        self.touch(at, at);
     }
 
     /// The engine ends the commands of callers whose threads stand still.
@@ -859,22 +434,22 @@ impl LockEntry {
 }
 
 /// Returns whether a lease that was asked for on one call's terms fits another call.
-fn fits(asked: &LeaseTerms, wanted: &LeaseTerms) -> bool {
+pub(super) fn fits(asked: &LeaseTerms, wanted: &LeaseTerms) -> bool {
     asked.ttl == wanted.ttl
         && asked.renew_every == wanted.renew_every
         && asked.replicas == wanted.replicas
 }
 
 /// Why a call fails whose leases end before the replies that grant them.
-fn too_short() -> crate::error::Cause {
-    crate::error::Cause::text("the reply took as long as the lease: ttl or max_hold too short")
+pub(super) fn too_short() -> Cause {
+    Cause::text("the reply took as long as the lease: ttl or max_hold too short")
 }
 
-fn unexpected() -> crate::error::Cause {
-    crate::error::Cause::text("unexpected reply to a script")
+pub(super) fn unexpected() -> Cause {
+    Cause::text("unexpected reply to a script")
 }
 
-fn undo_of(request: &Request, id: &HolderId) -> crate::kernel::Command {
+fn undo_of(request: &Request, id: &HolderId) -> Command {
     let ids = vec![id.clone()];
-    crate::kernel::Command::new(&request.lock, crate::kernel::command::What::Undo { ids })
+    Command::new(&request.lock, What::Undo { ids })
 }

@@ -260,12 +260,7 @@ impl Call {
 
     /// Takes what the call was given. If the lease was lost before this thread ran, the call waits
     /// again.
-    fn finish(
-        &mut self,
-        entry: &mut LockEntry,
-        outcome: Outcome,
-        cx: &mut Context<'_>,
-    ) -> Step {
+    fn finish(&mut self, entry: &mut LockEntry, outcome: Outcome, cx: &mut Context<'_>) -> Step {
         let Outcome::Lease(lease, token) = &outcome else {
             return self.over(outcome);
         };

@@ -51,15 +51,23 @@ pub(crate) enum What {
         listens: Listens,
     },
     /// Releases the lock of a holder.
-    Leave { id: HolderId, may_be_plain: bool },
+    Leave {
+        id: HolderId,
+        may_be_plain: bool,
+    },
     /// Releases what each id holds, or removes its place.
-    Undo { ids: Vec<HolderId> },
+    Undo {
+        ids: Vec<HolderId>,
+    },
     Renew {
         id: HolderId,
         ttl: Duration,
         may_shorten: bool,
     },
-    Downgrade { id: HolderId, ttl: Duration },
+    Downgrade {
+        id: HolderId,
+        ttl: Duration,
+    },
 }
 
 /// Whether any call that a place serves receives grant messages.

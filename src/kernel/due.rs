@@ -7,9 +7,7 @@ use crate::kernel::Context;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::entry::{LockEntry, Receiver};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{
-    Asked, Request, RequestNo, RequestState, Sender, Serves,
-};
+use crate::kernel::request::{Asked, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 
 /// A command of an entry that the engine sends.
@@ -67,9 +65,7 @@ impl LockEntry {
     }
 
     fn ask_for_deadline(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        let is_its = |request: &Request| {
-            [Serves::Line, Serves::One(no)].contains(&request.serves)
-        };
+        let is_its = |request: &Request| [Serves::Line, Serves::One(no)].contains(&request.serves);
         let is_in_line = self.line.iter().any(|waiter| waiter.no == no);
         let mut needs_own = false;
         for request in self.requests.iter_mut().filter(|request| is_its(request)) {

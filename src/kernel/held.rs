@@ -21,13 +21,13 @@ use crate::clock::Instant;
 use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
+use crate::kernel::engine::{Item, ItemKey};
 use crate::kernel::lease::{
     Due, HandoffRun, LeaseState, LeaseStatus, LeaseWork, NoHandoff, Operation, OperationCell,
     RenewalRequest, Wanted, WorkKind,
 };
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::waiter::Failure;
-use crate::kernel::engine::{Item, ItemKey};
 use crate::kernel::{Discard, Effects, Kernel, Told};
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
@@ -267,7 +267,11 @@ impl HeldLease {
             lease.hand_off(now, Duration::MAX);
             // Disconnects the listeners' channels.
             inner.listeners.clear();
-            let next = if is_on(Mutant::TokenIsPassedOn) { token } else { next };
+            let next = if is_on(Mutant::TokenIsPassedOn) {
+                token
+            } else {
+                next
+            };
             inner.token = next;
             inner.since = None;
             Ok((next, std::mem::take(&mut inner.holder)))
@@ -299,11 +303,7 @@ impl HeldLease {
     }
 
     /// Ends the release. Returns false if that was known before: a late end changes nothing.
-    pub(crate) fn end_release(
-        self: &Arc<Self>,
-        lost: Option<Lost>,
-        fx: &mut Effects,
-    ) -> bool {
+    pub(crate) fn end_release(self: &Arc<Self>, lost: Option<Lost>, fx: &mut Effects) -> bool {
         self.with(fx, |inner| {
             if inner.releasing_since.take().is_none() {
                 return false;

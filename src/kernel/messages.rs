@@ -118,7 +118,10 @@ impl LockEntry {
         tokens: TokenBlock,
         cx: &mut Context<'_>,
     ) {
-        let Some(n) = self.index_of(no).filter(|n| self.requests[*n].id() == Some(id)) else {
+        let Some(n) = self
+            .index_of(no)
+            .filter(|n| self.requests[*n].id() == Some(id))
+        else {
             return;
         };
         let request = &self.requests[n];
@@ -149,7 +152,9 @@ impl LockEntry {
                 // The end of a lease of this client makes its line ask: the message is for others.
                 let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
                 self.last.cut(cx.now);
-                self.wake(cx, |_, serves| (!is_own || serves != Serves::Line).then_some(Duration::ZERO));
+                self.wake(cx, |_, serves| {
+                    (!is_own || serves != Serves::Line).then_some(Duration::ZERO)
+                });
             }
             Announcement::Plain(next) => {
                 self.last.cut(cx.now);

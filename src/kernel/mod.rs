@@ -20,10 +20,12 @@ pub(crate) mod due;
 pub(crate) mod engine;
 pub(crate) mod entry;
 pub(crate) mod held;
+pub(crate) mod holdings;
 pub(crate) mod lease;
 pub(crate) mod messages;
 pub(crate) mod mutant;
 pub(crate) mod pending;
+pub(crate) mod places;
 pub(crate) mod request;
 #[cfg(test)]
 pub(crate) mod sim;
@@ -53,7 +55,7 @@ use crate::token::FencingToken;
 
 /// A command without a reply runs within this time after its sender gave up, or never; longer if
 /// twice its ttl is longer.
-const RUNS_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const RUNS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The settings of a client that the kernel needs.
 #[derive(Clone, Debug)]
@@ -256,7 +258,13 @@ impl Kernel {
 
     /// Puts an item into the schedule, due at the first instant. Wakes the engine if it would sleep
     /// beyond the second.
-    pub(super) fn put(&self, key: ItemKey, item: Item, [at, latest]: [Instant; 2], fx: &mut Effects) {
+    pub(super) fn put(
+        &self,
+        key: ItemKey,
+        item: Item,
+        [at, latest]: [Instant; 2],
+        fx: &mut Effects,
+    ) {
         let (wakes, before) = self.schedule.lock().put(key, item, at, latest);
         if wakes {
             fx.engine_by(latest);

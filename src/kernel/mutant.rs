@@ -32,8 +32,6 @@ pub(crate) enum Mutant {
     StoppedCallerBlocks,
     /// The release of a caller that stands still never ends.
     StoppedReleaseBlocks,
-    /// The answer to a command that its request no longer waits for is ignored.
-    LateAnswerIsIgnored,
     /// A lease that had expired before its reply arrived is not released.
     ExpiredGrantIsKept,
     /// That is not counted as a failure.
@@ -74,7 +72,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 27] = [
+    pub(crate) const ALL: [Self; 26] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -89,7 +87,6 @@ impl Mutant {
         Self::OwnIdRefusesPlaces,
         Self::StoppedCallerBlocks,
         Self::StoppedReleaseBlocks,
-        Self::LateAnswerIsIgnored,
         Self::ExpiredGrantIsKept,
         Self::ExpiredGrantIsNoFailure,
         Self::ClosedClientGives,

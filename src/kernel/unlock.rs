@@ -159,7 +159,9 @@ impl Kernel {
     /// The lease was found to have ended: the calls that waited for that ask now.
     pub(super) fn lease_ended(&self, lease: &Arc<HeldLease>, now: Instant, fx: &mut Effects) {
         let name = lease.lock.key(0).name;
-        self.with_existing(name, now, fx, |entry, cx| entry.ended(&lease.id, cx.now, cx));
+        self.with_existing(name, now, fx, |entry, cx| {
+            entry.ended(&lease.id, cx.now, cx)
+        });
     }
 }
 

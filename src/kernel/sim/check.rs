@@ -120,7 +120,8 @@ impl World {
                 let waiters = entry.line.iter().map(|it| it.no).collect::<Vec<_>>();
                 let own = entry.own.iter().map(|it| it.no).collect::<Vec<_>>();
                 let requests = entry.requests.iter();
-                let requests = requests.map(|it| format!("{} {:?} {:?} {:?}", it.no, it.serves, it.state, it.flight));
+                let requests = requests
+                    .map(|it| format!("{} {:?} {:?} {:?}", it.no, it.serves, it.state, it.flight));
                 let requests = requests.collect::<Vec<_>>();
                 entries.push(format!(
                     "{} held {:?} line {waiters:?} own {own:?} {requests:?} next {:?}",
@@ -158,7 +159,9 @@ impl World {
         let deadline = call.wants.deadline;
         let stopped = at(self.stopped_until(client, Actor::Caller(thread)));
         let now = at(self.now);
-        let latest = deadline.max(stopped).after(std::time::Duration::from_millis(40));
+        let latest = deadline
+            .max(stopped)
+            .after(std::time::Duration::from_millis(40));
         if now > latest {
             let text = format!("c{client}.{thread} ended {:?} late", deadline.until(now));
             return Err(self.violation("P8", text));
@@ -214,7 +217,9 @@ impl World {
             // A thread that is stopped may have promised to wake the engine.
             let actors = (0..self.plan.threads).map(Actor::Caller);
             let actors = actors.chain([Actor::Engine, Actor::Sub]);
-            let stopped = actors.map(|actor| self.stopped_until(it.client, actor)).max();
+            let stopped = actors
+                .map(|actor| self.stopped_until(it.client, actor))
+                .max();
             let stopped = stopped.unwrap_or(0);
             if overdue.as_millis() > 20 && at(stopped + 20 * MS) < now {
                 let text = format!("c{}: the loss of {:?} was not told", it.client, it.lease.id);
@@ -305,7 +310,10 @@ impl World {
             true => data.end().is_none_or(|end| end <= self.now),
             false => false,
         };
-        let is_unknown = data.lock.as_ref().is_some_and(|(id, _)| self.is_not_taken(id));
+        let is_unknown = data
+            .lock
+            .as_ref()
+            .is_some_and(|(id, _)| self.is_not_taken(id));
         let waits = (is_free || is_unknown)
             && self.now >= self.stalled_until
             && (0..self.clients.len()).any(|client| self.waits(client, key));
@@ -317,7 +325,11 @@ impl World {
         let idle = self.now - since;
         self.report.longest_idle = self.report.longest_idle.max(idle);
         if idle > self.plan.longest_idle() {
-            let text = format!("{} is idle for {} ms", String::from_utf8_lossy(key), idle / MS);
+            let text = format!(
+                "{} is idle for {} ms",
+                String::from_utf8_lossy(key),
+                idle / MS
+            );
             return Err(self.violation("P3", text));
         }
         Ok(())
@@ -350,7 +362,9 @@ impl World {
         let mut calls = self.parked_threads(client);
         calls.any(|(thread, call)| {
             let runs = self.stopped_until(client, Actor::Caller(thread)) <= self.now;
-            let waits = call.cell().is_some_and(|cell| cell.outcome.lock().is_none());
+            let waits = call
+                .cell()
+                .is_some_and(|cell| cell.outcome.lock().is_none());
             runs && waits && key_of(&*call.wants.lock) == key
         })
     }
@@ -403,7 +417,11 @@ impl World {
             data.settle(self.now);
             let keys = data.lock.as_ref().map(|it| it.0.clone());
             let others = data.readers.keys().chain(data.permits.keys()).cloned();
-            for id in keys.into_iter().chain(others).chain(living_places(&data, self.now)) {
+            for id in keys
+                .into_iter()
+                .chain(others)
+                .chain(living_places(&data, self.now))
+            {
                 let client = client_of(&id);
                 if client.is_some_and(|it| self.clients[it].is_alive) {
                     let key = String::from_utf8_lossy(key);
@@ -419,7 +437,10 @@ impl World {
             let mut left = Vec::new();
             each_entry(kernel, |entry| left.push(format!("{entry:?}")));
             if !kernel.pending.lock().is_empty() {
-                left.push(format!("pending {:?}", kernel.pending.lock().ids().collect::<Vec<_>>()));
+                left.push(format!(
+                    "pending {:?}",
+                    kernel.pending.lock().ids().collect::<Vec<_>>()
+                ));
             }
             if client.in_flight() > 0 || !kernel.table.ids.lock().is_empty() {
                 left.push("commands or ids".into());
@@ -450,14 +471,20 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     let pending = kernel.pending.lock();
     for held in &entry.held {
         if pending.has(held.lease.id.as_str().as_bytes()) {
-            problems.push(format!("the lease {:?} has a pending release", held.lease.id));
+            problems.push(format!(
+                "the lease {:?} has a pending release",
+                held.lease.id
+            ));
         }
     }
     for request in &entry.requests {
         let id = request.id();
         let is_won = matches!(request.state, RequestState::Won(_));
         if !is_won && id.is_some_and(|id| pending.has(id.as_str().as_bytes())) {
-            let text = format!("{:?} {:?} {:?}", request.serves, request.state, request.flight);
+            let text = format!(
+                "{:?} {:?} {:?}",
+                request.serves, request.state, request.flight
+            );
             problems.push(format!("a request has a pending release: {text}"));
         }
         let is_placed = matches!(

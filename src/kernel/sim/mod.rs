@@ -82,6 +82,16 @@ fn names_missing(plan: &Plan) -> bool {
     })
 }
 
+/// All families, or the one that `SIM_FAMILY` names.
+fn families() -> impl Iterator<Item = Family> {
+    let only = std::env::var("SIM_FAMILY").ok();
+    let is_wanted = move |family: &Family| {
+        let name = format!("{family:?}");
+        only.as_ref().is_none_or(|only| *only == name)
+    };
+    Family::ALL.into_iter().filter(is_wanted)
+}
+
 fn number(name: &str, default: u64) -> u64 {
     let set = std::env::var(name).ok();
     set.and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -126,7 +136,7 @@ fn report_failure(plan: &Plan, failure: &Failure) -> ! {
 fn first_that_catches(mutant: Mutant, seeds: u64) -> Option<(Family, u64, &'static str)> {
     let seeds = 0..seeds;
     seeds.into_iter().find_map(|seed| {
-        Family::ALL.into_iter().find_map(|family| {
+        families().find_map(|family| {
             let property = catches(mutant, family, seed)?;
             Some((family, seed, property))
         })
@@ -153,7 +163,10 @@ pub(crate) fn print_mutants() {
     let only = std::env::var("SIM_MUTANT").ok();
     std::panic::set_hook(Box::new(|_| {}));
     for mutant in Mutant::ALL {
-        if only.as_ref().is_none_or(|only| format!("{mutant:?}").contains(only)) {
+        if only
+            .as_ref()
+            .is_none_or(|only| format!("{mutant:?}").contains(only))
+        {
             let caught = first_that_catches(mutant, number("SIM_SEEDS", 200));
             println!("{mutant:?}: {caught:?}");
         }
@@ -164,11 +177,8 @@ pub(crate) fn print_mutants() {
 /// set.
 pub(crate) fn main() {
     let (first, seeds) = (number("SIM_FIRST", 0), number("SIM_SEEDS", 10));
-    let only = std::env::var("SIM_FAMILY").ok();
-    for family in Family::ALL {
-        if only.as_ref().is_none_or(|only| *only == format!("{family:?}")) {
-            run_family(family, first..first + seeds);
-        }
+    for family in families() {
+        run_family(family, first..first + seeds);
     }
 }
 

@@ -187,7 +187,14 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
         let at = rng.range(10 * MS, 3_000 * MS);
         faults.push((at - rng.below(at.min(300 * MS)), Fault::Snapshot));
         let restarts = rng.chance(200);
-        faults.push((at, if restarts { Fault::RestartEmpty } else { Fault::Failover }));
+        faults.push((
+            at,
+            if restarts {
+                Fault::RestartEmpty
+            } else {
+                Fault::Failover
+            },
+        ));
     }
     if plan.family == Family::Ending {
         let client = rng.below(plan.clients as u64) as usize;

@@ -408,7 +408,8 @@ impl Server {
             if let Some(first) = first {
                 let is_other = |id: &String| {
                     data.places.get(id).is_some_and(|place| {
-                        !matches!(place.want, Want::Block(_, true)) && place.seen + place.lasts > now
+                        !matches!(place.want, Want::Block(_, true))
+                            && place.seen + place.lasts > now
                     })
                 };
                 let has_others = data.queue.iter().take(100).any(is_other);

@@ -1,0 +1,218 @@
+//! The leases of an entry: how they begin, pass on and end.
+
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
+use crate::kernel::entry::{Held, LockEntry, Receiver};
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::{HandoffRun, LeaseState, LeaseStatus, NoHandoff};
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::pending::{PendingRelease, Proof};
+use crate::kernel::request::{Request, RequestState, Serves};
+use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
+use crate::kernel::{Context, Discard, RUNS_WITHIN};
+use crate::lost::Lost;
+use crate::protocol::place::TokenBlock;
+use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
+
+/// What Redis has granted.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) id: HolderId,
+    pub(super) tokens: TokenBlock,
+    pub(super) lease: LeaseState,
+    pub(super) terms: LeaseTerms,
+    /// It was granted to a place in the queue.
+    pub(super) by_release: bool,
+}
+
+impl LockEntry {
+    /// Adds the release of what a request may have taken under `id`.
+    pub(super) fn undo(
+        &self,
+        request: &Request,
+        id: &HolderId,
+        proof: Proof,
+        cx: &mut Context<'_>,
+    ) {
+        assert!(!self.holds(id), "a lease is never undone");
+        let ttl = request.terms.ttl;
+        let cx_parts = (cx.now, &mut *cx.fx);
+        (cx.kernel).undo(&request.lock, id, ttl, proof, cx_parts);
+    }
+
+    /// Holds what was granted, unless that has ended: this client's other leases that exclude it are
+    /// lost.
+    pub(super) fn hold(
+        &mut self,
+        lock: &Arc<dyn Primitive>,
+        grant: Grant,
+        cx: &mut Context<'_>,
+    ) -> Arc<HeldLease> {
+        let Grant {
+            id,
+            tokens,
+            lease,
+            terms,
+            by_release,
+        } = grant;
+        cx.kernel.table.forget_id(&id);
+        let run = HandoffRun::new(tokens.first, tokens.count, cx.now);
+        let run = match by_release {
+            true => run.by_release(),
+            false => run,
+        };
+        let serial = cx.kernel.next_serial();
+        let lease = Arc::new(HeldLease::new(lock, id, lease, run, terms.replicas, serial));
+        let is_shared = lock.is_shared();
+        self.evict(is_shared, cx);
+        self.held.push(Held {
+            lease: Arc::clone(&lease),
+            is_shared,
+        });
+        self.last.silent_since = None;
+        cx.fx.began.push((Arc::clone(&lease), tokens.first));
+        lease.rearm(cx.kernel, cx.now, cx.fx);
+        if !is_on(Mutant::EvictionMakesNobodyAsk) {
+            // The line may have waited for the end of an evicted lease.
+            self.serve(cx.now, cx);
+        }
+        lease
+    }
+
+    /// Removes the leases that Redis never grants together with a new one. Each of them is lost, or
+    /// its release has no recorded outcome yet.
+    fn evict(&mut self, is_shared: bool, cx: &mut Context<'_>) {
+        while let Some(n) = match is_shared {
+            true => self.held.iter().position(|held| !held.is_shared),
+            false => (self.held.len() >= self.capacity).then_some(0),
+        } {
+            let held = self.held.remove(n);
+            held.lease.lose(Lost::Taken, cx.now, cx.fx);
+            held.lease.rearm(cx.kernel, cx.now, cx.fx);
+            cx.fx.discard.push(Discard::Lease(held.lease));
+        }
+    }
+
+    /// Gives a lease to the call that it is for. Returns it if that is the caller.
+    pub(super) fn give(
+        &mut self,
+        lease: Arc<HeldLease>,
+        receiver: Receiver,
+        cx: &mut Context<'_>,
+    ) -> Option<Outcome> {
+        let token = lease.token();
+        let outcome = Outcome::Lease(lease, token);
+        match receiver {
+            Receiver::Waiter(no) => {
+                self.end_waiter(no, outcome, cx);
+                self.retire_of(no, cx);
+                None
+            }
+            Receiver::Caller | Receiver::Nobody => Some(outcome),
+        }
+    }
+
+    /// Passes a lease to the first call in the line, without Redis.
+    pub(super) fn hand_off(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        has_renewed: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<(), NoHandoff> {
+        let Some(front) = self.line.front().filter(|_| !cx.kernel.is_closed()) else {
+            return Err(NoHandoff::Release);
+        };
+        if front.terms.handoffs == 0 || !self.holds(&lease.id) {
+            return Err(NoHandoff::Release);
+        }
+        let (no, terms) = (front.no, front.terms);
+        let next = lease.pass_to(token, &terms, has_renewed, cx.now, cx.fx)?;
+        cx.fx.began.push((Arc::clone(lease), next));
+        let lease = Arc::clone(lease);
+        self.end_waiter(no, Outcome::Lease(lease, next), cx);
+        self.retire_of(no, cx);
+        Ok(())
+    }
+
+    /// A lease of this client has ended: somebody must ask at `at`.
+    pub(super) fn ended(&mut self, id: &HolderId, at: Instant, cx: &mut Context<'_>) {
+        let Some(n) = self.held.iter().position(|held| held.lease.id == *id) else {
+            return;
+        };
+        let held = self.held.remove(n);
+        held.lease.rearm(cx.kernel, cx.now, cx.fx);
+        cx.fx.discard.push(Discard::Lease(held.lease));
+        self.last.cut(cx.now);
+        if is_on(Mutant::NobodyAsksAfterTheEnd) {
+            return;
+        }
+        self.serve(at, cx);
+        if is_on(Mutant::LaterAttemptStaysLater) {
+            return;
+        }
+        for request in self
+            .requests
+            .iter_mut()
+            .filter(|it| it.serves == Serves::Line)
+        {
+            if let RequestState::Due(due) = &mut request.state {
+                *due = (*due).min(at);
+            }
+        }
+        self.touch(at, at);
+    }
+
+    /// Gives up a lease that was given to a call which did not take it in time.
+    pub(super) fn give_up(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(status) = lease.begin_release(token, cx.now, cx.fx) else {
+            return;
+        };
+        lease.end_release(None, cx.fx);
+        self.ended(&lease.id, cx.now, cx);
+        if status != LeaseStatus::Lost(Lost::ShutDown) {
+            self.release_later(lease, false, cx);
+        }
+    }
+
+    /// Leaves the release of an ended lease to the engine.
+    pub(super) fn release_later(&self, lease: &Arc<HeldLease>, counts: bool, cx: &mut Context<'_>) {
+        assert!(!self.holds(&lease.id), "a lease is never undone");
+        let lasts = lease.key_may_last().max(RUNS_WITHIN);
+        let release = PendingRelease {
+            lock: Arc::clone(&lease.lock),
+            id: lease.id.clone(),
+            until: cx.now.after(lasts),
+            ends_by: Proof::AnyAnswer,
+            counts,
+        };
+        cx.kernel.pend(release, cx.now, cx.fx);
+    }
+
+    /// The client is closed: ends all calls and leases.
+    pub(super) fn close(&mut self, cx: &mut Context<'_>) {
+        let parked: Vec<WaiterNo> = self.line.iter().chain(&self.own).map(|it| it.no).collect();
+        for no in parked {
+            self.end_waiter(no, Outcome::Failed(Failure::Closed), cx);
+        }
+        self.retire_all(cx);
+        for held in std::mem::take(&mut self.held) {
+            let lease = held.lease;
+            lease.lose(Lost::ShutDown, cx.now, cx.fx);
+            lease.rearm(cx.kernel, cx.now, cx.fx);
+            if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
+                self.release_later(&lease, true, cx);
+            }
+            cx.fx.discard.push(Discard::Lease(lease));
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! The places of an entry's requests in the queue in Redis: when they are refreshed, what a refresh
+//! finds, and how a grant becomes a lease.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
+use crate::kernel::Context;
+use crate::kernel::answers::{fits, too_short, unexpected};
+use crate::kernel::command::Listens;
+use crate::kernel::entry::{CONTENDED_FOR, LockEntry, Receiver};
+use crate::kernel::holdings::Grant;
+use crate::kernel::lease::LeaseState;
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::pending::Proof;
+use crate::kernel::request::{Confirming, Flight, Place, RequestNo, RequestState, Serves};
+use crate::kernel::waiter::{Failure, Outcome, Wait, WaiterNo};
+use crate::protocol::answer::{Answer, KeyState};
+use crate::protocol::place::{Refreshed, TokenBlock, provisional, provisional_of, refresh_every};
+use crate::protocol::refusal::RefusedName;
+use crate::queue::next_attempt::next_attempt;
+use crate::redis::Fault;
+use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy, jittered};
+
+/// The least time from a command to the refresh that the expiry of the lock makes due.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+
+/// Pauses between attempts without a queue, while messages do not arrive.
+const UNSUBSCRIBED: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+
+impl LockEntry {
+    /// The call has a place in the queue.
+    pub(super) fn queued(
+        &mut self,
+        n: usize,
+        flight: &Flight,
+        sent: Instant,
+        remaining: Option<Duration>,
+        cx: &mut Context<'_>,
+    ) {
+        let again = self.take_again(n);
+        let at = match again {
+            true => cx.now,
+            false => self.refresh_at(n, sent, remaining, cx.now),
+        };
+        self.requests[n].state = RequestState::Queued(Place {
+            id: flight.id.clone(),
+            seen: sent,
+            refresh_at: at,
+            refreshing: false,
+            listens: flight.listens,
+        });
+        self.touch_refresh(n, at);
+    }
+
+    pub(super) fn touch_refresh(&mut self, n: usize, at: Instant) {
+        // A place lasts much longer than this: no sleep is cut short for it.
+        let lasts = provisional(self.requests[n].terms.ttl);
+        let slack = Duration::from_millis(100).min(lasts / 4);
+        self.touch(at, at.after(slack));
+    }
+
+    /// Returns when a place is refreshed after a reply that says that it waits.
+    fn refresh_at(
+        &self,
+        n: usize,
+        sent: Instant,
+        remaining: Option<Duration>,
+        now: Instant,
+    ) -> Instant {
+        let request = &self.requests[n];
+        let every = refresh_every(request.terms.ttl);
+        if let Some(at) = self.backs_off_until(request.serves) {
+            return at.min(sent.after(every));
+        }
+        let every = match self.is_listening {
+            true => every,
+            // No message announces a grant: only a refresh finds it.
+            false => every / 4,
+        };
+        next_attempt(
+            sent.after(every),
+            now,
+            remaining,
+            sent.after(SHORTEST_PAUSE),
+        )
+        .0
+    }
+
+    /// Returns when the call at the front wants the next command, if it waits by `Backoff` and no
+    /// call behind it by `Wake`.
+    fn backs_off_until(&self, serves: Serves) -> Option<Instant> {
+        let waiter = match serves {
+            Serves::Line => self.line.front(),
+            Serves::One(no) => self.waiter(no),
+            Serves::Nobody => None,
+        }?;
+        let backs_off = matches!(waiter.wait, Wait::Queue(WaitPolicy::Backoff(_)));
+        (backs_off && !self.wakes(serves)).then_some(waiter.retry_at)
+    }
+
+    /// A call has parked behind its request: its policy decides when that asks again.
+    pub(super) fn pace(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
+        for n in 0..self.requests.len() {
+            let serves = self.requests[n].serves;
+            if ![Serves::Line, Serves::One(no)].contains(&serves) {
+                continue;
+            }
+            let wakes = self.wakes(serves);
+            let until = self.backs_off_until(serves);
+            match &mut self.requests[n].state {
+                // Its place needs an inbox now.
+                RequestState::Queued(place) if wakes && place.listens == Listens::No => {
+                    place.refresh_at = cx.now;
+                    self.requests[n].again = true;
+                    self.touch(cx.now, cx.now);
+                }
+                RequestState::Queued(place) => {
+                    place.refresh_at =
+                        until.map_or(place.refresh_at, |at| at.min(place.refresh_at));
+                    let at = place.refresh_at;
+                    self.touch_refresh(n, at);
+                }
+                RequestState::Due(at) if until.is_some_and(|until| *at < until) => {
+                    *at = until.unwrap_or(*at);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The next command after a refusal without a place.
+    pub(super) fn due_after_refusal(
+        &mut self,
+        n: usize,
+        remaining: Option<Duration>,
+        cx: &mut Context<'_>,
+    ) {
+        let again = self.take_again(n);
+        let request = &self.requests[n];
+        let backstop = cx.kernel.limits.backstop;
+        let at = match self.backs_off_until(request.serves) {
+            Some(at) => at,
+            None if again || request.lock.queue().is_some() => cx.now,
+            None => {
+                let pause = match self.is_listening {
+                    true => jittered(backstop),
+                    false => UNSUBSCRIBED.pause(request.refusals - 1).min(backstop),
+                };
+                next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).0
+            }
+        };
+        self.set_due(n, at);
+    }
+
+    /// Returns whether a wake-up came while a command was under way.
+    fn take_again(&mut self, n: usize) -> bool {
+        let again = std::mem::take(&mut self.requests[n].again);
+        again && !is_on(Mutant::WakeUpIsForgotten)
+    }
+
+    pub(super) fn set_due(&mut self, n: usize, at: Instant) {
+        self.requests[n].state = RequestState::Due(at);
+        self.touch(at, at);
+    }
+
+    /// Counts a refusal for the call that waits by `Backoff`. Returns its number after its last
+    /// attempt.
+    pub(super) fn count_refusal(
+        &mut self,
+        serves: Serves,
+        sent: Instant,
+        now: Instant,
+    ) -> Option<WaiterNo> {
+        let waiter = match serves {
+            Serves::Line => self.line.front_mut(),
+            Serves::One(no) => self.own.iter_mut().find(|waiter| waiter.no == no),
+            Serves::Nobody => None,
+        };
+        let waiter = waiter?;
+        let Wait::Queue(WaitPolicy::Backoff(backoff)) = &waiter.wait else {
+            return None;
+        };
+        // An earlier command was not its own attempt.
+        if sent < waiter.retry_at {
+            return None;
+        }
+        waiter.retry_at = now.after(backoff.pause(waiter.refusals));
+        waiter.refusals += 1;
+        let limit = backoff.limit()?;
+        (waiter.refusals >= limit).then_some(waiter.no)
+    }
+
+    /// A grant to a place, or one that is too old: a renewal must confirm it.
+    pub(super) fn confirm_first(
+        &mut self,
+        n: usize,
+        id: &HolderId,
+        tokens: TokenBlock,
+        by_release: bool,
+        cx: &mut Context<'_>,
+    ) {
+        self.requests[n].state = RequestState::Confirming(Confirming {
+            id: id.clone(),
+            tokens,
+            by_release,
+            retry_at: cx.now,
+            renewing: false,
+        });
+        self.touch(cx.now, cx.now);
+    }
+
+    /// A place was granted the lock; validity counts from `seen`, never from a refresh.
+    pub(super) fn grant(
+        &mut self,
+        n: usize,
+        id: &HolderId,
+        tokens: TokenBlock,
+        seen: Instant,
+        cx: &mut Context<'_>,
+    ) {
+        self.contended_until = cx.now.after(CONTENDED_FOR);
+        self.last.silent_since = None;
+        self.requests[n].failures = 0;
+        let receiver = self.receiver(&self.requests[n]);
+        if receiver == Receiver::Nobody || cx.kernel.is_closed() {
+            if self.requests[n].caller().is_some() {
+                // The client is closed: the end of the caller's command gives it back.
+                return;
+            }
+            // The grant shows that its acquiring command has run.
+            let request = self.requests.remove(n);
+            self.undo(&request, id, Proof::AnyAnswer, cx);
+            return;
+        }
+        let asked = self.requests[n].terms;
+        let terms = self.receiver_terms(&self.requests[n]);
+        let lasts = provisional_of(refresh_every(asked.ttl)).min(asked.ttl);
+        let lease = LeaseState::granted(seen, cx.now, lasts, &terms);
+        match lease.filter(|_| fits(&asked, &terms) && terms.replicas.is_none()) {
+            Some(lease) => {
+                let grant = Grant {
+                    id: id.clone(),
+                    tokens,
+                    lease,
+                    terms,
+                    by_release: true,
+                };
+                self.win(n, grant, cx);
+            }
+            None => self.confirm_first(n, id, tokens, true, cx),
+        }
+    }
+
+    /// A request has got its lease. It stays, as `Won`, until its acquiring command has ended.
+    fn win(&mut self, n: usize, grant: Grant, cx: &mut Context<'_>) {
+        let receiver = self.receiver(&self.requests[n]);
+        let lock = Arc::clone(&self.requests[n].lock);
+        let lease = self.hold(&lock, grant, cx);
+        if receiver == Receiver::Caller {
+            self.requests[n].state = RequestState::Won(Some(lease));
+            return;
+        }
+        if self.requests[n].flight.is_some() && !is_on(Mutant::WonIsForgotten) {
+            self.requests[n].state = RequestState::Won(None);
+            self.requests[n].serves = Serves::Nobody;
+        } else {
+            self.requests.remove(n);
+        }
+        self.give(lease, receiver, cx);
+    }
+
+    /// Applies the end of a refresh.
+    pub(super) fn refreshed(
+        &mut self,
+        of: &[(RequestNo, HolderId)],
+        end: Result<Answer, Fault>,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) {
+        let (found, by) = match end {
+            Ok(Answer::Places(found, by)) if found.len() == of.len() => (found, Arc::new(by)),
+            end => {
+                let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
+                return self.not_refreshed(of, &fault, sent, cx);
+            }
+        };
+        self.last.answered(sent, cx.now);
+        let waits = found
+            .iter()
+            .any(|place| matches!(place, Refreshed::Waiting(_)));
+        let counts = is_on(Mutant::OwnIdRefusesPlaces);
+        if waits && (counts || !self.is_of_nobody(&by, false, cx)) {
+            self.last.refused(sent, cx.now, Arc::clone(&by));
+            self.contended_until = cx.now.after(CONTENDED_FOR);
+        }
+        for ((no, id), found) in of.iter().zip(found) {
+            // A place that was granted or given up in the meantime is left alone.
+            let Some((n, seen)) = self.place(*no, id) else {
+                continue;
+            };
+            self.requests[n].failures = 0;
+            match found {
+                Refreshed::Waiting(remaining) => self.still_waits(n, sent, remaining, &by, cx),
+                Refreshed::Granted(token) => {
+                    let from_refresh = is_on(Mutant::GrantCountsFromRefresh);
+                    let seen = if from_refresh { sent } else { seen };
+                    self.grant(n, id, TokenBlock::one(token), seen, cx);
+                }
+                Refreshed::Gone => {
+                    cx.kernel.table.forget_id(id);
+                    self.set_due(n, cx.now);
+                    self.retire(n, cx);
+                }
+            }
+        }
+    }
+
+    /// Returns the request that has this place, and when the place was last seen to wait.
+    fn place(&self, no: RequestNo, id: &HolderId) -> Option<(usize, Instant)> {
+        let n = self.index_of(no)?;
+        match &self.requests[n].state {
+            RequestState::Queued(place) if place.id == *id => Some((n, place.seen)),
+            _ => None,
+        }
+    }
+
+    fn still_waits(
+        &mut self,
+        n: usize,
+        sent: Instant,
+        remaining: Option<Duration>,
+        by: &Arc<RefusedName>,
+        cx: &mut Context<'_>,
+    ) {
+        let no = self.requests[n].no;
+        if let RequestState::Queued(place) = &mut self.requests[n].state {
+            place.seen = place.seen.max(sent);
+            place.refreshing = false;
+        }
+        if let Some(no) = self.count_refusal(self.requests[n].serves, sent, cx.now) {
+            self.end_waiter(no, Outcome::Refused(Some(Arc::clone(by))), cx);
+            self.retire_of(no, cx);
+        }
+        // That may have ended the last call which it served.
+        let Some(n) = self.index_of(no) else {
+            return;
+        };
+        let again = self.take_again(n);
+        let at = match again {
+            true => cx.now,
+            false => self.refresh_at(n, sent, remaining, cx.now),
+        };
+        if let RequestState::Queued(place) = &mut self.requests[n].state {
+            place.refresh_at = at;
+        }
+        self.touch_refresh(n, at);
+    }
+
+    fn not_refreshed(
+        &mut self,
+        of: &[(RequestNo, HolderId)],
+        fault: &Fault,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) {
+        for (no, id) in of {
+            let Some((n, _)) = self.place(*no, id) else {
+                continue;
+            };
+            if let Fault::Rejected(error) = fault {
+                let failure = Failure::Rejected(error.clone());
+                self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
+                self.fail(n, false, failure, cx);
+                continue;
+            }
+            let failures = self.requests[n].failures;
+            self.requests[n].failures = failures.saturating_add(1);
+            let pause = match failures {
+                0 => Duration::ZERO,
+                failures => RECONNECT.pause(failures - 1),
+            };
+            let at = cx.now.after(pause);
+            if let RequestState::Queued(place) = &mut self.requests[n].state {
+                place.refreshing = false;
+                place.refresh_at = at;
+            }
+            self.touch(at, at);
+            self.note_silence(sent, fault.clone(), cx);
+        }
+    }
+
+    /// Applies the end of a renewal that confirms a grant under `terms`.
+    pub(super) fn confirmed(
+        &mut self,
+        (no, id): (RequestNo, &HolderId),
+        terms: &LeaseTerms,
+        end: Result<Answer, Fault>,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(n) = self.index_of(no) else {
+            return;
+        };
+        let (tokens, by_release) = match &self.requests[n].state {
+            RequestState::Confirming(grant) if grant.id == *id => (grant.tokens, grant.by_release),
+            _ => return,
+        };
+        match (end.as_ref().ok().and_then(Answer::key_state), end) {
+            (Some(KeyState::Ours), _) => {
+                if cx.kernel.is_closed() {
+                    // Its caller's reply ends it.
+                    return;
+                }
+                let wanted = self.receiver_terms(&self.requests[n]);
+                if !fits(terms, &wanted) {
+                    return self.confirm_first(n, id, tokens, by_release, cx);
+                }
+                let Some(lease) = LeaseState::acquired(sent, cx.now, terms) else {
+                    // The reply took as long as the lease.
+                    self.note_silence(sent, Fault::Unknown(too_short()), cx);
+                    return self.confirm_first(n, id, tokens, by_release, cx);
+                };
+                let grant = Grant {
+                    id: id.clone(),
+                    tokens,
+                    lease,
+                    terms: *terms,
+                    by_release,
+                };
+                self.win(n, grant, cx);
+            }
+            (Some(KeyState::Gone | KeyState::Foreign), _) => {
+                self.last.answered(sent, cx.now);
+                if self.requests[n].flight.is_some() {
+                    // Its acquiring command is still under way: that ends it.
+                    self.requests[n].state = RequestState::Sent;
+                    return;
+                }
+                cx.kernel.table.forget_id(id);
+                self.set_due(n, cx.now);
+                self.retire(n, cx);
+            }
+            (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => {
+                if self.requests[n].caller().is_none() {
+                    self.requests[n].flight = None;
+                    self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
+                    self.fail(n, false, Failure::Rejected(error), cx);
+                } else {
+                    self.retry_confirming(n, cx);
+                }
+            }
+            (None, end) => {
+                let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
+                self.note_silence(sent, fault, cx);
+                self.retry_confirming(n, cx);
+            }
+        }
+    }
+
+    fn retry_confirming(&mut self, n: usize, cx: &mut Context<'_>) {
+        let failures = self.requests[n].failures;
+        self.requests[n].failures = failures.saturating_add(1);
+        let at = cx.now.after(RECONNECT.pause(failures));
+        if let RequestState::Confirming(grant) = &mut self.requests[n].state {
+            grant.renewing = false;
+            grant.retry_at = at;
+        }
+        self.touch(at, at);
+    }
+}

@@ -1,0 +1,497 @@
+//! The threads of the simulated programs: they acquire, hold and release.
+
+use super::*;
+
+impl World {
+    pub(super) fn caller(&mut self, client: usize, thread: usize) -> Checked {
+        let actor = Actor::Caller(thread);
+        if let Some(todo) = self.clients[client].callers[thread].todo.pop_front() {
+            match todo {
+                Todo::Effects(fx) => self.effects(client, Some(thread), fx),
+                Todo::Step(step) => self.step(client, thread, step)?,
+                Todo::Close => {
+                    if let Some(n) = self.clients[client].callers[thread].conn.take() {
+                        self.close(n);
+                    }
+                }
+                Todo::Write(_) | Todo::Sleep => unreachable!("of the engine"),
+            }
+            self.go_on(client, actor);
+            return Ok(());
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        match std::mem::replace(&mut caller.state, State::Done) {
+            State::Done => Ok(()),
+            State::Idle(until) if self.now < until => {
+                caller.state = State::Idle(until);
+                self.timer(client, actor, until);
+                Ok(())
+            }
+            State::Idle(_) if caller.ops == 0 => Ok(()),
+            State::Idle(_) => self.begin(client, thread),
+            State::Waiting { call, sent, by } => self.waiting(client, thread, call, sent, by),
+            State::Parked(call) => self.woken(client, thread, call),
+            State::Holding {
+                lease,
+                token,
+                until,
+            } => self.holding(client, thread, lease, token, until),
+            State::Operating {
+                lease,
+                token,
+                cell,
+                by,
+                unlocks,
+            } => {
+                if self.now < by && cell.result.lock().is_none() {
+                    let caller = &mut self.clients[client].callers[thread];
+                    caller.state = State::Operating {
+                        lease,
+                        token,
+                        cell,
+                        by,
+                        unlocks,
+                    };
+                    self.timer(client, actor, by);
+                    return Ok(());
+                }
+                let renewed = matches!(*cell.result.lock(), Some(Ok(())));
+                lease.cancel(&cell);
+                match unlocks {
+                    true => self.unlock(client, thread, lease, token, renewed),
+                    false => {
+                        let until = self.now + 100;
+                        self.holding(client, thread, lease, token, until)
+                    }
+                }
+            }
+            State::Releasing(release) => self.releasing(client, thread, release),
+        }
+    }
+
+    pub(super) fn lock_of(&mut self, client: usize, name: u64, kind: Kind) -> Arc<dyn Primitive> {
+        let tag = match kind {
+            Kind::Mutex => 0,
+            Kind::NoQueue => 1,
+            Kind::Fair => 2,
+            Kind::Reader => 3,
+            Kind::Writer => 4,
+            Kind::Permits(k) => 4 + k as u8,
+        };
+        let locks = &mut self.clients[client].locks;
+        let make = || -> Arc<dyn Primitive> {
+            let keys = Keys::new(Name::from(format!("n{name}")), "lock:", "lock_release:");
+            match kind {
+                Kind::Mutex => CohortKeys::of(keys, &Arc::default()),
+                Kind::NoQueue => MutexKeys::of(keys),
+                Kind::Fair => FairMutexKeys::of(keys),
+                Kind::Reader => Arc::new(RwLockKeys::of(keys, true)),
+                Kind::Writer => Arc::new(RwLockKeys::of(keys, false)),
+                Kind::Permits(k) => Arc::new(SemaphoreKeys::of(keys, 3, k)),
+            }
+        };
+        Arc::clone(locks.entry((name, tag)).or_insert_with(make))
+    }
+
+    pub(super) fn begin(&mut self, client: usize, thread: usize) -> Checked {
+        let (kinds, names) = (self.plan.kinds.clone(), self.plan.names);
+        let (ttl, handoffs, share) = (self.plan.ttl, self.plan.handoffs, self.plan.backoff);
+        let caller = &mut self.clients[client].callers[thread];
+        caller.ops -= 1;
+        caller.is_cancelled = false;
+        let rng = &mut caller.rng;
+        let kind = kinds[rng.below(kinds.len() as u64) as usize];
+        let name = rng.below(names);
+        let is_once = rng.chance(150);
+        let deadline = match (is_once, rng.chance(300)) {
+            (true, _) => self.now + COMMAND_TIMEOUT,
+            (false, true) => self.now + rng.range(5 * MS, 3_000 * MS),
+            (false, false) => NEVER,
+        };
+        let policy = match rng.chance(share) {
+            true => {
+                let base = Duration::from_millis(rng.range(1, 40));
+                let backoff = Backoff::new(base, base * 20);
+                WaitPolicy::Backoff(match rng.chance(300) {
+                    true => backoff.attempts(rng.range(1, 6) as u32),
+                    false => backoff,
+                })
+            }
+            false => WaitPolicy::Wake,
+        };
+        let by_engine = rng.chance(250);
+        let renews = !rng.chance(80);
+        let odd_ttl = rng.chance(60);
+        let ttl = if odd_ttl { ttl * 3 / 2 } else { ttl };
+        let ttl = Duration::from_micros(ttl / MS * MS);
+        let lock = self.lock_of(client, name, kind);
+        let in_line = lock.has_local_queue();
+        let wants = CallTerms {
+            lock,
+            terms: LeaseTerms {
+                ttl,
+                renew_every: renews.then_some(ttl / 3),
+                max_hold: Duration::MAX,
+                replicas: None,
+                handoffs: if in_line { handoffs } else { 0 },
+            },
+            wait: match is_once {
+                true => Wait::Once,
+                false => Wait::Queue(policy),
+            },
+            deadline: at(deadline),
+            holder: Holder {
+                handoffs: if in_line { handoffs } else { 0 },
+                ..Holder::default()
+            },
+            by_engine,
+        };
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let mut call = Box::new(Call::new(&kernel, wants, at(self.now)));
+        let mut fx = Effects::default();
+        let step = call.begin(&kernel, at(self.now), &mut fx);
+        self.say(|| {
+            let how = if by_engine { "by the engine" } else { "" };
+            format!("c{client}.{thread} {kind:?} n{name} once {is_once} until {deadline} {how}")
+        });
+        self.decided(client, thread, Some(call), step, fx)
+    }
+
+    /// A kernel call of this thread has returned: its effects and its step follow.
+    pub(super) fn decided(
+        &mut self,
+        client: usize,
+        thread: usize,
+        call: Option<Box<Call>>,
+        step: Step,
+        mut fx: Effects,
+    ) -> Checked {
+        self.say(|| format!("c{client}.{thread} -> {}", shown(&step)));
+        self.after_kernel(client, &mut fx)?;
+        if let Step::Done(outcome) = &step {
+            let call = call.as_ref().expect("only a call is done");
+            self.check_outcome(client, thread, call, outcome)?;
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        if let Some(call) = call {
+            // From here on, its cell can be filled, and its thread unparked.
+            caller.state = State::Parked(call);
+        }
+        caller.todo.push_back(Todo::Effects(fx));
+        caller.todo.push_back(Todo::Step(step));
+        self.stop_if_due(client, Actor::Caller(thread));
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
+    }
+
+    pub(super) fn step(&mut self, client: usize, thread: usize, step: Step) -> Checked {
+        let now = self.now;
+        let State::Parked(call) =
+            std::mem::replace(&mut self.clients[client].callers[thread].state, State::Done)
+        else {
+            unreachable!("set by `decided`");
+        };
+        match step {
+            Step::Send(command, until) => {
+                let by = time_of(until);
+                if now < by {
+                    self.write(client, thread, command);
+                } else {
+                    // The thread stood still: a command whose time is over is not sent.
+                    let end = Err(redis::Fault::NotRun(Cause::text("too late")));
+                    self.clients[client].callers[thread].mail = Some(end);
+                }
+                let caller = &mut self.clients[client].callers[thread];
+                caller.state = State::Waiting {
+                    call,
+                    sent: now,
+                    by,
+                };
+                self.timer(client, Actor::Caller(thread), by);
+            }
+            Step::Park(until) => {
+                let nap = time_of(until).min(now + 1_000 * MS);
+                self.clients[client].callers[thread].state = State::Parked(call);
+                self.timer(client, Actor::Caller(thread), nap);
+            }
+            Step::Done(outcome) => self.done(client, thread, outcome),
+        }
+        Ok(())
+    }
+
+    pub(super) fn done(&mut self, client: usize, thread: usize, outcome: Outcome) {
+        let Outcome::Lease(lease, token) = outcome else {
+            match outcome {
+                Outcome::Refused(_) => self.report.refused += 1,
+                _ => self.report.failed += 1,
+            }
+            self.idle(client, thread);
+            return;
+        };
+        self.report.acquired += 1;
+        let rng = &mut self.clients[client].callers[thread].rng;
+        let long = if self.plan.family == Family::ShortTtl {
+            3
+        } else {
+            0
+        };
+        let time = match rng.below(10 - long) + long {
+            0..=5 => rng.range(10, 3 * MS),
+            6..=8 => rng.range(MS, 60 * MS),
+            _ => rng.range(10 * MS, 2_500 * MS),
+        };
+        let until = self.now + time;
+        self.clients[client].callers[thread].state = State::Holding {
+            lease,
+            token,
+            until,
+        };
+    }
+
+    pub(super) fn write(&mut self, client: usize, thread: usize, command: Command) {
+        let conn = self.clients[client].callers[thread].conn;
+        let n = conn.unwrap_or_else(|| self.connect(client, Actor::Caller(thread)));
+        self.clients[client].callers[thread].conn = Some(n);
+        self.clients[client].callers[thread].mail = None;
+        let mark = self.mark(client);
+        self.send(n, Up::Command(command, mark, true));
+    }
+
+    pub(super) fn idle(&mut self, client: usize, thread: usize) {
+        let caller = &mut self.clients[client].callers[thread];
+        let pause = match caller.rng.chance(500) {
+            true => 0,
+            false => caller.rng.below(5 * MS),
+        };
+        caller.state = State::Idle(self.now + pause);
+    }
+
+    pub(super) fn waiting(
+        &mut self,
+        client: usize,
+        thread: usize,
+        mut call: Box<Call>,
+        sent: Time,
+        by: Time,
+    ) -> Checked {
+        let caller = &mut self.clients[client].callers[thread];
+        let end = match caller.mail.take() {
+            Some(end) => end,
+            None if self.now < by => {
+                caller.state = State::Waiting { call, sent, by };
+                return Ok(());
+            }
+            None => Err(unknown()),
+        };
+        let name = call.wants.lock.key(0).name.clone();
+        self.note_refusal(client, &name, &end, sent);
+        let is_error = end.is_err();
+        self.say(|| format!("c{client}.{thread} reply {}", shown_end(&end)));
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let mut fx = Effects::default();
+        let step = call.replied(&kernel, end, at(sent), at(self.now), &mut fx);
+        self.decided(client, thread, Some(call), step, fx)?;
+        if is_error {
+            // The undo goes out on the old connection before it is closed.
+            let todo = &mut self.clients[client].callers[thread].todo;
+            todo.insert(1, Todo::Close);
+        }
+        Ok(())
+    }
+
+    pub(super) fn woken(&mut self, client: usize, thread: usize, mut call: Box<Call>) -> Checked {
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let mut fx = Effects::default();
+        let caller = &mut self.clients[client].callers[thread];
+        let step = match std::mem::take(&mut caller.is_cancelled) {
+            true => Step::Done(call.leave(&kernel, Failure::Cancelled, at(self.now), &mut fx)),
+            false => call.woken(&kernel, at(self.now), &mut fx),
+        };
+        if let Step::Park(until) = step {
+            let nap = time_of(until).min(self.now + 1_000 * MS);
+            self.after_kernel(client, &mut fx)?;
+            let caller = &mut self.clients[client].callers[thread];
+            caller.state = State::Parked(call);
+            self.effects(client, None, fx);
+            self.timer(client, Actor::Caller(thread), nap);
+            return Ok(());
+        }
+        self.decided(client, thread, Some(call), step, fx)
+    }
+
+    pub(super) fn holding(
+        &mut self,
+        client: usize,
+        thread: usize,
+        lease: Arc<HeldLease>,
+        token: FencingToken,
+        until: Time,
+    ) -> Checked {
+        if self.now < until {
+            let caller = &mut self.clients[client].callers[thread];
+            caller.state = State::Holding {
+                lease,
+                token,
+                until,
+            };
+            self.timer(client, Actor::Caller(thread), until);
+            return Ok(());
+        }
+        let (ttl, kinds) = (self.plan.ttl, &self.plan.kinds);
+        let is_writer = kinds.contains(&Kind::Writer)
+            && !lease.lock.is_shared()
+            && lease.lock.queue().is_some()
+            && !lease.lock.has_local_queue();
+        let rng = &mut self.clients[client].callers[thread].rng;
+        let what = match rng.below(30) {
+            0 => Wanted::Renew,
+            1 => Wanted::SetTtl(Duration::from_millis(
+                (ttl / MS * rng.range(5, 15) / 10).max(20),
+            )),
+            2 if is_writer => Wanted::Renew,
+            _ => return self.unlock(client, thread, lease, token, false),
+        };
+        self.say(|| format!("c{client}.{thread} wants {what:?}"));
+        let mut fx = Effects::default();
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let cell = kernel.operate(&lease, token, what, at(self.now), &mut fx);
+        self.after_kernel(client, &mut fx)?;
+        let by = self.now + COMMAND_TIMEOUT;
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        caller.state = match cell {
+            Some(cell) => State::Operating {
+                lease,
+                token,
+                cell,
+                by,
+                unlocks: false,
+            },
+            None => State::Holding {
+                lease,
+                token,
+                until: self.now + 1,
+            },
+        };
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
+    }
+
+    pub(super) fn unlock(
+        &mut self,
+        client: usize,
+        thread: usize,
+        lease: Arc<HeldLease>,
+        token: FencingToken,
+        has_renewed: bool,
+    ) -> Checked {
+        let mut fx = Effects::default();
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let unlock = kernel.begin_unlock(&lease, token, has_renewed, at(self.now), &mut fx);
+        self.say(|| {
+            let how = format!("{unlock:?}");
+            format!(
+                "c{client}.{thread} unlocks {:?}: {}",
+                lease.id,
+                how.get(..12).unwrap_or(&how)
+            )
+        });
+        self.after_kernel(client, &mut fx)?;
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        match unlock {
+            Unlock::HandedOff => {
+                self.report.handed_off += 1;
+                self.idle(client, thread);
+            }
+            Unlock::AlreadyLost(_) | Unlock::Over => {
+                self.report.lost += 1;
+                self.idle(client, thread);
+            }
+            Unlock::RenewFirst(cell) => {
+                let by = self.now + COMMAND_TIMEOUT / 2;
+                caller.state = State::Operating {
+                    lease,
+                    token,
+                    cell,
+                    by,
+                    unlocks: true,
+                };
+            }
+            Unlock::Send(command) => {
+                caller.state = State::Releasing(Release {
+                    lease,
+                    command,
+                    by: 0,
+                    retry_at: 0,
+                    deadline: self.now + COMMAND_TIMEOUT,
+                    tries: 0,
+                    may_have_run: false,
+                });
+                self.stop_if_due(client, Actor::Caller(thread));
+            }
+        }
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
+    }
+
+    pub(super) fn releasing(
+        &mut self,
+        client: usize,
+        thread: usize,
+        mut release: Release,
+    ) -> Checked {
+        let actor = Actor::Caller(thread);
+        if release.by == 0 {
+            if self.now < release.retry_at {
+                self.timer(client, actor, release.retry_at);
+            } else {
+                self.write(client, thread, release.command.clone());
+                release.by = release.deadline.max(self.now + 1);
+                self.timer(client, actor, release.by);
+            }
+            self.clients[client].callers[thread].state = State::Releasing(release);
+            return Ok(());
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        let end = match caller.mail.take() {
+            Some(end) => end,
+            None if self.now < release.by => {
+                caller.state = State::Releasing(release);
+                return Ok(());
+            }
+            None => Err(unknown()),
+        };
+        if end.is_err() {
+            if let Some(n) = self.clients[client].callers[thread].conn.take() {
+                self.close(n);
+            }
+            if self.now < release.deadline {
+                release.by = 0;
+                release.may_have_run = true;
+                release.retry_at = self.now + 20 * MS * Time::from(release.tries);
+                release.tries += 1;
+                self.clients[client].callers[thread].state = State::Releasing(release);
+                self.go_on(client, actor);
+                return Ok(());
+            }
+        }
+        let mut fx = Effects::default();
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let (lease, ran) = (&release.lease, release.may_have_run);
+        let unlocked = kernel.unlocked(lease, end, ran, at(self.now), &mut fx);
+        self.say(|| {
+            format!(
+                "c{client}.{thread} released {:?}: {unlocked:?}",
+                release.lease.id
+            )
+        });
+        self.after_kernel(client, &mut fx)?;
+        self.report.lost += u64::from(matches!(unlocked, Unlocked::Lost(_)));
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        self.idle(client, thread);
+        self.go_on(client, actor);
+        Ok(())
+    }
+}

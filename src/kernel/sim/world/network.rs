@@ -1,0 +1,426 @@
+//! The connections of the simulated world, what arrives on them, and the faults.
+
+use super::*;
+
+impl World {
+    pub(super) fn connect(&mut self, client: usize, actor: Actor) -> usize {
+        self.conns.push(Conn {
+            client,
+            actor,
+            up: VecDeque::new(),
+            down: VecDeque::new(),
+            last_up: 0,
+            last_down: 0,
+            at_server: true,
+            at_client: true,
+            is_cut: false,
+            slow: 0,
+        });
+        self.conns.len() - 1
+    }
+
+    pub(super) fn delay(&mut self) -> Time {
+        if self.plan.has_faults() && self.net.chance(10) {
+            return self.net.range(MS, 20 * MS);
+        }
+        if self.plan.has_faults() && self.net.chance(2) {
+            return self.net.range(100 * MS, 1_500 * MS);
+        }
+        self.net.range(40, 200)
+    }
+
+    pub(super) fn send(&mut self, n: usize, up: Up) {
+        let delay = self.delay();
+        let conn = &mut self.conns[n];
+        if !conn.at_client || conn.is_cut {
+            return;
+        }
+        conn.last_up = conn.last_up.max(self.now + delay + conn.slow);
+        let at = conn.last_up;
+        conn.up.push_back((at, up));
+        self.event(at, Event::Up(n));
+    }
+
+    pub(super) fn send_down(&mut self, n: usize, down: Down) {
+        let delay = self.delay();
+        let conn = &mut self.conns[n];
+        if !conn.at_server || conn.is_cut {
+            return;
+        }
+        conn.last_down = conn.last_down.max(self.now + delay + conn.slow);
+        let at = conn.last_down;
+        conn.down.push_back((at, down));
+        self.event(at, Event::Down(n));
+    }
+
+    /// A prefix of what is under way may still arrive, and the server may run it much later.
+    pub(super) fn cut(&mut self, n: usize, is_silent: bool) {
+        let up = self.net.below(self.conns[n].up.len() as u64 + 1) as usize;
+        let down = self.net.below(self.conns[n].down.len() as u64 + 1) as usize;
+        let conn = &mut self.conns[n];
+        conn.up.truncate(up);
+        conn.down.truncate(down);
+        conn.is_cut = true;
+        let (last_up, last_down) = (conn.last_up, conn.last_down);
+        if !is_silent {
+            let noticed = self.now + self.net.range(50, 2_000);
+            self.event(noticed.max(last_down), Event::Closed(n));
+        }
+        let late = match self.net.chance(300) {
+            true => self.net.below(3_000 * MS),
+            false => 500,
+        };
+        self.event(last_up.max(self.now) + late, Event::ServerClosed(n));
+    }
+
+    /// The client closes a connection: the server still runs what it has sent.
+    pub(super) fn close(&mut self, n: usize) {
+        self.conns[n].at_client = false;
+        self.conns[n].down.clear();
+        let at = self.conns[n].last_up.max(self.now) + 200;
+        self.event(at, Event::ServerClosed(n));
+    }
+
+    pub(super) fn mark(&self, client: usize) -> Mark {
+        match self.clients[client].sub.was_live {
+            true => 'l',
+            false => 'n',
+        }
+    }
+
+    /// Returns whether an id is in a command that is under way, or about to be written.
+    pub(in crate::kernel::sim) fn is_under_way(&self, client: usize, id: &str) -> bool {
+        let names = |command: &Command| match &command.what {
+            crate::kernel::command::What::Undo { ids } => ids.iter().any(|it| it.as_str() == id),
+            crate::kernel::command::What::Leave { id: it, .. } => it.as_str() == id,
+            _ => command.acquires().is_some_and(|it| it.as_str() == id),
+        };
+        let mut conns = self.conns.iter().filter(|conn| conn.client == client);
+        let sent = conns.any(|conn| {
+            conn.up.iter().any(|(_, up)| match up {
+                Up::Command(command, ..) => names(command),
+                Up::Subscribe(_) => false,
+            })
+        });
+        let mut callers = self.clients[client].callers.iter();
+        sent || callers.any(|caller| {
+            matches!(&caller.state, State::Releasing(it) if it.lease.id.as_str() == id)
+                || caller.todo.iter().any(|todo| match todo {
+                    Todo::Step(Step::Send(command, _)) => names(command),
+                    Todo::Effects(fx) => fx.undo.as_ref().is_some_and(names),
+                    _ => false,
+                })
+        })
+    }
+
+    /// Returns whether a thread has a guard, or is about to get one, of the lease with this id.
+    pub(in crate::kernel::sim) fn has_guard(&self, client: usize, id: &str) -> bool {
+        self.clients[client].callers.iter().any(|caller| {
+            let lease = match &caller.state {
+                State::Holding { lease, .. } | State::Operating { lease, .. } => Some(lease),
+                State::Releasing(release) => Some(&release.lease),
+                _ => None,
+            };
+            let asks = match &caller.state {
+                State::Waiting { call, .. } => call.asks_as() == Some(id),
+                _ => false,
+            };
+            if asks {
+                return true;
+            }
+            let mut given = caller.todo.iter().filter_map(|todo| match todo {
+                Todo::Step(Step::Done(Outcome::Lease(lease, _))) => Some(lease),
+                _ => None,
+            });
+            lease
+                .into_iter()
+                .chain(&mut given)
+                .any(|it| it.id.as_str() == id)
+        })
+    }
+
+    /// Returns the call of each parked thread.
+    pub(in crate::kernel::sim) fn parked(&self, client: usize) -> impl Iterator<Item = &Call> {
+        self.parked_threads(client).map(|(_, call)| call)
+    }
+
+    /// Returns the parked threads, with their calls.
+    pub(in crate::kernel::sim) fn parked_threads(
+        &self,
+        client: usize,
+    ) -> impl Iterator<Item = (usize, &Call)> {
+        let callers = self.clients[client].callers.iter().enumerate();
+        callers.filter_map(|(thread, caller)| match &caller.state {
+            State::Parked(call) => Some((thread, &**call)),
+            _ => None,
+        })
+    }
+
+    pub(in crate::kernel::sim) fn engine_is_slower_than(&self, client: usize, time: Time) -> bool {
+        let conn = self.clients[client].pipe.conn;
+        conn.is_some_and(|n| self.conns[n].slow > time)
+    }
+
+    pub(super) fn handle(&mut self, event: Event) -> Checked {
+        match event {
+            Event::Run(client, actor) => {
+                if !self.clients[client].is_alive {
+                    return Ok(());
+                }
+                let until = self.stopped_until(client, actor);
+                if until > self.now {
+                    self.timer(client, actor, until);
+                    return Ok(());
+                }
+                match actor {
+                    Actor::Caller(thread) => self.caller(client, thread),
+                    Actor::Engine => self.engine(client),
+                    Actor::Sub => self.subscriber(client),
+                }
+            }
+            Event::Timer(client, actor, no) => {
+                match self.timers.get(&(client, actor)) == Some(&no) {
+                    true => self.handle(Event::Run(client, actor)),
+                    false => Ok(()),
+                }
+            }
+            Event::Up(n) => {
+                self.arrived_at_server(n);
+                Ok(())
+            }
+            Event::Down(n) => {
+                self.arrived_at_client(n);
+                Ok(())
+            }
+            Event::Closed(n) => {
+                self.closed(n);
+                Ok(())
+            }
+            Event::ServerClosed(n) => {
+                self.server_closed(n);
+                Ok(())
+            }
+            Event::Fault(n) => self.fault(n),
+        }
+    }
+
+    pub(super) fn arrived_at_server(&mut self, n: usize) {
+        if self.now < self.stalled_until {
+            self.event(self.stalled_until, Event::Up(n));
+            return;
+        }
+        let Some((_, up)) = self.conns[n]
+            .up
+            .pop_front()
+            .filter(|_| self.conns[n].at_server)
+        else {
+            return;
+        };
+        let client = self.conns[n].client;
+        match up {
+            Up::Command(command, mark, replies) => {
+                let answer = self.server.run(&command, mark, self.now);
+                self.say(|| {
+                    format!(
+                        "  server: {} -> {}",
+                        shown_command(&command),
+                        shown_answer(&answer)
+                    )
+                });
+                if replies {
+                    self.send_down(n, Down::Reply(answer));
+                }
+            }
+            Up::Subscribe(channel) => {
+                match &channel {
+                    None => {
+                        self.server.inboxes.insert(client);
+                    }
+                    Some(channel) => {
+                        let listeners = self.server.channels.entry(channel.clone());
+                        listeners.or_default().insert(client);
+                    }
+                }
+                self.send_down(n, Down::Subscribed(channel));
+            }
+        }
+        self.deliver_messages();
+    }
+
+    pub(super) fn deliver_messages(&mut self) {
+        for (client, message) in std::mem::take(&mut self.server.out) {
+            if self.now < self.clients[client].loses_until {
+                continue;
+            }
+            let mut conns = (0..self.conns.len()).rev();
+            let of_sub = |n: &usize| {
+                let conn = &self.conns[*n];
+                conn.client == client && conn.actor == Actor::Sub && conn.at_server
+            };
+            if let Some(n) = conns.find(of_sub) {
+                self.send_down(n, Down::Message(message));
+            }
+        }
+    }
+
+    pub(super) fn arrived_at_client(&mut self, n: usize) {
+        let (client, actor) = (self.conns[n].client, self.conns[n].actor);
+        let Some((_, down)) = self.conns[n].down.pop_front() else {
+            return;
+        };
+        if !self.conns[n].at_client || !self.clients[client].is_alive {
+            return;
+        }
+        match (actor, down) {
+            (Actor::Caller(thread), Down::Reply(answer)) => {
+                self.clients[client].callers[thread].mail = Some(Ok(answer));
+            }
+            (Actor::Engine, Down::Reply(answer)) => {
+                self.clients[client].pipe.mail.push_back(answer)
+            }
+            (Actor::Sub, down) => self.clients[client].sub.mail.push_back(down),
+            (_, down) => unreachable!("{down:?}"),
+        }
+        self.soon(client, actor);
+    }
+
+    pub(super) fn closed(&mut self, n: usize) {
+        let (client, actor) = (self.conns[n].client, self.conns[n].actor);
+        if !std::mem::take(&mut self.conns[n].at_client) {
+            return;
+        }
+        let it = &mut self.clients[client];
+        match actor {
+            Actor::Caller(thread) if it.callers[thread].conn == Some(n) => {
+                it.callers[thread].conn = None;
+                it.callers[thread].mail.get_or_insert(Err(unknown()));
+            }
+            Actor::Engine if it.pipe.conn == Some(n) => it.pipe.is_closed = true,
+            Actor::Sub if it.sub.conn == Some(n) => it.sub.is_closed = true,
+            _ => return,
+        }
+        self.soon(client, actor);
+    }
+
+    pub(super) fn server_closed(&mut self, n: usize) {
+        if self.now < self.stalled_until {
+            self.event(self.stalled_until + 1, Event::ServerClosed(n));
+            return;
+        }
+        self.conns[n].at_server = false;
+        self.conns[n].up.clear();
+        let client = self.conns[n].client;
+        if self.conns[n].actor != Actor::Sub {
+            return;
+        }
+        let mut conns = self.conns.iter();
+        if !conns.any(|it| it.client == client && it.actor == Actor::Sub && it.at_server) {
+            self.server.inboxes.remove(&client);
+            for listeners in self.server.channels.values_mut() {
+                listeners.remove(&client);
+            }
+        }
+        // At the latest, the client notices by its probe.
+        self.event(self.now + 2_000 * MS, Event::Closed(n));
+    }
+
+    pub(super) fn fault(&mut self, n: usize) -> Checked {
+        let fault = self.plan.faults[n].1.clone();
+        self.say(|| format!("FAULT {fault:?}"));
+        match fault {
+            Fault::Cut(client, actor, is_silent) => {
+                if let Some(n) = self.conn_of(client, actor) {
+                    self.cut(n, is_silent);
+                }
+            }
+            Fault::Slow(client, actor, by) => {
+                if let Some(n) = self.conn_of(client, actor) {
+                    self.conns[n].slow = by;
+                }
+            }
+            Fault::Stop(client, actor, time) => {
+                let until = self.now + time;
+                let stopped = self.clients[client].stopped.entry(actor).or_default();
+                *stopped = (*stopped).max(until);
+            }
+            Fault::Kill(client) => self.kill(client),
+            Fault::Cancel(client, thread) => {
+                self.clients[client].callers[thread].is_cancelled = true;
+                self.soon(client, Actor::Caller(thread));
+            }
+            Fault::Shutdown(client) => {
+                if self.clients[client].is_alive {
+                    let mut fx = Effects::default();
+                    let kernel = Arc::clone(&self.clients[client].kernel);
+                    kernel.close(at(self.now), &mut fx);
+                    self.after_kernel(client, &mut fx)?;
+                    self.effects(client, None, fx);
+                }
+            }
+            Fault::Stall(time) => self.stalled_until = self.stalled_until.max(self.now + time),
+            Fault::StopNext(client, actor, time) => {
+                self.clients[client].stop_next.insert(actor, time);
+            }
+            Fault::LoseMessages(client, time) => {
+                self.clients[client].loses_until = self.now + time;
+            }
+            Fault::Foreign(name, time) => {
+                let key = format!("n{name}").into_bytes();
+                let data = self.server.data.entry(key).or_default();
+                data.settle(self.now);
+                if data.is_free() {
+                    self.foreign += 1;
+                    data.lock = Some((format!("foreign{}", self.foreign), self.now + time));
+                }
+            }
+            Fault::Snapshot => self.snapshot = Some(self.server.data.clone()),
+            Fault::Failover | Fault::RestartEmpty => {
+                let copy = self
+                    .snapshot
+                    .take()
+                    .filter(|_| matches!(fault, Fault::Failover));
+                self.fail_over(copy.unwrap_or_default())?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn conn_of(&self, client: usize, actor: Actor) -> Option<usize> {
+        let client = &self.clients[client];
+        match actor {
+            Actor::Caller(thread) => client.callers[thread].conn,
+            Actor::Engine => client.pipe.conn,
+            Actor::Sub => client.sub.conn,
+        }
+    }
+
+    pub(super) fn kill(&mut self, client: usize) {
+        self.clients[client].is_alive = false;
+        for n in 0..self.conns.len() {
+            if self.conns[n].client == client && self.conns[n].at_server {
+                self.cut(n, true);
+                self.conns[n].at_client = false;
+            }
+        }
+    }
+
+    pub(super) fn fail_over(&mut self, data: BTreeMap<Vec<u8>, Data>) -> Checked {
+        self.server.data = data;
+        self.lost_data = true;
+        for n in 0..self.conns.len() {
+            if self.conns[n].at_client && self.conns[n].at_server {
+                self.cut(n, false);
+            }
+        }
+        for client in 0..self.clients.len() {
+            if self.clients[client].is_alive {
+                let mut fx = Effects::default();
+                let kernel = Arc::clone(&self.clients[client].kernel);
+                kernel.moved(at(self.now), &mut fx);
+                self.after_kernel(client, &mut fx)?;
+                self.effects(client, None, fx);
+            }
+        }
+        Ok(())
+    }
+}

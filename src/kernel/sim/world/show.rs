@@ -1,0 +1,52 @@
+//! The texts of a trace.
+
+use super::*;
+
+pub(super) fn unknown() -> redis::Fault {
+    redis::Fault::Unknown(Cause::text("no reply"))
+}
+
+pub(super) fn shown(step: &Step) -> String {
+    match step {
+        Step::Send(command, _) => format!("send {}", shown_command(command)),
+        Step::Park(_) => "park".into(),
+        Step::Done(outcome) => format!("done {outcome:?}"),
+    }
+}
+
+pub(super) fn shown_command(command: &Command) -> String {
+    let name = String::from_utf8_lossy(&key_of(&*command.lock)).into_owned();
+    format!("{name} {:?}", command.what)
+}
+
+pub(super) fn shown_end(end: &Result<Answer, redis::Fault>) -> String {
+    match end {
+        Ok(answer) => shown_answer(answer),
+        Err(fault) => format!("no reply: {fault}"),
+    }
+}
+
+pub(super) fn shown_answer(answer: &Answer) -> String {
+    let by = |by: &crate::protocol::refusal::RefusedName| {
+        let holder = String::from_utf8_lossy(&by.holder).into_owned();
+        let holder = holder.get(..12).unwrap_or(&holder).to_owned();
+        format!("by {holder} for {:?}", by.remaining)
+    };
+    match answer {
+        Answer::Refused(refusal) => format!("Refused {}", by(refusal)),
+        Answer::Places(found, refusal) => format!("{found:?} {}", by(refusal)),
+        Answer::Foreign(holder) => format!("Foreign {}", String::from_utf8_lossy(holder)),
+        answer => format!("{answer:?}"),
+    }
+}
+
+pub(super) fn shown_down(down: &Down) -> String {
+    match down {
+        Down::Reply(answer) => format!("{answer:?}"),
+        Down::Message(Message::Inbox(payload)) => String::from_utf8_lossy(payload).into(),
+        Down::Message(Message::Released(_, payload)) => {
+            format!("released {}", String::from_utf8_lossy(payload))
+        }
+        Down::Subscribed(channel) => format!("subscribed {}", channel.is_some()),
+    }
+}

@@ -1,0 +1,229 @@
+//! The engine and the subscriber of a simulated client.
+
+use super::*;
+
+impl World {
+    pub(super) fn engine(&mut self, client: usize) -> Checked {
+        if let Some(todo) = self.clients[client].engine_todo.pop_front() {
+            match todo {
+                Todo::Effects(fx) => self.effects(client, None, fx),
+                Todo::Write(out) => self.write_engine(client, out),
+                Todo::Sleep => {
+                    self.engine_sleeps(client);
+                    return Ok(());
+                }
+                Todo::Step(_) | Todo::Close => unreachable!("of a caller"),
+            }
+            self.go_on(client, Actor::Engine);
+            return Ok(());
+        }
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        kernel.engine_awake();
+        let mut fx = Effects::default();
+        self.engine_replies(client, &mut fx);
+        let route = self.route();
+        let now = at(self.now);
+        let out = self.clients[client]
+            .engine
+            .due(&kernel, now, &route, &mut fx);
+        let next = kernel.schedule.lock().next();
+        if next <= now {
+            return Err(self.violation("P11", format!("c{client}: due but not done: {next:?}")));
+        }
+        self.after_kernel(client, &mut fx)?;
+        let todo = &mut self.clients[client].engine_todo;
+        todo.push_back(Todo::Effects(fx));
+        let sends = !out.is_empty();
+        todo.extend(out.into_iter().map(Todo::Write));
+        todo.push_back(Todo::Sleep);
+        if sends {
+            self.stop_if_due(client, Actor::Engine);
+        }
+        self.go_on(client, Actor::Engine);
+        Ok(())
+    }
+
+    pub(super) fn route(&self) -> OneServer {
+        OneServer {
+            may_fail_over: self.plan.family == Family::Failover,
+        }
+    }
+
+    pub(super) fn engine_replies(&mut self, client: usize, fx: &mut Effects) {
+        let now = self.now;
+        let mut ends: Vec<(Ticket, Time, Result<Answer, redis::Fault>)> = Vec::new();
+        let pipe = &mut self.clients[client].pipe;
+        while let Some(answer) = pipe.mail.pop_front() {
+            let (ticket, sent) = pipe.sent.pop_front().expect("a reply to a command");
+            ends.push((ticket, sent, Ok(answer)));
+        }
+        let is_late = pipe
+            .sent
+            .front()
+            .is_some_and(|(_, sent)| sent + COMMAND_TIMEOUT <= now);
+        if is_late || std::mem::take(&mut pipe.is_closed) {
+            for (ticket, sent) in pipe.sent.drain(..) {
+                ends.push((ticket, sent, Err(unknown())));
+            }
+            pipe.connect_at = now + 2 * MS;
+            if let Some(n) = pipe.conn.take() {
+                self.close(n);
+            }
+        }
+        let pipe = &mut self.clients[client].pipe;
+        for (ticket, sent) in pipe.unsent.drain(..) {
+            ends.push((
+                ticket,
+                sent,
+                Err(redis::Fault::NotRun(Cause::text("connecting"))),
+            ));
+        }
+        let route = self.route();
+        for (ticket, sent, end) in ends {
+            let it = &mut self.clients[client];
+            let name = it.engine.asks_for(ticket);
+            let kernel = Arc::clone(&it.kernel);
+            if let Some(name) = name {
+                self.note_refusal(client, &name, &end, sent);
+            }
+            self.say(|| format!("c{client} engine: ticket {ticket} {}", shown_end(&end)));
+            let engine = &mut self.clients[client].engine;
+            engine.ended(&kernel, ticket, end, [at(sent), at(now)], &route, fx);
+        }
+    }
+
+    pub(super) fn write_engine(&mut self, client: usize, out: Outgoing) {
+        let now = self.now;
+        let pipe = &mut self.clients[client].pipe;
+        let conn = match pipe.conn {
+            Some(n) => Some(n),
+            None if now >= pipe.connect_at => Some(self.connect(client, Actor::Engine)),
+            None => None,
+        };
+        self.say(|| {
+            format!(
+                "c{client} engine sends {}: {}",
+                out.ticket,
+                shown_command(&out.command)
+            )
+        });
+        let mark = self.mark(client);
+        let pipe = &mut self.clients[client].pipe;
+        match conn {
+            Some(n) => {
+                pipe.conn = Some(n);
+                pipe.sent.push_back((out.ticket, now));
+                self.send(n, Up::Command(out.command, mark, true));
+            }
+            None => pipe.unsent.push((out.ticket, now)),
+        }
+    }
+
+    pub(super) fn engine_sleeps(&mut self, client: usize) {
+        let it = &self.clients[client];
+        let until = it
+            .kernel
+            .engine_sleeps(at(self.now), Duration::from_secs(1));
+        let oldest = it
+            .pipe
+            .sent
+            .front()
+            .map_or(NEVER, |(_, sent)| sent + COMMAND_TIMEOUT);
+        let has_work = !it.pipe.mail.is_empty() || it.pipe.is_closed || !it.pipe.unsent.is_empty();
+        let until = if has_work {
+            self.now
+        } else {
+            time_of(until).min(oldest)
+        };
+        if until < NEVER {
+            // As ppoll: never earlier.
+            self.timer(client, Actor::Engine, until + 1);
+        }
+    }
+
+    pub(super) fn subscriber(&mut self, client: usize) -> Checked {
+        if let Some(Todo::Effects(fx)) = self.clients[client].sub.todo.pop_front() {
+            self.effects(client, None, fx);
+            self.go_on(client, Actor::Sub);
+            return Ok(());
+        }
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let now = at(self.now);
+        let mut fx = Effects::default();
+        if std::mem::take(&mut self.clients[client].sub.is_closed) {
+            if let Some(n) = self.clients[client].sub.conn.take() {
+                self.close(n);
+            }
+            let pause = self.net.range(MS, 50 * MS);
+            let sub = &mut self.clients[client].sub;
+            sub.mail.clear();
+            sub.asked.clear();
+            sub.hears_inbox = false;
+            sub.connect_at = self.now + pause;
+            kernel.deaf(now, &mut fx);
+        } else if let Some(down) = self.clients[client].sub.mail.pop_front() {
+            self.say(|| format!("c{client} sub: {}", shown_down(&down)));
+            let sub = &mut self.clients[client].sub;
+            match down {
+                Down::Subscribed(None) => {
+                    sub.hears_inbox = true;
+                    sub.was_live = true;
+                }
+                Down::Subscribed(Some(channel)) => {
+                    if let Some(name) = sub.wanted.get(&channel) {
+                        kernel.listening(name, now, &mut fx);
+                    }
+                }
+                Down::Message(Message::Inbox(payload)) => kernel.inbox(&payload, now, &mut fx),
+                Down::Message(Message::Released(channel, payload)) => {
+                    if let Some(name) = sub.wanted.get(&channel) {
+                        kernel.announced(name, &payload, now, &mut fx);
+                    }
+                }
+                Down::Reply(_) => unreachable!("not on this connection"),
+            }
+        } else {
+            self.subscribe(client);
+            return Ok(());
+        }
+        self.after_kernel(client, &mut fx)?;
+        self.clients[client].sub.todo.push_back(Todo::Effects(fx));
+        self.stop_if_due(client, Actor::Sub);
+        self.go_on(client, Actor::Sub);
+        Ok(())
+    }
+
+    /// Connects if somebody waits, and subscribes to what is wanted.
+    pub(super) fn subscribe(&mut self, client: usize) {
+        let sub = &self.clients[client].sub;
+        if sub.wanted.is_empty() {
+            return;
+        }
+        let n = match sub.conn {
+            Some(n) => n,
+            None if self.now < sub.connect_at => {
+                let at = sub.connect_at;
+                self.timer(client, Actor::Sub, at);
+                return;
+            }
+            None => {
+                let n = self.connect(client, Actor::Sub);
+                self.clients[client].sub.conn = Some(n);
+                self.send(n, Up::Subscribe(None));
+                n
+            }
+        };
+        let sub = &mut self.clients[client].sub;
+        sub.asked.retain(|channel| sub.wanted.contains_key(channel));
+        let new: Vec<Vec<u8>> = sub
+            .wanted
+            .keys()
+            .filter(|channel| !sub.asked.contains(*channel))
+            .cloned()
+            .collect();
+        for channel in new {
+            self.clients[client].sub.asked.insert(channel.clone());
+            self.send(n, Up::Subscribe(Some(channel)));
+        }
+    }
+}
