@@ -183,7 +183,7 @@ impl LockEntry {
             self.confirm_first(n, &flight.id, tokens, false, cx);
             return None;
         }
-        let Some(lease) = LeaseState::acquired(sent, cx.now, &terms) else {
+        let Some(lease) = LeaseState::acquired(sent, cx.now, &untaken(&terms)) else {
             // It has ended before its reply arrived.
             match is_on(Mutant::ExpiredGrantIsKept) {
                 true => cx.kernel.table.forget_id(&flight.id),
@@ -370,6 +370,19 @@ impl LockEntry {
         }
     }
 
+    /// What a command that nobody owned had taken is released: the attempts that it refused are
+    /// due.
+    pub(super) fn undone(&mut self, cx: &mut Context<'_>) {
+        for n in 0..self.requests.len() {
+            if let RequestState::Due(at) = self.requests[n].state
+                && at > cx.now
+                && (self.requests[n].once || self.requests[n].lock.queue().is_none())
+            {
+                self.set_due(n, cx.now);
+            }
+        }
+    }
+
     pub(super) fn due_after_failure(&mut self, n: usize, cx: &mut Context<'_>) {
         let request = &mut self.requests[n];
         // A pooled connection that had died unnoticed costs one attempt and no pause.
@@ -438,6 +451,14 @@ pub(super) fn fits(asked: &LeaseTerms, wanted: &LeaseTerms) -> bool {
     asked.ttl == wanted.ttl
         && asked.renew_every == wanted.renew_every
         && asked.replicas == wanted.replicas
+}
+
+/// Returns the terms of a lease that no call has taken yet: its `max_hold` counts from then on.
+pub(super) fn untaken(terms: &LeaseTerms) -> LeaseTerms {
+    LeaseTerms {
+        max_hold: Duration::MAX,
+        ..*terms
+    }
 }
 
 /// Why a call fails whose leases end before the replies that grant them.

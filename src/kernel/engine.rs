@@ -327,9 +327,13 @@ impl Engine {
             }
             Purpose::Undo(batch) => {
                 let mut pending = kernel.pending.lock();
-                pending.settle(&batch, end, now);
+                let undone = pending.settle(&batch, end, now);
                 let at = pending.next();
                 kernel.put_pending(at, fx);
+                drop(pending);
+                if let Some(name) = undone {
+                    kernel.with_existing(&name, now, fx, |entry, cx| entry.undone(cx));
+                }
             }
         }
     }

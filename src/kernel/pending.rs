@@ -414,7 +414,17 @@ impl PendingReleases {
     }
 
     /// Records the end of a batch.
-    pub(crate) fn settle(&mut self, batch: &Batch, end: Result<Answer, Fault>, now: Instant) {
+    ///
+    /// Returns the name if something was removed: the lock may be free.
+    pub(crate) fn settle(
+        &mut self,
+        batch: &Batch,
+        end: Result<Answer, Fault>,
+        now: Instant,
+    ) -> Option<Name> {
+        let group = self.groups.get(&batch.group);
+        let name = group.map(|group| group.lock.key(0).name.clone());
+        let has_removed = matches!(&end, Ok(Answer::Undone(it)) if !it.removed.is_empty());
         match end {
             Ok(Answer::Undone(undone)) => self.settle_undone(batch, &undone),
             end => {
@@ -434,6 +444,7 @@ impl PendingReleases {
             }
         }
         self.plan(batch.group);
+        name.filter(|_| has_removed)
     }
 
     fn settle_undone(&mut self, batch: &Batch, undone: &Undone) {

@@ -8,7 +8,7 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::Context;
-use crate::kernel::answers::{fits, too_short, unexpected};
+use crate::kernel::answers::{fits, too_short, unexpected, untaken};
 use crate::kernel::command::Listens;
 use crate::kernel::entry::{CONTENDED_FOR, LockEntry, Receiver};
 use crate::kernel::holdings::Grant;
@@ -238,7 +238,7 @@ impl LockEntry {
         let asked = self.requests[n].terms;
         let terms = self.receiver_terms(&self.requests[n]);
         let lasts = provisional_of(refresh_every(asked.ttl)).min(asked.ttl);
-        let lease = LeaseState::granted(seen, cx.now, lasts, &terms);
+        let lease = LeaseState::granted(seen, cx.now, lasts, &untaken(&terms));
         match lease.filter(|_| fits(&asked, &terms) && terms.replicas.is_none()) {
             Some(lease) => {
                 let grant = Grant {
@@ -418,7 +418,7 @@ impl LockEntry {
                 if !fits(terms, &wanted) {
                     return self.confirm_first(n, id, tokens, by_release, cx);
                 }
-                let Some(lease) = LeaseState::acquired(sent, cx.now, terms) else {
+                let Some(lease) = LeaseState::acquired(sent, cx.now, &untaken(terms)) else {
                     // The reply took as long as the lease.
                     self.note_silence(sent, Fault::Unknown(too_short()), cx);
                     return self.confirm_first(n, id, tokens, by_release, cx);

@@ -315,7 +315,7 @@ impl World {
             .as_ref()
             .is_some_and(|(id, _)| self.is_not_taken(id));
         let waits = (is_free || is_unknown)
-            && self.now >= self.stalled_until
+            && self.now >= self.stalled_until.max(self.errors_until)
             && (0..self.clients.len()).any(|client| self.waits(client, key));
         if !waits {
             self.idle_since.remove(key);

@@ -92,6 +92,7 @@ enum Up {
 #[derive(Debug)]
 enum Down {
     Reply(Answer),
+    Error,
     Message(Message),
     Subscribed(Option<Vec<u8>>),
 }
@@ -169,7 +170,7 @@ struct Pipe {
     conn: Option<usize>,
     connect_at: Time,
     sent: VecDeque<(Ticket, Time)>,
-    mail: VecDeque<Answer>,
+    mail: VecDeque<Result<Answer, redis::Fault>>,
     /// Commands that could not be written.
     unsent: Vec<(Ticket, Time)>,
     is_closed: bool,
@@ -227,6 +228,7 @@ pub(super) struct World {
     pub(super) server: Server,
     snapshot: Option<BTreeMap<Vec<u8>, Data>>,
     pub(super) stalled_until: Time,
+    pub(super) errors_until: Time,
     net: Rng,
     sched: Rng,
     pub(super) log: VecDeque<String>,
@@ -276,6 +278,7 @@ impl World {
             server: Server::default(),
             snapshot: None,
             stalled_until: 0,
+            errors_until: 0,
             net: Rng(seed ^ 0x1111),
             sched: Rng(seed ^ 0x2222),
             log: VecDeque::new(),

@@ -119,6 +119,10 @@ impl World {
             }
             false => WaitPolicy::Wake,
         };
+        let max_hold = match rng.chance(40) {
+            true => Duration::from_millis(rng.range(5, 300)),
+            false => Duration::MAX,
+        };
         let by_engine = rng.chance(250);
         let renews = !rng.chance(80);
         let odd_ttl = rng.chance(60);
@@ -131,7 +135,7 @@ impl World {
             terms: LeaseTerms {
                 ttl,
                 renew_every: renews.then_some(ttl / 3),
-                max_hold: Duration::MAX,
+                max_hold,
                 replicas: None,
                 handoffs: if in_line { handoffs } else { 0 },
             },
@@ -337,18 +341,15 @@ impl World {
             self.timer(client, Actor::Caller(thread), until);
             return Ok(());
         }
-        let (ttl, kinds) = (self.plan.ttl, &self.plan.kinds);
-        let is_writer = kinds.contains(&Kind::Writer)
-            && !lease.lock.is_shared()
-            && lease.lock.queue().is_some()
-            && !lease.lock.has_local_queue();
+        let ttl = self.plan.ttl;
+        let writer = self.readers_side(client, &lease.renewed_as());
         let rng = &mut self.clients[client].callers[thread].rng;
         let what = match rng.below(30) {
             0 => Wanted::Renew,
             1 => Wanted::SetTtl(Duration::from_millis(
                 (ttl / MS * rng.range(5, 15) / 10).max(20),
             )),
-            2 if is_writer => Wanted::Renew,
+            2..=5 if writer.is_some() => Wanted::Downgrade(writer.expect("just checked")),
             _ => return self.unlock(client, thread, lease, token, false),
         };
         self.say(|| format!("c{client}.{thread} wants {what:?}"));
@@ -375,6 +376,18 @@ impl World {
         };
         self.go_on(client, Actor::Caller(thread));
         Ok(())
+    }
+
+    /// Returns the readers' side of the lock of a writer.
+    fn readers_side(
+        &mut self,
+        client: usize,
+        lock: &Arc<dyn Primitive>,
+    ) -> Option<Arc<dyn Primitive>> {
+        let mut locks = self.clients[client].locks.iter();
+        let ((name, _), _) = locks.find(|((_, tag), it)| *tag == 4 && Arc::ptr_eq(it, lock))?;
+        let name = *name;
+        Some(self.lock_of(client, name, Kind::Reader))
     }
 
     pub(super) fn unlock(

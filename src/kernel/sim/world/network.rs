@@ -218,6 +218,11 @@ impl World {
         };
         let client = self.conns[n].client;
         match up {
+            Up::Command(_, _, replies) if self.now < self.errors_until => {
+                if replies {
+                    self.send_down(n, Down::Error);
+                }
+            }
             Up::Command(command, mark, replies) => {
                 let answer = self.server.run(&command, mark, self.now);
                 self.say(|| {
@@ -272,11 +277,17 @@ impl World {
             return;
         }
         match (actor, down) {
+            (Actor::Caller(thread), Down::Error) => {
+                self.clients[client].callers[thread].mail = Some(Err(unknown()));
+            }
+            (Actor::Engine, Down::Error) => {
+                self.clients[client].pipe.mail.push_back(Err(unknown()))
+            }
             (Actor::Caller(thread), Down::Reply(answer)) => {
                 self.clients[client].callers[thread].mail = Some(Ok(answer));
             }
             (Actor::Engine, Down::Reply(answer)) => {
-                self.clients[client].pipe.mail.push_back(answer)
+                self.clients[client].pipe.mail.push_back(Ok(answer))
             }
             (Actor::Sub, down) => self.clients[client].sub.mail.push_back(down),
             (_, down) => unreachable!("{down:?}"),
@@ -357,6 +368,7 @@ impl World {
                     self.effects(client, None, fx);
                 }
             }
+            Fault::Errors(time) => self.errors_until = self.errors_until.max(self.now + time),
             Fault::Stall(time) => self.stalled_until = self.stalled_until.max(self.now + time),
             Fault::StopNext(client, actor, time) => {
                 self.clients[client].stop_next.insert(actor, time);

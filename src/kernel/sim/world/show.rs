@@ -43,6 +43,7 @@ pub(super) fn shown_answer(answer: &Answer) -> String {
 pub(super) fn shown_down(down: &Down) -> String {
     match down {
         Down::Reply(answer) => format!("{answer:?}"),
+        Down::Error => "an error".into(),
         Down::Message(Message::Inbox(payload)) => String::from_utf8_lossy(payload).into(),
         Down::Message(Message::Released(_, payload)) => {
             format!("released {}", String::from_utf8_lossy(payload))

@@ -55,7 +55,7 @@ impl World {
         let pipe = &mut self.clients[client].pipe;
         while let Some(answer) = pipe.mail.pop_front() {
             let (ticket, sent) = pipe.sent.pop_front().expect("a reply to a command");
-            ends.push((ticket, sent, Ok(answer)));
+            ends.push((ticket, sent, answer));
         }
         let is_late = pipe
             .sent
@@ -180,7 +180,7 @@ impl World {
                         kernel.announced(name, &payload, now, &mut fx);
                     }
                 }
-                Down::Reply(_) => unreachable!("not on this connection"),
+                Down::Reply(_) | Down::Error => unreachable!("not on this connection"),
             }
         } else {
             self.subscribe(client);
