@@ -54,6 +54,8 @@ pub(crate) enum Mutant {
     WakeUpIsPromisedOnce,
     /// News about an id whose release is in flight count for that release.
     NewsEndTheReleaseInFlight,
+    /// The end of a lease of the client does not count as a proof that the lock was taken.
+    OwnLeaseProvesNothing,
     /// Losses are noticed only when the schedule says that a renewal is due.
     LossesAreLate,
 }
@@ -72,7 +74,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 26] = [
+    pub(crate) const ALL: [Self; 27] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -98,6 +100,7 @@ impl Mutant {
         Self::ListeningRefreshesNothing,
         Self::WakeUpIsPromisedOnce,
         Self::NewsEndTheReleaseInFlight,
+        Self::OwnLeaseProvesNothing,
         Self::LossesAreLate,
     ];
 }

@@ -17,9 +17,11 @@ use crate::kernel::entry::{CONTENDED_FOR, LockEntry};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
 use crate::kernel::messages::OPEN_FOR;
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::{Context, Effects, Kernel};
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
+use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
 use crate::token::FencingToken;
 
@@ -209,6 +211,16 @@ fn begin_release(
     }
 }
 
+/// What a reply would have said about a lease of this client.
+fn named(lease: &HeldLease) -> RefusedName {
+    RefusedName {
+        name: 0,
+        holder: lease.id.as_str().into(),
+        remaining: Some(Duration::ZERO),
+        detail: None,
+    }
+}
+
 fn found(
     lease: &HeldLease,
     end: &Result<Answer, Fault>,
@@ -251,6 +263,10 @@ fn end_unlock(
         entry.released = Some(lease.id.clone());
     }
     entry.ended(&lease.id, at, cx);
+    if unlocked == Unlocked::Released && !is_on(Mutant::OwnLeaseProvesNothing) {
+        // A call whose deadline comes now has waited for this lease.
+        entry.last.held_until(cx.now, Arc::new(named(lease)));
+    }
     match unlocked {
         Unlocked::Unconfirmed => entry.release_later(lease, false, cx),
         _ => cx.kernel.note_released(lease, cx.now),

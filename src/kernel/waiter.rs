@@ -161,6 +161,17 @@ impl LastReply {
         }
     }
 
+    /// Records that a lease of this client ended by its release at `now`: until then, the lock was
+    /// taken.
+    pub(crate) fn held_until(&mut self, now: Instant, by: Arc<RefusedName>) {
+        self.refused = Some(Refused {
+            sent: now,
+            arrived: now,
+            until: now,
+            by,
+        });
+    }
+
     /// Records that the lock was free or held by this client at `now`: it was not taken for longer.
     pub(crate) fn cut(&mut self, now: Instant) {
         if let Some(refused) = &mut self.refused {

@@ -11,7 +11,7 @@ use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::request::{RequestState, Serves};
-use crate::kernel::waiter::{Outcome, Wait};
+use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::kernel::{Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -134,6 +134,17 @@ impl World {
         }
     }
 
+    /// A lease of the client has ended by its release: until now the lock was taken.
+    pub(super) fn note_own_end(&mut self, client: usize, name: &Name) {
+        let refusal = Refusal {
+            name: name.clone(),
+            sent: self.now,
+            arrived: self.now,
+            until: Some(self.now),
+        };
+        self.clients[client].refusals.push(refusal);
+    }
+
     /// Returns whether nobody owns what a command of the client with this id has taken.
     fn is_abandoned(&self, client: usize, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
@@ -164,6 +175,12 @@ impl World {
             .after(std::time::Duration::from_millis(40));
         if now > latest {
             let text = format!("c{client}.{thread} ended {:?} late", deadline.until(now));
+            return Err(self.violation("P8", text));
+        }
+        if let Outcome::Failed(Failure::Unreachable { .. }) = outcome
+            && !self.plan.has_faults()
+        {
+            let text = format!("c{client}.{thread} fails although the server answers");
             return Err(self.violation("P8", text));
         }
         let Outcome::Refused(_) = outcome else {

@@ -501,6 +501,9 @@ impl World {
         });
         self.after_kernel(client, &mut fx)?;
         self.report.lost += u64::from(matches!(unlocked, Unlocked::Lost(_)));
+        if unlocked == Unlocked::Released {
+            self.note_own_end(client, &release.lease.lock.key(0).name.clone());
+        }
         let caller = &mut self.clients[client].callers[thread];
         caller.todo.push_back(Todo::Effects(fx));
         self.idle(client, thread);
