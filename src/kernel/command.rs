@@ -111,42 +111,14 @@ impl Command {
 
     /// Passes the call of the script to `send`. The call borrows from this command and `inbox`.
     pub(crate) fn with_call<T>(&self, inbox: &Inbox, send: impl FnOnce(Call<'_>) -> T) -> T {
-        let lock = &self.lock;
+        let (lock, none) = (&self.lock, Vec::new());
         let send = |call: Call<'_>| send(call.acknowledged_by(self.replicas));
-        let none = Vec::new();
-        let acquire = |id, ttl, tokens, proposed, queueing| {
-            lock.acquire(Acquire {
-                id,
-                ttl,
-                tokens,
-                proposed,
-                queueing,
-            })
-        };
+        if let Some(request) = self.request(inbox, &none) {
+            return send(lock.acquire(request));
+        }
         match &self.what {
-            What::Acquire { id, ttl, tokens } => {
-                send(acquire(id, *ttl, *tokens, None, Queueing::Barge))
-            }
-            What::Propose {
-                id,
-                ttl,
-                token,
-                tokens,
-            } => send(acquire(id, *ttl, *tokens, Some(*token), Queueing::Barge)),
-            What::Enter {
-                id,
-                ttl,
-                tokens,
-                place,
-            } => {
-                let channel = channel(*place, inbox, &none);
-                let queueing = place.map_or(Queueing::Behind, |_| {
-                    Queueing::Join(NewPlace {
-                        inbox: channel,
-                        reached: inbox.reached,
-                    })
-                });
-                send(acquire(id, *ttl, *tokens, None, queueing))
+            What::Acquire { .. } | What::Propose { .. } | What::Enter { .. } => {
+                unreachable!("`request` returns theirs")
             }
             What::Refresh {
                 tokens,
@@ -154,7 +126,7 @@ impl Command {
                 listens,
             } => {
                 let ids: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
-                let channel = channel(Some(*listens), inbox, &none);
+                let channel = channel(*listens, inbox, &none);
                 send(queue(lock).refresh(*tokens, channel, &ids))
             }
             What::Leave { id, may_be_plain } => {
@@ -182,15 +154,103 @@ impl Command {
             What::Downgrade { id, ttl } => send(lock.downgrade(id, *ttl)),
         }
     }
+
+    /// Returns the parameters of an acquiring command.
+    fn request<'a>(&'a self, inbox: &'a Inbox, none: &'a Vec<u8>) -> Option<Acquire<'a>> {
+        let (id, ttl, tokens) = match &self.what {
+            What::Acquire { id, ttl, tokens }
+            | What::Propose {
+                id, ttl, tokens, ..
+            }
+            | What::Enter {
+                id, ttl, tokens, ..
+            } => (id, *ttl, *tokens),
+            _ => return None,
+        };
+        let proposed = match self.what {
+            What::Propose { token, .. } => Some(token),
+            _ => None,
+        };
+        let queueing = match self.what {
+            What::Enter { place: None, .. } => Queueing::Behind,
+            What::Enter {
+                place: Some(listens),
+                ..
+            } => Queueing::Join(NewPlace {
+                inbox: channel(listens, inbox, none),
+                reached: inbox.reached,
+            }),
+            _ => Queueing::Barge,
+        };
+        Some(Acquire {
+            id,
+            ttl,
+            tokens,
+            proposed,
+            queueing,
+        })
+    }
 }
 
-fn channel<'a>(place: Option<Listens>, inbox: &'a Inbox, none: &'a Vec<u8>) -> &'a Vec<u8> {
-    match place {
-        Some(Listens::Inbox) => &inbox.channel,
-        Some(Listens::No) | None => none,
+fn channel<'a>(listens: Listens, inbox: &'a Inbox, none: &'a Vec<u8>) -> &'a Vec<u8> {
+    match listens {
+        Listens::Inbox => &inbox.channel,
+        Listens::No => none,
     }
 }
 
 fn queue(lock: &Arc<dyn Primitive>) -> &dyn RedisQueue {
     lock.queue().expect("only a place in a queue is refreshed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::cohort::CohortKeys;
+    use crate::protocol::keys::Keys;
+
+    #[test]
+    fn each_command_becomes_the_call_of_its_script() {
+        let keys = Keys::new("a".into(), "lock:", "lock_release:");
+        let lock = CohortKeys::of(keys, &Arc::default());
+        let [id, other] = [(); 2].map(|()| HolderId::fresh("o"));
+        let ttl = Duration::from_secs(1);
+        let inbox = Inbox {
+            channel: b"inbox".to_vec(),
+            reached: Reached::WhileListening,
+        };
+        let tokens = 1;
+        let enter = |place| What::Enter {
+            id: id.clone(),
+            ttl,
+            tokens,
+            place,
+        };
+        let script = |what: What, ends_with: &[u8]| {
+            Command::new(&lock, what).with_call(&inbox, |call| {
+                let last = call.rest.last().map_or(&[][..], |last| last);
+                assert_eq!(last, ends_with, "{}", call.script.name);
+                call.script.name
+            })
+        };
+        let (one, two) = (vec![id.clone()], vec![id.clone(), other.clone()]);
+        let acquire = What::Acquire {
+            id: id.clone(),
+            ttl,
+            tokens,
+        };
+        assert_eq!(script(acquire, b""), "acquire");
+        assert_eq!(script(enter(Some(Listens::Inbox)), b"inbox"), "queue_enter");
+        assert_eq!(script(enter(Some(Listens::No)), b""), "queue_enter");
+        assert_eq!(script(enter(None), b""), "queue_enter");
+        let refresh = What::Refresh {
+            tokens,
+            ids: one.clone(),
+            listens: Listens::Inbox,
+        };
+        assert_eq!(script(refresh, id.as_str().as_bytes()), "queue_refresh");
+        assert_eq!(script(What::Undo { ids: one }, b""), "cohort_release");
+        let last = other.as_str().as_bytes();
+        assert_eq!(script(What::Undo { ids: two }, last), "queue_undo");
+    }
 }

@@ -133,7 +133,7 @@ impl Plan {
 
 /// Returns the plan of a seed.
 pub(super) fn plan(family: Family, seed: u64) -> Plan {
-    let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ family as u64 * 77 + 5);
+    let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (family as u64 * 77 + 5));
     let clients = rng.range(2, 5) as usize;
     let threads = rng.range(1, 4) as usize;
     let mut kinds = match rng.below(5) {

@@ -20,7 +20,8 @@ impl World {
             return Ok(());
         }
         let caller = &mut self.clients[client].callers[thread];
-        match std::mem::replace(&mut caller.state, State::Done) {
+        let state = std::mem::replace(&mut caller.state, State::Done);
+        match state {
             State::Done => Ok(()),
             State::Idle(until) if self.now < until => {
                 caller.state = State::Idle(until);
@@ -36,36 +37,43 @@ impl World {
                 token,
                 until,
             } => self.holding(client, thread, lease, token, until),
-            State::Operating {
+            State::Operating { .. } => self.operating(client, thread, state),
+            State::Releasing(release) => self.releasing(client, thread, release),
+        }
+    }
+
+    fn operating(&mut self, client: usize, thread: usize, state: State) -> Checked {
+        let actor = Actor::Caller(thread);
+        let State::Operating {
+            lease,
+            token,
+            cell,
+            by,
+            unlocks,
+        } = state
+        else {
+            unreachable!("called for it");
+        };
+        if self.now < by && cell.result.lock().is_none() {
+            let caller = &mut self.clients[client].callers[thread];
+            caller.state = State::Operating {
                 lease,
                 token,
                 cell,
                 by,
                 unlocks,
-            } => {
-                if self.now < by && cell.result.lock().is_none() {
-                    let caller = &mut self.clients[client].callers[thread];
-                    caller.state = State::Operating {
-                        lease,
-                        token,
-                        cell,
-                        by,
-                        unlocks,
-                    };
-                    self.timer(client, actor, by);
-                    return Ok(());
-                }
-                let renewed = matches!(*cell.result.lock(), Some(Ok(())));
-                lease.cancel(&cell);
-                match unlocks {
-                    true => self.unlock(client, thread, lease, token, renewed),
-                    false => {
-                        let until = self.now + 100;
-                        self.holding(client, thread, lease, token, until)
-                    }
-                }
+            };
+            self.timer(client, actor, by);
+            return Ok(());
+        }
+        let renewed = matches!(*cell.result.lock(), Some(Ok(())));
+        lease.cancel(&cell);
+        match unlocks {
+            true => self.unlock(client, thread, lease, token, renewed),
+            false => {
+                let until = self.now + 100;
+                self.holding(client, thread, lease, token, until)
             }
-            State::Releasing(release) => self.releasing(client, thread, release),
         }
     }
 
@@ -93,7 +101,8 @@ impl World {
         Arc::clone(locks.entry((name, tag)).or_insert_with(make))
     }
 
-    pub(super) fn begin(&mut self, client: usize, thread: usize) -> Checked {
+    /// Chooses the next call of a thread.
+    fn wants(&mut self, client: usize, thread: usize) -> CallTerms {
         let (kinds, names) = (self.plan.kinds.clone(), self.plan.names);
         let (ttl, handoffs, share) = (self.plan.ttl, self.plan.handoffs, self.plan.backoff);
         let caller = &mut self.clients[client].callers[thread];
@@ -130,7 +139,7 @@ impl World {
         let ttl = Duration::from_micros(ttl / MS * MS);
         let lock = self.lock_of(client, name, kind);
         let in_line = lock.has_local_queue();
-        let wants = CallTerms {
+        CallTerms {
             lock,
             terms: LeaseTerms {
                 ttl,
@@ -149,15 +158,25 @@ impl World {
                 ..Holder::default()
             },
             by_engine,
-        };
+        }
+    }
+
+    pub(super) fn begin(&mut self, client: usize, thread: usize) -> Checked {
+        let wants = self.wants(client, thread);
+        let what = format!("{:?}", wants.lock);
+        let what = what.split('(').next().unwrap_or_default().to_owned();
+        let text = format!(
+            "{what} {} {:?} until {} by the engine {}",
+            wants.lock,
+            wants.wait,
+            time_of(wants.deadline),
+            wants.by_engine
+        );
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut call = Box::new(Call::new(&kernel, wants, at(self.now)));
         let mut fx = Effects::default();
         let step = call.begin(&kernel, at(self.now), &mut fx);
-        self.say(|| {
-            let how = if by_engine { "by the engine" } else { "" };
-            format!("c{client}.{thread} {kind:?} n{name} once {is_once} until {deadline} {how}")
-        });
+        self.say(|| format!("c{client}.{thread} {text}"));
         self.decided(client, thread, Some(call), step, fx)
     }
 
