@@ -357,6 +357,11 @@ impl World {
         let Some(client) = client_of(id).filter(|it| self.clients[*it].is_alive) else {
             return false;
         };
+        // Each place of a client that stands still may cost the others three seconds.
+        let of = |actor| self.stopped_until(client, actor) > self.now;
+        if of(Actor::Engine) || of(Actor::Sub) {
+            return false;
+        }
         let mut is_held = false;
         each_entry(&self.clients[client].kernel, |entry| {
             is_held |= entry.held.iter().any(|held| held.lease.id.as_str() == id);

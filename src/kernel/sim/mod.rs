@@ -2,6 +2,8 @@
 
 mod check;
 mod plan;
+#[cfg(test)]
+mod rules;
 mod server;
 mod world;
 
