@@ -37,6 +37,7 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::redis;
+use crate::replicas::Replicas;
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
 
@@ -93,6 +94,8 @@ enum Up {
 enum Down {
     Reply(Answer),
     Error,
+    /// It has run, but too few replicas have acknowledged it.
+    NotReplicated,
     Message(Message),
     Subscribed(Option<Vec<u8>>),
 }

@@ -132,6 +132,10 @@ impl World {
             true => Duration::from_millis(rng.range(5, 300)),
             false => Duration::MAX,
         };
+        let replicas = rng.chance(30).then_some(Replicas {
+            wanted: 1,
+            within: Duration::from_millis(50),
+        });
         let by_engine = rng.chance(250);
         let renews = !rng.chance(80);
         let odd_ttl = rng.chance(60);
@@ -145,7 +149,7 @@ impl World {
                 ttl,
                 renew_every: renews.then_some(ttl / 3),
                 max_hold,
-                replicas: None,
+                replicas,
                 handoffs: if in_line { handoffs } else { 0 },
             },
             wait: match is_once {

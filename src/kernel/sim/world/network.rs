@@ -232,7 +232,10 @@ impl World {
                         shown_answer(&answer)
                     )
                 });
-                if replies {
+                let has_replicas = command.replicas.is_some();
+                if replies && has_replicas && self.plan.has_faults() && self.net.chance(100) {
+                    self.send_down(n, Down::NotReplicated);
+                } else if replies {
                     self.send_down(n, Down::Reply(answer));
                 }
             }
@@ -277,6 +280,15 @@ impl World {
             return;
         }
         match (actor, down) {
+            (Actor::Caller(thread), Down::NotReplicated) => {
+                self.clients[client].callers[thread].mail = Some(Err(not_replicated()));
+            }
+            (Actor::Engine, Down::NotReplicated) => {
+                self.clients[client]
+                    .pipe
+                    .mail
+                    .push_back(Err(not_replicated()));
+            }
             (Actor::Caller(thread), Down::Error) => {
                 self.clients[client].callers[thread].mail = Some(Err(unknown()));
             }

@@ -2,6 +2,10 @@
 
 use super::*;
 
+pub(super) fn not_replicated() -> redis::Fault {
+    redis::Fault::NotReplicated(crate::error::Error::Closed)
+}
+
 pub(super) fn unknown() -> redis::Fault {
     redis::Fault::Unknown(Cause::text("no reply"))
 }
@@ -43,7 +47,7 @@ pub(super) fn shown_answer(answer: &Answer) -> String {
 pub(super) fn shown_down(down: &Down) -> String {
     match down {
         Down::Reply(answer) => format!("{answer:?}"),
-        Down::Error => "an error".into(),
+        Down::Error | Down::NotReplicated => "an error".into(),
         Down::Message(Message::Inbox(payload)) => String::from_utf8_lossy(payload).into(),
         Down::Message(Message::Released(_, payload)) => {
             format!("released {}", String::from_utf8_lossy(payload))

@@ -180,7 +180,9 @@ impl World {
                         kernel.announced(name, &payload, now, &mut fx);
                     }
                 }
-                Down::Reply(_) | Down::Error => unreachable!("not on this connection"),
+                Down::Reply(_) | Down::Error | Down::NotReplicated => {
+                    unreachable!("not on this connection")
+                }
             }
         } else {
             self.subscribe(client);
