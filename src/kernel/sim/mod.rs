@@ -188,3 +188,43 @@ pub(crate) fn main() {
 fn all_families_keep_the_properties() {
     main();
 }
+
+/// A seed that catches each mutant. If a change of the plans makes one fail, `print_mutants` finds
+/// another.
+#[test]
+fn each_mutant_is_caught() {
+    let seeds = [
+        (Mutant::NobodyAsksAfterTheEnd, Family::Faults, 0),
+        (Mutant::LaterAttemptStaysLater, Family::Calm, 50),
+        (Mutant::GrantCountsFromRefresh, Family::ShortTtl, 35),
+        (Mutant::RenewalCountsFromReply, Family::ShortTtl, 9),
+        (Mutant::KeySeenIsAnyAnswer, Family::Faults, 6),
+        (Mutant::ReleaseMessagesAreIgnored, Family::Calm, 2),
+        (Mutant::WakeUpIsForgotten, Family::Calm, 95),
+        (Mutant::WonIsForgotten, Family::Faults, 14),
+        (Mutant::UndoIsAlwaysWritten, Family::Shared, 46),
+        (Mutant::LateAnswerUndoesConfirming, Family::ShortTtl, 2),
+        (Mutant::OwnIdRefuses, Family::ShortTtl, 2),
+        (Mutant::OwnIdRefusesPlaces, Family::ShortTtl, 547),
+        (Mutant::StoppedCallerBlocks, Family::ShortTtl, 375),
+        (Mutant::StoppedReleaseBlocks, Family::Shared, 354),
+        (Mutant::ExpiredGrantIsKept, Family::ShortTtl, 0),
+        (Mutant::ExpiredGrantIsNoFailure, Family::ShortTtl, 32),
+        (Mutant::ClosedClientGives, Family::Ending, 125),
+        (Mutant::SleepIsNotRecorded, Family::Calm, 0),
+        (Mutant::EvictionMakesNobodyAsk, Family::Shared, 9),
+        (Mutant::TokenIsPassedOn, Family::Faults, 0),
+        (Mutant::OwnReleaseIsSuspicious, Family::Shared, 184),
+        (Mutant::LeavingKeepsThePlace, Family::Calm, 0),
+        (Mutant::ListeningRefreshesNothing, Family::Calm, 29),
+        (Mutant::NewsEndTheReleaseInFlight, Family::ShortTtl, 912),
+        (Mutant::OwnLeaseProvesNothing, Family::Calm, 1489),
+        (Mutant::LossesAreLate, Family::ShortTtl, 0),
+    ];
+    for (mutant, family, seed) in seeds {
+        assert!(catches(mutant, family, seed).is_some(), "{mutant:?}");
+    }
+    // `rules::second_call_wakes_the_engine_too` catches that one.
+    let others = [Mutant::WakeUpIsPromisedOnce];
+    assert_eq!(seeds.len() + others.len(), Mutant::ALL.len());
+}

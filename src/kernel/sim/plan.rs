@@ -124,7 +124,7 @@ impl Plan {
         match (self.has_faults(), self.backoff) {
             // A caller that is stopped delays nobody for longer than a command timeout; a place of a
             // client that was killed, for three seconds.
-            (true, ..) => 4_300 * MS,
+            (true, ..) => 3_300 * MS,
             (false, 0) => 10 * MS,
             (false, _) => 1_300 * MS,
         }
@@ -196,6 +196,19 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
             } else {
                 Fault::Failover
             },
+        ));
+    }
+    if plan.family == Family::ShortTtl && rng.chance(300) {
+        // Two fast cuts in a row: commands that run late, and their undos.
+        let at = rng.range(MS, 2_000 * MS);
+        let client = rng.below(plan.clients as u64) as usize;
+        faults.push((
+            at,
+            Fault::Slow(client, Actor::Engine, rng.range(20 * MS, 400 * MS)),
+        ));
+        faults.push((
+            at + rng.below(300 * MS),
+            Fault::LoseMessages(client, 900 * MS),
         ));
     }
     if plan.family == Family::Ending {
