@@ -3,8 +3,8 @@
 //! ```text
 //!  New ──nobody asks, holds or waits──▶ Asking ──granted──────────────▶ Over(Lease)
 //!   │                                   ▲  │  └──refused, Once─────────▶ Over(Refused)
-//!   │ otherwise, or by the engine       │  │ refused, or no reply, and the next command is due: again
-//!   ▼                                   └──┘
+//!   │ otherwise, or by the engine       └──┘
+//!   ▼                                 refused, or no reply, and the next command is due: again
 //!  Parked ◀──── refused and queued, or the next command is due later ── Asking
 //!    └── outcome stored: lease, error ▶ Over      └── deadline, cancel, shutdown: removed ▶ Over
 //! ```

@@ -223,8 +223,8 @@ impl PendingReleases {
         due.into_iter().chain(ends).min().unwrap_or(Instant::NEVER)
     }
 
-    /// Adds a release, which is due at once, or after the pause since the last command for its lock.
-    /// A second one of an id only sharpens the first.
+    /// Adds a release, which is due at once, or after the pause since the last command for its
+    /// lock. A second one of an id only sharpens the first.
     pub(crate) fn push(&mut self, release: PendingRelease, now: Instant) {
         if let Some(serial) = self.ids.get(&release.id).copied() {
             if release.ends_by == Proof::AnyAnswer {
@@ -333,9 +333,7 @@ impl PendingReleases {
         while let Some((until, serial)) = self.ends.first().copied()
             && until <= now
         {
-            let group = self.pending.get(&serial).map(|pending| pending.group);
-            self.remove(serial);
-            group.into_iter().for_each(|group| self.plan(group));
+            self.expire(serial, now);
         }
         let mut commands = Vec::new();
         while let Some((_, group)) = self.due.first().copied().filter(|(at, _)| *at <= now) {
@@ -343,6 +341,23 @@ impl PendingReleases {
             commands.extend(self.take(group, &serials, now));
         }
         commands
+    }
+
+    /// The time of a release is over. One that was never sent, because the engine stood still, is
+    /// sent once: a command that was decided earlier may have been sent now.
+    fn expire(&mut self, serial: u64, now: Instant) {
+        let Some(pending) = self.pending.get_mut(&serial) else {
+            return;
+        };
+        if pending.tried == pending.began && pending.due.is_some() {
+            self.ends.remove(&(pending.release.until, serial));
+            pending.release.until = now.after(UNANSWERED);
+            self.ends.insert((pending.release.until, serial));
+            return;
+        }
+        let group = pending.group;
+        self.remove(serial);
+        self.plan(group);
     }
 
     /// Returns the releases of a due group that are due, or close enough to be sent with them.

@@ -421,7 +421,7 @@ impl LockEntry {
                 let Some(lease) = LeaseState::acquired(sent, cx.now, &untaken(terms)) else {
                     // The reply took as long as the lease.
                     self.note_silence(sent, Fault::Unknown(too_short()), cx);
-                    return self.confirm_first(n, id, tokens, by_release, cx);
+                    return self.confirmed_too_late(n, id, cx);
                 };
                 let grant = Grant {
                     id: id.clone(),
@@ -458,6 +458,16 @@ impl LockEntry {
                 self.retry_confirming(n, cx);
             }
         }
+    }
+
+    /// Others get the lock: through this link it cannot be held.
+    fn confirmed_too_late(&mut self, n: usize, id: &HolderId, cx: &mut Context<'_>) {
+        if self.requests[n].flight.is_some() {
+            return self.retry_confirming(n, cx);
+        }
+        self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
+        self.due_after_failure(n, cx);
+        self.retire(n, cx);
     }
 
     fn retry_confirming(&mut self, n: usize, cx: &mut Context<'_>) {

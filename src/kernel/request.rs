@@ -1,17 +1,17 @@
 //! What the client asks Redis for, on behalf of one waiting call or of all calls in a line.
 //!
 //! ```text
-//!          ┌──────── no reply (the id becomes a pending release), not run, refused ────────┐
-//!          ▼                                                                               │
-//! (none)─▶Due ──the caller's thread or the engine──▶ Sent ──granted──▶ lease ─▶ (none)      │
-//!          ▲                                          │ │ └─grant message first──▶ Won ──the reply, or none──▶ (none)
-//!          │                        refused, has place│ │grant message, but too old, or to be confirmed
-//!          │ place is gone                            ▼ ▼
-//!          ├─────────────────────── Queued ──message or refresh: granted──▶ lease ─▶ (none)
-//!          │                         │  └──too old, or to be confirmed──▶ Confirming ──ours──▶ lease, or Won
-//!          │                         └──nobody left to serve: pending release ─▶ (none)   │
-//!          └──────────────────────────────────────────────────────── gone, foreign ───────┘
-//! nobody left to serve: Due ─▶ (none); Sent, Won ─▶ serves Nobody, and the end of its command ends it
+//!          ┌────── no reply (the id becomes a pending release), not run, refused ──────┐
+//!          ▼                                                                           │
+//! (none)─▶Due ──the caller's thread or the engine──▶ Sent ──granted──▶ lease ─▶ (none)  │
+//!          ▲                                          │ │ └──grant message first──▶ Won ──the end
+//!          │                        refused, has place│ │    of its command──▶ (none)
+//!          │ place is gone                            ▼ ▼ grant message, but too old
+//!          ├──────── Queued ──message or refresh: granted──▶ lease ─▶ (none)
+//!          │          │  └──too old, or to be confirmed──▶ Confirming ──ours──▶ lease, or Won
+//!          │          └──nobody left to serve: pending release ─▶ (none)   │
+//!          └───────────────────────────────────────── gone, foreign ───────┘
+//! nobody left to serve: Due ─▶ (none); Sent, Won ─▶ serves Nobody: the end of its command ends it
 //! ```
 
 use std::sync::Arc;

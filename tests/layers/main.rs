@@ -12,8 +12,8 @@ use source::begins_tests;
 use tree::{Module, Tree};
 
 /// The folders of `src` from the top down. Files directly in `src` are the lowest layer.
-const LAYERS: [&str; 9] = [
-    "testing", "api", "lock", "runtime", "queue", "lease", "redis", "protocol", "stats",
+const LAYERS: [&str; 10] = [
+    "testing", "api", "lock", "runtime", "kernel", "queue", "lease", "redis", "protocol", "stats",
 ];
 
 fn library() -> Tree {
@@ -42,7 +42,13 @@ fn no_two_files_import_each_other() {
     ];
     let cycles = folders.iter().flat_map(|(folder, root)| {
         let tree = Tree::read(&in_repository(folder), root);
+        // The files of one machine may import each other.
+        let is_one_machine = |cycle: &Vec<Module>| {
+            let mut modules = cycle.iter();
+            modules.all(|module| module.first().is_some_and(|folder| folder == "kernel"))
+        };
         let cycles = tree.cycles().into_iter();
+        let cycles = cycles.filter(move |cycle| !is_one_machine(cycle));
         cycles.map(move |cycle| {
             let names: Vec<_> = cycle.iter().map(|module| module.join("/")).collect();
             format!("{folder}: {}", names.join(", "))
@@ -203,8 +209,13 @@ fn only_the_clock_reads_the_time_and_sleeps() {
 #[test]
 fn layers_between_api_and_protocol_name_no_kind_of_lock() {
     const KINDS: [&str; 6] = ["all", "cohort", "fair", "mutex", "rw_lock", "semaphore"];
-    // The first lists locks by their keys, as the design page says; the second is a test.
-    let exempt = ["lock/list", "queue/handoff_model"];
+    // The first lists locks by their keys, as the design page says; the others are tests.
+    let exempt = [
+        "lock/list",
+        "queue/handoff_model",
+        "kernel/sim/rules",
+        "kernel/sim/world",
+    ];
     let is_of_kind = |module: &Module| match module.as_slice() {
         [layer, file, ..] => layer == "protocol" && KINDS.contains(&file.as_str()),
         _ => false,

@@ -122,8 +122,8 @@ impl Plan {
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
         match (self.has_faults(), self.backoff) {
-            // A caller that is stopped delays nobody for longer than a command timeout; a place of a
-            // client that was killed, for three seconds.
+            // A caller that is stopped delays nobody for longer than a command timeout; a place of
+            // a client that was killed, for three seconds.
             (true, ..) => 3_300 * MS,
             (false, 0) => 10 * MS,
             (false, _) => 1_300 * MS,

@@ -41,8 +41,6 @@ use crate::replicas::Replicas;
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
 
-use show::*;
-
 pub(super) const COMMAND_TIMEOUT: Time = 1_000 * MS;
 pub(super) const UNREACHABLE_FOR: Time = 4_000 * MS;
 const NEVER: Time = Time::MAX;
@@ -119,7 +117,8 @@ enum Todo {
     Step(Step),
     /// Closes the connection of a caller.
     Close,
-    Write(Outgoing),
+    /// Writes a command that was decided then.
+    Write(Outgoing, Time),
     Sleep,
 }
 

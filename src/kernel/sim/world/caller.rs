@@ -1,6 +1,13 @@
 //! The threads of the simulated programs: they acquire, hold and release.
 
-use super::*;
+use super::show::{shown, shown_end, unknown};
+use super::{
+    Actor, Arc, Backoff, COMMAND_TIMEOUT, Call, CallTerms, Cause, Checked, CohortKeys, Command,
+    Duration, Effects, Failure, FairMutexKeys, Family, FencingToken, HeldLease, Holder, Keys, Kind,
+    LeaseTerms, MS, MutexKeys, NEVER, Name, Outcome, Primitive, Release, Replicas, RwLockKeys,
+    SemaphoreKeys, State, Step, Time, Todo, Unlock, Unlocked, Up, Wait, WaitPolicy, Wanted, World,
+    at, redis, time_of,
+};
 
 impl World {
     pub(super) fn caller(&mut self, client: usize, thread: usize) -> Checked {
@@ -14,7 +21,7 @@ impl World {
                         self.close(n);
                     }
                 }
-                Todo::Write(_) | Todo::Sleep => unreachable!("of the engine"),
+                Todo::Write(..) | Todo::Sleep => unreachable!("of the engine"),
             }
             self.go_on(client, actor);
             return Ok(());

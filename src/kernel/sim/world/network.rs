@@ -1,6 +1,10 @@
 //! The connections of the simulated world, what arrives on them, and the faults.
 
-use super::*;
+use super::show::{not_replicated, shown_answer, shown_command, unknown};
+use super::{
+    Actor, Arc, BTreeMap, Call, Checked, Command, Conn, Data, Down, Effects, Event, Fault, MS,
+    Mark, Outcome, State, Step, Time, Todo, Up, VecDeque, World, at,
+};
 
 impl World {
     pub(super) fn connect(&mut self, client: usize, actor: Actor) -> usize {

@@ -1,6 +1,6 @@
 //! The texts of a trace.
 
-use super::*;
+use super::{Answer, Cause, Command, Down, Message, Step, key_of, redis};
 
 pub(super) fn not_replicated() -> redis::Fault {
     redis::Fault::NotReplicated(crate::error::Error::Closed)

@@ -1,13 +1,17 @@
 //! The engine and the subscriber of a simulated client.
 
-use super::*;
+use super::show::{shown_command, shown_down, shown_end, unknown};
+use super::{
+    Actor, Answer, Arc, COMMAND_TIMEOUT, Cause, Checked, Down, Duration, Effects, Family, MS,
+    Message, NEVER, OneServer, Outgoing, Ticket, Time, Todo, Up, World, at, redis, time_of,
+};
 
 impl World {
     pub(super) fn engine(&mut self, client: usize) -> Checked {
         if let Some(todo) = self.clients[client].engine_todo.pop_front() {
             match todo {
                 Todo::Effects(fx) => self.effects(client, None, fx),
-                Todo::Write(out) => self.write_engine(client, out),
+                Todo::Write(out, decided) => self.write_engine(client, out, decided),
                 Todo::Sleep => {
                     self.engine_sleeps(client);
                     return Ok(());
@@ -34,7 +38,8 @@ impl World {
         let todo = &mut self.clients[client].engine_todo;
         todo.push_back(Todo::Effects(fx));
         let sends = !out.is_empty();
-        todo.extend(out.into_iter().map(Todo::Write));
+        let decided = self.now;
+        todo.extend(out.into_iter().map(|out| Todo::Write(out, decided)));
         todo.push_back(Todo::Sleep);
         if sends {
             self.stop_if_due(client, Actor::Engine);
@@ -92,10 +97,13 @@ impl World {
         }
     }
 
-    pub(super) fn write_engine(&mut self, client: usize, out: Outgoing) {
+    pub(super) fn write_engine(&mut self, client: usize, out: Outgoing, decided: Time) {
         let now = self.now;
         let pipe = &mut self.clients[client].pipe;
+        // The thread stood still: a command whose time is over is not sent.
+        let is_over = now >= decided + COMMAND_TIMEOUT;
         let conn = match pipe.conn {
+            _ if is_over => None,
             Some(n) => Some(n),
             None if now >= pipe.connect_at => Some(self.connect(client, Actor::Engine)),
             None => None,
