@@ -395,8 +395,8 @@ impl LockEntry {
         self.set_due(n, cx.now.after(pause));
     }
 
-    /// A command was rejected for a lasting reason: the call that it was sent for fails. Returns the
-    /// outcome if that is the caller.
+    /// A command was rejected for a lasting reason: the call that it was sent for fails. Returns
+    /// the outcome if that is the caller.
     pub(super) fn fail(
         &mut self,
         n: usize,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! due:    the schedule's items ──losses first──▶ renewals, commands of entries, pending releases
-//! ticket: written ─▶ answered | redirected (sent again elsewhere) | NotRun | Unknown ─▶ ended, once
+//! ticket: written ─▶ answered | redirected (sent again) | NotRun | Unknown ─▶ ended, once
 //! ```
 //!
 //! Work is stored by name: the sender chooses the server when it writes a command.

@@ -102,7 +102,7 @@ impl LockEntry {
         Some(&found.lease)
     }
 
-    /// Returns whether this client has a lease that excludes all others: its line waits for the end.
+    /// Returns whether this client has a lease that excludes all others. Its line waits for theend.
     pub(super) fn holds_alone(&self) -> bool {
         self.excludes(true).is_some()
     }

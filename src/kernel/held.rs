@@ -5,7 +5,7 @@
 //!                       │ expired, max_hold, lose    │ the release found it gone
 //!                       └──────────────▶ Lost ◀──────┘
 //!
-//! a holder:   granted, or handed off ─▶ untaken ──take──▶ holds ──hand-off──▶ the next one: untaken
+//! a holder:   granted, or handed off ─▶ untaken ──take──▶ holds ──hand-off──▶ the next: untaken
 //!             lost before it is taken: nobody is told, and its call waits again
 //! ```
 //!
@@ -209,7 +209,7 @@ impl HeldLease {
         receiver
     }
 
-    /// Ends the lease as lost, unless it has ended or is being released. Returns whether it is over.
+    /// Ends the lease as lost, unless it has ended or is being released.
     pub(crate) fn lose(self: &Arc<Self>, lost: Lost, now: Instant, fx: &mut Effects) {
         self.with(fx, |inner| inner.lease.lose(lost, now));
     }
@@ -219,8 +219,8 @@ impl HeldLease {
         self.with(fx, |inner| inner.lease.suspect(now));
     }
 
-    /// Takes the lease that was granted or handed off under `token`. Returns false if it is lost, or
-    /// if somebody else has released it.
+    /// Takes the lease that was granted or handed off under `token`. Returns false if it is lost,
+    /// or if somebody else has released it.
     pub(crate) fn take(
         self: &Arc<Self>,
         token: FencingToken,

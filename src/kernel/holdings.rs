@@ -44,8 +44,7 @@ impl LockEntry {
         (cx.kernel).undo(&request.lock, id, ttl, proof, cx_parts);
     }
 
-    /// Holds what was granted, unless that has ended: this client's other leases that exclude it are
-    /// lost.
+    /// Holds what was granted. This client's other leases that exclude it are lost.
     pub(super) fn hold(
         &mut self,
         lock: &Arc<dyn Primitive>,

@@ -278,8 +278,8 @@ impl PendingReleases {
         self.learn(serial, News { has_ended });
     }
 
-    /// A release that is in flight learns it when that command ends: it may have run before what the
-    /// client has just learnt.
+    /// Applies news about an id. A release that is in flight learns them when its command ends:
+    /// that may have run before what the client has just learnt.
     fn learn(&mut self, serial: u64, news: News) {
         if let Some(pending) = self.pending.get_mut(&serial)
             && pending.due.is_none()
