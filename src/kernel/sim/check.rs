@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::plan::Actor;
+use super::plan::{Actor, Kind};
 use super::server::{Data, MS, Time, client_of};
 use super::world::{Checked, World, at, key_of};
 use crate::clock::Instant;
@@ -51,6 +51,16 @@ impl World {
             if self.clients[client].kernel.is_closed() {
                 let text = format!("c{client} is closed, and gives {:?}", lease.id);
                 return Err(self.violation("P10", text));
+            }
+            // P12.
+            let handed = token.value() - lease.run.first().value();
+            let most = match lease.run.is_by_release() {
+                true => self.plan.handoffs.div_ceil(4),
+                false => self.plan.handoffs,
+            };
+            if handed > u64::from(most) {
+                let text = format!("{:?} is handed off {handed} times", lease.id);
+                return Err(self.violation("P12", text));
             }
             let newest = self.newest.get(&key).copied().unwrap_or(0);
             if is_exclusive && token.value() <= newest && !self.lost_data {
@@ -432,8 +442,28 @@ impl World {
         }
     }
 
+    /// P5: without faults, places are granted in the order in which the server ran their enters.
+    fn check_order(&self) -> Checked {
+        let kinds = &self.plan.kinds;
+        let is_fair = kinds
+            .iter()
+            .all(|kind| [Kind::Fair, Kind::Mutex].contains(kind));
+        if self.plan.has_faults() || !is_fair || self.plan.names > 1 || self.plan.backoff > 0 {
+            return Ok(());
+        }
+        let mut entered = self.server.entered.iter();
+        for id in &self.server.granted {
+            // Each grant is behind the one before.
+            if !entered.any(|it| it == id) {
+                return Err(self.violation("P5", format!("{id} is granted out of order")));
+            }
+        }
+        Ok(())
+    }
+
     /// P4, P10: nothing is left.
     pub(super) fn check_end(&mut self) -> Checked {
+        self.check_order()?;
         for (key, data) in &self.server.data {
             let mut data = data.clone();
             data.settle(self.now);

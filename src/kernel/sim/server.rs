@@ -61,6 +61,10 @@ pub(super) struct Server {
     pub(super) channels: BTreeMap<Vec<u8>, BTreeSet<usize>>,
     pub(super) out: Vec<(usize, Message)>,
     pub(super) ran: u64,
+    /// The ids of the places, in the order in which the server ran their enters; and the ids that
+    /// were granted a lock by a place, in order.
+    pub(super) entered: Vec<String>,
+    pub(super) granted: Vec<String>,
     pub(super) plain: u64,
 }
 
@@ -211,6 +215,9 @@ impl Server {
                 let token = data.draw(place.want, now);
                 data.hold(&id, place.want, now + left, token);
                 granted.insert(id.clone(), token);
+                if !matches!(place.want, Want::Permits(..) | Want::Reader) {
+                    self.granted.push(id.clone());
+                }
                 if listens(&place) {
                     let want = match place.want {
                         Want::Block(n, true) => format!("+{n}"),
@@ -329,6 +336,7 @@ impl Server {
         }
         if let Some(listens) = place {
             data.queue.push_back(id.into());
+            self.entered.push(id.into());
             data.queue_end = now + 6_000 * MS;
             data.places.insert(
                 id.into(),
