@@ -56,8 +56,11 @@ impl LockEntry {
                 if is_on(Mutant::UndoIsAlwaysWritten) && end.is_err() {
                     cx.fx.undo = Some(undo_of(&self.requests[n], &asked.id));
                 }
+                let outcome = self.end_won(n);
+                // The lease may have ended since, and a proxy may have run the command twice.
+                self.answered_late(asked, end, cx);
                 ForCaller {
-                    outcome: self.end_won(n),
+                    outcome,
                     was_refused: false,
                 }
             }

@@ -70,6 +70,7 @@ fn names_missing(plan: &Plan) -> bool {
             | Fault::Slow(client, Actor::Caller(thread), _)
             | Fault::Stop(client, Some(Actor::Caller(thread)), _)
             | Fault::StopNext(client, Actor::Caller(thread), _)
+            | Fault::Twice(client, Actor::Caller(thread))
             | Fault::Cancel(client, thread) => (*client, *thread),
             Fault::Cut(client, ..)
             | Fault::Slow(client, ..)
@@ -77,6 +78,7 @@ fn names_missing(plan: &Plan) -> bool {
             | Fault::Kill(client)
             | Fault::Shutdown(client)
             | Fault::LoseMessages(client, _)
+            | Fault::Twice(client, _)
             | Fault::StopNext(client, ..) => (*client, 0),
             _ => (0, 0),
         };

@@ -88,6 +88,8 @@ pub(super) enum Fault {
     StopNext(usize, Actor, Time),
     /// Loses all messages to a subscriber for a time.
     LoseMessages(usize, Time),
+    /// A proxy runs the next command of a connection twice, and loses the first reply.
+    Twice(usize, Actor),
     /// The server replies with an error that may pass, and runs nothing.
     Errors(Time),
     /// A program without leasehold takes a free lock.
@@ -236,7 +238,7 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         Family::ShortTtl => 800 * MS,
         _ => 5_000 * MS,
     };
-    match rng.below(19) {
+    match rng.below(20) {
         0..=3 => Fault::Cut(client, actor, rng.chance(500)),
         4 | 5 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),
         6 => Fault::Stop(client, None, rng.range(MS, longest)),
@@ -245,6 +247,7 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         9 => Fault::Cancel(client, thread),
         10 | 11 => Fault::Slow(client, actor, rng.range(10 * MS, longest.min(1_500 * MS))),
         12 => Fault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS)),
+        19 => Fault::Twice(client, actor),
         18 => Fault::Errors(rng.range(MS, 2_000 * MS)),
         13 | 14 => Fault::LoseMessages(client, rng.range(MS, 600 * MS)),
         _ => Fault::StopNext(client, actor, rng.range(MS, longest * 8 / 5)),

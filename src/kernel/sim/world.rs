@@ -108,6 +108,7 @@ pub(super) struct Conn {
     at_server: bool,
     at_client: bool,
     is_cut: bool,
+    runs_twice: bool,
     slow: Time,
 }
 

@@ -18,6 +18,7 @@ impl World {
             at_server: true,
             at_client: true,
             is_cut: false,
+            runs_twice: false,
             slow: 0,
         });
         self.conns.len() - 1
@@ -221,6 +222,17 @@ impl World {
             return;
         };
         let client = self.conns[n].client;
+        if let Up::Command(command, mark, _) = &up
+            && std::mem::take(&mut self.conns[n].runs_twice)
+        {
+            self.server.run(command, *mark, self.now);
+            self.say(|| format!("  server: runs it twice: {}", shown_command(command)));
+            let again = self.now + self.net.range(100, 100 * MS);
+            self.conns[n].up.push_front((again, up));
+            self.event(again, Event::Up(n));
+            self.deliver_messages();
+            return;
+        }
         match up {
             Up::Command(_, _, replies) if self.now < self.errors_until => {
                 if replies {
@@ -363,6 +375,11 @@ impl World {
             Fault::Slow(client, actor, by) => {
                 if let Some(n) = self.conn_of(client, actor) {
                     self.conns[n].slow = by;
+                }
+            }
+            Fault::Twice(client, actor) => {
+                if let Some(n) = self.conn_of(client, actor) {
+                    self.conns[n].runs_twice = true;
                 }
             }
             Fault::Stop(client, actor, time) => {
