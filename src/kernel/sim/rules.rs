@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::engine::{Engine, Route};
 use crate::kernel::held::Holder;
+use crate::kernel::pending::{PendingRelease, PendingReleases, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Outcome, Wait};
 use crate::kernel::{Effects, Kernel, Limits};
-use crate::protocol::answer::Answer;
+use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::place::TokenBlock;
@@ -160,4 +162,35 @@ fn engine_ends_the_release_of_a_stopped_thread() {
     );
     let late = kernel.unlocked(&lease, Ok(Answer::Gone), true, at(5_000), &mut fx);
     assert_eq!(late, Unlocked::Released);
+}
+
+/// The try that is in flight may have run before the grant that the message tells.
+#[test]
+fn news_do_not_end_the_release_in_flight() {
+    let mut pending = PendingReleases::default();
+    let id = HolderId::fresh("o");
+    let release = PendingRelease {
+        lock: mutex(),
+        id: id.clone(),
+        until: at(10_000),
+        ends_by: Proof::KeySeen,
+        counts: false,
+    };
+    pending.push(release, at(0));
+    let nothing = || {
+        Ok(Answer::Undone(Undone {
+            removed: Vec::new(),
+            other: None,
+        }))
+    };
+    let (_, batch) = pending.take_due(at(0)).pop().unwrap();
+    pending.seen(&id, true);
+    assert!(pending.take_due(at(1)).is_empty());
+    pending.settle(&batch, nothing(), at(2));
+    let (_, batch) = pending
+        .take_due(at(2))
+        .pop()
+        .expect("it is sent again at once");
+    pending.settle(&batch, nothing(), at(3));
+    assert!(pending.is_empty());
 }
