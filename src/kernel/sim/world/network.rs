@@ -409,15 +409,7 @@ impl World {
             Fault::LoseMessages(client, time) => {
                 self.clients[client].loses_until = self.now + time;
             }
-            Fault::Foreign(name, time) => {
-                let key = format!("n{name}").into_bytes();
-                let data = self.server.data.entry(key).or_default();
-                data.settle(self.now);
-                if data.is_free() {
-                    self.foreign += 1;
-                    data.lock = Some((format!("foreign{}", self.foreign), self.now + time));
-                }
-            }
+            Fault::Foreign(name, time) => self.take_foreign(name, time),
             Fault::Snapshot => self.snapshot = Some(self.server.data.clone()),
             Fault::Failover | Fault::RestartEmpty => {
                 let copy = self
@@ -436,6 +428,16 @@ impl World {
             Actor::Caller(thread) => client.callers[thread].conn,
             Actor::Engine => client.pipe.conn,
             Actor::Sub => client.sub.conn,
+        }
+    }
+
+    fn take_foreign(&mut self, name: u64, time: Time) {
+        let key = format!("n{name}").into_bytes();
+        let data = self.server.data.entry(key).or_default();
+        data.settle(self.now);
+        if data.is_free() {
+            self.foreign += 1;
+            data.lock = Some((format!("foreign{}", self.foreign), self.now + time));
         }
     }
 
