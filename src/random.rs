@@ -29,7 +29,10 @@ pub(crate) fn seed(seed: Option<u64>) {
 fn seeded_bits() -> Option<u64> {
     let state = SEEDED.get()?.wrapping_add(0x9e37_79b9_7f4a_7c15);
     SEEDED.set(Some(state));
-    Some(mixed(state))
+    // SplitMix64.
+    let z = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    Some(z ^ z >> 31)
 }
 
 /// Returns 64 random bits from the system, without a lock or a state that a fork could copy.

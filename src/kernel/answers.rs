@@ -9,7 +9,7 @@ use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::Context;
 use crate::kernel::command::{Command, What};
-use crate::kernel::entry::{CONTENDED_FOR, LockEntry, Receiver};
+use crate::kernel::entry::{LockEntry, Receiver};
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
@@ -205,7 +205,7 @@ impl LockEntry {
             tokens,
             lease,
             terms,
-            by_release: false,
+            in_queue: false,
         };
         let lease = self.hold(&request.lock, grant, cx);
         self.give(lease, receiver, cx)
@@ -242,7 +242,7 @@ impl LockEntry {
         }
         let by = Arc::new(by);
         self.last.refused(sent, cx.now, Arc::clone(&by));
-        self.contended_until = cx.now.after(CONTENDED_FOR);
+        self.note_contended(cx.now);
         self.requests[n].failures = 0;
         self.requests[n].refusals += 1;
         if self.requests[n].once {
@@ -394,7 +394,7 @@ impl LockEntry {
             failures => RECONNECT.pause(failures - 1),
         };
         request.failures = request.failures.saturating_add(1);
-        request.again = false;
+        request.again = Instant::NEVER;
         self.set_due(n, cx.now.after(pause));
     }
 

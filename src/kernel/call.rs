@@ -111,7 +111,8 @@ impl Call {
             return self.over(Outcome::Refused(None));
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();
-        if self.wants.by_engine || in_line && entry.line_is_busy() {
+        let must_wait = in_line && (entry.line_is_busy() || cx.now < entry.asks_from());
+        if self.wants.by_engine || must_wait {
             return self.park(entry, false, cx);
         }
         let serves = match in_line {

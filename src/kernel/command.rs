@@ -131,15 +131,15 @@ impl Command {
             }
             What::Leave { id, may_be_plain } => {
                 let at = match may_be_plain {
-                    true => AtRelease::MayLeaveOpen,
-                    false => AtRelease::Plain,
+                    true => AtRelease::MayBePlain,
+                    false => AtRelease::Usual,
                 };
                 send(lock.release(id.as_str().as_bytes(), at))
             }
             What::Undo { ids } => match &**ids {
                 [id] => send(Call {
                     verb: Verb::Undo(1),
-                    ..lock.release(id.as_str().as_bytes(), AtRelease::Plain)
+                    ..lock.release(id.as_str().as_bytes(), AtRelease::Usual)
                 }),
                 ids => {
                     let ids: Vec<&HolderId> = ids.iter().collect();
@@ -172,7 +172,7 @@ impl Command {
             _ => None,
         };
         let queueing = match self.what {
-            What::Enter { place: None, .. } => Queueing::Behind,
+            What::Enter { place: None, .. } => Queueing::Barge,
             What::Enter {
                 place: Some(listens),
                 ..
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn each_command_becomes_the_call_of_its_script() {
         let keys = Keys::new("a".into(), "lock:", "lock_release:");
-        let lock = CohortKeys::of(keys, &Arc::default());
+        let lock = CohortKeys::of(keys);
         let [id, other] = [(); 2].map(|()| HolderId::fresh("o"));
         let ttl = Duration::from_secs(1);
         let inbox = Inbox {

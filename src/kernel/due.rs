@@ -143,7 +143,7 @@ impl LockEntry {
                 {
                     place.refreshing = true;
                     place.listens = listens;
-                    request.again = false;
+                    request.again = Instant::NEVER;
                     of.push((request.no, place.id.clone()));
                 }
             }

@@ -29,8 +29,9 @@ use crate::kernel::waiter::{Failure, LastReply, Outcome, Wait, Waiter, WaiterNo}
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 
-/// How long first commands join the queue after a refusal or a grant: they do not overtake.
-pub(super) const CONTENDED_FOR: Duration = Duration::from_secs(1);
+/// How long first commands join the queue after a refusal, a grant or a plain release: they do not
+/// overtake.
+const CONTENDED_FOR: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct LockEntry {
@@ -41,7 +42,9 @@ pub(crate) struct LockEntry {
     pub(super) own: Vec<Waiter>,
     pub(super) requests: Vec<Request>,
     pub(super) last: LastReply,
-    pub(super) contended_until: Instant,
+    /// When others were last known to want the name; after a plain release, until when no call of
+    /// the line asks.
+    contended: Instant,
     /// The last lease that ended here by a confirmed release: its message wakes no line.
     pub(super) released: Option<HolderId>,
     /// The subscriber was told to listen to the messages of this name.
@@ -80,7 +83,7 @@ impl LockEntry {
             own: Vec::new(),
             requests: Vec::new(),
             last: LastReply::default(),
-            contended_until: Instant::START,
+            contended: Instant::START,
             released: None,
             listens: false,
             is_listening: false,
@@ -120,6 +123,23 @@ impl LockEntry {
     #[cfg(test)]
     pub(super) fn line_is_busy_without_line(&self) -> bool {
         self.holds_alone() || self.line_request().is_some()
+    }
+
+    /// Records that others wanted the name at `at`, or that it is left to other programs until then.
+    pub(super) fn note_contended(&mut self, at: Instant) {
+        self.contended = self.contended.max(at);
+    }
+
+    fn contended_until(&self) -> Instant {
+        match self.contended {
+            Instant::START => Instant::START,
+            contended => contended.after(CONTENDED_FOR),
+        }
+    }
+
+    /// Returns from when on the line may ask.
+    pub(super) fn asks_from(&self) -> Instant {
+        self.contended
     }
 
     fn line_request(&self) -> Option<&Request> {
@@ -214,7 +234,7 @@ impl LockEntry {
             self.listens = true;
             cx.fx.listen.push(Arc::clone(&waiter.lock));
         }
-        if is_idle && cx.now >= self.contended_until {
+        if is_idle && cx.now >= self.contended_until() {
             if self.armed.is_some() {
                 cx.kernel
                     .unschedule(&ItemKey::Entry(self.name.clone()), cx.fx);
@@ -225,7 +245,7 @@ impl LockEntry {
             return true;
         }
         if is_idle {
-            (self.next, self.latest) = (self.contended_until, Instant::NEVER);
+            (self.next, self.latest) = (self.contended_until(), Instant::NEVER);
         }
         let bounds = [self.next, self.latest];
         if self.armed != Some(bounds) && !(self.armed.is_none() && self.next == Instant::NEVER) {
@@ -272,7 +292,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> Command {
         let served_wake = wait.is_some_and(Wait::is_woken) || self.wakes(self.requests[n].serves);
-        let is_contended = cx.now < self.contended_until && served_wake;
+        let is_contended = cx.now < self.contended_until() && served_wake;
         let others = match sender {
             Sender::Caller(_) => !self.line.is_empty(),
             Sender::Engine => self.line.len() > 1,
@@ -315,7 +335,7 @@ impl LockEntry {
             },
         };
         request.state = RequestState::Sent;
-        request.again = false;
+        request.again = Instant::NEVER;
         request.flight = Some(Flight {
             id: id.clone(),
             how,
@@ -355,9 +375,10 @@ impl LockEntry {
             return;
         };
         let (lock, terms) = (Arc::clone(&front.lock), front.terms);
+        let asks_from = self.contended;
         self.request(Serves::Line, &lock, terms, cx);
         if let Some(request) = self.requests.last_mut() {
-            request.state = RequestState::Due(at);
+            request.state = RequestState::Due(at.max(asks_from));
         }
     }
 

@@ -26,7 +26,7 @@ pub(super) struct Grant {
     pub(super) lease: LeaseState,
     pub(super) terms: LeaseTerms,
     /// It was granted to a place in the queue.
-    pub(super) by_release: bool,
+    pub(super) in_queue: bool,
 }
 
 impl LockEntry {
@@ -56,12 +56,12 @@ impl LockEntry {
             tokens,
             lease,
             terms,
-            by_release,
+            in_queue,
         } = grant;
         cx.kernel.table.forget_id(&id);
         let run = HandoffRun::new(tokens.first, tokens.count, cx.now);
-        let run = match by_release {
-            true => run.by_release(),
+        let run = match in_queue {
+            true => run.granted_in_queue(),
             false => run,
         };
         let serial = cx.kernel.next_serial();

@@ -9,35 +9,17 @@ use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::{Context, Effects, Kernel};
 use crate::name::Name;
-use crate::protocol::place::{TokenBlock, read_grant, read_refresh};
-use crate::wait_policy::jittered;
+use crate::protocol::place::{Next, TokenBlock, read_grant, read_next, read_refresh};
+use crate::random;
 
-/// After a release that left the lock free, programs outside the queue have this long to take it.
-pub(super) const OPEN_FOR: Duration = Duration::from_millis(2);
+/// After a plain release, programs outside the queue have this long to take the lock.
+pub(super) const FREE_FOR: Duration = Duration::from_millis(2);
 
-/// The client that is named there has this long to get it, before others ask.
-const GRANTED_WITHIN: Duration = Duration::from_millis(20);
-
-/// A message on the release channel of a name.
-#[derive(Debug, PartialEq)]
-enum Announcement<'a> {
-    /// The holder with this value has released the lock, and nobody was granted it.
-    Released(&'a [u8]),
-    /// The lock was left free for a moment. Contains the first id of the queue, if it is known.
-    Plain(Option<HolderId>),
-}
-
-impl<'a> Announcement<'a> {
-    fn read(payload: &'a [u8]) -> Self {
-        if let Some(id) = payload.strip_prefix(b"next ") {
-            return Self::Plain(HolderId::parse(id));
-        }
-        match payload.strip_prefix(b"open ") {
-            Some(_) => Self::Plain(None),
-            None => Self::Released(payload),
-        }
-    }
-}
+/// The client that a plain release names may have died: the others ask from this time after its
+/// message on, at a random moment of the next 20 ms, or of 4 ms for each client that waits.
+const OTHERS_AFTER: Duration = Duration::from_millis(20);
+const OTHERS_WITHIN: Duration = Duration::from_millis(20);
+const FOR_EACH: Duration = Duration::from_millis(4);
 
 impl Kernel {
     /// A message in the client's inbox.
@@ -138,35 +120,42 @@ impl LockEntry {
         if is_on(Mutant::ReleaseMessagesAreIgnored) {
             return;
         }
-        match Announcement::read(payload) {
-            Announcement::Released(value) => {
-                let is_ours = |id: &HolderId| id.as_str().as_bytes() == value;
-                let held = self.held.iter().find(|held| is_ours(&held.lease.id));
-                let checks = is_on(Mutant::OwnReleaseIsSuspicious);
-                if let Some(held) = held.filter(|held| checks || held.lease.is_open()) {
-                    // Somebody else has released it.
-                    held.lease.suspect(cx.now, cx.fx);
-                    held.lease.rearm(cx.kernel, cx.now, cx.fx);
-                    return;
-                }
-                // The end of a lease of this client makes its line ask: the message is for others.
-                let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
-                self.last.cut(cx.now);
-                self.wake(cx, |_, serves| {
-                    (!is_own || serves != Serves::Line).then_some(Duration::ZERO)
-                });
-            }
-            Announcement::Plain(next) => {
-                self.last.cut(cx.now);
-                let others = GRANTED_WITHIN * 2;
-                self.wake(cx, |id, _| {
-                    let is_next = id.is_some() && id == next.as_ref();
-                    // From once to twice the time of the client that is named.
-                    let pause = jittered(others).max(GRANTED_WITHIN);
-                    Some(if is_next { OPEN_FOR } else { pause })
-                });
-            }
+        if let Some(next) = read_next(payload) {
+            self.announced_plain(&next, cx);
+        } else {
+            self.announced_release(payload, cx);
         }
+    }
+
+    /// The holder with this value has released the lock, and nobody was granted it.
+    fn announced_release(&mut self, value: &[u8], cx: &mut Context<'_>) {
+        let is_ours = |id: &HolderId| id.as_str().as_bytes() == value;
+        let held = self.held.iter().find(|held| is_ours(&held.lease.id));
+        let checks = is_on(Mutant::OwnReleaseIsSuspicious);
+        if let Some(held) = held.filter(|held| checks || held.lease.is_open()) {
+            // Somebody else has released it.
+            held.lease.suspect(cx.now, cx.fx);
+            held.lease.rearm(cx.kernel, cx.now, cx.fx);
+            return;
+        }
+        // The end of a lease of this client makes its line ask: the message is for others.
+        let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
+        self.last.cut(cx.now);
+        self.wake(cx, |_, serves| {
+            (!is_own || serves != Serves::Line).then_some(Duration::ZERO)
+        });
+    }
+
+    /// The lock was left free for a moment, and one place must ask for it before the others.
+    fn announced_plain(&mut self, next: &Next, cx: &mut Context<'_>) {
+        self.last.cut(cx.now);
+        self.note_contended(cx.now.after(FREE_FOR));
+        let within = OTHERS_WITHIN.max(FOR_EACH * next.waiting);
+        let others = OTHERS_AFTER + within.mul_f64(random::chance());
+        self.wake(cx, |id, _| {
+            let is_next = id == Some(&next.first);
+            Some(if is_next { FREE_FOR } else { others })
+        });
     }
 
     /// The lock may be free, or a message may have been missed: every request looks at `at`.
@@ -194,28 +183,15 @@ impl LockEntry {
             let at = cx.now.after(pause);
             match &mut request.state {
                 RequestState::Due(due) => *due = (*due).min(at),
-                RequestState::Queued(place) if place.refreshing => request.again = true,
+                RequestState::Queued(place) if place.refreshing => {
+                    request.again = request.again.min(at);
+                }
                 RequestState::Queued(place) => place.refresh_at = place.refresh_at.min(at),
                 // It takes effect when the command ends.
-                RequestState::Sent => request.again = true,
+                RequestState::Sent => request.again = request.again.min(at),
                 RequestState::Won(_) | RequestState::Confirming(_) => continue,
             }
             self.touch(at, at);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_release_message_is_plain_if_it_says_so() {
-        let id = HolderId::fresh("o");
-        let next = format!("next {}", id.as_str());
-        let read = Announcement::read(next.as_bytes());
-        assert_eq!(read, Announcement::Plain(Some(id)));
-        assert_eq!(Announcement::read(b"open x"), Announcement::Plain(None));
-        assert_eq!(Announcement::read(b"x"), Announcement::Released(b"x"));
     }
 }

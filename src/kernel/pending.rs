@@ -140,7 +140,7 @@ struct SameKeys(Arc<dyn Primitive>);
 
 impl PartialEq for SameKeys {
     fn eq(&self, other: &Self) -> bool {
-        self.0.release(&[], AtRelease::Plain).keys == other.0.release(&[], AtRelease::Plain).keys
+        self.0.release(&[], AtRelease::Usual).keys == other.0.release(&[], AtRelease::Usual).keys
     }
 }
 

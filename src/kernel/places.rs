@@ -10,7 +10,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::Context;
 use crate::kernel::answers::{fits, too_short, unexpected, untaken};
 use crate::kernel::command::Listens;
-use crate::kernel::entry::{CONTENDED_FOR, LockEntry, Receiver};
+use crate::kernel::entry::{LockEntry, Receiver};
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
@@ -20,7 +20,7 @@ use crate::kernel::waiter::{Failure, Outcome, Wait, WaiterNo};
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::place::{Refreshed, TokenBlock, provisional, provisional_of, refresh_every};
 use crate::protocol::refusal::RefusedName;
-use crate::queue::next_attempt::next_attempt;
+use crate::queue::position::next_attempt;
 use crate::redis::Fault;
 use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy, jittered};
 
@@ -41,10 +41,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         let again = self.take_again(n);
-        let at = match again {
-            true => cx.now,
-            false => self.refresh_at(n, sent, remaining, cx.now),
-        };
+        let at = self.refresh_at(n, sent, remaining, cx.now).min(again);
         self.requests[n].state = RequestState::Queued(Place {
             id: flight.id.clone(),
             seen: sent,
@@ -86,7 +83,6 @@ impl LockEntry {
             remaining,
             sent.after(SHORTEST_PAUSE),
         )
-        .0
     }
 
     /// Returns when the call at the front wants the next command, if it waits by `Backoff` and no
@@ -114,7 +110,7 @@ impl LockEntry {
                 // Its place needs an inbox now.
                 RequestState::Queued(place) if wakes && place.listens == Listens::No => {
                     place.refresh_at = cx.now;
-                    self.requests[n].again = true;
+                    self.requests[n].again = cx.now;
                     self.touch(cx.now, cx.now);
                 }
                 RequestState::Queued(place) => {
@@ -143,22 +139,28 @@ impl LockEntry {
         let backstop = cx.kernel.limits.backstop;
         let at = match self.backs_off_until(request.serves) {
             Some(at) => at,
-            None if again || request.lock.queue().is_some() => cx.now,
+            None if request.lock.has_local_queue() && request.lock.queue().is_some() => {
+                cx.now.max(self.asks_from())
+            }
+            None if request.lock.queue().is_some() => cx.now,
             None => {
                 let pause = match self.is_listening {
                     true => jittered(backstop),
                     false => UNSUBSCRIBED.pause(request.refusals - 1).min(backstop),
                 };
-                next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).0
+                next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).min(again)
             }
         };
         self.set_due(n, at);
     }
 
-    /// Returns whether a wake-up came while a command was under way.
-    fn take_again(&mut self, n: usize) -> bool {
-        let again = std::mem::take(&mut self.requests[n].again);
-        again && !is_on(Mutant::WakeUpIsForgotten)
+    /// Returns when a wake-up that came while a command was under way makes the next one due.
+    fn take_again(&mut self, n: usize) -> Instant {
+        let again = std::mem::replace(&mut self.requests[n].again, Instant::NEVER);
+        match is_on(Mutant::WakeUpIsForgotten) {
+            true => Instant::NEVER,
+            false => again,
+        }
     }
 
     pub(super) fn set_due(&mut self, n: usize, at: Instant) {
@@ -199,13 +201,13 @@ impl LockEntry {
         n: usize,
         id: &HolderId,
         tokens: TokenBlock,
-        by_release: bool,
+        in_queue: bool,
         cx: &mut Context<'_>,
     ) {
         self.requests[n].state = RequestState::Confirming(Confirming {
             id: id.clone(),
             tokens,
-            by_release,
+            in_queue,
             retry_at: cx.now,
             renewing: false,
         });
@@ -221,7 +223,7 @@ impl LockEntry {
         seen: Instant,
         cx: &mut Context<'_>,
     ) {
-        self.contended_until = cx.now.after(CONTENDED_FOR);
+        self.note_contended(cx.now);
         self.last.silent_since = None;
         self.requests[n].failures = 0;
         let receiver = self.receiver(&self.requests[n]);
@@ -246,7 +248,7 @@ impl LockEntry {
                     tokens,
                     lease,
                     terms,
-                    by_release: true,
+                    in_queue: true,
                 };
                 self.win(n, grant, cx);
             }
@@ -294,7 +296,7 @@ impl LockEntry {
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
         if waits && (counts || !self.is_of_nobody(&by, false, cx)) {
             self.last.refused(sent, cx.now, Arc::clone(&by));
-            self.contended_until = cx.now.after(CONTENDED_FOR);
+            self.note_contended(cx.now);
         }
         for ((no, id), found) in of.iter().zip(found) {
             // A place that was granted or given up in the meantime is left alone.
@@ -349,10 +351,7 @@ impl LockEntry {
             return;
         };
         let again = self.take_again(n);
-        let at = match again {
-            true => cx.now,
-            false => self.refresh_at(n, sent, remaining, cx.now),
-        };
+        let at = self.refresh_at(n, sent, remaining, cx.now).min(again);
         if let RequestState::Queued(place) = &mut self.requests[n].state {
             place.refresh_at = at;
         }
@@ -404,8 +403,8 @@ impl LockEntry {
         let Some(n) = self.index_of(no) else {
             return;
         };
-        let (tokens, by_release) = match &self.requests[n].state {
-            RequestState::Confirming(grant) if grant.id == *id => (grant.tokens, grant.by_release),
+        let (tokens, in_queue) = match &self.requests[n].state {
+            RequestState::Confirming(grant) if grant.id == *id => (grant.tokens, grant.in_queue),
             _ => return,
         };
         match (end.as_ref().ok().and_then(Answer::key_state), end) {
@@ -416,7 +415,7 @@ impl LockEntry {
                 }
                 let wanted = self.receiver_terms(&self.requests[n]);
                 if !fits(terms, &wanted) {
-                    return self.confirm_first(n, id, tokens, by_release, cx);
+                    return self.confirm_first(n, id, tokens, in_queue, cx);
                 }
                 let Some(lease) = LeaseState::acquired(sent, cx.now, &untaken(terms)) else {
                     // The reply took as long as the lease.
@@ -428,7 +427,7 @@ impl LockEntry {
                     tokens,
                     lease,
                     terms: *terms,
-                    by_release,
+                    in_queue,
                 };
                 self.win(n, grant, cx);
             }

@@ -45,8 +45,9 @@ pub(crate) struct Request {
     pub(crate) once: bool,
     /// Commands in a row that got no reply.
     pub(crate) failures: u32,
-    /// A wake-up came while a command was under way: look again when that ends.
-    pub(crate) again: bool,
+    /// A wake-up came while a command was under way: look again then, or when that ends if it is
+    /// later. `NEVER` if none came.
+    pub(crate) again: Instant,
 }
 
 /// Whom a request asks for.
@@ -127,7 +128,7 @@ pub(crate) struct Place {
 pub(crate) struct Confirming {
     pub(crate) id: HolderId,
     pub(crate) tokens: TokenBlock,
-    pub(crate) by_release: bool,
+    pub(crate) in_queue: bool,
     pub(crate) retry_at: Instant,
     pub(crate) renewing: bool,
 }
@@ -158,7 +159,7 @@ impl Request {
             refusals: 0,
             once: false,
             failures: 0,
-            again: false,
+            again: Instant::NEVER,
         }
     }
 

@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::kernel::command::{Command, What};
-use crate::kernel::entry::{CONTENDED_FOR, LockEntry};
+use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
-use crate::kernel::messages::OPEN_FOR;
+use crate::kernel::messages::FREE_FOR;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::{Context, Effects, Kernel};
 use crate::lost::Lost;
@@ -204,7 +204,7 @@ fn begin_release(
             lease.rearm(cx.kernel, cx.now, cx.fx);
             let what = What::Leave {
                 id: lease.id.clone(),
-                may_be_plain: lease.run.is_by_release(),
+                may_be_plain: lease.run.is_granted_in_queue(),
             };
             Unlock::Send(Command::new(&lease.lock, what))
         }
@@ -248,12 +248,11 @@ fn end_unlock(
 ) {
     let mut at = cx.now;
     match end {
-        Ok(Answer::LeftOpen) => {
+        Ok(Answer::PlainRelease) => {
             // Free for a moment, for programs outside the queue.
-            entry.contended_until = cx.now.after(CONTENDED_FOR);
-            at = cx.now.after(OPEN_FOR);
+            at = cx.now.after(FREE_FOR);
+            entry.note_contended(at);
         }
-        Ok(Answer::NotPassedOn) => entry.contended_until = cx.now.after(CONTENDED_FOR),
         _ if lease.lock.queue().is_none() && lease.run.was_handed(lease.token()) => {
             at = cx.now.after(YIELDS_FOR);
         }

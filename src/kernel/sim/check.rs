@@ -54,7 +54,7 @@ impl World {
             }
             // P12.
             let handed = token.value() - lease.run.first().value();
-            let most = match lease.run.is_by_release() {
+            let most = match lease.run.is_granted_in_queue() {
                 true => self.plan.handoffs.div_ceil(4),
                 false => self.plan.handoffs,
             };

@@ -70,7 +70,7 @@ fn call(kernel: &Kernel, lock: &Arc<dyn Primitive>, by_engine: bool, now: Instan
 
 fn mutex() -> Arc<dyn Primitive> {
     let keys = Keys::new("a".into(), "lock:", "lock_release:");
-    CohortKeys::of(keys, &Arc::default())
+    CohortKeys::of(keys)
 }
 
 /// The first thread stands still between its kernel call and its effects.

@@ -158,6 +158,35 @@ impl Data {
         lock.into_iter().chain(readers).chain(permits).max()
     }
 
+    /// Returns the message of a plain release, if this release is one, as `plain.lua`.
+    fn plain_message(&self, now: Time) -> Option<String> {
+        let now_ms = now / MS;
+        let mut granted = self.fence / MS;
+        if granted > now_ms + 1 {
+            granted = now_ms - 11;
+        }
+        let line_before = |ms: Time| (ms + 88 * (ms / 3000)) / 90;
+        if self.fence == 0 || line_before(granted) >= line_before(now_ms) {
+            return None;
+        }
+        let (mut first, mut reached, mut waiting) = (None, None, 0);
+        for id in self.queue.iter().take(100) {
+            let place = self.places.get(id);
+            let Some(place) = place.filter(|place| place.seen + place.lasts > now) else {
+                continue;
+            };
+            if !matches!(place.want, Want::Block(_, true)) {
+                return None;
+            }
+            first = first.or(Some(id));
+            waiting += 1;
+            if place.mark != 'p' && place.inbox {
+                reached = reached.or(Some(id));
+            }
+        }
+        Some(format!("next {waiting} {}", reached.or(first)?))
+    }
+
     fn refusal(&self, now: Time) -> RefusedName {
         RefusedName {
             name: 0,
@@ -410,36 +439,15 @@ impl Server {
     ) -> Answer {
         let none = HashSet::new();
         let data = self.data.get_mut(key).expect("made in `run`");
-        let granted_at = data.fence;
         if data.take_out(id) {
-            let first = data.queue.front().cloned();
-            if let Some(first) = first {
-                let is_other = |id: &String| {
-                    data.places.get(id).is_some_and(|place| {
-                        !matches!(place.want, Want::Block(_, true))
-                            && place.seen + place.lasts > now
-                    })
-                };
-                let has_others = data.queue.iter().take(100).any(is_other);
-                let moment = |at: Time| at / (90 * MS);
-                if may_be_plain && !has_others && moment(granted_at) < moment(now) {
-                    self.plain += 1;
-                    self.publish(channel, format!("next {first}").as_bytes());
-                    return Answer::LeftOpen;
-                }
-                self.grant(key, now, admission, &none, &mut HashMap::new());
+            if may_be_plain && let Some(message) = data.plain_message(now) {
+                self.plain += 1;
+                self.publish(channel, message.as_bytes());
+                return Answer::PlainRelease;
             }
+            self.grant(key, now, admission, &none, &mut HashMap::new());
             if self.data[key].is_free() {
                 self.publish(channel, id.as_bytes());
-                let next_is_reader = self.data[key].queue.front().is_some_and(|first| {
-                    self.data[key]
-                        .places
-                        .get(first)
-                        .is_some_and(|it| it.want == Want::Reader && it.seen + it.lasts > now)
-                });
-                if next_is_reader && admission == Some(Admission::Exclusive) {
-                    return Answer::NotPassedOn;
-                }
             }
             return Answer::Ours(None);
         }

@@ -97,7 +97,7 @@ impl World {
         let make = || -> Arc<dyn Primitive> {
             let keys = Keys::new(Name::from(format!("n{name}")), "lock:", "lock_release:");
             match kind {
-                Kind::Mutex => CohortKeys::of(keys, &Arc::default()),
+                Kind::Mutex => CohortKeys::of(keys),
                 Kind::NoQueue => MutexKeys::of(keys),
                 Kind::Fair => FairMutexKeys::of(keys),
                 Kind::Reader => Arc::new(RwLockKeys::of(keys, true)),
