@@ -338,12 +338,13 @@ impl Engine {
         }
     }
 
-    /// Returns the name whose refusal the reply to a command can be.
+    /// Returns the name whose refusal the reply to a command can be, and the id that it acquires
+    /// for.
     #[cfg(test)]
-    pub(super) fn asks_for(&self, ticket: Ticket) -> Option<Name> {
+    pub(super) fn asks_for(&self, ticket: Ticket) -> Option<(Name, Option<HolderId>)> {
         match self.in_flight.get(&ticket)? {
-            Purpose::Ask(asked) => Some(asked.lock.key(0).name.clone()),
-            Purpose::Refresh(name, _) => Some(name.clone()),
+            Purpose::Ask(asked) => Some((asked.lock.key(0).name.clone(), Some(asked.id.clone()))),
+            Purpose::Refresh(name, _) => Some((name.clone(), None)),
             _ => None,
         }
     }

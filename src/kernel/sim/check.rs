@@ -302,7 +302,7 @@ impl World {
             let Some(client) = client_of(&id).filter(|it| self.clients[*it].is_alive) else {
                 continue;
             };
-            if !self.is_known(client, &id) {
+            if !self.is_known(client, &id) && !self.ran_twice.contains(&id) {
                 return Err(self.violation("P7", format!("nobody of c{client} knows {id}")));
             }
         }
@@ -367,6 +367,9 @@ impl World {
         let Some(client) = client_of(id).filter(|it| self.clients[*it].is_alive) else {
             return false;
         };
+        if self.ran_twice.contains(id) {
+            return false;
+        }
         // Each place of a client that stands still may cost the others three seconds.
         let of = |actor| self.stopped_until(client, actor) > self.now;
         if of(Actor::Engine) || of(Actor::Sub) {

@@ -320,6 +320,9 @@ impl World {
         let name = call.wants.lock.key(0).name.clone();
         self.note_refusal(client, &name, &end, sent);
         let is_error = end.is_err();
+        if let Some(id) = call.asks_as().filter(|_| end.is_ok()) {
+            self.ran_twice.remove(id);
+        }
         self.say(|| format!("c{client}.{thread} reply {}", shown_end(&end)));
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();

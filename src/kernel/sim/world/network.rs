@@ -226,6 +226,9 @@ impl World {
             && std::mem::take(&mut self.conns[n].runs_twice)
         {
             self.server.run(command, *mark, self.now);
+            if let Some(id) = command.acquires() {
+                self.ran_twice.insert(id.as_str().to_owned());
+            }
             self.say(|| format!("  server: runs it twice: {}", shown_command(command)));
             let again = self.now + self.net.range(100, 100 * MS);
             self.conns[n].up.push_front((again, up));

@@ -86,10 +86,13 @@ impl World {
         let route = self.route();
         for (ticket, sent, end) in ends {
             let it = &mut self.clients[client];
-            let name = it.engine.asks_for(ticket);
+            let asked = it.engine.asks_for(ticket);
             let kernel = Arc::clone(&it.kernel);
-            if let Some(name) = name {
+            if let Some((name, id)) = asked {
                 self.note_refusal(client, &name, &end, sent);
+                if let Some(id) = id.filter(|_| end.is_ok()) {
+                    self.ran_twice.remove(id.as_str());
+                }
             }
             self.say(|| format!("c{client} engine: ticket {ticket} {}", shown_end(&end)));
             let engine = &mut self.clients[client].engine;
