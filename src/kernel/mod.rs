@@ -27,7 +27,7 @@ pub(crate) mod mutant;
 pub(crate) mod pending;
 pub(crate) mod places;
 pub(crate) mod request;
-#[cfg(test)]
+#[cfg(all(test, feature = "testing"))]
 pub(crate) mod sim;
 pub(crate) mod table;
 pub(crate) mod unlock;

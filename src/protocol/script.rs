@@ -13,7 +13,7 @@ use crate::replicas::Replicas;
 pub(crate) struct Script {
     /// Its name in errors and log records.
     pub(crate) name: &'static str,
-    pub(super) source: &'static str,
+    pub(crate) source: &'static str,
     pub(super) sha: OnceLock<String>,
 }
 
@@ -39,7 +39,7 @@ const PLAIN_COMMANDS: [&str; 6] = ["GET", "SET", "DEL", "TIME", "PTTL", "PEXPIRE
 pub(crate) static ADD_STATS: Script = script!("add_stats");
 
 impl Script {
-    fn sha(&self) -> &str {
+    pub(crate) fn sha(&self) -> &str {
         let hash = || redis::Script::new(self.source).get_hash().to_owned();
         self.sha.get_or_init(hash)
     }
@@ -265,6 +265,22 @@ impl<'a> Call<'a> {
             self.script.commands_at(text),
             self.script.name
         )
+    }
+
+    /// Returns the keys and the arguments.
+    #[cfg(test)]
+    pub(crate) fn words(&self) -> [Vec<Vec<u8>>; 2] {
+        let word = |arg: &Arg<'_>| match arg {
+            Arg::Bytes(bytes) => Some(bytes.to_vec()),
+            Arg::Number(n) => Some(n.to_string().into_bytes()),
+            Arg::Block(n) => Some(format!("+{n}").into_bytes()),
+            Arg::Absent => None,
+        };
+        let args = self.args.iter().filter_map(word);
+        [
+            self.keys.concat(),
+            args.chain(self.rest.iter().cloned()).collect(),
+        ]
     }
 
     /// Appends the call by `command`, with the script's digest or text.

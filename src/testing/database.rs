@@ -122,6 +122,18 @@ impl Database {
         }
     }
 
+    /// Returns a copy of the selected keyspace.
+    #[cfg(test)]
+    pub(super) fn data(&self) -> Keyspace {
+        let data = self.keyspaces.get(&self.selected);
+        data.cloned().unwrap_or_default()
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_data(&mut self, data: Keyspace) {
+        self.keyspaces.insert(self.selected, data);
+    }
+
     /// Returns the names of all keys, of all databases.
     pub(super) fn keys(&mut self) -> Vec<String> {
         let now = self.now;

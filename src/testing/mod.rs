@@ -119,6 +119,8 @@ mod port;
 mod reply;
 mod resp;
 mod script;
+#[cfg(test)]
+pub(crate) mod scripted;
 mod serve;
 mod server;
 mod shared;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::plan::{Actor, Kind};
-use super::server::{Data, MS, Time, client_of};
-use super::world::{Checked, World, at, key_of};
+use super::server::{Data, MS, Time, client_of, key_of};
+use super::world::{Checked, World, at};
 use crate::clock::Instant;
 use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
@@ -518,7 +518,7 @@ impl World {
 
 fn living_places(data: &Data, now: Time) -> Vec<String> {
     let places = data.places.iter();
-    let living = places.filter(|(_, place)| place.seen + place.lasts > now);
+    let living = places.filter(|(_, end)| **end > now);
     living.map(|(id, _)| id.clone()).collect()
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::check::{Refusal, Registered};
 use super::plan::{Actor, Family, Fault, Kind, Plan, Rng};
-use super::server::{Data, MS, Mark, Message, Server, Time};
+use super::server::{Copy, MS, Message, Server, Time, key_of};
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::error::Cause;
@@ -33,7 +33,7 @@ use crate::protocol::cohort::CohortKeys;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
-use crate::protocol::primitive::Primitive;
+use crate::protocol::primitive::{Primitive, Reached};
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::redis;
@@ -84,7 +84,7 @@ enum Event {
 
 #[derive(Debug)]
 enum Up {
-    Command(Command, Mark, bool),
+    Command(Command, Reached, bool),
     Subscribe(Option<Vec<u8>>),
 }
 
@@ -229,7 +229,7 @@ pub(super) struct World {
     conns: Vec<Conn>,
     pub(super) clients: Vec<Client>,
     pub(super) server: Server,
-    snapshot: Option<BTreeMap<Vec<u8>, Data>>,
+    snapshot: Option<Copy>,
     pub(super) stalled_until: Time,
     pub(super) errors_until: Time,
     net: Rng,
@@ -260,15 +260,6 @@ impl Route for OneServer {
 
     fn is_final(&self) -> bool {
         !self.may_fail_over
-    }
-}
-
-/// The key of the server's data for a lock.
-pub(super) fn key_of(lock: &dyn Primitive) -> Vec<u8> {
-    let name = lock.keys().key(0).name.as_bytes();
-    match lock.permits() {
-        Some(_) => [b"permits:".as_slice(), name].concat(),
-        None => name.to_vec(),
     }
 }
 

@@ -11,7 +11,7 @@ use super::value::{Value, ValueKind};
 pub(super) type Outcome = Result<Reply, String>;
 
 /// The data of one database: a server has several, which SELECT numbers.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Keyspace {
     /// In the order of [`place`], so that SCAN can continue after keys were added or deleted.
     pub(super) entries: BTreeMap<(u64, Vec<u8>), Entry>,
@@ -19,7 +19,7 @@ pub(crate) struct Keyspace {
     pub(super) now_micros: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) value: Value,
     /// When the key expires, in ms since 1970. It exists until that millisecond has passed.

@@ -16,7 +16,7 @@ pub(super) type SetValue = BTreeSet<Vec<u8>>;
 /// small.
 pub(super) type SortedSetValue = BTreeMap<Vec<u8>, f64>;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Value {
     String(StringValue),
     Hash(HashValue),

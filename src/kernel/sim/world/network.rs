@@ -2,8 +2,8 @@
 
 use super::show::{not_replicated, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Arc, BTreeMap, Call, Checked, Command, Conn, Data, Down, Effects, Event, Fault, MS,
-    Mark, Outcome, State, Step, Time, Todo, Up, VecDeque, World, at,
+    Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Fault, MS, Outcome,
+    Reached, State, Step, Time, Todo, Up, VecDeque, World, at,
 };
 
 impl World {
@@ -86,10 +86,10 @@ impl World {
         self.event(at, Event::ServerClosed(n));
     }
 
-    pub(super) fn mark(&self, client: usize) -> Mark {
+    pub(super) fn mark(&self, client: usize) -> Reached {
         match self.clients[client].sub.was_live {
-            true => 'l',
-            false => 'n',
+            true => Reached::WhileListening,
+            false => Reached::Soon,
         }
     }
 
@@ -225,7 +225,7 @@ impl World {
         if let Up::Command(command, mark, _) = &up
             && std::mem::take(&mut self.conns[n].runs_twice)
         {
-            self.server.run(command, *mark, self.now);
+            self.server.run(client, command, *mark, self.now);
             if let Some(id) = command.acquires() {
                 self.ran_twice.insert(id.as_str().to_owned());
             }
@@ -243,7 +243,7 @@ impl World {
                 }
             }
             Up::Command(command, mark, replies) => {
-                let answer = self.server.run(&command, mark, self.now);
+                let answer = self.server.run(client, &command, mark, self.now);
                 self.say(|| {
                     format!(
                         "  server: {} -> {}",
@@ -259,15 +259,7 @@ impl World {
                 }
             }
             Up::Subscribe(channel) => {
-                match &channel {
-                    None => {
-                        self.server.inboxes.insert(client);
-                    }
-                    Some(channel) => {
-                        let listeners = self.server.channels.entry(channel.clone());
-                        listeners.or_default().insert(client);
-                    }
-                }
+                self.server.subscribe(client, channel.as_deref());
                 self.send_down(n, Down::Subscribed(channel));
             }
         }
@@ -275,7 +267,7 @@ impl World {
     }
 
     pub(super) fn deliver_messages(&mut self) {
-        for (client, message) in std::mem::take(&mut self.server.out) {
+        for (client, message) in self.server.take_messages() {
             if self.now < self.clients[client].loses_until {
                 continue;
             }
@@ -357,10 +349,7 @@ impl World {
         }
         let mut conns = self.conns.iter();
         if !conns.any(|it| it.client == client && it.actor == Actor::Sub && it.at_server) {
-            self.server.inboxes.remove(&client);
-            for listeners in self.server.channels.values_mut() {
-                listeners.remove(&client);
-            }
+            self.server.unsubscribe(client);
         }
         // At the latest, the client notices by its probe.
         self.event(self.now + 2_000 * MS, Event::Closed(n));
@@ -413,7 +402,7 @@ impl World {
                 self.clients[client].loses_until = self.now + time;
             }
             Fault::Foreign(name, time) => self.take_foreign(name, time),
-            Fault::Snapshot => self.snapshot = Some(self.server.data.clone()),
+            Fault::Snapshot => self.snapshot = Some(self.server.copy()),
             Fault::Failover | Fault::RestartEmpty => {
                 let copy = self
                     .snapshot
@@ -435,13 +424,9 @@ impl World {
     }
 
     fn take_foreign(&mut self, name: u64, time: Time) {
-        let key = format!("n{name}").into_bytes();
-        let data = self.server.data.entry(key).or_default();
-        data.settle(self.now);
-        if data.is_free() {
-            self.foreign += 1;
-            data.lock = Some((format!("foreign{}", self.foreign), self.now + time));
-        }
+        self.foreign += 1;
+        let (name, holder) = (format!("n{name}"), format!("foreign{}", self.foreign));
+        self.server.take_foreign(&name, &holder, time, self.now);
     }
 
     pub(super) fn kill(&mut self, client: usize) {
@@ -454,8 +439,8 @@ impl World {
         }
     }
 
-    pub(super) fn fail_over(&mut self, data: BTreeMap<Vec<u8>, Data>) -> Checked {
-        self.server.data = data;
+    pub(super) fn fail_over(&mut self, copy: Copy) -> Checked {
+        self.server.restore(copy, self.now);
         self.lost_data = true;
         for n in 0..self.conns.len() {
             if self.conns[n].at_client && self.conns[n].at_server {
