@@ -35,9 +35,11 @@ pub(super) struct Refusal {
 }
 
 /// Runs `act` on each entry of a kernel.
-fn each_entry(kernel: &Kernel, mut act: impl FnMut(&LockEntry)) {
-    for shard in &kernel.table.shards {
-        shard.lock().values().for_each(&mut act);
+fn each_entry(kernel: &Kernel, names: &BTreeSet<Name>, mut act: impl FnMut(&LockEntry)) {
+    for name in names {
+        if let Some(entry) = kernel.table.shard(name).lock().get(name) {
+            act(entry);
+        }
     }
 }
 
@@ -125,8 +127,9 @@ impl World {
     pub(super) fn dump(&mut self) {
         for client in 0..self.clients.len() {
             let kernel = Arc::clone(&self.clients[client].kernel);
+            let names = self.names.clone();
             let mut entries = Vec::new();
-            each_entry(&kernel, |entry| {
+            each_entry(&kernel, &names, |entry| {
                 let waiters = entry.line.iter().map(|it| it.no).collect::<Vec<_>>();
                 let own = entry.own.iter().map(|it| it.no).collect::<Vec<_>>();
                 let requests = entry.requests.iter();
@@ -159,7 +162,7 @@ impl World {
     fn is_abandoned(&self, client: usize, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
         let mut found = kernel.pending.lock().has(id.as_bytes());
-        each_entry(kernel, |entry| {
+        each_entry(kernel, &self.names, |entry| {
             found |= entry.requests.iter().any(|request| {
                 request.serves == Serves::Nobody
                     && !matches!(request.state, RequestState::Won(_))
@@ -204,7 +207,7 @@ impl World {
         };
         let name = call.wants.lock.key(0).name;
         let mut holds = false;
-        each_entry(&self.clients[client].kernel, |entry| {
+        each_entry(&self.clients[client].kernel, &self.names, |entry| {
             holds |= entry.name == *name && !entry.held.is_empty();
         });
         let is_once = call.wants.wait == Wait::Once;
@@ -312,7 +315,7 @@ impl World {
     fn is_known(&self, client: usize, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
         let mut found = kernel.pending.lock().has(id.as_bytes());
-        each_entry(kernel, |entry| {
+        each_entry(kernel, &self.names, |entry| {
             found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
             found |= entry.requests.iter().any(|request| {
                 request.id().is_some_and(|it| it.as_str() == id)
@@ -376,7 +379,7 @@ impl World {
             return false;
         }
         let mut is_held = false;
-        each_entry(&self.clients[client].kernel, |entry| {
+        each_entry(&self.clients[client].kernel, &self.names, |entry| {
             is_held |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
         });
         !is_held && !self.has_guard(client, id)
@@ -410,7 +413,7 @@ impl World {
         let mut problems = Vec::new();
         let mut ids = BTreeSet::new();
         let mut listed = BTreeSet::new();
-        each_entry(kernel, |entry| {
+        each_entry(kernel, &self.names, |entry| {
             check_entry(entry, kernel, &mut problems);
             for request in &entry.requests {
                 if !matches!(request.state, RequestState::Won(_))
@@ -490,7 +493,7 @@ impl World {
             }
             let kernel = &client.kernel;
             let mut left = Vec::new();
-            each_entry(kernel, |entry| left.push(format!("{entry:?}")));
+            each_entry(kernel, &self.names, |entry| left.push(format!("{entry:?}")));
             if !kernel.pending.lock().is_empty() {
                 left.push(format!(
                     "pending {:?}",

@@ -243,6 +243,8 @@ pub(super) struct World {
     pub(super) lost_data: bool,
     pub(super) report: Report,
     foreign: u64,
+    /// The names that the clients have used.
+    pub(super) names: BTreeSet<Name>,
     /// The ids whose acquiring command a proxy has run twice, and no reply has arrived. If the undo
     /// ran in between, nobody knows what the second run took: for one ttl, the lock is taken.
     pub(super) ran_twice: BTreeSet<String>,
@@ -286,6 +288,7 @@ impl World {
             lost_data: false,
             report: Report::default(),
             foreign: 0,
+            names: BTreeSet::new(),
             ran_twice: BTreeSet::new(),
             timers: BTreeMap::new(),
             plan,

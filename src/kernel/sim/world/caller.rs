@@ -105,7 +105,9 @@ impl World {
                 Kind::Permits(k) => Arc::new(SemaphoreKeys::of(keys, 3, k)),
             }
         };
-        Arc::clone(locks.entry((name, tag)).or_insert_with(make))
+        let lock = Arc::clone(locks.entry((name, tag)).or_insert_with(make));
+        self.names.insert(lock.key(0).name.clone());
+        lock
     }
 
     /// Chooses the next call of a thread.
@@ -174,20 +176,22 @@ impl World {
 
     pub(super) fn begin(&mut self, client: usize, thread: usize) -> Checked {
         let wants = self.wants(client, thread);
-        let what = format!("{:?}", wants.lock);
-        let what = what.split('(').next().unwrap_or_default().to_owned();
-        let text = format!(
-            "{what} {} {:?} until {} by the engine {}",
-            wants.lock,
-            wants.wait,
-            time_of(wants.deadline),
-            wants.by_engine
-        );
+        let shown = wants.clone();
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut call = Box::new(Call::new(&kernel, wants, at(self.now)));
         let mut fx = Effects::default();
         let step = call.begin(&kernel, at(self.now), &mut fx);
-        self.say(|| format!("c{client}.{thread} {text}"));
+        self.say(|| {
+            let what = format!("{:?}", shown.lock);
+            format!(
+                "c{client}.{thread} {} {} {:?} until {} by the engine {}",
+                what.split(['(', ' ']).next().unwrap_or_default(),
+                shown.lock,
+                shown.wait,
+                time_of(shown.deadline),
+                shown.by_engine
+            )
+        });
         self.decided(client, thread, Some(call), step, fx)
     }
 
