@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::plan::{Actor, Kind};
 use super::server::{Data, MS, Time, client_of, key_of};
-use super::world::{Checked, World, at};
+use super::world::{Checked, World};
 use crate::clock::Instant;
 use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
@@ -22,16 +22,16 @@ use crate::redis;
 pub(super) struct Registered {
     client: usize,
     key: Vec<u8>,
-    lease: Arc<HeldLease>,
+    pub(super) lease: Arc<HeldLease>,
 }
 
 /// A refusal that a client has received.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     name: Name,
-    sent: Time,
-    arrived: Time,
-    until: Option<Time>,
+    sent: Instant,
+    arrived: Instant,
+    until: Option<Instant>,
 }
 
 /// Runs `act` on each entry of a kernel.
@@ -65,18 +65,19 @@ impl World {
                 return Err(self.violation("P12", text));
             }
             let newest = self.newest.get(&key).copied().unwrap_or(0);
-            if is_exclusive && token.value() <= newest && !self.lost_data {
+            let is_over = self.lost_data || self.stepped_over.contains(lease.id.as_str());
+            if is_exclusive && token.value() <= newest && !is_over {
                 let text = format!("token {token} is not above {newest}: {:?}", lease.id);
                 return Err(self.violation("P2", text));
             }
             if !is_exclusive && lease.lock.permits().is_none() && token.value() < newest {
                 let text = format!("a reader's token {token} is below {newest}");
-                if !self.lost_data {
+                if !is_over {
                     return Err(self.violation("P2", text));
                 }
             }
             if is_exclusive {
-                self.newest.insert(key.clone(), token.value());
+                self.newest.insert(key.clone(), token.value().max(newest));
             }
             if !self.leases.iter().any(|it| Arc::ptr_eq(&it.lease, &lease)) {
                 self.leases.push(Registered { client, key, lease });
@@ -109,12 +110,13 @@ impl World {
         if client_of(&holder) == Some(client) && self.is_abandoned(client, &holder) {
             return;
         }
-        let until = by.remaining.map(|left| sent + left.as_micros() as Time);
+        let clock = self.clocks[client];
+        let sent = clock.at(sent);
         let refusal = Refusal {
             name: name.clone(),
             sent,
-            arrived: self.now,
-            until,
+            arrived: clock.at(self.now),
+            until: by.remaining.map(|left| sent.after(left)),
         };
         let refusals = &mut self.clients[client].refusals;
         refusals.push(refusal);
@@ -149,11 +151,12 @@ impl World {
 
     /// A lease of the client has ended by its release: until now the lock was taken.
     pub(super) fn note_own_end(&mut self, client: usize, name: &Name) {
+        let now = self.clocks[client].at(self.now);
         let refusal = Refusal {
             name: name.clone(),
-            sent: self.now,
-            arrived: self.now,
-            until: Some(self.now),
+            sent: now,
+            arrived: now,
+            until: Some(now),
         };
         self.clients[client].refusals.push(refusal);
     }
@@ -181,8 +184,10 @@ impl World {
         outcome: &Outcome,
     ) -> Checked {
         let deadline = call.wants.deadline;
-        let stopped = at(self.stopped_until(client, Actor::Caller(thread)));
-        let now = at(self.now);
+        let clock = self.clocks[client];
+        let stopped = self.stopped_until(client, Actor::Caller(thread));
+        let stopped = clock.at(stopped.max(self.sleeps_until(client)));
+        let now = clock.at(self.now);
         let latest = deadline
             .max(stopped)
             .after(std::time::Duration::from_millis(40));
@@ -212,9 +217,9 @@ impl World {
         });
         let is_once = call.wants.wait == Wait::Once;
         let is_proof = |refusal: &Refusal| {
-            let is_fresh = refusal.until.is_none_or(|until| at(until) >= deadline)
-                || at(refusal.arrived + 1_000 * MS) >= deadline;
-            refusal.name == *name && at(refusal.sent) >= call.start && (is_fresh || is_once)
+            let is_fresh = refusal.until.is_none_or(|until| until >= deadline)
+                || refusal.arrived.after(std::time::Duration::from_secs(1)) >= deadline;
+            refusal.name == *name && refusal.sent >= call.start && (is_fresh || is_once)
         };
         let has_proof = self.clients[client].refusals.iter().any(is_proof);
         if !holds && !has_proof && !is_limited {
@@ -226,12 +231,11 @@ impl World {
 
     /// P1, P3, P7, P9.
     pub(super) fn check(&mut self) -> Checked {
-        let now = at(self.now);
         self.leases
             .retain(|it| self.clients[it.client].is_alive && it.lease.is_open());
-        self.check_losses(now)?;
+        self.check_losses()?;
         if !self.lost_data {
-            self.check_exclusion(now)?;
+            self.check_exclusion()?;
         }
         let keys: Vec<Vec<u8>> = self.server.data.keys().cloned().collect();
         for key in keys {
@@ -241,17 +245,17 @@ impl World {
         Ok(())
     }
 
-    fn check_losses(&self, now: Instant) -> Checked {
+    fn check_losses(&self) -> Checked {
         for it in &self.leases {
-            let overdue = it.lease.overdue(now);
+            let overdue = it.lease.overdue(self.clocks[it.client].at(self.now));
             // A thread that is stopped may have promised to wake the engine.
             let actors = (0..self.plan.threads).map(Actor::Caller);
             let actors = actors.chain([Actor::Engine, Actor::Sub]);
             let stopped = actors
                 .map(|actor| self.stopped_until(it.client, actor))
                 .max();
-            let stopped = stopped.unwrap_or(0);
-            if overdue.as_millis() > 20 && at(stopped + 20 * MS) < now {
+            let stopped = stopped.unwrap_or(0).max(self.sleeps_until(it.client));
+            if overdue.as_millis() > 20 && stopped + 20 * MS < self.now {
                 let text = format!("c{}: the loss of {:?} was not told", it.client, it.lease.id);
                 return Err(self.violation("P9", text));
             }
@@ -259,16 +263,24 @@ impl World {
         Ok(())
     }
 
-    fn check_exclusion(&self, now: Instant) -> Checked {
-        let held: Vec<&Registered> = self
-            .leases
-            .iter()
-            .filter(|it| it.lease.is_held_at(now))
-            .collect();
+    /// Returns when the sleeps of a client that was suspended end at the latest.
+    fn sleeps_until(&self, client: usize) -> Time {
+        match self.clients[client].resumed {
+            0 => 0,
+            resumed => resumed + 1_000 * MS,
+        }
+    }
+
+    fn check_exclusion(&self) -> Checked {
+        let is_held = |it: &&Registered| {
+            let now = self.clocks[it.client].at(self.now);
+            it.lease.is_held_at(now) && !self.stepped_over.contains(it.lease.id.as_str())
+        };
+        let held: Vec<&Registered> = self.leases.iter().filter(is_held).collect();
         for it in &held {
             let id = it.lease.id.as_str();
             let data = &self.server.data[&it.key];
-            let lasts = |end: Option<Time>| end.is_some_and(|end| end > self.now);
+            let lasts = |end: Option<Time>| end.is_some_and(|end| end > self.server_now());
             let lock = data.lock.as_ref().filter(|(it, _)| it == id);
             let is_there = lasts(lock.map(|it| it.1))
                 || lasts(data.readers.get(id).copied())
@@ -294,14 +306,14 @@ impl World {
         if self.lost_data {
             return Ok(());
         }
-        let data = &self.server.data[key];
-        let lasting = |(id, end): (&String, &Time)| (*end > self.now).then(|| id.clone());
+        let (data, now) = (&self.server.data[key], self.server_now());
+        let lasting = |(id, end): (&String, &Time)| (*end > now).then(|| id.clone());
         let lock = data.lock.as_ref().and_then(|(id, end)| lasting((id, end)));
         let readers = data.readers.iter().filter_map(lasting);
         let permits = data.permits.iter();
         let permits = permits.filter_map(|(id, (_, end))| lasting((id, end)));
         let ids = lock.into_iter().chain(readers).chain(permits);
-        for id in ids.chain(living_places(data, self.now)) {
+        for id in ids.chain(living_places(data, now)) {
             let Some(client) = client_of(&id).filter(|it| self.clients[*it].is_alive) else {
                 continue;
             };
@@ -337,7 +349,7 @@ impl World {
     fn check_idle(&mut self, key: &[u8]) -> Checked {
         let data = &self.server.data[key];
         let is_free = match data.permits.is_empty() {
-            true => data.end().is_none_or(|end| end <= self.now),
+            true => data.end().is_none_or(|end| end <= self.server_now()),
             false => false,
         };
         let is_unknown = data
@@ -390,7 +402,8 @@ impl World {
         if !it.is_alive || it.kernel.is_closed() {
             return false;
         }
-        if self.stopped_until(client, Actor::Engine) > self.now {
+        let stopped = self.stopped_until(client, Actor::Engine);
+        if stopped.max(self.sleeps_until(client)) > self.now {
             return false;
         }
         // Through such a link no lease can be had in time.
@@ -472,13 +485,13 @@ impl World {
         self.check_order()?;
         for (key, data) in &self.server.data {
             let mut data = data.clone();
-            data.settle(self.now);
+            data.settle(self.server_now());
             let keys = data.lock.as_ref().map(|it| it.0.clone());
             let others = data.readers.keys().chain(data.permits.keys()).cloned();
             for id in keys
                 .into_iter()
                 .chain(others)
-                .chain(living_places(&data, self.now))
+                .chain(living_places(&data, self.server_now()))
             {
                 let client = client_of(&id);
                 if client.is_some_and(|it| self.clients[it].is_alive) {

@@ -73,6 +73,7 @@ fn names_missing(plan: &Plan) -> bool {
             | Fault::Twice(client, Actor::Caller(thread))
             | Fault::Cancel(client, thread) => (*client, *thread),
             Fault::Cut(client, ..)
+            | Fault::Suspend(client, _)
             | Fault::Slow(client, ..)
             | Fault::Stop(client, ..)
             | Fault::Kill(client)

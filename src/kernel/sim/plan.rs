@@ -40,10 +40,12 @@ pub(super) enum Family {
     Shared,
     Ending,
     Backoff,
+    /// Clients are suspended, and the server's clock steps.
+    Clocks,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Calm,
         Self::Faults,
         Self::ShortTtl,
@@ -51,6 +53,7 @@ impl Family {
         Self::Shared,
         Self::Ending,
         Self::Backoff,
+        Self::Clocks,
     ];
 }
 
@@ -79,6 +82,11 @@ pub(super) enum Fault {
     Slow(usize, Actor, Time),
     /// Stops an actor, or all of a client.
     Stop(usize, Option<Actor>, Time),
+    /// Suspends the machine of a client: its clock goes on, but its sleeps do not.
+    Suspend(usize, Time),
+    /// Moves the server's clock ahead, or back.
+    Ahead(Time),
+    Back(Time),
     Kill(usize),
     Cancel(usize, usize),
     Shutdown(usize),
@@ -113,6 +121,8 @@ pub(super) struct Plan {
     pub(super) handoffs: u32,
     /// Thousandths of the calls that wait by `Backoff`.
     pub(super) backoff: u64,
+    /// By how much the clock of each client is too fast, in millionths; too slow if negative.
+    pub(super) drifts: Vec<i64>,
     pub(super) faults: Vec<(Time, Fault)>,
 }
 
@@ -169,6 +179,9 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         ttl,
         handoffs: rng.below(5) as u32,
         backoff: if family == Family::Backoff { 400 } else { 0 },
+        drifts: (0..clients)
+            .map(|_| rng.below(10_001) as i64 - 5_000)
+            .collect(),
         faults: Vec::new(),
     };
     plan.faults = faults(&plan, &mut rng);
@@ -238,6 +251,13 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         Family::ShortTtl => 800 * MS,
         _ => 5_000 * MS,
     };
+    if plan.family == Family::Clocks && rng.chance(600) {
+        return match rng.below(4) {
+            0 | 1 => Fault::Suspend(client, rng.range(MS, 8_000 * MS)),
+            2 => Fault::Ahead(rng.range(MS, 8_000 * MS)),
+            _ => Fault::Back(rng.range(MS, 8_000 * MS)),
+        };
+    }
     match rng.below(20) {
         0..=3 => Fault::Cut(client, actor, rng.chance(500)),
         4 | 5 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),

@@ -286,6 +286,17 @@ impl Server {
         self.data.insert(key.to_vec(), data);
     }
 
+    /// Returns the ids that hold or have a place.
+    pub(super) fn ids(&self) -> Vec<String> {
+        let of = |data: &Data| {
+            let lock = data.lock.iter().map(|it| it.0.clone());
+            let others = data.readers.keys().chain(data.permits.keys());
+            let all = lock.chain(others.chain(data.places.keys()).cloned());
+            all.collect::<Vec<_>>()
+        };
+        self.data.values().flat_map(of).collect()
+    }
+
     pub(super) fn copy(&self) -> Copy {
         self.scripts().data()
     }

@@ -54,17 +54,26 @@ pub(super) struct Violation {
 
 pub(super) type Checked = Result<(), Violation>;
 
-pub(super) fn at(time: Time) -> Instant {
-    match time {
-        NEVER => Instant::NEVER,
-        time => Instant::from_nanos(time * 1000),
-    }
-}
+/// The clock of a client: by how much it is too fast, in millionths.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock(i64);
 
-fn time_of(instant: Instant) -> Time {
-    match instant {
-        Instant::NEVER => NEVER,
-        instant => instant.as_nanos() / 1000,
+impl Clock {
+    /// Returns what the clock shows at `time`.
+    pub(super) fn at(self, time: Time) -> Instant {
+        match time {
+            NEVER => Instant::NEVER,
+            time => Instant::from_nanos((time as i64 * (1_000_000 + self.0) / 1000) as u64),
+        }
+    }
+
+    /// Returns the first time at which the clock shows at least `instant`.
+    pub(super) fn time_of(self, instant: Instant) -> Time {
+        if instant == Instant::NEVER {
+            return NEVER;
+        }
+        let rate = (1_000_000 + self.0) as u128;
+        (u128::from(instant.as_nanos()) * 1000).div_ceil(rate) as Time
     }
 }
 
@@ -205,6 +214,8 @@ pub(super) struct Client {
     locks: BTreeMap<(u64, u8), Arc<dyn Primitive>>,
     pub(super) refusals: Vec<Refusal>,
     stop_next: BTreeMap<Actor, Time>,
+    /// The end of the last suspension.
+    pub(super) resumed: Time,
     loses_until: Time,
 }
 
@@ -248,7 +259,13 @@ pub(super) struct World {
     /// The ids whose acquiring command a proxy has run twice, and no reply has arrived. If the undo
     /// ran in between, nobody knows what the second run took: for one ttl, the lock is taken.
     pub(super) ran_twice: BTreeSet<String>,
-    timers: BTreeMap<(usize, Actor), u64>,
+    /// The serial number and the end of the sleep of each actor.
+    timers: BTreeMap<(usize, Actor), (u64, Time)>,
+    pub(super) clocks: Vec<Clock>,
+    /// By how much the server's clock is ahead, in µs.
+    server_ahead: i64,
+    /// What keys contained when the server's clock stepped ahead: it may have ended there.
+    pub(super) stepped_over: BTreeSet<String>,
 }
 
 struct OneServer {
@@ -291,6 +308,9 @@ impl World {
             names: BTreeSet::new(),
             ran_twice: BTreeSet::new(),
             timers: BTreeMap::new(),
+            clocks: plan.drifts.iter().map(|drift| Clock(*drift)).collect(),
+            server_ahead: 0,
+            stepped_over: BTreeSet::new(),
             plan,
         };
         for client in 0..world.plan.clients {
@@ -337,6 +357,7 @@ impl World {
             locks: BTreeMap::new(),
             refusals: Vec::new(),
             stop_next: BTreeMap::new(),
+            resumed: 0,
             loses_until: 0,
         }
     }
@@ -398,7 +419,7 @@ impl World {
     /// The actor sleeps until then, unless it is woken.
     fn timer(&mut self, client: usize, actor: Actor, at: Time) {
         let no = self.serial;
-        self.timers.insert((client, actor), no);
+        self.timers.insert((client, actor), (no, at));
         if at < NEVER {
             self.event(at, Event::Timer(client, actor, no));
         }
@@ -425,6 +446,11 @@ impl World {
     /// The actor goes on with its next step, unless it is stopped in between.
     fn go_on(&mut self, client: usize, actor: Actor) {
         self.event(self.now + 1, Event::Run(client, actor));
+    }
+
+    /// Returns what the server's clock shows.
+    pub(super) fn server_now(&self) -> Time {
+        self.now.saturating_add_signed(self.server_ahead)
     }
 
     pub(super) fn stopped_until(&self, client: usize, actor: Actor) -> Time {

@@ -6,7 +6,7 @@ use super::{
     Duration, Effects, Failure, FairMutexKeys, Family, FencingToken, HeldLease, Holder, Keys, Kind,
     LeaseTerms, MS, MutexKeys, NEVER, Name, Outcome, Primitive, Release, Replicas, RwLockKeys,
     SemaphoreKeys, State, Step, Time, Todo, Unlock, Unlocked, Up, Wait, WaitPolicy, Wanted, World,
-    at, redis, time_of,
+    redis,
 };
 
 impl World {
@@ -165,7 +165,7 @@ impl World {
                 true => Wait::Once,
                 false => Wait::Queue(policy),
             },
-            deadline: at(deadline),
+            deadline: self.clocks[client].at(deadline),
             holder: Holder {
                 handoffs: if in_line { handoffs } else { 0 },
                 ..Holder::default()
@@ -178,9 +178,10 @@ impl World {
         let wants = self.wants(client, thread);
         let shown = wants.clone();
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let mut call = Box::new(Call::new(&kernel, wants, at(self.now)));
+        let mut call = Box::new(Call::new(&kernel, wants, self.clocks[client].at(self.now)));
         let mut fx = Effects::default();
-        let step = call.begin(&kernel, at(self.now), &mut fx);
+        let step = call.begin(&kernel, self.clocks[client].at(self.now), &mut fx);
+        let clock = self.clocks[client];
         self.say(|| {
             let what = format!("{:?}", shown.lock);
             format!(
@@ -188,7 +189,7 @@ impl World {
                 what.split(['(', ' ']).next().unwrap_or_default(),
                 shown.lock,
                 shown.wait,
-                time_of(shown.deadline),
+                clock.time_of(shown.deadline),
                 shown.by_engine
             )
         });
@@ -231,7 +232,7 @@ impl World {
         };
         match step {
             Step::Send(command, until) => {
-                let by = time_of(until);
+                let by = self.clocks[client].time_of(until);
                 if now < by {
                     self.write(client, thread, command);
                 } else {
@@ -248,7 +249,7 @@ impl World {
                 self.timer(client, Actor::Caller(thread), by);
             }
             Step::Park(until) => {
-                let nap = time_of(until).min(now + 1_000 * MS);
+                let nap = self.clocks[client].time_of(until).min(now + 1_000 * MS);
                 self.clients[client].callers[thread].state = State::Parked(call);
                 self.timer(client, Actor::Caller(thread), nap);
             }
@@ -330,7 +331,13 @@ impl World {
         self.say(|| format!("c{client}.{thread} reply {}", shown_end(&end)));
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
-        let step = call.replied(&kernel, end, at(sent), at(self.now), &mut fx);
+        let step = call.replied(
+            &kernel,
+            end,
+            self.clocks[client].at(sent),
+            self.clocks[client].at(self.now),
+            &mut fx,
+        );
         self.decided(client, thread, Some(call), step, fx)?;
         if is_error {
             // The undo goes out on the old connection before it is closed.
@@ -345,11 +352,18 @@ impl World {
         let mut fx = Effects::default();
         let caller = &mut self.clients[client].callers[thread];
         let step = match std::mem::take(&mut caller.is_cancelled) {
-            true => Step::Done(call.leave(&kernel, Failure::Cancelled, at(self.now), &mut fx)),
-            false => call.woken(&kernel, at(self.now), &mut fx),
+            true => Step::Done(call.leave(
+                &kernel,
+                Failure::Cancelled,
+                self.clocks[client].at(self.now),
+                &mut fx,
+            )),
+            false => call.woken(&kernel, self.clocks[client].at(self.now), &mut fx),
         };
         if let Step::Park(until) = step {
-            let nap = time_of(until).min(self.now + 1_000 * MS);
+            let nap = self.clocks[client]
+                .time_of(until)
+                .min(self.now + 1_000 * MS);
             self.after_kernel(client, &mut fx)?;
             let caller = &mut self.clients[client].callers[thread];
             caller.state = State::Parked(call);
@@ -392,7 +406,13 @@ impl World {
         self.say(|| format!("c{client}.{thread} wants {what:?}"));
         let mut fx = Effects::default();
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let cell = kernel.operate(&lease, token, what, at(self.now), &mut fx);
+        let cell = kernel.operate(
+            &lease,
+            token,
+            what,
+            self.clocks[client].at(self.now),
+            &mut fx,
+        );
         self.after_kernel(client, &mut fx)?;
         let by = self.now + COMMAND_TIMEOUT;
         let caller = &mut self.clients[client].callers[thread];
@@ -437,7 +457,13 @@ impl World {
     ) -> Checked {
         let mut fx = Effects::default();
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let unlock = kernel.begin_unlock(&lease, token, has_renewed, at(self.now), &mut fx);
+        let unlock = kernel.begin_unlock(
+            &lease,
+            token,
+            has_renewed,
+            self.clocks[client].at(self.now),
+            &mut fx,
+        );
         self.say(|| {
             let how = format!("{unlock:?}");
             format!(
@@ -529,7 +555,7 @@ impl World {
         let mut fx = Effects::default();
         let kernel = Arc::clone(&self.clients[client].kernel);
         let (lease, ran) = (&release.lease, release.may_have_run);
-        let unlocked = kernel.unlocked(lease, end, ran, at(self.now), &mut fx);
+        let unlocked = kernel.unlocked(lease, end, ran, self.clocks[client].at(self.now), &mut fx);
         self.say(|| {
             format!(
                 "c{client}.{thread} released {:?}: {unlocked:?}",

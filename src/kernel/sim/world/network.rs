@@ -2,8 +2,8 @@
 
 use super::show::{not_replicated, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Fault, MS, Outcome,
-    Reached, State, Step, Time, Todo, Up, VecDeque, World, at,
+    Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Fault, MS, NEVER,
+    Outcome, Reached, State, Step, Time, Todo, Up, VecDeque, World,
 };
 
 impl World {
@@ -184,7 +184,11 @@ impl World {
                 }
             }
             Event::Timer(client, actor, no) => {
-                match self.timers.get(&(client, actor)) == Some(&no) {
+                match self
+                    .timers
+                    .get(&(client, actor))
+                    .is_some_and(|it| it.0 == no)
+                {
                     true => self.handle(Event::Run(client, actor)),
                     false => Ok(()),
                 }
@@ -225,7 +229,8 @@ impl World {
         if let Up::Command(command, mark, _) = &up
             && std::mem::take(&mut self.conns[n].runs_twice)
         {
-            self.server.run(client, command, *mark, self.now);
+            let now = self.server_now();
+            self.server.run(client, command, *mark, now);
             if let Some(id) = command.acquires() {
                 self.ran_twice.insert(id.as_str().to_owned());
             }
@@ -243,7 +248,8 @@ impl World {
                 }
             }
             Up::Command(command, mark, replies) => {
-                let answer = self.server.run(client, &command, mark, self.now);
+                let now = self.server_now();
+                let answer = self.server.run(client, &command, mark, now);
                 self.say(|| {
                     format!(
                         "  server: {} -> {}",
@@ -379,6 +385,15 @@ impl World {
                 let stopped = self.clients[client].stopped.entry(actor).or_default();
                 *stopped = (*stopped).max(until);
             }
+            Fault::Suspend(client, time) => self.suspend(client, time),
+            Fault::Ahead(time) => {
+                self.stepped_over.extend(self.server.ids());
+                let leases = self.leases.iter();
+                let held = leases.map(|it| it.lease.id.as_str().to_owned());
+                self.stepped_over.extend(held);
+                self.server_ahead += time as i64;
+            }
+            Fault::Back(time) => self.server_ahead -= time as i64,
             Fault::Kill(client) => self.kill(client),
             Fault::Cancel(client, thread) => {
                 self.clients[client].callers[thread].is_cancelled = true;
@@ -388,7 +403,7 @@ impl World {
                 if self.clients[client].is_alive {
                     let mut fx = Effects::default();
                     let kernel = Arc::clone(&self.clients[client].kernel);
-                    kernel.close(at(self.now), &mut fx);
+                    kernel.close(self.clocks[client].at(self.now), &mut fx);
                     self.after_kernel(client, &mut fx)?;
                     self.effects(client, None, fx);
                 }
@@ -423,10 +438,36 @@ impl World {
         }
     }
 
+    /// The machine stands still, and its sleeps last longer by that.
+    fn suspend(&mut self, client: usize, time: Time) {
+        let until = self.now + time;
+        if self.clients[client].resumed > self.now {
+            return;
+        }
+        let sleeps = self
+            .timers
+            .range((client, Actor::Caller(0))..=(client, Actor::Sub));
+        let sleeps = sleeps.map(|((_, actor), (_, at))| (*actor, *at));
+        let sleeps: Vec<_> = sleeps
+            .filter(|(_, at)| (self.now..NEVER).contains(at))
+            .collect();
+        for (actor, at) in sleeps {
+            // The timer of a thread that stands still is not a sleep.
+            if at > self.stopped_until(client, actor) {
+                self.timer(client, actor, at + time);
+            }
+        }
+        let it = &mut self.clients[client];
+        let stopped = it.stopped.entry(None).or_default();
+        *stopped = (*stopped).max(until);
+        it.resumed = until;
+    }
+
     fn take_foreign(&mut self, name: u64, time: Time) {
         self.foreign += 1;
         let (name, holder) = (format!("n{name}"), format!("foreign{}", self.foreign));
-        self.server.take_foreign(&name, &holder, time, self.now);
+        let now = self.server_now();
+        self.server.take_foreign(&name, &holder, time, now);
     }
 
     pub(super) fn kill(&mut self, client: usize) {
@@ -440,7 +481,8 @@ impl World {
     }
 
     pub(super) fn fail_over(&mut self, copy: Copy) -> Checked {
-        self.server.restore(copy, self.now);
+        let now = self.server_now();
+        self.server.restore(copy, now);
         self.lost_data = true;
         for n in 0..self.conns.len() {
             if self.conns[n].at_client && self.conns[n].at_server {
@@ -451,7 +493,7 @@ impl World {
             if self.clients[client].is_alive {
                 let mut fx = Effects::default();
                 let kernel = Arc::clone(&self.clients[client].kernel);
-                kernel.moved(at(self.now), &mut fx);
+                kernel.moved(self.clocks[client].at(self.now), &mut fx);
                 self.after_kernel(client, &mut fx)?;
                 self.effects(client, None, fx);
             }

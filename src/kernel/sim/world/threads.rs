@@ -3,7 +3,7 @@
 use super::show::{shown_command, shown_down, shown_end, unknown};
 use super::{
     Actor, Answer, Arc, COMMAND_TIMEOUT, Cause, Checked, Down, Duration, Effects, Family, MS,
-    Message, NEVER, OneServer, Outgoing, Ticket, Time, Todo, Up, World, at, redis, time_of,
+    Message, NEVER, OneServer, Outgoing, Ticket, Time, Todo, Up, World, redis,
 };
 
 impl World {
@@ -26,7 +26,7 @@ impl World {
         let mut fx = Effects::default();
         self.engine_replies(client, &mut fx);
         let route = self.route();
-        let now = at(self.now);
+        let now = self.clocks[client].at(self.now);
         let out = self.clients[client]
             .engine
             .due(&kernel, now, &route, &mut fx);
@@ -96,7 +96,14 @@ impl World {
             }
             self.say(|| format!("c{client} engine: ticket {ticket} {}", shown_end(&end)));
             let engine = &mut self.clients[client].engine;
-            engine.ended(&kernel, ticket, end, [at(sent), at(now)], &route, fx);
+            engine.ended(
+                &kernel,
+                ticket,
+                end,
+                [self.clocks[client].at(sent), self.clocks[client].at(now)],
+                &route,
+                fx,
+            );
         }
     }
 
@@ -134,7 +141,7 @@ impl World {
         let it = &self.clients[client];
         let until = it
             .kernel
-            .engine_sleeps(at(self.now), Duration::from_secs(1));
+            .engine_sleeps(self.clocks[client].at(self.now), Duration::from_secs(1));
         let oldest = it
             .pipe
             .sent
@@ -144,7 +151,7 @@ impl World {
         let until = if has_work {
             self.now
         } else {
-            time_of(until).min(oldest)
+            self.clocks[client].time_of(until).min(oldest)
         };
         if until < NEVER {
             // As ppoll: never earlier.
@@ -159,7 +166,7 @@ impl World {
             return Ok(());
         }
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let now = at(self.now);
+        let now = self.clocks[client].at(self.now);
         let mut fx = Effects::default();
         if std::mem::take(&mut self.clients[client].sub.is_closed) {
             if let Some(n) = self.clients[client].sub.conn.take() {
