@@ -1,6 +1,7 @@
 //! A simulation of clients and one server in virtual time: it runs the kernel over random plans.
 
 mod check;
+mod line;
 mod plan;
 #[cfg(test)]
 mod rules;
@@ -33,32 +34,48 @@ fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
     }
 }
 
-/// Removes faults, clients and operations as long as the same property fails.
+/// Makes a plan smaller as long as the same property fails.
 fn shrink(plan: &Plan, property: &'static str) -> Plan {
     let fails = |plan: &Plan| run(plan, false).is_err_and(|it| it.violation.property == property);
     let mut best = plan.clone();
-    loop {
-        let mut candidates = Vec::new();
-        for n in 0..best.faults.len() {
-            let mut smaller = best.clone();
-            smaller.faults.remove(n);
-            candidates.push(smaller);
-        }
-        for (clients, threads, ops) in [(1, 0, 0), (0, 1, 0), (0, 0, best.ops / 2), (0, 0, 1)] {
-            let mut smaller = best.clone();
-            smaller.clients = smaller.clients.saturating_sub(clients);
-            smaller.threads = smaller.threads.saturating_sub(threads);
-            smaller.ops = smaller.ops.saturating_sub(ops);
-            if smaller.clients > 0 && smaller.threads > 0 && ops <= best.ops {
-                candidates.push(smaller);
-            }
-        }
-        candidates.retain(|plan| !names_missing(plan));
-        match candidates.into_iter().find(fails) {
-            Some(smaller) => best = smaller,
-            None => return best,
-        }
+    while let Some(smaller) = smaller_plans(&best).into_iter().find(fails) {
+        best = smaller;
     }
+    best
+}
+
+/// Returns plans that are one step smaller, the smallest first.
+fn smaller_plans(plan: &Plan) -> Vec<Plan> {
+    let mut smaller: Vec<Plan> = Vec::new();
+    let mut with = |change: &dyn Fn(&mut Plan)| {
+        let mut plan = plan.clone();
+        change(&mut plan);
+        smaller.push(plan);
+    };
+    with(&|it| it.clients -= 1);
+    with(&|it| it.threads -= 1);
+    with(&|it| it.ops /= 2);
+    with(&|it| it.ops -= 1);
+    with(&|it| it.names = 1);
+    with(&|it| it.handoffs = 0);
+    with(&|it| it.backoff = 0);
+    with(&|it| it.drifts.fill(0));
+    for n in 0..plan.kinds.len() {
+        with(&|it| drop(it.kinds.remove(n)));
+    }
+    for n in 0..plan.faults.len() {
+        with(&|it| drop(it.faults.remove(n)));
+    }
+    let shown = plan.to_string();
+    smaller.retain(|it| {
+        it.clients > 0
+            && it.threads > 0
+            && it.ops > 0
+            && !it.kinds.is_empty()
+            && !names_missing(it)
+            && it.to_string() != shown
+    });
+    smaller
 }
 
 /// Returns whether a fault names a client or thread that the plan does not have.
@@ -116,11 +133,13 @@ fn run_family(family: Family, seeds: std::ops::Range<u64>) {
     println!("{family:?}: {count} seeds, {sum:?}");
 }
 
+/// Panics with the plan, made smaller unless `SIM_SHRINK` is 0, and the last steps of its run:
+/// `SIM_TRACE` of them, or 200.
 fn report_failure(plan: &Plan, failure: &Failure) -> ! {
     let Violation { property, text } = &failure.violation;
-    let shrunk = match std::env::var("SIM_SHRINK").is_ok() {
-        true => shrink(plan, property),
-        false => plan.clone(),
+    let shrunk = match number("SIM_SHRINK", 1) {
+        0 => plan.clone(),
+        _ => shrink(plan, property),
     };
     let again = run(&shrunk, true).err();
     let (text, trace) = again.map_or_else(
@@ -130,7 +149,7 @@ fn report_failure(plan: &Plan, failure: &Failure) -> ! {
     let lines = number("SIM_TRACE", 200) as usize;
     let trace = &trace[trace.len().saturating_sub(lines)..];
     panic!(
-        "{}\n{shrunk:?}\n{:?} seed {}: {property}: {text}",
+        "{}\n{:?} seed {}: {property}: {text}\nSIM_PLAN='{shrunk}'",
         trace.join("\n"),
         plan.family,
         plan.seed
@@ -179,8 +198,19 @@ pub(crate) fn print_mutants() {
 }
 
 /// Runs the seeds of each family: `SIM_SEEDS` of them from `SIM_FIRST` on; of `SIM_FAMILY` alone if
-/// set.
+/// set. Runs only the plan in `SIM_PLAN` if that is set. The kernel makes the mistake `SIM_MUTANT`.
 pub(crate) fn main() {
+    if let Ok(name) = std::env::var("SIM_MUTANT") {
+        let mut mutants = Mutant::ALL.into_iter();
+        switch_on(mutants.find(|mutant| format!("{mutant:?}") == name));
+    }
+    if let Ok(line) = std::env::var("SIM_PLAN") {
+        let plan: Plan = line.parse().unwrap_or_else(|error| panic!("{error:?}"));
+        match run(&plan, false) {
+            Ok(report) => return println!("{report:?}"),
+            Err(failure) => report_failure(&plan, &failure),
+        }
+    }
     let (first, seeds) = (number("SIM_FIRST", 0), number("SIM_SEEDS", 10));
     for family in families() {
         run_family(family, first..first + seeds);
