@@ -100,6 +100,7 @@ impl LockEntry {
             return;
         }
         let proof = match end {
+            Ok(Answer::Granted(_)) if is_on(Mutant::LateGrantIsDropped) => return,
             Ok(Answer::Granted(_)) => Proof::AnyAnswer,
             Ok(Answer::Refused(_)) if asked.how == How::Enter => Proof::AnyAnswer,
             Err(fault) if !fault.may_have_run() => return,
@@ -147,7 +148,10 @@ impl LockEntry {
             }
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
-                self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
+                match is_on(Mutant::UnansweredIsForgotten) {
+                    true => cx.kernel.table.forget_id(&flight.id),
+                    false => self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx),
+                }
                 if is_caller {
                     cx.fx.undo = Some(undo_of(&self.requests[n], &flight.id));
                 }
@@ -186,7 +190,11 @@ impl LockEntry {
             self.confirm_first(n, &flight.id, tokens, false, cx);
             return None;
         }
-        let Some(lease) = LeaseState::acquired(sent, cx.now, &untaken(&terms)) else {
+        let from = match is_on(Mutant::GrantCountsFromReply) {
+            true => cx.now,
+            false => sent,
+        };
+        let Some(lease) = LeaseState::acquired(from, cx.now, &untaken(&terms)) else {
             // It has ended before its reply arrived.
             match is_on(Mutant::ExpiredGrantIsKept) {
                 true => cx.kernel.table.forget_id(&flight.id),
@@ -227,6 +235,7 @@ impl LockEntry {
         let lasts = by
             .remaining
             .is_none_or(|left| left > provisional(asked.ttl));
+        let lasts = lasts && !is_on(Mutant::OwnIdIsQueued);
         if is_own_id && (flight.how != How::Enter || lasts) {
             self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
             self.due_after_failure(n, cx);

@@ -303,6 +303,14 @@ impl Call {
         })
     }
 
+    /// The thread of the call unwinds: what it has or gets is released by the engine.
+    pub(crate) fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        let outcome = self.leave(kernel, Failure::Cancelled, now, fx);
+        if let Outcome::Lease(lease, token) = outcome {
+            kernel.unlock_later(&lease, token, now, fx);
+        }
+    }
+
     /// The call is cancelled or given up. An outcome that is already stored wins.
     pub(crate) fn leave(
         &mut self,
@@ -332,9 +340,14 @@ impl Call {
             CallState::Asking(asked) => {
                 // Its thread has left in the middle of its command, by a panic.
                 let cause = crate::error::Cause::text("the call has ended");
-                entry.answered(&asked, Err(Fault::Unknown(cause)), cx.now, cx);
+                let end = Err(Fault::Unknown(cause));
+                let answer = entry.answered(&asked, end, cx.now, cx);
                 entry.retire_of(self.no, cx);
-                Outcome::Failed(failure)
+                match answer.outcome {
+                    // The grant message was faster.
+                    Some(outcome @ Outcome::Lease(..)) => outcome,
+                    _ => Outcome::Failed(failure),
+                }
             }
             CallState::New | CallState::Over => Outcome::Failed(failure),
         })

@@ -48,6 +48,12 @@ impl LockEntry {
 
     /// The client asks once more, shortly before the deadline of a call, unless it knows enough.
     fn ask_for_deadlines(&mut self, cx: &mut Context<'_>) {
+        if is_on(Mutant::NobodyAsksForDeadlines) {
+            self.line
+                .iter_mut()
+                .chain(&mut self.own)
+                .for_each(|it| it.ask_at = Instant::NEVER);
+        }
         let mut asks: Vec<WaiterNo> = Vec::new();
         let holds = self.holds_alone();
         for waiter in self.line.iter_mut().chain(&mut self.own) {
@@ -213,6 +219,11 @@ impl LockEntry {
         let wishes = waiters.map(|waiter| waiter.ask_at.min(self.gives_up_at(waiter.start, limit)));
         if let Some(at) = wishes.min() {
             self.touch(at, at);
+        }
+        if is_on(Mutant::SilenceIsDueWhileHeld)
+            && let Some(since) = self.last.silent_since
+        {
+            self.touch(since.after(limit), since.after(limit));
         }
     }
 }

@@ -460,7 +460,12 @@ impl LockEntry {
     /// Ends a request if it serves nobody: at once, unless its command is under way.
     pub(super) fn retire(&mut self, n: usize, cx: &mut Context<'_>) {
         let request = &self.requests[n];
-        if request.caller().is_some() || self.receiver(request) != Receiver::Nobody {
+        let has_caller = request.caller().is_some();
+        if is_on(Mutant::CallerIsNotServed) && has_caller && self.line.is_empty() {
+            self.requests[n].serves = Serves::Nobody;
+            return;
+        }
+        if has_caller || self.receiver(request) != Receiver::Nobody {
             return;
         }
         match request.state {

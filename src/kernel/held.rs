@@ -420,6 +420,7 @@ impl HeldLease {
                 }
                 (WorkKind::SetTtl(ttl, before), _) => match &end {
                     Err(fault) if !fault.may_have_run() => lease.ttl_not_set(now, before),
+                    _ if is_on(Mutant::SetTtlIsCertain) => lease.ttl_set(sent, now, ttl, is_final),
                     _ => lease.unanswered(now, ttl),
                 },
             }

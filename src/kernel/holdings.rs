@@ -90,7 +90,9 @@ impl LockEntry {
             false => (self.held.len() >= self.capacity).then_some(0),
         } {
             let held = self.held.remove(n);
-            held.lease.lose(Lost::Taken, cx.now, cx.fx);
+            if !is_on(Mutant::EvictedIsNotLost) {
+                held.lease.lose(Lost::Taken, cx.now, cx.fx);
+            }
             held.lease.rearm(cx.kernel, cx.now, cx.fx);
             cx.fx.discard.push(Discard::Lease(held.lease));
         }
@@ -203,7 +205,9 @@ impl LockEntry {
         for no in parked {
             self.end_waiter(no, Outcome::Failed(Failure::Closed), cx);
         }
-        self.retire_all(cx);
+        if !is_on(Mutant::ClosedKeepsPlaces) {
+            self.retire_all(cx);
+        }
         for held in std::mem::take(&mut self.held) {
             let lease = held.lease;
             lease.lose(Lost::ShutDown, cx.now, cx.fx);

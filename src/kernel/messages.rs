@@ -86,7 +86,9 @@ impl Kernel {
             entry.look(cx.now, cx);
         });
         let mut pending = self.pending.lock();
-        pending.repeat_recent(now);
+        if !is_on(Mutant::RecentReleasesAreForgotten) {
+            pending.repeat_recent(now);
+        }
         let at = pending.next();
         self.put_pending(at, fx);
     }
@@ -153,7 +155,7 @@ impl LockEntry {
         let within = OTHERS_WITHIN.max(FOR_EACH * next.waiting);
         let others = OTHERS_AFTER + within.mul_f64(random::chance());
         self.wake(cx, |id, _| {
-            let is_next = id == Some(&next.first);
+            let is_next = id == Some(&next.first) && !is_on(Mutant::NamedPlaceAsksLater);
             Some(if is_next { FREE_FOR } else { others })
         });
     }

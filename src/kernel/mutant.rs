@@ -58,6 +58,34 @@ pub(crate) enum Mutant {
     OwnLeaseProvesNothing,
     /// Losses are noticed only when the schedule says that a renewal is due.
     LossesAreLate,
+    /// A grant counts from its reply.
+    GrantCountsFromReply,
+    /// After a plain release, the place that is named asks no earlier than the others.
+    NamedPlaceAsksLater,
+    /// The engine sleeps until the next item, however far that is.
+    SleepIsLong,
+    /// A new master is not told of recent releases.
+    RecentReleasesAreForgotten,
+    /// Nobody asks once more before a deadline.
+    NobodyAsksForDeadlines,
+    /// A command on a caller's thread serves nobody once the line is empty.
+    CallerIsNotServed,
+    /// What a command without a reply may have taken is not released.
+    UnansweredIsForgotten,
+    /// A refusal by the own id counts as a place although the lease lasts too long for that.
+    OwnIdIsQueued,
+    /// A grant whose request has gone on without it is not released.
+    LateGrantIsDropped,
+    /// A closed client keeps its places.
+    ClosedKeepsPlaces,
+    /// A change of ttl without a reply counts as done.
+    SetTtlIsCertain,
+    /// A lease that another one has replaced is not lost.
+    EvictedIsNotLost,
+    /// Calls that wait for a lease of their own client count as silent in the schedule alone.
+    SilenceIsDueWhileHeld,
+    /// A refresh may be late by more than a place lasts.
+    RefreshIsLate,
 }
 
 thread_local! {
@@ -74,7 +102,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 27] = [
+    pub(crate) const ALL: [Self; 41] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -102,5 +130,19 @@ impl Mutant {
         Self::NewsEndTheReleaseInFlight,
         Self::OwnLeaseProvesNothing,
         Self::LossesAreLate,
+        Self::GrantCountsFromReply,
+        Self::NamedPlaceAsksLater,
+        Self::SleepIsLong,
+        Self::RecentReleasesAreForgotten,
+        Self::NobodyAsksForDeadlines,
+        Self::CallerIsNotServed,
+        Self::UnansweredIsForgotten,
+        Self::OwnIdIsQueued,
+        Self::LateGrantIsDropped,
+        Self::ClosedKeepsPlaces,
+        Self::SetTtlIsCertain,
+        Self::EvictedIsNotLost,
+        Self::SilenceIsDueWhileHeld,
+        Self::RefreshIsLate,
     ];
 }

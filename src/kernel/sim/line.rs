@@ -146,6 +146,7 @@ impl Words<'_> {
             "Ahead" => Fault::Ahead(self.next()?),
             "Back" => Fault::Back(self.next()?),
             "Kill" => Fault::Kill(self.next()?),
+            "Panic" => Fault::Panic(self.next()?, self.next()?),
             "Cancel" => Fault::Cancel(self.next()?, self.next()?),
             "Shutdown" => Fault::Shutdown(self.next()?),
             "Stall" => Fault::Stall(self.next()?),

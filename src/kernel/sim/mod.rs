@@ -88,6 +88,7 @@ fn names_missing(plan: &Plan) -> bool {
             | Fault::Stop(client, Some(Actor::Caller(thread)), _)
             | Fault::StopNext(client, Actor::Caller(thread), _)
             | Fault::Twice(client, Actor::Caller(thread))
+            | Fault::Panic(client, thread)
             | Fault::Cancel(client, thread) => (*client, *thread),
             Fault::Cut(client, ..)
             | Fault::Suspend(client, _)

@@ -89,6 +89,8 @@ pub(super) enum Fault {
     Back(Time),
     Kill(usize),
     Cancel(usize, usize),
+    /// The thread panics while it waits for a reply or sleeps.
+    Panic(usize, usize),
     Shutdown(usize),
     /// The server runs nothing for a time.
     Stall(Time),
@@ -137,7 +139,8 @@ impl Plan {
             // A caller that is stopped delays nobody for longer than a command timeout; a place of
             // a client that was killed, for three seconds.
             (true, ..) => 3_300 * MS,
-            (false, 0) => 10 * MS,
+            // A lock that expires is asked for again 10 ms after the last refresh.
+            (false, 0) => 12 * MS,
             (false, _) => 1_300 * MS,
         }
     }
@@ -165,6 +168,7 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
     let ttl = match family {
         Family::Calm if rng.chance(500) => rng.range(60, 200) * MS,
         Family::ShortTtl => rng.range(40, 600) * MS,
+        Family::Clocks => rng.range(1_000, 6_000) * MS,
         _ if rng.chance(500) => 4_000 * MS,
         _ => rng.range(1_000, 3_000) * MS,
     };
@@ -232,7 +236,12 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
         for _ in 0..rng.below(12) {
             let client = rng.below(plan.clients as u64) as usize;
             let thread = rng.below(plan.threads as u64) as usize;
-            faults.push((rng.range(MS, 1_000 * MS), Fault::Cancel(client, thread)));
+            let at = rng.range(MS, 1_000 * MS);
+            let fault = match rng.chance(300) {
+                true => Fault::Panic(client, thread),
+                false => Fault::Cancel(client, thread),
+            };
+            faults.push((at, fault));
         }
     }
     faults.sort_by_key(|fault| fault.0);
@@ -264,6 +273,7 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         6 => Fault::Stop(client, None, rng.range(MS, longest)),
         7 => Fault::Kill(client),
         8 => Fault::Stall(rng.range(MS, longest.min(3_000 * MS))),
+        9 if rng.chance(500) => Fault::Panic(client, thread),
         9 => Fault::Cancel(client, thread),
         10 | 11 => Fault::Slow(client, actor, rng.range(10 * MS, longest.min(1_500 * MS))),
         12 => Fault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS)),

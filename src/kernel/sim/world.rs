@@ -175,6 +175,7 @@ pub(super) struct Caller {
     mail: Option<Result<Answer, redis::Fault>>,
     rng: Rng,
     is_cancelled: bool,
+    panics: bool,
 }
 
 #[derive(Default)]
@@ -344,6 +345,7 @@ impl World {
             mail: None,
             rng: Rng(self.plan.seed ^ (n as u64 * 100 + thread as u64 + 10)),
             is_cancelled: false,
+            panics: false,
         };
         Client {
             kernel: Arc::new(Kernel::new(limits, &format!("c{n}"))),

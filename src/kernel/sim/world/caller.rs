@@ -27,8 +27,12 @@ impl World {
             return Ok(());
         }
         let caller = &mut self.clients[client].callers[thread];
+        let panics = std::mem::take(&mut caller.panics);
         let state = std::mem::replace(&mut caller.state, State::Done);
         match state {
+            State::Waiting { call, .. } | State::Parked(call) if panics => {
+                self.unwinds(client, thread, call)
+            }
             State::Done => Ok(()),
             State::Idle(until) if self.now < until => {
                 caller.state = State::Idle(until);
@@ -172,6 +176,22 @@ impl World {
             },
             by_engine,
         }
+    }
+
+    /// The thread panics, and catches that.
+    fn unwinds(&mut self, client: usize, thread: usize, mut call: Box<Call>) -> Checked {
+        self.say(|| format!("c{client}.{thread} panics"));
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let mut fx = Effects::default();
+        call.abandon(&kernel, self.clocks[client].at(self.now), &mut fx);
+        self.after_kernel(client, &mut fx)?;
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        caller.todo.push_back(Todo::Close);
+        self.idle(client, thread);
+        self.stop_if_due(client, Actor::Caller(thread));
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
     }
 
     pub(super) fn begin(&mut self, client: usize, thread: usize) -> Checked {

@@ -399,6 +399,10 @@ impl World {
                 self.clients[client].callers[thread].is_cancelled = true;
                 self.soon(client, Actor::Caller(thread));
             }
+            Fault::Panic(client, thread) => {
+                self.clients[client].callers[thread].panics = true;
+                self.soon(client, Actor::Caller(thread));
+            }
             Fault::Shutdown(client) => {
                 if self.clients[client].is_alive {
                     let mut fx = Effects::default();
