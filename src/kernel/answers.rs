@@ -100,7 +100,6 @@ impl LockEntry {
             return;
         }
         let proof = match end {
-            Ok(Answer::Granted(_)) if is_on(Mutant::LateGrantIsDropped) => return,
             Ok(Answer::Granted(_)) => Proof::AnyAnswer,
             Ok(Answer::Refused(_)) if asked.how == How::Enter => Proof::AnyAnswer,
             Err(fault) if !fault.may_have_run() => return,
@@ -235,7 +234,6 @@ impl LockEntry {
         let lasts = by
             .remaining
             .is_none_or(|left| left > provisional(asked.ttl));
-        let lasts = lasts && !is_on(Mutant::OwnIdIsQueued);
         if is_own_id && (flight.how != How::Enter || lasts) {
             self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
             self.due_after_failure(n, cx);

@@ -72,10 +72,6 @@ pub(crate) enum Mutant {
     CallerIsNotServed,
     /// What a command without a reply may have taken is not released.
     UnansweredIsForgotten,
-    /// A refusal by the own id counts as a place although the lease lasts too long for that.
-    OwnIdIsQueued,
-    /// A grant whose request has gone on without it is not released.
-    LateGrantIsDropped,
     /// A closed client keeps its places.
     ClosedKeepsPlaces,
     /// A change of ttl without a reply counts as done.
@@ -102,7 +98,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 41] = [
+    pub(crate) const ALL: [Self; 39] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -137,8 +133,6 @@ impl Mutant {
         Self::NobodyAsksForDeadlines,
         Self::CallerIsNotServed,
         Self::UnansweredIsForgotten,
-        Self::OwnIdIsQueued,
-        Self::LateGrantIsDropped,
         Self::ClosedKeepsPlaces,
         Self::SetTtlIsCertain,
         Self::EvictedIsNotLost,

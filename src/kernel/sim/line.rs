@@ -153,6 +153,7 @@ impl Words<'_> {
             "LoseMessages" => Fault::LoseMessages(self.next()?, self.next()?),
             "Twice" => Fault::Twice(self.next()?, self.actor()?),
             "Errors" => Fault::Errors(self.next()?),
+            "Delete" => Fault::Delete(self.next()?),
             "Foreign" => Fault::Foreign(self.next()?, self.next()?),
             "Snapshot" => Fault::Snapshot,
             "Failover" => Fault::Failover,

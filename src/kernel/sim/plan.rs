@@ -104,6 +104,8 @@ pub(super) enum Fault {
     Errors(Time),
     /// A program without leasehold takes a free lock.
     Foreign(u64, Time),
+    /// Somebody deletes the key of a lock.
+    Delete(u64),
     /// The server becomes the replica that was copied at `Snapshot`.
     Snapshot,
     Failover,
@@ -276,6 +278,7 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         9 if rng.chance(500) => Fault::Panic(client, thread),
         9 => Fault::Cancel(client, thread),
         10 | 11 => Fault::Slow(client, actor, rng.range(10 * MS, longest.min(1_500 * MS))),
+        12 if rng.chance(400) => Fault::Delete(rng.below(plan.names)),
         12 => Fault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS)),
         19 => Fault::Twice(client, actor),
         18 => Fault::Errors(rng.range(MS, 2_000 * MS)),

@@ -297,6 +297,17 @@ impl Server {
         self.data.values().flat_map(of).collect()
     }
 
+    /// Deletes the key of a lock; returns the ids that held it.
+    pub(super) fn delete(&mut self, name: &str, now: Time) -> Vec<String> {
+        let key = name.as_bytes().to_vec();
+        let before = self.read(&key, now);
+        self.command(&[b"DEL", format!("lock:{name}").as_bytes()], now);
+        let data = self.read(&key, now);
+        self.data.insert(key, data);
+        let lock = before.lock.into_iter().map(|it| it.0);
+        lock.chain(before.readers.into_keys()).collect()
+    }
+
     pub(super) fn copy(&self) -> Copy {
         self.scripts().data()
     }

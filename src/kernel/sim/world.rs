@@ -265,8 +265,9 @@ pub(super) struct World {
     pub(super) clocks: Vec<Clock>,
     /// By how much the server's clock is ahead, in µs.
     server_ahead: i64,
-    /// What keys contained when the server's clock stepped ahead: it may have ended there.
-    pub(super) stepped_over: BTreeSet<String>,
+    /// What may have ended on the server without its client: what keys contained when the server's
+    /// clock stepped ahead, or when somebody deleted them.
+    pub(super) over: BTreeSet<String>,
 }
 
 struct OneServer {
@@ -311,7 +312,7 @@ impl World {
             timers: BTreeMap::new(),
             clocks: plan.drifts.iter().map(|drift| Clock(*drift)).collect(),
             server_ahead: 0,
-            stepped_over: BTreeSet::new(),
+            over: BTreeSet::new(),
             plan,
         };
         for client in 0..world.plan.clients {

@@ -387,10 +387,10 @@ impl World {
             }
             Fault::Suspend(client, time) => self.suspend(client, time),
             Fault::Ahead(time) => {
-                self.stepped_over.extend(self.server.ids());
+                self.over.extend(self.server.ids());
                 let leases = self.leases.iter();
                 let held = leases.map(|it| it.lease.id.as_str().to_owned());
-                self.stepped_over.extend(held);
+                self.over.extend(held);
                 self.server_ahead += time as i64;
             }
             Fault::Back(time) => self.server_ahead -= time as i64,
@@ -421,6 +421,11 @@ impl World {
                 self.clients[client].loses_until = self.now + time;
             }
             Fault::Foreign(name, time) => self.take_foreign(name, time),
+            Fault::Delete(name) => {
+                let now = self.server_now();
+                let ids = self.server.delete(&format!("n{name}"), now);
+                self.over.extend(ids);
+            }
             Fault::Snapshot => self.snapshot = Some(self.server.copy()),
             Fault::Failover | Fault::RestartEmpty => {
                 let copy = self
