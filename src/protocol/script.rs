@@ -274,6 +274,7 @@ impl<'a> Call<'a> {
             Arg::Bytes(bytes) => Some(bytes.to_vec()),
             Arg::Number(n) => Some(n.to_string().into_bytes()),
             Arg::Block(n) => Some(format!("+{n}").into_bytes()),
+            Arg::Place(mark, inbox) => Some([*mark, *inbox].join(&b' ')),
             Arg::Absent => None,
         };
         let args = self.args.iter().filter_map(word);
