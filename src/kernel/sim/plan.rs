@@ -151,7 +151,10 @@ impl Plan {
 /// Returns the plan of a seed.
 pub(super) fn plan(family: Family, seed: u64) -> Plan {
     let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (family as u64 * 77 + 5));
-    let clients = rng.range(2, 5) as usize;
+    let clients = match rng.chance(150) {
+        true => 1,
+        false => rng.range(2, 5) as usize,
+    };
     let threads = rng.range(1, 4) as usize;
     let mut kinds = match rng.below(5) {
         0 => vec![Kind::NoQueue],
@@ -234,7 +237,15 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
     }
     if plan.family == Family::Ending {
         let client = rng.below(plan.clients as u64) as usize;
-        faults.push((rng.range(MS, 2_000 * MS), Fault::Shutdown(client)));
+        let at = rng.range(MS, 2_000 * MS);
+        faults.push((at, Fault::Shutdown(client)));
+        if rng.chance(500) {
+            // Commands of its calls are under way then.
+            for thread in 0..plan.threads {
+                let slow = Fault::Slow(client, Actor::Caller(thread), rng.range(MS, 100 * MS));
+                faults.push((at - at.min(rng.below(200 * MS)), slow));
+            }
+        }
         for _ in 0..rng.below(12) {
             let client = rng.below(plan.clients as u64) as usize;
             let thread = rng.below(plan.threads as u64) as usize;
@@ -264,7 +275,7 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
     };
     if plan.family == Family::Clocks && rng.chance(600) {
         return match rng.below(4) {
-            0 | 1 => Fault::Suspend(client, rng.range(MS, 8_000 * MS)),
+            0 | 1 => Fault::Suspend(client, rng.range(MS, 15_000 * MS)),
             2 => Fault::Ahead(rng.range(MS, 8_000 * MS)),
             _ => Fault::Back(rng.range(MS, 8_000 * MS)),
         };

@@ -117,6 +117,7 @@ impl World {
     /// Chooses the next call of a thread.
     fn wants(&mut self, client: usize, thread: usize) -> CallTerms {
         let (kinds, names) = (self.plan.kinds.clone(), self.plan.names);
+        let is_short = self.plan.family == Family::ShortTtl;
         let (ttl, handoffs, share) = (self.plan.ttl, self.plan.handoffs, self.plan.backoff);
         let caller = &mut self.clients[client].callers[thread];
         caller.ops -= 1;
@@ -150,7 +151,7 @@ impl World {
             within: Duration::from_millis(50),
         });
         let by_engine = rng.chance(250);
-        let renews = !rng.chance(80);
+        let renews = !rng.chance(if is_short { 300 } else { 80 });
         let odd_ttl = rng.chance(60);
         let ttl = if odd_ttl { ttl * 3 / 2 } else { ttl };
         let ttl = Duration::from_micros(ttl / MS * MS);
@@ -297,6 +298,7 @@ impl World {
         let time = match rng.below(10 - long) + long {
             0..=5 => rng.range(10, 3 * MS),
             6..=8 => rng.range(MS, 60 * MS),
+            _ if self.plan.family == Family::Clocks => rng.range(10 * MS, 6_000 * MS),
             _ => rng.range(10 * MS, 2_500 * MS),
         };
         let until = self.now + time;
@@ -413,9 +415,10 @@ impl World {
             return Ok(());
         }
         let ttl = self.plan.ttl;
+        let is_short = self.plan.family == Family::ShortTtl;
         let writer = self.readers_side(client, &lease.renewed_as());
         let rng = &mut self.clients[client].callers[thread].rng;
-        let what = match rng.below(30) {
+        let what = match rng.below(if is_short { 10 } else { 30 }) {
             0 => Wanted::Renew,
             1 => Wanted::SetTtl(Duration::from_millis(
                 (ttl / MS * rng.range(5, 15) / 10).max(20),

@@ -2,7 +2,7 @@
 
 use super::show::{not_replicated, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Fault, MS, NEVER,
+    Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Family, Fault, MS, NEVER,
     Outcome, Reached, State, Step, Time, Todo, Up, VecDeque, World,
 };
 
@@ -274,7 +274,8 @@ impl World {
 
     pub(super) fn deliver_messages(&mut self) {
         for (client, message) in self.server.take_messages() {
-            if self.now < self.clients[client].loses_until {
+            let is_lost = self.plan.family == Family::ShortTtl && self.net.chance(30);
+            if is_lost || self.now < self.clients[client].loses_until {
                 continue;
             }
             let mut conns = (0..self.conns.len()).rev();
