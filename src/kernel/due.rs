@@ -220,11 +220,6 @@ impl LockEntry {
         if let Some(at) = wishes.min() {
             self.touch(at, at);
         }
-        if is_on(Mutant::SilenceIsDueWhileHeld)
-            && let Some(since) = self.last.silent_since
-        {
-            self.touch(since.after(limit), since.after(limit));
-        }
     }
 }
 

@@ -78,8 +78,6 @@ pub(crate) enum Mutant {
     SetTtlIsCertain,
     /// A lease that another one has replaced is not lost.
     EvictedIsNotLost,
-    /// Calls that wait for a lease of their own client count as silent in the schedule alone.
-    SilenceIsDueWhileHeld,
     /// A refresh may be late by more than a place lasts.
     RefreshIsLate,
 }
@@ -98,7 +96,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 39] = [
+    pub(crate) const ALL: [Self; 38] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -136,7 +134,6 @@ impl Mutant {
         Self::ClosedKeepsPlaces,
         Self::SetTtlIsCertain,
         Self::EvictedIsNotLost,
-        Self::SilenceIsDueWhileHeld,
         Self::RefreshIsLate,
     ];
 }
