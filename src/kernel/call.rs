@@ -20,6 +20,7 @@ use crate::kernel::command::Command;
 use crate::kernel::due::asked;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::Holder;
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
 use crate::kernel::{Context, Effects, Kernel};
@@ -345,7 +346,9 @@ impl Call {
                 entry.retire_of(self.no, cx);
                 match answer.outcome {
                     // The grant message was faster.
-                    Some(outcome @ Outcome::Lease(..)) => outcome,
+                    Some(outcome @ Outcome::Lease(..)) if !is_on(Mutant::PanicForgetsTheLease) => {
+                        outcome
+                    }
                     _ => Outcome::Failed(failure),
                 }
             }

@@ -78,8 +78,8 @@ pub(crate) enum Mutant {
     SetTtlIsCertain,
     /// A lease that another one has replaced is not lost.
     EvictedIsNotLost,
-    /// A refresh may be late by more than a place lasts.
-    RefreshIsLate,
+    /// A call that panics forgets the lease that a message has given it.
+    PanicForgetsTheLease,
 }
 
 thread_local! {
@@ -134,6 +134,6 @@ impl Mutant {
         Self::ClosedKeepsPlaces,
         Self::SetTtlIsCertain,
         Self::EvictedIsNotLost,
-        Self::RefreshIsLate,
+        Self::PanicForgetsTheLease,
     ];
 }

@@ -55,10 +55,7 @@ impl LockEntry {
     pub(super) fn touch_refresh(&mut self, n: usize, at: Instant) {
         // A place lasts much longer than this: no sleep is cut short for it.
         let lasts = provisional(self.requests[n].terms.ttl);
-        let slack = match is_on(Mutant::RefreshIsLate) {
-            true => lasts * 2,
-            false => Duration::from_millis(100).min(lasts / 4),
-        };
+        let slack = Duration::from_millis(100).min(lasts / 4);
         self.touch(at, at.after(slack));
     }
 

@@ -82,7 +82,12 @@ impl World {
         match unlocks {
             true => self.unlock(client, thread, lease, token, renewed),
             false => {
-                let until = self.now + 100;
+                let rng = &mut self.clients[client].callers[thread].rng;
+                let more = match self.plan.family {
+                    Family::ShortTtl => rng.range(100, 600 * MS),
+                    _ => 100,
+                };
+                let until = self.now + more;
                 self.holding(client, thread, lease, token, until)
             }
         }
