@@ -17,7 +17,7 @@ use crate::kernel::pending::Proof;
 use crate::kernel::request::{Asked, Flight, How, Request, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::protocol::answer::Answer;
-use crate::protocol::place::{TokenBlock, provisional};
+use crate::protocol::place::TokenBlock;
 use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
 use crate::wait_policy::RECONNECT;
@@ -227,14 +227,13 @@ impl LockEntry {
         sent: Instant,
         cx: &mut Context<'_>,
     ) -> ForCaller {
-        let asked = self.requests[n].terms;
         let is_own_id = by.holder == flight.id.as_str().as_bytes();
-        // A place can have been granted meanwhile, for the provisional time at most: the next
-        // refresh finds that. Otherwise the command has run twice.
-        let lasts = by
-            .remaining
-            .is_none_or(|left| left > provisional(asked.ttl));
-        if is_own_id && (flight.how != How::Enter || lasts) {
+        if is_own_id && flight.how == How::Enter {
+            // Its place was granted at once, or the command has run twice: a refresh finds the grant.
+            self.requests[n].again = cx.now;
+            return self.refused_by_nobody(n, flight, by.remaining, sent, cx);
+        }
+        if is_own_id {
             self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
             self.due_after_failure(n, cx);
             return ForCaller::default();
