@@ -60,10 +60,14 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     with(&|it| it.backoff = 0);
     with(&|it| it.drifts.fill(0));
     for n in 0..plan.kinds.len() {
-        with(&|it| drop(it.kinds.remove(n)));
+        with(&|it| {
+            it.kinds.remove(n);
+        });
     }
     for n in 0..plan.faults.len() {
-        with(&|it| drop(it.faults.remove(n)));
+        with(&|it| {
+            it.faults.remove(n);
+        });
     }
     let shown = plan.to_string();
     smaller.retain(|it| {
