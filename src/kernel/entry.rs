@@ -232,7 +232,8 @@ impl LockEntry {
             && let Some(waiter) = self.line.iter().chain(&self.own).find(|w| wakes(w))
         {
             self.listens = true;
-            cx.fx.listen.push(Arc::clone(&waiter.lock));
+            let change = cx.kernel.next_serial();
+            cx.fx.listen.push((Arc::clone(&waiter.lock), change));
         }
         if is_idle && cx.now >= self.contended_until() {
             if self.armed.is_some() {
@@ -240,7 +241,8 @@ impl LockEntry {
                     .unschedule(&ItemKey::Entry(self.name.clone()), cx.fx);
             }
             if self.listens {
-                cx.fx.unlisten.push(self.name.clone());
+                let change = cx.kernel.next_serial();
+                cx.fx.unlisten.push((self.name.clone(), change));
             }
             return true;
         }

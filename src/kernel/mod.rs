@@ -105,10 +105,12 @@ pub(crate) struct Effects {
     pub(crate) operations: Vec<Arc<OperationCell>>,
     /// The engine must run by then: it is woken if it would sleep longer.
     pub(crate) engine_by: Option<Instant>,
-    /// Locks whose messages somebody waits for now.
-    pub(crate) listen: Vec<Arc<dyn Primitive>>,
-    /// Names for whose messages nobody waits any more.
-    pub(crate) unlisten: Vec<Name>,
+    /// Locks whose messages somebody waits for now. Each has the number of its change: the effects
+    /// of two threads can be carried out in the wrong order.
+    pub(crate) listen: Vec<(Arc<dyn Primitive>, u64)>,
+    /// Names for whose messages nobody waits any more, unless somebody has listened under a higher
+    /// number.
+    pub(crate) unlisten: Vec<(Name, u64)>,
     /// Leases that were found lost. Their `lost()` channels have been served.
     pub(crate) lost: Vec<Told>,
     /// Leases that were renewed.

@@ -267,3 +267,13 @@ pub(crate) fn check_known_plans() {
     assert!(missed.is_empty(), "not caught: {missed:?}");
     assert_eq!(known.len() + others.len(), Mutant::ALL.len());
 }
+
+/// Two threads carried out their effects in the wrong order: that of an entry which had ended, and
+/// that of the next one.
+#[test]
+fn a_late_unlisten_leaves_a_newer_subscription() {
+    let plan = "seed=60109 family=Calm clients=3 threads=3 ops=1 names=2 kinds=NoQueue ttl=4000000 \
+                handoffs=0 backoff=0 drifts=0,0,0 faults=";
+    let plan = plan.parse().expect("a plan");
+    assert!(run(&plan, false).is_ok());
+}

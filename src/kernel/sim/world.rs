@@ -194,7 +194,7 @@ struct Sub {
     conn: Option<usize>,
     connect_at: Time,
     /// The channels that somebody waits for, with their names.
-    wanted: BTreeMap<Vec<u8>, Name>,
+    wanted: BTreeMap<Vec<u8>, (Name, u64)>,
     asked: BTreeSet<Vec<u8>>,
     hears_inbox: bool,
     was_live: bool,
@@ -496,14 +496,15 @@ impl World {
             self.soon(client, Actor::Engine);
         }
         let mut wakes_sub = false;
-        for lock in fx.listen {
+        let wanted = &mut self.clients[client].sub.wanted;
+        for (lock, change) in fx.listen {
             let key = lock.keys().key(0);
-            let wanted = &mut self.clients[client].sub.wanted;
-            wanted.insert(key.channel.to_vec(), key.name.clone());
+            let newest = wanted.get(key.channel).map_or(0, |it| it.1).max(change);
+            wanted.insert(key.channel.to_vec(), (key.name.clone(), newest));
             wakes_sub = true;
         }
-        for name in fx.unlisten {
-            self.clients[client].sub.wanted.retain(|_, it| *it != name);
+        for (name, change) in fx.unlisten {
+            wanted.retain(|_, it| it.0 != name || it.1 > change);
         }
         if wakes_sub {
             self.soon(client, Actor::Sub);

@@ -188,13 +188,13 @@ impl World {
                     sub.was_live = true;
                 }
                 Down::Subscribed(Some(channel)) => {
-                    if let Some(name) = sub.wanted.get(&channel) {
+                    if let Some((name, _)) = sub.wanted.get(&channel) {
                         kernel.listening(name, now, &mut fx);
                     }
                 }
                 Down::Message(Message::Inbox(payload)) => kernel.inbox(&payload, now, &mut fx),
                 Down::Message(Message::Released(channel, payload)) => {
-                    if let Some(name) = sub.wanted.get(&channel) {
+                    if let Some((name, _)) = sub.wanted.get(&channel) {
                         kernel.announced(name, &payload, now, &mut fx);
                     }
                 }
