@@ -15,11 +15,13 @@ use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{Asked, Flight, How, Request, RequestState, Sender, Serves};
+use crate::kernel::round::AtServers;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
+use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 
 /// The pause after a refusal that was caused by a command of this client that nobody owns.
@@ -72,7 +74,7 @@ impl LockEntry {
             RequestState::Confirming(_) => ForCaller::default(),
             RequestState::Sent => {
                 let is_caller = matches!(flight.sender, Sender::Caller(_));
-                let for_caller = self.apply(n, flight, end, sent, cx);
+                let for_caller = self.apply(n, flight, (asked, end), sent, cx);
                 if !is_caller && let Some(n) = self.index_of(asked.no) {
                     self.retire(n, cx);
                 }
@@ -114,7 +116,7 @@ impl LockEntry {
         &mut self,
         n: usize,
         flight: Flight,
-        end: Result<Answer, Fault>,
+        (asked, end): (&Asked, Result<Answer, Fault>),
         sent: Instant,
         cx: &mut Context<'_>,
     ) -> ForCaller {
@@ -122,16 +124,31 @@ impl LockEntry {
         match end {
             Ok(Answer::Granted(tokens)) => {
                 let first = *tokens.first().expect("every grant has a token");
+                let all = (tokens.len() > 1).then(|| tokens.iter().copied().collect());
                 let tokens = TokenBlock {
                     first,
                     count: flight.tokens,
                 };
                 ForCaller {
-                    outcome: self.granted_now(n, &flight, tokens, sent, cx),
+                    outcome: self.granted_now(
+                        n,
+                        &flight,
+                        tokens,
+                        (sent, asked.at.clone(), all),
+                        cx,
+                    ),
                     was_refused: false,
                 }
             }
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
+            Ok(Answer::TooLow(counter)) => {
+                self.too_low(n, &flight, counter, sent, cx);
+                ForCaller::default()
+            }
+            Ok(Answer::Split) => {
+                self.split(n, &flight, sent, cx);
+                ForCaller::default()
+            }
             Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => {
                 self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
                 let failure = Failure::Rejected(error);
@@ -142,6 +159,9 @@ impl LockEntry {
             }
             Err(fault) if !fault.may_have_run() => {
                 cx.kernel.table.forget_id(&flight.id);
+                if let Some(of_set) = &mut self.requests[n].of_set {
+                    of_set.is_used = false;
+                }
                 self.not_answered(n, sent, fault, cx);
                 ForCaller::default()
             }
@@ -166,7 +186,7 @@ impl LockEntry {
         n: usize,
         flight: &Flight,
         tokens: TokenBlock,
-        sent: Instant,
+        (sent, at, all): (Instant, Option<Arc<AtServers>>, Option<Vec<FencingToken>>),
         cx: &mut Context<'_>,
     ) -> Option<Outcome> {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
@@ -185,6 +205,13 @@ impl LockEntry {
             true => asked,
             false => self.receiver_terms(&self.requests[n]),
         };
+        if !fits(&asked, &terms) && cx.kernel.is_quorum() {
+            // The round releases it, before the next one asks on the terms of its receiver.
+            cx.kernel.table.forget_id(&flight.id);
+            self.last.answered(sent, cx.now);
+            self.set_due(n, cx.now);
+            return None;
+        }
         if !fits(&asked, &terms) {
             self.confirm_first(n, &flight.id, tokens, false, cx);
             return None;
@@ -212,6 +239,8 @@ impl LockEntry {
             tokens,
             lease,
             terms,
+            at,
+            all,
             in_queue: false,
         };
         let lease = self.hold(&request.lock, grant, cx);
@@ -247,6 +276,7 @@ impl LockEntry {
             return self.refused_by_nobody(n, flight, by.remaining, sent, cx);
         }
         let by = Arc::new(by);
+        self.requests[n].rounds.settle();
         self.last.refused(sent, cx.now, Arc::clone(&by));
         self.note_contended(cx.now);
         self.requests[n].failures = 0;
@@ -361,7 +391,13 @@ impl LockEntry {
     // ------------------------------------------------------------------ failures
 
     /// A command of a request got no reply, or did not run.
-    fn not_answered(&mut self, n: usize, sent: Instant, fault: Fault, cx: &mut Context<'_>) {
+    pub(super) fn not_answered(
+        &mut self,
+        n: usize,
+        sent: Instant,
+        fault: Fault,
+        cx: &mut Context<'_>,
+    ) {
         self.note_silence(sent, fault, cx);
         self.due_after_failure(n, cx);
     }

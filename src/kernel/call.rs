@@ -16,17 +16,19 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
 use crate::kernel::command::Command;
 use crate::kernel::due::asked;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::Holder;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Asked, RequestState, Sender, Serves};
+use crate::kernel::request::{Asked, IdOfSet, Request, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
 use crate::kernel::{Context, Effects, Kernel};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::redis::Fault;
+use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 
 /// What the caller wants.
@@ -48,6 +50,8 @@ pub(crate) struct Call {
     /// Refusals, and when a call that waits by `Backoff` wants the next command.
     refusals: u32,
     retry_at: Instant,
+    /// The id of the set that it asks for.
+    of_set: Option<HolderId>,
     state: CallState,
 }
 
@@ -76,8 +80,52 @@ impl Call {
             start: now,
             refusals: 0,
             retry_at: Instant::START,
+            of_set: None,
             state: CallState::New,
         }
+    }
+
+    /// Makes the call ask for a name of a set, under its id.
+    pub(super) fn of_set(self, id: HolderId) -> Self {
+        Self {
+            of_set: Some(id),
+            ..self
+        }
+    }
+
+    /// The requests of the call use the id of its set.
+    fn note_set(&self, entry: &mut LockEntry) {
+        let Some(id) = &self.of_set else {
+            return;
+        };
+        let is_its = |it: &&mut Request| it.serves == Serves::One(self.no) && it.of_set.is_none();
+        for request in entry.requests.iter_mut().filter(is_its) {
+            request.of_set = Some(IdOfSet {
+                id: id.clone(),
+                is_used: false,
+                tokens: Vec::new(),
+            });
+        }
+    }
+
+    /// Begins to wait until Redis confirms all names of a set, which has these tokens.
+    pub(super) fn join(
+        &mut self,
+        kernel: &Kernel,
+        tokens: Vec<FencingToken>,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Step {
+        let lock = Arc::clone(&self.wants.lock);
+        let id = self.of_set.clone().expect("only a set joins its names");
+        kernel.with_entry(&lock, now, fx, |entry, cx| {
+            if cx.kernel.is_closed() {
+                return self.over(Outcome::Failed(Failure::Closed));
+            }
+            let step = self.park(entry, false, cx);
+            entry.confirm_set(self.no, id, tokens, cx);
+            step
+        })
     }
 
     /// The cell of a parked call.
@@ -113,7 +161,7 @@ impl Call {
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();
         let must_wait = in_line && (entry.line_is_busy() || cx.now < entry.asks_from());
-        if self.wants.by_engine || must_wait {
+        if self.wants.by_engine || cx.kernel.is_quorum() || must_wait {
             return self.park(entry, false, cx);
         }
         let serves = match in_line {
@@ -123,6 +171,7 @@ impl Call {
         entry.request(serves, &self.wants.lock, self.wants.terms, cx);
         let n = entry.requests.len() - 1;
         entry.requests[n].once = is_once;
+        self.note_set(entry);
         self.send(entry, n, cx)
     }
 
@@ -206,6 +255,13 @@ impl Call {
         }
         let request = entry.index_of(asked.no);
         if let Some(n) = request
+            && entry.requests[n].is_used_up()
+            && matches!(entry.requests[n].state, RequestState::Due(_))
+        {
+            entry.requests.remove(n);
+            return self.over(Outcome::Failed(Failure::Restart));
+        }
+        if let Some(n) = request
             && self.retry_at <= cx.now
             && matches!(entry.requests[n].state, RequestState::Due(at) if at <= cx.now)
             && !(entry.requests[n].serves == Serves::Line && entry.holds_alone())
@@ -250,6 +306,7 @@ impl Call {
             refusals: self.refusals,
         };
         entry.park(waiter, at_front, cx);
+        self.note_set(entry);
         entry.pace(self.no, cx);
         self.state = CallState::Parked(cell);
         Step::Park(deadline)
@@ -277,6 +334,8 @@ impl Call {
         }
         match self.gives_up(entry, cx) {
             Some(outcome) => self.over(outcome),
+            // The id of the set is used up.
+            None if self.of_set.is_some() => self.over(Outcome::Failed(Failure::Restart)),
             None => self.park(entry, true, cx),
         }
     }

@@ -116,6 +116,10 @@ impl LockEntry {
                 self.requests.remove(n);
                 continue;
             }
+            if self.requests[n].is_used_up() {
+                self.end_of_set(n, cx);
+                continue;
+            }
             if cx.kernel.pending.lock().is_full(&self.name) {
                 self.due_after_failure(n, cx);
                 continue;
@@ -232,6 +236,7 @@ pub(super) fn asked(request: &Request) -> Option<Asked> {
         id: flight.id.clone(),
         how: flight.how,
         ttl: request.terms.ttl,
+        at: None,
     })
 }
 

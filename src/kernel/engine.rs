@@ -19,7 +19,10 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, LeaseWork};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Batch;
-use crate::kernel::request::{Asked, RequestNo, Serves};
+use crate::kernel::request::{Asked, How, RequestNo, Serves};
+use crate::kernel::round::{Round, RoundKind, RoundNo};
+use crate::kernel::table::entry_name;
+use crate::kernel::unlock::release_command;
 use crate::kernel::{Discard, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -31,6 +34,8 @@ pub(crate) enum Item {
     Lease(Arc<HeldLease>),
     Entry(Name),
     Pending,
+    /// The time of a round may be over.
+    Rounds,
 }
 
 /// Identifies an item. At one instant, leases come first.
@@ -39,6 +44,7 @@ pub(crate) enum ItemKey {
     Lease(u64),
     Entry(Name),
     Pending,
+    Rounds,
 }
 
 /// When the engine must look at what.
@@ -108,6 +114,19 @@ impl Schedule {
 
 pub(crate) type Ticket = u64;
 
+/// The number of a server of a quorum; 0 elsewhere.
+pub(crate) type ServerNo = usize;
+
+/// The state of the engine's pipeline to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    Up,
+    /// It may soon be up: a round waits for it.
+    Connecting,
+    /// It was lost, or could not be opened: a round goes on without it.
+    Down,
+}
+
 /// The connection of the engine that a command is sent on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PipeKind {
@@ -119,6 +138,7 @@ pub(crate) enum PipeKind {
 /// A command that the engine's thread must send.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
+    pub(crate) server: ServerNo,
     pub(crate) pipe: PipeKind,
     pub(crate) ticket: Ticket,
     pub(crate) command: Command,
@@ -130,11 +150,16 @@ pub(crate) trait Route {
     fn room(&self) -> usize;
     /// Returns whether the server that answers has the only copy of the keys.
     fn is_final(&self) -> bool;
+    /// Returns the state of the pipeline to a server of a quorum.
+    fn link(&self, _: ServerNo) -> Link {
+        Link::Up
+    }
 }
 
 /// Why a command was sent.
 #[derive(Debug)]
-enum Purpose {
+pub(super) enum Purpose {
+    Vote { round: RoundNo, server: ServerNo },
     Ask(Asked),
     Refresh(Name, Vec<(RequestNo, HolderId)>),
     Confirm(Name, RequestNo, HolderId, LeaseTerms),
@@ -147,6 +172,8 @@ enum Purpose {
 pub(crate) struct Engine {
     in_flight: HashMap<Ticket, Purpose>,
     next_ticket: Ticket,
+    pub(super) rounds: BTreeMap<RoundNo, Round>,
+    pub(super) next_round: RoundNo,
 }
 
 impl Kernel {
@@ -175,6 +202,25 @@ impl Kernel {
     }
 }
 
+impl Kernel {
+    /// Applies the end of a renewal, a change of ttl or a downgrade.
+    pub(super) fn lease_answered(
+        &self,
+        work: &LeaseWork,
+        end: Result<Answer, Fault>,
+        [sent, now]: [Instant; 2],
+        is_final: bool,
+        fx: &mut Effects,
+    ) {
+        let lease = &work.lease;
+        lease.answered(work, end, [sent, now], is_final, fx);
+        lease.rearm(self, now, fx);
+        if let LeaseStatus::Lost(_) = lease.status(now, fx) {
+            self.lease_ended(lease, now, fx);
+        }
+    }
+}
+
 impl Engine {
     /// Returns the commands that are due. Losses are told before anything else.
     pub(crate) fn due(
@@ -187,7 +233,8 @@ impl Engine {
         let mut out = Vec::new();
         loop {
             let items = kernel.schedule.lock().take(now);
-            if items.is_empty() {
+            let has_ended = self.advance(kernel, now, route, &mut out, fx);
+            if items.is_empty() && !has_ended {
                 return out;
             }
             tell_losses(kernel, &items, now, fx);
@@ -200,6 +247,8 @@ impl Engine {
                     Item::Lease(lease) => self.renew(kernel, lease, now, &mut out, fx),
                     Item::Entry(name) => self.ask(kernel, &name, now, &mut out, fx),
                     Item::Pending => self.undo(kernel, now, &mut out, fx),
+                    // `advance` ends them.
+                    Item::Rounds => {}
                 }
             }
             if out.len() >= route.room() {
@@ -220,8 +269,16 @@ impl Engine {
         if lease.is_release_overdue(now, kernel.limits.command_timeout) {
             kernel.end_overdue_release(&lease, now, fx);
         }
+        if let Some(cell) = lease.take_release() {
+            let command = release_command(&lease);
+            let kind = RoundKind::Release(Arc::clone(&lease), cell);
+            self.begin_round(kernel, kind, command, now);
+        }
         if let Some((command, work)) = lease.begin_work(now, fx) {
-            self.send(command, Purpose::Lease(work), out);
+            match kernel.is_quorum() {
+                true => self.begin_round(kernel, RoundKind::Lease(work), command, now),
+                false => self.send(0, command, Purpose::Lease(work), out),
+            }
         }
         lease.rearm(kernel, now, fx);
         fx.discard.push(Discard::Lease(lease));
@@ -237,24 +294,37 @@ impl Engine {
     ) {
         let work = kernel.with_existing(name, now, fx, |entry, cx| entry.due(cx));
         for (command, work) in work.into_iter().flatten() {
+            let work = match work {
+                EntryWork::Ask(asked) if asked.how == How::Round => {
+                    self.begin_round(kernel, RoundKind::Propose(asked), command, now);
+                    continue;
+                }
+                work => work,
+            };
             let purpose = match work {
                 EntryWork::Ask(asked) => Purpose::Ask(asked),
                 EntryWork::Refresh(of) => Purpose::Refresh(name.clone(), of),
                 EntryWork::Confirm(no, id, terms) => Purpose::Confirm(name.clone(), no, id, terms),
             };
-            self.send(command, purpose, out);
+            self.send(0, command, purpose, out);
         }
     }
 
     fn undo(&mut self, kernel: &Kernel, now: Instant, out: &mut Vec<Outgoing>, fx: &mut Effects) {
         let mut pending = kernel.pending.lock();
         for (command, batch) in pending.take_due(now) {
-            self.send(command, Purpose::Undo(batch), out);
+            self.send(batch.server, command, Purpose::Undo(batch), out);
         }
         kernel.put_pending(pending.next(), fx);
     }
 
-    fn send(&mut self, command: Command, purpose: Purpose, out: &mut Vec<Outgoing>) {
+    pub(super) fn send(
+        &mut self,
+        server: ServerNo,
+        command: Command,
+        purpose: Purpose,
+        out: &mut Vec<Outgoing>,
+    ) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         let pipe = match command.replicas {
@@ -263,6 +333,7 @@ impl Engine {
         };
         self.in_flight.insert(ticket, purpose);
         out.push(Outgoing {
+            server,
             pipe,
             ticket,
             command,
@@ -274,7 +345,7 @@ impl Engine {
     pub(crate) fn may_resend(&self, kernel: &Kernel, ticket: Ticket, now: Instant) -> bool {
         match self.in_flight.get(&ticket) {
             Some(Purpose::Ask(asked)) => {
-                let (name, no) = (asked.lock.key(0).name, asked.no);
+                let (name, no) = (&*entry_name(&*asked.lock), asked.no);
                 let mut fx = Effects::default();
                 let serves = kernel.with_existing(name, now, &mut fx, |entry, _| {
                     let n = entry.index_of(no)?;
@@ -282,11 +353,13 @@ impl Engine {
                 });
                 serves.flatten().unwrap_or(false)
             }
+            Some(Purpose::Vote { round, .. }) => self.may_resend_vote(*round),
             found => found.is_some(),
         }
     }
 
-    /// Applies the end of a command, exactly once for each ticket.
+    /// Applies the end of a command, exactly once for each ticket. Over a quorum, that can add
+    /// commands to send.
     pub(crate) fn ended(
         &mut self,
         kernel: &Kernel,
@@ -295,11 +368,15 @@ impl Engine {
         [sent, now]: [Instant; 2],
         route: &dyn Route,
         fx: &mut Effects,
-    ) {
+    ) -> Vec<Outgoing> {
+        let mut out = Vec::new();
         let Some(purpose) = self.in_flight.remove(&ticket) else {
-            return;
+            return out;
         };
         match purpose {
+            Purpose::Vote { round, server } => {
+                self.voted(kernel, (round, server), end, now, &mut out, fx);
+            }
             Purpose::Ask(asked) => {
                 let lock = Arc::clone(&asked.lock);
                 kernel.with_entry(&lock, now, fx, |entry, cx| {
@@ -317,13 +394,7 @@ impl Engine {
                 });
             }
             Purpose::Lease(work) => {
-                let lease = Arc::clone(&work.lease);
-                lease.answered(&work, end, [sent, now], route.is_final(), fx);
-                lease.rearm(kernel, now, fx);
-                if let LeaseStatus::Lost(_) = lease.status(now, fx) {
-                    kernel.lease_ended(&lease, now, fx);
-                }
-                fx.discard.push(Discard::Lease(lease));
+                kernel.lease_answered(&work, end, [sent, now], route.is_final(), fx);
                 fx.discard.push(Discard::Lease(work.lease));
             }
             Purpose::Undo(batch) => {
@@ -332,11 +403,13 @@ impl Engine {
                 let at = pending.next();
                 kernel.put_pending(at, fx);
                 drop(pending);
-                if let Some(name) = undone {
+                // Over a quorum, each attempt that fails is undone at some servers.
+                if let Some(name) = undone.filter(|_| !kernel.is_quorum()) {
                     kernel.with_existing(&name, now, fx, |entry, cx| entry.undone(cx));
                 }
             }
         }
+        out
     }
 
     /// Returns the name whose refusal the reply to a command can be, and the id that it acquires
@@ -344,7 +417,10 @@ impl Engine {
     #[cfg(test)]
     pub(super) fn asks_for(&self, ticket: Ticket) -> Option<(Name, Option<HolderId>)> {
         match self.in_flight.get(&ticket)? {
-            Purpose::Ask(asked) => Some((asked.lock.key(0).name.clone(), Some(asked.id.clone()))),
+            Purpose::Ask(asked) => Some((
+                entry_name(&*asked.lock).into_owned(),
+                Some(asked.id.clone()),
+            )),
             Purpose::Refresh(name, _) => Some((name.clone(), None)),
             _ => None,
         }
@@ -376,6 +452,7 @@ fn put_back(kernel: &Kernel, item: Item, now: Instant, fx: &mut Effects) {
         Item::Lease(lease) => ItemKey::Lease(lease.serial),
         Item::Entry(name) => ItemKey::Entry(name.clone()),
         Item::Pending => ItemKey::Pending,
+        Item::Rounds => ItemKey::Rounds,
     };
     kernel.put(key, item, [now, Instant::NEVER], fx);
 }

@@ -36,6 +36,8 @@ const CONTENDED_FOR: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct LockEntry {
     pub(super) name: Name,
+    /// The name is that of a set: its calls wait in the entries of its names.
+    is_set: bool,
     pub(super) held: Vec<Held>,
     pub(super) capacity: usize,
     pub(super) line: VecDeque<Waiter>,
@@ -49,8 +51,12 @@ pub(crate) struct LockEntry {
     pub(super) released: Option<HolderId>,
     /// The subscriber was told to listen to the messages of this name.
     pub(super) listens: bool,
-    /// Messages arrive, as far as is known.
+    /// Messages arrive, as far as is known: from a majority of the servers of a quorum.
     pub(super) is_listening: bool,
+    /// The servers of a quorum whose messages arrive, and those that have announced a release since
+    /// the last attempt. A bit for each.
+    pub(super) live: u64,
+    pub(super) heard: u64,
     /// Lower bounds of when the engine must look, and of when it must be awake for that.
     pub(super) next: Instant,
     pub(super) latest: Instant,
@@ -74,9 +80,11 @@ pub(super) enum Receiver {
 }
 
 impl LockEntry {
-    pub(super) fn new(name: Name, capacity: usize) -> Self {
+    pub(super) fn new(name: Name, lock: &dyn Primitive) -> Self {
+        let capacity = lock.capacity();
         Self {
             name,
+            is_set: lock.keys().names.len() > 1,
             held: Vec::new(),
             capacity,
             line: VecDeque::new(),
@@ -87,6 +95,8 @@ impl LockEntry {
             released: None,
             listens: false,
             is_listening: false,
+            live: 0,
+            heard: 0,
             next: Instant::NEVER,
             latest: Instant::NEVER,
             armed: None,
@@ -228,7 +238,9 @@ impl LockEntry {
             && self.own.is_empty()
             && self.requests.is_empty();
         let wakes = |waiter: &Waiter| waiter.wait.is_woken();
+        let is_set = self.is_set;
         if !self.listens
+            && !is_set
             && let Some(waiter) = self.line.iter().chain(&self.own).find(|w| wakes(w))
         {
             self.listens = true;
@@ -307,6 +319,7 @@ impl LockEntry {
         let lock = Arc::clone(&request.lock);
         let is_line_kind = lock.has_local_queue();
         let how = match (lock.queue().is_some(), is_line_kind) {
+            _ if cx.kernel.is_quorum() => How::Round,
             (false, _) => How::Acquire,
             (true, true) if request.once => How::Acquire,
             (true, true) if request.refusals == 0 && !is_contended => How::Acquire,
@@ -317,7 +330,13 @@ impl LockEntry {
             true => u64::from(request.terms.handoffs) + 1,
             false => 1,
         };
-        let id = cx.kernel.fresh.id(&*lock);
+        let id = match &mut request.of_set {
+            Some(of_set) if !is_on(Mutant::SetTakesFreshIds) => {
+                of_set.is_used = true;
+                of_set.id.clone()
+            }
+            _ => cx.kernel.fresh.id(&*lock),
+        };
         let ttl = request.terms.ttl;
         let listens = match served_wake {
             true => Listens::Inbox,
@@ -335,6 +354,15 @@ impl LockEntry {
                 tokens,
                 place: (how == How::Enter).then_some(listens),
             },
+            How::Round => {
+                self.heard = 0;
+                What::Propose {
+                    id: id.clone(),
+                    ttl,
+                    token: cx.kernel.propose(request.rounds.above, cx.now),
+                    tokens,
+                }
+            }
         };
         request.state = RequestState::Sent;
         request.again = Instant::NEVER;
@@ -472,6 +500,11 @@ impl LockEntry {
         }
         match request.state {
             RequestState::Sent | RequestState::Won(_) => {
+                if request.serves != Serves::Nobody
+                    && let Some(flight) = request.flight.as_ref().filter(|_| cx.kernel.is_quorum())
+                {
+                    cx.kernel.abandon(&flight.id, cx.now, cx.fx);
+                }
                 self.requests[n].serves = Serves::Nobody;
             }
             RequestState::Due(_) => {

@@ -27,6 +27,7 @@ use crate::kernel::lease::{
     RenewalRequest, Wanted, WorkKind,
 };
 use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::round::AtServers;
 use crate::kernel::waiter::Failure;
 use crate::kernel::{Discard, Effects, Kernel, Told};
 use crate::lost::Lost;
@@ -45,6 +46,8 @@ pub(crate) struct HeldLease {
     pub(crate) tokens: OneOrMany<FencingToken>,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) run: HandoffRun,
+    /// What the acquiring command has taken at each server of a quorum.
+    pub(crate) at: Option<Arc<AtServers>>,
     /// Distinguishes leases in the schedule.
     pub(crate) serial: u64,
     pub(super) inner: Mutex<Inner>,
@@ -76,6 +79,8 @@ pub(super) struct Inner {
     reader: Option<Arc<dyn Primitive>>,
     /// When the release was sent, until its end is known.
     pub(super) releasing_since: Option<Instant>,
+    /// The release that the engine must begin, over a quorum.
+    release: Option<Arc<OperationCell>>,
 }
 
 impl HeldLease {
@@ -94,6 +99,7 @@ impl HeldLease {
             tokens: OneOrMany::One(token),
             replicas,
             run,
+            at: None,
             serial,
             inner: Mutex::new(Inner {
                 lease,
@@ -106,8 +112,24 @@ impl HeldLease {
                 operations: VecDeque::new(),
                 reader: None,
                 releasing_since: None,
+                release: None,
             }),
         }
+    }
+
+    /// The lease of a set has a token for each name.
+    pub(super) fn of_set(self, tokens: Option<Vec<FencingToken>>) -> Self {
+        match tokens.filter(|tokens| tokens.len() > 1) {
+            Some(tokens) => Self {
+                tokens: tokens.into_iter().collect(),
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    pub(super) fn at(self, at: Option<Arc<AtServers>>) -> Self {
+        Self { at, ..self }
     }
 
     /// Runs `act` on the state. If the lease is lost afterwards, tells the listeners, still under
@@ -302,6 +324,24 @@ impl HeldLease {
         })
     }
 
+    /// Leaves the release, which has begun, to a round of the engine. The holder waits for its end
+    /// in the cell.
+    pub(super) fn release_by_round(&self) -> Arc<OperationCell> {
+        let cell = OperationCell::new();
+        self.inner.lock().release = Some(Arc::clone(&cell));
+        cell
+    }
+
+    /// Returns the release that a round must begin.
+    pub(super) fn take_release(&self) -> Option<Arc<OperationCell>> {
+        self.inner.lock().release.take()
+    }
+
+    /// A change of ttl got no reply from a server of a quorum: it may run there later.
+    pub(super) fn limit(&self, ttl: Duration) {
+        self.inner.lock().lease.limit(ttl);
+    }
+
     /// Ends the release. Returns false if that was known before: a late end changes nothing.
     pub(crate) fn end_release(self: &Arc<Self>, lost: Option<Lost>, fx: &mut Effects) -> bool {
         self.with(fx, |inner| {
@@ -419,7 +459,10 @@ impl HeldLease {
                     lease.ttl_set(sent, now, ttl, is_final);
                 }
                 (WorkKind::SetTtl(ttl, before), _) => match &end {
-                    Err(fault) if !fault.may_have_run() => lease.ttl_not_set(now, before),
+                    // A minority of a quorum may have run it.
+                    Err(fault) if !fault.may_have_run() && self.at.is_none() => {
+                        lease.ttl_not_set(now, before);
+                    }
                     _ if is_on(Mutant::SetTtlIsCertain) => lease.ttl_set(sent, now, ttl, is_final),
                     _ => lease.unanswered(now, ttl),
                 },
@@ -466,6 +509,9 @@ impl Inner {
     /// Returns when the engine must look at the lease, and until when it may sleep if it sleeps.
     /// `None` if never again.
     fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {
+        if self.release.is_some() {
+            return Some([Instant::START, Instant::START]);
+        }
         if let Some(since) = self.releasing_since {
             if is_on(Mutant::StoppedReleaseBlocks) {
                 return None;

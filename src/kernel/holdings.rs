@@ -9,8 +9,9 @@ use crate::kernel::entry::{Held, LockEntry, Receiver};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{HandoffRun, LeaseState, LeaseStatus, NoHandoff};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::pending::{PendingRelease, Proof};
+use crate::kernel::pending::Proof;
 use crate::kernel::request::{Request, RequestState, Serves};
+use crate::kernel::round::AtServers;
 use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
 use crate::kernel::{Context, Discard, RUNS_WITHIN};
 use crate::lost::Lost;
@@ -25,6 +26,10 @@ pub(super) struct Grant {
     pub(super) tokens: TokenBlock,
     pub(super) lease: LeaseState,
     pub(super) terms: LeaseTerms,
+    /// What each server of a quorum has.
+    pub(super) at: Option<Arc<AtServers>>,
+    /// The tokens of all names of a set.
+    pub(super) all: Option<Vec<FencingToken>>,
     /// It was granted to a place in the queue.
     pub(super) in_queue: bool,
 }
@@ -39,6 +44,10 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         assert!(!self.holds(id), "a lease is never undone");
+        if request.joins_set() && !is_on(Mutant::JoinIsUndone) {
+            // This client still has the leases of its names: their calls release them.
+            return cx.kernel.table.forget_id_for(id, &self.name);
+        }
         let ttl = request.terms.ttl;
         let cx_parts = (cx.now, &mut *cx.fx);
         (cx.kernel).undo(&request.lock, id, ttl, proof, cx_parts);
@@ -56,6 +65,8 @@ impl LockEntry {
             tokens,
             lease,
             terms,
+            at,
+            all,
             in_queue,
         } = grant;
         cx.kernel.table.forget_id(&id);
@@ -65,7 +76,8 @@ impl LockEntry {
             false => run,
         };
         let serial = cx.kernel.next_serial();
-        let lease = Arc::new(HeldLease::new(lock, id, lease, run, terms.replicas, serial));
+        let lease = HeldLease::new(lock, id, lease, run, terms.replicas, serial);
+        let lease = Arc::new(lease.at(at).of_set(all));
         let is_shared = lock.is_shared();
         self.evict(is_shared, cx);
         self.held.push(Held {
@@ -189,14 +201,8 @@ impl LockEntry {
     pub(super) fn release_later(&self, lease: &Arc<HeldLease>, counts: bool, cx: &mut Context<'_>) {
         assert!(!self.holds(&lease.id), "a lease is never undone");
         let lasts = lease.key_may_last().max(RUNS_WITHIN);
-        let release = PendingRelease {
-            lock: Arc::clone(&lease.lock),
-            id: lease.id.clone(),
-            until: cx.now.after(lasts),
-            ends_by: Proof::AnyAnswer,
-            counts,
-        };
-        cx.kernel.pend(release, cx.now, cx.fx);
+        let until = cx.now.after(lasts);
+        (cx.kernel).pend_lease(lease, until, counts, cx.now, cx.fx);
     }
 
     /// The client is closed: ends all calls and leases.

@@ -108,6 +108,11 @@ impl LockEntry {
         else {
             return;
         };
+        // The id of a set does not tell for which of its names the message is: it may be an earlier
+        // one's. A refresh asks.
+        if self.requests[n].of_set.is_some() && !is_on(Mutant::MessagesGrantToSets) {
+            return self.look_at(n, cx.now, cx);
+        }
         let request = &self.requests[n];
         let seen = match (&request.state, &request.flight) {
             (RequestState::Queued(place), _) => place.seen,
@@ -118,7 +123,7 @@ impl LockEntry {
         self.grant(n, id, tokens, seen, cx);
     }
 
-    fn announced(&mut self, payload: &[u8], cx: &mut Context<'_>) {
+    pub(super) fn announced(&mut self, payload: &[u8], cx: &mut Context<'_>) {
         if is_on(Mutant::ReleaseMessagesAreIgnored) {
             return;
         }
@@ -184,7 +189,11 @@ impl LockEntry {
             };
             let at = cx.now.after(pause);
             match &mut request.state {
-                RequestState::Due(due) => *due = (*due).min(at),
+                RequestState::Due(due) => {
+                    // A split vote makes it pause.
+                    let pauses_until = request.rounds.pauses_until;
+                    *due = (*due).min(at.max(pauses_until.unwrap_or(at)));
+                }
                 RequestState::Queued(place) if place.refreshing => {
                     request.again = request.again.min(at);
                 }

@@ -26,11 +26,15 @@ pub(crate) mod messages;
 pub(crate) mod mutant;
 pub(crate) mod pending;
 pub(crate) mod places;
+pub(crate) mod proposals;
 pub(crate) mod request;
+pub(crate) mod round;
+pub(crate) mod set;
 #[cfg(all(test, feature = "testing"))]
 pub(crate) mod sim;
 pub(crate) mod table;
 pub(crate) mod unlock;
+pub(crate) mod votes;
 pub(crate) mod waiter;
 
 use std::sync::Arc;
@@ -45,7 +49,9 @@ use crate::kernel::entry::LockEntry;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::OperationCell;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof, Tally};
-use crate::kernel::table::LockTable;
+use crate::kernel::round::AtServer;
+use crate::kernel::table::{LockTable, entry_name};
+use crate::kernel::votes::{Majority, Tokens};
 use crate::kernel::waiter::{Failure, WaiterCell};
 use crate::lost::Lost;
 use crate::name::Name;
@@ -67,6 +73,10 @@ pub(crate) struct Limits {
     pub(crate) backstop: Duration,
     /// A replica may become the master: recent releases are then repeated.
     pub(crate) may_fail_over: bool,
+    /// The servers of a quorum; one elsewhere.
+    pub(crate) size: Majority,
+    /// The wall clock at [`Instant::START`], in µs: for the tokens that are proposed to a quorum.
+    pub(crate) wall: u64,
 }
 
 /// New holder ids and jitter.
@@ -89,6 +99,9 @@ pub(crate) struct Kernel {
     pub(super) pending: Mutex<PendingReleases>,
     pub(super) schedule: Mutex<Schedule>,
     fresh: Fresh,
+    tokens: Tokens,
+    /// The rounds whose calls have left: the engine ends them.
+    abandoned: Mutex<Vec<HolderId>>,
     /// Set before the shards are walked; read under a shard's lock.
     closed: AtomicBool,
     serial: AtomicU64,
@@ -178,6 +191,8 @@ impl Kernel {
             fresh: Fresh {
                 owner: owner.into(),
             },
+            tokens: Tokens::default(),
+            abandoned: Mutex::default(),
             closed: AtomicBool::new(false),
             serial: AtomicU64::new(0),
             limits,
@@ -186,6 +201,31 @@ impl Kernel {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether several independent servers keep each lock.
+    pub(super) fn is_quorum(&self) -> bool {
+        self.limits.size.all > 1
+    }
+
+    /// Returns a token above this one, for the servers of a quorum.
+    pub(super) fn propose(&self, above: u64, now: Instant) -> u64 {
+        self.tokens.propose_at(self.wall(now), above)
+    }
+
+    /// Records the counter that a server has reported.
+    pub(super) fn learn_token(&self, counter: u64, now: Instant) {
+        self.tokens.learn_at(self.wall(now), counter);
+    }
+
+    fn wall(&self, now: Instant) -> u64 {
+        self.limits.wall.saturating_add(now.as_nanos() / 1000)
+    }
+
+    /// The calls that a round was for have left: the engine ends it.
+    pub(super) fn abandon(&self, id: &HolderId, now: Instant, fx: &mut Effects) {
+        self.abandoned.lock().push(id.clone());
+        self.put(ItemKey::Rounds, Item::Rounds, [now, now], fx);
     }
 
     /// Returns a number for a call, a request or a lease.
@@ -202,11 +242,11 @@ impl Kernel {
         fx: &mut Effects,
         act: impl FnOnce(&mut LockEntry, &mut Context<'_>) -> T,
     ) -> T {
-        let name = lock.key(0).name;
+        let name = &*entry_name(&**lock);
         let mut shard = self.table.shard(name).lock();
         let entry = shard
             .entry(name.clone())
-            .or_insert_with(|| LockEntry::new(name.clone(), lock.capacity()));
+            .or_insert_with(|| LockEntry::new(name.clone(), &**lock));
         let mut cx = Context {
             kernel: self,
             now,
@@ -288,7 +328,8 @@ impl Kernel {
 
     /// Adds a pending release. The caller has the lock of the shard, and the id has no lease.
     pub(super) fn pend(&self, release: PendingRelease, now: Instant, fx: &mut Effects) {
-        self.table.forget_id(&release.id);
+        let name = entry_name(&*release.lock);
+        self.table.forget_id_for(&release.id, &name);
         let mut pending = self.pending.lock();
         pending.push(release, now);
         let at = pending.next();
@@ -305,7 +346,13 @@ impl Kernel {
         cx: (Instant, &mut Effects),
     ) {
         let (now, fx) = cx;
+        if self.is_quorum() {
+            // The round releases what it has taken.
+            self.table.forget_id(id);
+            return;
+        }
         let release = PendingRelease {
+            server: 0,
             lock: Arc::clone(lock),
             id: id.clone(),
             until: now.after(ttl.saturating_mul(2).max(RUNS_WITHIN)),
@@ -315,10 +362,38 @@ impl Kernel {
         self.pend(release, now, fx);
     }
 
+    /// Adds the release of an ended lease: at the servers of a quorum that may have its key.
+    pub(super) fn pend_lease(
+        &self,
+        lease: &HeldLease,
+        until: Instant,
+        counts: bool,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        for server in 0..self.limits.size.all {
+            let ends_by = match lease.at.as_ref().map(|at| at.of(server)) {
+                Some(AtServer::NotSent | AtServer::No) => continue,
+                Some(AtServer::Unknown) => Proof::KeySeen,
+                Some(AtServer::Yes | AtServer::Asked) | None => Proof::AnyAnswer,
+            };
+            let release = PendingRelease {
+                server,
+                lock: Arc::clone(&lease.lock),
+                id: lease.id.clone(),
+                until,
+                ends_by,
+                counts,
+            };
+            self.pend(release, now, fx);
+        }
+    }
+
     /// Keeps a confirmed release, if a replica may take over.
     pub(super) fn note_released(&self, lease: &HeldLease, now: Instant) {
         if self.limits.may_fail_over {
             let release = PendingRelease {
+                server: 0,
                 lock: Arc::clone(&lease.lock),
                 id: lease.id.clone(),
                 until: now.after(lease.key_may_last()),

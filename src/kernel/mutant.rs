@@ -80,6 +80,48 @@ pub(crate) enum Mutant {
     EvictedIsNotLost,
     /// A call that panics forgets the lease that a message has given it.
     PanicForgetsTheLease,
+    /// What a quorum has confirmed counts from the deciding vote.
+    RoundCountsFromReply,
+    /// An undo behind a proposal whose pipeline has ended needs any answer only.
+    DeadPipelineIsAnyAnswer,
+    /// A vote on an earlier proposal counts for the next one.
+    LateVoteCounts,
+    /// A proposal is sent to a server after its round is over.
+    NotSentIsSentLate,
+    /// A lost proposal is not undone where it has no answer yet.
+    AskedIsNotUndone,
+    /// A lost proposal is not undone where it may run later.
+    UnknownIsNotUndone,
+    /// A key of a proposal that is being undone refuses the next one.
+    OwnIdRefusesRound,
+    /// A release that finds nothing is final, although the acquiring command may run later.
+    ReleaseEndsTheUnknown,
+    /// A release that has no reply from a minority is not repeated there.
+    MissingReleaseIsForgotten,
+    /// A proposal is sent again although its release is behind it.
+    ProposalIsResentLate,
+    /// A change of ttl that may run later at one server is forgotten.
+    LateShorteningIsForgotten,
+    /// A token that is too low counts as a refusal.
+    TooLowIsRefused,
+    /// A release counts once all servers have announced it.
+    AllMustAnnounce,
+    /// A grant message to a set counts for the name that it asks for now.
+    MessagesGrantToSets,
+    /// A set that could not be confirmed is released while its names are held.
+    JoinIsUndone,
+    /// A set sends an id again whose command may have run.
+    SetUsesItsIdAgain,
+    /// Each name of a set is asked for under another id.
+    SetTakesFreshIds,
+    /// The names that a set kept are not released when it begins again.
+    KeptNamesAreForgotten,
+    /// The names that a set kept are released when it has them all.
+    KeptNamesAreReleased,
+    /// A set has its lease before Redis has confirmed all names.
+    SetIsNotConfirmed,
+    /// Calls that wait for a name which the set has kept are not told.
+    KeptNamesEndInSilence,
 }
 
 thread_local! {
@@ -96,7 +138,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 38] = [
+    pub(crate) const ALL: [Self; 59] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -135,5 +177,26 @@ impl Mutant {
         Self::SetTtlIsCertain,
         Self::EvictedIsNotLost,
         Self::PanicForgetsTheLease,
+        Self::RoundCountsFromReply,
+        Self::DeadPipelineIsAnyAnswer,
+        Self::LateVoteCounts,
+        Self::NotSentIsSentLate,
+        Self::AskedIsNotUndone,
+        Self::UnknownIsNotUndone,
+        Self::OwnIdRefusesRound,
+        Self::ReleaseEndsTheUnknown,
+        Self::MissingReleaseIsForgotten,
+        Self::ProposalIsResentLate,
+        Self::LateShorteningIsForgotten,
+        Self::TooLowIsRefused,
+        Self::AllMustAnnounce,
+        Self::MessagesGrantToSets,
+        Self::JoinIsUndone,
+        Self::SetUsesItsIdAgain,
+        Self::SetTakesFreshIds,
+        Self::KeptNamesAreForgotten,
+        Self::KeptNamesAreReleased,
+        Self::SetIsNotConfirmed,
+        Self::KeptNamesEndInSilence,
     ];
 }

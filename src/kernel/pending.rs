@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
+use crate::kernel::engine::ServerNo;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::name::{Name, NameTable};
 use crate::protocol::answer::{Answer, Undone};
@@ -51,6 +52,8 @@ pub(crate) enum Proof {
 /// A release to be sent until it has certainly run.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingRelease {
+    /// The server of a quorum; 0 elsewhere.
+    pub(crate) server: ServerNo,
     pub(crate) lock: Arc<dyn Primitive>,
     pub(crate) id: HolderId,
     /// When the key has expired, or the acquiring command can run no more.
@@ -73,8 +76,9 @@ pub(crate) struct Tally {
 pub(crate) struct PendingReleases {
     pending: HashMap<u64, Pending>,
     groups: HashMap<u64, Group>,
-    by_lock: HashMap<SameKeys, u64>,
-    ids: HashMap<HolderId, u64>,
+    by_lock: HashMap<(ServerNo, SameKeys), u64>,
+    /// The releases of each id: several over a quorum, and for a set.
+    ids: HashMap<HolderId, Vec<u64>>,
     counts: NameTable<Counts>,
     /// When each group is due.
     due: BTreeSet<(Instant, u64)>,
@@ -122,6 +126,7 @@ struct News {
 /// The releases of one lock.
 #[derive(Debug)]
 struct Group {
+    server: ServerNo,
     lock: Arc<dyn Primitive>,
     /// The releases that are not in flight, by due time.
     order: BTreeSet<(Instant, u64)>,
@@ -155,6 +160,7 @@ impl Hash for SameKeys {
 /// The releases that one command carries.
 #[derive(Debug)]
 pub(crate) struct Batch {
+    pub(crate) server: ServerNo,
     group: u64,
     releases: Vec<(u64, HolderId)>,
 }
@@ -181,6 +187,37 @@ impl PendingReleases {
     /// Returns whether this is the id of a pending release.
     pub(crate) fn has(&self, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
+    }
+
+    /// Returns whether this is the id of a pending release at a server.
+    pub(crate) fn has_at(&self, server: ServerNo, id: &[u8]) -> bool {
+        HolderId::parse(id).is_some_and(|id| {
+            let mut found = self.serials(&id).filter_map(|it| self.pending.get(&it));
+            found.any(|it| it.release.server == server)
+        })
+    }
+
+    /// Returns whether an id has a pending release for this lock.
+    #[cfg(test)]
+    pub(super) fn has_for(&self, lock: &Arc<dyn Primitive>, id: &HolderId) -> bool {
+        let group = self.group_of(0, lock);
+        group.is_some_and(|group| self.serial(id, group).is_some())
+    }
+
+    /// Returns the releases of an id.
+    fn serials(&self, id: &HolderId) -> impl Iterator<Item = u64> {
+        self.ids.get(id).into_iter().flatten().copied()
+    }
+
+    /// Returns the release of an id in a group.
+    fn serial(&self, id: &HolderId, group: u64) -> Option<u64> {
+        let is_it = |it: &u64| self.pending.get(it).is_some_and(|it| it.group == group);
+        self.serials(id).find(is_it)
+    }
+
+    fn group_of(&self, server: ServerNo, lock: &Arc<dyn Primitive>) -> Option<u64> {
+        let keys = (server, SameKeys(Arc::clone(lock)));
+        self.by_lock.get(&keys).copied()
     }
 
     /// Returns whether a release of the name has no answer yet.
@@ -226,7 +263,8 @@ impl PendingReleases {
     /// Adds a release, which is due at once, or after the pause since the last command for its
     /// lock. A second one of an id only sharpens the first.
     pub(crate) fn push(&mut self, release: PendingRelease, now: Instant) {
-        if let Some(serial) = self.ids.get(&release.id).copied() {
+        let group = self.group_of(release.server, &release.lock);
+        if let Some(serial) = group.and_then(|group| self.serial(&release.id, group)) {
             if release.ends_by == Proof::AnyAnswer {
                 self.learn(serial, News { has_ended: true });
             }
@@ -235,8 +273,10 @@ impl PendingReleases {
         self.serial += 1;
         let serial = self.serial;
         let lock = SameKeys(Arc::clone(&release.lock));
-        let group = *self.by_lock.entry(lock).or_insert(serial);
+        let keys = (release.server, lock);
+        let group = *self.by_lock.entry(keys).or_insert(serial);
         let of_lock = self.groups.entry(group).or_insert_with(|| Group {
+            server: release.server,
             lock: Arc::clone(&release.lock),
             order: BTreeSet::new(),
             size: 0,
@@ -251,7 +291,7 @@ impl PendingReleases {
         counts.unanswered += 1;
         counts.key_seen += usize::from(release.ends_by == Proof::KeySeen);
         self.tally.unreleased += usize::from(release.counts);
-        self.ids.insert(release.id.clone(), serial);
+        self.ids.entry(release.id.clone()).or_default().push(serial);
         self.ends.insert((release.until, serial));
         self.pending.insert(
             serial,
@@ -272,10 +312,53 @@ impl PendingReleases {
     /// Records that Redis holds something under this id, or that its acquiring command has ended:
     /// its release is due now.
     pub(crate) fn seen(&mut self, id: &HolderId, has_ended: bool) {
-        let Some(serial) = self.ids.get(id).copied() else {
+        let serials: Vec<u64> = self.serials(id).collect();
+        for serial in serials {
+            self.learn(serial, News { has_ended });
+        }
+    }
+
+    /// Adds a release and returns its command, to be sent at once: behind its acquiring command, on
+    /// the same pipeline. `None` if its release is in flight already.
+    pub(crate) fn push_now(
+        &mut self,
+        release: PendingRelease,
+        now: Instant,
+    ) -> Option<(Command, Batch)> {
+        let (server, lock, id) = (
+            release.server,
+            Arc::clone(&release.lock),
+            release.id.clone(),
+        );
+        self.push(release, now);
+        let group = self.group_of(server, &lock)?;
+        let serial = self.serial(&id, group)?;
+        self.pending.get(&serial).filter(|it| it.due.is_some())?;
+        // Later releases of the lock need not wait because of this one.
+        let last = self.groups.get(&group)?.last;
+        let taken = self.take(group, &[serial], now);
+        if let Some(of_lock) = self.groups.get_mut(&group) {
+            of_lock.last = last;
+        }
+        self.plan(group);
+        taken
+    }
+
+    /// The pipeline of an acquiring command ended before its reply: it may still run.
+    pub(crate) fn doubt(&mut self, server: ServerNo, lock: &Arc<dyn Primitive>, id: &HolderId) {
+        let group = self.group_of(server, lock);
+        let Some(serial) = group.and_then(|group| self.serial(id, group)) else {
             return;
         };
-        self.learn(serial, News { has_ended });
+        if let Some(pending) = self.pending.get_mut(&serial)
+            && pending.release.ends_by == Proof::AnyAnswer
+            && !is_on(Mutant::DeadPipelineIsAnyAnswer)
+        {
+            pending.release.ends_by = Proof::KeySeen;
+            if let Some(counts) = self.counts.get_mut(&name_of(&pending.release)) {
+                counts.key_seen += 1;
+            }
+        }
     }
 
     /// Applies news about an id. A release that is in flight learns them when its command ends:
@@ -387,8 +470,14 @@ impl PendingReleases {
         of_lock.last = Some(now);
         let ids = releases.iter().map(|(_, id)| id.clone()).collect();
         let command = Command::new(&of_lock.lock, What::Undo { ids });
+        let server = of_lock.server;
         self.plan(group);
-        (!releases.is_empty()).then_some((command, Batch { group, releases }))
+        let batch = Batch {
+            server,
+            group,
+            releases,
+        };
+        (!batch.releases.is_empty()).then_some((command, batch))
     }
 
     fn schedule(&mut self, serial: u64, due: Option<Instant>) {
@@ -412,7 +501,8 @@ impl PendingReleases {
         };
         self.due.remove(&(group.next, serial));
         if group.size == 0 {
-            self.by_lock.remove(&SameKeys(Arc::clone(&group.lock)));
+            let keys = (group.server, SameKeys(Arc::clone(&group.lock)));
+            self.by_lock.remove(&keys);
             self.groups.remove(&serial);
             return;
         }
@@ -493,7 +583,7 @@ impl PendingReleases {
         if let Some(id) = undone.other.as_deref().and_then(HolderId::parse)
             // A reply that contradicts itself must not send the same ids over and over.
             && batch.releases.iter().all(|(_, sent)| *sent != id)
-            && let Some(serial) = self.ids.get(&id).copied()
+            && let Some(serial) = self.serial(&id, batch.group)
         {
             self.send_next(serial);
         }
@@ -518,7 +608,12 @@ impl PendingReleases {
             return;
         };
         self.ends.remove(&(pending.release.until, serial));
-        self.ids.remove(&pending.release.id);
+        if let Some(serials) = self.ids.get_mut(&pending.release.id) {
+            serials.retain(|it| *it != serial);
+            if serials.is_empty() {
+                self.ids.remove(&pending.release.id);
+            }
+        }
         if let Some(group) = self.groups.get_mut(&pending.group) {
             group.size -= 1;
         }

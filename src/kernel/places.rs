@@ -248,6 +248,8 @@ impl LockEntry {
                     tokens,
                     lease,
                     terms,
+                    at: None,
+                    all: None,
                     in_queue: true,
                 };
                 self.win(n, grant, cx);
@@ -257,7 +259,7 @@ impl LockEntry {
     }
 
     /// A request has got its lease. It stays, as `Won`, until its acquiring command has ended.
-    fn win(&mut self, n: usize, grant: Grant, cx: &mut Context<'_>) {
+    pub(super) fn win(&mut self, n: usize, grant: Grant, cx: &mut Context<'_>) {
         let receiver = self.receiver(&self.requests[n]);
         let lock = Arc::clone(&self.requests[n].lock);
         let lease = self.hold(&lock, grant, cx);
@@ -427,6 +429,8 @@ impl LockEntry {
                     tokens,
                     lease,
                     terms: *terms,
+                    at: None,
+                    all: self.requests[n].of_set.as_ref().map(|it| it.tokens.clone()),
                     in_queue,
                 };
                 self.win(n, grant, cx);

@@ -22,9 +22,12 @@ use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::command::Listens;
 use crate::kernel::held::HeldLease;
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::round::AtServers;
 use crate::kernel::waiter::WaiterNo;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};
+use crate::token::FencingToken;
 
 /// Identifies a request. A later request never has the number of an earlier one.
 pub(crate) type RequestNo = u64;
@@ -48,6 +51,34 @@ pub(crate) struct Request {
     /// A wake-up came while a command was under way: look again then, or when that ends if it is
     /// later. `NEVER` if none came.
     pub(crate) again: Instant,
+    /// The state of its rounds, over a quorum.
+    pub(crate) rounds: Rounds,
+    /// The id of the set that it asks for: it never uses another one.
+    pub(crate) of_set: Option<IdOfSet>,
+}
+
+/// The id of a set, for one of its names.
+#[derive(Clone, Debug)]
+pub(crate) struct IdOfSet {
+    pub(crate) id: HolderId,
+    /// Its command was sent, and may have run: the set begins again in place of a second one.
+    pub(crate) is_used: bool,
+    /// The tokens of all names, once the set has them all.
+    pub(crate) tokens: Vec<FencingToken>,
+}
+
+/// What earlier rounds of a request have found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Rounds {
+    /// The highest counter of a server that found the last token too low.
+    pub(crate) above: u64,
+    /// How many proposals in a row were too low.
+    pub(crate) too_low: u32,
+    /// Split votes in a row, and when the first of them was sent.
+    pub(crate) splits: u32,
+    pub(crate) split_since: Option<Instant>,
+    /// A split vote makes it pause until then: messages do not end the pause.
+    pub(crate) pauses_until: Option<Instant>,
 }
 
 /// Whom a request asks for.
@@ -80,7 +111,7 @@ pub(crate) struct Flight {
     pub(crate) listens: Listens,
 }
 
-/// The kind of an acquiring command. Rounds of a quorum will be a further kind.
+/// The kind of an acquiring command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     Acquire,
@@ -88,6 +119,8 @@ pub(crate) enum How {
     Enter,
     /// Stays behind the queue, and takes no place.
     EnterOnce,
+    /// Proposes a token to the servers of a quorum.
+    Round,
 }
 
 /// An acquiring command, as its sender names it when it has ended.
@@ -98,6 +131,8 @@ pub(crate) struct Asked {
     pub(crate) id: HolderId,
     pub(crate) how: How,
     pub(crate) ttl: Duration,
+    /// What each server of a quorum has.
+    pub(crate) at: Option<Arc<AtServers>>,
 }
 
 #[derive(Debug)]
@@ -141,6 +176,16 @@ pub(crate) struct RefreshGroup {
     admission: Admission,
 }
 
+impl Rounds {
+    /// A majority has refused the lock.
+    pub(crate) fn settle(&mut self) {
+        *self = Self {
+            above: self.above,
+            ..Self::default()
+        };
+    }
+}
+
 impl Request {
     pub(crate) fn new(
         no: RequestNo,
@@ -160,6 +205,8 @@ impl Request {
             once: false,
             failures: 0,
             again: Instant::NEVER,
+            rounds: Rounds::default(),
+            of_set: None,
         }
     }
 
@@ -180,6 +227,17 @@ impl Request {
             Sender::Caller(no) => Some(no),
             Sender::Engine => None,
         }
+    }
+
+    /// Returns whether it asks for all names of a set, which its client has.
+    pub(crate) fn joins_set(&self) -> bool {
+        self.of_set.as_ref().is_some_and(|it| !it.tokens.is_empty())
+    }
+
+    /// Returns whether the set that it asks for must begin again.
+    pub(crate) fn is_used_up(&self) -> bool {
+        let is_used = self.of_set.as_ref().is_some_and(|it| it.is_used);
+        is_used && !is_on(Mutant::SetUsesItsIdAgain)
     }
 
     pub(crate) fn group(&self) -> Option<RefreshGroup> {

@@ -1,5 +1,6 @@
 //! The lock table: an entry for each name that this client holds or waits for.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault};
 
@@ -7,7 +8,20 @@ use crate::holder_id::HolderId;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::request::RequestNo;
 use crate::name::{Hashed, Name, NameTable};
+use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
+
+/// Returns the name of the entry of a lock. A set has an entry of its own.
+pub(super) fn entry_name(lock: &dyn Primitive) -> Cow<'_, Name> {
+    match lock.keys().names.len() {
+        1 => Cow::Borrowed(lock.keys().key(0).name),
+        _ => {
+            let names = lock.keys().names.iter().map(|name| name.as_bytes());
+            let joined = names.collect::<Vec<_>>().join(&b"\0set\0"[..]);
+            Cow::Owned(Name::from(joined))
+        }
+    }
+}
 
 /// The number of shards. A thread locks one of them at a time.
 const SHARDS: usize = 16;
@@ -32,6 +46,14 @@ impl LockTable {
 
     pub(super) fn forget_id(&self, id: &HolderId) {
         self.ids.lock().remove(id);
+    }
+
+    /// Forgets an id of a request for `name`. A set's id can be in use for another name.
+    pub(super) fn forget_id_for(&self, id: &HolderId, name: &Name) {
+        let mut ids = self.ids.lock();
+        if ids.get(id).is_some_and(|(of, _)| of == name) {
+            ids.remove(id);
+        }
     }
 
     /// Returns the request that has this id.

@@ -18,6 +18,7 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
 use crate::kernel::messages::FREE_FOR;
 use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::table::entry_name;
 use crate::kernel::{Context, Effects, Kernel};
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
@@ -34,6 +35,9 @@ pub(crate) enum Unlock {
     HandedOff,
     /// The caller sends it, and reports its end with `unlocked`.
     Send(Command),
+    /// The engine releases it, over a quorum. The caller waits for the result in the cell; a loss is
+    /// the lease's status then.
+    Wait(Arc<OperationCell>),
     /// The engine renews the lease. Then `begin_unlock` is called again.
     RenewFirst(Arc<OperationCell>),
     AlreadyLost(Lost),
@@ -160,8 +164,8 @@ impl Kernel {
 
     /// The lease was found to have ended: the calls that waited for that ask now.
     pub(super) fn lease_ended(&self, lease: &Arc<HeldLease>, now: Instant, fx: &mut Effects) {
-        let name = lease.lock.key(0).name;
-        self.with_existing(name, now, fx, |entry, cx| {
+        let name = entry_name(&*lease.lock);
+        self.with_existing(&name, now, fx, |entry, cx| {
             entry.ended(&lease.id, cx.now, cx)
         });
     }
@@ -201,14 +205,23 @@ fn begin_release(
             Unlock::AlreadyLost(lost)
         }
         Some(LeaseStatus::Held(_)) => {
+            let cell = cx.kernel.is_quorum().then(|| lease.release_by_round());
             lease.rearm(cx.kernel, cx.now, cx.fx);
-            let what = What::Leave {
-                id: lease.id.clone(),
-                may_be_plain: lease.run.is_granted_in_queue(),
-            };
-            Unlock::Send(Command::new(&lease.lock, what))
+            match cell {
+                Some(cell) => Unlock::Wait(cell),
+                None => Unlock::Send(release_command(lease)),
+            }
         }
     }
+}
+
+/// Returns the command that releases a lease.
+pub(super) fn release_command(lease: &HeldLease) -> Command {
+    let what = What::Leave {
+        id: lease.id.clone(),
+        may_be_plain: lease.run.is_granted_in_queue(),
+    };
+    Command::new(&lease.lock, what)
 }
 
 /// What a reply would have said about a lease of this client.
@@ -267,6 +280,8 @@ fn end_unlock(
         entry.last.held_until(cx.now, Arc::new(named(lease)));
     }
     match unlocked {
+        // The round releases it where that is missing.
+        Unlocked::Unconfirmed if cx.kernel.is_quorum() => {}
         Unlocked::Unconfirmed => entry.release_later(lease, false, cx),
         _ => cx.kernel.note_released(lease, cx.now),
     }

@@ -84,6 +84,8 @@ pub(crate) enum Outcome {
 pub(crate) enum Failure {
     Closed,
     Cancelled,
+    /// The set must begin again, under another id.
+    Restart,
     /// Redis has not answered since then, for this reason.
     Unreachable {
         since: Option<Instant>,

@@ -11,6 +11,7 @@ use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::request::{RequestState, Serves};
+use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::kernel::{Effects, Kernel};
 use crate::name::Name;
@@ -35,7 +36,7 @@ pub(super) struct Refusal {
 }
 
 /// Runs `act` on each entry of a kernel.
-fn each_entry(kernel: &Kernel, names: &BTreeSet<Name>, mut act: impl FnMut(&LockEntry)) {
+pub(super) fn each_entry(kernel: &Kernel, names: &BTreeSet<Name>, mut act: impl FnMut(&LockEntry)) {
     for name in names {
         if let Some(entry) = kernel.table.shard(name).lock().get(name) {
             act(entry);
@@ -64,6 +65,10 @@ impl World {
                 let text = format!("{:?} is handed off {handed} times", lease.id);
                 return Err(self.violation("P12", text));
             }
+            if lease.lock.keys().names.len() > 1 {
+                self.check_set(client, &lease)?;
+                continue;
+            }
             let newest = self.newest.get(&key).copied().unwrap_or(0);
             let is_over = self.lost_data || self.over.contains(lease.id.as_str());
             if is_exclusive && token.value() <= newest && !is_over {
@@ -88,6 +93,26 @@ impl World {
             self.say(|| told);
         }
         self.check_table(client)
+    }
+
+    /// A set has all its names: none of their tokens is below an earlier one.
+    fn check_set(&mut self, client: usize, lease: &Arc<HeldLease>) -> Checked {
+        let names = lease.lock.keys().names.iter();
+        let keys: Vec<Vec<u8>> = names.map(|name| name.as_bytes().to_vec()).collect();
+        if lease.tokens.len() != keys.len() {
+            return Err(self.violation("P2", format!("tokens {:?}", lease.tokens)));
+        }
+        for (key, token) in keys.into_iter().zip(lease.tokens.iter()) {
+            let newest = self.newest.entry(key.clone()).or_default();
+            if token.value() < *newest && !self.lost_data {
+                let text = format!("token {token} is below {newest}: {:?}", lease.id);
+                return Err(self.violation("P2", text));
+            }
+            *newest = token.value().max(*newest);
+            let lease = Arc::clone(lease);
+            self.leases.push(Registered { client, key, lease });
+        }
+        Ok(())
     }
 
     pub(super) fn note_refusal(
@@ -210,7 +235,7 @@ impl World {
             }
             _ => false,
         };
-        let name = call.wants.lock.key(0).name;
+        let name = &*entry_name(&*call.wants.lock);
         let mut holds = false;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
             holds |= entry.name == *name && !entry.held.is_empty();
@@ -292,7 +317,10 @@ impl World {
                 );
                 return Err(self.violation("P1", text));
             }
-            let others = held.iter().filter(|other| other.key == it.key).count();
+            // A set's lease has the names that the set kept, under the same id.
+            let is_other =
+                |other: &&&Registered| other.key == it.key && other.lease.id != it.lease.id;
+            let others = 1 + held.iter().filter(is_other).count();
             let is_shared = it.lease.renewed_as().is_shared() || it.lease.lock.permits().is_some();
             if !is_shared && others > 1 {
                 return Err(self.violation("P1", format!("two holders: {:?}", it.lease.id)));
@@ -448,7 +476,7 @@ impl World {
             .iter()
             .filter(|it| it.client == client && it.lease.is_open())
         {
-            let name = it.lease.lock.key(0).name;
+            let name = &*entry_name(&*it.lease.lock);
             let shard = kernel.table.shard(name).lock();
             if !shard
                 .get(name)
@@ -553,10 +581,10 @@ fn living_places(data: &Data, now: Time) -> Vec<String> {
     living.map(|(id, _)| id.clone()).collect()
 }
 
-fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
+pub(super) fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     let pending = kernel.pending.lock();
     for held in &entry.held {
-        if pending.has(held.lease.id.as_str().as_bytes()) {
+        if pending.has_for(&held.lease.lock, &held.lease.id) {
             problems.push(format!(
                 "the lease {:?} has a pending release",
                 held.lease.id
@@ -566,7 +594,7 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     for request in &entry.requests {
         let id = request.id();
         let is_won = matches!(request.state, RequestState::Won(_));
-        if !is_won && id.is_some_and(|id| pending.has(id.as_str().as_bytes())) {
+        if !is_won && id.is_some_and(|id| pending.has_for(&request.lock, id)) {
             let text = format!(
                 "{:?} {:?} {:?}",
                 request.serves, request.state, request.flight

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::{FromStr, Split};
 
-use super::plan::{Actor, Family, Fault, Kind, Plan};
+use super::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, ServerFault};
 
 /// Why a text is no plan.
 #[derive(Debug)]
@@ -24,10 +24,11 @@ impl fmt::Display for Plan {
         );
         write!(
             f,
-            "seed={} family={:?} clients={} threads={} ops={} names={} kinds={kinds} ttl={} \
+            "seed={} family={:?} servers={} clients={} threads={} ops={} names={} kinds={kinds} ttl={} \
              handoffs={} backoff={} drifts={drifts} faults={faults}",
             self.seed,
             self.family,
+            self.servers,
             self.clients,
             self.threads,
             self.ops,
@@ -75,6 +76,7 @@ impl FromStr for Plan {
                 .into_iter()
                 .find(is_it)
                 .ok_or_else(|| malformed(family))?,
+            servers: text_of("servers").map_or(Ok(1), number)?,
             clients: number(text_of("clients")?)?,
             threads: number(text_of("threads")?)?,
             ops: number(text_of("ops")?)?,
@@ -112,6 +114,7 @@ impl Words<'_> {
             "Mutex" => Kind::Mutex,
             "NoQueue" => Kind::NoQueue,
             "Fair" => Kind::Fair,
+            "Set" => Kind::Set,
             "Reader" => Kind::Reader,
             "Writer" => Kind::Writer,
             "Permits" => Kind::Permits(self.next()?),
@@ -136,6 +139,29 @@ impl Words<'_> {
         }
     }
 
+    fn link_fault(&mut self) -> Result<LinkFault, Malformed> {
+        Ok(match &*self.next::<String>()? {
+            "Cut" => LinkFault::Cut(self.next()?),
+            "CutSub" => LinkFault::CutSub,
+            "Slow" => LinkFault::Slow(self.next()?),
+            "Twice" => LinkFault::Twice,
+            other => return Err(malformed(other)),
+        })
+    }
+
+    fn server_fault(&mut self) -> Result<ServerFault, Malformed> {
+        Ok(match &*self.next::<String>()? {
+            "Stall" => ServerFault::Stall(self.next()?),
+            "Hang" => ServerFault::Hang(self.next()?),
+            "Errors" => ServerFault::Errors(self.next()?),
+            "FlushScripts" => ServerFault::FlushScripts,
+            "RestartEmpty" => ServerFault::RestartEmpty,
+            "Forget" => ServerFault::Forget,
+            "Foreign" => ServerFault::Foreign(self.next()?, self.next()?),
+            other => return Err(malformed(other)),
+        })
+    }
+
     fn fault(&mut self) -> Result<Fault, Malformed> {
         Ok(match &*self.next::<String>()? {
             "Cut" => Fault::Cut(self.next()?, self.actor()?, self.next()?),
@@ -158,6 +184,8 @@ impl Words<'_> {
             "Snapshot" => Fault::Snapshot,
             "Failover" => Fault::Failover,
             "RestartEmpty" => Fault::RestartEmpty,
+            "Link" => Fault::Link(self.next()?, self.next()?, self.link_fault()?),
+            "Server" => Fault::Server(self.next()?, self.server_fault()?),
             other => return Err(malformed(other)),
         })
     }

@@ -3,6 +3,7 @@
 mod check;
 mod line;
 mod plan;
+mod quorum;
 #[cfg(test)]
 mod rules;
 mod server;
@@ -22,7 +23,23 @@ struct Failure {
 
 fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
     random::seed(Some(plan.seed));
+    if plan.family == Family::Quorum {
+        return run_quorum(plan, is_traced);
+    }
     let mut world = World::new(plan.clone(), is_traced);
+    let end = world.run();
+    random::seed(None);
+    match end {
+        Ok(()) => Ok(world.report),
+        Err(violation) => Err(Box::new(Failure {
+            violation,
+            trace: world.log.into(),
+        })),
+    }
+}
+
+fn run_quorum(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
+    let mut world = quorum::World::new(plan.clone(), is_traced);
     let end = world.run();
     random::seed(None);
     match end {
@@ -95,6 +112,7 @@ fn names_missing(plan: &Plan) -> bool {
             | Fault::Cancel(client, thread) => (*client, *thread),
             Fault::Cut(client, ..)
             | Fault::Suspend(client, _)
+            | Fault::Link(client, ..)
             | Fault::Slow(client, ..)
             | Fault::Stop(client, ..)
             | Fault::Kill(client)

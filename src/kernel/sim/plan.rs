@@ -42,10 +42,14 @@ pub(super) enum Family {
     Backoff,
     /// Clients are suspended, and the server's clock steps.
     Clocks,
+    /// Sets of names that climb, beside mutexes and fair locks.
+    Sets,
+    /// Several servers: see `quorum`.
+    Quorum,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Calm,
         Self::Faults,
         Self::ShortTtl,
@@ -54,6 +58,8 @@ impl Family {
         Self::Ending,
         Self::Backoff,
         Self::Clocks,
+        Self::Sets,
+        Self::Quorum,
     ];
 }
 
@@ -66,6 +72,8 @@ pub(super) enum Kind {
     Reader,
     Writer,
     Permits(u32),
+    /// All names, or all but one.
+    Set,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,12 +118,43 @@ pub(super) enum Fault {
     Snapshot,
     Failover,
     RestartEmpty,
+    /// Of a client's connections to one server of a quorum.
+    Link(usize, usize, LinkFault),
+    /// Of one server of a quorum.
+    Server(usize, ServerFault),
+}
+
+/// A fault of a client's connections to one server.
+#[derive(Clone, Debug)]
+pub(super) enum LinkFault {
+    /// Cuts the engine's connection; if it is silent, only a timeout shows that.
+    Cut(bool),
+    CutSub,
+    Slow(Time),
+    Twice,
+}
+
+/// A fault of one server of a quorum.
+#[derive(Clone, Debug)]
+pub(super) enum ServerFault {
+    Stall(Time),
+    /// It answers nothing, and then loses its connections.
+    Hang(Time),
+    Errors(Time),
+    FlushScripts,
+    /// It restarts without data, after all leases have ended.
+    RestartEmpty,
+    /// It loses its data while leases last.
+    Forget,
+    Foreign(u64, Time),
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,
     pub(super) family: Family,
+    /// The servers of a quorum; 1 elsewhere.
+    pub(super) servers: usize,
     pub(super) clients: usize,
     pub(super) threads: usize,
     pub(super) ops: u32,
@@ -137,6 +176,16 @@ impl Plan {
 
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
+        if self.family == Family::Quorum {
+            // Votes split, and each of the calls pauses.
+            let is_hang = |(_, fault): &(Time, Fault)| {
+                matches!(fault, Fault::Server(_, ServerFault::Hang(_)))
+            };
+            return match self.backoff == 0 && self.faults.iter().all(is_hang) {
+                true => 2_000 * MS,
+                false => 8_000 * MS,
+            };
+        }
         match (self.has_faults(), self.backoff) {
             // A caller that is stopped delays nobody for longer than a command timeout; a place of
             // a client that was killed, for three seconds.
@@ -150,6 +199,9 @@ impl Plan {
 
 /// Returns the plan of a seed.
 pub(super) fn plan(family: Family, seed: u64) -> Plan {
+    if family == Family::Quorum {
+        return super::quorum::plan::plan(seed);
+    }
     let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (family as u64 * 77 + 5));
     let clients = match rng.chance(150) {
         true => 1,
@@ -163,6 +215,13 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         3 => vec![Kind::Fair],
         _ => vec![Kind::Mutex, Kind::Mutex, Kind::Fair],
     };
+    if family == Family::Sets {
+        kinds = match rng.below(3) {
+            0 => vec![Kind::Set],
+            1 => vec![Kind::Set, Kind::Set, Kind::Fair, Kind::Mutex],
+            _ => vec![Kind::Set, Kind::Mutex],
+        };
+    }
     if family == Family::Shared {
         kinds = match rng.below(3) {
             0 => vec![Kind::Reader, Kind::Reader, Kind::Writer],
@@ -180,10 +239,14 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
     let mut plan = Plan {
         seed,
         family,
+        servers: 1,
         clients,
         threads,
         ops: rng.range(5, 30) as u32,
-        names: rng.range(1, 3),
+        names: match family {
+            Family::Sets => rng.range(2, 4),
+            _ => rng.range(1, 3),
+        },
         kinds,
         ttl,
         handoffs: rng.below(5) as u32,

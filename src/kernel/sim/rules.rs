@@ -42,6 +42,8 @@ fn kernel() -> Kernel {
         unreachable_for: 10 * SECOND,
         backstop: SECOND,
         may_fail_over: false,
+        size: crate::kernel::votes::Majority::of(1),
+        wall: 0,
     };
     Kernel::new(limits, "o")
 }
@@ -170,6 +172,7 @@ fn news_do_not_end_the_release_in_flight() {
     let mut pending = PendingReleases::default();
     let id = HolderId::fresh("o");
     let release = PendingRelease {
+        server: 0,
         lock: mutex(),
         id: id.clone(),
         until: at(10_000),

@@ -68,12 +68,12 @@ pub(super) struct Server {
 
 thread_local! {
     /// A server between two runs: to start its interpreter takes as long as a run.
-    static IDLE: std::cell::RefCell<Option<Scripted>> = const { std::cell::RefCell::new(None) };
+    static IDLE: std::cell::RefCell<Vec<Scripted>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
 impl Default for Server {
     fn default() -> Self {
-        let scripts = IDLE.take().unwrap_or_else(Scripted::new);
+        let scripts = IDLE.with_borrow_mut(Vec::pop).unwrap_or_else(Scripted::new);
         scripts.reset();
         Self {
             scripts: Some(scripts),
@@ -127,11 +127,17 @@ impl Server {
             read.unwrap_or_else(|| panic!("{}: {reply:?}", call.script.name))
         });
         self.plain += u64::from(matches!(answer, Answer::PlainRelease));
-        let key = key_of(&*command.lock);
-        let before = self.data.remove(&key).unwrap_or_default();
-        let after = self.read(&key, now);
-        self.note_order(&before, &after, command);
-        self.data.insert(key, after);
+        let names = command.lock.keys().names.iter();
+        let keys: Vec<Vec<u8>> = match command.lock.permits() {
+            Some(_) => vec![key_of(&*command.lock)],
+            None => names.map(|name| name.as_bytes().to_vec()).collect(),
+        };
+        for key in keys {
+            let before = self.data.remove(&key).unwrap_or_default();
+            let after = self.read(&key, now);
+            self.note_order(&before, &after, command);
+            self.data.insert(key, after);
+        }
         answer
     }
 
@@ -325,7 +331,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        IDLE.set(self.scripts.take());
+        IDLE.with_borrow_mut(|idle| idle.extend(self.scripts.take()));
     }
 }
 

@@ -3,9 +3,10 @@
 //! A kernel call, its effects and its I/O are separate events, and any actor can be stopped between
 //! them.
 
+mod acquiring;
 mod caller;
 mod network;
-mod show;
+pub(in crate::kernel::sim) mod show;
 mod threads;
 
 use std::cmp::Reverse;
@@ -13,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::acquiring::Acquiring;
 use super::check::{Refusal, Registered};
 use super::plan::{Actor, Family, Fault, Kind, Plan, Rng};
 use super::server::{Copy, MS, Message, Server, Time, key_of};
@@ -43,7 +45,7 @@ use crate::wait_policy::{Backoff, WaitPolicy};
 
 pub(super) const COMMAND_TIMEOUT: Time = 1_000 * MS;
 pub(super) const UNREACHABLE_FOR: Time = 4_000 * MS;
-const NEVER: Time = Time::MAX;
+pub(super) const NEVER: Time = Time::MAX;
 
 /// A violated property.
 #[derive(Clone, Debug)]
@@ -135,11 +137,11 @@ enum Todo {
 enum State {
     Idle(Time),
     Waiting {
-        call: Box<Call>,
+        call: Box<Acquiring>,
         sent: Time,
         by: Time,
     },
-    Parked(Box<Call>),
+    Parked(Box<Acquiring>),
     Holding {
         lease: Arc<HeldLease>,
         token: FencingToken,
@@ -337,6 +339,8 @@ impl World {
             unreachable_for: Duration::from_micros(UNREACHABLE_FOR),
             backstop: Duration::from_secs(1),
             may_fail_over: self.plan.family == Family::Failover,
+            size: crate::kernel::votes::Majority::of(1),
+            wall: 0,
         };
         let caller = |thread: usize| Caller {
             state: State::Idle(0),
@@ -475,7 +479,7 @@ impl World {
         for cell in fx.wake {
             let callers = self.clients[client].callers.iter();
             let mut parked = callers.map(|caller| match &caller.state {
-                State::Parked(call) => Some(call.no),
+                State::Parked(call) => Some(call.call().no),
                 _ => None,
             });
             if let Some(thread) = parked.position(|no| no == Some(cell.no)) {

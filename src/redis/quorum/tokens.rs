@@ -26,7 +26,7 @@ impl Tokens {
         self.propose_at(clock(), above)
     }
 
-    fn propose_at(&self, clock: u64, above: u64) -> u64 {
+    pub(crate) fn propose_at(&self, clock: u64, above: u64) -> u64 {
         let ours = clock.saturating_add(self.ahead.load(Ordering::Relaxed));
         let next = |last: u64| ours.max(last.saturating_add(1));
         let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -39,7 +39,7 @@ impl Tokens {
         self.learn_at(clock(), counter);
     }
 
-    fn learn_at(&self, clock: u64, counter: u64) {
+    pub(crate) fn learn_at(&self, clock: u64, counter: u64) {
         let ahead = counter.saturating_sub(clock);
         if ahead <= FOLLOWED {
             self.ahead.fetch_max(ahead, Ordering::Relaxed);

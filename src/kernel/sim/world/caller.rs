@@ -2,12 +2,18 @@
 
 use super::show::{shown, shown_end, unknown};
 use super::{
-    Actor, Arc, Backoff, COMMAND_TIMEOUT, Call, CallTerms, Cause, Checked, CohortKeys, Command,
-    Duration, Effects, Failure, FairMutexKeys, Family, FencingToken, HeldLease, Holder, Keys, Kind,
-    LeaseTerms, MS, MutexKeys, NEVER, Name, Outcome, Primitive, Release, Replicas, RwLockKeys,
-    SemaphoreKeys, State, Step, Time, Todo, Unlock, Unlocked, Up, Wait, WaitPolicy, Wanted, World,
-    redis,
+    Acquiring, Actor, Arc, Backoff, COMMAND_TIMEOUT, Call, CallTerms, Cause, Checked, CohortKeys,
+    Command, Duration, Effects, Failure, FairMutexKeys, Family, FencingToken, HeldLease, Holder,
+    Keys, Kind, LeaseTerms, MS, MutexKeys, NEVER, Name, Outcome, Primitive, Release, Replicas,
+    RwLockKeys, SemaphoreKeys, State, Step, Time, Todo, Unlock, Unlocked, Up, Wait, WaitPolicy,
+    Wanted, World, redis,
 };
+
+use crate::clock::Instant;
+use crate::kernel::set::SetAcquire;
+use crate::kernel::table::entry_name;
+use crate::protocol::all::MutexAllKeys;
+use crate::protocol::keys::Layout;
 
 impl World {
     pub(super) fn caller(&mut self, client: usize, thread: usize) -> Checked {
@@ -101,6 +107,7 @@ impl World {
             Kind::Reader => 3,
             Kind::Writer => 4,
             Kind::Permits(k) => 4 + k as u8,
+            Kind::Set => 100,
         };
         let locks = &mut self.clients[client].locks;
         let make = || -> Arc<dyn Primitive> {
@@ -112,10 +119,15 @@ impl World {
                 Kind::Reader => Arc::new(RwLockKeys::of(keys, true)),
                 Kind::Writer => Arc::new(RwLockKeys::of(keys, false)),
                 Kind::Permits(k) => Arc::new(SemaphoreKeys::of(keys, 3, k)),
+                Kind::Set => {
+                    let names = (0..8).filter(|n| name >> n & 1 == 1);
+                    let names = names.map(|n| Name::from(format!("n{n}"))).collect();
+                    MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, true)
+                }
             }
         };
         let lock = Arc::clone(locks.entry((name, tag)).or_insert_with(make));
-        self.names.insert(lock.key(0).name.clone());
+        self.names.insert(entry_name(&*lock).into_owned());
         lock
     }
 
@@ -129,7 +141,18 @@ impl World {
         caller.is_cancelled = false;
         let rng = &mut caller.rng;
         let kind = kinds[rng.below(kinds.len() as u64) as usize];
-        let name = rng.below(names);
+        let name = match kind {
+            // All but one of them, or all.
+            Kind::Set => {
+                let all = (1 << names) - 1;
+                let without = match names > 2 && rng.chance(600) {
+                    true => 1 << rng.below(names),
+                    false => 0,
+                };
+                all & !without
+            }
+            _ => rng.below(names),
+        };
         let is_once = rng.chance(150);
         let deadline = match (is_once, rng.chance(300)) {
             (true, _) => self.now + COMMAND_TIMEOUT,
@@ -185,7 +208,7 @@ impl World {
     }
 
     /// The thread panics, and catches that.
-    fn unwinds(&mut self, client: usize, thread: usize, mut call: Box<Call>) -> Checked {
+    fn unwinds(&mut self, client: usize, thread: usize, mut call: Box<Acquiring>) -> Checked {
         self.say(|| format!("c{client}.{thread} panics"));
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
@@ -204,7 +227,7 @@ impl World {
         let wants = self.wants(client, thread);
         let shown = wants.clone();
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let mut call = Box::new(Call::new(&kernel, wants, self.clocks[client].at(self.now)));
+        let mut call = Box::new(self.acquiring(client, wants, self.clocks[client].at(self.now)));
         let mut fx = Effects::default();
         let step = call.begin(&kernel, self.clocks[client].at(self.now), &mut fx);
         let clock = self.clocks[client];
@@ -222,12 +245,25 @@ impl World {
         self.decided(client, thread, Some(call), step, fx)
     }
 
+    fn acquiring(&mut self, client: usize, wants: CallTerms, now: Instant) -> Acquiring {
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        if wants.lock.keys().names.len() == 1 {
+            return Acquiring::One(Call::new(&kernel, wants, now));
+        }
+        let numbers = wants.lock.keys().names.iter();
+        let numbers = numbers.filter_map(|it| it.to_string().strip_prefix('n')?.parse().ok());
+        let numbers: Vec<u64> = numbers.collect();
+        let names = numbers.into_iter();
+        let names = names.map(|n| self.lock_of(client, n, Kind::Fair)).collect();
+        Acquiring::Set(SetAcquire::new(&kernel, wants, names, now))
+    }
+
     /// A kernel call of this thread has returned: its effects and its step follow.
     pub(super) fn decided(
         &mut self,
         client: usize,
         thread: usize,
-        call: Option<Box<Call>>,
+        call: Option<Box<Acquiring>>,
         step: Step,
         mut fx: Effects,
     ) -> Checked {
@@ -235,7 +271,7 @@ impl World {
         self.after_kernel(client, &mut fx)?;
         if let Step::Done(outcome) = &step {
             let call = call.as_ref().expect("only a call is done");
-            self.check_outcome(client, thread, call, outcome)?;
+            self.check_outcome(client, thread, call.call(), outcome)?;
         }
         let caller = &mut self.clients[client].callers[thread];
         if let Some(call) = call {
@@ -336,7 +372,7 @@ impl World {
         &mut self,
         client: usize,
         thread: usize,
-        mut call: Box<Call>,
+        mut call: Box<Acquiring>,
         sent: Time,
         by: Time,
     ) -> Checked {
@@ -349,22 +385,20 @@ impl World {
             }
             None => Err(unknown()),
         };
-        let name = call.wants.lock.key(0).name.clone();
+        let name = entry_name(&*call.call().wants.lock).into_owned();
         self.note_refusal(client, &name, &end, sent);
         let is_error = end.is_err();
-        if let Some(id) = call.asks_as().filter(|_| end.is_ok()) {
+        if let Some(id) = call.call().asks_as().filter(|_| end.is_ok()) {
             self.ran_twice.remove(id);
         }
         self.say(|| format!("c{client}.{thread} reply {}", shown_end(&end)));
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
-        let step = call.replied(
-            &kernel,
-            end,
+        let times = [
             self.clocks[client].at(sent),
             self.clocks[client].at(self.now),
-            &mut fx,
-        );
+        ];
+        let step = call.replied(&kernel, end, times, &mut fx);
         self.decided(client, thread, Some(call), step, fx)?;
         if is_error {
             // The undo goes out on the old connection before it is closed.
@@ -374,7 +408,12 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn woken(&mut self, client: usize, thread: usize, mut call: Box<Call>) -> Checked {
+    pub(super) fn woken(
+        &mut self,
+        client: usize,
+        thread: usize,
+        mut call: Box<Acquiring>,
+    ) -> Checked {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
         let caller = &mut self.clients[client].callers[thread];
@@ -522,6 +561,7 @@ impl World {
                     unlocks: true,
                 };
             }
+            Unlock::Wait(_) => unreachable!("only over a quorum"),
             Unlock::Send(command) => {
                 caller.state = State::Releasing(Release {
                     lease,
@@ -593,7 +633,8 @@ impl World {
         self.after_kernel(client, &mut fx)?;
         self.report.lost += u64::from(matches!(unlocked, Unlocked::Lost(_)));
         if unlocked == Unlocked::Released {
-            self.note_own_end(client, &release.lease.lock.key(0).name.clone());
+            let name = entry_name(&*release.lease.lock).into_owned();
+            self.note_own_end(client, &name);
         }
         let caller = &mut self.clients[client].callers[thread];
         caller.todo.push_back(Todo::Effects(fx));

@@ -127,7 +127,8 @@ impl World {
                 _ => None,
             };
             let asks = match &caller.state {
-                State::Waiting { call, .. } => call.asks_as() == Some(id),
+                State::Waiting { call, .. } => call.call().asks_as() == Some(id) || call.keeps(id),
+                State::Parked(call) => call.keeps(id),
                 _ => false,
             };
             if asks {
@@ -156,7 +157,7 @@ impl World {
     ) -> impl Iterator<Item = (usize, &Call)> {
         let callers = self.clients[client].callers.iter().enumerate();
         callers.filter_map(|(thread, caller)| match &caller.state {
-            State::Parked(call) => Some((thread, &**call)),
+            State::Parked(call) => Some((thread, call.call())),
             _ => None,
         })
     }
@@ -427,6 +428,7 @@ impl World {
                 let ids = self.server.delete(&format!("n{name}"), now);
                 self.over.extend(ids);
             }
+            Fault::Link(..) | Fault::Server(..) => unreachable!("of a quorum"),
             Fault::Snapshot => self.snapshot = Some(self.server.copy()),
             Fault::Failover | Fault::RestartEmpty => {
                 let copy = self

@@ -2,15 +2,15 @@
 
 use super::{Answer, Cause, Command, Down, Message, Step, key_of, redis};
 
-pub(super) fn not_replicated() -> redis::Fault {
+pub(in crate::kernel::sim) fn not_replicated() -> redis::Fault {
     redis::Fault::NotReplicated(crate::error::Error::Closed)
 }
 
-pub(super) fn unknown() -> redis::Fault {
+pub(in crate::kernel::sim) fn unknown() -> redis::Fault {
     redis::Fault::Unknown(Cause::text("no reply"))
 }
 
-pub(super) fn shown(step: &Step) -> String {
+pub(in crate::kernel::sim) fn shown(step: &Step) -> String {
     match step {
         Step::Send(command, _) => format!("send {}", shown_command(command)),
         Step::Park(_) => "park".into(),
@@ -18,19 +18,19 @@ pub(super) fn shown(step: &Step) -> String {
     }
 }
 
-pub(super) fn shown_command(command: &Command) -> String {
+pub(in crate::kernel::sim) fn shown_command(command: &Command) -> String {
     let name = String::from_utf8_lossy(&key_of(&*command.lock)).into_owned();
     format!("{name} {:?}", command.what)
 }
 
-pub(super) fn shown_end(end: &Result<Answer, redis::Fault>) -> String {
+pub(in crate::kernel::sim) fn shown_end(end: &Result<Answer, redis::Fault>) -> String {
     match end {
         Ok(answer) => shown_answer(answer),
         Err(fault) => format!("no reply: {fault}"),
     }
 }
 
-pub(super) fn shown_answer(answer: &Answer) -> String {
+pub(in crate::kernel::sim) fn shown_answer(answer: &Answer) -> String {
     let by = |by: &crate::protocol::refusal::RefusedName| {
         let holder = String::from_utf8_lossy(&by.holder).into_owned();
         let holder = holder.get(..12).unwrap_or(&holder).to_owned();
@@ -39,6 +39,7 @@ pub(super) fn shown_answer(answer: &Answer) -> String {
     match answer {
         Answer::Refused(refusal) => format!("Refused {}", by(refusal)),
         Answer::Places(found, refusal) => format!("{found:?} {}", by(refusal)),
+        Answer::Undone(undone) => format!("Undone {:?}", undone.removed),
         Answer::Foreign(holder) => format!("Foreign {}", String::from_utf8_lossy(holder)),
         answer => format!("{answer:?}"),
     }

@@ -1,0 +1,155 @@
+//! What the servers of a quorum say to a waiting request: tokens that are too low, split votes, and
+//! the messages of a majority.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::error::Cause;
+use crate::kernel::engine::ServerNo;
+use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::request::{Flight, Serves};
+use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::{Context, Effects, Kernel};
+use crate::name::Name;
+use crate::protocol::refusal::RefusedName;
+use crate::redis::Fault;
+use crate::wait_policy::Backoff;
+
+/// The most tokens that a request proposes, one after the other.
+const MOST_PROPOSALS: u32 = 8;
+
+/// The pause after a split vote: long enough for one of several calls to finish before the next
+/// ones try.
+const SPLIT_PAUSE: Backoff =
+    Backoff::new(Duration::from_millis(5), Duration::from_millis(100)).jitter(0.9);
+
+impl Kernel {
+    /// A release message of one server of a quorum. It counts once a majority has sent one.
+    pub(crate) fn announced_at(
+        &self,
+        server: ServerNo,
+        name: &Name,
+        payload: &[u8],
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        let size = self.limits.size;
+        let needed = match is_on(Mutant::AllMustAnnounce) {
+            true => size.all,
+            false => size.needed,
+        };
+        self.with_existing(name, now, fx, |entry, cx| {
+            entry.heard |= 1 << server;
+            let is_held = entry
+                .held
+                .iter()
+                .any(|held| held.lease.is_open() && held.lease.id.as_str().as_bytes() == payload);
+            // Somebody else has released a lease of this client there: it is checked at once.
+            if is_held || entry.heard.count_ones() as usize >= needed {
+                if !is_held {
+                    entry.heard = 0;
+                }
+                entry.announced(payload, cx);
+            }
+        });
+    }
+
+    /// The messages of a name arrive from a server from now on.
+    pub(crate) fn listening_at(
+        &self,
+        server: ServerNo,
+        name: &Name,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        let needed = self.limits.size.needed;
+        self.with_existing(name, now, fx, |entry, cx| {
+            entry.live |= 1 << server;
+            let is_listening = entry.live.count_ones() as usize >= needed;
+            if is_listening && !std::mem::replace(&mut entry.is_listening, true) {
+                entry.look(cx.now, cx);
+            }
+        });
+    }
+
+    /// The subscriber has lost its connection to a server.
+    pub(crate) fn deaf_at(&self, server: ServerNo, now: Instant, fx: &mut Effects) {
+        let needed = self.limits.size.needed;
+        self.for_each(now, fx, |entry, _| {
+            entry.live &= !(1 << server);
+            entry.is_listening = entry.live.count_ones() as usize >= needed;
+        });
+    }
+}
+
+impl LockEntry {
+    /// The servers have seen a higher token than the proposed one: the next one is above that.
+    pub(super) fn too_low(
+        &mut self,
+        n: usize,
+        flight: &Flight,
+        counter: u64,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) {
+        cx.kernel.table.forget_id(&flight.id);
+        let rounds = &mut self.requests[n].rounds;
+        rounds.above = counter;
+        rounds.too_low += 1;
+        if is_on(Mutant::TooLowIsRefused) {
+            return self.due_after_refusal(n, None, cx);
+        }
+        if rounds.too_low < MOST_PROPOSALS {
+            self.last.answered(sent, cx.now);
+            return self.set_due(n, cx.now);
+        }
+        rounds.too_low = 0;
+        let cause = Cause::text("other clients used higher fencing tokens each time");
+        self.not_answered(n, sent, Fault::NotRun(cause), cx);
+    }
+
+    /// Several calls each hold the lock on some servers, and none on a majority.
+    pub(super) fn split(&mut self, n: usize, flight: &Flight, sent: Instant, cx: &mut Context<'_>) {
+        cx.kernel.table.forget_id(&flight.id);
+        let by = Arc::new(RefusedName {
+            name: 0,
+            holder: Vec::new(),
+            remaining: Some(Duration::ZERO),
+            detail: None,
+        });
+        self.last.refused(sent, cx.now, Arc::clone(&by));
+        let request = &mut self.requests[n];
+        request.failures = 0;
+        request.again = Instant::NEVER;
+        let pause = SPLIT_PAUSE.pause(request.rounds.splits);
+        request.rounds.splits = request.rounds.splits.saturating_add(1);
+        let since = *request.rounds.split_since.get_or_insert(sent);
+        let at = cx.now.after(pause);
+        request.rounds.pauses_until = Some(at);
+        let is_too_long = since.until(cx.now) >= cx.kernel.limits.unreachable_for;
+        if is_too_long {
+            request.rounds.split_since = None;
+            let cause = "the servers keep keys of several holders, none of them on a majority: \
+                         look for keys without an expiry";
+            let failure = Failure::Unreachable {
+                since: Some(since),
+                cause: Some(Cause::text(cause)),
+            };
+            self.fail(n, false, failure, cx);
+            return;
+        }
+        self.set_due(n, at);
+        // A call that waits for its first reply only leaves if no time is left for another attempt.
+        if let Receiver::Waiter(no) = self.receiver(&self.requests[n])
+            && self.requests[n].serves == Serves::One(no)
+            && let Some(waiter) = self.waiter(no)
+            && waiter.wait == Wait::Once
+            && at >= waiter.deadline
+        {
+            self.end_waiter(no, Outcome::Refused(Some(by)), cx);
+            self.retire_own(no, cx);
+        }
+    }
+}

@@ -1,0 +1,581 @@
+//! Rounds: one command to each server of a quorum, whose votes together decide it.
+//!
+//! ```text
+//! open ──every answer──▶ verdict? ──decided──▶ over: what it means is applied, from `first_sent`
+//!   │                       └──open──▶ open
+//!   └──its time is over, or its call has left──▶ over
+//!
+//! a server: NotSent ──its pipeline is up──▶ Asked ──reply──▶ Yes, No
+//!              │                              └──its pipeline ended, no reply──▶ Unknown
+//!              └──its pipeline is down, or the round is over: never sent──▶ No
+//!
+//! an acquiring round that is over without a lease:
+//!   Yes, Asked: the release follows the command on the same pipeline
+//!   Unknown:    a pending release, until the key was seen      NotSent, No: nothing
+//! ```
+//!
+//! A vote that comes after the end changes only what is known of its server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::error::{Cause, Error};
+use crate::holder_id::HolderId;
+use crate::kernel::command::{Command, What};
+use crate::kernel::engine::{Engine, Item, ItemKey, Link, Outgoing, Purpose, Route, ServerNo};
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::{LeaseWork, OperationCell, WorkKind};
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::pending::{PendingRelease, Proof};
+use crate::kernel::request::Asked;
+use crate::kernel::unlock::Unlocked;
+use crate::kernel::votes::{Majority, Verdict, Votes};
+use crate::kernel::waiter::Failure;
+use crate::kernel::{Effects, Kernel, RUNS_WITHIN};
+use crate::protocol::answer::{Answer, Wanted};
+use crate::protocol::verb::Verb;
+use crate::redis::Fault;
+use crate::sync::Mutex;
+
+pub(crate) type RoundNo = u64;
+
+/// What is known of a round's command at one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtServer {
+    NotSent,
+    /// It was sent, and has no reply yet.
+    Asked,
+    /// It has run, and took, confirmed or released the key.
+    Yes,
+    /// It has run and did nothing, or it never runs.
+    No,
+    /// It may have run, or may run later.
+    Unknown,
+}
+
+/// What is known of a round's command at each server. Its lock is a leaf.
+#[derive(Debug)]
+pub(crate) struct AtServers(Mutex<Box<[AtServer]>>);
+
+impl AtServers {
+    fn new(servers: usize) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(vec![AtServer::NotSent; servers].into())))
+    }
+
+    pub(crate) fn of(&self, server: ServerNo) -> AtServer {
+        self.0.lock()[server]
+    }
+
+    fn set(&self, server: ServerNo, at: AtServer) {
+        self.0.lock()[server] = at;
+    }
+
+    fn has(&self, at: AtServer) -> bool {
+        self.0.lock().contains(&at)
+    }
+}
+
+/// What a round does.
+#[derive(Debug)]
+pub(super) enum RoundKind {
+    Propose(Asked),
+    Lease(LeaseWork),
+    /// The holder of the lease waits for the end.
+    Release(Arc<HeldLease>, Arc<OperationCell>),
+}
+
+#[derive(Debug)]
+pub(super) struct Round {
+    kind: RoundKind,
+    command: Command,
+    id: HolderId,
+    /// The terms of the lease that it acquires.
+    ttl: Duration,
+    at: Arc<AtServers>,
+    votes: Votes,
+    first_sent: Option<Instant>,
+    until: Instant,
+    is_over: bool,
+    /// A server has refused a proposal because of its own id: it has run before.
+    has_own_id: bool,
+    /// The servers that have rejected it for a lasting reason, and the first reason.
+    rejections: Vec<Error>,
+    cause: Option<Cause>,
+}
+
+impl Round {
+    fn new(kind: RoundKind, command: Command, size: Majority, until: Instant) -> Self {
+        let (verb, id, ttl) = match (&kind, &command.what) {
+            (RoundKind::Propose(asked), What::Propose { token, tokens, .. }) => {
+                let wanted = Wanted {
+                    names: command.lock.names.len(),
+                    reserved: tokens.saturating_sub(1),
+                    proposed: Some(*token),
+                };
+                (Verb::Acquire(wanted), asked.id.clone(), asked.ttl)
+            }
+            (RoundKind::Propose(_), _) => unreachable!("only proposals ask a quorum"),
+            (RoundKind::Lease(work), _) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
+            (RoundKind::Release(lease, _), _) => {
+                let verb = Verb::Release { counts: false };
+                (verb, lease.id.clone(), Duration::ZERO)
+            }
+        };
+        Self {
+            kind,
+            command,
+            id,
+            ttl,
+            at: AtServers::new(size.all),
+            votes: Votes::new(verb, size),
+            first_sent: None,
+            until,
+            is_over: false,
+            has_own_id: false,
+            rejections: Vec::new(),
+            cause: None,
+        }
+    }
+
+    fn is_proposal(&self) -> bool {
+        matches!(self.kind, RoundKind::Propose(_))
+    }
+
+    /// Reads the end of the command at a server: what is known there now, and the vote.
+    fn read(
+        &mut self,
+        kernel: &Kernel,
+        server: ServerNo,
+        end: Result<Answer, Fault>,
+        now: Instant,
+    ) -> (AtServer, Option<Answer>) {
+        let answer = match end {
+            Ok(answer) => answer,
+            Err(fault) => return (self.fault_at(fault), None),
+        };
+        if !self.is_proposal() {
+            return match answer.key_state() {
+                Some(_) if answer.is_done() => (AtServer::Yes, Some(answer)),
+                Some(_) => (AtServer::No, Some(answer)),
+                None => (AtServer::Unknown, None),
+            };
+        }
+        match answer {
+            Answer::Granted(_) => (AtServer::Yes, Some(answer)),
+            Answer::Refused(by) if by.holder == self.id.as_str().as_bytes() => {
+                self.has_own_id = true;
+                (AtServer::Unknown, None)
+            }
+            // What nobody here owns: no refusal, the server is free once that is released.
+            Answer::Refused(by)
+                if kernel.pending.lock().has_at(server, &by.holder)
+                    && !is_on(Mutant::OwnIdRefusesRound) =>
+            {
+                (AtServer::No, None)
+            }
+            Answer::Refused(_) => (AtServer::No, Some(answer)),
+            Answer::TooLow(counter) => {
+                kernel.learn_token(counter, now);
+                (AtServer::No, Some(answer))
+            }
+            _ => (AtServer::Unknown, None),
+        }
+    }
+
+    fn fault_at(&mut self, fault: Fault) -> AtServer {
+        let known = match fault {
+            Fault::NotRun(cause) => {
+                self.cause.get_or_insert(cause);
+                AtServer::No
+            }
+            Fault::Open(_) => AtServer::No,
+            Fault::Unknown(cause) => {
+                self.cause.get_or_insert(cause);
+                AtServer::Unknown
+            }
+            Fault::Rejected(error) | Fault::NotReplicated(error) => {
+                self.rejections.push(error);
+                // An error reply: what it may have taken is released.
+                AtServer::Yes
+            }
+        };
+        match self.kind {
+            // It goes on as a pending release.
+            RoundKind::Release(..) => AtServer::Unknown,
+            RoundKind::Lease(_) if known == AtServer::Yes => AtServer::Unknown,
+            RoundKind::Lease(_) | RoundKind::Propose(_) => known,
+        }
+    }
+
+    /// Returns the end of the round if it is decided, or if it is `late`.
+    fn end(&self, size: Majority, late: bool) -> Option<Result<Answer, Fault>> {
+        Some(match self.votes.verdict() {
+            Verdict::Decided(_) if self.has_own_id => {
+                Err(Fault::NotRun(Cause::text("the acquire script ran twice")))
+            }
+            Verdict::Decided(answer) => Ok(answer),
+            Verdict::Open if !late => return None,
+            Verdict::Open | Verdict::Unknown => Err(self.fault(size)),
+        })
+    }
+
+    /// Returns whether the release of a lease has not certainly ended at a server, and has no
+    /// command there.
+    fn is_missing(&self, lease: &HeldLease, server: ServerNo) -> bool {
+        match self.at.of(server) {
+            AtServer::NotSent | AtServer::Unknown => true,
+            AtServer::Asked | AtServer::Yes => false,
+            // The acquiring command may run later.
+            AtServer::No if is_on(Mutant::ReleaseEndsTheUnknown) => false,
+            AtServer::No => {
+                let at = lease.at.as_ref();
+                at.is_some_and(|at| at.of(server) == AtServer::Unknown)
+            }
+        }
+    }
+
+    /// Returns why the round has no outcome.
+    fn fault(&self, size: Majority) -> Fault {
+        if self.rejections.len() > size.spare() {
+            return Fault::Rejected(self.rejections[0].clone());
+        }
+        let cause = self.cause.clone();
+        let cause = cause.unwrap_or_else(|| Cause::text("too few servers answered"));
+        match self.is_proposal() || self.first_sent.is_none() {
+            // The round itself releases what it has taken.
+            true => Fault::NotRun(cause),
+            false => Fault::Unknown(cause),
+        }
+    }
+}
+
+impl Engine {
+    /// Begins a round; its commands are sent by [`advance`](Self::advance).
+    pub(super) fn begin_round(
+        &mut self,
+        kernel: &Kernel,
+        kind: RoundKind,
+        command: Command,
+        now: Instant,
+    ) {
+        let until = now.after(kernel.limits.command_timeout);
+        let mut round = Round::new(kind, command, kernel.limits.size, until);
+        match &mut round.kind {
+            RoundKind::Propose(asked) => asked.at = Some(Arc::clone(&round.at)),
+            RoundKind::Release(lease, _) => {
+                // Servers that have nothing of the lease are not asked.
+                for server in 0..kernel.limits.size.all {
+                    let taken = lease.at.as_ref().map(|at| at.of(server));
+                    if matches!(taken, Some(AtServer::NotSent | AtServer::No)) {
+                        round.at.set(server, AtServer::No);
+                        round.votes.count(Some(Answer::Gone));
+                    }
+                }
+            }
+            RoundKind::Lease(_) => {}
+        }
+        self.next_round += 1;
+        self.rounds.insert(self.next_round, round);
+    }
+
+    /// Sends what the open rounds have not sent yet, and ends those whose time is over. Returns
+    /// whether a round has ended.
+    pub(super) fn advance(
+        &mut self,
+        kernel: &Kernel,
+        now: Instant,
+        route: &dyn Route,
+        out: &mut Vec<Outgoing>,
+        fx: &mut Effects,
+    ) -> bool {
+        if !kernel.is_quorum() {
+            return false;
+        }
+        let abandoned = std::mem::take(&mut *kernel.abandoned.lock());
+        let mut has_ended = false;
+        let open = self.rounds.iter().filter(|(_, round)| {
+            !round.is_over || is_on(Mutant::NotSentIsSentLate) && round.is_proposal()
+        });
+        let open: Vec<RoundNo> = open.map(|(no, _)| *no).collect();
+        for no in open {
+            for server in 0..kernel.limits.size.all {
+                self.cast(no, server, now, route, out);
+            }
+            let round = &self.rounds[&no];
+            let has_left = round.is_proposal() && abandoned.contains(&round.id);
+            let is_late = now >= round.until || has_left;
+            has_ended |= self.judge(kernel, no, is_late, now, out, fx);
+        }
+        let open = self.rounds.values().filter(|round| !round.is_over);
+        let next = open.map(|round| round.until).min();
+        if let Some(at) = next {
+            kernel.put(ItemKey::Rounds, Item::Rounds, [at, at], fx);
+        }
+        has_ended
+    }
+
+    /// Sends a round's command to a server, if it was not sent and the pipeline is up.
+    fn cast(
+        &mut self,
+        no: RoundNo,
+        server: ServerNo,
+        now: Instant,
+        route: &dyn Route,
+        out: &mut Vec<Outgoing>,
+    ) {
+        let round = self.rounds.get_mut(&no).expect("the caller has it");
+        if round.at.of(server) != AtServer::NotSent {
+            return;
+        }
+        match route.link(server) {
+            Link::Connecting => {}
+            Link::Down => {
+                let known = match round.kind {
+                    // Its release goes on as a pending one.
+                    RoundKind::Release(..) => AtServer::Unknown,
+                    RoundKind::Propose(_) | RoundKind::Lease(_) => AtServer::No,
+                };
+                round.at.set(server, known);
+                round.votes.count(None);
+                round
+                    .cause
+                    .get_or_insert_with(|| Cause::text("not connected"));
+            }
+            Link::Up => {
+                round.at.set(server, AtServer::Asked);
+                round.first_sent.get_or_insert(now);
+                let command = round.command.clone();
+                let purpose = Purpose::Vote { round: no, server };
+                self.send(server, command, purpose, out);
+            }
+        }
+    }
+
+    /// Applies the end of a round's command at a server.
+    pub(super) fn voted(
+        &mut self,
+        kernel: &Kernel,
+        (no, server): (RoundNo, ServerNo),
+        end: Result<Answer, Fault>,
+        now: Instant,
+        out: &mut Vec<Outgoing>,
+        fx: &mut Effects,
+    ) {
+        let Some(round) = self.rounds.get_mut(&no) else {
+            return;
+        };
+        let (at, vote) = round.read(kernel, server, end, now);
+        round.at.set(server, at);
+        match round.is_over {
+            true => self.voted_late(kernel, no, server, vote, now, fx),
+            false => {
+                round.votes.count(vote);
+                self.judge(kernel, no, false, now, out, fx);
+            }
+        }
+        self.forget_round(no);
+    }
+
+    fn voted_late(
+        &mut self,
+        kernel: &Kernel,
+        no: RoundNo,
+        server: ServerNo,
+        vote: Option<Answer>,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        let round = &self.rounds[&no];
+        let is_unknown = round.at.of(server) == AtServer::Unknown;
+        match &round.kind {
+            RoundKind::Propose(asked) if is_unknown => {
+                // Its undo is behind it on the same pipeline, which has ended.
+                kernel.pending.lock().doubt(server, &asked.lock, &asked.id);
+            }
+            RoundKind::Lease(work) if is_unknown => limit(work),
+            RoundKind::Release(lease, _) if round.is_missing(lease, server) => {
+                release_at(kernel, lease, server, now, fx);
+            }
+            RoundKind::Propose(asked) if is_on(Mutant::LateVoteCounts) => {
+                let no = asked.no;
+                let is_next = |it: &&mut Round| match &it.kind {
+                    RoundKind::Propose(asked) => asked.no == no && !it.is_over,
+                    _ => false,
+                };
+                if let Some(next) = self.rounds.values_mut().find(is_next) {
+                    next.votes.count(vote);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Forgets a round that is over once no server has a command of it.
+    fn forget_round(&mut self, no: RoundNo) {
+        let is_done = |round: &Round| round.is_over && !round.at.has(AtServer::Asked);
+        if self.rounds.get(&no).is_some_and(is_done) {
+            self.rounds.remove(&no);
+        }
+    }
+
+    /// Ends a round if it is decided, or `late`. Returns whether it has ended.
+    fn judge(
+        &mut self,
+        kernel: &Kernel,
+        no: RoundNo,
+        late: bool,
+        now: Instant,
+        out: &mut Vec<Outgoing>,
+        fx: &mut Effects,
+    ) -> bool {
+        let round = self.rounds.get_mut(&no).expect("the caller has it");
+        let size = kernel.limits.size;
+        let Some(end) = round.end(size, late).filter(|_| !round.is_over) else {
+            return false;
+        };
+        round.is_over = true;
+        let mut sent = round.first_sent.unwrap_or(now);
+        if is_on(Mutant::RoundCountsFromReply) {
+            sent = now;
+        }
+        match &round.kind {
+            RoundKind::Propose(asked) => {
+                let lock = Arc::clone(&asked.lock);
+                let is_held = kernel.with_entry(&lock, now, fx, |entry, cx| {
+                    entry.answered(asked, end, sent, cx);
+                    entry.holds(&asked.id)
+                });
+                self.close_proposal(kernel, no, is_held, now, out, fx);
+            }
+            RoundKind::Lease(work) => {
+                if (0..size.all).any(|server| round.at.of(server) == AtServer::Unknown) {
+                    limit(work);
+                }
+                kernel.lease_answered(work, end, [sent, now], false, fx);
+            }
+            RoundKind::Release(lease, cell) => {
+                let unlocked = kernel.unlocked(lease, end, false, now, fx);
+                let result = match unlocked {
+                    Unlocked::Released | Unlocked::Lost(_) => Ok(()),
+                    Unlocked::Unconfirmed => Err(Failure::Unreachable {
+                        since: Some(sent),
+                        cause: round.cause.clone(),
+                    }),
+                };
+                fx.operation_ended(cell, result);
+                for server in 0..size.all {
+                    if round.is_missing(lease, server) {
+                        release_at(kernel, lease, server, now, fx);
+                    }
+                }
+            }
+        }
+        self.forget_round(no);
+        true
+    }
+
+    /// Gives back what a proposal has taken, unless this client holds the lock by it.
+    fn close_proposal(
+        &mut self,
+        kernel: &Kernel,
+        no: RoundNo,
+        is_held: bool,
+        now: Instant,
+        out: &mut Vec<Outgoing>,
+        fx: &mut Effects,
+    ) {
+        for server in 0..kernel.limits.size.all {
+            let round = &self.rounds[&no];
+            let at = round.at.of(server);
+            let ends_by = match at {
+                AtServer::NotSent if is_on(Mutant::NotSentIsSentLate) => continue,
+                AtServer::NotSent => {
+                    // It is never sent late.
+                    round.at.set(server, AtServer::No);
+                    continue;
+                }
+                AtServer::No => continue,
+                _ if is_held => continue,
+                AtServer::Asked if is_on(Mutant::AskedIsNotUndone) => continue,
+                AtServer::Yes | AtServer::Asked => Proof::AnyAnswer,
+                AtServer::Unknown if is_on(Mutant::UnknownIsNotUndone) => continue,
+                AtServer::Unknown => Proof::KeySeen,
+            };
+            let release = PendingRelease {
+                server,
+                lock: Arc::clone(&round.command.lock),
+                id: round.id.clone(),
+                until: now.after(round.ttl.saturating_mul(2).max(RUNS_WITHIN)),
+                ends_by,
+                counts: false,
+            };
+            let mut pending = kernel.pending.lock();
+            let command = match at {
+                AtServer::Unknown => {
+                    pending.push(release, now);
+                    None
+                }
+                _ => pending.push_now(release, now),
+            };
+            kernel.put_pending(pending.next(), fx);
+            drop(pending);
+            if let Some((command, batch)) = command {
+                self.send(server, command, Purpose::Undo(batch), out);
+            }
+        }
+    }
+
+    /// Returns whether a command may be sent again, with its script's text: a proposal only while
+    /// its round is open, since its release may already be behind it.
+    pub(super) fn may_resend_vote(&self, no: RoundNo) -> bool {
+        let is_open = |round: &Round| !round.is_over || !round.is_proposal();
+        self.rounds.get(&no).is_some_and(is_open) || is_on(Mutant::ProposalIsResentLate)
+    }
+
+    /// Returns whether a round may still change something under this id.
+    #[cfg(test)]
+    pub(super) fn knows(&self, id: &str) -> bool {
+        self.rounds.values().any(|round| round.id.as_str() == id)
+    }
+
+    #[cfg(test)]
+    pub(super) fn rounds(&self) -> usize {
+        self.rounds.len()
+    }
+}
+
+/// A change of ttl may run later at a server.
+fn limit(work: &LeaseWork) {
+    if let WorkKind::SetTtl(ttl, _) = work.kind
+        && !is_on(Mutant::LateShorteningIsForgotten)
+    {
+        work.lease.limit(ttl);
+    }
+}
+
+/// Leaves the release of an ended lease at one server to the pending releases.
+fn release_at(
+    kernel: &Kernel,
+    lease: &Arc<HeldLease>,
+    server: ServerNo,
+    now: Instant,
+    fx: &mut Effects,
+) {
+    if is_on(Mutant::MissingReleaseIsForgotten) {
+        return;
+    }
+    let ends_by = match lease.at.as_ref().map(|at| at.of(server)) {
+        Some(AtServer::Unknown) => Proof::KeySeen,
+        _ => Proof::AnyAnswer,
+    };
+    let release = PendingRelease {
+        server,
+        lock: Arc::clone(&lease.lock),
+        id: lease.id.clone(),
+        until: now.after(lease.key_may_last().max(RUNS_WITHIN)),
+        ends_by,
+        counts: false,
+    };
+    kernel.pend(release, now, fx);
+}

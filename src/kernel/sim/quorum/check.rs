@@ -1,0 +1,518 @@
+//! The properties of a quorum, after every event and at the end of a run.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::world::{State, Todo, World, time_at};
+use crate::clock::Instant;
+use crate::kernel::Effects;
+use crate::kernel::call::{Call, Step};
+use crate::kernel::command::{Command, What};
+use crate::kernel::engine::ServerNo;
+use crate::kernel::held::HeldLease;
+use crate::kernel::request::RequestState;
+use crate::kernel::sim::check::{check_entry, each_entry};
+use crate::kernel::sim::plan::Actor;
+use crate::kernel::sim::server::key_of;
+use crate::kernel::sim::server::{MS, Time, client_of};
+use crate::kernel::sim::world::Checked;
+use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::name::Name;
+use crate::protocol::answer::Answer;
+use crate::redis::Fault;
+use crate::wait_policy::WaitPolicy;
+
+/// A lease that a client has had.
+pub(super) struct Registered {
+    client: usize,
+    key: Vec<u8>,
+    lease: Arc<HeldLease>,
+}
+
+/// A server's reply to a proposal, or the end of an own lease.
+#[derive(Clone, Debug)]
+pub(super) struct Reply {
+    /// `None` for the end of an own lease.
+    server: Option<ServerNo>,
+    name: Name,
+    sent: Time,
+    arrived: Time,
+    refused: Option<Time>,
+}
+
+impl World {
+    /// Looks at a kernel call's effects before they are carried out.
+    pub(super) fn after_kernel(&mut self, client: usize, fx: &mut Effects) -> Checked {
+        for (lease, token) in std::mem::take(&mut fx.began) {
+            let key = key_of(&*lease.lock);
+            self.say(|| format!("c{client} holds {:?} token {token}", lease.id));
+            if self.clients[client].kernel.is_closed() {
+                let text = format!("c{client} is closed, and gives {:?}", lease.id);
+                return Err(self.violation("P10", text));
+            }
+            let handed = token.value() - lease.run.first().value();
+            if handed > u64::from(self.plan.handoffs) {
+                let text = format!("{:?} is handed off {handed} times", lease.id);
+                return Err(self.violation("P12", text));
+            }
+            let newest = self.newest.get(&key).copied().unwrap_or(0);
+            if token.value() <= newest && !self.lost_tokens {
+                let text = format!("token {token} is not above {newest}: {:?}", lease.id);
+                return Err(self.violation("P2", text));
+            }
+            self.newest.insert(key.clone(), token.value().max(newest));
+            if !self.leases.iter().any(|it| Arc::ptr_eq(&it.lease, &lease)) {
+                self.leases.push(Registered { client, key, lease });
+            }
+        }
+        for told in &fx.lost {
+            let told = format!("c{client} is told {told:?}");
+            self.say(|| told);
+        }
+        self.check_table(client)
+    }
+
+    pub(super) fn note_reply(
+        &mut self,
+        client: usize,
+        server: ServerNo,
+        command: &Command,
+        end: &Result<Answer, Fault>,
+        sent: Time,
+    ) {
+        let (What::Propose { .. }, Ok(answer)) = (&command.what, end) else {
+            return;
+        };
+        let refused = match answer {
+            Answer::Refused(by) => {
+                let kernel = &self.clients[client].kernel;
+                if kernel.pending.lock().has_at(server, &by.holder) {
+                    return;
+                }
+                let left = by
+                    .remaining
+                    .map_or(Time::MAX / 2, |it| it.as_micros() as Time);
+                Some(sent + left)
+            }
+            _ => None,
+        };
+        let reply = Reply {
+            server: Some(server),
+            name: command.lock.key(0).name.clone(),
+            sent,
+            arrived: self.now,
+            refused,
+        };
+        let replies = &mut self.clients[client].replies;
+        replies.push(reply);
+        if replies.len() > 1_000 {
+            replies.drain(..500);
+        }
+    }
+
+    /// A lease of the client has ended by its release: until now the lock was taken.
+    pub(super) fn note_own_end(&mut self, client: usize, name: &Name) {
+        let reply = Reply {
+            server: None,
+            name: name.clone(),
+            sent: self.now,
+            arrived: self.now,
+            refused: Some(self.now),
+        };
+        self.clients[client].replies.push(reply);
+    }
+
+    /// P8: a call ends in time, and says "taken" only with a proof by a majority.
+    pub(super) fn check_outcome(
+        &mut self,
+        client: usize,
+        thread: usize,
+        call: &Call,
+        outcome: &Outcome,
+    ) -> Checked {
+        let deadline = call.wants.deadline;
+        let stopped = time_at(self.stopped_until(client, Actor::Caller(thread)));
+        let now = time_at(self.now);
+        let latest = deadline.max(stopped).after(Duration::from_millis(40));
+        if now > latest {
+            let text = format!("c{client}.{thread} ended {:?} late", deadline.until(now));
+            return Err(self.violation("P8", text));
+        }
+        if let Outcome::Failed(Failure::Unreachable { .. }) = outcome
+            && !self.plan.has_faults()
+        {
+            let text = format!("c{client}.{thread} fails although the servers answer");
+            return Err(self.violation("P8", text));
+        }
+        let Outcome::Refused(_) = outcome else {
+            return Ok(());
+        };
+        let is_limited = match &call.wants.wait {
+            Wait::Queue(WaitPolicy::Backoff(backoff)) => backoff.limit().is_some(),
+            _ => false,
+        };
+        let name = call.wants.lock.key(0).name;
+        let mut holds = false;
+        each_entry(&self.clients[client].kernel, &self.names(), |entry| {
+            holds |= entry.name == *name && !entry.held.is_empty();
+        });
+        if holds || is_limited {
+            return Ok(());
+        }
+        let is_once = call.wants.wait == Wait::Once;
+        let is_fresh = |it: &Reply| {
+            it.refused.is_some_and(|until| time_at(until) >= deadline)
+                // A server that does not answer can delay the verdict by the command timeout.
+                || time_at(it.arrived + 2_000 * MS) >= deadline
+        };
+        // The votes of one round arrive within the command timeout.
+        let counts = |it: &&Reply| {
+            let is_recent = is_fresh(it) || time_at(it.arrived + 3_000 * MS) >= deadline;
+            it.name == *name && time_at(it.sent) >= call.start && (is_recent || is_once)
+        };
+        let replies: Vec<&Reply> = self.clients[client].replies.iter().filter(counts).collect();
+        let servers: BTreeSet<ServerNo> = replies.iter().filter_map(|it| it.server).collect();
+        // Its thread may not have read that its lease has ended.
+        let mut callers = self.clients[client].callers.iter();
+        let ends = callers.any(|caller| match &caller.state {
+            State::Releasing { lease, cell, .. } => {
+                lease.lock.key(0).name == name && cell.result.lock().is_some()
+            }
+            _ => false,
+        });
+        let has_own = ends || replies.iter().any(|it| it.server.is_none());
+        let has_refusal = replies.iter().any(|it| it.refused.is_some());
+        let has_refusal = has_refusal && (is_once || replies.iter().any(|it| is_fresh(it)));
+        // The votes are split as well if the servers that answered name different holders, and the
+        // others failed.
+        let needed = match self.plan.servers == 5 && self.plan.has_faults() {
+            true => 2,
+            false => self.plan.servers / 2 + 1,
+        };
+        if !has_own && !(has_refusal && servers.len() >= needed) {
+            let text = format!("c{client}.{thread} says that {name} is taken without a proof");
+            return Err(self.violation("P8", text));
+        }
+        Ok(())
+    }
+
+    /// P1, P3, P7, P9.
+    pub(super) fn check(&mut self) -> Checked {
+        let now = time_at(self.now);
+        self.leases
+            .retain(|it| self.clients[it.client].is_alive && it.lease.is_open());
+        self.check_losses(now)?;
+        if !self.lost_leases {
+            self.check_exclusion(now)?;
+        }
+        for server in 0..self.plan.servers {
+            self.check_orphans(server)?;
+        }
+        for name in 0..self.plan.names {
+            self.check_idle(format!("n{name}").as_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn check_losses(&self, now: Instant) -> Checked {
+        for it in &self.leases {
+            let overdue = it.lease.overdue(now);
+            let actors = (0..self.plan.threads).map(Actor::Caller);
+            let actors = actors.chain([Actor::Engine, Actor::Sub]);
+            let stopped = actors
+                .map(|it_is| self.stopped_until(it.client, it_is))
+                .max();
+            let stopped = stopped.unwrap_or(0);
+            if overdue.as_millis() > 20 && time_at(stopped + 20 * MS) < now {
+                let text = format!("c{}: the loss of {:?} was not told", it.client, it.lease.id);
+                return Err(self.violation("P9", text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the id that holds a key at a server.
+    fn holder(&self, server: ServerNo, key: &[u8]) -> Option<&str> {
+        let data = self.members[server].server.data.get(key)?;
+        let (id, end) = data.lock.as_ref()?;
+        (*end > self.local(server)).then_some(id)
+    }
+
+    fn check_exclusion(&self, now: Instant) -> Checked {
+        let held = self.leases.iter().filter(|it| it.lease.is_held_at(now));
+        let held: Vec<&Registered> = held.collect();
+        let needed = self.plan.servers / 2 + 1;
+        for it in &held {
+            let id = it.lease.id.as_str();
+            let holders = (0..self.plan.servers).map(|server| self.holder(server, &it.key));
+            let holders: Vec<Option<&str>> = holders.collect();
+            let has_it = |server: &ServerNo| {
+                // Emptied, and away until all leases have ended.
+                holders[*server] == Some(id) || self.members[*server].down_until > 0
+            };
+            if (0..self.plan.servers).filter(has_it).count() < needed {
+                let text = format!(
+                    "c{} believes to hold {:?}, the servers have {holders:?}",
+                    it.client, it.lease.id
+                );
+                return Err(self.violation("P1", text));
+            }
+            if held.iter().filter(|other| other.key == it.key).count() > 1 {
+                return Err(self.violation("P1", format!("two holders: {:?}", it.lease.id)));
+            }
+        }
+        Ok(())
+    }
+
+    /// P7: each key belongs to somebody who knows it.
+    fn check_orphans(&self, server: ServerNo) -> Checked {
+        for key in self.members[server].server.data.keys() {
+            let Some(id) = self.holder(server, key) else {
+                continue;
+            };
+            let Some(client) = client_of(id).filter(|it| self.clients[*it].is_alive) else {
+                continue;
+            };
+            if !self.is_known(client, server, id) {
+                let text = format!("nobody of c{client} knows {id} at s{server}");
+                return Err(self.violation("P7", text));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_known(&self, client: usize, server: ServerNo, id: &str) -> bool {
+        let kernel = &self.clients[client].kernel;
+        let mut found = kernel.pending.lock().has_at(server, id.as_bytes());
+        found |= self.clients[client].engine.knows(id) || self.has_guard(client, id);
+        each_entry(kernel, &self.names(), |entry| {
+            found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
+            found |= entry.requests.iter().any(|request| {
+                request.id().is_some_and(|it| it.as_str() == id)
+                    || matches!(&request.state, RequestState::Won(Some(it)) if it.id.as_str() == id)
+            });
+        });
+        let in_cell = self.parked(client).any(|(_, call)| match call.cell() {
+            Some(cell) => match &*cell.outcome.lock() {
+                Some(Outcome::Lease(lease, _)) => lease.id.as_str() == id,
+                _ => false,
+            },
+            None => false,
+        });
+        found || in_cell
+    }
+
+    fn has_guard(&self, client: usize, id: &str) -> bool {
+        self.clients[client].callers.iter().any(|caller| {
+            let lease = match &caller.state {
+                State::Holding { lease, .. }
+                | State::Operating { lease, .. }
+                | State::Releasing { lease, .. } => Some(lease),
+                _ => None,
+            };
+            let given = caller.todo.iter().filter_map(|todo| match todo {
+                Todo::Step(Step::Done(Outcome::Lease(lease, _))) => Some(lease),
+                _ => None,
+            });
+            lease
+                .into_iter()
+                .chain(given)
+                .any(|it| it.id.as_str() == id)
+        })
+    }
+
+    fn names(&self) -> BTreeSet<Name> {
+        (0..self.plan.names)
+            .map(|n| Name::from(format!("n{n}")))
+            .collect()
+    }
+
+    pub(super) fn parked(&self, client: usize) -> impl Iterator<Item = (usize, &Call)> {
+        let callers = self.clients[client].callers.iter().enumerate();
+        callers.filter_map(|(thread, caller)| match &caller.state {
+            State::Parked(call) => Some((thread, &**call)),
+            _ => None,
+        })
+    }
+
+    /// P3: a lock that a majority could grant is not idle while a call waits for it.
+    fn check_idle(&mut self, key: &[u8]) -> Checked {
+        let needed = self.plan.servers / 2 + 1;
+        let is_free = |server: &ServerNo| {
+            let member = &self.members[*server];
+            let works = self.now
+                >= member
+                    .stalled_until
+                    .max(member.errors_until)
+                    .max(member.down_until);
+            works
+                && self
+                    .holder(*server, key)
+                    .is_none_or(|id| self.is_not_taken(id))
+        };
+        let free = (0..self.plan.servers).filter(is_free).count();
+        // Through a slow connection a client holds a server's key for as long, at each attempt.
+        let is_slow = |it: &super::world::Conn| {
+            it.at_server && !it.is_sub && (it.slow > 20 * MS || it.is_cut)
+        };
+        let is_disturbed = self.conns.iter().any(is_slow);
+        let waits = free >= needed
+            && !is_disturbed
+            && (0..self.clients.len()).any(|client| self.waits(client, key, needed));
+        if !waits {
+            self.idle_since.remove(key);
+            return Ok(());
+        }
+        let since = *self.idle_since.entry(key.to_vec()).or_insert(self.now);
+        let idle = self.now - since;
+        self.report.longest_idle = self.report.longest_idle.max(idle);
+        if idle > self.plan.longest_idle() {
+            let key = String::from_utf8_lossy(key);
+            let text = format!("{key} is idle for {} ms", idle / MS);
+            return Err(self.violation("P3", text));
+        }
+        Ok(())
+    }
+
+    /// Returns whether a client that lives has this key and does not hold the lock by it.
+    fn is_not_taken(&self, id: &str) -> bool {
+        let Some(client) = client_of(id).filter(|it| self.clients[*it].is_alive) else {
+            return false;
+        };
+        if self.stopped_until(client, Actor::Engine) > self.now {
+            return false;
+        }
+        let mut is_held = false;
+        each_entry(&self.clients[client].kernel, &self.names(), |entry| {
+            is_held |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
+        });
+        !is_held && !self.has_guard(client, id)
+    }
+
+    fn waits(&self, client: usize, key: &[u8], needed: usize) -> bool {
+        let it = &self.clients[client];
+        if !it.is_alive || it.kernel.is_closed() {
+            return false;
+        }
+        if self.stopped_until(client, Actor::Engine) > self.now || self.usable(client) < needed {
+            return false;
+        }
+        self.parked(client).any(|(thread, call)| {
+            let runs = self.stopped_until(client, Actor::Caller(thread)) <= self.now;
+            let waits = call
+                .cell()
+                .is_some_and(|cell| cell.outcome.lock().is_none());
+            runs && waits && key_of(&*call.wants.lock) == key
+        })
+    }
+
+    /// P6: the lists, the requests and the index of a client's table agree.
+    fn check_table(&self, client: usize) -> Checked {
+        let kernel = &self.clients[client].kernel;
+        let mut problems = Vec::new();
+        let mut ids = BTreeSet::new();
+        let mut listed = BTreeSet::new();
+        each_entry(kernel, &self.names(), |entry| {
+            check_entry(entry, kernel, &mut problems);
+            for request in &entry.requests {
+                if let Some(id) = request.id() {
+                    ids.insert(id.as_str().to_owned());
+                }
+            }
+            for waiter in entry.line.iter().chain(&entry.own) {
+                listed.insert(waiter.no);
+                if waiter.cell.outcome.lock().is_some() {
+                    problems.push(format!("{} is in a list and has an outcome", waiter.no));
+                }
+            }
+        });
+        for (_, call) in self.parked(client) {
+            if let Some(cell) = call.cell()
+                && !listed.contains(&call.no)
+                && cell.outcome.lock().is_none()
+            {
+                problems.push(format!("call {} is in no list and has no outcome", call.no));
+            }
+        }
+        let index = kernel.table.ids.lock();
+        let indexed: BTreeSet<String> = index.keys().map(|id| id.as_str().to_owned()).collect();
+        if indexed != ids {
+            problems.push(format!("the index has {indexed:?}, the requests {ids:?}"));
+        }
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
+        }
+    }
+
+    /// Adds the tables of the clients to the trace.
+    pub(super) fn dump(&mut self) {
+        for client in 0..self.clients.len() {
+            let kernel = Arc::clone(&self.clients[client].kernel);
+            let mut entries = Vec::new();
+            each_entry(&kernel, &self.names(), |entry| {
+                entries.push(format!("{entry:?}"))
+            });
+            let rounds = format!("{:?}", self.clients[client].engine);
+            for entry in entries {
+                self.say(|| format!("c{client}: {entry}"));
+            }
+            self.say(|| format!("c{client}: {rounds}"));
+        }
+        for server in 0..self.plan.servers {
+            for name in 0..self.plan.names {
+                let holder = self.holder(server, format!("n{name}").as_bytes());
+                let text = format!("s{server} n{name}: {holder:?}");
+                self.say(|| text);
+            }
+        }
+    }
+
+    /// P4, P10: nothing is left.
+    pub(super) fn check_end(&mut self) -> Checked {
+        for server in 0..self.plan.servers {
+            for key in self.members[server].server.data.keys() {
+                let holder = self.holder(server, key);
+                let client = holder.and_then(client_of);
+                if client.is_some_and(|it| self.clients[it].is_alive) {
+                    let text = format!("s{server} is left with {holder:?}");
+                    return Err(self.violation("P4", text));
+                }
+            }
+        }
+        for (n, client) in self.clients.iter().enumerate() {
+            if !client.is_alive {
+                continue;
+            }
+            let kernel = &client.kernel;
+            let mut left = Vec::new();
+            each_entry(kernel, &self.names(), |entry| {
+                left.push(format!("{entry:?}"))
+            });
+            if !kernel.pending.lock().is_empty() {
+                let ids = format!("{:?}", kernel.pending.lock().ids().collect::<Vec<_>>());
+                left.push(format!("pending {ids}"));
+            }
+            if client.engine.in_flight() > 0 || client.engine.rounds() > 0 {
+                left.push("commands or rounds".into());
+            }
+            if !kernel.table.ids.lock().is_empty() {
+                left.push("ids".into());
+            }
+            if kernel.schedule.lock().next() < Instant::NEVER {
+                left.push("the schedule".into());
+            }
+            if !left.is_empty() {
+                return Err(self.violation("P10", format!("c{n} has {left:?}")));
+            }
+        }
+        let bound = (2_000 + self.report.acquired * 200 + self.report.events / 4)
+            * self.plan.servers as u64;
+        if self.report.commands > bound {
+            let text = format!("{} commands", self.report.commands);
+            return Err(self.violation("P10", text));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! Plans of runs over a quorum.
+
+use crate::kernel::sim::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, Rng, ServerFault};
+use crate::kernel::sim::server::{MS, Time};
+
+/// Returns the plan of a seed.
+pub(in crate::kernel::sim) fn plan(seed: u64) -> Plan {
+    let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x51);
+    let ttl = match rng.below(10) {
+        0..=3 => 4_000 * MS,
+        4..=6 => rng.range(800, 3_000) * MS,
+        _ => rng.range(60, 600) * MS,
+    };
+    let mut plan = Plan {
+        seed,
+        family: Family::Quorum,
+        servers: if rng.chance(650) { 3 } else { 5 },
+        clients: rng.range(2, 5) as usize,
+        threads: rng.range(1, 4) as usize,
+        ops: rng.range(4, 20) as u32,
+        names: rng.range(1, 3),
+        kinds: vec![Kind::NoQueue],
+        ttl,
+        handoffs: rng.below(5) as u32,
+        backoff: if rng.chance(200) { 300 } else { 0 },
+        drifts: Vec::new(),
+        faults: Vec::new(),
+    };
+    let number = match rng.chance(150) {
+        true => 0,
+        false => rng.range(1, 14),
+    };
+    for _ in 0..number {
+        let at = rng.range(MS, 4_000 * MS);
+        let fault = fault(&plan, &mut rng);
+        plan.faults.push((at, fault));
+    }
+    if rng.chance(200) {
+        let server = rng.below(plan.servers as u64) as usize;
+        let hang = ServerFault::Hang(rng.range(2_000, 20_000) * MS);
+        let at = rng.below(500 * MS);
+        plan.faults.push((at, Fault::Server(server, hang)));
+    }
+    if number > 0 && rng.chance(300) {
+        aimed(&mut plan, &mut rng);
+    }
+    plan.faults.sort_by_key(|fault| fault.0);
+    plan
+}
+
+/// Several faults at one server within a short time: commands that run late, and their undos.
+fn aimed(plan: &mut Plan, rng: &mut Rng) {
+    let client = rng.below(plan.clients as u64) as usize;
+    let server = rng.below(plan.servers as u64) as usize;
+    for _ in 0..rng.range(1, 5) {
+        let at = rng.range(MS, 2_000 * MS);
+        let slow = LinkFault::Slow(rng.range(5 * MS, 400 * MS));
+        plan.faults.push((at, Fault::Link(client, server, slow)));
+        let cut = LinkFault::Cut(rng.chance(500));
+        let at = at + rng.below(300 * MS);
+        plan.faults.push((at, Fault::Link(client, server, cut)));
+    }
+}
+
+fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
+    let client = rng.below(plan.clients as u64) as usize;
+    let thread = rng.below(plan.threads as u64) as usize;
+    let server = rng.below(plan.servers as u64) as usize;
+    let actor = match rng.below(4) {
+        0 => Actor::Caller(thread),
+        1 | 2 => Actor::Engine,
+        _ => Actor::Sub,
+    };
+    let longest: Time = (plan.ttl * 3).clamp(500 * MS, 4_000 * MS);
+    match rng.below(24) {
+        0..=4 => Fault::Link(client, server, LinkFault::Cut(rng.chance(500))),
+        5 | 6 => {
+            let slow = LinkFault::Slow(rng.range(MS, longest.min(1_500 * MS)));
+            Fault::Link(client, server, slow)
+        }
+        7 => Fault::Link(client, server, LinkFault::CutSub),
+        8 => Fault::Link(client, server, LinkFault::Twice),
+        9 | 10 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),
+        11 => Fault::Stop(client, None, rng.range(MS, longest)),
+        12 => Fault::Kill(client),
+        13 => Fault::Cancel(client, thread),
+        14 => Fault::LoseMessages(client, rng.range(MS, 600 * MS)),
+        15 => Fault::StopNext(client, actor, rng.range(MS, longest)),
+        16 | 17 => Fault::Server(
+            server,
+            ServerFault::Stall(rng.range(MS, longest.min(2_500 * MS))),
+        ),
+        18 => Fault::Server(server, ServerFault::RestartEmpty),
+        19 if rng.chance(300) => Fault::Server(server, ServerFault::Forget),
+        20 => {
+            let foreign = ServerFault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS));
+            Fault::Server(server, foreign)
+        }
+        21 => Fault::Server(server, ServerFault::Errors(rng.range(MS, 1_500 * MS))),
+        22 if rng.chance(150) => Fault::Shutdown(client),
+        _ => Fault::Server(server, ServerFault::FlushScripts),
+    }
+}

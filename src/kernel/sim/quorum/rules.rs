@@ -1,0 +1,174 @@
+//! Rules of rounds that one sequence of calls shows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::world::Links;
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::error::Cause;
+use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::engine::{Engine, Link, Outgoing};
+use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::lease::Wanted;
+use crate::kernel::votes::Majority;
+use crate::kernel::waiter::{Outcome, Wait};
+use crate::kernel::{Effects, Kernel, Limits};
+use crate::name::Name;
+use crate::protocol::answer::Answer;
+use crate::protocol::keys::Keys;
+use crate::protocol::mutex::MutexKeys;
+use crate::protocol::one_or_many::OneOrMany;
+use crate::protocol::primitive::Primitive;
+use crate::protocol::refusal::RefusedName;
+use crate::redis::Fault;
+use crate::token::FencingToken;
+use crate::wait_policy::WaitPolicy;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn at(ms: u64) -> Instant {
+    Instant::START.after(Duration::from_millis(100_000 + ms))
+}
+
+/// A client of three servers, and its engine.
+struct Client {
+    kernel: Kernel,
+    engine: Engine,
+    links: Links,
+    lock: Arc<dyn Primitive>,
+}
+
+impl Client {
+    fn new() -> Self {
+        let limits = Limits {
+            command_timeout: SECOND,
+            unreachable_for: 10 * SECOND,
+            backstop: 5 * SECOND,
+            may_fail_over: false,
+            size: Majority::of(3),
+            wall: 0,
+        };
+        Self {
+            kernel: Kernel::new(limits, "o"),
+            engine: Engine::default(),
+            links: Links(vec![Link::Up; 3]),
+            lock: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
+        }
+    }
+
+    fn call(&self, now: Instant) -> Call {
+        let wants = CallTerms {
+            lock: Arc::clone(&self.lock),
+            terms: LeaseTerms {
+                ttl: 10 * SECOND,
+                renew_every: None,
+                max_hold: Duration::MAX,
+                replicas: None,
+                handoffs: 0,
+            },
+            wait: Wait::Queue(WaitPolicy::Wake),
+            deadline: Instant::NEVER,
+            holder: Holder::default(),
+            by_engine: false,
+        };
+        let mut call = Call::new(&self.kernel, wants, now);
+        let step = call.begin(&self.kernel, now, &mut Effects::default());
+        assert!(matches!(step, Step::Park(_)));
+        call
+    }
+
+    fn due(&mut self, now: Instant) -> Vec<Outgoing> {
+        let fx = &mut Effects::default();
+        self.engine.due(&self.kernel, now, &self.links, fx)
+    }
+
+    fn end(&mut self, out: &Outgoing, end: Result<Answer, Fault>, now: Instant) -> Vec<Outgoing> {
+        let fx = &mut Effects::default();
+        let links = &self.links;
+        self.engine
+            .ended(&self.kernel, out.ticket, end, [now, now], links, fx)
+    }
+
+    fn acquired(&mut self) -> Arc<HeldLease> {
+        let mut call = self.call(at(0));
+        for out in self.due(at(0)) {
+            self.end(&out, Ok(granted()), at(1));
+        }
+        let step = call.woken(&self.kernel, at(1), &mut Effects::default());
+        match step {
+            Step::Done(Outcome::Lease(lease, _)) => lease,
+            step => panic!("{step:?}"),
+        }
+    }
+}
+
+fn granted() -> Answer {
+    Answer::Granted(OneOrMany::One(FencingToken::new(7)))
+}
+
+fn refused(by: &str) -> Answer {
+    Answer::Refused(RefusedName {
+        name: 0,
+        holder: by.into(),
+        remaining: Some(5 * SECOND),
+        detail: None,
+    })
+}
+
+#[test]
+fn messages_do_not_end_the_pause_after_a_split_vote() {
+    let mut client = Client::new();
+    let _call = client.call(at(0));
+    let out = client.due(at(0));
+    assert_eq!(out.len(), 3);
+    client.end(&out[0], Ok(granted()), at(1));
+    client.end(&out[1], Ok(refused("x")), at(1));
+    let undo = client.end(&out[2], Ok(refused("y")), at(1));
+    assert_eq!(undo.len(), 1, "behind the granted proposal");
+    let next = client.kernel.schedule.lock().next();
+    assert!(next > at(1) && next <= at(6), "{next:?}");
+    for server in 0..3 {
+        let name = Name::from("a");
+        let fx = &mut Effects::default();
+        (client.kernel).announced_at(server, &name, b"z", at(1), fx);
+    }
+    assert_eq!(client.kernel.schedule.lock().next(), next);
+}
+
+#[test]
+fn a_change_of_ttl_that_one_server_may_run_later_limits_the_lease() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let set_ttl = |client: &mut Client, ttl, ms, last: Result<Answer, Fault>| {
+        let what = Wanted::SetTtl(ttl);
+        let fx = &mut Effects::default();
+        client
+            .kernel
+            .operate(&lease, lease.token(), what, at(ms), fx)
+            .expect("it is held");
+        let out = client.due(at(ms));
+        assert_eq!(out.len(), 3);
+        client.end(&out[0], Ok(Answer::Ours(None)), at(ms + 1));
+        client.end(&out[1], Ok(Answer::Ours(None)), at(ms + 1));
+        client.end(&out[2], last, at(ms + 1));
+    };
+    let no_reply = Err(Fault::Unknown(Cause::text("no reply")));
+    set_ttl(&mut client, 2 * SECOND, 10, no_reply);
+    set_ttl(&mut client, 20 * SECOND, 20, Ok(Answer::Ours(None)));
+    assert!(lease.covers(at(1_900)));
+    assert!(!lease.covers(at(2_100)), "the short ttl may be set later");
+}
+
+#[test]
+fn what_a_connecting_server_was_not_sent_is_never_sent_late() {
+    let mut client = Client::new();
+    client.links = Links(vec![Link::Up, Link::Up, Link::Connecting]);
+    let _call = client.call(at(0));
+    let out = client.due(at(0));
+    assert_eq!(out.len(), 2);
+    client.end(&out[0], Ok(refused("x")), at(1));
+    client.end(&out[1], Ok(refused("x")), at(1));
+    client.links = Links(vec![Link::Up; 3]);
+    assert!(client.due(at(2)).is_empty());
+}

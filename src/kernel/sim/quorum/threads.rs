@@ -1,0 +1,381 @@
+//! The threads of the programs that lock over a quorum.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::world::{State, Todo, World, time_at, time_of};
+use crate::config::LeaseTerms;
+use crate::kernel::Effects;
+use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::lease::{LeaseStatus, Wanted};
+use crate::kernel::sim::plan::Actor;
+use crate::kernel::sim::server::MS;
+use crate::kernel::sim::world::show::shown;
+use crate::kernel::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
+use crate::kernel::unlock::Unlock;
+use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::name::Name;
+use crate::protocol::keys::Keys;
+use crate::protocol::mutex::MutexKeys;
+use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
+use crate::wait_policy::{Backoff, WaitPolicy};
+
+impl World {
+    pub(super) fn caller(&mut self, client: usize, thread: usize) -> Checked {
+        let actor = Actor::Caller(thread);
+        if let Some(todo) = self.clients[client].callers[thread].todo.pop_front() {
+            match todo {
+                Todo::Effects(fx) => self.effects(client, fx),
+                Todo::Step(step) => self.step(client, thread, step),
+                Todo::Write(..) | Todo::Sleep => unreachable!("of the engine"),
+            }
+            self.go_on(client, actor);
+            return Ok(());
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        let state = std::mem::replace(&mut caller.state, State::Done);
+        match state {
+            State::Done => Ok(()),
+            State::Idle(until) if self.now < until => {
+                caller.state = State::Idle(until);
+                self.timer(client, actor, until);
+                Ok(())
+            }
+            State::Idle(_) if caller.ops == 0 => Ok(()),
+            State::Idle(_) => self.begin(client, thread),
+            State::Parked(call) => self.woken(client, thread, call),
+            State::Holding {
+                lease,
+                token,
+                until,
+            } => match self.now < until {
+                true => {
+                    caller.state = State::Holding {
+                        lease,
+                        token,
+                        until,
+                    };
+                    self.timer(client, actor, until);
+                    Ok(())
+                }
+                false => self.holding(client, thread, lease, token),
+            },
+            State::Operating {
+                lease,
+                token,
+                cell,
+                by,
+                unlocks,
+            } => {
+                if self.now < by && cell.result.lock().is_none() {
+                    caller.state = State::Operating {
+                        lease,
+                        token,
+                        cell,
+                        by,
+                        unlocks,
+                    };
+                    self.timer(client, actor, by);
+                    return Ok(());
+                }
+                let renewed = matches!(*cell.result.lock(), Some(Ok(())));
+                lease.cancel(&cell);
+                match unlocks {
+                    true => self.unlock(client, thread, lease, token, renewed),
+                    false => {
+                        let until = self.now + 100;
+                        caller.state = State::Holding {
+                            lease,
+                            token,
+                            until,
+                        };
+                        self.timer(client, actor, until);
+                        Ok(())
+                    }
+                }
+            }
+            State::Releasing { lease, cell, by } => {
+                let result = cell.result.lock().clone();
+                if result.is_none() && self.now < by {
+                    caller.state = State::Releasing { lease, cell, by };
+                    self.timer(client, actor, by);
+                    return Ok(());
+                }
+                let mut fx = Effects::default();
+                let status = lease.status(time_at(self.now), &mut fx);
+                let is_lost = matches!(status, LeaseStatus::Lost(_));
+                self.say(|| format!("c{client}.{thread} released: {result:?} {status:?}"));
+                self.report.lost += u64::from(is_lost);
+                if matches!(result, Some(Ok(()))) && !is_lost {
+                    let name = lease.lock.key(0).name.clone();
+                    self.note_own_end(client, &name);
+                }
+                self.effects(client, fx);
+                self.idle(client, thread);
+                self.go_on(client, actor);
+                Ok(())
+            }
+        }
+    }
+
+    fn lock_of(&mut self, client: usize, name: u64) -> Arc<dyn Primitive> {
+        let locks = &mut self.clients[client].locks;
+        let make = || {
+            let name = Name::from(format!("n{name}"));
+            MutexKeys::of(Keys::new(name, "lock:", "lock_release:"))
+        };
+        Arc::clone(locks.entry(name).or_insert_with(make))
+    }
+
+    /// Chooses the next call of a thread.
+    fn wants(&mut self, client: usize, thread: usize) -> CallTerms {
+        let names = self.plan.names;
+        let (ttl, handoffs, share) = (self.plan.ttl, self.plan.handoffs, self.plan.backoff);
+        let caller = &mut self.clients[client].callers[thread];
+        caller.ops -= 1;
+        caller.is_cancelled = false;
+        let rng = &mut caller.rng;
+        let name = rng.below(names);
+        let is_once = rng.chance(150);
+        let deadline = match (is_once, rng.chance(300)) {
+            (true, _) => self.now + COMMAND_TIMEOUT,
+            (false, true) => self.now + rng.range(5 * MS, 3_000 * MS),
+            (false, false) => NEVER,
+        };
+        let policy = match rng.chance(share) {
+            true => {
+                let base = Duration::from_millis(rng.range(1, 40));
+                let backoff = Backoff::new(base, base * 20);
+                WaitPolicy::Backoff(match rng.chance(300) {
+                    true => backoff.attempts(rng.range(1, 6) as u32),
+                    false => backoff,
+                })
+            }
+            false => WaitPolicy::Wake,
+        };
+        let max_hold = match rng.chance(40) {
+            true => Duration::from_millis(rng.range(5, 300)),
+            false => Duration::MAX,
+        };
+        let renews = !rng.chance(80);
+        let ttl = if rng.chance(60) { ttl * 3 / 2 } else { ttl };
+        let ttl = Duration::from_micros(ttl / MS * MS);
+        let lock = self.lock_of(client, name);
+        CallTerms {
+            lock,
+            terms: LeaseTerms {
+                ttl,
+                renew_every: renews.then_some(ttl / 3),
+                max_hold,
+                replicas: None,
+                handoffs,
+            },
+            wait: match is_once {
+                true => Wait::Once,
+                false => Wait::Queue(policy),
+            },
+            deadline: time_at(deadline),
+            holder: Holder {
+                handoffs,
+                ..Holder::default()
+            },
+            by_engine: false,
+        }
+    }
+
+    fn begin(&mut self, client: usize, thread: usize) -> Checked {
+        let wants = self.wants(client, thread);
+        let text = format!(
+            "{} {:?} until {:.3}",
+            wants.lock,
+            wants.wait,
+            (time_of(wants.deadline) as f64 - super::world::START as f64) / 1000.0
+        );
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let mut call = Box::new(Call::new(&kernel, wants, time_at(self.now)));
+        let mut fx = Effects::default();
+        let step = call.begin(&kernel, time_at(self.now), &mut fx);
+        self.say(|| format!("c{client}.{thread} {text}"));
+        self.decided(client, thread, call, step, fx)
+    }
+
+    fn decided(
+        &mut self,
+        client: usize,
+        thread: usize,
+        call: Box<Call>,
+        step: Step,
+        mut fx: Effects,
+    ) -> Checked {
+        self.say(|| format!("c{client}.{thread} -> {}", shown(&step)));
+        self.after_kernel(client, &mut fx)?;
+        if let Step::Done(outcome) = &step {
+            self.check_outcome(client, thread, &call, outcome)?;
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        caller.state = State::Parked(call);
+        caller.todo.push_back(Todo::Effects(fx));
+        caller.todo.push_back(Todo::Step(step));
+        self.stop_if_due(client, Actor::Caller(thread));
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
+    }
+
+    fn step(&mut self, client: usize, thread: usize, step: Step) {
+        match step {
+            Step::Send(..) => unreachable!("the engine sends over a quorum"),
+            Step::Park(until) => {
+                let nap = time_of(until).min(self.now + 1_000 * MS);
+                self.timer(client, Actor::Caller(thread), nap);
+            }
+            Step::Done(outcome) => self.done(client, thread, outcome),
+        }
+    }
+
+    fn done(&mut self, client: usize, thread: usize, outcome: Outcome) {
+        let Outcome::Lease(lease, token) = outcome else {
+            match outcome {
+                Outcome::Refused(_) => self.report.refused += 1,
+                _ => self.report.failed += 1,
+            }
+            self.idle(client, thread);
+            return;
+        };
+        self.report.acquired += 1;
+        let ttl = self.plan.ttl;
+        let rng = &mut self.clients[client].callers[thread].rng;
+        let time = match rng.below(10) {
+            0..=5 => rng.range(10, 3 * MS),
+            6..=8 => rng.range(MS, 60 * MS),
+            _ => rng.range(10 * MS, (ttl * 5 / 2).min(2_500 * MS)),
+        };
+        let until = self.now + time;
+        self.clients[client].callers[thread].state = State::Holding {
+            lease,
+            token,
+            until,
+        };
+    }
+
+    fn idle(&mut self, client: usize, thread: usize) {
+        let caller = &mut self.clients[client].callers[thread];
+        let pause = match caller.rng.chance(500) {
+            true => 0,
+            false => caller.rng.below(5 * MS),
+        };
+        caller.state = State::Idle(self.now + pause);
+    }
+
+    fn woken(&mut self, client: usize, thread: usize, mut call: Box<Call>) -> Checked {
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let mut fx = Effects::default();
+        let now = time_at(self.now);
+        let caller = &mut self.clients[client].callers[thread];
+        let step = match std::mem::take(&mut caller.is_cancelled) {
+            true => Step::Done(call.leave(&kernel, Failure::Cancelled, now, &mut fx)),
+            false => call.woken(&kernel, now, &mut fx),
+        };
+        if let Step::Park(until) = step {
+            let nap = time_of(until).min(self.now + 1_000 * MS);
+            self.clients[client].callers[thread].state = State::Parked(call);
+            self.after_kernel(client, &mut fx)?;
+            self.effects(client, fx);
+            self.timer(client, Actor::Caller(thread), nap);
+            return Ok(());
+        }
+        self.decided(client, thread, call, step, fx)
+    }
+
+    fn holding(
+        &mut self,
+        client: usize,
+        thread: usize,
+        lease: Arc<HeldLease>,
+        token: FencingToken,
+    ) -> Checked {
+        let ttl = self.plan.ttl;
+        let rng = &mut self.clients[client].callers[thread].rng;
+        let what = match rng.below(20) {
+            0 => Wanted::Renew,
+            1 | 2 => Wanted::SetTtl(Duration::from_millis(
+                (ttl / MS * rng.range(3, 20) / 10).max(20),
+            )),
+            _ => return self.unlock(client, thread, lease, token, false),
+        };
+        self.say(|| format!("c{client}.{thread} wants {what:?}"));
+        let mut fx = Effects::default();
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let cell = kernel.operate(&lease, token, what, time_at(self.now), &mut fx);
+        self.after_kernel(client, &mut fx)?;
+        let by = self.now + COMMAND_TIMEOUT;
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        caller.state = match cell {
+            Some(cell) => State::Operating {
+                lease,
+                token,
+                cell,
+                by,
+                unlocks: false,
+            },
+            None => State::Holding {
+                lease,
+                token,
+                until: self.now + 1,
+            },
+        };
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
+    }
+
+    fn unlock(
+        &mut self,
+        client: usize,
+        thread: usize,
+        lease: Arc<HeldLease>,
+        token: FencingToken,
+        has_renewed: bool,
+    ) -> Checked {
+        let mut fx = Effects::default();
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let unlock = kernel.begin_unlock(&lease, token, has_renewed, time_at(self.now), &mut fx);
+        self.say(|| {
+            let how = format!("{unlock:?}");
+            let how = how.get(..12).unwrap_or(&how);
+            format!("c{client}.{thread} unlocks {:?}: {how}", lease.id)
+        });
+        self.after_kernel(client, &mut fx)?;
+        let by = self.now + COMMAND_TIMEOUT;
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        match unlock {
+            Unlock::HandedOff => {
+                self.report.handed_off += 1;
+                self.idle(client, thread);
+            }
+            Unlock::AlreadyLost(_) | Unlock::Over => {
+                self.report.lost += 1;
+                self.idle(client, thread);
+            }
+            Unlock::RenewFirst(cell) => {
+                let by = self.now + COMMAND_TIMEOUT / 2;
+                caller.state = State::Operating {
+                    lease,
+                    token,
+                    cell,
+                    by,
+                    unlocks: true,
+                };
+            }
+            Unlock::Wait(cell) => {
+                caller.state = State::Releasing { lease, cell, by };
+                self.stop_if_due(client, Actor::Caller(thread));
+            }
+            Unlock::Send(_) => unreachable!("the engine releases over a quorum"),
+        }
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! A call of one lock, or of a set.
+
+use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, redis};
+use crate::clock::Instant;
+use crate::kernel::set::SetAcquire;
+
+pub(super) enum Acquiring {
+    One(Call),
+    Set(SetAcquire),
+}
+
+impl Acquiring {
+    /// The call that it waits for now.
+    pub(super) fn call(&self) -> &Call {
+        match self {
+            Self::One(call) => call,
+            Self::Set(set) => set.call(),
+        }
+    }
+
+    pub(super) fn keeps(&self, id: &str) -> bool {
+        match self {
+            Self::One(_) => false,
+            Self::Set(set) => set.keeps(id),
+        }
+    }
+
+    pub(super) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        match self {
+            Self::One(call) => call.begin(kernel, now, fx),
+            Self::Set(set) => set.begin(kernel, now, fx),
+        }
+    }
+
+    pub(super) fn replied(
+        &mut self,
+        kernel: &Kernel,
+        end: Result<Answer, redis::Fault>,
+        [sent, now]: [Instant; 2],
+        fx: &mut Effects,
+    ) -> Step {
+        match self {
+            Self::One(call) => call.replied(kernel, end, sent, now, fx),
+            Self::Set(set) => set.replied(kernel, end, sent, now, fx),
+        }
+    }
+
+    pub(super) fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        match self {
+            Self::One(call) => call.woken(kernel, now, fx),
+            Self::Set(set) => set.woken(kernel, now, fx),
+        }
+    }
+
+    /// The call's thread panics.
+    pub(super) fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        match self {
+            Self::One(call) => call.abandon(kernel, now, fx),
+            Self::Set(set) => set.abandon(kernel, now, fx),
+        }
+    }
+
+    pub(super) fn leave(
+        &mut self,
+        kernel: &Kernel,
+        failure: Failure,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Outcome {
+        match self {
+            Self::One(call) => call.leave(kernel, failure, now, fx),
+            Self::Set(set) => set.leave(kernel, failure, now, fx),
+        }
+    }
+}
