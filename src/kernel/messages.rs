@@ -187,13 +187,11 @@ impl LockEntry {
             let Some(pause) = pause(request.id(), serves) else {
                 continue;
             };
-            let at = cx.now.after(pause);
+            // A split vote makes it pause.
+            let pauses_until = request.rounds.pauses_until.unwrap_or(cx.now);
+            let at = cx.now.after(pause).max(pauses_until);
             match &mut request.state {
-                RequestState::Due(due) => {
-                    // A split vote makes it pause.
-                    let pauses_until = request.rounds.pauses_until;
-                    *due = (*due).min(at.max(pauses_until.unwrap_or(at)));
-                }
+                RequestState::Due(due) => *due = (*due).min(at),
                 RequestState::Queued(place) if place.refreshing => {
                     request.again = request.again.min(at);
                 }

@@ -186,6 +186,10 @@ impl Plan {
                 false => 8_000 * MS,
             };
         }
+        if self.family == Family::Sets && self.has_faults() {
+            // A grant to a set takes three round trips, each as long as a slow connection's.
+            return 7_000 * MS;
+        }
         match (self.has_faults(), self.backoff) {
             // A caller that is stopped delays nobody for longer than a command timeout; a place of
             // a client that was killed, for three seconds.
