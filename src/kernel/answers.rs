@@ -344,6 +344,13 @@ impl LockEntry {
             let is_unanswered = matches!(request.state, RequestState::Sent);
             request.serves == Serves::Nobody || is_for_deadline && is_unanswered
         };
+        // The command of a call for one of the names is in another entry: it ends soon, or its lease
+        // refuses the set.
+        let other = HolderId::parse(&by.holder).filter(|_| self.is_set);
+        let other = other.and_then(|id| cx.kernel.table.request_of(&id));
+        if other.is_some_and(|(name, _)| name != self.name) {
+            return true;
+        }
         let mut ids = self.requests.iter().filter(is_abandoned);
         let pending = cx.kernel.pending.lock();
         match by.names_holder() {

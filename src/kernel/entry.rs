@@ -37,7 +37,7 @@ const CONTENDED_FOR: Duration = Duration::from_secs(1);
 pub(crate) struct LockEntry {
     pub(super) name: Name,
     /// The name is that of a set: its calls wait in the entries of its names.
-    is_set: bool,
+    pub(super) is_set: bool,
     pub(super) held: Vec<Held>,
     pub(super) capacity: usize,
     pub(super) line: VecDeque<Waiter>,
