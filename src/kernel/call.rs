@@ -254,6 +254,10 @@ impl Call {
             return self.over(outcome);
         }
         let request = entry.index_of(asked.no);
+        if request.is_none() && self.of_set.is_some() {
+            // The engine has ended its command, whose id is used up.
+            return self.over(Outcome::Failed(Failure::Restart));
+        }
         if let Some(n) = request
             && entry.requests[n].is_used_up()
             && matches!(entry.requests[n].state, RequestState::Due(_))

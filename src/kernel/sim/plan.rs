@@ -182,7 +182,7 @@ impl Plan {
                 matches!(fault, Fault::Server(_, ServerFault::Hang(_)))
             };
             return match self.backoff == 0 && self.faults.iter().all(is_hang) {
-                true => 2_000 * MS,
+                true => 3_000 * MS,
                 false => 8_000 * MS,
             };
         }

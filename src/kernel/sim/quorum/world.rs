@@ -261,7 +261,7 @@ impl World {
             command_timeout: Duration::from_micros(COMMAND_TIMEOUT),
             unreachable_for: Duration::from_micros(UNREACHABLE_FOR),
             // Longer than the bounds of the checks: messages wake the calls.
-            backstop: Duration::from_secs(5),
+            backstop: Duration::from_secs(12),
             may_fail_over: false,
             size: Majority::of(self.plan.servers),
             wall,
