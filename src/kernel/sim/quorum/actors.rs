@@ -263,12 +263,12 @@ impl World {
             let it = &self.clients[client];
             match &down {
                 Down::Subscribed(channel) => {
-                    if let Some(name) = it.wanted.get(channel) {
+                    if let Some((name, _)) = it.wanted.get(channel) {
                         kernel.listening_at(server, name, now, &mut fx);
                     }
                 }
                 Down::Message(Message::Released(channel, payload)) => {
-                    if let Some(name) = it.wanted.get(channel) {
+                    if let Some((name, _)) = it.wanted.get(channel) {
                         kernel.announced_at(server, name, payload, now, &mut fx);
                     }
                 }

@@ -154,7 +154,7 @@ pub(super) struct Client {
     pub(super) subs: Vec<Sub>,
     pub(super) sub_mail: VecDeque<(ServerNo, Down)>,
     pub(super) sub_todo: VecDeque<Todo>,
-    pub(super) wanted: BTreeMap<Vec<u8>, Name>,
+    pub(super) wanted: BTreeMap<Vec<u8>, (Name, u64)>,
     pub(super) is_alive: bool,
     pub(super) stopped: BTreeMap<Option<Actor>, Time>,
     pub(super) stop_next: BTreeMap<Actor, Time>,
@@ -421,13 +421,15 @@ impl World {
             self.soon(client, Actor::Engine);
         }
         let wakes_sub = !fx.listen.is_empty();
-        for lock in fx.listen {
+        for (lock, change) in fx.listen {
             let key = lock.keys().key(0);
             let wanted = &mut self.clients[client].wanted;
-            wanted.insert(key.channel.to_vec(), key.name.clone());
+            let newest = wanted.get(key.channel).map_or(0, |it| it.1).max(change);
+            wanted.insert(key.channel.to_vec(), (key.name.clone(), newest));
         }
-        for name in fx.unlisten {
-            self.clients[client].wanted.retain(|_, it| *it != name);
+        for (name, change) in fx.unlisten {
+            let wanted = &mut self.clients[client].wanted;
+            wanted.retain(|_, (of, listened)| *of != name || *listened > change);
         }
         if wakes_sub {
             self.soon(client, Actor::Sub);
