@@ -21,7 +21,7 @@ pub(crate) struct Command {
 }
 
 /// What a command does.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     /// Takes a free lock, whoever waits in its queue.
     Acquire {

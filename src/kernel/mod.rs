@@ -44,6 +44,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::OnLost;
 use crate::holder_id::HolderId;
+use crate::kernel::command::What;
 use crate::kernel::engine::{Item, ItemKey, Schedule};
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::{HeldLease, Holder};
@@ -124,6 +125,9 @@ pub(crate) struct Effects {
     /// Names for whose messages nobody waits any more, unless somebody has listened under a higher
     /// number.
     pub(crate) unlisten: Vec<(Name, u64)>,
+    /// Releases that the engine, which has ended, cannot send: each is sent once, to all servers of
+    /// a quorum.
+    pub(crate) orphans: Vec<Command>,
     /// Leases that were found lost. Their `lost()` channels have been served.
     pub(crate) lost: Vec<Told>,
     /// Leases that were renewed.
@@ -166,6 +170,16 @@ impl std::fmt::Debug for Discard {
 impl Effects {
     fn engine_by(&mut self, at: Instant) {
         self.engine_by = Some(self.engine_by.map_or(at, |before| before.min(at)));
+    }
+
+    fn orphan(&mut self, release: &PendingRelease) {
+        let what = What::Undo {
+            ids: vec![release.id.clone()],
+        };
+        let has_it = |it: &Command| it.what == what && Arc::ptr_eq(&it.lock, &release.lock);
+        if !self.orphans.iter().any(has_it) {
+            self.orphans.push(Command::new(&release.lock, what));
+        }
     }
 
     /// Stores the result of an operation; its holder is woken.
@@ -331,6 +345,9 @@ impl Kernel {
         let name = entry_name(&*release.lock);
         self.table.forget_id_for(&release.id, &name);
         let mut pending = self.pending.lock();
+        if pending.has_ended() {
+            fx.orphan(&release);
+        }
         pending.push(release, now);
         let at = pending.next();
         self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
@@ -414,6 +431,23 @@ impl Kernel {
         pending.close();
         let at = pending.next();
         self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
+    }
+
+    /// The engine's thread ends unless a release is due. Returns whether it may.
+    pub(crate) fn end_engine(&self, now: Instant) -> bool {
+        self.pending.lock().end(now)
+    }
+
+    /// Returns how many leases this client has, and how many of its calls wait.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let (mut held, mut waiting) = (0, 0);
+        for shard in &self.table.shards {
+            for entry in shard.lock().values() {
+                held += entry.held.len() as u64;
+                waiting += (entry.line.len() + entry.own.len()) as u64;
+            }
+        }
+        (held, waiting)
     }
 
     /// Returns whether nothing is left to send, and what the releases of a shutdown found.

@@ -20,7 +20,6 @@ use crate::kernel::waiter::{Failure, Outcome, Wait, WaiterNo};
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::place::{Refreshed, TokenBlock, provisional, provisional_of, refresh_every};
 use crate::protocol::refusal::RefusedName;
-use crate::queue::position::next_attempt;
 use crate::redis::Fault;
 use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy, jittered};
 
@@ -483,4 +482,18 @@ impl LockEntry {
         }
         self.touch(at, at);
     }
+}
+
+fn next_attempt(
+    regular: Instant,
+    arrived: Instant,
+    remaining: Option<Duration>,
+    earliest: Instant,
+) -> Instant {
+    // No message announces the expiry of a key. Redis rounds the remaining time down to whole ms.
+    let expiry = remaining.map_or(Instant::NEVER, |remaining| {
+        let rounded_up = remaining.saturating_add(Duration::from_millis(1));
+        arrived.after(rounded_up)
+    });
+    expiry.max(earliest).min(regular)
 }
