@@ -55,6 +55,8 @@ pub(crate) struct Schedule {
     /// Until when the engine sleeps; `START` while it is awake. Changed with the reading of the
     /// first key in one critical section.
     sleeps_until: Instant,
+    /// The next sleep may be long if there is still nothing to look at.
+    is_idle: bool,
 }
 
 impl Default for Schedule {
@@ -63,6 +65,7 @@ impl Default for Schedule {
             due: BTreeMap::new(),
             at: HashMap::new(),
             sleeps_until: Instant::NEVER,
+            is_idle: false,
         }
     }
 }
@@ -190,8 +193,13 @@ impl Kernel {
     pub(crate) fn engine_sleeps(&self, now: Instant, longest: std::time::Duration) -> Instant {
         let mut schedule = self.schedule.lock();
         let next = schedule.next();
+        // The first sleep with nothing to look at is short, so that somebody who locks and unlocks
+        // in a loop does not wake the engine each time.
+        let was_idle = schedule.is_idle;
+        schedule.is_idle = next == Instant::NEVER && !was_idle;
         let until = match next {
-            Instant::NEVER => Instant::NEVER,
+            Instant::NEVER if was_idle => Instant::NEVER,
+            Instant::NEVER => now.after(longest),
             next if is_on(Mutant::SleepIsLong) => next,
             next => next.min(now.after(longest)),
         };

@@ -1,15 +1,17 @@
 //! What the subscriber and the router tell: grants, releases, lost and new connections.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{RequestState, Serves};
+use crate::kernel::request::{Request, RequestState, Serves};
 use crate::kernel::{Context, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::place::{Next, TokenBlock, read_grant, read_next, read_refresh};
+use crate::protocol::primitive::Primitive;
 use crate::random;
 
 /// After a plain release, programs outside the queue have this long to take the lock.
@@ -70,6 +72,39 @@ impl Kernel {
         });
     }
 
+    /// Messages of this name have arrived since then: earlier ones may have been missed.
+    pub(crate) fn listening_since(
+        &self,
+        name: &Name,
+        since: Instant,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        self.with_existing(name, now, fx, |entry, cx| {
+            entry.is_listening = true;
+            let has_missed = |request: &Request| match (&request.state, &request.flight) {
+                (RequestState::Queued(place), _) => place.seen <= since,
+                (_, Some(flight)) => flight.sent <= since,
+                _ => true,
+            };
+            if entry.requests.iter().any(has_missed) {
+                entry.look(cx.now, cx);
+            }
+        });
+    }
+
+    /// The messages of these names do not arrive any more.
+    pub(crate) fn deaf_for<'a>(
+        &self,
+        names: impl Iterator<Item = &'a Name>,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        for name in names {
+            self.with_existing(name, now, fx, |entry, _| entry.is_listening = false);
+        }
+    }
+
     /// The subscriber has lost its connection.
     pub(crate) fn deaf(&self, now: Instant, fx: &mut Effects) {
         self.for_each(now, fx, |entry, _| entry.is_listening = false);
@@ -78,19 +113,58 @@ impl Kernel {
     /// Another server may be the master: checks every lease and every place, and repeats recent
     /// releases.
     pub(crate) fn moved(&self, now: Instant, fx: &mut Effects) {
+        self.moved_if(&|_| true, now, fx);
+    }
+
+    /// Like [`moved`](Self::moved), for some locks only.
+    pub(crate) fn moved_if(
+        &self,
+        is_moved: &dyn Fn(&dyn Primitive) -> bool,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
         self.for_each(now, fx, |entry, cx| {
             for held in &entry.held {
-                held.lease.suspect(cx.now, cx.fx);
-                held.lease.rearm(cx.kernel, cx.now, cx.fx);
+                if is_moved(&*held.lease.lock) {
+                    held.lease.suspect(cx.now, cx.fx);
+                    held.lease.rearm(cx.kernel, cx.now, cx.fx);
+                }
             }
-            entry.look(cx.now, cx);
+            if entry.requests.iter().any(|it| is_moved(&*it.lock)) {
+                entry.look(cx.now, cx);
+            }
         });
         let mut pending = self.pending.lock();
         if !is_on(Mutant::RecentReleasesAreForgotten) {
-            pending.repeat_recent(now);
+            pending.repeat_recent(is_moved, now);
         }
         let at = pending.next();
         self.put_pending(at, fx);
+    }
+}
+
+/// For tests that move clocks or take locks away.
+#[cfg(feature = "testing")]
+impl Kernel {
+    /// All parked calls look at the time.
+    pub(crate) fn wake_all(&self, now: Instant, fx: &mut Effects) {
+        self.for_each(now, fx, |entry, cx| {
+            let waiters = entry.line.iter().chain(&entry.own);
+            cx.fx.wake.extend(waiters.map(|it| Arc::clone(&it.cell)));
+            entry.look(cx.now, cx);
+        });
+    }
+
+    /// Checks the lease with this holder id.
+    pub(crate) fn suspect(&self, holder: &[u8], now: Instant, fx: &mut Effects) {
+        self.for_each(now, fx, |entry, cx| {
+            for held in &entry.held {
+                if held.lease.id.as_str().as_bytes() == holder {
+                    held.lease.suspect(cx.now, cx.fx);
+                    held.lease.rearm(cx.kernel, cx.now, cx.fx);
+                }
+            }
+        });
     }
 }
 

@@ -33,6 +33,7 @@ pub(crate) mod set;
 #[cfg(all(test, feature = "testing"))]
 pub(crate) mod sim;
 pub(crate) mod table;
+pub(crate) mod tokens;
 pub(crate) mod unlock;
 pub(crate) mod votes;
 pub(crate) mod waiter;
@@ -51,7 +52,8 @@ use crate::kernel::lease::OperationCell;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof, Tally};
 use crate::kernel::round::AtServer;
 use crate::kernel::table::{LockTable, entry_name};
-use crate::kernel::votes::{Majority, Tokens};
+use crate::kernel::tokens::Tokens;
+use crate::kernel::votes::Majority;
 use crate::kernel::waiter::{Failure, WaiterCell};
 use crate::lost::Lost;
 use crate::name::Name;
@@ -124,6 +126,8 @@ pub(crate) struct Effects {
     /// Names for whose messages nobody waits any more, unless somebody has listened under a higher
     /// number.
     pub(crate) unlisten: Vec<(Name, u64)>,
+    /// Releases that the engine, which has ended, cannot send: they are sent once.
+    pub(crate) orphans: Vec<Command>,
     /// Leases that were found lost. Their `lost()` channels have been served.
     pub(crate) lost: Vec<Told>,
     /// Leases that were renewed.
@@ -136,6 +140,7 @@ pub(crate) struct Effects {
 }
 
 pub(crate) use crate::kernel::command::Command;
+use crate::kernel::command::What;
 
 /// A loss that the holder is told.
 #[derive(Clone)]
@@ -331,6 +336,10 @@ impl Kernel {
         let name = entry_name(&*release.lock);
         self.table.forget_id_for(&release.id, &name);
         let mut pending = self.pending.lock();
+        if pending.has_ended() {
+            let ids = vec![release.id.clone()];
+            fx.orphans.push(Command::new(&release.lock, What::Undo { ids }));
+        }
         pending.push(release, now);
         let at = pending.next();
         self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
@@ -414,6 +423,23 @@ impl Kernel {
         pending.close();
         let at = pending.next();
         self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
+    }
+
+    /// The engine's thread ends unless a release is due. Returns whether it may.
+    pub(crate) fn end_engine(&self, now: Instant) -> bool {
+        self.pending.lock().end(now)
+    }
+
+    /// Returns how many leases this client has, and how many of its calls wait.
+    pub(crate) fn counts(&self) -> (u64, u64) {
+        let (mut held, mut waiting) = (0, 0);
+        for shard in &self.table.shards {
+            for entry in shard.lock().values() {
+                held += entry.held.len() as u64;
+                waiting += (entry.line.len() + entry.own.len()) as u64;
+            }
+        }
+        (held, waiting)
     }
 
     /// Returns whether nothing is left to send, and what the releases of a shutdown found.

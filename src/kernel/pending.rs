@@ -87,6 +87,7 @@ pub(crate) struct PendingReleases {
     serial: u64,
     tally: Tally,
     is_closing: bool,
+    has_ended: bool,
     /// A replica may become the master.
     keeps_recent: bool,
     /// Recent releases that were answered, to be repeated if another server becomes the master.
@@ -403,12 +404,24 @@ impl PendingReleases {
     }
 
     /// Repeats the recent releases.
-    pub(crate) fn repeat_recent(&mut self, now: Instant) {
+    pub(crate) fn repeat_recent(&mut self, is_moved: &dyn Fn(&dyn Primitive) -> bool, now: Instant) {
         for release in std::mem::take(&mut self.recent) {
-            if release.until > now {
+            if !is_moved(&*release.lock) {
+                self.recent.push_back(release);
+            } else if release.until > now {
                 self.push(release, now);
             }
         }
+    }
+
+    /// Nobody sends releases from now on, unless one is due. Returns whether that is so.
+    pub(super) fn end(&mut self, now: Instant) -> bool {
+        self.has_ended |= self.next() > now;
+        self.has_ended
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Returns the commands to send at `now`; removes the releases whose time is over.

@@ -12,7 +12,7 @@ use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
 
 /// Returns the name of the entry of a lock. A set has an entry of its own.
-pub(super) fn entry_name(lock: &dyn Primitive) -> Cow<'_, Name> {
+pub(crate) fn entry_name(lock: &dyn Primitive) -> Cow<'_, Name> {
     match lock.keys().names.len() {
         1 => Cow::Borrowed(lock.keys().key(0).name),
         _ => {
