@@ -79,8 +79,6 @@ mod health;
 mod held;
 mod holder;
 mod holder_id;
-#[cfg(test)]
-#[allow(dead_code, reason = "only the simulation uses it yet")]
 mod kernel;
 mod lease;
 mod lock;

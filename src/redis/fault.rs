@@ -59,6 +59,8 @@ pub(crate) enum NodeFault {
     /// The call did not run: this node of a cluster does not own its keys, or not all of them. The
     /// cause is for a call that does not follow the redirect any more.
     Redirected(Redirect, Cause),
+    /// The call did not run: the server does not know its script.
+    NoScript,
     Fault(Fault),
 }
 
@@ -82,6 +84,7 @@ impl From<NodeFault> for Fault {
     fn from(fault: NodeFault) -> Self {
         match fault {
             NodeFault::Redirected(_, cause) => Self::NotRun(cause),
+            NodeFault::NoScript => Self::NotRun(Cause::text("its script was not known")),
             NodeFault::Fault(fault) => fault,
         }
     }
