@@ -9,7 +9,7 @@ use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::error::Error;
 use crate::holder::Holder;
-use crate::lock::shutdown::Core;
+use crate::client::shutdown::Core;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::taken::Taken;

@@ -133,17 +133,18 @@ impl Runtime {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Refuses new work from now on, and ends all waiting calls and all leases; returns true to the
-    /// first caller.
-    pub(crate) fn close(&self) -> bool {
+    /// Refuses new work from now on, and ends all waiting calls and all leases. Returns to the first
+    /// caller how many calls it has ended.
+    pub(crate) fn close(&self) -> Option<usize> {
         if self.closed.swap(true, Ordering::SeqCst) {
-            return false;
+            return None;
         }
         let mut fx = Effects::default();
         self.kernel.close(Instant::now(), &mut fx);
+        let woken = fx.wake.len();
         self.carry_out_here(fx);
         self.engine.close();
-        true
+        Some(woken)
     }
 
     /// Starts the threads that every lease needs. Called before the first lease is acquired: if the
