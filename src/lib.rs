@@ -87,6 +87,7 @@ mod lock;
 mod logging;
 mod lost;
 mod name;
+mod parker;
 mod process;
 mod protocol;
 mod queue;

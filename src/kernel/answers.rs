@@ -16,7 +16,7 @@ use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{Asked, Flight, How, Request, RequestState, Sender, Serves};
 use crate::kernel::round::AtServers;
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::refusal::RefusedName;
@@ -233,6 +233,7 @@ impl LockEntry {
             return None;
         };
         self.last.answered(sent, cx.now);
+        self.count_wake(n, receiver, cx);
         let request = self.requests.remove(n);
         let grant = Grant {
             id: flight.id.clone(),
@@ -275,24 +276,25 @@ impl LockEntry {
         if self.is_of_nobody(&by, is_for_deadline, cx) {
             return self.refused_by_nobody(n, flight, by.remaining, sent, cx);
         }
-        let by = Arc::new(by);
         self.requests[n].rounds.settle();
-        self.last.refused(sent, cx.now, Arc::clone(&by));
+        let remaining = by.remaining;
+        let refused = self.last.refused(sent, cx.now, Arc::new(by));
+        self.note_waited(n, cx);
         self.note_contended(cx.now);
         self.requests[n].failures = 0;
         self.requests[n].refusals += 1;
         if self.requests[n].once {
-            return self.refused_once(n, flight, by, cx);
+            return self.refused_once(n, flight, refused, cx);
         }
         let used_up = self.count_refusal(self.requests[n].serves, sent, cx.now);
         if flight.how == How::Enter {
-            self.queued(n, flight, sent, by.remaining, cx);
+            self.queued(n, flight, sent, remaining, cx);
         } else {
             cx.kernel.table.forget_id(&flight.id);
-            self.due_after_refusal(n, by.remaining, cx);
+            self.due_after_refusal(n, remaining, cx);
         }
         if let Some(no) = used_up {
-            self.end_waiter(no, Outcome::Refused(Some(by)), cx);
+            self.end_waiter(no, Outcome::Refused(Some(refused)), cx);
             self.retire_own(no, cx);
         }
         ForCaller {
@@ -373,7 +375,7 @@ impl LockEntry {
         &mut self,
         n: usize,
         flight: &Flight,
-        by: Arc<RefusedName>,
+        by: Refused,
         cx: &mut Context<'_>,
     ) -> ForCaller {
         let request = self.requests.remove(n);

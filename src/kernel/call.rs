@@ -13,6 +13,7 @@
 //! never sends again.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
@@ -50,6 +51,8 @@ pub(crate) struct Call {
     /// Refusals, and when a call that waits by `Backoff` wants the next command.
     refusals: u32,
     retry_at: Instant,
+    /// It has waited for another holder, or behind another call of this client.
+    has_waited: bool,
     /// The id of the set that it asks for.
     of_set: Option<HolderId>,
     state: CallState,
@@ -80,6 +83,7 @@ impl Call {
             start: now,
             refusals: 0,
             retry_at: Instant::START,
+            has_waited: false,
             of_set: None,
             state: CallState::New,
         }
@@ -126,6 +130,12 @@ impl Call {
             entry.confirm_set(self.no, id, tokens, cx);
             step
         })
+    }
+
+    /// Returns whether it has waited for another holder, or behind another call of this client.
+    pub(crate) fn has_waited(&self) -> bool {
+        let waited = |cell: &Arc<WaiterCell>| cell.has_waited.load(Ordering::Relaxed);
+        self.has_waited || self.cell().is_some_and(waited)
     }
 
     /// The cell of a parked call.
@@ -223,6 +233,7 @@ impl Call {
             self.retry_at = cx.now.after(backoff.pause(self.refusals));
         }
         self.refusals += 1;
+        self.has_waited = true;
     }
 
     fn is_used_up(&self) -> bool {
@@ -246,9 +257,7 @@ impl Call {
             return self.over(Outcome::Failed(Failure::Closed));
         }
         if was_refused && self.is_used_up() {
-            let refused = entry.last.refused.as_ref();
-            let by = refused.map(|refused| Arc::clone(&refused.by));
-            return self.over(Outcome::Refused(by));
+            return self.over(Outcome::Refused(entry.last.refused.clone()));
         }
         if let Some(outcome) = self.gives_up(entry, cx) {
             return self.over(outcome);
@@ -349,6 +358,7 @@ impl Call {
         let CallState::Parked(cell) = &self.state else {
             unreachable!("a call sleeps only while it is parked");
         };
+        self.has_waited |= cell.has_waited.load(Ordering::Relaxed);
         if cell.outcome.lock().is_none() && now < self.wants.deadline {
             return Step::Park(self.wants.deadline);
         }

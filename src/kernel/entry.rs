@@ -201,9 +201,8 @@ impl LockEntry {
         if own.is_some_and(|lease| lease.covers(now)) {
             return Outcome::Refused(None);
         }
-        let refused = self.last.refused.as_ref();
         match self.last.says_taken(start, deadline) {
-            true => Outcome::Refused(refused.map(|refused| Arc::clone(&refused.by))),
+            true => Outcome::Refused(self.last.refused.clone()),
             false => Outcome::Failed(self.unreachable()),
         }
     }
@@ -364,6 +363,7 @@ impl LockEntry {
                 }
             }
         };
+        cx.fx.attempts += 1;
         request.state = RequestState::Sent;
         request.again = Instant::NEVER;
         request.flight = Some(Flight {
@@ -414,6 +414,9 @@ impl LockEntry {
 
     /// Parks a call: adds it to the list that its kind waits in, and makes somebody ask.
     pub(super) fn park(&mut self, waiter: Waiter, at_front: bool, cx: &mut Context<'_>) {
+        if self.excludes(waiter.lock.is_shared()).is_some() {
+            waiter.note_waited();
+        }
         self.touch(waiter.ask_at, waiter.ask_at);
         let give_up = self.gives_up_at(waiter.start, cx.kernel.limits.unreachable_for);
         self.touch(give_up, give_up);
@@ -421,7 +424,12 @@ impl LockEntry {
         if waiter.wait != Wait::Once && lock.has_local_queue() {
             match at_front {
                 true => self.line.push_front(waiter),
-                false => self.line.push_back(waiter),
+                false => {
+                    if self.line_is_busy() {
+                        waiter.note_waited();
+                    }
+                    self.line.push_back(waiter);
+                }
             }
             self.serve(cx.now, cx);
             return;
@@ -434,6 +442,23 @@ impl LockEntry {
             if let Some(request) = self.requests.last_mut() {
                 request.once = is_once;
             }
+        }
+    }
+
+    /// A reply has refused the lock to the calls that a request serves.
+    pub(super) fn note_waited(&mut self, n: usize, cx: &mut Context<'_>) {
+        if std::mem::take(&mut self.requests[n].woken) {
+            cx.fx.wakes += 1;
+            cx.fx.spurious_wakes += 1;
+        }
+        match self.requests[n].serves {
+            Serves::Line => self.line.iter().for_each(Waiter::note_waited),
+            Serves::One(no) => {
+                if let Some(waiter) = self.waiter(no) {
+                    waiter.note_waited();
+                }
+            }
+            Serves::Nobody => {}
         }
     }
 

@@ -20,6 +20,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::clock::Instant;
 use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder_id::HolderId;
+use crate::kernel::answers::unexpected;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Item, ItemKey};
 use crate::kernel::lease::{
@@ -29,8 +30,9 @@ use crate::kernel::lease::{
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServers;
 use crate::kernel::waiter::Failure;
-use crate::kernel::{Discard, Effects, Kernel, Told};
+use crate::kernel::{Confirmed, Discard, Effects, Kernel, Renewal, Told};
 use crate::lost::Lost;
+use crate::name::Name;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
@@ -59,6 +61,8 @@ pub(crate) struct Holder {
     /// The most hand-offs in a row that this holder allows.
     pub(crate) handoffs: u32,
     pub(crate) trace_id: Option<Arc<str>>,
+    /// Its losses are told to nobody: it is a part of a set that is not complete.
+    pub(crate) is_silent: bool,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
 }
@@ -145,10 +149,13 @@ impl HeldLease {
             for operation in inner.operations.drain(..) {
                 fx.operation_ended(&operation.cell, Ok(()));
             }
-            if inner.since.is_some() && !std::mem::replace(&mut inner.announced, true) {
+            let is_told = inner.since.is_some() && !inner.holder.is_silent;
+            if is_told && !std::mem::replace(&mut inner.announced, true) {
                 fx.lost.push(Told {
                     lease: Arc::clone(self),
                     lost,
+                    token: inner.token,
+                    trace_id: inner.holder.trace_id.clone(),
                     on_lost: inner.holder.on_lost.clone(),
                 });
             }
@@ -202,6 +209,52 @@ impl HeldLease {
 
     pub(crate) fn token(&self) -> FencingToken {
         self.inner.lock().token
+    }
+
+    /// Returns the token of `name` for the holder of `token`; `None` if the lease does not include
+    /// it.
+    pub(crate) fn token_of(&self, name: &Name, token: FencingToken) -> Option<FencingToken> {
+        let n = self.lock.names.iter().position(|held| held == name)?;
+        // Only a lease of one name is handed off.
+        Some(match &*self.tokens {
+            [_] => token,
+            each => each.get(n).copied().unwrap_or(token),
+        })
+    }
+
+    /// Returns when the current holder took the lease; `None` until then.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        self.inner.lock().since
+    }
+
+    pub(crate) fn trace_id(&self) -> Option<Arc<str>> {
+        self.inner.lock().holder.trace_id.clone()
+    }
+
+    pub(crate) fn on_renew(&self) -> Option<Arc<OnRenew>> {
+        self.inner.lock().holder.on_renew.clone()
+    }
+
+    /// Returns whether the lease may own a user's closure.
+    pub(crate) fn has_callbacks(&self) -> bool {
+        let holder = &self.inner.lock().holder;
+        holder.on_lost.is_some() || holder.on_renew.is_some()
+    }
+
+    pub(crate) fn ttl_ms(&self) -> u64 {
+        self.inner.lock().lease.ttl.as_millis() as u64
+    }
+
+    /// Returns for how long the lease is certainly held at `now`; `None` if it is not.
+    pub(crate) fn remaining(&self, now: Instant) -> Option<Duration> {
+        let inner = self.inner.lock();
+        let lease = &inner.lease;
+        (lease.is_open() && lease.covers(now)).then(|| now.until(lease.end()))
+    }
+
+    /// Returns whether the client renews the lease.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.inner.lock().lease.is_renewed()
     }
 
     /// Returns how long the key may exist if no release arrives.
@@ -444,8 +497,9 @@ impl HeldLease {
         fx: &mut Effects,
     ) {
         let found = end.as_ref().ok().and_then(Answer::key_state);
-        let is_held = self.with(fx, |inner| {
+        let (lag, remaining) = self.with(fx, |inner| {
             let lease = &mut inner.lease;
+            let lag = lease.lag(now);
             // A lease that expired before the reply arrived is lost as expired.
             lease.status(now);
             match (work.kind, found) {
@@ -472,14 +526,29 @@ impl HeldLease {
                 Some(KeyState::Foreign) => lease.lose(Lost::Taken, now),
                 Some(KeyState::Ours) | None => {}
             }
-            matches!(lease.status(now), LeaseStatus::Held(_))
+            let remaining = match lease.status(now) {
+                LeaseStatus::Held(remaining) => Some(remaining),
+                LeaseStatus::Lost(_) | LeaseStatus::Released => None,
+            };
+            (lag, remaining)
         });
-        let renews = match work.kind {
-            WorkKind::Renewal(request) => request.renews,
-            WorkKind::SetTtl(..) => true,
+        let (counts, is_renewal) = match work.kind {
+            WorkKind::Renewal(request) => (request.renews, true),
+            WorkKind::SetTtl(..) => (true, false),
         };
-        if found == Some(KeyState::Ours) && is_held && renews {
-            fx.renewed.push(Arc::clone(self));
+        let outcome = match (found, &end) {
+            (Some(KeyState::Ours), _) => Some(Ok(Confirmed {
+                lag,
+                remaining: remaining.filter(|_| is_renewal),
+                took: sent.until(now),
+            })),
+            (Some(KeyState::Gone | KeyState::Foreign), _) => None,
+            (None, Err(fault)) => Some(Err(fault.clone())),
+            (None, Ok(_)) => Some(Err(Fault::Unknown(unexpected()))),
+        };
+        if let Some(end) = outcome.filter(|_| counts) {
+            let lease = Arc::clone(self);
+            fx.renewed.push(Renewal { lease, end });
         }
         if let Some(cell) = &work.cell {
             fx.operation_ended(cell, result(found, end));

@@ -80,6 +80,9 @@ impl LockEntry {
         let lease = Arc::new(lease.at(at).of_set(all));
         let is_shared = lock.is_shared();
         self.evict(is_shared, cx);
+        if self.is_set {
+            cx.kernel.table.note_set(&lease);
+        }
         self.held.push(Held {
             lease: Arc::clone(&lease),
             is_shared,
@@ -107,6 +110,14 @@ impl LockEntry {
             }
             held.lease.rearm(cx.kernel, cx.now, cx.fx);
             cx.fx.discard.push(Discard::Lease(held.lease));
+        }
+    }
+
+    /// A request was granted the lock, for `receiver`.
+    pub(super) fn count_wake(&mut self, n: usize, receiver: Receiver, cx: &mut Context<'_>) {
+        let woken = std::mem::take(&mut self.requests[n].woken);
+        if woken && matches!(receiver, Receiver::Waiter(_)) {
+            cx.fx.wakes += 1;
         }
     }
 
@@ -146,6 +157,10 @@ impl LockEntry {
         let (no, terms) = (front.no, front.terms);
         let next = lease.pass_to(token, &terms, has_renewed, cx.now, cx.fx)?;
         cx.fx.began.push((Arc::clone(lease), next));
+        cx.fx.wakes += 1;
+        if let Some(front) = self.line.front() {
+            front.note_waited();
+        }
         let lease = Arc::clone(lease);
         self.end_waiter(no, Outcome::Lease(lease, next), cx);
         self.retire_of(no, cx);
@@ -165,6 +180,11 @@ impl LockEntry {
             return;
         }
         self.serve(at, cx);
+        let of_line = |it: &&mut Request| it.serves == Serves::Line;
+        self.requests
+            .iter_mut()
+            .filter(of_line)
+            .for_each(|it| it.woken = true);
         if is_on(Mutant::LaterAttemptStaysLater) {
             return;
         }

@@ -94,9 +94,9 @@ impl Kernel {
     }
 
     /// The messages of these names do not arrive any more.
-    pub(crate) fn deaf_for<'a>(
+    pub(crate) fn deaf_for(
         &self,
-        names: impl Iterator<Item = &'a Name>,
+        names: impl Iterator<Item = &Name>,
         now: Instant,
         fx: &mut Effects,
     ) {
@@ -194,6 +194,7 @@ impl LockEntry {
             (RequestState::Sent, Some(flight)) => flight.sent,
             _ => return,
         };
+        self.requests[n].woken = true;
         self.grant(n, id, tokens, seen, cx);
     }
 
@@ -274,6 +275,7 @@ impl LockEntry {
                 RequestState::Sent => request.again = request.again.min(at),
                 RequestState::Won(_) | RequestState::Confirming(_) => continue,
             }
+            request.woken = true;
             self.touch(at, at);
         }
     }

@@ -57,6 +57,7 @@ use crate::kernel::waiter::{Failure, WaiterCell};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
+use crate::redis::Fault;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 
@@ -130,10 +131,15 @@ pub(crate) struct Effects {
     pub(crate) orphans: Vec<Command>,
     /// Leases that were found lost. Their `lost()` channels have been served.
     pub(crate) lost: Vec<Told>,
-    /// Leases that were renewed.
-    pub(crate) renewed: Vec<Arc<HeldLease>>,
+    /// The ends of renewals and changes of ttl, but for those that found a loss.
+    pub(crate) renewed: Vec<Renewal>,
     /// Holdings that began: leases that were granted, and hand-offs.
     pub(crate) began: Vec<(Arc<HeldLease>, FencingToken)>,
+    /// How many acquiring commands have begun.
+    pub(crate) attempts: u32,
+    /// How many calls another thread has woken, and how many of them found the lock taken.
+    pub(crate) wakes: u32,
+    pub(crate) spurious_wakes: u32,
     /// Values that may own a user's closure: the engine and the subscriber pass them to the thread
     /// of the callbacks.
     pub(crate) discard: Vec<Discard>,
@@ -146,7 +152,26 @@ pub(crate) use crate::kernel::command::Command;
 pub(crate) struct Told {
     pub(crate) lease: Arc<HeldLease>,
     pub(crate) lost: Lost,
+    pub(crate) token: FencingToken,
+    pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
+}
+
+/// The end of a renewal or a change of ttl.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    pub(crate) lease: Arc<HeldLease>,
+    pub(crate) end: Result<Confirmed, Fault>,
+}
+
+/// What a confirmed renewal has brought.
+#[derive(Debug)]
+pub(crate) struct Confirmed {
+    /// How late it was.
+    pub(crate) lag: Duration,
+    /// How long the lease lasts now; `None` after a change of ttl.
+    pub(crate) remaining: Option<Duration>,
+    pub(crate) took: Duration,
 }
 
 impl std::fmt::Debug for Told {

@@ -16,10 +16,9 @@ use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{Confirming, Flight, Place, RequestNo, RequestState, Serves};
-use crate::kernel::waiter::{Failure, Outcome, Wait, WaiterNo};
+use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::place::{Refreshed, TokenBlock, provisional, provisional_of, refresh_every};
-use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
 use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy, jittered};
 
@@ -260,6 +259,7 @@ impl LockEntry {
     /// A request has got its lease. It stays, as `Won`, until its acquiring command has ended.
     pub(super) fn win(&mut self, n: usize, grant: Grant, cx: &mut Context<'_>) {
         let receiver = self.receiver(&self.requests[n]);
+        self.count_wake(n, receiver, cx);
         let lock = Arc::clone(&self.requests[n].lock);
         let lease = self.hold(&lock, grant, cx);
         if receiver == Receiver::Caller {
@@ -284,7 +284,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         let (found, by) = match end {
-            Ok(Answer::Places(found, by)) if found.len() == of.len() => (found, Arc::new(by)),
+            Ok(Answer::Places(found, by)) if found.len() == of.len() => (found, by),
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
                 return self.not_refreshed(of, &fault, sent, cx);
@@ -295,8 +295,9 @@ impl LockEntry {
             .iter()
             .any(|place| matches!(place, Refreshed::Waiting(_)));
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
+        let mut refused = None;
         if waits && (counts || !self.is_of_nobody(&by, false, cx)) {
-            self.last.refused(sent, cx.now, Arc::clone(&by));
+            refused = Some(self.last.refused(sent, cx.now, Arc::new(by)));
             self.note_contended(cx.now);
         }
         for ((no, id), found) in of.iter().zip(found) {
@@ -306,7 +307,7 @@ impl LockEntry {
             };
             self.requests[n].failures = 0;
             match found {
-                Refreshed::Waiting(remaining) => self.still_waits(n, sent, remaining, &by, cx),
+                Refreshed::Waiting(remaining) => self.still_waits(n, sent, remaining, &refused, cx),
                 Refreshed::Granted(token) => {
                     let from_refresh = is_on(Mutant::GrantCountsFromRefresh);
                     let seen = if from_refresh { sent } else { seen };
@@ -335,16 +336,17 @@ impl LockEntry {
         n: usize,
         sent: Instant,
         remaining: Option<Duration>,
-        by: &Arc<RefusedName>,
+        by: &Option<Refused>,
         cx: &mut Context<'_>,
     ) {
+        self.note_waited(n, cx);
         let no = self.requests[n].no;
         if let RequestState::Queued(place) = &mut self.requests[n].state {
             place.seen = place.seen.max(sent);
             place.refreshing = false;
         }
         if let Some(no) = self.count_refusal(self.requests[n].serves, sent, cx.now) {
-            self.end_waiter(no, Outcome::Refused(Some(Arc::clone(by))), cx);
+            self.end_waiter(no, Outcome::Refused(by.clone()), cx);
             self.retire_of(no, cx);
         }
         // That may have ended the last call which it served.

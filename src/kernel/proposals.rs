@@ -119,7 +119,8 @@ impl LockEntry {
             remaining: Some(Duration::ZERO),
             detail: None,
         });
-        self.last.refused(sent, cx.now, Arc::clone(&by));
+        let refused = self.last.refused(sent, cx.now, by);
+        self.note_waited(n, cx);
         let request = &mut self.requests[n];
         request.failures = 0;
         request.again = Instant::NEVER;
@@ -148,7 +149,7 @@ impl LockEntry {
             && waiter.wait == Wait::Once
             && at >= waiter.deadline
         {
-            self.end_waiter(no, Outcome::Refused(Some(by)), cx);
+            self.end_waiter(no, Outcome::Refused(Some(refused)), cx);
             self.retire_own(no, cx);
         }
     }

@@ -44,6 +44,8 @@ pub(crate) struct Request {
     pub(crate) flight: Option<Flight>,
     /// How often it was refused. After the first time, its commands enter the queue.
     pub(crate) refusals: u32,
+    /// Another thread has made it look: its next end counts as a wake-up of a call.
+    pub(crate) woken: bool,
     /// A refusal ends it: it takes no place, and nobody asks again.
     pub(crate) once: bool,
     /// Commands in a row that got no reply.
@@ -202,6 +204,7 @@ impl Request {
             state: RequestState::Due(due),
             flight: None,
             refusals: 0,
+            woken: false,
             once: false,
             failures: 0,
             again: Instant::NEVER,

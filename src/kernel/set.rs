@@ -86,6 +86,11 @@ impl SetAcquire {
         self.kept.iter().any(|lease| lease.id.as_str() == id)
     }
 
+    /// Returns whether it has waited for another holder.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.stage != Stage::All
+    }
+
     /// The call that it waits for now.
     pub(crate) fn call(&self) -> &Call {
         &self.call
@@ -212,7 +217,10 @@ impl SetAcquire {
                 handoffs: 0,
                 ..self.wants.terms
             },
-            holder: Holder::default(),
+            holder: Holder {
+                is_silent: true,
+                ..Holder::default()
+            },
             by_engine: self.has_parked,
             ..self.wants.clone()
         };

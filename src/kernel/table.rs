@@ -3,9 +3,12 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault};
+use std::sync::{Arc, Weak};
 
+use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::held::HeldLease;
 use crate::kernel::request::RequestNo;
 use crate::name::{Hashed, Name, NameTable};
 use crate::protocol::primitive::Primitive;
@@ -32,12 +35,28 @@ pub(crate) struct LockTable {
     pub(super) shards: [Mutex<NameTable<LockEntry>>; SHARDS],
     /// The ids of the requests whose commands enter a queue. Its lock is a leaf.
     pub(super) ids: Mutex<HashMap<HolderId, (Name, RequestNo)>>,
+    /// The leases of sets, which exclude calls for their names. Its lock is a leaf.
+    sets: Mutex<Vec<Weak<HeldLease>>>,
 }
 
 impl LockTable {
     pub(super) fn shard(&self, name: &Name) -> &Mutex<NameTable<LockEntry>> {
         let hash = BuildHasherDefault::<Hashed>::default().hash_one(name);
         &self.shards[hash as usize % SHARDS]
+    }
+
+    /// Adds the lease of a set.
+    pub(super) fn note_set(&self, lease: &Arc<HeldLease>) {
+        let mut sets = self.sets.lock();
+        sets.retain(|lease| lease.strong_count() > 0);
+        sets.push(Arc::downgrade(lease));
+    }
+
+    /// Returns the lease of a set that has this name at `now`.
+    pub(super) fn set_with(&self, name: &Name, now: Instant) -> Option<Arc<HeldLease>> {
+        let sets: Vec<_> = self.sets.lock().iter().filter_map(Weak::upgrade).collect();
+        let has = |lease: &&Arc<HeldLease>| lease.covers(now) && lease.lock.names.contains(name);
+        sets.iter().find(has).cloned()
     }
 
     pub(super) fn note_id(&self, id: &HolderId, name: &Name, no: RequestNo) {

@@ -22,6 +22,7 @@ use crate::kernel::table::entry_name;
 use crate::kernel::{Context, Effects, Kernel};
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
 use crate::token::FencingToken;
@@ -75,6 +76,47 @@ impl Kernel {
                 Err(NoHandoff::Release) => {}
             }
             begin_release(entry, lease, token, cx)
+        })
+    }
+
+    /// Ends the holding of `token` without a release: the key expires. Returns the status before;
+    /// `None` if this holder has ended it before.
+    pub(crate) fn keep(
+        &self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<LeaseStatus> {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+            let status = lease.begin_release(token, cx.now, cx.fx)?;
+            lease.end_release(None, cx.fx);
+            lease.rearm(cx.kernel, cx.now, cx.fx);
+            entry.ended(&lease.id, cx.now, cx);
+            if let LeaseStatus::Lost(lost) = status
+                && lost != Lost::ShutDown
+            {
+                entry.release_later(lease, false, cx);
+            }
+            Some(status)
+        })
+    }
+
+    /// Returns the first name of a lock that a lease of this client keeps from a call, by its
+    /// index, and that lease.
+    pub(crate) fn holder_of(
+        &self,
+        lock: &dyn Primitive,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<(usize, Arc<HeldLease>)> {
+        lock.keys().names.iter().enumerate().find_map(|(n, name)| {
+            let held = self.with_existing(name, now, fx, |entry, cx| {
+                let lease = entry.excludes(lock.is_shared());
+                lease.filter(|lease| lease.covers(cx.now)).cloned()
+            });
+            let held = held.flatten().or_else(|| self.table.set_with(name, now));
+            held.map(|lease| (n, lease))
         })
     }
 
@@ -165,8 +207,14 @@ impl Kernel {
     /// The lease was found to have ended: the calls that waited for that ask now.
     pub(super) fn lease_ended(&self, lease: &Arc<HeldLease>, now: Instant, fx: &mut Effects) {
         let name = entry_name(&*lease.lock);
+        let status = lease.status(now, fx);
         self.with_existing(&name, now, fx, |entry, cx| {
-            entry.ended(&lease.id, cx.now, cx)
+            entry.ended(&lease.id, cx.now, cx);
+            let is_part = matches!(status, LeaseStatus::Lost(Lost::Deleted | Lost::Taken));
+            if is_part && lease.lock.outlives_its_loss() {
+                // The remaining names protect nothing alone.
+                entry.release_later(lease, false, cx);
+            }
         });
     }
 }

@@ -1,15 +1,16 @@
 //! A waiting call of this client, the cell for its outcome, and the last reply about a name.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::error::{Cause, Error};
 use crate::kernel::held::HeldLease;
+use crate::parker::Parker;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::queue::parker::Parker;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
@@ -57,7 +58,15 @@ pub(crate) struct Waiter {
 pub(crate) struct WaiterCell {
     pub(crate) no: WaiterNo,
     pub(crate) outcome: Mutex<Option<Outcome>>,
+    /// The call has waited for another holder, or behind another call.
+    pub(crate) has_waited: AtomicBool,
     pub(crate) parker: Parker,
+}
+
+impl Waiter {
+    pub(crate) fn note_waited(&self) {
+        self.cell.has_waited.store(true, Ordering::Relaxed);
+    }
 }
 
 impl WaiterCell {
@@ -65,6 +74,7 @@ impl WaiterCell {
         Self {
             no,
             outcome: Mutex::new(None),
+            has_waited: AtomicBool::new(false),
             parker: Parker::new(),
         }
     }
@@ -75,7 +85,7 @@ impl WaiterCell {
 pub(crate) enum Outcome {
     Lease(Arc<HeldLease>, FencingToken),
     /// Another holder has the lock, or this client itself.
-    Refused(Option<Arc<RefusedName>>),
+    Refused(Option<Refused>),
     Failed(Failure),
 }
 
@@ -147,20 +157,23 @@ impl LastReply {
         }
     }
 
-    pub(crate) fn refused(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) {
+    /// Records a refusal, and returns it.
+    pub(crate) fn refused(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
         self.answered(sent, now);
+        let until = by
+            .remaining
+            .map_or(Instant::NEVER, |remaining| sent.after(remaining));
+        let refused = Refused {
+            sent,
+            arrived: now,
+            until,
+            by,
+        };
         // The reply to a later command may have arrived first, over another connection.
         if self.refused.as_ref().is_none_or(|last| last.sent <= sent) {
-            let until = by
-                .remaining
-                .map_or(Instant::NEVER, |remaining| sent.after(remaining));
-            self.refused = Some(Refused {
-                sent,
-                arrived: now,
-                until,
-                by,
-            });
+            self.refused = Some(refused.clone());
         }
+        refused
     }
 
     /// Records that a lease of this client ended by its release at `now`: until then, the lock was

@@ -25,7 +25,7 @@ use crate::wait_policy::RECONNECT;
 #[derive(Debug)]
 pub(crate) struct LeaseState {
     /// The ttl that renewals set.
-    pub(super) ttl: Duration,
+    pub(crate) ttl: Duration,
     /// The renewal interval; `None` if the client does not renew the lease.
     pub(super) renew_every: Option<Duration>,
     /// The shortest ttl that was set without a reply from each server. Its command may run after a
@@ -174,7 +174,7 @@ impl LeaseState {
         self.ends_at = now.after(max_hold);
     }
 
-    fn end(&self) -> Instant {
+    pub(crate) fn end(&self) -> Instant {
         self.valid_until.min(self.ends_at)
     }
 

@@ -32,9 +32,9 @@ use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::lease::handoff::NoHandoff;
 use crate::lease::held::{HeldLease, Holding};
+use crate::parker::Parker;
 use crate::queue::answers::Answers;
 use crate::queue::held_leases::HeldLeases;
-use crate::queue::parker::Parker;
 use crate::queue::position::Position;
 use crate::token::FencingToken;
 

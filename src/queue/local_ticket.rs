@@ -8,10 +8,10 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::lease::held::{HeldLease, Holding};
 use crate::name::Name;
+use crate::parker::Parker;
 use crate::queue::answers::Answers;
 use crate::queue::local::Waiters;
 use crate::queue::local_queue::{HandedOff, LocalQueue};
-use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::token::FencingToken;
 

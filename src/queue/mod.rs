@@ -8,7 +8,6 @@ pub(crate) mod local;
 pub(crate) mod local_queue;
 pub(crate) mod local_ticket;
 pub(crate) mod name_places;
-pub(crate) mod parker;
 pub(crate) mod place_ticket;
 pub(crate) mod places;
 pub(crate) mod position;

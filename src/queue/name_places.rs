@@ -41,10 +41,10 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::parker::Parker;
 use crate::protocol::place::{Refreshed, TokenBlock};
 use crate::protocol::primitive::Primitive;
 use crate::queue::answers::Answers;
-use crate::queue::parker::Parker;
 use crate::queue::position::{Grant, Position, next_attempt};
 use crate::wait_policy::Backoff;
 

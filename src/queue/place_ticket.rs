@@ -7,11 +7,11 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::name::Name;
+use crate::parker::Parker;
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::{Admission, Primitive};
 use crate::queue::answers::Answers;
 use crate::queue::name_places::{NamePlaces, PlaceWaiter, RefreshPace, WaitingReply};
-use crate::queue::parker::Parker;
 use crate::queue::places::{Places, PlacesState};
 use crate::queue::position::{Grant, Position, Queue};
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::name::{Name, NameTable};
+use crate::parker::Parker;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};
 use crate::queue::name_places::NamePlaces;
-use crate::queue::parker::Parker;
 use crate::queue::recent::{ContendedNames, counts};
 use crate::sync::Mutex;
 

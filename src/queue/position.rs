@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::parker::Parker;
 use crate::protocol::place::TokenBlock;
 use crate::queue::answers::Answers;
-use crate::queue::parker::Parker;
 
 /// A queue, seen by one of the calls that wait in it.
 ///

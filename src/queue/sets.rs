@@ -21,10 +21,10 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::name::Name;
+use crate::parker::Parker;
 use crate::protocol::primitive::{PartOfSet, Primitive};
 use crate::queue::answers::Answers;
 use crate::queue::name_places::{RefreshPace, WaitingReply};
-use crate::queue::parker::Parker;
 use crate::queue::position::{Position, Queue};
 use crate::sync::Mutex;
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::config::LeaseTerms;
 use crate::lease::held::Holding;
 use crate::lease::held::tests::held_for_an_hour;
+use crate::parker::Parker;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::place::Next;
@@ -14,7 +15,6 @@ use crate::queue::held_leases::HeldLeases;
 use crate::queue::local_queue::MAX_PARTIAL_ANNOUNCEMENTS;
 use crate::queue::local_ticket::QueueTicket;
 use crate::queue::name_places::WaitingReply;
-use crate::queue::parker::Parker;
 use crate::queue::place_ticket::PlaceTicket;
 use crate::queue::position::{Position, Queue};
 
