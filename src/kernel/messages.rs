@@ -94,9 +94,10 @@ impl Kernel {
     }
 
     /// The messages of these names do not arrive any more.
-    pub(crate) fn deaf_for(
+    #[expect(single_use_lifetimes, reason = "unstable without the name")]
+    pub(crate) fn deaf_for<'a>(
         &self,
-        names: impl Iterator<Item = &Name>,
+        names: impl Iterator<Item = &'a Name>,
         now: Instant,
         fx: &mut Effects,
     ) {
