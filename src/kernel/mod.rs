@@ -228,7 +228,7 @@ impl Kernel {
     pub(crate) fn new(limits: Limits, owner: &str) -> Self {
         Self {
             table: LockTable::default(),
-            pending: Mutex::new(PendingReleases::new(limits.may_fail_over)),
+            pending: Mutex::new(PendingReleases::new(limits.may_fail_over, limits.size.needed)),
             schedule: Mutex::default(),
             fresh: Fresh {
                 owner: owner.into(),
@@ -483,6 +483,11 @@ impl Kernel {
             }
         }
         (held, waiting)
+    }
+
+    /// Returns whether Redis has answered about each lease that the shutdown has ended.
+    pub(crate) fn has_released(&self) -> bool {
+        self.pending.lock().has_counted()
     }
 
     /// Returns whether nothing is left to send, and what the releases of a shutdown found.

@@ -108,7 +108,7 @@ impl Fault {
     }
 
     /// Returns the cause of a fault that may pass.
-    pub(super) fn cause(&self) -> Option<&Cause> {
+    pub(crate) fn cause(&self) -> Option<&Cause> {
         match self {
             Self::NotRun(cause) | Self::Unknown(cause) => Some(cause),
             Self::Open(_) | Self::NotReplicated(_) | Self::Rejected(_) => None,

@@ -300,6 +300,14 @@ impl Deployment {
         }
     }
 
+    /// The servers of a quorum, if it is one.
+    pub(crate) fn quorum(&self) -> Option<&Quorum> {
+        match self {
+            Self::Quorum(quorum) => Some(quorum),
+            Self::One(_) | Self::Cluster(_) => None,
+        }
+    }
+
     /// Ends the calls that wait for a connection, except those that `max_connections` does not
     /// limit, like releases.
     ///

@@ -1,6 +1,9 @@
 //! A quorum: several independent servers, a majority of which decides. The engine sends the
 //! commands of locks to them; here is what one thread asks all of them, and waits for.
 
+mod fault;
+mod names;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +11,7 @@ use redis::RedisResult;
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::Cause;
+use crate::kernel::round::Undecided;
 use crate::kernel::votes::{Majority, Verdict, Votes};
 use crate::logging;
 use crate::protocol::answer::Answer;
@@ -21,7 +24,10 @@ use crate::redis::conn::pool::PooledConnection;
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::health::ServerHealth;
+use crate::redis::quorum::names::Names;
 use crate::redis::server::Server;
+use crate::sync::Mutex;
+use crate::thread_group::ThreadGroup;
 use crate::url::Address;
 
 /// Several independent servers as one deployment.
@@ -33,10 +39,13 @@ pub(crate) struct Quorum {
     /// The health of the majority, with one circuit breaker for all servers.
     pub(super) health: ServerHealth,
     pub(super) command_timeout: Duration,
+    names: Arc<Mutex<Names>>,
+    dialers: ThreadGroup,
 }
 
 /// A server that has been asked, and the connection on which its reply is expected.
 struct Asked<'a> {
+    number: usize,
     server: &'a Server,
     pooled: PooledConnection<'a>,
     is_ready: bool,
@@ -66,6 +75,8 @@ impl Quorum {
             label,
             health: ServerHealth::new(config.breaker_after),
             command_timeout: config.command_timeout,
+            names: Arc::default(),
+            dialers: config.dialers.clone(),
         }
     }
 
@@ -74,13 +85,13 @@ impl Quorum {
     pub(crate) fn ask(&self, call: Option<&Call<'_>>, until: Instant) -> Result<Answer, Fault> {
         let verb = call.map_or(Verb::Ping, |call| call.verb);
         let mut votes = Votes::new(verb, self.size);
-        let mut last = Fault::NotRun(Cause::text("no server was asked"));
+        let (mut faults, mut answers) = (Vec::new(), 0);
         let mut asked = Vec::new();
-        let mut servers: Vec<&Arc<Server>> = self.servers.iter().collect();
+        let mut servers: Vec<(usize, &Arc<Server>)> = self.servers.iter().enumerate().collect();
         // Those that can be reached come first.
-        servers.sort_by_key(|server| server.health.is_failing());
+        servers.sort_by_key(|(_, server)| server.health.is_failing());
         let sent = Instant::now();
-        for (n, server) in servers.iter().enumerate() {
+        for (n, (number, server)) in servers.into_iter().enumerate() {
             let now = Instant::now();
             // A server that hangs must leave time for the others.
             let part = now.until(until) / (self.size.all - n + 1) as u32;
@@ -89,7 +100,7 @@ impl Quorum {
             let mut pooled = match pooled {
                 Ok(pooled) => pooled,
                 Err(fault) => {
-                    last = fault.at(server.label());
+                    faults.push((number, fault));
                     votes.count(None);
                     continue;
                 }
@@ -100,13 +111,14 @@ impl Quorum {
                 .write(by, |buffer| pack(call, false, buffer));
             match written {
                 Ok(()) => asked.push(Asked {
+                    number,
                     server,
                     pooled,
                     is_ready: false,
                     by_source: false,
                 }),
                 Err(error) => {
-                    last = Fault::Unknown(error.into()).at(server.label());
+                    faults.push((number, Fault::Unknown(error.into())));
                     votes.count(None);
                 }
             }
@@ -115,7 +127,16 @@ impl Quorum {
             match votes.verdict() {
                 Verdict::Decided(answer) => return Ok(answer),
                 Verdict::Open if !asked.is_empty() => {}
-                Verdict::Open | Verdict::Unknown => return Err(last),
+                Verdict::Open | Verdict::Unknown => {
+                    return Err(self.undecided(&Undecided {
+                        size: self.size,
+                        faults: &faults,
+                        answers,
+                        is_in_own_way: false,
+                        was_sent: answers > 0 || faults.iter().any(|(_, it)| it.may_have_run()),
+                        is_proposal: false,
+                    }));
+                }
             }
             wait(&mut asked, until);
             let is_late = Instant::now() >= until;
@@ -123,9 +144,11 @@ impl Quorum {
                 match one.read(call, verb, until) {
                     Ok(None) if !is_late => asked.push(one),
                     Ok(Some(answer)) => {
+                        let number = one.number;
                         let (vote, fault) = one.settle(call, answer, sent);
+                        answers += usize::from(vote.is_some());
                         votes.count(vote);
-                        last = fault.unwrap_or(last);
+                        faults.extend(fault.map(|fault| (number, fault)));
                     }
                     end => {
                         let error = end.err().unwrap_or_else(|| timed_out().into());
@@ -133,7 +156,7 @@ impl Quorum {
                         let fault =
                             one.server
                                 .no_answer(error, sent, until, command, true, verb.writes());
-                        last = fault.at(one.server.label());
+                        faults.push((one.number, fault));
                         votes.count(None);
                     }
                 }
@@ -187,7 +210,7 @@ impl Asked<'_> {
         server.settle(pooled, sent, NodeFault::not_served_in(&answer), is_write);
         match answer {
             Ok(answer) => (Some(answer), None),
-            Err(fault) => (None, Some(Fault::from(fault).at(server.label()))),
+            Err(fault) => (None, Some(fault.into())),
         }
     }
 }

@@ -232,6 +232,11 @@ impl Server {
         self.pool.connector.failed();
     }
 
+    /// Returns why there is no connection to it.
+    pub(crate) fn why_not_connected(&self) -> Fault {
+        Fault::NotRun(self.pool.last_failure().cause)
+    }
+
     /// Returns a fault while the open breaker admits no call.
     pub(crate) fn admit(&self) -> Result<(), Fault> {
         self.health.admit(self.label()).map(drop)

@@ -21,10 +21,12 @@ use std::time::Duration;
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo};
+use crate::kernel::round::Undecided;
 use crate::kernel::{Effects, Kernel};
 use crate::logging::{self, contain};
 use crate::protocol::answer::Answer;
-use crate::redis::{Fault, LineState, Server};
+use crate::protocol::primitive::Primitive;
+use crate::redis::{Deployment, Fault, LineState, Server};
 use crate::runtime::engine::pipes::{Outcome, Pipes};
 use crate::runtime::engine::work::{Sending, Work};
 use crate::runtime::state::Runtime;
@@ -45,6 +47,7 @@ struct EngineLoop<'a> {
 
 /// What the kernel must know about the servers.
 struct Servers<'a> {
+    deployment: &'a Deployment,
     pipes: &'a Pipes,
     is_final: bool,
 }
@@ -65,6 +68,45 @@ impl Route for Servers<'_> {
             LineState::Connecting => Link::Connecting,
             LineState::Down => Link::Down,
         }
+    }
+
+    fn not_connected(&self, server: ServerNo) -> Fault {
+        self.deployment.fixed()[server].why_not_connected()
+    }
+
+    fn admit(&self, lock: &Arc<dyn Primitive>) -> Result<(), Fault> {
+        let quorum = self.deployment.quorum();
+        quorum.map_or(Ok(()), |quorum| quorum.admit(lock))
+    }
+
+    fn ran_twice(&self, lock: &Arc<dyn Primitive>) {
+        if let Some(quorum) = self.deployment.quorum() {
+            quorum.check_names(lock);
+        }
+    }
+
+    fn undecided(&self, round: &Undecided<'_>) -> Fault {
+        let quorum = self.deployment.quorum().expect("only a quorum has rounds");
+        quorum.undecided(round)
+    }
+
+    fn round_ended(
+        &self,
+        round: &Undecided<'_>,
+        end: &Result<Answer, Fault>,
+        is_cut_short: bool,
+    ) {
+        if let Some(quorum) = self.deployment.quorum() {
+            quorum.round_ended(round, end, is_cut_short);
+        }
+    }
+}
+
+fn servers<'a>(runtime: &'a Runtime, pipes: &'a Pipes) -> Servers<'a> {
+    Servers {
+        deployment: &runtime.deployment,
+        pipes,
+        is_final: runtime.has_only_copies(),
     }
 }
 
@@ -127,7 +169,7 @@ impl<'a> EngineLoop<'a> {
     }
 
     fn note_released(&self) {
-        if self.runtime.engine.is_closed() && self.kernel.shutdown_tally().0 {
+        if self.runtime.engine.is_closed() && self.kernel.has_released() {
             self.runtime.engine.note_released();
         }
     }
@@ -135,10 +177,7 @@ impl<'a> EngineLoop<'a> {
     /// Tells losses, and queues the commands that are due.
     fn send_due(&mut self, now: Instant) {
         let mut fx = Effects::default();
-        let servers = Servers {
-            pipes: &self.pipes,
-            is_final: self.runtime.has_only_copies(),
-        };
+        let servers = servers(self.runtime, &self.pipes);
         let due = self.engine.due(self.kernel, now, &servers, &mut fx);
         self.runtime.carry_out_here(fx);
         self.send_all(due, now);
@@ -204,10 +243,7 @@ impl<'a> EngineLoop<'a> {
         match work {
             Work::Lock(ticket, command, _) => {
                 note_health(self.runtime, &server, &command, &end, now);
-                let servers = Servers {
-                    pipes: &self.pipes,
-                    is_final: self.runtime.has_only_copies(),
-                };
+                let servers = servers(self.runtime, &self.pipes);
                 let span = [sent, now];
                 more.extend((self.engine).ended(self.kernel, ticket, end, span, &servers, fx));
             }
@@ -221,10 +257,7 @@ impl<'a> EngineLoop<'a> {
     fn end(&mut self, ticket: u64, command: &Command, end: Result<Answer, Fault>, now: Instant) {
         debug_assert!(command.acquires().is_some());
         let mut fx = Effects::default();
-        let servers = Servers {
-            pipes: &self.pipes,
-            is_final: self.runtime.has_only_copies(),
-        };
+        let servers = servers(self.runtime, &self.pipes);
         let more = (self.engine).ended(self.kernel, ticket, end, [now, now], &servers, &mut fx);
         debug_assert!(more.is_empty());
         self.runtime.carry_out_here(fx);
