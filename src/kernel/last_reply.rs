@@ -166,6 +166,7 @@ impl LastReply {
 
     /// Records a refusal, and returns it.
     pub(crate) fn refused(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
+        let by = self.with_age(by, now);
         self.answered(sent, now);
         let until = by
             .remaining
@@ -181,6 +182,20 @@ impl LastReply {
             self.refused = Some(refused.clone());
         }
         refused
+    }
+
+    /// The reply to a refresh does not say since when the holder has the lock: an earlier one did.
+    fn with_age(&self, by: Arc<RefusedName>, now: Instant) -> Arc<RefusedName> {
+        let is_same = |last: &&Refused| by.names_holder() && last.by.holder == by.holder;
+        let last = self.refused.as_ref().filter(is_same);
+        let age = last.and_then(|last| Some((last.by.detail?, last.arrived.until(now))));
+        match age {
+            Some((age, since)) if by.detail.is_none() => Arc::new(RefusedName {
+                detail: Some(age.saturating_add(since.as_millis() as u64)),
+                ..RefusedName::clone(&by)
+            }),
+            _ => by,
+        }
     }
 
     /// Records that a lease of this client ended by its release at `now`: until then, the lock was

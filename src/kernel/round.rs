@@ -230,12 +230,7 @@ impl Round {
     }
 
     /// Returns the end of the round if it is decided, or if it is `late`.
-    fn end(
-        &self,
-        size: Majority,
-        late: bool,
-        route: &dyn Route,
-    ) -> Option<Result<Answer, Fault>> {
+    fn end(&self, size: Majority, late: bool, route: &dyn Route) -> Option<Result<Answer, Fault>> {
         Some(match self.votes.verdict() {
             Verdict::Decided(_) if self.has_own_id => {
                 Err(Fault::NotRun(Cause::text("the acquire script ran twice")))

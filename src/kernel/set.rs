@@ -26,11 +26,12 @@ use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{LeaseState, LeaseStatus};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{IdOfSet, RequestNo, RequestState, Serves};
-use crate::kernel::waiter::{Failure, Outcome, Wait, WaiterNo};
+use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
 use crate::kernel::{Context, Discard, Effects, Kernel};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
+use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
 use crate::token::FencingToken;
 
@@ -196,9 +197,9 @@ impl SetAcquire {
                     self.id = kernel.fresh.id(&*self.wants.lock);
                     self.ask_for(0, kernel, now, fx)
                 }
-                (_, outcome) => {
+                (stage, outcome) => {
                     self.give_up(kernel, now, fx);
-                    return Step::Done(outcome);
+                    return Step::Done(of_name(stage, outcome));
                 }
             };
         }
@@ -258,6 +259,21 @@ impl SetAcquire {
             let lock = Arc::clone(&lease.lock);
             kernel.with_entry(&lock, now, fx, |entry, cx| entry.absorbed(&lease, cx));
         }
+    }
+}
+
+/// Returns the outcome of a set whose call at this stage has ended: a refusal names the name.
+fn of_name(stage: Stage, outcome: Outcome) -> Outcome {
+    match (stage, outcome) {
+        (Stage::One(n), Outcome::Refused(Some(refused))) => {
+            let by = RefusedName {
+                name: n,
+                ..RefusedName::clone(&refused.by)
+            };
+            let by = Arc::new(by);
+            Outcome::Refused(Some(Refused { by, ..refused }))
+        }
+        (_, outcome) => outcome,
     }
 }
 
