@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::lease::Lease;
+use crate::client::acquire::{self, WaitLimit};
+use crate::client::shutdown::Core;
 use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::client::acquire::{self, WaitLimit};
-use crate::client::shutdown::Core;
 use crate::protocol::primitive::Primitive;
 use crate::taken::Taken;
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
-use crate::clock::Instant;
-use crate::error::Error;
-use crate::holder_id::HolderId;
 use crate::client::acquire::Acquired;
 use crate::client::release::{keep_until, release};
 use crate::client::renew::{downgrade, ensure_held, listen, renew, set_ttl, status};
 use crate::client::shutdown::{Core, stop};
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::holder_id::HolderId;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
 use crate::lost::Lost;

@@ -15,8 +15,8 @@ use crate::kernel::call::{CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
-use crate::protocol::primitive::Primitive;
 use crate::logging;
+use crate::protocol::primitive::Primitive;
 use crate::runtime::Runtime;
 use crate::taken::Taken;
 use crate::token::FencingToken;
@@ -244,9 +244,7 @@ impl<'a> Running<'a> {
             None => parker.park_timeout(pause),
         };
         match self.caller.is_cancelled() {
-            true => Step::Done(
-                (self.call).leave(kernel, Failure::Cancelled, Instant::now(), fx),
-            ),
+            true => Step::Done((self.call).leave(kernel, Failure::Cancelled, Instant::now(), fx)),
             false => self.call.woken(kernel, Instant::now(), fx),
         }
     }
@@ -265,12 +263,10 @@ impl Drop for Running<'_> {
 
 impl Caller<'_> {
     /// Returns the outcome of a call that was refused.
-    fn refused(
-        &self,
-        last: Option<&Refused>,
-    ) -> Result<Result<Acquired, Taken>, Error> {
+    fn refused(&self, last: Option<&Refused>) -> Result<Result<Acquired, Taken>, Error> {
         // Without a deadline, only the attempt limit of the policy ends a wait without the lock.
-        if let (WaitLimit::Endless, WaitPolicy::Backoff(backoff)) = (self.limit, &self.settings.wait)
+        if let (WaitLimit::Endless, WaitPolicy::Backoff(backoff)) =
+            (self.limit, &self.settings.wait)
         {
             let attempts = backoff.limit().unwrap_or_default();
             return Err(Error::AttemptsUsedUp { attempts });

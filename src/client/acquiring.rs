@@ -6,8 +6,8 @@ use crate::clock::Instant;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::set::SetAcquire;
 use crate::kernel::waiter::{Failure, Outcome, WaiterCell};
-use crate::protocol::answer::Answer;
 use crate::kernel::{Effects, Kernel};
+use crate::protocol::answer::Answer;
 use crate::redis::Fault;
 
 pub(super) enum Acquiring {

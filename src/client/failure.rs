@@ -21,6 +21,17 @@ pub(super) fn error(runtime: &Runtime, why: Failure, now: Instant) -> Error {
             });
             runtime.deployment.unreachable(cause.unserved_for(silence))
         }
+        Failure::Open {
+            open,
+            has_sent: false,
+            ..
+        } => (*open).into(),
+        // The lock may be held for the call: the error must not claim that nothing was sent.
+        Failure::Open { open, since, .. } => {
+            let silence = since.map_or(Duration::ZERO, |since| since.until(now));
+            let last = open.last_at(runtime.deployment.label());
+            runtime.deployment.unreachable(last.unserved_for(silence))
+        }
         // A set begins again by itself.
         Failure::Restart => unreachable!("only a set sees it"),
     }

@@ -13,9 +13,9 @@ use crate::kernel::command::Command;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, OperationCell};
 use crate::kernel::unlock::{Unlock, Unlocked};
-use crate::protocol::answer::Answer;
 use crate::logging;
 use crate::lost::Lost;
+use crate::protocol::answer::Answer;
 use crate::redis::{Fault, IgnoredRelease};
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
@@ -65,12 +65,10 @@ pub(crate) fn release(
             Err(Error::Lost(lost))
         }
         // This holder has ended it before.
-        Unlock::RenewFirst(_) | Unlock::Over => {
-            match super::renew::status(runtime, lease, token) {
-                LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
-                LeaseStatus::Held(_) | LeaseStatus::Released => Ok(()),
-            }
-        }
+        Unlock::RenewFirst(_) | Unlock::Over => match super::renew::status(runtime, lease, token) {
+            LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
+            LeaseStatus::Held(_) | LeaseStatus::Released => Ok(()),
+        },
     }
 }
 
@@ -115,8 +113,8 @@ impl Ending<'_> {
             (Err(fault), None) => Some(self.runtime.deployment.error(fault.clone())),
         };
         let unlocked = self.unlocked(end, may_have_run);
-        let is_lost = matches!(unlocked, Unlocked::Lost(_))
-            || matches!(error, Some(Error::WrongType { .. }));
+        let is_lost =
+            matches!(unlocked, Unlocked::Lost(_)) || matches!(error, Some(Error::WrongType { .. }));
         self.count(!is_lost, start);
         match (unlocked, error) {
             (Unlocked::Lost(lost), _) => Err(Error::Lost(lost)),

@@ -13,8 +13,8 @@ use crate::kernel::Effects;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, OperationCell, Wanted};
 use crate::kernel::waiter::Failure;
-use crate::protocol::primitive::Primitive;
 use crate::lost::Lost;
+use crate::protocol::primitive::Primitive;
 use crate::runtime::Runtime;
 use crate::token::FencingToken;
 

@@ -30,7 +30,10 @@ pub(super) fn taken(
     let is_this_client = held.is_some();
     let (name, (by, held_for, end)) = match held {
         Some((held, lease)) => (held, of_this_client(&lease, now)),
-        None => (last.map_or(0, |last| last.by.name), of_refusal(lock, last, now)),
+        None => (
+            last.map_or(0, |last| last.by.name),
+            of_refusal(lock, last, now),
+        ),
     };
     Taken::new(Refusal {
         name: lock.keys().key(name).name.as_given(),
@@ -85,10 +88,7 @@ fn holder_of(said: &RefusedName) -> TakenBy {
 }
 
 /// Returns what this client knows about a lease of its own.
-fn of_this_client(
-    lease: &Arc<HeldLease>,
-    now: Instant,
-) -> (TakenBy, Option<Duration>, HoldEnd) {
+fn of_this_client(lease: &Arc<HeldLease>, now: Instant) -> (TakenBy, Option<Duration>, HoldEnd) {
     let held_for = lease.since().map(|since| since.until(now));
     if lease.renewed_as().is_shared() {
         // Readers of other clients may hold it for longer.

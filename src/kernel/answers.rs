@@ -27,6 +27,9 @@ use crate::wait_policy::RECONNECT;
 /// The pause after a refusal that was caused by a command of this client that nobody owns.
 const OWN_ID_PAUSE: Duration = Duration::from_millis(50);
 
+/// The longest pause while a breaker is open: the answer to another command closes it.
+const OPEN_PAUSE: Duration = Duration::from_millis(250);
+
 /// What an answer means for the call whose thread sent the command.
 #[derive(Debug, Default)]
 pub(super) struct ForCaller {
@@ -162,8 +165,10 @@ impl LockEntry {
                 if let Some(of_set) = &mut self.requests[n].of_set {
                     of_set.is_used = false;
                 }
-                self.not_answered(n, sent, fault, cx);
-                ForCaller::default()
+                ForCaller {
+                    outcome: self.not_answered(n, is_caller, sent, fault, cx),
+                    was_refused: false,
+                }
             }
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
@@ -174,8 +179,10 @@ impl LockEntry {
                 if is_caller {
                     cx.fx.undo = Some(undo_of(&self.requests[n], &flight.id));
                 }
-                self.not_answered(n, sent, fault, cx);
-                ForCaller::default()
+                ForCaller {
+                    outcome: self.not_answered(n, is_caller, sent, fault, cx),
+                    was_refused: false,
+                }
             }
         }
     }
@@ -399,29 +406,51 @@ impl LockEntry {
 
     // ------------------------------------------------------------------ failures
 
-    /// A command of a request got no reply, or did not run.
+    /// A command of a request got no reply, or did not run. Returns the outcome of its caller if
+    /// that waits for nothing more.
     pub(super) fn not_answered(
         &mut self,
         n: usize,
+        is_caller: bool,
         sent: Instant,
         fault: Fault,
         cx: &mut Context<'_>,
-    ) {
+    ) -> Option<Outcome> {
+        let open = match &fault {
+            Fault::Open(open) => Some(open.retry_in),
+            _ => None,
+        };
+        let start = self.once_since(n, is_caller);
         self.note_silence(sent, fault, cx);
+        if let (Some(_), Some(start)) = (open, start) {
+            return self.fail(n, is_caller, self.last.failure(start), cx);
+        }
         self.due_after_failure(n, cx);
+        if let Some(retry_in) = open {
+            self.set_due(n, cx.now.after(retry_in.min(OPEN_PAUSE)));
+        }
+        None
+    }
+
+    /// Returns when the call began that a request serves, if that waits for its first reply only.
+    fn once_since(&self, n: usize, is_caller: bool) -> Option<Instant> {
+        let request = &self.requests[n];
+        match request.serves {
+            _ if is_caller => request.once.then_some(request.since),
+            Serves::One(no) => {
+                let waiter = self.waiter(no).filter(|waiter| waiter.wait == Wait::Once);
+                waiter.map(|waiter| waiter.start)
+            }
+            Serves::Line | Serves::Nobody => None,
+        }
     }
 
     /// Records that Redis has not answered: calls give up if that lasts.
     pub(super) fn note_silence(&mut self, sent: Instant, fault: Fault, cx: &Context<'_>) {
-        let cause = match fault {
-            Fault::NotRun(cause) | Fault::Unknown(cause) => Some(cause),
-            Fault::Open(_) | Fault::NotReplicated(_) | Fault::Rejected(_) => None,
-        };
-        self.last.failed(sent, cause);
+        self.last.failed(sent, cx.now, fault);
         let give_up = cx.kernel.limits.unreachable_for;
-        if let Some(since) = self.last.silent_since {
-            self.touch(since.after(give_up), since.after(give_up));
-        }
+        let at = self.last.gives_up_at(Instant::START, give_up);
+        self.touch(at, at);
     }
 
     /// What a command that nobody owned had taken is released: the attempts that it refused are
@@ -492,7 +521,7 @@ impl LockEntry {
             let flight = self.requests[n].flight.take().expect("as above");
             if let RequestState::Sent = self.requests[n].state {
                 self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
-                self.last.failed(flight.sent, None);
+                self.last.overdue(flight.sent);
                 self.due_after_failure(n, cx);
             }
             self.retire(n, cx);

@@ -38,9 +38,10 @@ impl LockEntry {
         let limit = cx.kernel.limits.unreachable_for;
         let waiters = self.line.iter().chain(&self.own);
         let silent = waiters.filter(|waiter| self.gives_up_at(waiter.start, limit) <= cx.now);
-        let silent: Vec<WaiterNo> = silent.map(|waiter| waiter.no).collect();
-        for no in silent {
-            let outcome = Outcome::Failed(self.unreachable());
+        let silent: Vec<(WaiterNo, Instant)> =
+            silent.map(|waiter| (waiter.no, waiter.start)).collect();
+        for (no, start) in silent {
+            let outcome = Outcome::Failed(self.last.failure(start));
             self.end_waiter(no, outcome, cx);
             self.retire_of(no, cx);
         }

@@ -398,8 +398,9 @@ impl Engine {
         });
     }
 
-    /// Returns whether a command may be sent again, to another server or with its script's text. An
-    /// acquiring command whose request serves nobody must end as `NotRun` in place of that.
+    /// Returns whether a command may be sent now: for the first time, to another server, or with its
+    /// script's text. Otherwise it must end as `NotRun`: the command of an acquiring request that
+    /// serves nobody, or of a lease that has ended.
     pub(crate) fn may_resend(&self, kernel: &Kernel, ticket: Ticket, now: Instant) -> bool {
         match self.in_flight.get(&ticket) {
             Some(Purpose::Ask(asked)) => {
@@ -412,6 +413,7 @@ impl Engine {
                 serves.flatten().unwrap_or(false)
             }
             Some(Purpose::Vote { round, .. }) => self.may_resend_vote(*round),
+            Some(Purpose::Lease(work)) => work.lease.remaining(now).is_some(),
             found => found.is_some(),
         }
     }

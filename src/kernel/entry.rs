@@ -22,10 +22,11 @@ use crate::kernel::Context;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::engine::{Item, ItemKey};
 use crate::kernel::held::{GRACE, HeldLease};
+use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{Flight, How, Request, RequestNo, RequestState, Sender, Serves};
-use crate::kernel::waiter::{Failure, LastReply, Outcome, Wait, Waiter, WaiterNo};
+use crate::kernel::waiter::{Outcome, Wait, Waiter, WaiterNo};
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 
@@ -205,22 +206,15 @@ impl LockEntry {
         }
         match self.last.says_taken(start, deadline) {
             true => Outcome::Refused(self.last.refused.clone()),
-            false => Outcome::Failed(self.unreachable()),
+            false => Outcome::Failed(self.last.failure(start)),
         }
     }
 
-    pub(super) fn unreachable(&self) -> Failure {
-        Failure::Unreachable {
-            since: self.last.silent_since,
-            cause: self.last.cause.clone(),
-        }
-    }
-
-    /// Returns when a call gives up because Redis is silent.
+    /// Returns when a call gives up because of what Redis says, or because it is silent.
     pub(super) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
-        match self.last.silent_since {
-            Some(since) if !self.holds_alone() => since.max(start).after(unreachable_for),
-            _ => Instant::NEVER,
+        match self.holds_alone() {
+            true => Instant::NEVER,
+            false => self.last.gives_up_at(start, unreachable_for),
         }
     }
 

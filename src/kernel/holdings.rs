@@ -181,7 +181,10 @@ impl LockEntry {
         }
         self.serve(at, cx);
         let of_line = |it: &&mut Request| it.serves == Serves::Line;
-        self.requests.iter_mut().filter(of_line).for_each(|it| it.woken = true);
+        self.requests
+            .iter_mut()
+            .filter(of_line)
+            .for_each(|it| it.woken = true);
         if is_on(Mutant::LaterAttemptStaysLater) {
             return;
         }

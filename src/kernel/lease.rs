@@ -8,8 +8,8 @@ use crate::kernel::waiter::Failure;
 pub(crate) use crate::lease::handoff::{HandoffRun, NoHandoff};
 pub(crate) use crate::lease::state::{BeforeSetTtl, LeaseState};
 pub(crate) use crate::lease::status::{Due, LeaseStatus, RENEWAL_WINDOW, RenewalRequest};
-use crate::protocol::primitive::Primitive;
 use crate::parker::Parker;
+use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
 
 /// A command that the holder of a lease wants, and waits for.

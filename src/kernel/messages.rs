@@ -94,6 +94,7 @@ impl Kernel {
     }
 
     /// The messages of these names do not arrive any more.
+    #[expect(single_use_lifetimes, reason = "unstable without the name")]
     pub(crate) fn deaf_for<'a>(
         &self,
         names: impl Iterator<Item = &'a Name>,

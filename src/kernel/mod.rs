@@ -21,6 +21,7 @@ pub(crate) mod engine;
 pub(crate) mod entry;
 pub(crate) mod held;
 pub(crate) mod holdings;
+pub(crate) mod last_reply;
 pub(crate) mod lease;
 pub(crate) mod messages;
 pub(crate) mod mutant;
@@ -458,6 +459,13 @@ impl Kernel {
         pending.close();
         let at = pending.next();
         self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
+    }
+
+    /// The engine's thread has panicked: nobody sends what it would. Closes the client, and tells
+    /// all calls and holders.
+    pub(crate) fn engine_died(&self, now: Instant, fx: &mut Effects) {
+        self.pending.lock().end_now();
+        self.close(now, fx);
     }
 
     /// The engine's thread ends unless a release is due. Returns whether it may.

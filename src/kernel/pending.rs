@@ -447,6 +447,10 @@ impl PendingReleases {
         self.has_ended
     }
 
+    pub(super) fn end_now(&mut self) {
+        self.has_ended = true;
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }

@@ -107,7 +107,7 @@ impl LockEntry {
         }
         rounds.too_low = 0;
         let cause = Cause::text("other clients used higher fencing tokens each time");
-        self.not_answered(n, sent, Fault::NotRun(cause), cx);
+        self.not_answered(n, false, sent, Fault::NotRun(cause), cx);
     }
 
     /// Several calls each hold the lock on some servers, and none on a majority.

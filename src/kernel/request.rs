@@ -40,6 +40,8 @@ pub(crate) struct Request {
     /// The terms of its commands.
     pub(crate) terms: LeaseTerms,
     pub(crate) state: RequestState,
+    /// When it was made.
+    pub(crate) since: Instant,
     /// The acquiring command that has not ended. The state is `Sent`, `Won` or `Confirming` then.
     pub(crate) flight: Option<Flight>,
     /// How often it was refused. After the first time, its commands enter the queue.
@@ -202,6 +204,7 @@ impl Request {
             lock: Arc::clone(lock),
             terms,
             state: RequestState::Due(due),
+            since: due,
             flight: None,
             refusals: 0,
             woken: false,

@@ -134,7 +134,10 @@ impl Kernel {
             let mut held = entry.held.iter();
             let is_its = held.any(|held| held.lease.thread() == Some(thread));
             let is_full = entry.held.len() >= entry.capacity;
-            (is_its && is_full, entry.excludes(lock.is_shared()).is_some())
+            (
+                is_its && is_full,
+                entry.excludes(lock.is_shared()).is_some(),
+            )
         });
         held.unwrap_or_default()
     }

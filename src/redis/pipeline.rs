@@ -46,8 +46,7 @@ use crate::replicas::Replicas;
 use crate::wait_policy::Backoff;
 
 /// The pause between attempts to connect to a server of a quorum after a failure.
-const PROBE: Backoff =
-    Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
+const PROBE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
 /// The most commands without a reply on one connection.
 const MOST_UNANSWERED: usize = 4096;
@@ -454,13 +453,14 @@ impl<J: Job> Pipeline<J> {
                 Some(Ok((connection, is_lent))) => {
                     let is_current = self.server.is_current(connection.generation);
                     // No call needs the pool of a quorum's server.
-                    let is_lent = is_lent && match self.server.number.is_none() && is_current {
-                        true => true,
-                        false => {
-                            pool.lost();
-                            false
-                        }
-                    };
+                    let is_lent = is_lent
+                        && match self.server.number.is_none() && is_current {
+                            true => true,
+                            false => {
+                                pool.lost();
+                                false
+                            }
+                        };
                     if !is_current {
                         drop(connection);
                         let sleeper = Sleeper::Other(self.waker.clone());
@@ -491,7 +491,9 @@ impl<J: Job> Pipeline<J> {
 
     /// Notes that the connection has failed, or that none could be made.
     fn failed(&mut self, now: Instant) {
-        let failures = self.down.map_or(0, |(failures, _)| failures.saturating_add(1));
+        let failures = self
+            .down
+            .map_or(0, |(failures, _)| failures.saturating_add(1));
         self.down = Some((failures, now.after(PROBE.pause(failures))));
     }
 

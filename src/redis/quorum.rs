@@ -106,7 +106,9 @@ impl Quorum {
                 }
             };
             let by = now.after(self.command_timeout).min(until);
-            let written = pooled.connection().write(by, |buffer| pack(call, false, buffer));
+            let written = pooled
+                .connection()
+                .write(by, |buffer| pack(call, false, buffer));
             match written {
                 Ok(()) => asked.push(Asked {
                     number,

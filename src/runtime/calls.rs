@@ -81,8 +81,9 @@ impl Runtime {
     /// whether another server may have run it before.
     pub(crate) fn send(&self, command: &Command, until: Instant) -> Result<(Answer, bool), Fault> {
         let inbox = self.inbox_of(None);
-        let answer =
-            command.with_call(&inbox, |call| self.deployment.call(call, until, Cap::Exempt))?;
+        let answer = command.with_call(&inbox, |call| {
+            self.deployment.call(call, until, Cap::Exempt)
+        })?;
         Ok((answer, false))
     }
 }

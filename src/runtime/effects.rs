@@ -60,7 +60,9 @@ impl Runtime {
         counters.wakes.add(fx.wakes.into());
         counters.spurious_wakes.add(fx.spurious_wakes.into());
         fx.lost.iter().for_each(|told| self.tell_loss(told));
-        fx.renewed.iter().for_each(|renewal| self.tell_renewal(renewal));
+        fx.renewed
+            .iter()
+            .for_each(|renewal| self.tell_renewal(renewal));
     }
 
     fn tell_loss(&self, told: &Told) {

@@ -5,20 +5,23 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
+use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::engine::{Engine, Route};
 use crate::kernel::held::Holder;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
-use crate::kernel::waiter::{Outcome, Wait};
+use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::kernel::{Effects, Kernel, Limits};
+use crate::lost::Lost;
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
+use crate::redis::{Fault, OpenCircuit};
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 
@@ -79,6 +82,7 @@ fn mutex() -> Arc<dyn Primitive> {
 #[test]
 fn second_call_wakes_the_engine_too() {
     let (kernel, lock) = (kernel(), mutex());
+    kernel.engine_sleeps(at(0), SECOND);
     assert_eq!(kernel.engine_sleeps(at(0), SECOND), Instant::NEVER);
     let mut never_carried_out = Effects::default();
     call(&kernel, &lock, true, at(0)).begin(&kernel, at(0), &mut never_carried_out);
@@ -196,4 +200,88 @@ fn news_do_not_end_the_release_in_flight() {
         .expect("it is sent again at once");
     pending.settle(&batch, nothing(), at(3));
     assert!(pending.is_empty());
+}
+
+fn fault_of(step: Step) -> Failure {
+    match step {
+        Step::Done(Outcome::Failed(failure)) => failure,
+        step => panic!("{step:?}"),
+    }
+}
+
+/// Nothing of the call was sent: the error says so. A call for one reply fails at once.
+#[test]
+fn open_breaker_ends_a_call_for_one_reply() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut fx = Effects::default();
+    let open = || Fault::Open(Box::new(OpenCircuit::of_test(SECOND)));
+    let mut once = call(&kernel, &lock, false, at(0));
+    once.wants.wait = Wait::Once;
+    once.begin(&kernel, at(0), &mut fx);
+    let failure = fault_of(once.replied(&kernel, Err(open()), at(0), at(1), &mut fx));
+    assert!(matches!(
+        failure,
+        Failure::Open {
+            has_sent: false,
+            ..
+        }
+    ));
+
+    let mut waits = call(&kernel, &lock, false, at(2));
+    waits.wants.deadline = at(500);
+    waits.begin(&kernel, at(2), &mut fx);
+    let unknown = Err(Fault::Unknown(Cause::text("reset")));
+    waits.replied(&kernel, unknown, at(2), at(3), &mut fx);
+    let step = waits.replied(&kernel, Err(open()), at(3), at(4), &mut fx);
+    assert!(matches!(step, Step::Park(_)));
+    let failure = fault_of(waits.woken(&kernel, at(500), &mut fx));
+    assert!(matches!(
+        failure,
+        Failure::Unreachable { cause: Some(_), .. }
+    ));
+}
+
+#[test]
+fn peer_that_is_not_redis_ends_its_calls_and_no_later_ones() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut fx = Effects::default();
+    let not_redis = || Err(Fault::Unknown(Cause::text("HTTP").last_malformed(3)));
+    let mut first = call(&kernel, &lock, false, at(0));
+    first.begin(&kernel, at(0), &mut fx);
+    let mut waits = call(&kernel, &lock, false, at(1));
+    waits.begin(&kernel, at(1), &mut fx);
+    let failure = fault_of(first.replied(&kernel, not_redis(), at(0), at(2), &mut fx));
+    assert!(matches!(failure, Failure::Unreachable { since: None, .. }));
+    Engine::default().due(&kernel, at(2), &OneServer, &mut fx);
+    let failure = fault_of(waits.woken(&kernel, at(2), &mut fx));
+    assert!(matches!(failure, Failure::Unreachable { since: None, .. }));
+    let mut later = call(&kernel, &lock, false, at(10));
+    let step = later.begin(&kernel, at(10), &mut fx);
+    assert!(
+        matches!(step, Step::Send(_, until) if until > at(10)),
+        "{step:?}"
+    );
+}
+
+/// Nobody sends what the engine would: guards are told, and what is released then is sent once.
+#[test]
+fn death_of_the_engine_ends_leases_and_calls() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut fx = Effects::default();
+    let mut first = call(&kernel, &lock, false, at(0));
+    first.begin(&kernel, at(0), &mut fx);
+    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
+    let step = first.replied(&kernel, Ok(granted), at(0), at(1), &mut fx);
+    let Step::Done(Outcome::Lease(lease, token)) = step else {
+        panic!("{step:?}");
+    };
+    let told = lease.listen(token, at(2), &mut fx);
+    let mut waits = call(&kernel, &lock, false, at(2));
+    waits.begin(&kernel, at(2), &mut fx);
+    kernel.engine_died(at(3), &mut fx);
+    assert_eq!(told.try_recv(), Ok(Lost::ShutDown));
+    assert_eq!(fx.orphans.len(), 1);
+    let failure = fault_of(waits.woken(&kernel, at(4), &mut fx));
+    assert!(matches!(failure, Failure::Closed));
+    assert_eq!(kernel.shutdown_tally().1.unreleased, 1);
 }

@@ -16,11 +16,11 @@ use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::script::Call;
 use crate::protocol::slot::slot;
+use crate::redis::call::Unanswered;
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
-use crate::redis::call::Unanswered;
 use crate::url::Nodes;
 use crate::wait_policy::Backoff;
 

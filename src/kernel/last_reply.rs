@@ -1,0 +1,212 @@
+//! What Redis last said about a name: whether its calls may report that the lock is taken, and when
+//! they give up because it says nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::error::{Cause, Error};
+use crate::kernel::waiter::{Failure, Refused};
+use crate::protocol::refusal::RefusedName;
+use crate::redis::{Fault, OpenCircuit};
+
+/// The last attempt before a deadline comes this early, unless the call is short or the server
+/// distant.
+const LAST_ATTEMPT: Duration = Duration::from_millis(250);
+
+/// A refusal that arrived this long before a deadline still counts there.
+const FRESH_FOR: Duration = Duration::from_secs(1);
+
+/// After this many malformed replies in a row, the peer is not a Redis server.
+const MAX_MALFORMED: u32 = 3;
+
+/// After this many refusals, a server that has never run a script of this client never will.
+const MAX_REJECTED: u32 = 3;
+
+/// What Redis last said about a name.
+#[derive(Debug)]
+pub(crate) struct LastReply {
+    pub(crate) refused: Option<Refused>,
+    /// When the first of the commands without a reply was sent.
+    pub(crate) silent_since: Option<Instant>,
+    /// Why the last command got no reply.
+    cause: Option<Cause>,
+    /// The last cause that Redis or the system has named since the last reply.
+    said: Option<Cause>,
+    /// The breaker that stopped the last command.
+    open: Option<Box<OpenCircuit>>,
+    /// When the last command was sent that has run, or may run.
+    ran: Instant,
+    /// Malformed replies in a row, and refusals of a server that has never run a script.
+    malformed: u32,
+    rejected: u32,
+    /// Why the calls that had begun by then fail at once.
+    hopeless: Option<(Instant, Failure)>,
+    /// How long the last reply took.
+    pub(crate) took: Duration,
+}
+
+impl Default for LastReply {
+    fn default() -> Self {
+        Self {
+            refused: None,
+            silent_since: None,
+            cause: None,
+            said: None,
+            open: None,
+            ran: Instant::START,
+            malformed: 0,
+            rejected: 0,
+            hopeless: None,
+            took: Duration::ZERO,
+        }
+    }
+}
+
+impl LastReply {
+    /// Returns whether a call may report at its deadline that the lock is taken.
+    pub(crate) fn says_taken(&self, start: Instant, deadline: Instant) -> bool {
+        self.refused.as_ref().is_some_and(|refused| {
+            refused.sent >= start
+                && (refused.until >= deadline || refused.arrived.after(FRESH_FOR) >= deadline)
+        })
+    }
+
+    /// Records a reply: Redis has run a command that was sent at `sent`.
+    pub(crate) fn answered(&mut self, sent: Instant, now: Instant) {
+        *self = Self {
+            refused: self.refused.take(),
+            ran: self.ran.max(sent),
+            took: sent.until(now),
+            ..Self::default()
+        };
+    }
+
+    /// Records why the command sent at `sent` has no outcome.
+    pub(crate) fn failed(&mut self, sent: Instant, now: Instant, fault: Fault) {
+        self.silent_since.get_or_insert(sent);
+        let cause = match fault {
+            Fault::NotReplicated(_) | Fault::Rejected(_) => return,
+            Fault::Open(open) => {
+                self.open = Some(open);
+                return;
+            }
+            Fault::NotRun(cause) => cause,
+            Fault::Unknown(cause) => {
+                self.ran = self.ran.max(sent);
+                cause
+            }
+        };
+        self.open = None;
+        if cause.shortage().is_some() {
+            // Says nothing about Redis.
+            self.silent_since = None;
+        }
+        self.count_hopeless(&cause, now);
+        self.cause = Some(cause.or_said_before(&mut self.said));
+    }
+
+    /// The engine has ended the command of a thread that stands still.
+    pub(crate) fn overdue(&mut self, sent: Instant) {
+        self.silent_since.get_or_insert(sent);
+        self.ran = self.ran.max(sent);
+    }
+
+    /// Calls fail at once if the peer is not a Redis server, or never runs a script.
+    fn count_hopeless(&mut self, cause: &Cause, now: Instant) {
+        self.malformed += u32::from(cause.is_malformed());
+        let refusal = cause.refusal().filter(|refusal| refusal.may_last);
+        self.rejected += u32::from(refusal.is_some());
+        let not_redis = |cause| Failure::Unreachable {
+            since: None,
+            cause: Some(cause),
+        };
+        let failure = match refusal {
+            _ if cause.is_not_redis() => not_redis(cause.clone()),
+            _ if self.malformed >= MAX_MALFORMED => not_redis(cause.last_malformed(self.malformed)),
+            Some(refusal) if self.rejected >= MAX_REJECTED => Failure::Rejected(Error::Refused {
+                server: refusal.server.clone(),
+                command: refusal.command,
+                answer: refusal.answer.clone(),
+                retried_for: None,
+            }),
+            _ => return,
+        };
+        (self.malformed, self.rejected) = (0, 0);
+        self.hopeless = Some((now, failure));
+    }
+
+    /// Returns when a call that began at `start` gives up.
+    pub(crate) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
+        if self.hopeless.as_ref().is_some_and(|(at, _)| start <= *at) {
+            return Instant::START;
+        }
+        let since = self.silent_since;
+        since.map_or(Instant::NEVER, |since| {
+            since.max(start).after(unreachable_for)
+        })
+    }
+
+    /// Returns why a call that began at `start` fails.
+    pub(crate) fn failure(&self, start: Instant) -> Failure {
+        let since = self.silent_since.map(|since| since.max(start));
+        match (&self.hopeless, &self.open) {
+            (Some((at, failure)), _) if start <= *at => failure.clone(),
+            (_, Some(open)) if self.cause.is_none() => Failure::Open {
+                open: open.clone(),
+                since,
+                has_sent: self.ran >= start,
+            },
+            _ => Failure::Unreachable {
+                since,
+                cause: self.cause.clone(),
+            },
+        }
+    }
+
+    /// Records a refusal, and returns it.
+    pub(crate) fn refused(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
+        self.answered(sent, now);
+        let until = by
+            .remaining
+            .map_or(Instant::NEVER, |remaining| sent.after(remaining));
+        let refused = Refused {
+            sent,
+            arrived: now,
+            until,
+            by,
+        };
+        // The reply to a later command may have arrived first, over another connection.
+        if self.refused.as_ref().is_none_or(|last| last.sent <= sent) {
+            self.refused = Some(refused.clone());
+        }
+        refused
+    }
+
+    /// Records that a lease of this client ended by its release at `now`: until then, the lock was
+    /// taken.
+    pub(crate) fn held_until(&mut self, now: Instant, by: Arc<RefusedName>) {
+        self.refused = Some(Refused {
+            sent: now,
+            arrived: now,
+            until: now,
+            by,
+        });
+    }
+
+    /// Records that the lock was free or held by this client at `now`: it was not taken for longer.
+    pub(crate) fn cut(&mut self, now: Instant) {
+        if let Some(refused) = &mut self.refused {
+            refused.until = refused.until.min(now);
+        }
+    }
+
+    /// Returns when the client asks once more for a call that has this deadline.
+    pub(crate) fn ask_at(&self, start: Instant, deadline: Instant) -> Instant {
+        if deadline == Instant::NEVER {
+            return Instant::NEVER;
+        }
+        let before = LAST_ATTEMPT.max(self.took.saturating_mul(3));
+        deadline.before(before.min(start.until(deadline) / 2))
+    }
+}
