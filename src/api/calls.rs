@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::lease::Lease;
+use crate::client::acquire::{self, WaitLimit};
+use crate::client::shutdown::Core;
 use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;
-use crate::lock::acquire::{self, WaitLimit};
-use crate::lock::shutdown::Core;
 use crate::protocol::primitive::Primitive;
 use crate::taken::Taken;
 
@@ -30,6 +30,6 @@ pub(super) fn acquire(
     settings: &Settings,
     limit: WaitLimit,
 ) -> Result<Result<Lease, Taken>, Error> {
-    let hold = acquire::acquire(&core.runtime, keys, settings, limit)?;
-    Ok(hold.map(|hold| Lease::new(Arc::clone(core), hold)))
+    let acquired = acquire::acquire(&core.runtime, keys, settings, limit)?;
+    Ok(acquired.map(|acquired| Lease::new(Arc::clone(core), acquired)))
 }

@@ -10,14 +10,14 @@ use crate::api::mutex::Mutex;
 use crate::api::mutex_all::MutexAll;
 use crate::api::rw_lock::RwLock;
 use crate::api::semaphore::Semaphore;
+use crate::client::list::ListPage;
+use crate::client::list::{list, list_permits};
+use crate::client::query::query;
+use crate::client::shutdown::{Core, ShutdownReport, shutdown};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::health::{Health, HealthState};
 use crate::held::Held;
-use crate::lock::list::ListPage;
-use crate::lock::list::{list, list_permits};
-use crate::lock::query::query;
-use crate::lock::shutdown::{Core, ShutdownReport, shutdown};
 use crate::name::Name;
 use crate::protocol::all::MutexAllKeys;
 use crate::protocol::cohort::CohortKeys;
@@ -423,7 +423,7 @@ impl Client {
         });
         let renewers = endpoints.iter().map(|endpoint| {
             let mut part = endpoint.renewals.part(endpoint.server.label(), None);
-            if part.state == HealthState::Fails && !runtime.timer.has_leases() {
+            if part.state == HealthState::Fails && !runtime.kernel.has_leases() {
                 // The leases that could not be renewed have ended.
                 part.state = HealthState::Idle;
             }

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
+use crate::client::acquire::Acquired;
+use crate::client::release::{keep_until, release};
+use crate::client::renew::{downgrade, ensure_held, listen, renew, set_ttl, status};
+use crate::client::shutdown::{Core, stop};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::lease::held::HeldLease;
-use crate::lease::status::LeaseStatus;
-use crate::lock::downgrade::downgrade;
-use crate::lock::release::{keep_until, release};
-use crate::lock::renew::{ensure_held, renew, set_ttl};
-use crate::lock::shutdown::{Core, end_calls, stop};
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::LeaseStatus;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -102,11 +102,11 @@ pub struct Lease {
 }
 
 impl Lease {
-    pub(super) fn new(core: Arc<Core>, hold: Arc<HeldLease>) -> Self {
+    pub(super) fn new(core: Arc<Core>, (hold, token): Acquired) -> Self {
         Self {
             core: Some(core),
-            name: hold.keys.key(0).name.as_given(),
-            token: hold.token(),
+            name: hold.lock.key(0).name.as_given(),
+            token,
             hold,
             release_by: None,
         }
@@ -127,7 +127,7 @@ impl Lease {
     }
 
     pub(super) fn names(&self) -> &[Name] {
-        &self.hold.keys.names
+        &self.hold.lock.names
     }
 
     /// Returns the fencing token, which is higher than that of every earlier holder.
@@ -226,7 +226,7 @@ impl Lease {
     /// any lock.
     fn status(&self) -> Result<LeaseStatus, Error> {
         self.check_process()?;
-        Ok(self.hold.status_for(self.token, Instant::now()))
+        Ok(status(self.runtime(), &self.hold, self.token))
     }
 
     fn check_process(&self) -> Result<(), Error> {
@@ -251,7 +251,7 @@ impl Lease {
     /// a fork of the process that holds it.
     pub fn ensure_held(&self) -> Result<(), Error> {
         self.check_process()?;
-        ensure_held(&self.hold, self.token)
+        ensure_held(self.runtime(), &self.hold, self.token)
     }
 
     /// Returns a channel that receives one message when the lock is lost, for use with `select!`.
@@ -284,7 +284,7 @@ impl Lease {
             let _ = sender.try_send(Lost::Forked);
             return receiver;
         }
-        self.hold.listen(self.token, Instant::now())
+        listen(self.runtime(), &self.hold, self.token)
     }
 
     /// Renews the lease for the full ttl, now. Returns within the command timeout.
@@ -337,10 +337,6 @@ impl Lease {
     ///     just before the key expires. If this process dies, the lock stays held for that time.
     ///     The release is repeated for that long, and the lease is not handed to another thread of
     ///     this client.
-    ///
-    /// Over a quorum, a majority confirms the change. If another server has not answered within a
-    /// quarter of `ttl`, it may run the command later: then, too, `remaining` is never more than
-    /// this ttl, even after a longer one is set.
     pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
         self.check_process()?;
         set_ttl(self.runtime(), &self.hold, self.token, ttl)
@@ -381,11 +377,10 @@ impl Lease {
     /// - [`Error::Config`] if no ttl can be that long, and [`Error::Forked`] in a fork of the
     ///   process that holds the lock. Nothing has changed.
     /// - [`Error::Lost`] if the lock was not held any more.
-    /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change, or
-    ///   an earlier [`set_ttl`](Self::set_ttl) to a shorter ttl may still run. The lock is not
-    ///   renewed any more. It becomes free at the end of its old ttl. If the command runs after
-    ///   all, the lock becomes free at the requested time, or later by the delay of the command. If
-    ///   the time was over, the error is that of a [release](Self#release).
+    /// - Any other error, such as [`Error::Unreachable`], if Redis did not confirm the change. The
+    ///   lock is not renewed any more. It becomes free at the end of its old ttl. If the command
+    ///   runs after all, the lock becomes free at the requested time, or later by the delay of the
+    ///   command. If the time was over, the error is that of a [release](Self#release).
     pub fn keep_for(&self, at_least: Duration) -> Result<(), Error> {
         self.ensure_held()?;
         let now = Instant::now();
@@ -438,7 +433,7 @@ impl Lease {
             Err(error) => format!("{error:?}"),
         };
         f.debug_struct(guard)
-            .field("name", &self.hold.keys.names)
+            .field("name", &self.hold.lock.names)
             .field("holder_id", &self.hold.id)
             .field("fencing_token", &self.token)
             .field("status", &format_args!("{status}"))
@@ -466,7 +461,6 @@ impl Drop for Lease {
         {
             // One deadline covers the release and joining the threads: dropping a guard blocks for
             // at most one command timeout.
-            end_calls(&core.runtime, until);
             stop(&core.runtime, until);
         }
     }

@@ -9,13 +9,13 @@ use crate::api::guards::{RwLockReadGuard, RwLockWriteGuard};
 use crate::api::mutex::Mutex;
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
+use crate::client::acquire::{WaitLimit, is_held_by_us};
+use crate::client::query::query;
+use crate::client::shutdown::Core;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::held::Held;
 use crate::holder::Holder;
-use crate::lock::acquire::WaitLimit;
-use crate::lock::query::query;
-use crate::lock::shutdown::Core;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -211,13 +211,13 @@ impl RwLock {
 
     /// Warns, in debug builds, of a call that may wait for a writer that waits for this thread.
     fn warn_of_reading_again(&self, limit: WaitLimit) {
-        let (waiters, name) = (&self.core.runtime.waiters, self.reader.key(0).name);
-        if cfg!(debug_assertions)
-            && !matches!(limit, WaitLimit::None)
-            && waiters.is_held_by_us(name)
-            // Under this thread's write guard the call waits, and the wait itself logs a warning.
-            && waiters.excludes(name, true).is_none()
-        {
+        let name = self.reader.key(0).name;
+        let (is_held_by_us, must_wait) = match limit {
+            WaitLimit::None => (false, false),
+            _ => is_held_by_us(&self.core.runtime, &self.reader),
+        };
+        // Under this thread's write guard the call waits, and the wait itself logs a warning.
+        if is_held_by_us && !must_wait {
             logging::warn!(
                 name:% = name;
                 "this thread reads {name} again under its own guard: the call waits for ever if a \

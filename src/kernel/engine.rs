@@ -12,20 +12,22 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
+use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::Command;
 use crate::kernel::due::EntryWork;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{LeaseStatus, LeaseWork};
+use crate::kernel::lease::{LeaseStatus, LeaseWork, RENEWAL_WINDOW};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Batch;
 use crate::kernel::request::{Asked, How, RequestNo, Serves};
-use crate::kernel::round::{Round, RoundKind, RoundNo};
+use crate::kernel::round::{Round, RoundKind, RoundNo, Undecided};
 use crate::kernel::table::entry_name;
 use crate::kernel::unlock::release_command;
 use crate::kernel::{Discard, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
+use crate::protocol::primitive::Primitive;
 use crate::redis::Fault;
 
 /// Something that the engine must look at.
@@ -111,6 +113,17 @@ impl Schedule {
             self.at.remove(&key);
             items.push(item);
         }
+        if items.iter().any(|item| matches!(item, Item::Lease(_))) {
+            // Leases that are due soon are renewed together.
+            let soon = now.after(RENEWAL_WINDOW);
+            let due = self.due.range(..(soon, ItemKey::Lease(0)));
+            let leases = due.filter(|(_, item)| matches!(item, Item::Lease(_)));
+            let keys: Vec<(Instant, ItemKey)> = leases.map(|(key, _)| key.clone()).collect();
+            for key in keys {
+                self.at.remove(&key.1);
+                items.extend(self.due.remove(&key));
+            }
+        }
         items
     }
 }
@@ -157,6 +170,36 @@ pub(crate) trait Route {
     fn link(&self, _: ServerNo) -> Link {
         Link::Up
     }
+
+    /// Returns why there is no pipeline to a server of a quorum.
+    fn not_connected(&self, _: ServerNo) -> Fault {
+        Fault::NotRun(Cause::text("not connected"))
+    }
+
+    /// Returns a fault if no proposal may be sent to a quorum now.
+    fn admit(&self, _: &Arc<dyn Primitive>) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    /// A server of a quorum has refused a proposal because of its own id, which is a fresh one.
+    fn ran_twice(&self, _: &Arc<dyn Primitive>) {}
+
+    /// Returns why a round has no outcome.
+    fn undecided(&self, round: &Undecided<'_>) -> Fault {
+        let faults = || round.faults.iter().map(|(_, fault)| fault);
+        let rejected = faults().filter(|fault| matches!(fault, Fault::Rejected(_)));
+        if rejected.clone().count() > round.size.spare()
+            && let Some(fault) = rejected.clone().next()
+        {
+            return fault.clone();
+        }
+        let cause = faults().find_map(|fault| fault.cause());
+        let cause = cause.cloned();
+        round.fault(cause.unwrap_or_else(|| Cause::text("too few servers answered")))
+    }
+
+    /// A round has ended; `is_cut_short` if its call has left.
+    fn round_ended(&self, _: &Undecided<'_>, _: &Result<Answer, Fault>, _is_cut_short: bool) {}
 }
 
 /// Why a command was sent.
@@ -253,7 +296,7 @@ impl Engine {
                 }
                 match item {
                     Item::Lease(lease) => self.renew(kernel, lease, now, &mut out, fx),
-                    Item::Entry(name) => self.ask(kernel, &name, now, &mut out, fx),
+                    Item::Entry(name) => self.ask(kernel, &name, (now, route), &mut out, fx),
                     Item::Pending => self.undo(kernel, now, &mut out, fx),
                     // `advance` ends them.
                     Item::Rounds => {}
@@ -296,7 +339,7 @@ impl Engine {
         &mut self,
         kernel: &Kernel,
         name: &Name,
-        now: Instant,
+        (now, route): (Instant, &dyn Route),
         out: &mut Vec<Outgoing>,
         fx: &mut Effects,
     ) {
@@ -304,6 +347,13 @@ impl Engine {
         for (command, work) in work.into_iter().flatten() {
             let work = match work {
                 EntryWork::Ask(asked) if asked.how == How::Round => {
+                    if let Err(fault) = route.admit(&asked.lock) {
+                        let lock = Arc::clone(&asked.lock);
+                        kernel.with_entry(&lock, now, fx, |entry, cx| {
+                            entry.answered(&asked, Err(fault), now, cx);
+                        });
+                        continue;
+                    }
                     self.begin_round(kernel, RoundKind::Propose(asked), command, now);
                     continue;
                 }
@@ -385,7 +435,7 @@ impl Engine {
         };
         match purpose {
             Purpose::Vote { round, server } => {
-                self.voted(kernel, (round, server), end, now, &mut out, fx);
+                self.voted(kernel, (round, server), end, (now, route), &mut out, fx);
             }
             Purpose::Ask(asked) => {
                 let lock = Arc::clone(&asked.lock);

@@ -184,8 +184,10 @@ impl LockEntry {
             Serves::Nobody => Receiver::Nobody,
             _ if request.caller().is_some() => Receiver::Caller,
             Serves::Line => {
-                let front = self.line.front();
-                front.map_or(Receiver::Nobody, |waiter| Receiver::Waiter(waiter.no))
+                // A call that waits by `Backoff` sleeps: one that is woken goes first.
+                let mut woken = self.line.iter().filter(|waiter| waiter.wait.is_woken());
+                let first = woken.next().or(self.line.front());
+                first.map_or(Receiver::Nobody, |waiter| Receiver::Waiter(waiter.no))
             }
             Serves::One(no) => match self.waiter(no) {
                 Some(_) => Receiver::Waiter(no),

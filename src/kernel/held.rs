@@ -13,6 +13,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -61,6 +62,8 @@ pub(crate) struct Holder {
     /// The most hand-offs in a row that this holder allows.
     pub(crate) handoffs: u32,
     pub(crate) trace_id: Option<Arc<str>>,
+    /// The thread that acquires it, for warnings in debug builds.
+    pub(crate) thread: Option<ThreadId>,
     /// Its losses are told to nobody: it is a part of a set that is not complete.
     pub(crate) is_silent: bool,
     pub(crate) on_lost: Option<Arc<OnLost>>,
@@ -233,6 +236,10 @@ impl HeldLease {
 
     pub(crate) fn on_renew(&self) -> Option<Arc<OnRenew>> {
         self.inner.lock().holder.on_renew.clone()
+    }
+
+    pub(super) fn thread(&self) -> Option<ThreadId> {
+        self.inner.lock().holder.thread
     }
 
     /// Returns whether the lease may own a user's closure.

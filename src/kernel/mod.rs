@@ -34,6 +34,7 @@ pub(crate) mod set;
 #[cfg(all(test, feature = "testing"))]
 pub(crate) mod sim;
 pub(crate) mod table;
+pub(crate) mod tokens;
 pub(crate) mod unlock;
 pub(crate) mod votes;
 pub(crate) mod waiter;
@@ -53,7 +54,8 @@ use crate::kernel::lease::OperationCell;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof, Tally};
 use crate::kernel::round::AtServer;
 use crate::kernel::table::{LockTable, entry_name};
-use crate::kernel::votes::{Majority, Tokens};
+use crate::kernel::tokens::Tokens;
+use crate::kernel::votes::Majority;
 use crate::kernel::waiter::{Failure, WaiterCell};
 use crate::lost::Lost;
 use crate::name::Name;
@@ -226,7 +228,7 @@ impl Kernel {
     pub(crate) fn new(limits: Limits, owner: &str) -> Self {
         Self {
             table: LockTable::default(),
-            pending: Mutex::new(PendingReleases::new(limits.may_fail_over)),
+            pending: Mutex::new(PendingReleases::new(limits.may_fail_over, limits.size.needed)),
             schedule: Mutex::default(),
             fresh: Fresh {
                 owner: owner.into(),
@@ -481,6 +483,11 @@ impl Kernel {
             }
         }
         (held, waiting)
+    }
+
+    /// Returns whether Redis has answered about each lease that the shutdown has ended.
+    pub(crate) fn has_released(&self) -> bool {
+        self.pending.lock().has_counted()
     }
 
     /// Returns whether nothing is left to send, and what the releases of a shutdown found.

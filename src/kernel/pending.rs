@@ -86,12 +86,25 @@ pub(crate) struct PendingReleases {
     ends: BTreeSet<(Instant, u64)>,
     serial: u64,
     tally: Tally,
+    /// The leases that a shutdown counts, until enough servers have answered.
+    counted: HashMap<HolderId, Counted>,
+    /// How many of the servers of a quorum decide what has become of a lease; one elsewhere.
+    needed: usize,
     is_closing: bool,
     has_ended: bool,
     /// A replica may become the master.
     keeps_recent: bool,
     /// Recent releases that were answered, to be repeated if another server becomes the master.
     recent: VecDeque<PendingRelease>,
+}
+
+/// The releases of a lease that a shutdown counts.
+#[derive(Debug, Default)]
+struct Counted {
+    /// The servers without an answer.
+    open: usize,
+    /// Those at which the lease was released.
+    released: usize,
 }
 
 /// The pending releases of a name.
@@ -178,9 +191,10 @@ fn joins_after(pause: Duration) -> Duration {
 }
 
 impl PendingReleases {
-    pub(crate) fn new(keeps_recent: bool) -> Self {
+    pub(crate) fn new(keeps_recent: bool, needed: usize) -> Self {
         Self {
             keeps_recent,
+            needed,
             ..Self::default()
         }
     }
@@ -243,6 +257,11 @@ impl PendingReleases {
         self.pending.is_empty()
     }
 
+    /// Returns whether no lease is left that a shutdown counts.
+    pub(crate) fn has_counted(&self) -> bool {
+        self.counted.is_empty()
+    }
+
     pub(crate) fn tally(&self) -> Tally {
         self.tally
     }
@@ -291,7 +310,11 @@ impl PendingReleases {
         let counts = self.counts.entry(name_of(&release)).or_default();
         counts.unanswered += 1;
         counts.key_seen += usize::from(release.ends_by == Proof::KeySeen);
-        self.tally.unreleased += usize::from(release.counts);
+        if release.counts {
+            let counted = self.counted.entry(release.id.clone()).or_default();
+            self.tally.unreleased += usize::from(counted.open == 0);
+            counted.open += 1;
+        }
         self.ids.entry(release.id.clone()).or_default().push(serial);
         self.ends.insert((release.until, serial));
         self.pending.insert(
@@ -579,7 +602,13 @@ impl PendingReleases {
             let Some(pending) = self.pending.get_mut(serial) else {
                 continue;
             };
-            pending.note_answer(&mut self.counts, &mut self.tally, was_removed);
+            if let Some(was_released) = pending.note_answer(&mut self.counts, was_removed) {
+                let id = pending.release.id.clone();
+                self.count(&id, was_released);
+            }
+            let Some(pending) = self.pending.get_mut(serial) else {
+                continue;
+            };
             if let Some(news) = pending.news.take().filter(|_| !was_removed) {
                 self.schedule(*serial, Some(Instant::START));
                 self.learn(*serial, news);
@@ -607,6 +636,24 @@ impl PendingReleases {
             && let Some(serial) = self.serial(&id, batch.group)
         {
             self.send_next(serial);
+        }
+    }
+
+    /// Counts the answer of a server about a lease that a shutdown has released.
+    fn count(&mut self, id: &HolderId, was_released: bool) {
+        let Some(counted) = self.counted.get_mut(id) else {
+            return;
+        };
+        counted.open -= 1;
+        counted.released += usize::from(was_released);
+        let is_released = counted.released >= self.needed;
+        if is_released || counted.open == 0 {
+            self.counted.remove(id);
+            self.tally.unreleased -= 1;
+            match is_released {
+                true => self.tally.released += 1,
+                false => self.tally.already_lost += 1,
+            }
         }
     }
 
@@ -650,20 +697,16 @@ impl PendingReleases {
 }
 
 impl Pending {
-    fn note_answer(&mut self, counts: &mut NameTable<Counts>, tally: &mut Tally, removed: bool) {
+    /// Notes the first answer. Returns whether a lease that a shutdown counts was released by it.
+    fn note_answer(&mut self, counts: &mut NameTable<Counts>, removed: bool) -> Option<bool> {
         if std::mem::replace(&mut self.was_answered, true) {
-            return;
+            return None;
         }
         if let Some(counts) = counts.get_mut(&name_of(&self.release)) {
             counts.unanswered -= 1;
         }
-        if self.release.counts {
-            tally.unreleased -= 1;
-            match removed || self.may_have_run {
-                true => tally.released += 1,
-                false => tally.already_lost += 1,
-            }
-        }
+        let was_released = removed || self.may_have_run;
+        self.release.counts.then_some(was_released)
     }
 }
 

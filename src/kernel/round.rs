@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Engine, Item, ItemKey, Link, Outgoing, Purpose, Route, ServerNo};
@@ -99,9 +99,35 @@ pub(super) struct Round {
     is_over: bool,
     /// A server has refused a proposal because of its own id: it has run before.
     has_own_id: bool,
-    /// The servers that have rejected it for a lasting reason, and the first reason.
-    rejections: Vec<Error>,
-    cause: Option<Cause>,
+    /// A server has refused a proposal because of what this client is releasing there.
+    is_in_own_way: bool,
+    /// The servers that gave no vote, and why.
+    faults: Vec<(ServerNo, Fault)>,
+    /// How many servers have replied without an error.
+    answers: usize,
+}
+
+/// What is known of a round that has no outcome.
+pub(crate) struct Undecided<'a> {
+    pub(crate) size: Majority,
+    /// The servers that gave no vote, and why.
+    pub(crate) faults: &'a [(ServerNo, Fault)],
+    /// How many servers have replied without an error.
+    pub(crate) answers: usize,
+    pub(crate) is_in_own_way: bool,
+    pub(crate) was_sent: bool,
+    pub(crate) is_proposal: bool,
+}
+
+impl Undecided<'_> {
+    /// Returns the fault with this cause.
+    pub(crate) fn fault(&self, cause: Cause) -> Fault {
+        match self.is_proposal || !self.was_sent {
+            // The round itself releases what it has taken.
+            true => Fault::NotRun(cause),
+            false => Fault::Unknown(cause),
+        }
+    }
 }
 
 impl Round {
@@ -133,8 +159,9 @@ impl Round {
             until,
             is_over: false,
             has_own_id: false,
-            rejections: Vec::new(),
-            cause: None,
+            is_in_own_way: false,
+            faults: Vec::new(),
+            answers: 0,
         }
     }
 
@@ -148,12 +175,13 @@ impl Round {
         kernel: &Kernel,
         server: ServerNo,
         end: Result<Answer, Fault>,
-        now: Instant,
+        (now, route): (Instant, &dyn Route),
     ) -> (AtServer, Option<Answer>) {
         let answer = match end {
             Ok(answer) => answer,
-            Err(fault) => return (self.fault_at(fault), None),
+            Err(fault) => return (self.fault_at(server, fault), None),
         };
+        self.answers += 1;
         if !self.is_proposal() {
             return match answer.key_state() {
                 Some(_) if answer.is_done() => (AtServer::Yes, Some(answer)),
@@ -165,6 +193,7 @@ impl Round {
             Answer::Granted(_) => (AtServer::Yes, Some(answer)),
             Answer::Refused(by) if by.holder == self.id.as_str().as_bytes() => {
                 self.has_own_id = true;
+                route.ran_twice(&self.command.lock);
                 (AtServer::Unknown, None)
             }
             // What nobody here owns: no refusal, the server is free once that is released.
@@ -172,6 +201,7 @@ impl Round {
                 if kernel.pending.lock().has_at(server, &by.holder)
                     && !is_on(Mutant::OwnIdRefusesRound) =>
             {
+                self.is_in_own_way = true;
                 (AtServer::No, None)
             }
             Answer::Refused(_) => (AtServer::No, Some(answer)),
@@ -183,23 +213,14 @@ impl Round {
         }
     }
 
-    fn fault_at(&mut self, fault: Fault) -> AtServer {
-        let known = match fault {
-            Fault::NotRun(cause) => {
-                self.cause.get_or_insert(cause);
-                AtServer::No
-            }
-            Fault::Open(_) => AtServer::No,
-            Fault::Unknown(cause) => {
-                self.cause.get_or_insert(cause);
-                AtServer::Unknown
-            }
-            Fault::Rejected(error) | Fault::NotReplicated(error) => {
-                self.rejections.push(error);
-                // An error reply: what it may have taken is released.
-                AtServer::Yes
-            }
+    fn fault_at(&mut self, server: ServerNo, fault: Fault) -> AtServer {
+        let known = match &fault {
+            Fault::NotRun(_) | Fault::Open(_) => AtServer::No,
+            Fault::Unknown(_) => AtServer::Unknown,
+            // An error reply: what it may have taken is released.
+            Fault::Rejected(_) | Fault::NotReplicated(_) => AtServer::Yes,
         };
+        self.faults.push((server, fault));
         match self.kind {
             // It goes on as a pending release.
             RoundKind::Release(..) => AtServer::Unknown,
@@ -209,14 +230,19 @@ impl Round {
     }
 
     /// Returns the end of the round if it is decided, or if it is `late`.
-    fn end(&self, size: Majority, late: bool) -> Option<Result<Answer, Fault>> {
+    fn end(
+        &self,
+        size: Majority,
+        late: bool,
+        route: &dyn Route,
+    ) -> Option<Result<Answer, Fault>> {
         Some(match self.votes.verdict() {
             Verdict::Decided(_) if self.has_own_id => {
                 Err(Fault::NotRun(Cause::text("the acquire script ran twice")))
             }
             Verdict::Decided(answer) => Ok(answer),
             Verdict::Open if !late => return None,
-            Verdict::Open | Verdict::Unknown => Err(self.fault(size)),
+            Verdict::Open | Verdict::Unknown => Err(route.undecided(&self.undecided(size))),
         })
     }
 
@@ -235,17 +261,14 @@ impl Round {
         }
     }
 
-    /// Returns why the round has no outcome.
-    fn fault(&self, size: Majority) -> Fault {
-        if self.rejections.len() > size.spare() {
-            return Fault::Rejected(self.rejections[0].clone());
-        }
-        let cause = self.cause.clone();
-        let cause = cause.unwrap_or_else(|| Cause::text("too few servers answered"));
-        match self.is_proposal() || self.first_sent.is_none() {
-            // The round itself releases what it has taken.
-            true => Fault::NotRun(cause),
-            false => Fault::Unknown(cause),
+    fn undecided(&self, size: Majority) -> Undecided<'_> {
+        Undecided {
+            size,
+            faults: &self.faults,
+            answers: self.answers,
+            is_in_own_way: self.is_in_own_way,
+            was_sent: self.first_sent.is_some(),
+            is_proposal: self.is_proposal(),
         }
     }
 }
@@ -305,7 +328,10 @@ impl Engine {
             let round = &self.rounds[&no];
             let has_left = round.is_proposal() && abandoned.contains(&round.id);
             let is_late = now >= round.until || has_left;
-            has_ended |= self.judge(kernel, no, is_late, now, out, fx);
+            if is_late {
+                self.note_unconnected(kernel, no, route);
+            }
+            has_ended |= self.judge(kernel, no, (is_late, has_left), (now, route), out, fx);
         }
         let open = self.rounds.values().filter(|round| !round.is_over);
         let next = open.map(|round| round.until).min();
@@ -338,9 +364,7 @@ impl Engine {
                 };
                 round.at.set(server, known);
                 round.votes.count(None);
-                round
-                    .cause
-                    .get_or_insert_with(|| Cause::text("not connected"));
+                round.faults.push((server, route.not_connected(server)));
             }
             Link::Up => {
                 round.at.set(server, AtServer::Asked);
@@ -352,26 +376,36 @@ impl Engine {
         }
     }
 
+    /// The time of a round is over: notes the servers for whose connection it has waited.
+    fn note_unconnected(&mut self, kernel: &Kernel, no: RoundNo, route: &dyn Route) {
+        let round = self.rounds.get_mut(&no).expect("the caller has it");
+        for server in 0..kernel.limits.size.all {
+            if round.at.of(server) == AtServer::NotSent {
+                round.faults.push((server, route.not_connected(server)));
+            }
+        }
+    }
+
     /// Applies the end of a round's command at a server.
     pub(super) fn voted(
         &mut self,
         kernel: &Kernel,
         (no, server): (RoundNo, ServerNo),
         end: Result<Answer, Fault>,
-        now: Instant,
+        (now, route): (Instant, &dyn Route),
         out: &mut Vec<Outgoing>,
         fx: &mut Effects,
     ) {
         let Some(round) = self.rounds.get_mut(&no) else {
             return;
         };
-        let (at, vote) = round.read(kernel, server, end, now);
+        let (at, vote) = round.read(kernel, server, end, (now, route));
         round.at.set(server, at);
         match round.is_over {
             true => self.voted_late(kernel, no, server, vote, now, fx),
             false => {
                 round.votes.count(vote);
-                self.judge(kernel, no, false, now, out, fx);
+                self.judge(kernel, no, (false, false), (now, route), out, fx);
             }
         }
         self.forget_round(no);
@@ -419,21 +453,23 @@ impl Engine {
         }
     }
 
-    /// Ends a round if it is decided, or `late`. Returns whether it has ended.
+    /// Ends a round if it is decided, or `late`, maybe because its call has left. Returns whether it has ended.
     fn judge(
         &mut self,
         kernel: &Kernel,
         no: RoundNo,
-        late: bool,
-        now: Instant,
+        (late, has_left): (bool, bool),
+        (now, route): (Instant, &dyn Route),
         out: &mut Vec<Outgoing>,
         fx: &mut Effects,
     ) -> bool {
         let round = self.rounds.get_mut(&no).expect("the caller has it");
         let size = kernel.limits.size;
-        let Some(end) = round.end(size, late).filter(|_| !round.is_over) else {
+        let end = round.end(size, late, route);
+        let Some(end) = end.filter(|_| !round.is_over) else {
             return false;
         };
+        route.round_ended(&round.undecided(size), &end, has_left);
         round.is_over = true;
         let mut sent = round.first_sent.unwrap_or(now);
         if is_on(Mutant::RoundCountsFromReply) {
@@ -455,12 +491,13 @@ impl Engine {
                 kernel.lease_answered(work, end, [sent, now], false, fx);
             }
             RoundKind::Release(lease, cell) => {
+                let cause = end.as_ref().err().and_then(Fault::cause).cloned();
                 let unlocked = kernel.unlocked(lease, end, false, now, fx);
                 let result = match unlocked {
                     Unlocked::Released | Unlocked::Lost(_) => Ok(()),
                     Unlocked::Unconfirmed => Err(Failure::Unreachable {
                         since: Some(sent),
-                        cause: round.cause.clone(),
+                        cause,
                     }),
                 };
                 fx.operation_ended(cell, result);

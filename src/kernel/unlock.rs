@@ -9,6 +9,7 @@
 //! ```
 
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::clock::Instant;
@@ -118,6 +119,32 @@ impl Kernel {
             let held = held.flatten().or_else(|| self.table.set_with(name, now));
             held.map(|lease| (n, lease))
         })
+    }
+
+    /// Returns whether `thread` holds a lease of the lock's name, and Redis may refuse it another;
+    /// also returns whether a call for the lock must wait for this client. For warnings.
+    pub(crate) fn is_held_by(
+        &self,
+        lock: &dyn Primitive,
+        thread: ThreadId,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> (bool, bool) {
+        let held = self.with_existing(lock.keys().key(0).name, now, fx, |entry, _| {
+            let mut held = entry.held.iter();
+            let is_its = held.any(|held| held.lease.thread() == Some(thread));
+            let is_full = entry.held.len() >= entry.capacity;
+            (
+                is_its && is_full,
+                entry.excludes(lock.is_shared()).is_some(),
+            )
+        });
+        held.unwrap_or_default()
+    }
+
+    /// Returns whether this client has any lease.
+    pub(crate) fn has_leases(&self) -> bool {
+        self.counts().0 > 0
     }
 
     /// Leaves the release to the engine, for a thread that must not wait.

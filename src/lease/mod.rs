@@ -1,9 +1,5 @@
-//! Leases: their states, hand-offs, releases and deadlines. No I/O.
+//! Leases: their states and hand-offs. No I/O.
 
 pub(crate) mod handoff;
-pub(crate) mod held;
-pub(crate) mod release;
-pub(crate) mod releases;
-pub(crate) mod schedule;
 pub(crate) mod state;
 pub(crate) mod status;

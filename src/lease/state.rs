@@ -158,7 +158,6 @@ impl LeaseState {
     }
 
     /// Returns whether a renewal or change of ttl is in flight.
-    #[cfg(test)]
     pub(crate) fn is_busy(&self) -> bool {
         self.renewing
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::holder_id::HolderId;
 use crate::name::Name;
 use crate::protocol::cohort::CohortKeys;
+use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, Layout, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
 use crate::protocol::primitive::{Acquire, AcquireSet, AtRelease, NewPlace, Primitive, SetQueues};
@@ -28,6 +29,8 @@ pub(crate) struct MutexAllKeys {
     /// The fences, the queues, the places and the readers of the names; empty without queues, and
     /// for names in several slots of a cluster.
     queues: Vec<Vec<u8>>,
+    /// The fair lock of each name, with queues.
+    fair: Vec<Arc<dyn Primitive>>,
     /// The lock of the names in each slot, if there are several slots.
     slots: Vec<Arc<dyn Primitive>>,
 }
@@ -44,8 +47,9 @@ impl MutexAllKeys {
         // Sorted, so that every client tries them in the same order.
         names.sort_unstable();
         names.dedup();
+        let prefixes = [key_prefix, channel_prefix];
         let keys_of = |names: &[Name]| Keys::of(names, key_prefix, channel_prefix);
-        let part_of = |names: &[Name]| Self::part(keys_of(names), has_queues);
+        let part_of = |names: &[Name]| Self::part(keys_of(names), prefixes, has_queues);
         let mut slots = Vec::new();
         if layout == Layout::Slots {
             let slot = |name: &Name| keys_of(slice::from_ref(name)).key(0).slot();
@@ -60,20 +64,26 @@ impl MutexAllKeys {
             _ => Arc::new(Self {
                 keys: keys_of(&names),
                 queues: Vec::new(),
+                fair: Vec::new(),
                 slots,
             }),
         }
     }
 
     /// Returns the lock of names that one script call can acquire.
-    fn part(keys: Keys, has_queues: bool) -> Arc<dyn Primitive> {
+    fn part(keys: Keys, prefixes: [&str; 2], has_queues: bool) -> Arc<dyn Primitive> {
         match (keys.names.len(), has_queues) {
             (1, true) => return CohortKeys::of(keys),
             (1, false) => return MutexKeys::of(keys),
             _ => {}
         }
         let mut queues = Vec::new();
+        let mut fair = Vec::new();
         if has_queues {
+            fair.extend(keys.names.iter().map(|name| {
+                let keys = Keys::new(name.clone(), prefixes[0], prefixes[1]);
+                FairMutexKeys::of(keys)
+            }));
             queues.extend(keys.fences.iter().cloned());
             for kind in ["queue", "places", "readers"] {
                 queues.extend(keys.locks.iter().map(|lock| sibling_key(lock, kind)));
@@ -82,6 +92,7 @@ impl MutexAllKeys {
         Arc::new(Self {
             keys,
             queues,
+            fair,
             slots: Vec::new(),
         })
     }
@@ -130,6 +141,10 @@ impl Primitive for MutexAllKeys {
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
         mutex::renew(&self.keys, &RENEW_ALL, id, ttl, may_shorten)
+    }
+
+    fn names_of_set(&self) -> &[Arc<dyn Primitive>] {
+        &self.fair
     }
 
     fn set_queues(&self) -> Option<&dyn SetQueues> {

@@ -70,6 +70,11 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The fair locks that a waiting set takes one after the other; empty unless it is a set.
+    fn names_of_set(&self) -> &[Arc<dyn Primitive>] {
+        &[]
+    }
+
     /// The queues in Redis in which calls wait for one name after the other, if there are several.
     fn set_queues(&self) -> Option<&dyn SetQueues> {
         None

@@ -15,14 +15,18 @@ use crate::redis::conn::connection::{Replied, is_no_script};
 use crate::redis::conn::pool::PooledConnection;
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
-use crate::redis::undoable::Undoable;
 use crate::replicas::Replicas;
+
+/// What an acquiring call does if it gets no reply: it is passed the fault and the instant before
+/// it was sent, and passes on the undo to be written behind it, if there is one.
+pub(crate) type Unanswered<'a, 'b> =
+    &'a mut (dyn FnMut(&Fault, Instant, &mut dyn FnMut(Call<'_>)) + 'b);
 
 impl Server {
     /// Sends `call` and waits for its reply, at most for the command timeout and at most until
     /// `until`. The reply to WAIT, and a second try with the script's source, have the command
-    /// timeout again. If no reply comes, the undo is written behind the call on the same
-    /// connection, unless only a part of the call was written.
+    /// timeout again. If no reply comes, `unanswered` decides on an undo, which is written
+    /// behind the call on the same connection, unless only a part of the call was written.
     ///
     /// Also returns the instant before the call was sent: a lease counts from then.
     pub(super) fn call_or_undo(
@@ -30,7 +34,7 @@ impl Server {
         call: Call<'_>,
         until: Instant,
         cap_rule: Cap,
-        undoable: Option<&Undoable<'_>>,
+        unanswered: Option<Unanswered<'_, '_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
         let is_write = call.verb.writes();
         let _admission = match call.verb.is_stopped_by_breaker() {
@@ -42,7 +46,7 @@ impl Server {
         let may_combine = call.replicas.is_none() && !call.asking && !call.verb.lists_holders();
         let entered = self.pool.enter();
         if may_combine && entered.is_one_of_many(cap_rule) {
-            match self.pool.combine(&call, until, cap_rule, undoable) {
+            match self.pool.combine(&call, until, cap_rule) {
                 Some(sent) if sent.answer.as_ref().is_ok_and(is_no_script) => {}
                 Some(sent) => return self.read(&call, sent, until),
                 None => {}
@@ -70,13 +74,17 @@ impl Server {
                 Ok((reply?, sent))
             }
             Err(error) => {
-                if let Some(undoable) = undoable {
-                    let undo = undoable.release().asking(call.asking);
-                    pooled.keep().undo_behind([undo]);
+                let name = call.script.name;
+                let fault = self.no_answer(error, sent, until, name, true, is_write);
+                if let Some(unanswered) = unanswered {
+                    let mut connection = Some(pooled.keep());
+                    unanswered(&fault, sent, &mut |undo| {
+                        if let Some(connection) = connection.take() {
+                            connection.undo_behind(undo.asking(call.asking));
+                        }
+                    });
                 }
-                Err(self
-                    .no_answer(error, sent, until, call.script.name, true, is_write)
-                    .into())
+                Err(fault.into())
             }
         }
     }
@@ -181,7 +189,7 @@ impl Server {
 fn is_answered_write<T>(call: &Call<'_>, reply: &Result<T, NodeFault>) -> bool {
     let says_nothing = match reply {
         Ok(_) => false,
-        Err(NodeFault::Redirected(..)) => true,
+        Err(NodeFault::Redirected(..) | NodeFault::NoScript) => true,
         Err(NodeFault::Fault(fault)) => fault.refuses_writes(),
     };
     call.verb.writes() && !says_nothing

@@ -69,6 +69,8 @@ pub(crate) enum NodeFault {
     /// The call did not run: this node of a cluster does not own its keys, or not all of them. The
     /// cause is for a call that does not follow the redirect any more.
     Redirected(Redirect, Cause),
+    /// The call did not run: the server does not know its script.
+    NoScript,
     Fault(Fault),
 }
 
@@ -92,6 +94,7 @@ impl From<NodeFault> for Fault {
     fn from(fault: NodeFault) -> Self {
         match fault {
             NodeFault::Redirected(_, cause) => Self::NotRun(cause),
+            NodeFault::NoScript => Self::NotRun(Cause::text("its script was not known")),
             NodeFault::Fault(fault) => fault,
         }
     }
@@ -105,7 +108,7 @@ impl Fault {
     }
 
     /// Returns the cause of a fault that may pass.
-    pub(super) fn cause(&self) -> Option<&Cause> {
+    pub(crate) fn cause(&self) -> Option<&Cause> {
         match self {
             Self::NotRun(cause) | Self::Unknown(cause) => Some(cause),
             Self::Open(_) | Self::NotReplicated(_) | Self::Rejected(_) => None,

@@ -53,7 +53,7 @@ impl Deployment {
                 // The servers of a quorum share one breaker.
                 let breaker = quorum.health.breaker_state();
                 parts.iter_mut().for_each(|part| part.breaker = breaker);
-                quorum.members.size.needed
+                quorum.size.needed
             }
         };
         (parts, needed)
@@ -76,10 +76,10 @@ impl Deployment {
         };
         let (mut highest, mut answered) = (None, 0);
         let mut fault = Fault::NotRun(Cause::text("no server was asked"));
-        for (n, server) in quorum.members.servers.iter().enumerate() {
+        for (n, server) in quorum.servers.iter().enumerate() {
             // A server that hangs must leave time for the others.
             let now = Instant::now();
-            let part = now.until(until) / (quorum.members.size.all - n) as u32;
+            let part = now.until(until) / (quorum.size.all - n) as u32;
             match server.last_token(keys, now.after(part), false) {
                 Ok(token) => {
                     highest = highest.max(token);
@@ -88,7 +88,7 @@ impl Deployment {
                 Err(why) => fault = Fault::from(why).at(server.label()),
             }
         }
-        match answered < quorum.members.size.needed {
+        match answered < quorum.size.needed {
             true => Err(fault),
             false => Ok(highest),
         }

@@ -17,7 +17,6 @@ pub(crate) mod quorum;
 pub(crate) mod refusal;
 pub(crate) mod sentinel;
 pub(crate) mod server;
-pub(crate) mod undoable;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,12 +24,12 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::{Config, LeaseTerms};
 use crate::error::{Cause, Error};
-use crate::holder_id::HolderId;
+use crate::kernel::votes::Majority;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Key, Layout};
-use crate::protocol::primitive::{Acquire, Primitive};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
-use crate::protocol::verb::Verb;
+use crate::redis::call::Unanswered;
 use crate::redis::cluster::Cluster;
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::connector::Connector;
@@ -44,15 +43,10 @@ pub(crate) use crate::redis::conn::output::Output;
 pub(crate) use crate::redis::conn::socket::wait_for_sockets;
 pub(crate) use crate::redis::fault::{Fault, NodeFault, OpenCircuit};
 pub(crate) use crate::redis::health::ServerHealth;
-pub(crate) use crate::redis::pipeline::{Ended, Job, Pipeline, Request};
-pub(crate) use crate::redis::quorum::draining::{Drained, Draining};
-pub(crate) use crate::redis::quorum::member::{Member, MemberTask};
-pub(crate) use crate::redis::quorum::pipelined_connection::PipelinedConnection;
-pub(crate) use crate::redis::quorum::votes::{Majority, Verdict, Votes};
+pub(crate) use crate::redis::pipeline::{Ended, Job, LineState, Pipeline, Request};
 pub(crate) use crate::redis::sentinel::Sentinels;
 pub(crate) use crate::redis::sentinel::replies::MOVES;
 pub(crate) use crate::redis::server::{IgnoredRelease, Server};
-pub(crate) use crate::redis::undoable::{ServerVotes, Undoable, Vote};
 
 /// All servers of one client, whichever way they are deployed.
 pub(crate) enum Deployment {
@@ -127,7 +121,7 @@ impl Deployment {
     /// Returns the known owners of a name, and how many of them decide.
     pub(crate) fn owners_of(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Majority) {
         let servers = match self {
-            Self::Quorum(quorum) => quorum.members.servers.clone(),
+            Self::Quorum(quorum) => quorum.servers.clone(),
             Self::One(_) | Self::Cluster(_) => vec![self.primary_owner_of(key)],
         };
         (servers, self.size())
@@ -139,7 +133,7 @@ impl Deployment {
             Self::One(server) => Arc::clone(server),
             Self::Cluster(cluster) => cluster.map.owner_of(key.slot()),
             // `check_quorum` in `url.rs` admits no quorum without servers.
-            Self::Quorum(quorum) => Arc::clone(&quorum.members.servers[0]),
+            Self::Quorum(quorum) => Arc::clone(&quorum.servers[0]),
         }
     }
 
@@ -148,7 +142,7 @@ impl Deployment {
         match self {
             Self::One(server) => std::slice::from_ref(server),
             Self::Cluster(_) => &[],
-            Self::Quorum(quorum) => &quorum.members.servers,
+            Self::Quorum(quorum) => &quorum.servers,
         }
     }
 
@@ -168,7 +162,7 @@ impl Deployment {
     /// Returns how many servers have each name, and how many of them decide.
     pub(crate) fn size(&self) -> Majority {
         match self {
-            Self::Quorum(quorum) => quorum.members.size,
+            Self::Quorum(quorum) => quorum.size,
             Self::One(_) | Self::Cluster(_) => Majority::of(1),
         }
     }
@@ -192,36 +186,6 @@ impl Deployment {
         matches!(self, Self::Quorum(_))
     }
 
-    /// Returns a new record of the votes on an acquiring command under `id`; `None` unless over a
-    /// quorum.
-    pub(crate) fn votes(&self, id: &HolderId) -> Option<Arc<ServerVotes>> {
-        match self {
-            Self::Quorum(quorum) => {
-                let all = quorum.members.size.all;
-                Some(Arc::new(ServerVotes::new(all, id.clone())))
-            }
-            Self::One(_) | Self::Cluster(_) => None,
-        }
-    }
-
-    /// Returns the call that acquires `keys`. Over a quorum, the client proposes the token, higher
-    /// than `above`.
-    pub(crate) fn acquire<'a>(
-        &self,
-        keys: &'a Arc<dyn Primitive>,
-        request: Acquire<'a>,
-        above: u64,
-    ) -> Call<'a> {
-        let proposed = match self {
-            Self::Quorum(quorum) => Some(quorum.members.tokens.propose(above)),
-            Self::One(_) | Self::Cluster(_) => None,
-        };
-        keys.acquire(Acquire {
-            proposed,
-            ..request
-        })
-    }
-
     /// Sends `call` and waits for its reply until `until`, at most the command timeout.
     pub(crate) fn call(
         &self,
@@ -233,25 +197,26 @@ impl Deployment {
             .map(|(answer, _)| answer)
     }
 
-    /// Like [`call`](Self::call), for an acquiring call, a release or a change of ttl. Also returns
-    /// the instant before the call was sent, after connecting: the lease counts from then.
+    /// Like [`call`](Self::call), for an acquiring call or a release. Also returns the instant
+    /// before the call was sent, after connecting: the lease counts from then.
     ///
-    /// If an acquiring call gets no reply, its undo is sent behind it on the same connection,
-    /// unless only a part of the call was written.
+    /// If an acquiring call gets no reply, `unanswered` decides on an undo, which is sent behind it
+    /// on the same connection, unless only a part of the call was written. Over a quorum, the
+    /// engine sends the acquiring calls.
     pub(crate) fn call_or_undo(
         &self,
         call: Call<'_>,
         until: Instant,
         cap_rule: Cap,
-        undoable: Option<&Undoable<'_>>,
+        mut unanswered: Option<Unanswered<'_, '_>>,
     ) -> Result<(Answer, Instant), Fault> {
-        let answer = self.dispatch(call, until, cap_rule, undoable);
+        let answer = self.dispatch(call, until, cap_rule, unanswered.as_deref_mut());
         // The refusal may concern only the queue: the server is full, or the user lacks a
         // permission. The lock is then freed by its key alone.
         if let (Err(Fault::Rejected(Error::Refused { .. })), Some(without)) =
             (&answer, call.without_queue())
         {
-            return self.dispatch(without, until, cap_rule, undoable);
+            return self.dispatch(without, until, cap_rule, unanswered);
         }
         answer
     }
@@ -261,17 +226,15 @@ impl Deployment {
         call: Call<'_>,
         until: Instant,
         cap_rule: Cap,
-        undoable: Option<&Undoable<'_>>,
+        unanswered: Option<Unanswered<'_, '_>>,
     ) -> Result<(Answer, Instant), Fault> {
-        // Only an acquiring call needs an undo. Over a quorum the others use `undoable`, too: a
-        // release skips the servers that granted nothing, and can be repeated at those that do not
-        // reply; a change of ttl notes which servers may run it later.
-        let acquires = matches!(call.verb, Verb::Acquire(_) | Verb::AcquireSet(_));
-        let to_undo = undoable.filter(|_| acquires);
         match self {
-            Self::One(server) => Ok(server.call_or_undo(call, until, cap_rule, to_undo)?),
-            Self::Cluster(cluster) => cluster.call_or_undo(call, until, cap_rule, to_undo),
-            Self::Quorum(quorum) => quorum.call(call, until, cap_rule, undoable),
+            Self::One(server) => Ok(server.call_or_undo(call, until, cap_rule, unanswered)?),
+            Self::Cluster(cluster) => cluster.call_or_undo(call, until, cap_rule, unanswered),
+            Self::Quorum(quorum) => {
+                let sent = Instant::now();
+                Ok((quorum.ask(Some(&call), until)?, sent))
+            }
         }
     }
 
@@ -280,7 +243,7 @@ impl Deployment {
         match self {
             Self::One(server) => server.ping(until, Cap::Counted),
             Self::Cluster(cluster) => cluster.ping(until),
-            Self::Quorum(quorum) => quorum.ping(until),
+            Self::Quorum(quorum) => quorum.ask(None, until).map(drop),
         }
     }
 
@@ -305,26 +268,6 @@ impl Deployment {
             for owner in self.owners_of(part.key(0)).0 {
                 owner.note_ignored_release(start, ignored);
             }
-        }
-    }
-
-    /// Returns when the owner of a name stopped answering, at the earliest `start`, when the caller
-    /// first asked. Returns `now` if nothing has failed since the last answer.
-    pub(crate) fn silent_since(&self, key: Key<'_>, now: Instant, start: Instant) -> Instant {
-        match self {
-            Self::Quorum(quorum) => quorum.members.silent_since(now, start),
-            Self::One(_) | Self::Cluster(_) => {
-                let owner = self.primary_owner_of(key);
-                owner.health.silent_since(now, start)
-            }
-        }
-    }
-
-    /// Returns whether the owner of a name, or the majority, has not answered since a failure.
-    pub(crate) fn is_failing(&self, key: Key<'_>) -> bool {
-        match self {
-            Self::Quorum(quorum) => quorum.members.is_failing(),
-            Self::One(_) | Self::Cluster(_) => self.primary_owner_of(key).health.is_failing(),
         }
     }
 
@@ -357,18 +300,18 @@ impl Deployment {
         }
     }
 
-    /// Tells a quorum that one of its servers is up again.
-    pub(crate) fn member_is_up(&self) {
-        if let Self::Quorum(quorum) = self {
-            quorum.member_is_up();
+    /// The servers of a quorum, if it is one.
+    pub(crate) fn quorum(&self) -> Option<&Quorum> {
+        match self {
+            Self::Quorum(quorum) => Some(quorum),
+            Self::One(_) | Self::Cluster(_) => None,
         }
     }
 
     /// Ends the calls that wait for a connection, except those that `max_connections` does not
     /// limit, like releases.
     ///
-    /// Over a quorum they end by themselves within the command timeout. Its connections stay open:
-    /// their unread replies may tell what to undo.
+    /// Over a quorum the engine sends all calls.
     pub(crate) fn end_connecting(&self) {
         match self {
             Self::One(server) => server.pool.close(),

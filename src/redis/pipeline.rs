@@ -12,22 +12,24 @@
 //!      or nothing is unanswered, and the connection was lent
 //! ```
 //!
-//! A command ends exactly once: answered, not run (its last byte was not written), or unknown.
+//! A command ends exactly once: answered, not run (its last byte was not written), or unknown. One
+//! whose script the server does not know ends, too: its owner decides whether it is sent again.
 
 mod line;
 mod request;
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::mem;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use redis::{RedisError, RedisResult, ServerError};
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::logging::contain;
 use crate::protocol::answer::Answer;
 use crate::protocol::reply::Reply;
 use crate::protocol::script::pack_wait;
@@ -41,6 +43,10 @@ use crate::redis::pipeline::line::{Line, Origin};
 pub(crate) use crate::redis::pipeline::request::{Ended, Job, Request};
 use crate::redis::server::Server;
 use crate::replicas::Replicas;
+use crate::wait_policy::Backoff;
+
+/// The pause between attempts to connect to a server of a quorum after a failure.
+const PROBE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
 /// The most commands without a reply on one connection.
 const MOST_UNANSWERED: usize = 4096;
@@ -67,6 +73,21 @@ pub(crate) struct Pipeline<J> {
     sent: VecDeque<Sent<J>>,
     /// Commands with an answer that counts only if replicas have acknowledged it.
     unacknowledged: Vec<(J, Instant, Answer)>,
+    /// Somebody wants the connection although no command is queued.
+    is_wanted: Cell<bool>,
+    /// Since the last connection was lost: the attempts to make one that have failed, and when the
+    /// next one is due.
+    down: Option<(u32, Instant)>,
+}
+
+/// The state of a pipeline's connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LineState {
+    Up,
+    /// It is being made for the first time, or after the server had closed an idle one.
+    Connecting,
+    /// It has failed, and none could be made since.
+    Down,
 }
 
 struct Queued<J> {
@@ -77,6 +98,8 @@ struct Queued<J> {
 
 struct Sent<J> {
     queued: Queued<J>,
+    verb: Verb,
+    replicas: Option<Replicas>,
     at: Instant,
     /// How many bytes were packed on the connection up to the command's last one.
     end: u64,
@@ -104,13 +127,44 @@ impl<J: Job> Pipeline<J> {
             queued: VecDeque::new(),
             sent: VecDeque::new(),
             unacknowledged: Vec::new(),
+            is_wanted: Cell::new(false),
+            down: None,
         }
+    }
+
+    /// Returns the state of the connection. If there is none, one is made from now on, with pauses
+    /// while that fails.
+    pub(crate) fn want_line(&self) -> LineState {
+        self.is_wanted.set(true);
+        self.line_state()
+    }
+
+    pub(crate) fn line_state(&self) -> LineState {
+        match &self.link {
+            Link::Open(line) if !line.is_rejected => LineState::Up,
+            _ if self.down.is_some() => LineState::Down,
+            _ => LineState::Connecting,
+        }
+    }
+
+    /// Wants no connection any more unless a command is queued.
+    pub(crate) fn end_probing(&mut self) {
+        self.is_wanted.set(false);
+        self.down = None;
     }
 
     /// Queues a command; [`turn`](Self::turn) sends it.
     pub(crate) fn push(&mut self, job: J) {
         let by_source = false;
         self.queued.push_back(Queued { job, by_source });
+    }
+
+    /// Sends commands again, before those that are queued, with the source of their scripts.
+    pub(crate) fn push_by_source(&mut self, jobs: Vec<J>) {
+        for job in jobs.into_iter().rev() {
+            let by_source = true;
+            self.queued.push_front(Queued { job, by_source });
+        }
     }
 
     /// Returns whether a command has not ended.
@@ -131,16 +185,13 @@ impl<J: Job> Pipeline<J> {
     }
 
     /// Returns when the next turn is due, if the socket does not become ready before.
-    pub(crate) fn next(&self, now: Instant) -> Instant {
+    pub(crate) fn next(&self) -> Instant {
         let timeout = self.server.command_timeout();
         match &self.link {
-            Link::Closed if self.queued.is_empty() => Instant::NEVER,
-            Link::Closed => Instant::START,
-            Link::Connecting { since, .. } => match &self.server.member {
-                // Then one that the calls use is borrowed.
-                Some(_) if now < since.after(timeout / 4) => since.after(timeout / 4),
-                _ => since.after(timeout),
-            },
+            Link::Closed if !self.queued.is_empty() => Instant::START,
+            Link::Closed if !self.is_wanted.get() => Instant::NEVER,
+            Link::Closed => self.down.map_or(Instant::START, |(_, retry_at)| retry_at),
+            Link::Connecting { since, .. } => since.after(timeout),
             Link::Open(line) => {
                 let may_pack = line.output.is_written() && self.may_pack(line);
                 match line.has_more || !self.queued.is_empty() && may_pack {
@@ -184,7 +235,8 @@ impl<J: Job> Pipeline<J> {
                 }
                 link => self.link = link,
             }
-            if self.queued.is_empty() {
+            let is_due = || self.down.is_none_or(|(_, retry_at)| retry_at <= now);
+            if self.queued.is_empty() && !(self.is_wanted.get() && is_due()) {
                 return;
             }
             self.link = self.connect(now, ended);
@@ -202,6 +254,10 @@ impl<J: Job> Pipeline<J> {
         is_ready: bool,
         ended: &mut Vec<Ended<J>>,
     ) -> RedisResult<bool> {
+        if !self.server.is_current(line.connection.get().generation) {
+            // What the old server replies does not count any more.
+            return Ok(false);
+        }
         let is_late = self.late_at(line) <= now;
         // A reply that has arrived counts, although this thread reads it late.
         let mut reads = match is_ready || is_late || line.has_more {
@@ -218,10 +274,7 @@ impl<J: Job> Pipeline<J> {
         if is_drained && self.late_at(line) <= now {
             return Err(timed_out().into());
         }
-        if !self.server.is_current(line.connection.get().generation) {
-            return Ok(false);
-        }
-        self.write(line, now)?;
+        self.write(line, now, ended)?;
         let is_done = !self.has_replies_left(line);
         Ok(!is_done || !line.is_rejected && matches!(line.connection, Origin::Own(_)))
     }
@@ -288,14 +341,15 @@ impl<J: Job> Pipeline<J> {
             first.not_asked = connection.meaning_of(reply, Verb::Asking)?.err();
             return Ok(());
         }
-        let request = first.queued.job.request();
-        let (verb, replicas) = (request.verb(), request.replicas());
+        let (verb, replicas) = (first.verb, first.replicas);
         let answer = connection.meaning_of(reply, verb)?;
         let is_unknown = is_no_script(&answer) && !first.queued.by_source;
         let not_asked = first.not_asked.take();
         // If ASKING was refused, its error is the one to report, unless the command ran.
         let answer = answer.map_err(|error| not_asked.unwrap_or(error));
-        let end = answer.map_err(|error| request.fault(&self.server, &error));
+        let job = &first.queued.job;
+        let fault = |error| job.with_request(|request| request.fault(&self.server, &error));
+        let end = answer.map_err(fault);
         let Some(Sent { queued, at, .. }) = self.sent.pop_front() else {
             return Ok(());
         };
@@ -303,10 +357,9 @@ impl<J: Job> Pipeline<J> {
             *since = Instant::now();
         }
         if is_unknown {
-            self.queued.push_front(Queued {
-                by_source: true,
-                ..queued
-            });
+            let (job, sent) = (queued.job, at);
+            let end = Err(NodeFault::NoScript);
+            ended.push(Ended { job, sent, end });
             return Ok(());
         }
         line.is_rejected |= NodeFault::not_served_in(&end).is_some();
@@ -330,7 +383,12 @@ impl<J: Job> Pipeline<J> {
     }
 
     /// Packs queued commands, and writes what the socket takes.
-    fn write(&mut self, line: &mut Line, now: Instant) -> RedisResult<()> {
+    fn write(
+        &mut self,
+        line: &mut Line,
+        now: Instant,
+        ended: &mut Vec<Ended<J>>,
+    ) -> RedisResult<()> {
         let mut batch: Option<Replicas> = None;
         let mut count = 0;
         while count < MOST_IN_TURN
@@ -338,12 +396,12 @@ impl<J: Job> Pipeline<J> {
             && let Some(queued) = self.queued.pop_front()
         {
             if queued.job.is_over(now) {
-                // It may own the last reference to a user's closure, whose destructor may panic.
-                contain(move || drop(queued));
+                let end = Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
+                let (job, sent) = (queued.job, now);
+                ended.push(Ended { job, sent, end });
                 continue;
             }
-            let request = queued.job.request();
-            let replicas = request.replicas();
+            let replicas = queued.job.replicas();
             let fits = match count {
                 // WAIT covers all commands before it.
                 0 => replicas.is_none() || self.sent.is_empty(),
@@ -353,12 +411,15 @@ impl<J: Job> Pipeline<J> {
                 self.queued.push_front(queued);
                 break;
             }
-            let end = line
-                .output
-                .pack(|buffer| request.pack(queued.by_source, buffer));
-            let is_asking = request.is_asking();
+            let (end, verb, is_asking) = queued.job.with_request(|request| {
+                let by_source = queued.by_source;
+                let end = line.output.pack(|buffer| request.pack(by_source, buffer));
+                (end, request.verb(), request.is_asking())
+            });
             self.sent.push_back(Sent {
                 queued,
+                verb,
+                replicas,
                 at: now,
                 end,
                 is_asking,
@@ -391,36 +452,33 @@ impl<J: Job> Pipeline<J> {
             match request.lend() {
                 Some(Ok((connection, is_lent))) => {
                     let is_current = self.server.is_current(connection.generation);
-                    let is_of_member = self.server.member.is_some();
-                    if is_lent && (is_of_member || !is_current) {
-                        pool.lost();
-                    }
+                    // No call needs the pool of a quorum's server.
+                    let is_lent = is_lent
+                        && match self.server.number.is_none() && is_current {
+                            true => true,
+                            false => {
+                                pool.lost();
+                                false
+                            }
+                        };
                     if !is_current {
                         drop(connection);
                         let sleeper = Sleeper::Other(self.waker.clone());
                         let request = pool.request(since.after(timeout), sleeper);
                         return Link::Connecting { request, since };
                     }
-                    return open(match is_lent && !is_of_member {
+                    self.down = None;
+                    return open(match is_lent {
                         true => Origin::Lent(connection),
                         false => Origin::Own(connection),
                     });
                 }
                 Some(Err(refusal)) => refusal,
-                None if now < since.after(timeout) => {
-                    // The calls of a quorum leave out a server whose connection is borrowed, so
-                    // theirs is only used if no other can be made soon.
-                    let idle = (self.server.member.as_ref())
-                        .filter(|_| since.after(timeout / 4) <= now)
-                        .and_then(|member| member.take_settled());
-                    return match idle {
-                        Some(connection) => open(Origin::OfMember(connection)),
-                        None => Link::Connecting { request, since },
-                    };
-                }
+                None if now < since.after(timeout) => return Link::Connecting { request, since },
                 None => pool.last_failure(),
             }
         };
+        self.failed(now);
         let refusal = GetError::NotYet(refusal);
         let fault = (self.server).not_connected(refusal, since, since.after(timeout), true);
         ended.extend(self.queued.drain(..).map(|queued| Ended {
@@ -429,6 +487,14 @@ impl<J: Job> Pipeline<J> {
             end: Err(fault.clone().into()),
         }));
         Link::Closed
+    }
+
+    /// Notes that the connection has failed, or that none could be made.
+    fn failed(&mut self, now: Instant) {
+        let failures = self
+            .down
+            .map_or(0, |(failures, _)| failures.saturating_add(1));
+        self.down = Some((failures, now.after(PROBE.pause(failures))));
     }
 
     /// Ends a connection that works, or that leads to a server that does not serve now.
@@ -441,15 +507,14 @@ impl<J: Job> Pipeline<J> {
         } = line;
         let generation = connection.get().generation;
         if self.server.is_current(generation) && !is_rejected {
-            match (connection, &self.server.member) {
-                (Origin::Lent(connection), _) => self.server.pool.give_back(connection),
-                (Origin::OfMember(connection), Some(member)) => member.put_back(connection),
-                _ => {}
+            if let Origin::Lent(connection) = connection {
+                self.server.pool.give_back(connection);
             }
             return;
         }
         self.close(connection);
         if is_rejected {
+            self.failed(Instant::now());
             self.server.failed();
             self.server.pool.suspect(generation);
         }
@@ -463,6 +528,7 @@ impl<J: Job> Pipeline<J> {
         self.close(line.connection);
         // A server may close a connection that is idle.
         if is_unanswered {
+            self.failed(Instant::now());
             self.server.failed();
             self.server.pool.forget_idle();
         }

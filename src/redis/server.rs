@@ -18,7 +18,6 @@ use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::health::ServerHealth;
-use crate::redis::quorum::member::Member;
 use crate::stats::Histogram;
 use crate::sync::Mutex;
 use crate::violation::Violation;
@@ -27,8 +26,8 @@ use crate::violation::Violation;
 pub(crate) struct Server {
     pub(super) pool: Arc<Pool>,
     pub(crate) health: ServerHealth,
-    /// Its state as a member of a quorum.
-    pub(crate) member: Option<Member>,
+    /// Its number among the servers of a quorum.
+    pub(crate) number: Option<usize>,
     /// The time from a command to its reply.
     pub(crate) latency: Histogram,
     /// The last release that failed, if the server has served no write since.
@@ -47,16 +46,16 @@ pub(crate) struct IgnoredRelease {
 }
 
 impl Server {
-    /// With `member`, it is one of the servers of a quorum.
-    pub(super) fn new(connector: Connector, config: &Config, member: Option<Member>) -> Self {
+    /// With `number`, it is one of the servers of a quorum.
+    pub(super) fn new(connector: Connector, config: &Config, number: Option<usize>) -> Self {
         Self {
             pool: Arc::new(Pool::new(connector, config.max_connections)),
-            // A quorum marks a failing member down instead of opening a breaker.
-            health: ServerHealth::new(match &member {
+            // The servers of a quorum share one breaker.
+            health: ServerHealth::new(match number {
                 Some(_) => 0,
                 None => config.breaker_after,
             }),
-            member,
+            number,
             latency: Histogram::default(),
             ignored_release: Mutex::default(),
             ignores_releases: AtomicBool::new(false),
@@ -233,6 +232,16 @@ impl Server {
         self.pool.connector.failed();
     }
 
+    /// Returns why there is no connection to it.
+    pub(crate) fn why_not_connected(&self) -> Fault {
+        Fault::NotRun(self.pool.last_failure().cause)
+    }
+
+    /// Returns a fault while the open breaker admits no call.
+    pub(crate) fn admit(&self) -> Result<(), Fault> {
+        self.health.admit(self.label()).map(drop)
+    }
+
     /// Sends a write that changes nothing. Succeeds if the server accepts writes, or if the user's
     /// permissions forbid this one. Another refusal is a failure.
     pub(crate) fn probe(&self, probe: &Probe, until: Instant) -> Result<(), Fault> {
@@ -244,7 +253,7 @@ impl Server {
     pub(crate) fn probed(&self, end: Result<(), NodeFault>) -> Result<(), Fault> {
         match end {
             // A node that passes the slot of the probe on answers, and says nothing about writes.
-            Ok(_) | Err(NodeFault::Redirected(..)) => Ok(()),
+            Ok(_) | Err(NodeFault::Redirected(..) | NodeFault::NoScript) => Ok(()),
             Err(NodeFault::Fault(fault)) => {
                 if fault.refuses_writes() {
                     self.failed_by(Some(&Cause::text(fault.without_server())), false);
@@ -283,9 +292,6 @@ impl Server {
 
     /// Closes the connections; those in use are closed when they are returned.
     pub(super) fn close(&self) {
-        if let Some(member) = &self.member {
-            member.close();
-        }
         self.pool.close();
     }
 }

@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::clock::{Instant, sleep};
+use crate::kernel::Effects;
 use crate::runtime::state::Runtime;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -48,8 +49,10 @@ impl Runtime {
     /// Checks all leases and deadlines, because the clock of this process has jumped: some leases
     /// may have ended, and some deadlines may have passed.
     pub(crate) fn clock_jumped(&self) {
-        self.timer.wake();
-        self.waiters.wake_all();
+        self.engine.wake();
+        let mut fx = Effects::default();
+        self.kernel.wake_all(Instant::now(), &mut fx);
+        self.carry_out_here(fx);
     }
 
     /// Makes the calls that wait for a lock on the server at `address` try again, because the clock
@@ -57,18 +60,16 @@ impl Runtime {
     pub(crate) fn wake_waiters_of(&self, address: &str) {
         let servers = self.deployment.fixed();
         if servers.iter().any(|server| server.label() == address) {
-            for name in self.waiters.waiting() {
-                self.waiters.wake_to_retry(&name);
-            }
+            let mut fx = Effects::default();
+            self.kernel.wake_all(Instant::now(), &mut fx);
+            self.carry_out_here(fx);
         }
     }
 
     /// Asks the server whether the lease with this holder id still exists, if this client holds it.
     pub(crate) fn suspect_lease(&self, holder: &[u8]) {
-        for hold in self.timer.all() {
-            if hold.id.as_str().as_bytes() == holder {
-                self.suspect(&hold);
-            }
-        }
+        let mut fx = Effects::default();
+        self.kernel.suspect(holder, Instant::now(), &mut fx);
+        self.carry_out_here(fx);
     }
 }

@@ -1,6 +1,8 @@
 //! The client's threads, and the state they share with each other and with callers.
 
 pub(crate) mod callbacks;
+mod calls;
+pub(crate) mod effects;
 pub(crate) mod endpoint;
 pub(crate) mod engine;
 #[cfg(feature = "testing")]
@@ -8,7 +10,6 @@ pub(crate) mod live_clients;
 pub(crate) mod snapshot;
 pub(crate) mod state;
 pub(crate) mod subscriber;
-pub(crate) mod timer;
 pub(crate) mod wake;
 pub(crate) mod worker;
 

@@ -13,7 +13,7 @@ use crate::stats::{Buckets, Latency, Stats, Totals};
 impl Runtime {
     /// Returns this client's counters and current state.
     pub(crate) fn stats(&self) -> Stats {
-        let (held, waiting) = self.waiters.count();
+        let (held, waiting) = self.kernel.counts();
         let [wait, hold, command] = self.histograms();
         let servers = self.all_servers();
         let open = servers.iter().filter(|server| server.health.is_open());

@@ -12,6 +12,12 @@ impl Counter {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(crate) fn add(&self, n: u64) {
+        if n > 0 {
+            self.0.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
     fn value(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

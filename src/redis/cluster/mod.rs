@@ -16,11 +16,11 @@ use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::script::Call;
 use crate::protocol::slot::slot;
+use crate::redis::call::Unanswered;
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::{Fault, NodeFault};
 use crate::redis::server::Server;
-use crate::redis::undoable::Undoable;
 use crate::url::Nodes;
 use crate::wait_policy::Backoff;
 
@@ -56,7 +56,7 @@ impl Cluster {
         mut call: Call<'_>,
         until: Instant,
         cap_rule: Cap,
-        undoable: Option<&Undoable<'_>>,
+        mut unanswered: Option<Unanswered<'_, '_>>,
     ) -> Result<(Answer, Instant), Fault> {
         let first = call.keys[0].first().map_or(&[][..], Vec::as_slice);
         let slot = slot(first);
@@ -68,7 +68,9 @@ impl Cluster {
         // An earlier node may have run it.
         let mut may_have_run = false;
         loop {
-            let fault = match server.call_or_undo(call.asking(asking), until, cap_rule, undoable) {
+            let acquires = unanswered.is_some();
+            let undo = unanswered.as_deref_mut();
+            let fault = match server.call_or_undo(call.asking(asking), until, cap_rule, undo) {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
@@ -98,7 +100,7 @@ impl Cluster {
                     None
                 }
                 NodeFault::Fault(fault @ (Fault::NotRun(cause) | Fault::Unknown(cause)))
-                    if !fault.may_have_run() || fault.is_refusal() && undoable.is_none() =>
+                    if !fault.may_have_run() || fault.is_refusal() && !acquires =>
                 {
                     may_have_run |= fault.may_have_run();
                     // A call that acquires nothing may run twice. The slot map may be out of date,
@@ -109,7 +111,7 @@ impl Cluster {
                     }
                     Some(self.map.owner_of(slot)).filter(|owner| !Arc::ptr_eq(owner, &server))
                 }
-                NodeFault::Fault(_) => None,
+                NodeFault::NoScript | NodeFault::Fault(_) => None,
             };
             match next {
                 Some(next) if hops < MOST_HOPS && Instant::now() < until => server = next,
@@ -194,6 +196,7 @@ impl Cluster {
 fn may_find_another_owner(fault: &NodeFault) -> bool {
     match fault {
         NodeFault::Redirected(..) | NodeFault::Fault(Fault::NotRun(_)) => true,
+        NodeFault::NoScript => false,
         NodeFault::Fault(fault) => fault.is_refusal(),
     }
 }

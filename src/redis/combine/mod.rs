@@ -8,7 +8,6 @@ use redis::RedisError;
 
 use crate::clock::Instant;
 use crate::error_reply::meaning;
-use crate::protocol::primitive::AtRelease;
 use crate::protocol::script::Call;
 use crate::redis::combine::combiner::{Batch, COMBINE_WAIT, NextStep};
 use crate::redis::conn::call_queue::Ticket;
@@ -17,7 +16,6 @@ use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
 use crate::redis::conn::connection::CallResult;
 use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::conn::socket::timed_out;
-use crate::redis::undoable::Undoable;
 
 /// Commands longer than this, in bytes, are not combined: only unusually long names need them. A
 /// batch must fit into the socket's buffer, so that its sender does not block for other calls.
@@ -41,15 +39,13 @@ impl Pool {
         call: &Call<'_>,
         until: Instant,
         cap_rule: Cap,
-        undoable: Option<&Undoable<'_>>,
     ) -> Option<Combined> {
         let mut command = Vec::with_capacity(256);
         call.pack_by_sha(&mut command);
         if command.len() > LONG {
             return None;
         }
-        let undoable = undoable.map(|undoable| (Arc::clone(undoable.keys), undoable.id.clone()));
-        let combined = CombinedCall::new(command, call.verb, undoable);
+        let combined = CombinedCall::new(command, call.verb);
         let joined = Instant::now();
         let (ticket, batch) = self.join(joined, until, cap_rule, &combined)?;
         if let Some(batch) = batch {
@@ -207,11 +203,7 @@ fn fail<'a, I>(pooled: PooledConnection<'_>, unread: I, sent: Instant, error: &R
 where
     I: Iterator<Item = &'a Arc<CombinedCall>> + Clone,
 {
-    let undos = unread.clone().filter_map(|combined| {
-        let (keys, id) = combined.undoable.as_ref()?;
-        Some(keys.release(id.as_str().as_bytes(), AtRelease::Usual))
-    });
-    pooled.keep().undo_behind(undos);
+    drop(pooled);
     deliver_all(sent, unread.map(|combined| (combined, Err(error.clone()))));
 }
 

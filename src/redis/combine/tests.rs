@@ -51,7 +51,7 @@ fn accept(listener: &TcpListener) -> TcpStream {
 }
 
 fn call(command: Vec<u8>) -> Arc<CombinedCall> {
-    CombinedCall::new(command, Verb::Renew, None)
+    CombinedCall::new(command, Verb::Renew)
 }
 
 fn enqueue(pool: &Pool, call: &Arc<CombinedCall>) {

@@ -19,8 +19,6 @@ use std::sync::Arc;
 use std::thread::{self, Thread};
 
 use crate::clock::{Instant, nap};
-use crate::holder_id::HolderId;
-use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::{CallResult, Connection};
 use crate::sync::Mutex;
@@ -29,8 +27,6 @@ use crate::sync::Mutex;
 pub(crate) struct CombinedCall {
     pub(crate) command: Vec<u8>,
     pub(crate) verb: Verb,
-    /// The lease to release if no reply comes.
-    pub(crate) undoable: Option<(Arc<dyn Primitive>, HolderId)>,
     mailbox: Mutex<Mailbox>,
     owner: Thread,
 }
@@ -64,15 +60,10 @@ pub(crate) struct Write {
 
 impl CombinedCall {
     /// Creates a call that the current thread waits for.
-    pub(crate) fn new(
-        command: Vec<u8>,
-        verb: Verb,
-        undoable: Option<(Arc<dyn Primitive>, HolderId)>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(command: Vec<u8>, verb: Verb) -> Arc<Self> {
         Arc::new(Self {
             command,
             verb,
-            undoable,
             mailbox: Mutex::default(),
             owner: thread::current(),
         })
@@ -130,10 +121,10 @@ mod tests {
 
     #[test]
     fn a_delivery_is_received_or_returned() {
-        let in_time = CombinedCall::new(Vec::new(), Verb::Renew, None);
+        let in_time = CombinedCall::new(Vec::new(), Verb::Renew);
         assert!(in_time.deliver(Delivery::Alone).is_ok());
         assert!(matches!(in_time.give_up(), Some(Delivery::Alone)));
-        let late = CombinedCall::new(Vec::new(), Verb::Renew, None);
+        let late = CombinedCall::new(Vec::new(), Verb::Renew);
         assert!(late.wait(Instant::START).is_none());
         assert!(late.give_up().is_none());
         assert!(

@@ -276,33 +276,20 @@ impl Connection {
         since.map_or(Instant::NEVER, |since| since.after(MESSAGE_WITHIN))
     }
 
-    /// Writes `undos` behind commands that got no reply, and closes the connection. On the same
+    /// Writes `undo` behind a command that got no reply, and closes the connection. On the same
     /// connection an undo cannot overtake its command: if the command runs late, the undo follows.
     ///
-    /// If only a part of the commands was written, nothing is added: the server would take the
-    /// undos for the rest of an argument, and could acquire for a holder id that nobody releases.
-    pub(crate) fn undo_behind<'a, I>(mut self, undos: I)
-    where
-        I: IntoIterator<Item = Call<'a>>,
-    {
+    /// If only a part of the command was written, nothing is added: the server would take the undo
+    /// for the rest of an argument, and could acquire for a holder id that nobody releases.
+    pub(crate) fn undo_behind(mut self, undo: Call<'_>) {
         if self.is_cut_off {
             return;
         }
         self.buffer.clear();
-        let mut known: Option<&'static str> = None;
-        for undo in undos {
-            // The server keeps a script whose source was sent: the next undos need only its digest.
-            if known.replace(undo.script.name) == Some(undo.script.name) {
-                undo.pack_by_sha(&mut self.buffer);
-            } else {
-                undo.pack_by_source(&mut self.buffer);
-            }
-        }
-        if !self.buffer.is_empty() {
-            // Without waiting: the caller's deadline may have passed. The undos are also sent
-            // elsewhere, so a failure here is ignored.
-            let _ = self.stream.write(&self.buffer, Instant::START);
-        }
+        undo.pack_by_source(&mut self.buffer);
+        // Without waiting: the caller's deadline may have passed. The undo is also sent elsewhere,
+        // so a failure here is ignored.
+        let _ = self.stream.write(&self.buffer, Instant::START);
     }
 }
 
@@ -361,7 +348,7 @@ mod tests {
         let mut received = vec![0; 1 << 20];
         server.read_exact(&mut received).unwrap();
         let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
-        connection.undo_behind([keys.release(b"id", AtRelease::Usual)]);
+        connection.undo_behind(keys.release(b"id", AtRelease::Usual));
 
         server.read_to_end(&mut received).unwrap();
         assert!(received.iter().all(|byte| *byte == b'x'));

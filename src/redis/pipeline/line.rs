@@ -5,7 +5,6 @@ use redis::RedisResult;
 use crate::clock::Instant;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::output::Output;
-use crate::redis::quorum::pipelined_connection::PipelinedConnection;
 use crate::replicas::Replicas;
 
 /// A connection, by its owner.
@@ -13,22 +12,18 @@ pub(super) enum Origin {
     Own(Connection),
     /// The last one of the pool.
     Lent(Connection),
-    /// One that the calls of a quorum use.
-    OfMember(PipelinedConnection),
 }
 
 impl Origin {
     pub(super) fn get(&self) -> &Connection {
         match self {
             Self::Own(connection) | Self::Lent(connection) => connection,
-            Self::OfMember(connection) => connection.connection(),
         }
     }
 
     pub(super) fn get_mut(&mut self) -> &mut Connection {
         match self {
             Self::Own(connection) | Self::Lent(connection) => connection,
-            Self::OfMember(connection) => connection.connection_mut(),
         }
     }
 }

@@ -13,7 +13,10 @@ use crate::replicas::Replicas;
 
 /// A command and its purpose, which is looked at when the command has ended.
 pub(crate) trait Job {
-    fn request(&self) -> Request<'_>;
+    fn with_request<T>(&self, act: impl FnOnce(Request<'_>) -> T) -> T;
+
+    /// Returns the replicas that must acknowledge the command.
+    fn replicas(&self) -> Option<Replicas>;
 
     /// Returns whether the command has become useless before it was sent.
     fn is_over(&self, now: Instant) -> bool;
@@ -50,13 +53,6 @@ impl Request<'_> {
 
     pub(super) fn is_asking(&self) -> bool {
         matches!(self, Self::Call(call) if call.asking)
-    }
-
-    pub(super) fn replicas(&self) -> Option<Replicas> {
-        match self {
-            Self::Call(call) => call.replicas,
-            Self::Publish { .. } => None,
-        }
     }
 
     pub(super) fn pack(&self, by_source: bool, buffer: &mut Vec<u8>) {

@@ -1,66 +1,49 @@
-//! The engine: the one thread of a client that sends everything but the commands of calls. It never
-//! waits for a server.
+//! The engine: the one thread of a client that sends everything but the first commands of calls. It
+//! never waits for a server.
 
 pub(crate) mod engine_loop;
 pub(crate) mod pipes;
-pub(crate) mod recovery;
-pub(crate) mod renewal;
-pub(crate) mod renewal_round;
 pub(crate) mod shared_stats;
 pub(crate) mod work;
 
-use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::lease::release::Release;
+use crate::clock::{Instant, nap};
 use crate::runtime::wake::Wake;
 use crate::runtime::worker::Worker;
-use crate::sync::Mutex;
+use crate::sync::{Condvar, Mutex};
 
 /// The handle of the engine's thread.
 pub(crate) struct Engine {
-    queued: Mutex<QueuedWork>,
+    /// The client is closed, and all its leases are pending releases.
+    is_closed: AtomicBool,
+    is_stopping: AtomicBool,
     /// The subscribers are probed: the thread has not yet found that no caller waits.
     is_probing: AtomicBool,
+    /// Whether no release is pending, or nobody sends them any more; told after a shutdown only.
+    has_released: Mutex<bool>,
+    released: Condvar,
     pub(in crate::runtime) wake: Arc<Wake>,
     pub(crate) worker: Worker,
 }
 
-/// The work that other threads have left for the engine.
-#[derive(Default)]
-pub(in crate::runtime) struct QueuedWork {
-    /// Releases to be repeated until their effect is certain, each with the index of a server of a
-    /// quorum, or zero.
-    pub(in crate::runtime) releases: Vec<(usize, Release)>,
-    pub(in crate::runtime) is_stopping: bool,
-    /// The thread takes nothing any more.
-    has_ended: bool,
-}
-
 impl Engine {
-    pub(in crate::runtime) fn new(wake: Arc<Wake>) -> Self {
+    pub(in crate::runtime) fn new(wake: Wake) -> Self {
         Self {
-            queued: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+            is_stopping: AtomicBool::new(false),
             is_probing: AtomicBool::new(false),
-            wake,
+            has_released: Mutex::new(false),
+            released: Condvar::new(),
+            wake: Arc::new(wake),
             worker: Worker::new("leasehold-engine"),
         }
     }
 
-    /// Queues the parts of a release, or returns them if the thread has ended.
-    pub(in crate::runtime) fn release(
-        &self,
-        parts: Vec<(usize, Release)>,
-    ) -> Result<(), Vec<(usize, Release)>> {
-        let mut queued = self.queued.lock();
-        if queued.has_ended {
-            return Err(parts);
-        }
-        queued.releases.extend(parts);
-        drop(queued);
+    /// Has the thread look at the schedule.
+    pub(crate) fn wake(&self) {
         self.wake.wake();
-        Ok(())
     }
 
     /// Tests from now on, while a caller waits, that messages arrive.
@@ -80,34 +63,44 @@ impl Engine {
         self.is_probing.store(is_probing, Ordering::SeqCst);
     }
 
-    /// Returns what others have left for the thread.
-    pub(in crate::runtime) fn take(&self) -> QueuedWork {
-        let mut queued = self.queued.lock();
-        let left = QueuedWork {
-            releases: Vec::new(),
-            ..*queued
-        };
-        mem::replace(&mut *queued, left)
-    }
-
-    /// Has the thread send everything that is left, and end.
-    pub(crate) fn stop(&self) {
-        let mut queued = self.queued.lock();
-        queued.is_stopping = true;
-        queued.has_ended |= !self.worker.is_started();
-        drop(queued);
+    /// Notes that the client is closed, and that all its leases are pending releases.
+    pub(in crate::runtime) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
         self.wake.wake();
     }
 
-    /// Accepts nothing more if the thread has taken everything; returns whether it has.
-    pub(in crate::runtime) fn end(&self) -> bool {
-        let mut queued = self.queued.lock();
-        queued.has_ended |= queued.releases.is_empty();
-        queued.has_ended
+    pub(in crate::runtime) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// Accepts nothing more: the thread has failed.
-    pub(in crate::runtime) fn abort(&self) {
-        self.queued.lock().has_ended = true;
+    /// Has the thread send everything that is due, and end.
+    pub(crate) fn stop(&self) {
+        self.is_stopping.store(true, Ordering::SeqCst);
+        self.wake.wake();
+    }
+
+    pub(in crate::runtime) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::SeqCst)
+    }
+
+    /// Waits until a closed client has no pending release, at most until `until`.
+    pub(crate) fn wait_for_releases(&self, until: Instant) {
+        if !self.worker.is_started() {
+            return;
+        }
+        let mut has_released = self.has_released.lock();
+        while !*has_released {
+            let now = Instant::now();
+            if now >= until {
+                return;
+            }
+            self.released.wait_for(&mut has_released, nap(now, until));
+        }
+    }
+
+    /// Ends the waits for releases.
+    pub(in crate::runtime) fn note_released(&self) {
+        *self.has_released.lock() = true;
+        self.released.notify_all();
     }
 }

@@ -8,10 +8,12 @@ use std::task::Waker;
 use crate::clock::Instant;
 use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
+use crate::redis::Job as _;
 use crate::redis::cluster::{MOST_HOPS, TRY_AGAIN};
-use crate::redis::{Deployment, Ended, NodeFault, Pipeline, Server};
+use crate::redis::{Ended, Fault, LineState, NodeFault, Pipeline, Server};
 use crate::replicas::Replicas;
-use crate::runtime::engine::work::{Command, Work};
+use crate::runtime::engine::work::{Sending, Work};
+use crate::runtime::state::Runtime;
 
 /// The most pipelines of one server for settings of `min_replicas`. If there are more, some share
 /// one.
@@ -24,19 +26,21 @@ pub(in crate::runtime) struct Outcome {
     pub(in crate::runtime) server: Arc<Server>,
     /// The instant before it was sent.
     pub(in crate::runtime) sent: Instant,
-    pub(in crate::runtime) end: Result<Answer, NodeFault>,
+    pub(in crate::runtime) end: Result<Answer, Fault>,
 }
 
 pub(in crate::runtime) struct Pipes {
     all: Vec<Pipe>,
+    /// A connection to a server of a quorum was made or lost in the last turn.
+    has_changed: bool,
     /// Commands whose slot is being moved, and when they are sent again.
-    paused: Vec<(Instant, Command)>,
+    paused: Vec<(Instant, Sending)>,
     waker: Waker,
 }
 
 struct Pipe {
     replicas: Option<Replicas>,
-    pipeline: Pipeline<Command>,
+    pipeline: Pipeline<Sending>,
     /// The socket can be read or written.
     is_ready: bool,
 }
@@ -45,28 +49,47 @@ impl Pipes {
     pub(in crate::runtime) fn new(waker: Waker) -> Self {
         Self {
             all: Vec::new(),
+            has_changed: false,
             paused: Vec::new(),
             waker,
         }
     }
 
     /// Queues a command for a server; [`turn`](Self::turn) sends it.
-    pub(in crate::runtime) fn push(&mut self, server: &Arc<Server>, command: Command) {
-        let replicas = command.replicas();
-        let pipe = match self.pipe_for(server, replicas) {
-            Some(n) => n,
-            None => {
-                self.all.push(Pipe {
-                    replicas,
-                    pipeline: Pipeline::new(Arc::clone(server), self.waker.clone()),
-                    is_ready: false,
-                });
-                self.all.len() - 1
-            }
-        };
-        if let Some(pipe) = self.all.get_mut(pipe) {
-            pipe.pipeline.push(command);
+    pub(in crate::runtime) fn push(&mut self, server: &Arc<Server>, sending: Sending) {
+        let pipe = self.pipe(server, sending.replicas());
+        pipe.pipeline.push(sending);
+    }
+
+    /// Returns the pipeline for a command, which it makes if there is none.
+    fn pipe(&mut self, server: &Arc<Server>, replicas: Option<Replicas>) -> &mut Pipe {
+        let n = self.pipe_for(server, replicas).unwrap_or(self.all.len());
+        if n == self.all.len() {
+            self.all.push(Pipe {
+                replicas,
+                pipeline: Pipeline::new(Arc::clone(server), self.waker.clone()),
+                is_ready: false,
+            });
         }
+        &mut self.all[n]
+    }
+
+    /// Makes the pipelines of the servers of a quorum, in their order, before all others.
+    pub(in crate::runtime) fn add_quorum(&mut self, servers: &[Arc<Server>]) {
+        for server in servers.iter().filter(|server| server.number.is_some()) {
+            self.pipe(server, None);
+        }
+    }
+
+    /// Returns the state of the connection to a server of a quorum, which is made if there is none.
+    pub(in crate::runtime) fn want_line(&self, server: usize) -> LineState {
+        self.all[server].pipeline.want_line()
+    }
+
+    /// The client is closed: no connection is made any more unless a command needs it.
+    pub(in crate::runtime) fn end_probing(&mut self) {
+        let pipelines = self.all.iter_mut().map(|pipe| &mut pipe.pipeline);
+        pipelines.for_each(Pipeline::end_probing);
     }
 
     /// Returns the index of the pipeline for a command; `None` if it needs a new one.
@@ -94,8 +117,11 @@ impl Pipes {
     }
 
     /// Returns when the next turn is due, if no socket becomes ready before.
-    pub(in crate::runtime) fn next(&self, now: Instant) -> Instant {
-        let pipes = self.all.iter().map(|pipe| pipe.pipeline.next(now));
+    pub(in crate::runtime) fn next(&self) -> Instant {
+        if self.has_changed {
+            return Instant::START;
+        }
+        let pipes = self.all.iter().map(|pipe| pipe.pipeline.next());
         let paused = self.paused.iter().map(|(at, _)| *at);
         pipes.chain(paused).min().unwrap_or(Instant::NEVER)
     }
@@ -114,51 +140,78 @@ impl Pipes {
     }
 
     /// Reads and writes what is possible at `now`. Returns the commands that have ended.
+    ///
+    /// A command that a server has not run is sent again if `may_resend` still says so.
     pub(in crate::runtime) fn turn(
         &mut self,
-        deployment: &Deployment,
+        runtime: &Runtime,
         now: Instant,
+        may_resend: impl Fn(&Work) -> bool,
     ) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let mut redirected = Vec::new();
         let mut ended = Vec::new();
+        self.has_changed = false;
         for pipe in &mut self.all {
             let is_ready = std::mem::take(&mut pipe.is_ready);
+            let before = pipe.pipeline.line_state();
             pipe.pipeline.turn(now, is_ready, &mut ended);
+            let has_changed = pipe.pipeline.line_state() != before;
+            self.has_changed |= has_changed && pipe.pipeline.server.number.is_some();
+            let mut by_source = Vec::new();
             let server = &pipe.pipeline.server;
             for ended in ended.drain(..) {
                 match ended.end {
-                    Err(NodeFault::Redirected(..)) => redirected.push((Arc::clone(server), ended)),
+                    Err(NodeFault::NoScript) if may_resend(&ended.job.work) => {
+                        by_source.push(ended.job);
+                    }
+                    Err(NodeFault::Redirected(..)) if may_resend(&ended.job.work) => {
+                        redirected.push((Arc::clone(server), ended));
+                    }
                     _ => outcomes.push(outcome(server, ended)),
                 }
             }
+            pipe.pipeline.push_by_source(by_source);
         }
         // The server was replaced; its last commands have ended.
         (self.all).retain(|pipe| pipe.pipeline.is_busy() || !pipe.pipeline.server.is_retired());
         for (server, ended) in redirected {
-            outcomes.extend(self.follow(deployment, &server, ended, now));
+            outcomes.extend(self.follow(runtime, &server, ended, now));
         }
-        let is_due = |(at, _): &mut (Instant, Command)| *at <= now;
+        let is_due = |(at, _): &mut (Instant, Sending)| *at <= now;
         let again: Vec<_> = self.paused.extract_if(.., is_due).collect();
-        for (_, command) in again {
-            if let (Some(map), Some(slot)) = (deployment.slot_map(), command.slot()) {
-                self.push(&map.owner_of(slot), command);
+        for (_, sending) in again {
+            let (Some(map), Some(slot)) = (runtime.deployment.slot_map(), sending.slot()) else {
+                continue;
+            };
+            let owner = map.owner_of(slot);
+            match may_resend(&sending.work) {
+                true => self.push_to(runtime, &owner, sending),
+                false => outcomes.push(not_run(&owner, sending, now)),
             }
         }
         outcomes
+    }
+
+    /// Queues a command for another server than before.
+    fn push_to(&mut self, runtime: &Runtime, server: &Arc<Server>, mut sending: Sending) {
+        if let Work::Lock(_, command, inbox) = &mut sending.work {
+            *inbox = runtime.inbox_at(server, command);
+        }
+        self.push(server, sending);
     }
 
     /// Sends a command, which did not run, to the node to which `server` has redirected it. Returns
     /// it if it follows no redirect any more.
     fn follow(
         &mut self,
-        deployment: &Deployment,
+        runtime: &Runtime,
         server: &Arc<Server>,
-        ended: Ended<Command>,
+        ended: Ended<Sending>,
         now: Instant,
     ) -> Option<Outcome> {
         let (Some(map), Some(slot), Err(NodeFault::Redirected(redirect, _))) =
-            (deployment.slot_map(), ended.job.slot(), &ended.end)
+            (runtime.deployment.slot_map(), ended.job.slot(), &ended.end)
         else {
             return Some(outcome(server, ended));
         };
@@ -166,27 +219,38 @@ impl Pipes {
             return Some(outcome(server, ended));
         }
         let next = map.redirected(slot, server, redirect);
-        let mut command = ended.job;
-        command.is_asking = matches!(redirect, Redirect::Ask(..));
+        let mut sending = ended.job;
+        sending.is_asking = matches!(redirect, Redirect::Ask(..));
         if *redirect != Redirect::TryAgain {
-            command.hops += 1;
-        } else if !command.use_fewer_keys() {
-            command.hops = 0;
-            command.tries += 1;
-            let at = now.after(TRY_AGAIN.pause(command.tries - 1));
-            self.paused.push((at, command));
+            sending.hops += 1;
+        } else if !sending.use_fewer_keys() {
+            sending.hops = 0;
+            sending.tries += 1;
+            let at = now.after(TRY_AGAIN.pause(sending.tries - 1));
+            self.paused.push((at, sending));
             return None;
         }
-        self.push(&next, command);
+        self.push_to(runtime, &next, sending);
         None
     }
 }
 
-fn outcome(server: &Arc<Server>, ended: Ended<Command>) -> Outcome {
+fn outcome(server: &Arc<Server>, ended: Ended<Sending>) -> Outcome {
+    let end = ended.end.map_err(Fault::from);
+    let end = end.and_then(|answer| ended.job.read(answer));
     Outcome {
         work: ended.job.work,
         server: Arc::clone(server),
         sent: ended.sent,
-        end: ended.end,
+        end,
+    }
+}
+
+fn not_run(server: &Arc<Server>, sending: Sending, now: Instant) -> Outcome {
+    Outcome {
+        work: sending.work,
+        server: Arc::clone(server),
+        sent: now,
+        end: Err(NodeFault::NoScript.into()),
     }
 }

@@ -3,34 +3,31 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::lease::releases::ReleaseBatch;
-use crate::lease::status::LeaseStatus;
-use crate::protocol::keys::Keys;
-use crate::protocol::probe::Probe;
+use crate::error::Cause;
+use crate::kernel::command::{Command, Inbox, What};
+use crate::kernel::engine::Ticket;
+use crate::protocol::answer::Answer;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
 use crate::protocol::slot::slot;
-use crate::redis::{Job, Request};
+use crate::redis::{Fault, Job, Request};
 use crate::replicas::Replicas;
 use crate::runtime::endpoint::Endpoint;
-use crate::runtime::engine::renewal_round::RenewalPart;
 use crate::runtime::engine::shared_stats::StatsDelta;
 
 pub(in crate::runtime) enum Work {
-    Renew(RenewalPart),
-    /// Releases, and the index of the server of a quorum, or zero.
-    Release(usize, ReleaseBatch),
+    /// A command of the kernel, and the inbox for its places.
+    Lock(Ticket, Box<Command>, Inbox),
     AddStats(StatsDelta),
     /// A message that the subscriber must receive within a second; when it was due.
     ProbeSubscriber(Arc<Endpoint>, Instant),
     /// A command on a key: only that is redirected, and so reports the slot's new owner. A master
     /// that was demoted by a planned failover still delivers all messages.
-    AskOwner(Keys),
-    /// Whether the server of a quorum that is marked down accepts writes again; its index.
-    ProbeMember(usize, Probe),
+    AskOwner(Arc<dyn Primitive>),
 }
 
 /// A command, and how it is sent to the nodes of a cluster.
-pub(in crate::runtime) struct Command {
+pub(in crate::runtime) struct Sending {
     pub(in crate::runtime) work: Work,
     /// ASKING goes before it: the node is importing the slot.
     pub(in crate::runtime) is_asking: bool,
@@ -40,11 +37,11 @@ pub(in crate::runtime) struct Command {
     pub(in crate::runtime) hops: u32,
     /// How often it was sent again because its slot was being moved.
     pub(in crate::runtime) tries: u32,
-    /// When it follows no redirect any more.
+    /// When it follows no redirect any more, and is not written if it was not.
     pub(in crate::runtime) until: Instant,
 }
 
-impl Command {
+impl Sending {
     pub(in crate::runtime) fn new(work: Work, until: Instant) -> Self {
         Self {
             work,
@@ -56,31 +53,47 @@ impl Command {
         }
     }
 
-    /// Returns the replicas that must acknowledge the command.
-    pub(in crate::runtime) fn replicas(&self) -> Option<Replicas> {
-        match &self.work {
-            Work::Renew(part) => part.round.hold.replicas,
-            _ => None,
-        }
-    }
-
     /// Returns the slot of its keys; `None` for a command of one server.
     pub(in crate::runtime) fn slot(&self) -> Option<u16> {
-        match self.request() {
+        self.with_request(|request| match request {
             Request::Call(call) => call.keys[0].first().map(|key| slot(key)),
             Request::Publish { .. } => None,
-        }
+        })
     }
 
     /// Replaces the script by one that does the same with fewer keys; returns false if there is
     /// none.
     pub(in crate::runtime) fn use_fewer_keys(&mut self) -> bool {
-        let has_fewer = match self.request() {
+        let has_fewer = self.with_request(|request| match request {
             Request::Call(call) => fewer_keys(call).is_some(),
             Request::Publish { .. } => false,
-        };
+        });
         self.fewer_keys += u32::from(has_fewer);
         has_fewer
+    }
+
+    /// Returns the request of a call.
+    fn asked<'a>(&self, call: Call<'a>) -> Request<'a> {
+        let call = (0..self.fewer_keys).fold(call, |call, _| fewer_keys(call).unwrap_or(call));
+        Request::Call(call.asking(self.is_asking))
+    }
+
+    /// Returns what an answer means for the work. With fewer keys, a release that has removed
+    /// nothing proves nothing: the place in the queue may still be there.
+    pub(in crate::runtime) fn read(&self, answer: Answer) -> Result<Answer, Fault> {
+        match (&self.work, &answer) {
+            (Work::Lock(_, command, _), Answer::Undone(undone)) if self.fewer_keys > 0 => {
+                let sent = match &command.what {
+                    What::Undo { ids } => ids.len(),
+                    _ => 1,
+                };
+                match undone.removed.len() < sent {
+                    true => Err(Fault::Unknown(Cause::text("its slot is being moved"))),
+                    false => Ok(answer),
+                }
+            }
+            _ => Ok(answer),
+        }
     }
 }
 
@@ -89,29 +102,26 @@ fn fewer_keys(call: Call<'_>) -> Option<Call<'_>> {
     call.without_queue().or_else(|| call.without_readers())
 }
 
-impl Job for Command {
-    fn request(&self) -> Request<'_> {
-        let call = match &self.work {
-            Work::Renew(RenewalPart { round, keys }) => {
-                let hold = &round.hold;
-                keys.renew(&hold.id, round.request.ttl, false)
-                    .acknowledged_by(hold.replicas)
-            }
-            Work::Release(_, batch) => batch.call(),
-            Work::AddStats(delta) => delta.call(),
-            Work::AskOwner(keys) => keys.inspect(),
-            Work::ProbeMember(_, probe) => probe.call(),
-            Work::ProbeSubscriber(endpoint, _) => return endpoint.subscriber.probe(),
-        };
-        let call = (0..self.fewer_keys).fold(call, |call, _| fewer_keys(call).unwrap_or(call));
-        Request::Call(call.asking(self.is_asking))
+impl Job for Sending {
+    fn with_request<T>(&self, act: impl FnOnce(Request<'_>) -> T) -> T {
+        match &self.work {
+            Work::Lock(_, command, inbox) => command.with_call(inbox, |call| act(self.asked(call))),
+            Work::AddStats(delta) => act(self.asked(delta.call())),
+            Work::AskOwner(lock) => act(self.asked(lock.keys().inspect())),
+            Work::ProbeSubscriber(endpoint, _) => act(endpoint.subscriber.probe()),
+        }
     }
 
-    /// A lease that was lost or released meanwhile must not be extended by another ttl.
+    fn replicas(&self) -> Option<Replicas> {
+        match &self.work {
+            Work::Lock(_, command, _) => command.replicas,
+            _ => None,
+        }
+    }
+
+    /// A process that stood still must not send what its sender has given up: everything that is
+    /// written runs within a known time after that, or never.
     fn is_over(&self, now: Instant) -> bool {
-        let Work::Renew(part) = &self.work else {
-            return false;
-        };
-        !matches!(part.round.hold.status(now), LeaseStatus::Held(_))
+        now >= self.until
     }
 }

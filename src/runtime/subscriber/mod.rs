@@ -18,7 +18,7 @@ use crate::clock::Instant;
 use crate::logging;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
-use crate::protocol::keys::Key;
+use crate::protocol::primitive::Primitive;
 use crate::random;
 use crate::redis::{Fault, Request, Server, ServerHealth};
 use crate::runtime::subscriber::thread::SubscriberThread;
@@ -105,8 +105,15 @@ impl SubscriberState {
     /// Keeps only the channels to which a new connection must subscribe.
     fn forget_unused(&mut self) {
         self.queue.clear();
-        self.channels.retain(|_, channel| channel.users > 0);
+        self.channels.retain(|_, channel| !channel.users.is_empty());
         self.unused = 0;
+    }
+
+    /// Returns the names whose messages arrive.
+    fn live_names(&self) -> Vec<Name> {
+        let channels = self.channels.values();
+        let live = channels.filter(|channel| channel.live_since.is_some());
+        live.flat_map(Channel::names).cloned().collect()
     }
 
     /// Returns why the connection must be given up, if it must.
@@ -131,11 +138,7 @@ impl SubscriberState {
         let unused = self
             .channels
             .extract_if(|_, channel| channel.idle.is_some_and(is_over));
-        let unused = unused.map(|(name, channel)| {
-            *channel.live.lock() = None;
-            name
-        });
-        let unused: Vec<Vec<u8>> = unused.collect();
+        let unused: Vec<Vec<u8>> = unused.map(|(channel, _)| channel).collect();
         self.unused -= unused.len();
         let idle = self.channels.values().filter_map(|channel| channel.idle);
         let oldest = idle.min().unwrap_or(now);
@@ -159,17 +162,21 @@ pub(crate) struct Inbox {
     pub(crate) is_starting: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Channel {
-    /// The name that first used it.
-    name: Name,
-    /// Other names have used it, too.
-    has_several_names: bool,
-    live: Arc<Live>,
-    /// The number of waiters that use it.
-    users: usize,
+    /// The names for whose messages calls wait, and the lock of each. All semaphores share one
+    /// channel.
+    users: Vec<(Name, Arc<dyn Primitive>)>,
+    /// When the subscription was confirmed, or the last message arrived; `None` while it is not.
+    live_since: Option<Instant>,
     /// When its last user left; `None` while it has users.
     idle: Option<Instant>,
+}
+
+impl Channel {
+    fn names(&self) -> impl Iterator<Item = &Name> {
+        self.users.iter().map(|(name, _)| name)
+    }
 }
 
 impl Subscriber {
@@ -183,45 +190,46 @@ impl Subscriber {
         }
     }
 
-    /// Counts a user of a name's channel. Wakes the thread to subscribe to a new one.
-    fn add_user(&self, key: Key<'_>) -> Arc<Live> {
+    /// Adds a name whose messages come on a channel. Wakes the thread to subscribe to a new one.
+    /// Returns since when its messages arrive, if they do: the confirmation or the last message.
+    fn add_user(&self, channel: &[u8], name: &Name, lock: &Arc<dyn Primitive>) -> Option<Instant> {
+        let is_mute = self.mute.load(Ordering::SeqCst);
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if let Some(channel) = state.channels.get_mut(key.channel) {
-            channel.users += 1;
-            let was_unused = channel.idle.take().is_some();
+        let user = (name.clone(), Arc::clone(lock));
+        if let Some(known) = state.channels.get_mut(channel) {
+            known.users.push(user);
+            let was_unused = known.idle.take().is_some();
             state.unused -= usize::from(was_unused);
-            channel.has_several_names |= channel.name != *key.name;
-            let live = Arc::clone(&channel.live);
+            let live_since = known.live_since.filter(|_| !is_mute);
             // Without a connection, the thread may have waited until a call waits.
             if was_unused && !state.up {
                 drop(guard);
                 self.thread.wake();
             }
-            return live;
+            return live_since;
         }
-        let channel = Channel {
-            name: key.name.clone(),
-            has_several_names: false,
-            live: Arc::default(),
-            users: 1,
-            idle: None,
+        let users = vec![user];
+        let new = Channel {
+            users,
+            ..Channel::default()
         };
-        let live = Arc::clone(&channel.live);
-        state.channels.insert(key.channel.to_vec(), channel);
-        state.queue.push(key.channel.to_vec());
+        state.channels.insert(channel.to_vec(), new);
+        state.queue.push(channel.to_vec());
         (state.tidy_at).get_or_insert_with(|| Instant::now().after(LINGER));
         drop(guard);
         self.thread.wake();
-        live
+        None
     }
 
-    fn remove_user(&self, channel: &[u8]) {
+    fn remove_user(&self, channel: &[u8], name: &Name) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        if let Some(channel) = state.channels.get_mut(channel) {
-            channel.users -= 1;
-            if channel.users == 0 {
+        if let Some(channel) = state.channels.get_mut(channel)
+            && let Some(n) = channel.users.iter().position(|(known, _)| known == name)
+        {
+            channel.users.swap_remove(n);
+            if channel.users.is_empty() {
                 channel.idle = Some(Instant::now());
                 state.unused += 1;
             }
@@ -231,6 +239,11 @@ impl Subscriber {
         if are_too_many {
             self.thread.wake();
         }
+    }
+
+    /// Returns the names whose messages arrive.
+    pub(in crate::runtime) fn live_names(&self) -> Vec<Name> {
+        self.state.lock().live_names()
     }
 
     /// Returns how this client receives grants.
@@ -243,18 +256,11 @@ impl Subscriber {
         }
     }
 
-    /// Returns a name whose channel has a user, if there is one.
-    pub(crate) fn used_name(&self) -> Option<Name> {
+    /// Returns a lock for whose messages a call waits, if there is one.
+    pub(crate) fn used_by(&self) -> Option<Arc<dyn Primitive>> {
         let state = self.state.lock();
-        let used = state.channels.values().find(|channel| channel.users > 0);
-        used.map(|channel| channel.name.clone())
-    }
-
-    /// Returns true if the subscription to `channel` is confirmed.
-    pub(crate) fn is_subscribed(&self, channel: &[u8]) -> bool {
-        let state = self.state.lock();
-        let channel = state.channels.get(channel);
-        channel.is_some_and(|channel| channel.live.lock().is_some())
+        let mut users = state.channels.values().flat_map(|channel| &channel.users);
+        users.next().map(|(_, lock)| Arc::clone(lock))
     }
 
     /// Records a new connection of this generation. Returns the channels to subscribe to, the inbox
@@ -269,17 +275,19 @@ impl Subscriber {
         std::iter::once(self.inbox.clone()).chain(used).collect()
     }
 
-    /// Records that no message arrives any more. Returns whether a call waits.
-    fn disconnected(&self) -> bool {
+    /// Records that no message arrives any more. Returns the names for which messages arrived, and
+    /// whether a call waits.
+    fn disconnected(&self) -> (Vec<Name>, bool) {
         let mut state = self.state.lock();
         state.up = false;
+        let names = state.live_names();
         state.forget_unused();
-        for channel in state.channels.values() {
-            *channel.live.lock() = None;
+        for channel in state.channels.values_mut() {
+            channel.live_since = None;
         }
         // Messages do not reach the next waiter until the thread has subscribed again.
         state.has_tried = state.is_used();
-        state.has_tried
+        (names, state.has_tried)
     }
 
     /// Records that the server has confirmed the subscription to the inbox, or has refused one.
@@ -312,28 +320,37 @@ impl Subscriber {
         }
     }
 
-    /// Records what became of the probe that was begun at `begun`.
+    /// Records what became of the probe that was begun at `begun`. Returns whether the server
+    /// refuses PUBLISH, if that has changed.
     pub(in crate::runtime) fn probed(
         &self,
         server: &Server,
         begun: Instant,
         published: Result<Answer, Fault>,
-    ) {
-        match published {
+    ) -> Option<bool> {
+        let was_mute = match published {
             Ok(receivers) => {
-                self.mute.store(false, Ordering::SeqCst);
+                let was_mute = self.mute.swap(false, Ordering::SeqCst);
                 self.note_receivers(matches!(receivers, Answer::Count(1..)));
                 self.check(server, begun);
-                return;
+                return was_mute.then_some(false);
             }
-            Err(Fault::Rejected(error)) if !self.mute.swap(true, Ordering::SeqCst) => {
-                logging::warn!("cannot publish releases, waiters retry on a timer: {error}");
+            Err(Fault::Rejected(error)) => {
+                let was_mute = self.mute.swap(true, Ordering::SeqCst);
+                if !was_mute {
+                    logging::warn!("cannot publish releases, waiters retry on a timer: {error}");
+                }
+                Some(true).filter(|_| !was_mute)
             }
-            Err(fault) => logging::debug!("could not probe the subscription: {fault}"),
-        }
+            Err(fault) => {
+                logging::debug!("could not probe the subscription: {fault}");
+                None
+            }
+        };
         // A probe that was not published does not count as lost.
         let mut state = self.state.lock();
         state.probe_sent = state.probe_sent.filter(|first| *first != begun);
+        was_mute
     }
 
     /// Wakes the thread if the connection must be given up.
@@ -356,47 +373,25 @@ impl Subscriber {
     }
 }
 
-/// When the subscription to a channel was confirmed; `None` while it is not.
-type Live = Mutex<Option<Instant>>;
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::keys::Keys;
-    use crate::protocol::primitive::Primitive;
-    use crate::protocol::semaphore::SemaphoreKeys;
-
-    /// All semaphores share one channel. Once its subscription is confirmed, the waiters of all of
-    /// them are woken.
-    #[test]
-    fn a_channel_has_several_names_once_a_second_one_uses_it() {
-        let subscriber = Subscriber::new(Arc::default());
-        let keys = ["a", "b"].map(|name| {
-            let lock = Keys::new(name.into(), "lock:", "r:");
-            SemaphoreKeys::of(lock, 2, 1)
-        });
-        let use_channel = |n: usize| {
-            subscriber.add_user(keys[n].keys().key(0));
-            let state = subscriber.state.lock();
-            let mut channels = state.channels.values();
-            channels.any(|channel| channel.has_several_names)
-        };
-        assert_eq!([0, 0, 1, 0].map(use_channel), [false, false, true, true]);
-    }
+    use crate::protocol::mutex::MutexKeys;
 
     /// A call adds a channel and leaves, while very many other channels are unused.
     #[test]
     fn an_unused_channel_is_not_subscribed_after_its_removal() {
         let subscriber = Subscriber::new(Arc::default());
         for n in 0..=MAX_LINGERING {
-            let keys = Keys::new(n.to_string().into(), "lock:", "r:");
-            subscriber.add_user(keys.key(0));
-            subscriber.remove_user(keys.key(0).channel);
+            let lock = MutexKeys::of(Keys::new(n.to_string().into(), "lock:", "r:"));
+            let key = lock.keys().key(0);
+            subscriber.add_user(key.channel, key.name, &lock);
+            subscriber.remove_user(key.channel, key.name);
         }
         let mut state = subscriber.state.lock();
         let unused = state.take_unused(Instant::now());
         assert_eq!(unused.len(), MAX_LINGERING + 1);
         assert!(state.queue.is_empty(), "a removed channel is wanted");
-        assert_eq!(state.unused, 0);
     }
 }

@@ -2,12 +2,13 @@
 //! and what their messages do.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::clock::Instant;
 use crate::error::Cause;
+use crate::kernel::Effects;
 use crate::logging;
-use crate::protocol::place::{read_grant, read_next, read_refresh};
-use crate::queue::local_queue::Announcer;
+use crate::name::Name;
 use crate::redis::Connection;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
@@ -93,7 +94,9 @@ impl Peer for ServerPeer {
             Ended::MayBeReplaced => (false, "the server may have been replaced"),
         };
         runtime.deployment.suspect();
-        if !this.disconnected() {
+        let (names, is_used) = this.disconnected();
+        runtime.deaf(&self.endpoint, &names);
+        if !is_used {
             logging::debug!(
                 server = server;
                 "the subscription to releases has ended, and no call waits: {why}"
@@ -125,56 +128,46 @@ impl ServerPeer {
     fn received(&self, runtime: &Runtime, payload: &[u8]) {
         if payload == PROBE {
             self.endpoint.subscriber.state.lock().probe_sent = None;
-        } else if let Some((id, tokens)) = read_grant(payload) {
-            runtime.waiters.granted_by_message(&id, tokens);
-        } else if let Some(id) = read_refresh(payload) {
-            // Only own places. A place that the calls of a client share wants the lock exclusively,
-            // and the script has just granted it to others.
-            runtime.waiters.own_places.refresh_place_now(&id);
+            return;
         }
+        let mut fx = Effects::default();
+        runtime.kernel.inbox(payload, Instant::now(), &mut fx);
+        runtime.carry_out_here(fx);
     }
 
-    /// Handles a message on the channel of a name.
+    /// Handles a message on a channel of names.
     fn announced(&self, runtime: &Runtime, channel: &[u8], payload: &[u8]) {
-        let state = self.endpoint.subscriber.state.lock();
-        let channel = state.channels.get(channel);
-        let Some(name) = channel.map(|channel| channel.name.clone()) else {
-            return;
-        };
-        drop(state);
-        let member = self.endpoint.server.member.as_ref();
-        let announcer = Announcer {
-            server: member.map_or(0, |member| member.index),
-            needed: runtime.deployment.size().needed,
-        };
-        let waiters = &runtime.waiters;
-        let still_held = match read_next(payload) {
-            Some(next) => waiters.announced_plain(&name, payload, &next, announcer, Instant::now()),
-            None => waiters.announced(&name, payload, announcer),
-        };
-        if let Some(hold) = still_held.and_then(|hold| hold.upgrade()) {
-            // The message says that this lease was released.
-            runtime.suspect(&hold);
-        }
-    }
-
-    /// Records that releases on `channel` arrive from now on; earlier ones may have been missed.
-    fn subscribed(&self, runtime: &Runtime, channel: &[u8]) {
-        let mut state = self.endpoint.subscriber.state.lock();
-        let Some(confirmed) = state.channels.get_mut(channel) else {
-            return;
-        };
-        *confirmed.live.lock() = Some(Instant::now());
-        let (name, has_several_names) = (confirmed.name.clone(), confirmed.has_several_names);
-        drop(state);
-        let needed = runtime.deployment.size().needed;
-        if needed == 1 || runtime.endpoints.subscribed(channel) == needed {
-            let waiters = &runtime.waiters;
-            waiters.wake_to_retry(&name);
-            if has_several_names {
-                waiters.own_places.refresh_channel(channel);
+        let now = Instant::now();
+        let mut fx = Effects::default();
+        for name in self.note_live(channel, now) {
+            match self.endpoint.server.number {
+                Some(n) => (runtime.kernel).announced_at(n, &name, payload, now, &mut fx),
+                None => runtime.kernel.announced(&name, payload, now, &mut fx),
             }
         }
+        runtime.carry_out_here(fx);
+    }
+
+    /// Records that the messages on `channel` arrive from now on; earlier ones may have been missed.
+    fn subscribed(&self, runtime: &Runtime, channel: &[u8]) {
+        let now = Instant::now();
+        let names = self.note_live(channel, now);
+        if self.endpoint.subscriber.mute.load(Ordering::SeqCst) {
+            return;
+        }
+        for name in names {
+            runtime.hears(&self.endpoint, &name, now);
+        }
+    }
+
+    /// Records the arrival of a message on a channel, and returns its names.
+    fn note_live(&self, channel: &[u8], now: Instant) -> Vec<Name> {
+        let mut state = self.endpoint.subscriber.state.lock();
+        let Some(channel) = state.channels.get_mut(channel) else {
+            return Vec::new();
+        };
+        channel.live_since = Some(now);
+        channel.names().cloned().collect()
     }
 
     fn refused(&mut self, why: &str) {

@@ -1,69 +1,165 @@
-//! A waiter's use of a name's channel, on one server or on all servers of the name.
+//! The names whose messages calls wait for, and the servers at which the client is subscribed for
+//! them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::clock::Instant;
-use crate::protocol::keys::Key;
-use crate::redis::{Deployment, Majority};
+use crate::error::Error;
+use crate::kernel::Effects;
+use crate::kernel::table::entry_name;
+use crate::name::{Name, NameTable};
+use crate::protocol::primitive::Primitive;
 use crate::runtime::endpoint::Endpoint;
-use crate::runtime::subscriber::Live;
+use crate::runtime::state::Runtime;
+use crate::sync::Mutex;
 
-/// A waiter's use of a name's channel, on all servers that own the name.
-pub(crate) struct Subscription<'a> {
-    parts: Vec<Part<'a>>,
-    size: Majority,
+/// The table of the names. Its lock comes before that of a [`Subscriber`]'s state.
+///
+/// [`Subscriber`]: crate::runtime::subscriber::Subscriber
+#[derive(Default)]
+pub(crate) struct Subscriptions(Mutex<NameTable<Wanted>>);
+
+struct Wanted {
+    lock: Arc<dyn Primitive>,
+    /// The number of the change that wanted it last.
+    change: u64,
+    at: Vec<Part>,
 }
 
-/// A waiter's use of a channel on one server.
-pub(crate) struct Part<'a> {
-    pub(in crate::runtime) endpoint: Arc<Endpoint>,
-    pub(in crate::runtime) key: Key<'a>,
-    pub(in crate::runtime) live: Arc<Live>,
+/// The use of a channel of a name at one server.
+struct Part {
+    endpoint: Arc<Endpoint>,
+    channel: Vec<u8>,
 }
 
-impl<'a> Subscription<'a> {
-    pub(crate) fn of(parts: Vec<Part<'a>>, size: Majority) -> Self {
-        Self { parts, size }
+impl Runtime {
+    /// Receives the messages of a lock from now on, and passes them to the kernel.
+    ///
+    /// Numbers order the changes of a name: threads can carry them out in the wrong order.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Thread`] or [`Error::Shortage`] if the thread that receives messages cannot be
+    /// started. That is tried again while calls wait for the name.
+    pub(crate) fn listen(&self, lock: &Arc<dyn Primitive>, change: u64) -> Result<(), Error> {
+        let name = entry_name(&**lock).into_owned();
+        let mut live = Vec::new();
+        {
+            let mut table = self.subscriptions.0.lock();
+            let wanted = table.entry(name.clone()).or_insert_with(|| Wanted {
+                lock: Arc::clone(lock),
+                change,
+                at: Vec::new(),
+            });
+            wanted.change = wanted.change.max(change);
+            if wanted.at.is_empty() {
+                wanted.subscribe(self, &name, &mut live);
+            }
+        }
+        for (endpoint, since) in live {
+            self.hears(&endpoint, &name, since);
+        }
+        self.engine.probe();
+        self.start_subscriber()
     }
 
-    /// Returns true if a majority of servers has delivered every release since `at`, and still
-    /// does.
-    pub(crate) fn is_subscribed_since(&self, at: Instant) -> bool {
-        let live = self
-            .parts
-            .iter()
-            .filter(|part| part.is_subscribed_since(at));
-        live.count() >= self.size.needed
-    }
-
-    /// Returns true if, as far as is known, its servers still own the name.
-    pub(crate) fn is_current(&self, deployment: &Deployment) -> bool {
-        let owns = |part: &Part<'_>| deployment.owns(&part.endpoint.server, part.key);
-        self.parts.iter().all(owns)
-    }
-}
-
-impl<'a> Part<'a> {
-    /// Registers a user of a name's channel. When the server confirms the subscription, the name's
-    /// contender retries: releases between its last attempt and the confirmation did not arrive.
-    pub(in crate::runtime) fn subscribe(endpoint: Arc<Endpoint>, key: Key<'a>) -> Self {
-        let live = endpoint.subscriber.add_user(key);
-        Self {
-            endpoint,
-            key,
-            live,
+    /// Ends what [`listen`](Self::listen) began under a lower number.
+    pub(crate) fn unlisten(&self, name: &Name, change: u64) {
+        let mut table = self.subscriptions.0.lock();
+        if table.get(name).is_some_and(|wanted| wanted.change < change)
+            && let Some(wanted) = table.remove(name)
+        {
+            wanted.end(name);
         }
     }
 
-    fn is_subscribed_since(&self, at: Instant) -> bool {
-        let is_live = self.live.lock().is_some_and(|since| since <= at);
-        is_live && !self.endpoint.subscriber.mute.load(Ordering::SeqCst)
+    /// Subscribes at the servers that own the moved names now.
+    pub(in crate::runtime) fn move_subscriptions(&self, is_moved: impl Fn(&dyn Primitive) -> bool) {
+        let mut moved = Vec::new();
+        {
+            let mut table = self.subscriptions.0.lock();
+            for (name, wanted) in table.iter_mut().filter(|(_, it)| is_moved(&*it.lock)) {
+                let mut live = Vec::new();
+                let before = std::mem::take(&mut wanted.at);
+                wanted.subscribe(self, name, &mut live);
+                end(name, before);
+                moved.push((name.clone(), live));
+            }
+        }
+        let mut fx = Effects::default();
+        let names = moved.iter().map(|(name, _)| name);
+        self.kernel.deaf_for(names, Instant::now(), &mut fx);
+        self.carry_out_here(fx);
+        for (name, live) in moved {
+            for (endpoint, since) in live {
+                self.hears(&endpoint, &name, since);
+            }
+        }
+    }
+
+    /// Tells the kernel that the messages of a name have arrived from a server since then.
+    pub(super) fn hears(&self, endpoint: &Endpoint, name: &Name, since: Instant) {
+        let (mut fx, now) = (Effects::default(), Instant::now());
+        match endpoint.server.number {
+            Some(n) => self.kernel.listening_at(n, name, now, &mut fx),
+            None => self.kernel.listening_since(name, since, now, &mut fx),
+        }
+        self.carry_out_here(fx);
+    }
+
+    /// Tells the kernel that the messages of these names do not arrive from a server any more.
+    pub(super) fn deaf(&self, endpoint: &Endpoint, names: &[Name]) {
+        let (mut fx, now) = (Effects::default(), Instant::now());
+        match endpoint.server.number {
+            Some(n) => self.kernel.deaf_at(n, now, &mut fx),
+            None => self.kernel.deaf_for(names.iter(), now, &mut fx),
+        }
+        self.carry_out_here(fx);
+    }
+
+    /// A server refuses to publish releases, or does so no more.
+    pub(in crate::runtime) fn note_mute(&self, endpoint: &Endpoint, is_mute: bool) {
+        let names = endpoint.subscriber.live_names();
+        if is_mute {
+            return self.deaf(endpoint, &names);
+        }
+        for name in &names {
+            self.hears(endpoint, name, Instant::now());
+        }
     }
 }
 
-impl Drop for Part<'_> {
-    fn drop(&mut self) {
-        self.endpoint.subscriber.remove_user(self.key.channel);
+impl Wanted {
+    /// Subscribes at the servers that own the name. Adds those whose messages arrive already, and
+    /// since when.
+    fn subscribe(
+        &mut self,
+        runtime: &Runtime,
+        name: &Name,
+        live: &mut Vec<(Arc<Endpoint>, Instant)>,
+    ) {
+        let keys = self.lock.keys();
+        for n in 0..keys.names.len() {
+            let key = keys.key(n);
+            for server in runtime.deployment.owners_of(key).0 {
+                let endpoint = runtime.endpoints.of(&server);
+                let since = endpoint.subscriber.add_user(key.channel, name, &self.lock);
+                live.extend(since.map(|since| (Arc::clone(&endpoint), since)));
+                self.at.push(Part {
+                    endpoint,
+                    channel: key.channel.to_vec(),
+                });
+            }
+        }
+    }
+
+    fn end(self, name: &Name) {
+        end(name, self.at);
+    }
+}
+
+fn end(name: &Name, parts: Vec<Part>) {
+    for part in parts {
+        part.endpoint.subscriber.remove_user(&part.channel, name);
     }
 }

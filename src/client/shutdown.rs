@@ -5,12 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::lease::release::Release;
-use crate::lease::status::LeaseStatus;
 use crate::logging;
-use crate::lost::Lost;
-use crate::protocol::answer::KeyState;
-use crate::queue::places::Places;
 use crate::runtime::Runtime;
 
 /// The result of [`Client::shutdown`](crate::Client::shutdown).
@@ -45,12 +40,6 @@ pub struct ShutdownReport {
     pub unreleased: usize,
     /// How many waiting calls failed with [`Error::Closed`](crate::Error::Closed).
     pub woken: usize,
-    /// How many calls with a [`CancelToken`](crate::CancelToken) still waited for a reply.
-    ///
-    /// Each of them runs on its own thread. Cancelled calls count, although their callers have
-    /// returned. Each call undoes what it has sent, and ends within two
-    /// [command timeouts](crate::ClientBuilder::command_timeout).
-    pub calls: usize,
     /// How many threads were still connecting to a server.
     ///
     /// Each of them ends by itself within
@@ -75,7 +64,7 @@ impl ShutdownReport {
     /// # assert_eq!(exit_code, 0);
     /// ```
     pub fn is_clean(&self) -> bool {
-        self.unreleased == 0 && self.is_joined && self.calls == 0 && self.dialers == 0
+        self.unreleased == 0 && self.is_joined && self.dialers == 0
     }
 }
 
@@ -86,9 +75,6 @@ impl fmt::Display for ShutdownReport {
             "{} leases released, {} already lost, {} without a confirmed release; {} calls woken",
             self.released, self.already_lost, self.unreleased, self.woken
         )?;
-        if self.calls > 0 {
-            write!(f, "; {} calls still wait for a reply", self.calls)?;
-        }
         if self.dialers > 0 {
             write!(f, "; {} threads still connect", self.dialers)?;
         }
@@ -103,63 +89,32 @@ impl fmt::Display for ShutdownReport {
 pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let deadline = Instant::now().after(within);
     // The leases and threads of a forked client are those of the parent.
-    if runtime.process.is_forked() || !runtime.close() {
+    let woken = match runtime.process.is_forked() {
+        true => None,
+        false => runtime.close(),
+    };
+    let Some(woken) = woken else {
         return ShutdownReport {
             is_joined: true,
             ..ShutdownReport::default()
         };
-    }
+    };
     // The end of all steps but one: the wait for the replies to the releases ends at `deadline`.
     // Even with a short `within`, the others have a command timeout.
     let last = deadline.max(Instant::now().after(runtime.deployment.command_timeout()));
-    let waiters = &runtime.waiters;
-    let places = [&waiters.own_places, &waiters.shared_places];
-    let places = places.into_iter().flat_map(Places::leave_all);
-    for (keys, id) in places.chain(waiters.sets.leave_all()) {
-        runtime.release(Release::of_place(keys, id, last));
-    }
-    let woken = runtime.waiters.wake_all();
-    // Holders are notified before the release, so that none continues under a lock that is already
-    // free.
-    let held = runtime.timer.drain().into_iter().filter(|hold| {
-        hold.lose(Lost::ShutDown, Instant::now());
-        runtime.announce_loss(hold);
-        // Leaves out a lease that its holder is releasing, and one that was lost before.
-        matches!(
-            hold.status(Instant::now()),
-            LeaseStatus::Lost(Lost::ShutDown)
-        )
-    });
-    let held: Vec<_> = held.collect();
-    let mut report = ShutdownReport {
+    runtime.engine.wait_for_releases(deadline);
+    let is_joined = stop(runtime, last);
+    let (_, tally) = runtime.kernel.shutdown_tally();
+    let report = ShutdownReport {
+        released: tally.released,
+        already_lost: tally.already_lost,
+        unreleased: tally.unreleased,
         woken,
-        unreleased: held.len(),
-        ..ShutdownReport::default()
+        dialers: runtime.config.dialers.wait(last),
+        is_joined,
     };
-    let answers = runtime.release_all(&held, last);
-    while let Ok(found) = answers.recv_timeout(Instant::now().until(deadline)) {
-        match found {
-            KeyState::Ours => report.released += 1,
-            KeyState::Gone | KeyState::Foreign => report.already_lost += 1,
-        }
-        report.unreleased -= 1;
-    }
-    // The engine must outlive the calls: it undoes the commands of a call that fails.
-    report.calls = end_calls(runtime, last);
-    report.is_joined = stop(runtime, last);
-    report.dialers = runtime.config.dialers.wait(last);
-    report.unreleased += runtime.unconfirmed();
     logging::debug!("shut down: {report:?}");
     report
-}
-
-/// Waits for the calls that can be cancelled, at most until `until`; returns how many still run.
-pub(crate) fn end_calls(runtime: &Runtime, until: Instant) -> usize {
-    if runtime.calls.wait(Instant::START) > 0 {
-        // A call without a connection has nothing to undo.
-        runtime.deployment.end_connecting();
-    }
-    runtime.calls.wait(until)
 }
 
 /// Ends the threads; returns false if one has not ended by `until` and was not joined.
@@ -191,62 +146,7 @@ impl Drop for Core {
         // `shutdown` has already ended the threads.
         if !self.runtime.is_closed() {
             let timeout = self.runtime.deployment.command_timeout();
-            // Only cancelled calls still run, and their callers have returned. Such a call may yet
-            // get a reply and release what it was granted. The engine undoes what fails, so it ends
-            // after the calls.
-            end_calls(
-                &self.runtime,
-                Instant::now().after(timeout.saturating_mul(2)),
-            );
             stop(&self.runtime, Instant::now().after(timeout));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use support::{Server, eventually, ms};
-
-    use super::*;
-    use crate::error::Cause;
-    use crate::lease::held::tests::held_for_an_hour;
-    use crate::lock::release::release;
-    use crate::redis::IgnoredRelease;
-    use crate::runtime::tests::runtime_of;
-
-    const LONG: Duration = ms(60_000);
-
-    /// In a cluster, a call may get its first refusal after the shutdown, and then subscribes.
-    #[test]
-    fn threads_started_after_the_shutdown_end() {
-        let server = Server::start();
-        let runtime = runtime_of(&server.url());
-        assert!(shutdown(&runtime, LONG).is_clean());
-        let keys = runtime.keys("a".into());
-        drop(runtime.subscribe(keys.key(0)).unwrap());
-        let owned_by_threads = Arc::downgrade(&runtime);
-        drop(runtime);
-        eventually(LONG, || owned_by_threads.strong_count() == 0);
-    }
-
-    /// An earlier release got no answer, and the threads that would repeat this one have ended.
-    #[test]
-    fn a_release_for_the_background_is_sent_after_the_shutdown() {
-        let server = Server::start();
-        let runtime = runtime_of(&server.url());
-        assert!(shutdown(&runtime, LONG).is_clean());
-        let now = Instant::now();
-        let hold = held_for_an_hour(now);
-        let mut set = redis::cmd("SET");
-        set.arg("lock:a").arg(hold.id.as_str());
-        set.exec(&mut server.connection()).unwrap();
-        let ignored = IgnoredRelease {
-            cause: Cause::silence("no reply"),
-            was_refused: false,
-        };
-        (runtime.deployment).note_ignored_release(&hold.keys, now, &ignored);
-        let outcome = release(&runtime, &hold, hold.token(), now, now.after(LONG));
-        assert!(outcome.is_err(), "{outcome:?}");
-        assert_eq!(server.get("lock:a"), None);
     }
 }

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::client::list::key_scan::KeyScan;
+use crate::client::query::query;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::Error;
 use crate::held::Held;
 use crate::holder::Holder;
-use crate::lock::list::key_scan::KeyScan;
-use crate::lock::query::query;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;

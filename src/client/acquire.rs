@@ -1,0 +1,335 @@
+//! Acquires a lock: checks the call, runs it on the calling thread, and counts the outcome.
+
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use crate::cancel::CancelToken;
+use crate::client::acquiring::Acquiring;
+use crate::client::{failure, taken};
+use crate::clock::{Instant, nap, sleep};
+use crate::config::{LeaseTerms, Settings};
+use crate::error::Error;
+use crate::kernel::Effects;
+use crate::kernel::call::{CallTerms, Step};
+use crate::kernel::command::Command;
+use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
+use crate::logging;
+use crate::protocol::primitive::Primitive;
+use crate::runtime::Runtime;
+use crate::taken::Taken;
+use crate::token::FencingToken;
+use crate::wait_policy::{RECONNECT, WaitPolicy};
+
+/// How long a call waits for a lock that is held.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum WaitLimit {
+    /// Does not wait.
+    None,
+    Until(Instant),
+    /// Waits without a deadline.
+    Endless,
+}
+
+/// A lease, and the token of the holder that it was acquired for.
+pub(crate) type Acquired = (Arc<HeldLease>, FencingToken);
+
+/// A call that acquires a lock.
+pub(super) struct Caller<'a> {
+    pub(super) runtime: &'a Arc<Runtime>,
+    pub(super) lock: &'a Arc<dyn Primitive>,
+    pub(super) settings: &'a Settings,
+    limit: WaitLimit,
+    start: Instant,
+}
+
+/// Acquires the lock, waiting within `limit`. Returns [`Taken`] if it is taken then, or at the first
+/// refusal with [`WaitLimit::None`].
+pub(crate) fn acquire(
+    runtime: &Arc<Runtime>,
+    lock: &Arc<dyn Primitive>,
+    settings: &Settings,
+    limit: WaitLimit,
+) -> Result<Result<Acquired, Taken>, Error> {
+    runtime.process.check()?;
+    if let Some(token) = &settings.cancel {
+        token.process().check()?;
+    }
+    let caller = Caller {
+        runtime,
+        lock,
+        settings,
+        limit,
+        start: Instant::now(),
+    };
+    let mut has_waited = false;
+    let outcome = caller.run(&mut has_waited);
+    caller.count(&outcome, has_waited);
+    outcome
+}
+
+impl Caller<'_> {
+    fn run(&self, has_waited: &mut bool) -> Result<Result<Acquired, Taken>, Error> {
+        let runtime = self.runtime;
+        runtime.check(self.lock)?;
+        let terms = self.settings.terms(&runtime.config)?;
+        runtime.deployment.check_terms(&terms)?;
+        self.check_not_ended()?;
+        self.start_threads()?;
+        let mut call = Running::new(self, self.terms_of_call(terms));
+        let outcome = call.run();
+        *has_waited = call.call.has_waited();
+        drop(call);
+        match outcome {
+            Outcome::Lease(lease, token) => {
+                self.log_granted(&lease, token, &terms);
+                Ok(Ok((lease, token)))
+            }
+            Outcome::Refused(last) => self.refused(last.as_ref()),
+            Outcome::Failed(why) => Err(failure::error(runtime, why, Instant::now())),
+        }
+    }
+
+    fn terms_of_call(&self, terms: LeaseTerms) -> CallTerms {
+        let settings = self.settings;
+        let (wait, deadline) = match self.limit {
+            WaitLimit::None => {
+                let timeout = self.runtime.deployment.command_timeout();
+                (Wait::Once, self.start.after(timeout))
+            }
+            WaitLimit::Until(deadline) => (Wait::Queue(settings.wait.clone()), deadline),
+            WaitLimit::Endless => (Wait::Queue(settings.wait.clone()), Instant::NEVER),
+        };
+        CallTerms {
+            lock: Arc::clone(self.lock),
+            terms,
+            wait,
+            deadline,
+            holder: Holder {
+                handoffs: terms.handoffs,
+                trace_id: settings.trace_id.clone(),
+                thread: this_thread(),
+                is_silent: false,
+                on_lost: settings.on_lost.clone(),
+                on_renew: settings.on_renew.clone(),
+            },
+            by_engine: settings.cancel.is_some(),
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        let token = self.settings.cancel.as_ref();
+        token.is_some_and(CancelToken::is_cancelled)
+    }
+
+    fn check_not_ended(&self) -> Result<(), Error> {
+        self.runtime.check_open()?;
+        match self.is_cancelled() {
+            true => Err(Error::Cancelled),
+            false => Ok(()),
+        }
+    }
+
+    /// Starts the threads that a lease needs. Tries again while the system has none left, as long
+    /// as the call may wait.
+    fn start_threads(&self) -> Result<(), Error> {
+        let has_callbacks = self.settings.on_lost.is_some() || self.settings.on_renew.is_some();
+        let start = || {
+            self.runtime.start()?;
+            match has_callbacks {
+                true => self.runtime.callbacks.start(),
+                false => Ok(()),
+            }
+        };
+        let mut failures = 0;
+        loop {
+            let error = match start() {
+                Err(error @ Error::Thread { .. }) => error,
+                started => return started,
+            };
+            self.check_not_ended()?;
+            let left = match self.limit {
+                WaitLimit::None => Duration::ZERO,
+                WaitLimit::Until(deadline) => Instant::now().until(deadline),
+                WaitLimit::Endless => Duration::MAX,
+            };
+            if left.is_zero() {
+                return Err(error);
+            }
+            sleep(RECONNECT.pause(failures).min(left));
+            failures += 1;
+        }
+    }
+
+    fn count(&self, outcome: &Result<Result<Acquired, Taken>, Error>, has_waited: bool) {
+        let counters = &self.runtime.meters.counters;
+        match (outcome, self.limit) {
+            (Ok(Ok((lease, _))), _) => {
+                let since = lease.since().unwrap_or(self.start);
+                let meters = &self.runtime.meters;
+                meters.acquired(has_waited, self.start.until(since));
+            }
+            (Ok(Err(_)), WaitLimit::Until(deadline)) if Instant::now() >= deadline => {
+                counters.timed_out.up();
+            }
+            (Ok(Err(_)) | Err(Error::AttemptsUsedUp { .. }), _) => counters.refused.up(),
+            (Err(Error::Cancelled), _) => counters.cancelled.up(),
+            (Err(_), _) => counters.failed.up(),
+        }
+    }
+}
+
+/// A call that runs. If its thread unwinds, what it has or gets is released by the engine.
+struct Running<'a> {
+    caller: &'a Caller<'a>,
+    call: Acquiring,
+    is_over: bool,
+}
+
+impl<'a> Running<'a> {
+    fn new(caller: &'a Caller<'a>, wants: CallTerms) -> Self {
+        Self {
+            call: Acquiring::new(&caller.runtime.kernel, wants, caller.start),
+            caller,
+            is_over: false,
+        }
+    }
+
+    fn run(&mut self) -> Outcome {
+        let runtime = self.caller.runtime;
+        let mut fx = Effects::default();
+        let mut step = self.call.begin(&runtime.kernel, Instant::now(), &mut fx);
+        let mut has_logged = false;
+        loop {
+            if !has_logged && matches!(step, Step::Park(_)) && self.call.has_waited() {
+                has_logged = true;
+                self.caller.log_waiting();
+            }
+            self.is_over = matches!(step, Step::Done(_));
+            runtime.carry_out(std::mem::take(&mut fx));
+            step = match step {
+                Step::Done(outcome) => return outcome,
+                Step::Send(command, until) => self.send(&command, until, &mut fx),
+                Step::Park(until) => self.sleep(until, &mut fx),
+            };
+        }
+    }
+
+    /// Sends a command on this thread. If no reply comes, its undo goes out behind it.
+    fn send(&mut self, command: &Command, until: Instant, fx: &mut Effects) -> Step {
+        let runtime = self.caller.runtime;
+        if let Some(id) = command.acquires() {
+            let lock = &command.lock;
+            logging::trace!(
+                name:% = lock, holder:% = id.as_str(); "acquire {lock} as {}", id.as_str()
+            );
+        }
+        let mut step = None;
+        runtime.acquire(command, until, &mut |end, sent| {
+            let now = Instant::now();
+            step = Some(self.call.replied(&runtime.kernel, end, [sent, now], fx));
+            fx.undo.take()
+        });
+        step.expect("the end of a command is reported once")
+    }
+
+    /// Sleeps until the call is woken or cancelled, and until then at most.
+    fn sleep(&mut self, until: Instant, fx: &mut Effects) -> Step {
+        let kernel = &self.caller.runtime.kernel;
+        let parker = &self.call.cell().expect("it has parked").parker;
+        let pause = nap(Instant::now(), until);
+        match &self.caller.settings.cancel {
+            Some(token) => parker.park_unless(token.receiver(), pause),
+            None => parker.park_timeout(pause),
+        };
+        match self.caller.is_cancelled() {
+            true => Step::Done((self.call).leave(kernel, Failure::Cancelled, Instant::now(), fx)),
+            false => self.call.woken(kernel, Instant::now(), fx),
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let mut fx = Effects::default();
+            let runtime = self.caller.runtime;
+            (self.call).abandon(&runtime.kernel, Instant::now(), &mut fx);
+            runtime.carry_out(fx);
+        }
+    }
+}
+
+impl Caller<'_> {
+    /// Returns the outcome of a call that was refused.
+    fn refused(&self, last: Option<&Refused>) -> Result<Result<Acquired, Taken>, Error> {
+        // Without a deadline, only the attempt limit of the policy ends a wait without the lock.
+        if let (WaitLimit::Endless, WaitPolicy::Backoff(backoff)) =
+            (self.limit, &self.settings.wait)
+        {
+            let attempts = backoff.limit().unwrap_or_default();
+            return Err(Error::AttemptsUsedUp { attempts });
+        }
+        let (now, mut fx) = (Instant::now(), Effects::default());
+        let held = (self.runtime.kernel).holder_of(&**self.lock, now, &mut fx);
+        self.runtime.carry_out(fx);
+        let taken = taken::taken(&**self.lock, held, last, now);
+        self.log_refused("refused", taken.remaining());
+        Ok(Err(taken))
+    }
+
+    fn ttl(&self) -> Duration {
+        self.settings.ttl.unwrap_or(self.runtime.config.ttl)
+    }
+
+    fn log_granted(&self, lease: &HeldLease, token: FencingToken, terms: &LeaseTerms) {
+        // Called for a record only: reading the clock costs time.
+        let waited = || self.start.until(Instant::now());
+        logging::debug!(
+            name:% = lease.lock, holder:% = lease.id.short(), token = token.value(),
+            ttl_ms = terms.ttl.as_millis() as u64, waited_us = waited().as_micros() as u64,
+            outcome = "acquired", trace_id = self.settings.trace_id.as_deref();
+            "acquired {} (holder {}, token {token}, ttl {:?}, waited {:?})",
+            lease.lock, lease.id.short(), terms.ttl, waited()
+        );
+    }
+
+    fn log_waiting(&self) {
+        self.log_refused("waiting", None);
+        if is_held_by_us(self.runtime, self.lock).0 {
+            let name = self.lock.keys().key(0).name;
+            logging::warn!(
+                name:% = name;
+                "this thread waits for {name}, which it locked itself: locks are not reentrant"
+            );
+        }
+    }
+
+    /// Logs a refusal; `outcome` says what follows from it.
+    fn log_refused(&self, outcome: &str, remaining: Option<Duration>) {
+        logging::debug!(
+            name:% = self.lock, outcome = outcome, ttl_ms = self.ttl().as_millis() as u64,
+            remaining_ms = remaining.map(|left| left.as_millis() as u64),
+            trace_id = self.settings.trace_id.as_deref();
+            "{outcome} {}: the lock is held, or other calls are ahead in its queue", self.lock
+        );
+    }
+}
+
+/// The thread whose call this is in debug builds; `None` in release builds, which warn of nothing.
+fn this_thread() -> Option<ThreadId> {
+    cfg!(debug_assertions).then(|| thread::current().id())
+}
+
+/// Returns whether this thread holds a lease of the lock's name, in debug builds; also returns
+/// whether a call for the lock must wait for a lease of this client.
+pub(crate) fn is_held_by_us(runtime: &Runtime, lock: &Arc<dyn Primitive>) -> (bool, bool) {
+    let Some(thread) = this_thread() else {
+        return (false, false);
+    };
+    let mut fx = Effects::default();
+    let held = (runtime.kernel).is_held_by(&**lock, thread, Instant::now(), &mut fx);
+    runtime.carry_out(fx);
+    held
+}

@@ -1,0 +1,38 @@
+//! The error of a call that failed.
+
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::error::{Cause, Error};
+use crate::kernel::waiter::Failure;
+use crate::runtime::Runtime;
+
+/// Returns the error of a call that fails at `now`.
+pub(super) fn error(runtime: &Runtime, why: Failure, now: Instant) -> Error {
+    match why {
+        Failure::Closed => Error::Closed,
+        Failure::Cancelled => Error::Cancelled,
+        Failure::Rejected(error) => error,
+        Failure::Unreachable { since, cause } => {
+            let silence = since.map_or(Duration::ZERO, |since| since.until(now));
+            let cause = cause.unwrap_or_else(|| match silence.is_zero() {
+                true => Cause::silence("no reply before the deadline"),
+                false => Cause::no_reply(silence),
+            });
+            runtime.deployment.unreachable(cause.unserved_for(silence))
+        }
+        Failure::Open {
+            open,
+            has_sent: false,
+            ..
+        } => (*open).into(),
+        // The lock may be held for the call: the error must not claim that nothing was sent.
+        Failure::Open { open, since, .. } => {
+            let silence = since.map_or(Duration::ZERO, |since| since.until(now));
+            let last = open.last_at(runtime.deployment.label());
+            runtime.deployment.unreachable(last.unserved_for(silence))
+        }
+        // A set begins again by itself.
+        Failure::Restart => unreachable!("only a set sees it"),
+    }
+}

@@ -1,0 +1,314 @@
+//! Ends a holding: hands the lease off, or releases it; the engine repeats what got no reply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cause::Rounded;
+use crate::client::renew::{set_ttl, wait_for};
+use crate::clock::{Instant, sleep};
+use crate::config::SHORTEST_TTL;
+use crate::error::{Cause, Error};
+use crate::kernel::Effects;
+use crate::kernel::command::Command;
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::{LeaseStatus, OperationCell};
+use crate::kernel::unlock::{Unlock, Unlocked};
+use crate::logging;
+use crate::lost::Lost;
+use crate::protocol::answer::Answer;
+use crate::redis::{Fault, IgnoredRelease};
+use crate::runtime::Runtime;
+use crate::token::FencingToken;
+use crate::wait_policy::RECONNECT;
+
+/// A holding that ends.
+struct Ending<'a> {
+    runtime: &'a Runtime,
+    lease: &'a Arc<HeldLease>,
+    token: FencingToken,
+    /// When the holding began.
+    since: Option<Instant>,
+    trace_id: Option<Arc<str>>,
+    deadline: Instant,
+}
+
+/// Ends the holding with `token` at `now`: hands the lease off, or releases it by `deadline`.
+///
+/// The first waiter of this client gets a hand-off. If no reply arrives in time, the release is
+/// repeated in the background. Fails with [`Error::Lost`] if the lease was over.
+pub(crate) fn release(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+    now: Instant,
+    deadline: Instant,
+) -> Result<(), Error> {
+    let ending = Ending {
+        runtime,
+        lease,
+        token,
+        since: lease.since(),
+        trace_id: lease.trace_id(),
+        deadline,
+    };
+    match ending.begin(now) {
+        Unlock::HandedOff => {
+            ending.count(true, now);
+            ending.log("handed off", None);
+            Ok(())
+        }
+        Unlock::Send(command) => ending.send(&command, now),
+        Unlock::Wait(cell) => ending.wait(&cell, now),
+        Unlock::AlreadyLost(lost) => {
+            ending.count(false, now);
+            ending.log_lost(lost);
+            Err(Error::Lost(lost))
+        }
+        // This holder has ended it before.
+        Unlock::RenewFirst(_) | Unlock::Over => match super::renew::status(runtime, lease, token) {
+            LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
+            LeaseStatus::Held(_) | LeaseStatus::Released => Ok(()),
+        },
+    }
+}
+
+impl Ending<'_> {
+    /// Begins the end of the holding. Renews the lease first if it must be renewed for a hand-off.
+    fn begin(&self, now: Instant) -> Unlock {
+        let unlock = self.begin_unlock(false, now);
+        let Unlock::RenewFirst(cell) = unlock else {
+            return unlock;
+        };
+        // The other half of the time is for the release. If the renewal fails, the lease is not
+        // handed off.
+        let until = now.after(now.until(self.deadline) / 2);
+        let _ = wait_for(self.runtime, self.lease, &cell, until);
+        self.begin_unlock(true, Instant::now())
+    }
+
+    fn begin_unlock(&self, has_renewed: bool, now: Instant) -> Unlock {
+        let mut fx = Effects::default();
+        let kernel = &self.runtime.kernel;
+        let unlock = kernel.begin_unlock(self.lease, self.token, has_renewed, now, &mut fx);
+        self.runtime.carry_out(fx);
+        unlock
+    }
+
+    /// Sends the release until a reply shows what it found, or until the deadline.
+    fn send(&self, command: &Command, start: Instant) -> Result<(), Error> {
+        let ignored = self.runtime.deployment.ignored_release(&self.lease.lock);
+        let tries_once = ignored.is_some();
+        if let Some(ignored) = ignored.filter(|ignored| !ignored.was_refused) {
+            let end = Err(Fault::NotRun(ignored.cause.clone()));
+            self.unlocked(end, false);
+            self.count(true, start);
+            let error = self.sent_in_background(&ignored.cause);
+            self.log("release to be repeated", Some(&error));
+            return Err(error);
+        }
+        let (end, may_have_run, failure) = self.send_until_answered(command, tries_once);
+        let error = match (&end, failure) {
+            (Ok(_), _) => None,
+            (Err(_), Some(ignored)) => Some(self.not_released(start, ignored)),
+            (Err(fault), None) => Some(self.runtime.deployment.error(fault.clone())),
+        };
+        let unlocked = self.unlocked(end, may_have_run);
+        let is_lost =
+            matches!(unlocked, Unlocked::Lost(_)) || matches!(error, Some(Error::WrongType { .. }));
+        self.count(!is_lost, start);
+        match (unlocked, error) {
+            (Unlocked::Lost(lost), _) => Err(Error::Lost(lost)),
+            (_, Some(error)) => {
+                self.log("release to be repeated", Some(&error));
+                Err(error)
+            }
+            (Unlocked::Unconfirmed, None) => Err(self.unexpected()),
+            (Unlocked::Released, None) => {
+                self.log("released", None);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the last end of the command, whether an earlier try may have run, and why the
+    /// release was given up.
+    fn send_until_answered(
+        &self,
+        command: &Command,
+        tries_once: bool,
+    ) -> (Result<Answer, Fault>, bool, Option<IgnoredRelease>) {
+        let runtime = self.runtime;
+        let mut ignored = IgnoredRelease {
+            cause: Cause::silence("no reply to the release in time"),
+            was_refused: false,
+        };
+        let mut failures = 0;
+        let mut last_cause = None;
+        // A release without a reply may be what removed the key.
+        let mut may_have_run = false;
+        loop {
+            let end = match runtime.send(command, self.deadline) {
+                Ok((answer, has_run)) => {
+                    may_have_run |= has_run;
+                    Ok(answer)
+                }
+                Err(fault) => Err(fault),
+            };
+            let cause = match &end {
+                Ok(_) | Err(Fault::NotReplicated(_) | Fault::Rejected(_)) => {
+                    return (end, may_have_run, None);
+                }
+                Err(Fault::NotRun(cause)) if Instant::now() >= self.deadline => {
+                    cause.clone().or_refusal_before(last_cause.as_ref())
+                }
+                Err(Fault::NotRun(cause)) => cause.clone(),
+                // The breaker never stops a release.
+                Err(Fault::Open(open)) => (**open).clone().last_at(runtime.deployment.label()),
+                Err(Fault::Unknown(cause)) => {
+                    may_have_run = true;
+                    cause.clone()
+                }
+            };
+            ignored.was_refused |= cause.is_of_server();
+            let cause = cause.or_said_before(&mut last_cause);
+            let now = Instant::now();
+            if now >= self.deadline || runtime.is_closed() || tries_once {
+                ignored.cause = cause;
+                return (end, may_have_run, Some(ignored));
+            }
+            // A pooled connection that had died unnoticed costs one attempt and no pause.
+            if failures > 0 {
+                sleep(RECONNECT.pause(failures - 1).min(now.until(self.deadline)));
+            }
+            failures += 1;
+        }
+    }
+
+    fn unlocked(&self, end: Result<Answer, Fault>, may_have_run: bool) -> Unlocked {
+        let mut fx = Effects::default();
+        let (kernel, now) = (&self.runtime.kernel, Instant::now());
+        let unlocked = kernel.unlocked(self.lease, end, may_have_run, now, &mut fx);
+        self.runtime.carry_out(fx);
+        unlocked
+    }
+
+    /// Waits for the end of a release that the engine sends.
+    fn wait(&self, cell: &Arc<OperationCell>, start: Instant) -> Result<(), Error> {
+        let outcome = wait_for(self.runtime, self.lease, cell, self.deadline);
+        let lost = match super::renew::status(self.runtime, self.lease, self.token) {
+            LeaseStatus::Lost(lost) => Some(lost),
+            LeaseStatus::Held(_) | LeaseStatus::Released => None,
+        };
+        self.count(lost.is_none(), start);
+        match (lost, outcome) {
+            (Some(lost), _) => Err(Error::Lost(lost)),
+            (None, Ok(())) => {
+                self.log("released", None);
+                Ok(())
+            }
+            (None, Err(error)) => {
+                self.log("release to be repeated", Some(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// Counts the end of the holding.
+    fn count(&self, in_time: bool, now: Instant) {
+        if let Some(since) = self.since {
+            self.runtime.meters.released(in_time, since.until(now));
+        }
+    }
+
+    /// Returns the error of a release that is only sent in the background: each of many releases
+    /// would wait for a whole command timeout. An earlier one got no answer for this `cause`.
+    fn sent_in_background(&self, cause: &Cause) -> Error {
+        self.runtime.deployment.unreachable(Cause::silence(format!(
+            "no answer since an earlier release failed ({cause}); this release is repeated in the \
+             background"
+        )))
+    }
+
+    /// Returns the error of a release that began at `start` and failed. Releases that follow at
+    /// once do not wait as long.
+    fn not_released(&self, start: Instant, ignored: IgnoredRelease) -> Error {
+        let deployment = &self.runtime.deployment;
+        deployment.note_ignored_release(&self.lease.lock, start, &ignored);
+        deployment.unreachable(ignored.cause.unserved_for(start.until(Instant::now())))
+    }
+
+    fn unexpected(&self) -> Error {
+        let cause = Cause::text("unexpected reply to the release script");
+        self.runtime.deployment.unreachable(cause)
+    }
+
+    fn log(&self, outcome: &str, error: Option<&Error>) {
+        let lease = self.lease;
+        let why = error.map_or_else(String::new, |error| {
+            let may_last = Rounded(lease.key_may_last());
+            format!(": {error}; without a release the key may stay for {may_last}")
+        });
+        logging::record!(
+            if error.is_some() { log::Level::Warn } else { log::Level::Debug },
+            name:% = lease.lock, holder:% = lease.id.short(), token = self.token.value(),
+            outcome = outcome, ttl_ms = lease.ttl_ms(), trace_id = self.trace_id.as_deref();
+            "{outcome} {} (holder {}){why}", lease.lock, lease.id.short()
+        );
+    }
+
+    fn log_lost(&self, lost: Lost) {
+        let lease = self.lease;
+        let why = match lost {
+            Lost::Expired if lease.is_renewed() => {
+                " (no renewal reached Redis in time, or this process stood still)"
+            }
+            Lost::Expired => " (it was not renewed: auto_renew is off)",
+            _ => "",
+        };
+        logging::warn!(
+            name:% = lease.lock, holder:% = lease.id.short(), outcome:% = lost,
+            ttl_ms = lease.ttl_ms(), trace_id = self.trace_id.as_deref();
+            "the lease on {} had ended before the release: {lost}{why}", lease.lock
+        );
+    }
+}
+
+/// Ends the holding with `token`, and leaves the key to expire without renewals, at `end` or later.
+///
+/// The holding goes on if `end` is too far away for a ttl, or the lease was found lost.
+pub(crate) fn keep_until(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+    end: Instant,
+) -> Result<(), Error> {
+    // Redis counts whole milliseconds: rounded up, the key does not expire before `end`.
+    let left = (Instant::now().until(end)).saturating_add(Duration::from_millis(1));
+    // The lease must not end before the reply arrives, which would look like a loss.
+    let reply = runtime.deployment.command_timeout().saturating_mul(2);
+    let left = left.max(reply).max(SHORTEST_TTL);
+    let outcome = set_ttl(runtime, lease, token, left);
+    if let Err(Error::Config(_) | Error::Lost(_)) = outcome {
+        return outcome;
+    }
+    let now = Instant::now();
+    let ending = Ending {
+        runtime,
+        lease,
+        token,
+        since: lease.since(),
+        trace_id: lease.trace_id(),
+        deadline: now,
+    };
+    let mut fx = Effects::default();
+    let status = runtime.kernel.keep(lease, token, now, &mut fx);
+    runtime.carry_out(fx);
+    if let Some(LeaseStatus::Lost(lost)) = status {
+        ending.count(false, now);
+        ending.log_lost(lost);
+        return Err(Error::Lost(lost));
+    }
+    ending.count(true, now);
+    ending.log("kept until it expires", outcome.as_ref().err());
+    outcome
+}

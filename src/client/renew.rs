@@ -1,0 +1,139 @@
+//! What the holder of a lease asks the engine for: a renewal, another ttl, or to become a reader.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use crate::client::failure;
+use crate::clock::{Instant, nap};
+use crate::config::check_ttl;
+use crate::error::{Cause, Error};
+use crate::kernel::Effects;
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::{LeaseStatus, OperationCell, Wanted};
+use crate::kernel::waiter::Failure;
+use crate::lost::Lost;
+use crate::protocol::primitive::Primitive;
+use crate::runtime::Runtime;
+use crate::token::FencingToken;
+
+/// Renews the lease for its full ttl; waits for the reply until `until`.
+pub(crate) fn renew(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+    until: Instant,
+) -> Result<(), Error> {
+    operate(runtime, lease, token, Wanted::Renew, until)
+}
+
+/// Sets another ttl, which can be shorter.
+pub(crate) fn set_ttl(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+    ttl: Duration,
+) -> Result<(), Error> {
+    check_ttl(ttl)?;
+    let until = Instant::now().after(runtime.deployment.command_timeout());
+    operate(runtime, lease, token, Wanted::SetTtl(ttl), until)
+}
+
+/// Makes the lease of a writer that of a reader. Returns within the command timeout.
+///
+/// The holder counts as a reader from before the command is sent: if no reply arrives, the command
+/// may have run, or may run later. Every later renewal repeats it. Until one has run, other readers
+/// stay locked out. So this cannot fail; a loss is reported as usual.
+pub(crate) fn downgrade(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+    reader: Arc<dyn Primitive>,
+) {
+    let until = Instant::now().after(runtime.deployment.command_timeout());
+    // Each failure is repeated by a renewal.
+    let _ = operate(runtime, lease, token, Wanted::Downgrade(reader), until);
+}
+
+/// Returns the status of the lease for the holder of `token`, and tells a loss that it finds.
+pub(crate) fn status(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+) -> LeaseStatus {
+    let mut fx = Effects::default();
+    let status = lease.status_for(token, Instant::now(), &mut fx);
+    runtime.carry_out(fx);
+    status
+}
+
+/// Returns a channel that receives one message on loss.
+pub(crate) fn listen(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+) -> Receiver<Lost> {
+    let mut fx = Effects::default();
+    let receiver = lease.listen(token, Instant::now(), &mut fx);
+    runtime.carry_out(fx);
+    receiver
+}
+
+/// Returns an error unless the lease is certainly held now by the holder with `token`.
+pub(crate) fn ensure_held(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+) -> Result<(), Error> {
+    match status(runtime, lease, token) {
+        LeaseStatus::Held(_) => Ok(()),
+        LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
+        // Of the calls that end a holding, only `keep_for` leaves its guard.
+        LeaseStatus::Released => Err(Error::Lost(Lost::Kept)),
+    }
+}
+
+fn operate(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    token: FencingToken,
+    what: Wanted,
+    until: Instant,
+) -> Result<(), Error> {
+    let mut fx = Effects::default();
+    let kernel = &runtime.kernel;
+    let cell = kernel.operate(lease, token, what, Instant::now(), &mut fx);
+    runtime.carry_out(fx);
+    let Some(cell) = cell else {
+        return ensure_held(runtime, lease, token);
+    };
+    let result = wait_for(runtime, lease, &cell, until);
+    ensure_held(runtime, lease, token)?;
+    result
+}
+
+/// Waits for the end of an operation of the lease, until `until` at most.
+pub(super) fn wait_for(
+    runtime: &Runtime,
+    lease: &HeldLease,
+    cell: &Arc<OperationCell>,
+    until: Instant,
+) -> Result<(), Error> {
+    let start = Instant::now();
+    loop {
+        let now = Instant::now();
+        if let Some(result) = cell.result.lock().take() {
+            return result.map_err(|why| failure::error(runtime, why, now));
+        }
+        if now >= until {
+            lease.cancel(cell);
+            let why = Failure::Unreachable {
+                since: Some(start),
+                cause: Some(Cause::no_reply(start.until(now))),
+            };
+            return Err(failure::error(runtime, why, now));
+        }
+        cell.parker.park_timeout(nap(now, until));
+    }
+}

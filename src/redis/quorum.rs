@@ -1,0 +1,235 @@
+//! A quorum: several independent servers, a majority of which decides. The engine sends the
+//! commands of locks to them; here is what one thread asks all of them, and waits for.
+
+mod fault;
+mod names;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::RedisResult;
+
+use crate::clock::Instant;
+use crate::config::Config;
+use crate::kernel::round::Undecided;
+use crate::kernel::votes::{Majority, Verdict, Votes};
+use crate::logging;
+use crate::protocol::answer::Answer;
+use crate::protocol::script::Call;
+use crate::protocol::verb::Verb;
+use crate::redis::conn::callers::Cap;
+use crate::redis::conn::connection::{MOST_READS, Replied, is_no_script, wait_for_any};
+use crate::redis::conn::connector::Connector;
+use crate::redis::conn::pool::PooledConnection;
+use crate::redis::conn::socket::timed_out;
+use crate::redis::fault::{Fault, NodeFault};
+use crate::redis::health::ServerHealth;
+use crate::redis::quorum::names::Names;
+use crate::redis::server::Server;
+use crate::sync::Mutex;
+use crate::thread_group::ThreadGroup;
+use crate::url::Address;
+
+/// Several independent servers as one deployment.
+pub(crate) struct Quorum {
+    pub(super) servers: Vec<Arc<Server>>,
+    pub(super) size: Majority,
+    /// The addresses of all servers, for messages.
+    pub(super) label: String,
+    /// The health of the majority, with one circuit breaker for all servers.
+    pub(super) health: ServerHealth,
+    pub(super) command_timeout: Duration,
+    names: Arc<Mutex<Names>>,
+    dialers: ThreadGroup,
+}
+
+/// A server that has been asked, and the connection on which its reply is expected.
+struct Asked<'a> {
+    number: usize,
+    server: &'a Server,
+    pooled: PooledConnection<'a>,
+    is_ready: bool,
+    by_source: bool,
+}
+
+impl Quorum {
+    pub(crate) fn new(addresses: Vec<Address>, label: String, config: &Config) -> Self {
+        let servers = addresses.into_iter().enumerate().map(|(number, address)| {
+            let connector = Connector::to_server(address, None, config);
+            Arc::new(Server::new(connector, config, Some(number)))
+        });
+        let servers: Vec<_> = servers.collect();
+        let size = Majority::of(servers.len());
+        if size.all.is_multiple_of(2) {
+            logging::warn!(
+                "a quorum of {} servers needs {} of them, as many as one of {} servers: \
+                 use an odd number",
+                size.all,
+                size.needed,
+                size.all + 1
+            );
+        }
+        Self {
+            servers,
+            size,
+            label,
+            health: ServerHealth::new(config.breaker_after),
+            command_timeout: config.command_timeout,
+            names: Arc::default(),
+            dialers: config.dialers.clone(),
+        }
+    }
+
+    /// Sends `call` to all servers, or PING if there is none, and waits at most until `until` for
+    /// enough replies to decide it.
+    pub(crate) fn ask(&self, call: Option<&Call<'_>>, until: Instant) -> Result<Answer, Fault> {
+        let verb = call.map_or(Verb::Ping, |call| call.verb);
+        let mut votes = Votes::new(verb, self.size);
+        let (mut faults, mut answers) = (Vec::new(), 0);
+        let mut asked = Vec::new();
+        let mut servers: Vec<(usize, &Arc<Server>)> = self.servers.iter().enumerate().collect();
+        // Those that can be reached come first.
+        servers.sort_by_key(|(_, server)| server.health.is_failing());
+        let sent = Instant::now();
+        for (n, (number, server)) in servers.into_iter().enumerate() {
+            let now = Instant::now();
+            // A server that hangs must leave time for the others.
+            let part = now.until(until) / (self.size.all - n + 1) as u32;
+            let is_write = verb.writes();
+            let pooled = server.acquire_connection(now.after(part), Cap::Exempt, is_write);
+            let mut pooled = match pooled {
+                Ok(pooled) => pooled,
+                Err(fault) => {
+                    faults.push((number, fault));
+                    votes.count(None);
+                    continue;
+                }
+            };
+            let by = now.after(self.command_timeout).min(until);
+            let written = pooled
+                .connection()
+                .write(by, |buffer| pack(call, false, buffer));
+            match written {
+                Ok(()) => asked.push(Asked {
+                    number,
+                    server,
+                    pooled,
+                    is_ready: false,
+                    by_source: false,
+                }),
+                Err(error) => {
+                    faults.push((number, Fault::Unknown(error.into())));
+                    votes.count(None);
+                }
+            }
+        }
+        loop {
+            match votes.verdict() {
+                Verdict::Decided(answer) => return Ok(answer),
+                Verdict::Open if !asked.is_empty() => {}
+                Verdict::Open | Verdict::Unknown => {
+                    return Err(self.undecided(&Undecided {
+                        size: self.size,
+                        faults: &faults,
+                        answers,
+                        is_in_own_way: false,
+                        was_sent: answers > 0 || faults.iter().any(|(_, it)| it.may_have_run()),
+                        is_proposal: false,
+                    }));
+                }
+            }
+            wait(&mut asked, until);
+            let is_late = Instant::now() >= until;
+            for mut one in std::mem::take(&mut asked) {
+                match one.read(call, verb, until) {
+                    Ok(None) if !is_late => asked.push(one),
+                    Ok(Some(answer)) => {
+                        let number = one.number;
+                        let (vote, fault) = one.settle(call, answer, sent);
+                        answers += usize::from(vote.is_some());
+                        votes.count(vote);
+                        faults.extend(fault.map(|fault| (number, fault)));
+                    }
+                    end => {
+                        let error = end.err().unwrap_or_else(|| timed_out().into());
+                        let command = call.map_or("PING", |call| call.script.name);
+                        let fault =
+                            one.server
+                                .no_answer(error, sent, until, command, true, verb.writes());
+                        faults.push((one.number, fault));
+                        votes.count(None);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        for server in &self.servers {
+            server.close();
+        }
+    }
+}
+
+impl Asked<'_> {
+    /// Returns the reply, if it has arrived.
+    fn read(
+        &mut self,
+        call: Option<&Call<'_>>,
+        verb: Verb,
+        until: Instant,
+    ) -> RedisResult<Option<Replied>> {
+        let mut reads = if self.is_ready { MOST_READS } else { 0 };
+        let connection = self.pooled.connection();
+        let Some(reply) = connection.answer_at_hand(&mut reads)? else {
+            return Ok(None);
+        };
+        let answer = connection.meaning_of(reply, verb)?;
+        if is_no_script(&answer) && !std::mem::replace(&mut self.by_source, true) {
+            connection.write(until, |buffer| pack(call, true, buffer))?;
+            return Ok(None);
+        }
+        Ok(Some(answer))
+    }
+
+    /// Returns the vote of the server, or why it has none.
+    fn settle(
+        self,
+        call: Option<&Call<'_>>,
+        answer: Replied,
+        sent: Instant,
+    ) -> (Option<Answer>, Option<Fault>) {
+        let Self { server, pooled, .. } = self;
+        let is_write = call.is_some_and(|call| call.verb.writes());
+        let fault = |error| match call {
+            Some(call) => server.node_fault(call, &error),
+            None => (server.refusal("PING", &error, || "it needs +ping".into())).into(),
+        };
+        let answer = answer.map_err(fault);
+        let is_write = is_write && answer.is_ok();
+        server.settle(pooled, sent, NodeFault::not_served_in(&answer), is_write);
+        match answer {
+            Ok(answer) => (Some(answer), None),
+            Err(fault) => (None, Some(fault.into())),
+        }
+    }
+}
+
+fn pack(call: Option<&Call<'_>>, by_source: bool, buffer: &mut Vec<u8>) {
+    match call {
+        Some(call) if by_source => call.pack_by_source(buffer),
+        Some(call) => call.pack_by_sha(buffer),
+        None => redis::cmd("PING").write_packed_command(buffer),
+    }
+}
+
+/// Waits until a connection may have something to read, at most until `until`. Notes which.
+fn wait(asked: &mut [Asked<'_>], until: Instant) {
+    let connections = asked.iter_mut().map(|one| &*one.pooled.connection());
+    let connections: Vec<_> = connections.collect();
+    let ready = wait_for_any(&connections, until).unwrap_or_default();
+    let mut ready = ready.into_iter();
+    for one in asked {
+        one.is_ready = ready.next() != Some(false);
+    }
+}

@@ -1,0 +1,141 @@
+//! Carries out what the kernel wants done, after its locks are dropped.
+
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::config::OnLost;
+use crate::kernel::command::Command;
+use crate::kernel::held::HeldLease;
+use crate::kernel::{Discard, Effects, Renewal, Told};
+use crate::logging;
+use crate::renewed::Renewed;
+use crate::runtime::state::Runtime;
+
+impl Runtime {
+    /// Carries out effects on a thread of the program.
+    pub(crate) fn carry_out(&self, mut fx: Effects) {
+        let discard = std::mem::take(&mut fx.discard);
+        self.carry_out_but_discard(fx);
+        drop(discard);
+    }
+
+    /// Carries out effects on a thread of the client: what may own a user's closure is dropped by
+    /// the thread of the callbacks.
+    pub(crate) fn carry_out_here(&self, mut fx: Effects) {
+        let owns = |it: &Discard| match it {
+            Discard::Holder(holder) => holder.on_lost.is_some() || holder.on_renew.is_some(),
+            Discard::Lease(lease) => lease.has_callbacks(),
+        };
+        let discard: Vec<_> = fx.discard.extract_if(.., |it| owns(it)).collect();
+        self.carry_out_but_discard(fx);
+        if !discard.is_empty() {
+            self.callbacks.run(Box::new(move || drop(discard)));
+        }
+    }
+
+    /// Wakes threads first: nothing that follows can delay them.
+    fn carry_out_but_discard(&self, fx: Effects) {
+        for cell in fx.wake {
+            cell.parker.unpark();
+        }
+        for cell in fx.operations {
+            cell.parker.unpark();
+        }
+        if fx.engine_by.is_some() {
+            self.engine.wake();
+        }
+        for (name, number) in fx.unlisten {
+            self.unlisten(&name, number);
+        }
+        for (lock, number) in fx.listen {
+            if let Err(error) = self.listen(&lock, number) {
+                logging::debug!(name:% = lock; "cannot listen to the releases of {lock}: {error}");
+            }
+        }
+        for command in &fx.orphans {
+            self.send_once(command);
+        }
+        let counters = &self.meters.counters;
+        counters.attempts.add(fx.attempts.into());
+        counters.wakes.add(fx.wakes.into());
+        counters.spurious_wakes.add(fx.spurious_wakes.into());
+        fx.lost.iter().for_each(|told| self.tell_loss(told));
+        fx.renewed
+            .iter()
+            .for_each(|renewal| self.tell_renewal(renewal));
+    }
+
+    fn tell_loss(&self, told: &Told) {
+        let (lease, lost) = (&told.lease, told.lost);
+        self.meters.lost(lost);
+        if let Some(on_lost) = told.on_lost.clone() {
+            self.callbacks.run(call(on_lost, lost));
+        }
+        logging::warn!(
+            name:% = lease.lock, holder:% = lease.id.short(), token = told.token.value(),
+            outcome:% = lost, ttl_ms = lease.ttl_ms(), trace_id = told.trace_id.as_deref();
+            "lost {}: {lost} (holder {}, token {})", lease.lock, lease.id.short(), told.token
+        );
+    }
+
+    fn tell_renewal(&self, renewal: &Renewal) {
+        let lease = &renewal.lease;
+        match &renewal.end {
+            Ok(confirmed) => {
+                self.meters.renewed(Some(confirmed.lag));
+                let Some(remaining) = confirmed.remaining else {
+                    return;
+                };
+                self.call_on_renew(lease, remaining, confirmed.took);
+                logging::debug!(
+                    name:% = lease.lock, holder:% = lease.id.short(), outcome = "renewed",
+                    ttl_ms = lease.ttl_ms(), remaining_ms = remaining.as_millis() as u64,
+                    trace_id = lease.trace_id().as_deref();
+                    "renewed {} for {remaining:?}", lease.lock
+                );
+            }
+            Err(fault) => {
+                self.meters.renewed(None);
+                logging::debug!(
+                    name:% = lease.lock, holder:% = lease.id.short(), outcome = "not renewed",
+                    ttl_ms = lease.ttl_ms(), trace_id = lease.trace_id().as_deref();
+                    "not renewed {}, will retry: {fault}", lease.lock
+                );
+            }
+        }
+    }
+
+    fn call_on_renew(
+        &self,
+        lease: &Arc<HeldLease>,
+        remaining: std::time::Duration,
+        took: std::time::Duration,
+    ) {
+        if let Some(on_renew) = lease.on_renew() {
+            let renewed = Renewed {
+                name: lease.lock.key(0).name.as_given(),
+                holder_id: lease.id.clone(),
+                fencing_token: lease.token(),
+                remaining,
+                took,
+            };
+            self.callbacks.run(Box::new(move || on_renew(&renewed)));
+        }
+    }
+
+    /// Sends a release once: the engine, which would repeat it, has ended.
+    fn send_once(&self, command: &Command) {
+        let until = Instant::now().after(self.deployment.command_timeout());
+        if let Err(fault) = self.send(command, until) {
+            logging::warn!(
+                name:% = command.lock;
+                "cannot release {} after the shutdown: {fault}; the key may stay until it expires",
+                command.lock
+            );
+        }
+    }
+}
+
+fn call(on_lost: Arc<OnLost>, lost: crate::lost::Lost) -> Box<dyn FnOnce() + Send> {
+    Box::new(move || on_lost(&lost))
+}
