@@ -118,7 +118,7 @@ pub(in crate::runtime) fn run(runtime: &Runtime) {
 /// renew it.
 fn run_or_close(runtime: &Runtime, engine: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(engine)).is_err() {
-        runtime.close();
+        runtime.close_by(|now, fx| runtime.kernel.engine_died(now, fx));
         logging::error!("the engine of a client has panicked: the client is closed");
     }
     runtime.engine.note_released();
@@ -240,6 +240,11 @@ impl<'a> EngineLoop<'a> {
             sent,
             end,
         } = outcome;
+        let map = self.runtime.deployment.slot_map();
+        let end = end.map_err(|fault| match map {
+            Some(map) => fault.at(&map.label_of(&server)),
+            None => fault,
+        });
         match work {
             Work::Lock(ticket, command, _) => {
                 note_health(self.runtime, &server, &command, &end, now);
