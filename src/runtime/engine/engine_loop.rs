@@ -214,7 +214,11 @@ impl<'a> EngineLoop<'a> {
             Work::Lock(ticket, ..) => engine.may_resend(kernel, *ticket, now),
             _ => true,
         };
-        let outcomes = self.pipes.turn(self.runtime, now, may_resend);
+        let mut outcomes = self.pipes.turn(self.runtime, now, may_resend);
+        if self.is_stopping {
+            // The end waits for no server unless there is something to release.
+            outcomes.extend(self.pipes.drop_queued(now, Work::outlives_client));
+        }
         if outcomes.is_empty() {
             return;
         }
