@@ -177,6 +177,7 @@ impl LockEntry {
         held.lease.rearm(cx.kernel, cx.now, cx.fx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);
+        self.end_watches(&Failure::Restart, cx);
         if is_on(Mutant::NobodyAsksAfterTheEnd) {
             return;
         }
@@ -236,6 +237,7 @@ impl LockEntry {
         for no in parked {
             self.end_waiter(no, Outcome::Failed(Failure::Closed), cx);
         }
+        self.end_watches(&Failure::Closed, cx);
         if !is_on(Mutant::ClosedKeepsPlaces) {
             self.retire_all(cx);
         }

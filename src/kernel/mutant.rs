@@ -122,6 +122,10 @@ pub(crate) enum Mutant {
     SetIsNotConfirmed,
     /// Calls that wait for a name which the set has kept are not told.
     KeptNamesEndInSilence,
+    /// Release messages do not wake calls for sets without queues.
+    WatchesAreNotEnded,
+    /// A call for a set does not look at messages that came while it asked.
+    WatchBeginsAfterTheRefusal,
 }
 
 thread_local! {
@@ -138,7 +142,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 59] = [
+    pub(crate) const ALL: [Self; 61] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -198,5 +202,7 @@ impl Mutant {
         Self::KeptNamesAreReleased,
         Self::SetIsNotConfirmed,
         Self::KeptNamesEndInSilence,
+        Self::WatchesAreNotEnded,
+        Self::WatchBeginsAfterTheRefusal,
     ];
 }
