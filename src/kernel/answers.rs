@@ -112,7 +112,7 @@ impl LockEntry {
             _ => Proof::KeySeen,
         };
         let cx_parts = (cx.now, &mut *cx.fx);
-        (cx.kernel).undo(&asked.lock, &asked.id, asked.ttl, proof, cx_parts);
+        (cx.kernel).undo(&asked.lock, &asked.id, asked.ttl, (proof, false), cx_parts);
     }
 
     fn apply(

@@ -17,6 +17,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::votes::Majority;
 use crate::name::{Name, NameTable};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::{AtRelease, Primitive};
@@ -66,6 +67,8 @@ pub(crate) struct PendingRelease {
     pub(crate) ends_by: Proof,
     /// It ends a lease at a shutdown, which counts the outcome.
     pub(crate) counts: bool,
+    /// It removes only a place in a queue.
+    pub(crate) is_place: bool,
 }
 
 /// What the releases of a shutdown found.
@@ -272,6 +275,20 @@ impl PendingReleases {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.pending.is_empty()
+    }
+
+    /// Returns how many leases may exist because their release has no reply, except those that the
+    /// shutdown counts: too few servers of a deployment of this `size` have released them.
+    pub(crate) fn unconfirmed(&self, size: Majority) -> usize {
+        let mut servers: HashMap<&HolderId, usize> = HashMap::new();
+        for pending in self.pending.values() {
+            let release = &pending.release;
+            if !release.is_place && !release.counts && !pending.was_answered {
+                *servers.entry(&release.id).or_default() += 1;
+            }
+        }
+        let may_exist = servers.values().filter(|held| size.all < **held + size.needed);
+        may_exist.count()
     }
 
     /// Returns whether no lease is left that a shutdown counts.

@@ -546,6 +546,7 @@ impl Engine {
                 until: now.after(round.ttl.saturating_mul(2).max(RUNS_WITHIN)),
                 ends_by,
                 counts: false,
+            is_place: false,
             };
             let mut pending = kernel.pending.lock();
             let command = match at {
@@ -613,6 +614,7 @@ fn release_at(
         until: now.after(lease.key_may_last().max(RUNS_WITHIN)),
         ends_by,
         counts: false,
+        is_place: false,
     };
     kernel.pend(release, now, fx);
 }

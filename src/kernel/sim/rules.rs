@@ -182,6 +182,7 @@ fn news_do_not_end_the_release_in_flight() {
         until: at(10_000),
         ends_by: Proof::KeySeen,
         counts: false,
+        is_place: false,
     };
     pending.push(release, at(0));
     let nothing = || {
