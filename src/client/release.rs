@@ -194,7 +194,19 @@ impl Ending<'_> {
 
     /// Waits for the end of a release that the engine sends.
     fn wait(&self, cell: &Arc<OperationCell>, start: Instant) -> Result<(), Error> {
-        let outcome = wait_for(self.runtime, self.lease, cell, self.deadline);
+        let deployment = &self.runtime.deployment;
+        let outcome = match deployment.ignored_release(&self.lease.lock) {
+            // The engine sends it in the background.
+            Some(ignored) => Err(self.sent_in_background(&ignored.cause)),
+            None => wait_for(self.runtime, self.lease, cell, self.deadline),
+        };
+        if let Err(Error::Unreachable { cause, .. }) = &outcome {
+            let ignored = IgnoredRelease {
+                cause: cause.clone(),
+                was_refused: false,
+            };
+            deployment.note_ignored_release(&self.lease.lock, start, &ignored);
+        }
         let lost = match super::renew::status(self.runtime, self.lease, self.token) {
             LeaseStatus::Lost(lost) => Some(lost),
             LeaseStatus::Held(_) | LeaseStatus::Released => None,

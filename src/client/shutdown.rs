@@ -108,7 +108,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let report = ShutdownReport {
         released: tally.released,
         already_lost: tally.already_lost,
-        unreleased: tally.unreleased,
+        unreleased: tally.unreleased + runtime.kernel.unconfirmed(),
         woken,
         dialers: runtime.config.dialers.wait(last),
         is_joined,

@@ -17,7 +17,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::command::Command;
 use crate::kernel::due::EntryWork;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{LeaseStatus, LeaseWork};
+use crate::kernel::lease::{LeaseStatus, LeaseWork, RENEWAL_WINDOW};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Batch;
 use crate::kernel::request::{Asked, How, RequestNo, Serves};
@@ -112,6 +112,17 @@ impl Schedule {
             let ((_, key), item) = first.remove_entry();
             self.at.remove(&key);
             items.push(item);
+        }
+        if items.iter().any(|item| matches!(item, Item::Lease(_))) {
+            // Leases that are due soon are renewed together.
+            let soon = now.after(RENEWAL_WINDOW);
+            let due = self.due.range(..(soon, ItemKey::Lease(0)));
+            let leases = due.filter(|(_, item)| matches!(item, Item::Lease(_)));
+            let keys: Vec<(Instant, ItemKey)> = leases.map(|(key, _)| key.clone()).collect();
+            for key in keys {
+                self.at.remove(&key.1);
+                items.extend(self.due.remove(&key));
+            }
         }
         items
     }

@@ -26,7 +26,7 @@ use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{Flight, How, Request, RequestNo, RequestState, Sender, Serves};
-use crate::kernel::waiter::{Outcome, Wait, Waiter, WaiterNo};
+use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 
@@ -43,6 +43,8 @@ pub(crate) struct LockEntry {
     pub(super) capacity: usize,
     pub(super) line: VecDeque<Waiter>,
     pub(super) own: Vec<Waiter>,
+    /// Calls for sets, which nobody asks for here: they try again when the name may be free.
+    pub(super) watches: Vec<Watch>,
     pub(super) requests: Vec<Request>,
     pub(super) last: LastReply,
     /// When others were last known to want the name; after a plain release, until when no call of
@@ -62,6 +64,14 @@ pub(crate) struct LockEntry {
     pub(super) next: Instant,
     pub(super) latest: Instant,
     armed: Option<[Instant; 2]>,
+}
+
+/// A call for a set that was refused because of this name.
+#[derive(Debug)]
+pub(super) struct Watch {
+    pub(super) cell: Arc<WaiterCell>,
+    /// The lock of this name.
+    pub(super) lock: Arc<dyn Primitive>,
 }
 
 /// A lease of this client.
@@ -90,6 +100,7 @@ impl LockEntry {
             capacity,
             line: VecDeque::new(),
             own: Vec::new(),
+            watches: Vec::new(),
             requests: Vec::new(),
             last: LastReply::default(),
             contended: Instant::START,
@@ -173,8 +184,10 @@ impl LockEntry {
             Serves::Nobody => Receiver::Nobody,
             _ if request.caller().is_some() => Receiver::Caller,
             Serves::Line => {
-                let front = self.line.front();
-                front.map_or(Receiver::Nobody, |waiter| Receiver::Waiter(waiter.no))
+                // A call that waits by `Backoff` sleeps: one that is woken goes first.
+                let mut woken = self.line.iter().filter(|waiter| waiter.wait.is_woken());
+                let first = woken.next().or(self.line.front());
+                first.map_or(Receiver::Nobody, |waiter| Receiver::Waiter(waiter.no))
             }
             Serves::One(no) => match self.waiter(no) {
                 Some(_) => Receiver::Waiter(no),
@@ -229,16 +242,17 @@ impl LockEntry {
         let is_idle = self.held.is_empty()
             && self.line.is_empty()
             && self.own.is_empty()
+            && self.watches.is_empty()
             && self.requests.is_empty();
         let wakes = |waiter: &Waiter| waiter.wait.is_woken();
         let is_set = self.is_set;
-        if !self.listens
-            && !is_set
-            && let Some(waiter) = self.line.iter().chain(&self.own).find(|w| wakes(w))
-        {
+        let woken = self.line.iter().chain(&self.own).find(|it| wakes(it));
+        let listener = woken.map(|waiter| &waiter.lock);
+        let listener = listener.or_else(|| self.watches.first().map(|watch| &watch.lock));
+        if let Some(lock) = listener.filter(|_| !self.listens && !is_set) {
             self.listens = true;
             let change = cx.kernel.next_serial();
-            cx.fx.listen.push((Arc::clone(&waiter.lock), change));
+            cx.fx.listen.push((Arc::clone(lock), change));
         }
         if is_idle && cx.now >= self.contended_until() {
             if self.armed.is_some() {
@@ -470,6 +484,14 @@ impl LockEntry {
         if let Some(waiter) = self.remove_waiter(no) {
             *waiter.cell.outcome.lock() = Some(outcome);
             cx.fx.wake.push(waiter.cell);
+        }
+    }
+
+    /// The name may be free, or the client is closed: calls for sets go on.
+    pub(super) fn end_watches(&self, failure: &Failure, cx: &mut Context<'_>) {
+        for watch in &self.watches {
+            *watch.cell.outcome.lock() = Some(Outcome::Failed(failure.clone()));
+            cx.fx.wake.push(Arc::clone(&watch.cell));
         }
     }
 

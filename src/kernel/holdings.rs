@@ -50,7 +50,8 @@ impl LockEntry {
         }
         let ttl = request.terms.ttl;
         let cx_parts = (cx.now, &mut *cx.fx);
-        (cx.kernel).undo(&request.lock, id, ttl, proof, cx_parts);
+        let is_place = matches!(request.state, RequestState::Queued(_));
+        (cx.kernel).undo(&request.lock, id, ttl, (proof, is_place), cx_parts);
     }
 
     /// Holds what was granted. This client's other leases that exclude it are lost.
@@ -176,6 +177,7 @@ impl LockEntry {
         held.lease.rearm(cx.kernel, cx.now, cx.fx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);
+        self.end_watches(&Failure::Restart, cx);
         if is_on(Mutant::NobodyAsksAfterTheEnd) {
             return;
         }
@@ -228,9 +230,14 @@ impl LockEntry {
     /// The client is closed: ends all calls and leases.
     pub(super) fn close(&mut self, cx: &mut Context<'_>) {
         let parked: Vec<WaiterNo> = self.line.iter().chain(&self.own).map(|it| it.no).collect();
+        // Calls that wait for a reply end by themselves.
+        let asking = self.requests.iter();
+        let asking = asking.filter(|it| it.caller().is_some() && !it.once);
+        cx.fx.closed += parked.len() + asking.count();
         for no in parked {
             self.end_waiter(no, Outcome::Failed(Failure::Closed), cx);
         }
+        self.end_watches(&Failure::Closed, cx);
         if !is_on(Mutant::ClosedKeepsPlaces) {
             self.retire_all(cx);
         }

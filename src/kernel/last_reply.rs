@@ -66,10 +66,8 @@ impl Default for LastReply {
 impl LastReply {
     /// Returns whether a call may report at its deadline that the lock is taken.
     pub(crate) fn says_taken(&self, start: Instant, deadline: Instant) -> bool {
-        self.refused.as_ref().is_some_and(|refused| {
-            refused.sent >= start
-                && (refused.until >= deadline || refused.arrived.after(FRESH_FOR) >= deadline)
-        })
+        let refused = self.refused.as_ref();
+        refused.is_some_and(|refused| refused.says_taken(start, deadline))
     }
 
     /// Records a reply: Redis has run a command that was sent at `sent`.
@@ -218,10 +216,23 @@ impl LastReply {
 
     /// Returns when the client asks once more for a call that has this deadline.
     pub(crate) fn ask_at(&self, start: Instant, deadline: Instant) -> Instant {
-        if deadline == Instant::NEVER {
-            return Instant::NEVER;
-        }
-        let before = LAST_ATTEMPT.max(self.took.saturating_mul(3));
-        deadline.before(before.min(start.until(deadline) / 2))
+        last_attempt(start, deadline, self.took)
     }
+}
+
+impl Refused {
+    /// Returns whether a call may report at its deadline that the lock is taken.
+    pub(crate) fn says_taken(&self, start: Instant, deadline: Instant) -> bool {
+        let is_fresh = self.arrived.after(FRESH_FOR) >= deadline;
+        self.sent >= start && (self.until >= deadline || is_fresh)
+    }
+}
+
+/// Returns when a call asks for the last time. The last reply `took` this long.
+pub(super) fn last_attempt(start: Instant, deadline: Instant, took: Duration) -> Instant {
+    if deadline == Instant::NEVER {
+        return Instant::NEVER;
+    }
+    let before = LAST_ATTEMPT.max(took.saturating_mul(3));
+    deadline.before(before.min(start.until(deadline) / 2))
 }

@@ -7,7 +7,7 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::waiter::Failure;
 pub(crate) use crate::lease::handoff::{HandoffRun, NoHandoff};
 pub(crate) use crate::lease::state::{BeforeSetTtl, LeaseState};
-pub(crate) use crate::lease::status::{Due, LeaseStatus, RenewalRequest};
+pub(crate) use crate::lease::status::{Due, LeaseStatus, RENEWAL_WINDOW, RenewalRequest};
 use crate::parker::Parker;
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;

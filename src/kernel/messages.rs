@@ -8,6 +8,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Request, RequestState, Serves};
+use crate::kernel::waiter::Failure;
 use crate::kernel::{Context, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::place::{Next, TokenBlock, read_grant, read_next, read_refresh};
@@ -253,6 +254,9 @@ impl LockEntry {
         cx: &mut Context<'_>,
         pause: impl Fn(Option<&HolderId>, Serves) -> Option<Duration>,
     ) {
+        if pause(None, Serves::Line).is_some() && !is_on(Mutant::WatchesAreNotEnded) {
+            self.end_watches(&Failure::Restart, cx);
+        }
         for n in 0..self.requests.len() {
             let serves = self.requests[n].serves;
             let has_caller = self.requests[n].caller().is_some();

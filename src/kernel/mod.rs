@@ -121,6 +121,8 @@ pub(crate) struct Effects {
     pub(crate) wake: Vec<Arc<WaiterCell>>,
     /// Holders whose operation has ended, to be unparked.
     pub(crate) operations: Vec<Arc<OperationCell>>,
+    /// How many calls the end of the client has ended.
+    pub(crate) closed: usize,
     /// The engine must run by then: it is woken if it would sleep longer.
     pub(crate) engine_by: Option<Instant>,
     /// Locks whose messages somebody waits for now. Each has the number of its change: the effects
@@ -390,7 +392,7 @@ impl Kernel {
         lock: &Arc<dyn Primitive>,
         id: &HolderId,
         ttl: Duration,
-        ends_by: Proof,
+        (ends_by, is_place): (Proof, bool),
         cx: (Instant, &mut Effects),
     ) {
         let (now, fx) = cx;
@@ -406,6 +408,7 @@ impl Kernel {
             until: now.after(ttl.saturating_mul(2).max(RUNS_WITHIN)),
             ends_by,
             counts: false,
+            is_place,
         };
         self.pend(release, now, fx);
     }
@@ -432,6 +435,7 @@ impl Kernel {
                 until,
                 ends_by,
                 counts,
+                is_place: false,
             };
             self.pend(release, now, fx);
         }
@@ -447,6 +451,7 @@ impl Kernel {
                 until: now.after(lease.key_may_last()),
                 ends_by: Proof::AnyAnswer,
                 counts: false,
+            is_place: false,
             };
             self.pending.lock().note_recent(release);
         }
@@ -486,6 +491,11 @@ impl Kernel {
             }
         }
         (held, waiting)
+    }
+
+    /// Returns how many leases may exist because their release has no reply.
+    pub(crate) fn unconfirmed(&self) -> usize {
+        self.pending.lock().unconfirmed(self.limits.size)
     }
 
     /// Returns whether Redis has answered about each lease that the shutdown has ended.

@@ -26,7 +26,8 @@ use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy, jittered};
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Pauses between attempts without a queue, while messages do not arrive.
-const UNSUBSCRIBED: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+pub(super) const UNSUBSCRIBED: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
 impl LockEntry {
     /// The call has a place in the queue.
@@ -296,7 +297,7 @@ impl LockEntry {
             .any(|place| matches!(place, Refreshed::Waiting(_)));
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
         let mut refused = None;
-        if waits && (counts || !self.is_of_nobody(&by, false, cx)) {
+        if waits && (counts || !self.is_of_nobody(&by, sent, false, cx)) {
             refused = Some(self.last.refused(sent, cx.now, Arc::new(by)));
             self.note_contended(cx.now);
         }
@@ -486,7 +487,7 @@ impl LockEntry {
     }
 }
 
-fn next_attempt(
+pub(super) fn next_attempt(
     regular: Instant,
     arrived: Instant,
     remaining: Option<Duration>,

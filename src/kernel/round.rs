@@ -165,6 +165,11 @@ impl Round {
         }
     }
 
+    /// Returns when the first command was sent.
+    fn sent(&self, now: Instant) -> Instant {
+        self.first_sent.unwrap_or(now)
+    }
+
     fn is_proposal(&self) -> bool {
         matches!(self.kind, RoundKind::Propose(_))
     }
@@ -198,7 +203,7 @@ impl Round {
             }
             // What nobody here owns: no refusal, the server is free once that is released.
             Answer::Refused(by)
-                if kernel.pending.lock().has_at(server, &by.holder)
+                if (kernel.pending.lock()).had_since(server, &by.holder, self.sent(now))
                     && !is_on(Mutant::OwnIdRefusesRound) =>
             {
                 self.is_in_own_way = true;
@@ -466,7 +471,7 @@ impl Engine {
         };
         route.round_ended(&round.undecided(size), &end, has_left);
         round.is_over = true;
-        let mut sent = round.first_sent.unwrap_or(now);
+        let mut sent = round.sent(now);
         if is_on(Mutant::RoundCountsFromReply) {
             sent = now;
         }
@@ -541,6 +546,7 @@ impl Engine {
                 until: now.after(round.ttl.saturating_mul(2).max(RUNS_WITHIN)),
                 ends_by,
                 counts: false,
+            is_place: false,
             };
             let mut pending = kernel.pending.lock();
             let command = match at {
@@ -608,6 +614,7 @@ fn release_at(
         until: now.after(lease.key_may_last().max(RUNS_WITHIN)),
         ends_by,
         counts: false,
+        is_place: false,
     };
     kernel.pend(release, now, fx);
 }

@@ -1,13 +1,15 @@
 //! A call that acquires a set of names, all or none.
 //!
 //! ```text
-//! All: all names at once ──granted──▶ lease of the set
-//!   │ refused
-//!   ▼            each name in order, a call of its fair lock under the set's id; the engine renews
-//! One(0) ─granted▶ One(1) ─▶ … ─▶ One(n−1) ─▶ Join: all names are renewed together, "ours"
-//!   ▲                │                           │             └──▶ lease of the set
-//!   └────────────────┴── a kept name is lost, a command has no reply, a place is gone, not ours:
-//!                        every name is released, and the set begins again under another id
+//! one slot: All: all names at once ──granted──▶ lease of the set
+//!             │ refused
+//!             ▼      with queues: each name in order, under the set's id; the engine renews
+//! several ─▶ One(0) ─granted▶ One(1) ─▶ … ─▶ One(n−1) ─▶ Join: all names are renewed together
+//!   ▲          │                                           └─"ours"▶ lease of the set
+//!   └──────────┴── a kept name is lost, a command has no reply, a place is gone, not ours:
+//!                  every name is released, and the set begins again under another id
+//!
+//! without queues: All, or each name once ──refused──▶ Watch ──that name may be free──▶ again
 //! ```
 //!
 //! Sets take their names in one order: they cannot block each other for ever.
@@ -20,13 +22,16 @@ use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::answers::untaken;
 use crate::kernel::call::{Call, CallTerms, Step};
-use crate::kernel::entry::LockEntry;
+use crate::kernel::entry::{LockEntry, Watch};
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::holdings::Grant;
+use crate::kernel::last_reply::last_attempt;
 use crate::kernel::lease::{LeaseState, LeaseStatus};
 use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
 use crate::kernel::request::{IdOfSet, RequestNo, RequestState, Serves};
-use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
+use crate::kernel::table::entry_name;
+use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell, WaiterNo};
 use crate::kernel::{Context, Discard, Effects, Kernel};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
@@ -34,6 +39,7 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
 use crate::token::FencingToken;
+use crate::wait_policy::{WaitPolicy, jittered};
 
 /// The longest ttl of a name that a set keeps while it waits for the next ones.
 const KEPT_FOR: Duration = Duration::from_secs(3);
@@ -41,14 +47,30 @@ const KEPT_FOR: Duration = Duration::from_secs(3);
 pub(crate) struct SetAcquire {
     /// What the caller wants; its lock is that of the set.
     wants: CallTerms,
-    /// The fair lock of each name, in the order in which all sets take them.
+    start: Instant,
+    /// The lock of each name, fair with queues, in the order in which all sets take them.
     names: Vec<Arc<dyn Primitive>>,
     id: HolderId,
     kept: Vec<Arc<HeldLease>>,
     /// It has parked, and does not send any more.
     has_parked: bool,
+    /// It was refused.
+    has_waited: bool,
     stage: Stage,
     call: Call,
+    /// The name that last refused it, without queues.
+    watch: Option<Watching>,
+    /// How often it was refused, and the last time, without queues.
+    refusals: u32,
+    last: Option<Refused>,
+}
+
+/// A name whose messages wake the call.
+struct Watching {
+    name: usize,
+    cell: Arc<WaiterCell>,
+    /// When the call asks again if no message comes.
+    until: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +79,7 @@ enum Stage {
     /// The name with this index.
     One(usize),
     Join,
+    Watch,
 }
 
 impl SetAcquire {
@@ -71,14 +94,24 @@ impl SetAcquire {
             ..wants.clone()
         };
         Self {
+            start: now,
             id: kernel.fresh.id(&*wants.lock),
             has_parked: wants.by_engine,
             call: Call::new(kernel, all, now),
             wants,
             names,
             kept: Vec::new(),
+            has_waited: false,
             stage: Stage::All,
+            watch: None,
+            refusals: 0,
+            last: None,
         }
+    }
+
+    /// Returns whether it waits in the queues of its names.
+    fn has_queues(&self) -> bool {
+        self.names[0].queue().is_some()
     }
 
     /// Returns whether it keeps a name under this id, held or lost.
@@ -87,9 +120,17 @@ impl SetAcquire {
         self.kept.iter().any(|lease| lease.id.as_str() == id)
     }
 
+    /// Returns the name that it waits for outside of a queue.
+    #[cfg(test)]
+    pub(super) fn watched_lock(&self) -> Option<&Arc<dyn Primitive>> {
+        let watch = self.watch.as_ref().filter(|_| self.stage == Stage::Watch)?;
+        let is_silent = watch.cell.outcome.lock().is_none();
+        is_silent.then(|| &self.names[watch.name])
+    }
+
     /// Returns whether it has waited for another holder.
     pub(crate) fn has_waited(&self) -> bool {
-        self.stage != Stage::All
+        self.has_waited
     }
 
     /// The call that it waits for now.
@@ -97,9 +138,35 @@ impl SetAcquire {
         &self.call
     }
 
+    /// The cell that its thread sleeps on.
+    pub(crate) fn cell(&self) -> Option<&Arc<WaiterCell>> {
+        match (self.stage, &self.watch) {
+            (Stage::Watch, Some(watch)) => Some(&watch.cell),
+            _ => self.call.cell(),
+        }
+    }
+
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
-        let step = self.call.begin(kernel, now, fx);
+        let step = self.attempt(kernel, now, fx);
         self.go_on(step, kernel, now, fx)
+    }
+
+    /// Asks for all names, or for one after the other if they are in several slots.
+    fn attempt(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        if let Some(watch) = &self.watch {
+            watch.cell.outcome.lock().take();
+        }
+        if !self.wants.lock.slots().is_empty() {
+            return self.ask_for(0, kernel, now, fx);
+        }
+        let all = CallTerms {
+            wait: Wait::Once,
+            by_engine: self.has_parked,
+            ..self.wants.clone()
+        };
+        self.stage = Stage::All;
+        self.call = Call::new(kernel, all, self.start);
+        self.call.begin(kernel, now, fx)
     }
 
     /// The end of the command that this thread sent at `sent`.
@@ -117,6 +184,10 @@ impl SetAcquire {
 
     /// The thread was unparked, or a nap is over, or the deadline has come.
     pub(crate) fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        if self.stage == Stage::Watch {
+            let step = self.watched(kernel, now, fx);
+            return self.go_on(step, kernel, now, fx);
+        }
         let is_lost = |lease: &Arc<HeldLease>, fx: &mut Effects| {
             !matches!(lease.status(now, fx), LeaseStatus::Held(_))
         };
@@ -137,7 +208,13 @@ impl SetAcquire {
         now: Instant,
         fx: &mut Effects,
     ) -> Outcome {
-        let outcome = self.call.leave(kernel, failure.clone(), now, fx);
+        let outcome = match self.stage {
+            Stage::Watch => Outcome::Failed(failure.clone()),
+            Stage::All | Stage::One(_) | Stage::Join => {
+                (self.call).leave(kernel, failure.clone(), now, fx)
+            }
+        };
+        self.end_watch(kernel, now, fx);
         match (&outcome, self.stage) {
             (Outcome::Lease(..), Stage::All | Stage::Join) => {
                 self.absorb(kernel, now, fx);
@@ -157,7 +234,10 @@ impl SetAcquire {
 
     /// The call's thread panics.
     pub(crate) fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
-        self.call.abandon(kernel, now, fx);
+        if self.stage != Stage::Watch {
+            self.call.abandon(kernel, now, fx);
+        }
+        self.end_watch(kernel, now, fx);
         self.give_up(kernel, now, fx);
     }
 
@@ -174,9 +254,10 @@ impl SetAcquire {
                 Step::Done(outcome) => outcome,
             };
             step = match (self.stage, outcome) {
-                (Stage::All | Stage::Join, Outcome::Lease(lease, token)) => {
+                (Stage::All | Stage::Join, outcome @ Outcome::Lease(..)) => {
+                    self.end_watch(kernel, now, fx);
                     self.absorb(kernel, now, fx);
-                    return Step::Done(Outcome::Lease(lease, token));
+                    return Step::Done(outcome);
                 }
                 (Stage::One(n), Outcome::Lease(lease, _)) => {
                     self.kept.push(lease);
@@ -185,23 +266,138 @@ impl SetAcquire {
                         false => self.join(kernel, now, fx),
                     }
                 }
-                (Stage::All, Outcome::Refused(by)) => {
-                    let is_over = self.wants.wait == Wait::Once || now >= self.wants.deadline;
-                    if is_over {
-                        return Step::Done(Outcome::Refused(by));
-                    }
-                    self.ask_for(0, kernel, now, fx)
+                (Stage::All | Stage::One(_), Outcome::Refused(Some(by))) if self.goes_on(now) => {
+                    self.give_up(kernel, now, fx);
+                    self.refused(by, kernel, now, fx)
                 }
                 (_, Outcome::Failed(Failure::Restart)) => {
                     self.give_up(kernel, now, fx);
                     self.id = kernel.fresh.id(&*self.wants.lock);
-                    self.ask_for(0, kernel, now, fx)
+                    match self.has_queues() {
+                        true => self.ask_for(0, kernel, now, fx),
+                        false => self.attempt(kernel, now, fx),
+                    }
                 }
                 (stage, outcome) => {
+                    let outcome = of_name(stage, outcome);
+                    self.end_watch(kernel, now, fx);
                     self.give_up(kernel, now, fx);
-                    return Step::Done(of_name(stage, outcome));
+                    return Step::Done(self.at_end(outcome, now));
                 }
             };
+        }
+    }
+
+    /// Returns whether a refused call waits. In a queue, it is refused at its deadline only.
+    fn goes_on(&self, now: Instant) -> bool {
+        let in_queue = self.has_queues() && self.stage != Stage::All;
+        self.wants.wait != Wait::Once && now < self.wants.deadline && !in_queue
+    }
+
+    /// At the deadline, an earlier refusal is a better outcome than silence, if it still counts.
+    fn at_end(&mut self, outcome: Outcome, now: Instant) -> Outcome {
+        let deadline = self.wants.deadline;
+        let start = self.start;
+        let is_silent = matches!(outcome, Outcome::Failed(Failure::Unreachable { .. }));
+        let last = self.last.take().filter(|_| is_silent && now >= deadline);
+        match last.filter(|last| last.says_taken(start, deadline)) {
+            Some(last) => Outcome::Refused(Some(last)),
+            None => outcome,
+        }
+    }
+
+    /// A name is taken: with queues the call waits there, otherwise until the name may be free.
+    fn refused(&mut self, by: Refused, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        self.has_waited = true;
+        if self.has_queues() {
+            return self.ask_for(0, kernel, now, fx);
+        }
+        self.id = kernel.fresh.id(&*self.wants.lock);
+        let name = match self.stage {
+            Stage::One(n) => n,
+            _ => by.by.name,
+        };
+        self.refusals += 1;
+        let (took, remaining) = (by.sent.until(by.arrived), by.by.remaining);
+        self.last = Some(by.clone());
+        let backoff = match &self.wants.wait {
+            Wait::Queue(WaitPolicy::Backoff(backoff)) => Some(*backoff),
+            _ => None,
+        };
+        if let Some(backoff) = backoff {
+            if backoff.limit().is_some_and(|limit| self.refusals >= limit) {
+                return Step::Done(Outcome::Refused(Some(by)));
+            }
+            let until = now.after(backoff.pause(self.refusals - 1));
+            return self.watch(name, until, kernel, now, fx);
+        }
+        let is_new = self.watch.as_ref().is_none_or(|watch| watch.name != name);
+        if is_new {
+            self.end_watch(kernel, now, fx);
+        }
+        let has_news = |watch: &Watching| watch.cell.outcome.lock().is_some();
+        if self.watch.as_ref().is_some_and(has_news) {
+            return self.attempt(kernel, now, fx);
+        }
+        let is_live = kernel.is_heard(&self.names[name], now, fx);
+        let pause = match is_live {
+            true => jittered(kernel.limits.backstop),
+            false => UNSUBSCRIBED
+                .pause(self.refusals - 1)
+                .min(kernel.limits.backstop),
+        };
+        let at = next_attempt(now.after(pause), now, remaining, now);
+        let last = last_attempt(self.start, self.wants.deadline, took);
+        let until = if now < last { at.min(last) } else { at };
+        let step = self.watch(name, until, kernel, now, fx);
+        // A message may have come before the call could hear it.
+        match is_new && is_live && !is_on(Mutant::WatchBeginsAfterTheRefusal) {
+            true => self.attempt(kernel, now, fx),
+            false => step,
+        }
+    }
+
+    /// Begins to wait until a name may be free, and until `until` at most.
+    fn watch(
+        &mut self,
+        name: usize,
+        until: Instant,
+        kernel: &Kernel,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Step {
+        self.stage = Stage::Watch;
+        let wakes = self.wants.wait.is_woken();
+        let watch = self.watch.get_or_insert_with(|| {
+            let cell = Arc::new(WaiterCell::new(kernel.next_serial()));
+            if wakes {
+                kernel.watch(&self.names[name], &cell, now, fx);
+            }
+            Watching { name, cell, until }
+        });
+        watch.until = until;
+        Step::Park(until.min(self.wants.deadline))
+    }
+
+    /// The thread was unparked, or a nap is over.
+    fn watched(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        let watch = self.watch.as_ref().expect("it waits for a name");
+        let until = watch.until;
+        let outcome = watch.cell.outcome.lock().take();
+        match outcome {
+            Some(Outcome::Failed(Failure::Closed)) => Step::Done(Outcome::Failed(Failure::Closed)),
+            _ if now >= self.wants.deadline => Step::Done(Outcome::Failed(Failure::Unreachable {
+                since: None,
+                cause: None,
+            })),
+            None if now < until => Step::Park(until.min(self.wants.deadline)),
+            _ => self.attempt(kernel, now, fx),
+        }
+    }
+
+    fn end_watch(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        if let Some(watch) = self.watch.take() {
+            kernel.unwatch(&self.names[watch.name], &watch.cell, now, fx);
         }
     }
 
@@ -209,8 +405,13 @@ impl SetAcquire {
     fn ask_for(&mut self, n: usize, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         self.stage = Stage::One(n);
         let ttl = self.wants.terms.ttl.min(KEPT_FOR);
+        let wait = match self.has_queues() {
+            true => self.wants.wait.clone(),
+            false => Wait::Once,
+        };
         let wants = CallTerms {
             lock: Arc::clone(&self.names[n]),
+            wait,
             terms: LeaseTerms {
                 ttl,
                 renew_every: Some(ttl / 3),
@@ -225,7 +426,7 @@ impl SetAcquire {
             by_engine: self.has_parked,
             ..self.wants.clone()
         };
-        self.call = Call::new(kernel, wants, now).of_set(self.id.clone());
+        self.call = Call::new(kernel, wants, self.start).of_set(self.id.clone());
         self.call.begin(kernel, now, fx)
     }
 
@@ -233,7 +434,7 @@ impl SetAcquire {
     fn join(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         self.stage = Stage::Join;
         let tokens = self.kept.iter().map(|lease| lease.token()).collect();
-        self.call = Call::new(kernel, self.wants.clone(), now).of_set(self.id.clone());
+        self.call = Call::new(kernel, self.wants.clone(), self.start).of_set(self.id.clone());
         self.call.join(kernel, tokens, now, fx)
     }
 
@@ -274,6 +475,50 @@ fn of_name(stage: Stage, outcome: Outcome) -> Outcome {
             Outcome::Refused(Some(Refused { by, ..refused }))
         }
         (_, outcome) => outcome,
+    }
+}
+
+impl Kernel {
+    /// Unparks a call for a set when a name may be free.
+    fn watch(
+        &self,
+        lock: &Arc<dyn Primitive>,
+        cell: &Arc<WaiterCell>,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        self.with_entry(lock, now, fx, |entry, cx| {
+            let watch = Watch {
+                cell: Arc::clone(cell),
+                lock: Arc::clone(lock),
+            };
+            entry.watches.push(watch);
+            if cx.kernel.is_closed() {
+                entry.end_watches(&Failure::Closed, cx);
+            }
+        });
+    }
+
+    fn unwatch(
+        &self,
+        lock: &Arc<dyn Primitive>,
+        cell: &Arc<WaiterCell>,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        let name = entry_name(&**lock);
+        self.with_existing(&name, now, fx, |entry, _| {
+            entry
+                .watches
+                .retain(|watch| !Arc::ptr_eq(&watch.cell, cell));
+        });
+    }
+
+    /// Returns whether the messages of a name arrive.
+    fn is_heard(&self, lock: &Arc<dyn Primitive>, now: Instant, fx: &mut Effects) -> bool {
+        let name = entry_name(&**lock);
+        let found = self.with_existing(&name, now, fx, |entry, _| entry.is_listening);
+        found == Some(true)
     }
 }
 

@@ -139,7 +139,7 @@ impl Fault {
     }
 
     /// Adds the address of the node to the cause.
-    pub(super) fn at(self, node: &str) -> Self {
+    pub(crate) fn at(self, node: &str) -> Self {
         match self {
             Self::NotRun(cause) => Self::NotRun(cause.at(node)),
             Self::Unknown(cause) => Self::Unknown(cause.at(node)),

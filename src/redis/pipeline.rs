@@ -167,6 +167,24 @@ impl<J: Job> Pipeline<J> {
         }
     }
 
+    /// Ends the commands that are not written and not `wanted` any more.
+    pub(crate) fn drop_queued(
+        &mut self,
+        now: Instant,
+        wanted: impl Fn(&J) -> bool,
+        ended: &mut Vec<Ended<J>>,
+    ) {
+        for queued in mem::take(&mut self.queued) {
+            if wanted(&queued.job) {
+                self.queued.push_back(queued);
+                continue;
+            }
+            let fault = Fault::NotRun(Cause::text("the client was shut down"));
+            let (job, sent, end) = (queued.job, now, Err(fault.into()));
+            ended.push(Ended { job, sent, end });
+        }
+    }
+
     /// Returns whether a command has not ended.
     pub(crate) fn is_busy(&self) -> bool {
         let is_waiting = matches!(&self.link, Link::Open(line) if line.wait.is_some());

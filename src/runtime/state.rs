@@ -136,13 +136,22 @@ impl Runtime {
     /// Refuses new work from now on, and ends all waiting calls and all leases. Returns to the first
     /// caller how many calls it has ended.
     pub(crate) fn close(&self) -> Option<usize> {
+        self.close_by(|now, fx| self.kernel.close(now, fx))
+    }
+
+    pub(in crate::runtime) fn close_by(
+        &self,
+        close: impl FnOnce(Instant, &mut Effects),
+    ) -> Option<usize> {
         if self.closed.swap(true, Ordering::SeqCst) {
             return None;
         }
         let mut fx = Effects::default();
-        self.kernel.close(Instant::now(), &mut fx);
-        let woken = fx.wake.len();
+        close(Instant::now(), &mut fx);
+        let woken = fx.closed;
         self.carry_out_here(fx);
+        // A call without a connection has nothing to undo.
+        self.deployment.end_connecting();
         self.engine.close();
         Some(woken)
     }

@@ -17,6 +17,7 @@ use crate::kernel::{Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::Refreshed;
+use crate::protocol::primitive::Primitive;
 use crate::redis;
 
 /// A lease that a client has had.
@@ -439,6 +440,14 @@ impl World {
         // Through such a link no lease can be had in time.
         if self.engine_is_slower_than(client, self.plan.ttl / 4) {
             return false;
+        }
+        let watches = self.watched(client);
+        let is_watched = |(thread, lock): &(usize, Arc<dyn Primitive>)| {
+            let runs = self.stopped_until(client, Actor::Caller(*thread)) <= self.now;
+            runs && key_of(&**lock) == key
+        };
+        if watches.iter().any(is_watched) {
+            return true;
         }
         let mut calls = self.parked_threads(client);
         calls.any(|(thread, call)| {

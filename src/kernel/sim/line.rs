@@ -115,6 +115,7 @@ impl Words<'_> {
             "NoQueue" => Kind::NoQueue,
             "Fair" => Kind::Fair,
             "Set" => Kind::Set,
+            "PlainSet" => Kind::PlainSet,
             "Reader" => Kind::Reader,
             "Writer" => Kind::Writer,
             "Permits" => Kind::Permits(self.next()?),

@@ -74,6 +74,8 @@ pub(super) enum Kind {
     Permits(u32),
     /// All names, or all but one.
     Set,
+    /// The same without queues.
+    PlainSet,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -220,7 +222,8 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         _ => vec![Kind::Mutex, Kind::Mutex, Kind::Fair],
     };
     if family == Family::Sets {
-        kinds = match rng.below(3) {
+        kinds = match rng.below(4) {
+            3 => vec![Kind::PlainSet, Kind::NoQueue],
             0 => vec![Kind::Set],
             1 => vec![Kind::Set, Kind::Set, Kind::Fair, Kind::Mutex],
             _ => vec![Kind::Set, Kind::Mutex],

@@ -479,7 +479,7 @@ impl World {
         for cell in fx.wake {
             let callers = self.clients[client].callers.iter();
             let mut parked = callers.map(|caller| match &caller.state {
-                State::Parked(call) => Some(call.call().no),
+                State::Parked(call) => call.cell().map(|it| it.no),
                 _ => None,
             });
             if let Some(thread) = parked.position(|no| no == Some(cell.no)) {

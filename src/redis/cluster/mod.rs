@@ -69,7 +69,14 @@ impl Cluster {
         let mut may_have_run = false;
         loop {
             let acquires = unanswered.is_some();
-            let undo = unanswered.as_deref_mut();
+            let label = acquires.then(|| self.map.label_of(&server));
+            let mut undo = unanswered.as_deref_mut().map(|unanswered| {
+                let label = label.unwrap_or_default();
+                move |fault: &Fault, sent, write: &mut dyn FnMut(Call<'_>)| {
+                    unanswered(&fault.clone().at(&label), sent, write);
+                }
+            });
+            let undo = undo.as_mut().map(|undo| undo as Unanswered<'_, '_>);
             let fault = match server.call_or_undo(call.asking(asking), until, cap_rule, undo) {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,

@@ -246,7 +246,7 @@ impl SlotMap {
 
     /// Returns the address of a server for an error. If the server has never replied, and is none
     /// of the seeds, says that the nodes have announced it.
-    pub(super) fn label_of(&self, server: &Server) -> String {
+    pub(crate) fn label_of(&self, server: &Server) -> String {
         let label = server.label();
         let is_label = |(host, port): HostPort| self.nodes.data.at(&host, port).label == label;
         let is_seed = || self.nodes.addresses().any(is_label);

@@ -113,7 +113,7 @@ pub(in crate::runtime) fn run(runtime: &Runtime) {
 /// renew it.
 fn run_or_close(runtime: &Runtime, engine: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(engine)).is_err() {
-        runtime.close();
+        runtime.close_by(|now, fx| runtime.kernel.engine_died(now, fx));
         logging::error!("the engine of a client has panicked: the client is closed");
     }
     runtime.engine.note_released();
@@ -209,7 +209,11 @@ impl<'a> EngineLoop<'a> {
             Work::Lock(ticket, ..) => engine.may_resend(kernel, *ticket, now),
             _ => true,
         };
-        let outcomes = self.pipes.turn(self.runtime, now, may_resend);
+        let mut outcomes = self.pipes.turn(self.runtime, now, may_resend);
+        if self.is_stopping {
+            // The end waits for no server unless there is something to release.
+            outcomes.extend(self.pipes.drop_queued(now, Work::outlives_client));
+        }
         if outcomes.is_empty() {
             return;
         }
@@ -235,6 +239,11 @@ impl<'a> EngineLoop<'a> {
             sent,
             end,
         } = outcome;
+        let map = self.runtime.deployment.slot_map();
+        let end = end.map_err(|fault| match map {
+            Some(map) => fault.at(&map.label_of(&server)),
+            None => fault,
+        });
         match work {
             Work::Lock(ticket, command, _) => {
                 note_health(self.runtime, &server, &command, &end, now);

@@ -92,6 +92,22 @@ impl Pipes {
         pipelines.for_each(Pipeline::end_probing);
     }
 
+    /// Ends the commands that are not written and not `wanted` any more.
+    pub(in crate::runtime) fn drop_queued(
+        &mut self,
+        now: Instant,
+        wanted: impl Fn(&Work) -> bool,
+    ) -> Vec<Outcome> {
+        let (mut outcomes, mut ended) = (Vec::new(), Vec::new());
+        for pipe in &mut self.all {
+            let wanted = |sending: &Sending| wanted(&sending.work);
+            pipe.pipeline.drop_queued(now, wanted, &mut ended);
+            let server = &pipe.pipeline.server;
+            outcomes.extend(ended.drain(..).map(|ended| outcome(server, ended)));
+        }
+        outcomes
+    }
+
     /// Returns the index of the pipeline for a command; `None` if it needs a new one.
     fn pipe_for(&self, server: &Arc<Server>, replicas: Option<Replicas>) -> Option<usize> {
         let all = self.all.iter().enumerate();

@@ -26,6 +26,19 @@ pub(in crate::runtime) enum Work {
     AskOwner(Arc<dyn Primitive>),
 }
 
+impl Work {
+    /// Returns whether it is still wanted once the client is closed.
+    pub(in crate::runtime) fn outlives_client(&self) -> bool {
+        match self {
+            Self::Lock(_, command, _) => {
+                matches!(command.what, What::Undo { .. } | What::Leave { .. })
+            }
+            Self::AddStats(_) => true,
+            Self::ProbeSubscriber(..) | Self::AskOwner(_) => false,
+        }
+    }
+}
+
 /// A command, and how it is sent to the nodes of a cluster.
 pub(in crate::runtime) struct Sending {
     pub(in crate::runtime) work: Work,

@@ -3,6 +3,8 @@
 use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, redis};
 use crate::clock::Instant;
 use crate::kernel::set::SetAcquire;
+use crate::kernel::waiter::WaiterCell;
+use std::sync::Arc;
 
 pub(super) enum Acquiring {
     One(Call),
@@ -15,6 +17,14 @@ impl Acquiring {
         match self {
             Self::One(call) => call,
             Self::Set(set) => set.call(),
+        }
+    }
+
+    /// The cell that its thread sleeps on.
+    pub(super) fn cell(&self) -> Option<&Arc<WaiterCell>> {
+        match self {
+            Self::One(call) => call.cell(),
+            Self::Set(set) => set.cell(),
         }
     }
 

@@ -108,6 +108,7 @@ impl World {
             Kind::Writer => 4,
             Kind::Permits(k) => 4 + k as u8,
             Kind::Set => 100,
+            Kind::PlainSet => 101,
         };
         let locks = &mut self.clients[client].locks;
         let make = || -> Arc<dyn Primitive> {
@@ -119,10 +120,17 @@ impl World {
                 Kind::Reader => Arc::new(RwLockKeys::of(keys, true)),
                 Kind::Writer => Arc::new(RwLockKeys::of(keys, false)),
                 Kind::Permits(k) => Arc::new(SemaphoreKeys::of(keys, 3, k)),
-                Kind::Set => {
+                Kind::Set | Kind::PlainSet => {
+                    let has_queues = kind == Kind::Set;
                     let names = (0..8).filter(|n| name >> n & 1 == 1);
                     let names = names.map(|n| Name::from(format!("n{n}"))).collect();
-                    MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, true)
+                    MutexAllKeys::of(
+                        names,
+                        "lock:",
+                        "lock_release:",
+                        Layout::OneServer,
+                        has_queues,
+                    )
                 }
             }
         };
@@ -143,7 +151,7 @@ impl World {
         let kind = kinds[rng.below(kinds.len() as u64) as usize];
         let name = match kind {
             // All but one of them, or all.
-            Kind::Set => {
+            Kind::Set | Kind::PlainSet => {
                 let all = (1 << names) - 1;
                 let without = match names > 2 && rng.chance(600) {
                     true => 1 << rng.below(names),
@@ -254,7 +262,11 @@ impl World {
         let numbers = numbers.filter_map(|it| it.to_string().strip_prefix('n')?.parse().ok());
         let numbers: Vec<u64> = numbers.collect();
         let names = numbers.into_iter();
-        let names = names.map(|n| self.lock_of(client, n, Kind::Fair)).collect();
+        let kind = match wants.lock.set_queues().is_some() {
+            true => Kind::Fair,
+            false => Kind::NoQueue,
+        };
+        let names = names.map(|n| self.lock_of(client, n, kind)).collect();
         Acquiring::Set(SetAcquire::new(&kernel, wants, names, now))
     }
 

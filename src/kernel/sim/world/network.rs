@@ -1,10 +1,12 @@
 //! The connections of the simulated world, what arrives on them, and the faults.
 
+use super::acquiring::Acquiring;
 use super::show::{not_replicated, shown_answer, shown_command, unknown};
 use super::{
     Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Family, Fault, MS, NEVER,
     Outcome, Reached, State, Step, Time, Todo, Up, VecDeque, World,
 };
+use crate::protocol::primitive::Primitive;
 
 impl World {
     pub(super) fn connect(&mut self, client: usize, actor: Actor) -> usize {
@@ -148,6 +150,22 @@ impl World {
     /// Returns the call of each parked thread.
     pub(in crate::kernel::sim) fn parked(&self, client: usize) -> impl Iterator<Item = &Call> {
         self.parked_threads(client).map(|(_, call)| call)
+    }
+
+    /// Returns the threads that wait outside of a queue, and for which name.
+    pub(in crate::kernel::sim) fn watched(
+        &self,
+        client: usize,
+    ) -> Vec<(usize, Arc<dyn Primitive>)> {
+        let callers = self.clients[client].callers.iter().enumerate();
+        let watched = callers.filter_map(|(thread, caller)| match &caller.state {
+            State::Parked(call) => match &**call {
+                Acquiring::Set(set) => Some((thread, Arc::clone(set.watched_lock()?))),
+                Acquiring::One(_) => None,
+            },
+            _ => None,
+        });
+        watched.collect()
     }
 
     /// Returns the parked threads, with their calls.
