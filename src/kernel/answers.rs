@@ -280,7 +280,7 @@ impl LockEntry {
             Serves::One(no) => self.line.iter().any(|waiter| waiter.no == no),
             Serves::Line | Serves::Nobody => false,
         };
-        if self.is_of_nobody(&by, is_for_deadline, cx) {
+        if self.is_of_nobody(&by, sent, is_for_deadline, cx) {
             return self.refused_by_nobody(n, flight, by.remaining, sent, cx);
         }
         self.requests[n].rounds.settle();
@@ -343,6 +343,7 @@ impl LockEntry {
     pub(super) fn is_of_nobody(
         &self,
         by: &RefusedName,
+        sent: Instant,
         is_for_deadline: bool,
         cx: &Context<'_>,
     ) -> bool {
@@ -364,7 +365,7 @@ impl LockEntry {
         let pending = cx.kernel.pending.lock();
         match by.names_holder() {
             true => {
-                pending.has(&by.holder)
+                pending.had_since(0, &by.holder, sent)
                     || ids.any(|it| {
                         it.id()
                             .is_some_and(|id| id.as_str().as_bytes() == by.holder)

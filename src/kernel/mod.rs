@@ -230,7 +230,10 @@ impl Kernel {
     pub(crate) fn new(limits: Limits, owner: &str) -> Self {
         Self {
             table: LockTable::default(),
-            pending: Mutex::new(PendingReleases::new(limits.may_fail_over, limits.size.needed)),
+            pending: Mutex::new(PendingReleases::new(
+                limits.may_fail_over,
+                limits.size.needed,
+            )),
             schedule: Mutex::default(),
             fresh: Fresh {
                 owner: owner.into(),

@@ -122,6 +122,8 @@ pub(crate) enum Mutant {
     SetIsNotConfirmed,
     /// Calls that wait for a name which the set has kept are not told.
     KeptNamesEndInSilence,
+    /// A refusal counts that names a command which was undone before the reply was read.
+    EndedUndoRefuses,
     /// Release messages do not wake calls for sets without queues.
     WatchesAreNotEnded,
     /// A call for a set does not look at messages that came while it asked.
@@ -142,7 +144,7 @@ pub(super) fn is_on(mutant: Mutant) -> bool {
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 61] = [
+    pub(crate) const ALL: [Self; 62] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -202,6 +204,7 @@ impl Mutant {
         Self::KeptNamesAreReleased,
         Self::SetIsNotConfirmed,
         Self::KeptNamesEndInSilence,
+        Self::EndedUndoRefuses,
         Self::WatchesAreNotEnded,
         Self::WatchBeginsAfterTheRefusal,
     ];

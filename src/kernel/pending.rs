@@ -32,6 +32,11 @@ const MOST_KEY_SEEN: usize = 1000;
 /// The most recent releases that are kept: enough for the seconds in which two servers are masters.
 const MOST_RECENT: usize = 4096;
 
+/// How many ended releases are remembered, and for how long: replies to commands that were sent
+/// before are read by then.
+const MOST_ENDED: usize = 1000;
+const ENDED_FOR: Duration = Duration::from_secs(10);
+
 /// The pause between the first tries of a release.
 const SHORTEST: Duration = Duration::from_millis(50);
 
@@ -99,6 +104,8 @@ pub(crate) struct PendingReleases {
     keeps_recent: bool,
     /// Recent releases that were answered, to be repeated if another server becomes the master.
     recent: VecDeque<PendingRelease>,
+    /// Releases that have ended, and when: a reply that was sent before may still name their ids.
+    ended: VecDeque<(Instant, ServerNo, HolderId)>,
 }
 
 /// The releases of a lease that a shutdown counts.
@@ -205,6 +212,16 @@ impl PendingReleases {
     /// Returns whether this is the id of a pending release.
     pub(crate) fn has(&self, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
+    }
+
+    /// Returns whether this is the id of a release at a server that is pending, or has ended since
+    /// `sent`: it refuses nobody.
+    pub(crate) fn had_since(&self, server: ServerNo, id: &[u8], sent: Instant) -> bool {
+        let mut ended = self.ended.iter().rev().take_while(|(at, ..)| *at >= sent);
+        let is_it = |(_, of, ended): &(Instant, ServerNo, HolderId)| {
+            *of == server && ended.as_str().as_bytes() == id
+        };
+        self.has_at(server, id) || ended.any(is_it) && !is_on(Mutant::EndedUndoRefuses)
     }
 
     /// Returns whether this is the id of a pending release at a server.
@@ -592,7 +609,7 @@ impl PendingReleases {
         let name = group.map(|group| group.lock.key(0).name.clone());
         let has_removed = matches!(&end, Ok(Answer::Undone(it)) if !it.removed.is_empty());
         match end {
-            Ok(Answer::Undone(undone)) => self.settle_undone(batch, &undone),
+            Ok(Answer::Undone(undone)) => self.settle_undone(batch, &undone, now),
             end => {
                 let may_have_run = end.err().is_none_or(|fault| fault.may_have_run());
                 for (serial, _) in &batch.releases {
@@ -613,7 +630,18 @@ impl PendingReleases {
         name.filter(|_| has_removed)
     }
 
-    fn settle_undone(&mut self, batch: &Batch, undone: &Undone) {
+    fn note_ended(&mut self, release: &PendingRelease, now: Instant) {
+        let old = now.before(ENDED_FOR);
+        while let Some((at, ..)) = self.ended.front()
+            && (*at < old || self.ended.len() >= MOST_ENDED)
+        {
+            self.ended.pop_front();
+        }
+        let id = release.id.clone();
+        self.ended.push_back((now, release.server, id));
+    }
+
+    fn settle_undone(&mut self, batch: &Batch, undone: &Undone, now: Instant) {
         for (n, (serial, _)) in batch.releases.iter().enumerate() {
             let was_removed = undone.removed.contains(&n);
             let Some(pending) = self.pending.get_mut(serial) else {
@@ -639,6 +667,7 @@ impl PendingReleases {
                     counts: false,
                     ..pending.release.clone()
                 };
+                self.note_ended(&recent, now);
                 self.note_recent(recent);
                 self.remove(*serial);
             } else {

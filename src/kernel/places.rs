@@ -297,7 +297,7 @@ impl LockEntry {
             .any(|place| matches!(place, Refreshed::Waiting(_)));
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
         let mut refused = None;
-        if waits && (counts || !self.is_of_nobody(&by, false, cx)) {
+        if waits && (counts || !self.is_of_nobody(&by, sent, false, cx)) {
             refused = Some(self.last.refused(sent, cx.now, Arc::new(by)));
             self.note_contended(cx.now);
         }

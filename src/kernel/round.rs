@@ -165,6 +165,11 @@ impl Round {
         }
     }
 
+    /// Returns when the first command was sent.
+    fn sent(&self, now: Instant) -> Instant {
+        self.first_sent.unwrap_or(now)
+    }
+
     fn is_proposal(&self) -> bool {
         matches!(self.kind, RoundKind::Propose(_))
     }
@@ -198,7 +203,7 @@ impl Round {
             }
             // What nobody here owns: no refusal, the server is free once that is released.
             Answer::Refused(by)
-                if kernel.pending.lock().has_at(server, &by.holder)
+                if (kernel.pending.lock()).had_since(server, &by.holder, self.sent(now))
                     && !is_on(Mutant::OwnIdRefusesRound) =>
             {
                 self.is_in_own_way = true;
@@ -230,12 +235,7 @@ impl Round {
     }
 
     /// Returns the end of the round if it is decided, or if it is `late`.
-    fn end(
-        &self,
-        size: Majority,
-        late: bool,
-        route: &dyn Route,
-    ) -> Option<Result<Answer, Fault>> {
+    fn end(&self, size: Majority, late: bool, route: &dyn Route) -> Option<Result<Answer, Fault>> {
         Some(match self.votes.verdict() {
             Verdict::Decided(_) if self.has_own_id => {
                 Err(Fault::NotRun(Cause::text("the acquire script ran twice")))
@@ -471,7 +471,7 @@ impl Engine {
         };
         route.round_ended(&round.undecided(size), &end, has_left);
         round.is_over = true;
-        let mut sent = round.first_sent.unwrap_or(now);
+        let mut sent = round.sent(now);
         if is_on(Mutant::RoundCountsFromReply) {
             sent = now;
         }

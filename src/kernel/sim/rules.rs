@@ -286,3 +286,44 @@ fn death_of_the_engine_ends_leases_and_calls() {
     assert!(matches!(failure, Failure::Closed));
     assert_eq!(kernel.shutdown_tally().1.unreleased, 1);
 }
+
+/// The undo has ended before the late reply is read that names what it has removed.
+#[test]
+fn refusal_by_what_was_undone_meanwhile_is_none() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut once = call(&kernel, &lock, false, at(0));
+    once.wants.wait = Wait::Once;
+    let Step::Send(command, _) = once.begin(&kernel, at(0), &mut fx) else {
+        panic!("nobody asks");
+    };
+    let id = command.acquires().unwrap().clone();
+    let unknown = Err(Fault::Unknown(Cause::text("reset")));
+    let step = once.replied(&kernel, unknown, at(0), at(1), &mut fx);
+    assert!(matches!(step, Step::Send(..)), "{step:?}");
+    for outgoing in engine.due(&kernel, at(2), &OneServer, &mut fx) {
+        let removed = vec![0];
+        let undone = Ok(Answer::Undone(Undone {
+            removed,
+            other: None,
+        }));
+        engine.ended(
+            &kernel,
+            outgoing.ticket,
+            undone,
+            [at(2), at(3)],
+            &OneServer,
+            &mut fx,
+        );
+    }
+    assert!(kernel.pending.lock().is_empty());
+    let refused = Answer::Refused(RefusedName {
+        name: 0,
+        holder: id.as_str().into(),
+        remaining: Some(SECOND),
+        detail: None,
+    });
+    let step = once.replied(&kernel, Ok(refused), at(1), at(4), &mut fx);
+    assert!(matches!(step, Step::Park(_)), "{step:?}");
+}

@@ -81,7 +81,9 @@ pub(super) fn shortage<'a>(round: &Undecided<'a>) -> Option<&'a Cause> {
 /// Otherwise it is a malformed reply.
 fn violation_by_too_many<'a>(round: &Undecided<'a>) -> Option<&'a Cause> {
     let spare = round.size.spare();
-    let not_redis = causes(round).filter(|cause| cause.is_not_redis()).nth(spare);
+    let not_redis = causes(round)
+        .filter(|cause| cause.is_not_redis())
+        .nth(spare);
     let malformed = || causes(round).filter(|cause| cause.is_malformed());
     not_redis.or_else(|| {
         let mut is_malformed = malformed().filter(|cause| !cause.is_not_redis());

@@ -90,12 +90,7 @@ impl Route for Servers<'_> {
         quorum.undecided(round)
     }
 
-    fn round_ended(
-        &self,
-        round: &Undecided<'_>,
-        end: &Result<Answer, Fault>,
-        is_cut_short: bool,
-    ) {
+    fn round_ended(&self, round: &Undecided<'_>, end: &Result<Answer, Fault>, is_cut_short: bool) {
         if let Some(quorum) = self.deployment.quorum() {
             quorum.round_ended(round, end, is_cut_short);
         }

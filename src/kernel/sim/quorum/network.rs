@@ -181,8 +181,13 @@ impl World {
             return;
         };
         let local = self.local(server);
-        if let Up::Command { command, .. } = &up
+        if let Up::Command {
+            command,
+            has_source,
+        } = &up
             && std::mem::take(&mut self.conns[n].runs_twice)
+            // A copy that runs after the answer NOSCRIPT is a second fault.
+            && (*has_source || self.members[server].scripts.contains(script(command)))
         {
             let client = self.conns[n].client;
             self.members[server]
