@@ -180,7 +180,6 @@ impl LastReply {
 
     /// Records a refusal, and returns it.
     pub(crate) fn refused(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
-        let by = self.with_age(by, now);
         self.answered(sent, now);
         let until = by
             .remaining
@@ -199,7 +198,7 @@ impl LastReply {
     }
 
     /// The reply to a refresh does not say since when the holder has the lock: an earlier one did.
-    fn with_age(&self, by: Arc<RefusedName>, now: Instant) -> Arc<RefusedName> {
+    pub(crate) fn with_age(&self, by: Arc<RefusedName>, now: Instant) -> Arc<RefusedName> {
         let is_same = |last: &&Refused| by.names_holder() && last.by.holder == by.holder;
         let last = self.refused.as_ref().filter(is_same);
         let age = last.and_then(|last| Some((last.by.detail?, last.arrived.until(now))));

@@ -451,7 +451,7 @@ impl Kernel {
                 until: now.after(lease.key_may_last()),
                 ends_by: Proof::AnyAnswer,
                 counts: false,
-            is_place: false,
+                is_place: false,
             };
             self.pending.lock().note_recent(release);
         }

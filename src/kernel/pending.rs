@@ -287,7 +287,9 @@ impl PendingReleases {
                 *servers.entry(&release.id).or_default() += 1;
             }
         }
-        let may_exist = servers.values().filter(|held| size.all < **held + size.needed);
+        let may_exist = servers
+            .values()
+            .filter(|held| size.all < **held + size.needed);
         may_exist.count()
     }
 

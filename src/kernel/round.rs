@@ -546,7 +546,7 @@ impl Engine {
                 until: now.after(round.ttl.saturating_mul(2).max(RUNS_WITHIN)),
                 ends_by,
                 counts: false,
-            is_place: false,
+                is_place: false,
             };
             let mut pending = kernel.pending.lock();
             let command = match at {

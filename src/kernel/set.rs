@@ -147,6 +147,11 @@ impl SetAcquire {
     }
 
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        // Redis would refuse a name that this client has.
+        let is_once = self.wants.wait == Wait::Once;
+        if is_once && kernel.holder_of(&*self.wants.lock, now, fx).is_some() {
+            return Step::Done(Outcome::Refused(None));
+        }
         let step = self.attempt(kernel, now, fx);
         self.go_on(step, kernel, now, fx)
     }
