@@ -424,7 +424,7 @@ impl LockEntry {
         let start = self.once_since(n, is_caller);
         self.note_silence(sent, fault, cx);
         if let (Some(_), Some(start)) = (open, start) {
-            return self.fail(n, is_caller, self.last.failure(start), cx);
+            return self.fail(n, is_caller, self.failure(start), cx);
         }
         self.due_after_failure(n, cx);
         if let Some(retry_in) = open {
@@ -450,7 +450,7 @@ impl LockEntry {
     pub(super) fn note_silence(&mut self, sent: Instant, fault: Fault, cx: &Context<'_>) {
         self.last.failed(sent, cx.now, fault);
         let give_up = cx.kernel.limits.unreachable_for;
-        let at = self.last.gives_up_at(Instant::START, give_up);
+        let at = self.last.gives_up_at(Instant::START, None, give_up);
         self.touch(at, at);
     }
 

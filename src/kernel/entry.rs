@@ -219,15 +219,29 @@ impl LockEntry {
         }
         match self.last.says_taken(start, deadline) {
             true => Outcome::Refused(self.last.refused.clone()),
-            false => Outcome::Failed(self.last.failure(start)),
+            false => Outcome::Failed(self.failure(start)),
         }
+    }
+
+    /// Returns why a call that began at `start` fails.
+    pub(super) fn failure(&self, start: Instant) -> Failure {
+        self.last.failure(start, self.under_way())
+    }
+
+    /// Returns when the first of the commands was sent that have no reply yet.
+    fn under_way(&self) -> Option<Instant> {
+        let sent = self.requests.iter().filter_map(|request| {
+            let flight = request.flight.as_ref()?;
+            matches!(request.state, RequestState::Sent).then_some(flight.sent)
+        });
+        sent.min()
     }
 
     /// Returns when a call gives up because of what Redis says, or because it is silent.
     pub(super) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
         match self.holds_alone() {
             true => Instant::NEVER,
-            false => self.last.gives_up_at(start, unreachable_for),
+            false => self.last.gives_up_at(start, self.under_way(), unreachable_for),
         }
     }
 
@@ -386,11 +400,22 @@ impl LockEntry {
             listens,
         });
         cx.kernel.table.note_id(&id, &self.name, request.no);
+        self.touch_silence(cx);
         if let Sender::Caller(_) = sender {
             let at = self.caller_overdue_at(cx.now, cx);
             self.touch(at, Instant::NEVER);
         }
         Command::new(&lock, what).acknowledged_by(self.requests[n].terms.replicas)
+    }
+
+    /// Calls give up if the command that is sent now gets no reply for too long.
+    fn touch_silence(&mut self, cx: &Context<'_>) {
+        let limit = cx.kernel.limits.unreachable_for;
+        let waiters = self.line.iter().chain(&self.own);
+        let at = waiters.map(|waiter| self.gives_up_at(waiter.start, limit));
+        if let Some(at) = at.min() {
+            self.touch(at, at);
+        }
     }
 
     /// Returns when the engine ends a command that a caller sent at `sent`.

@@ -37,6 +37,8 @@ pub(crate) struct LastReply {
     open: Option<Box<OpenCircuit>>,
     /// When the last command was sent that has run, or may run.
     ran: Instant,
+    /// When the last reply arrived.
+    heard: Instant,
     /// Malformed replies in a row, and refusals of a server that has never run a script.
     malformed: u32,
     rejected: u32,
@@ -55,6 +57,7 @@ impl Default for LastReply {
             said: None,
             open: None,
             ran: Instant::START,
+            heard: Instant::START,
             malformed: 0,
             rejected: 0,
             hopeless: None,
@@ -75,6 +78,7 @@ impl LastReply {
         *self = Self {
             refused: self.refused.take(),
             ran: self.ran.max(sent),
+            heard: now,
             took: sent.until(now),
             ..Self::default()
         };
@@ -134,20 +138,32 @@ impl LastReply {
         self.hopeless = Some((now, failure));
     }
 
-    /// Returns when a call that began at `start` gives up.
-    pub(crate) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
+    /// Returns since when Redis has been silent to a call that began at `start`, if it is. A command
+    /// that was sent at `under_way` has no reply yet.
+    fn silent_since(&self, start: Instant, under_way: Option<Instant>) -> Option<Instant> {
+        let under_way = under_way.map(|sent| sent.max(self.heard));
+        let since = self.silent_since.into_iter().chain(under_way).min();
+        since.map(|since| since.max(start))
+    }
+
+    /// Returns when a call that began at `start` gives up. A command that was sent at `under_way`
+    /// has no reply yet.
+    pub(crate) fn gives_up_at(
+        &self,
+        start: Instant,
+        under_way: Option<Instant>,
+        unreachable_for: Duration,
+    ) -> Instant {
         if self.hopeless.as_ref().is_some_and(|(at, _)| start <= *at) {
             return Instant::START;
         }
-        let since = self.silent_since;
-        since.map_or(Instant::NEVER, |since| {
-            since.max(start).after(unreachable_for)
-        })
+        let since = self.silent_since(start, under_way);
+        since.map_or(Instant::NEVER, |since| since.after(unreachable_for))
     }
 
     /// Returns why a call that began at `start` fails.
-    pub(crate) fn failure(&self, start: Instant) -> Failure {
-        let since = self.silent_since.map(|since| since.max(start));
+    pub(crate) fn failure(&self, start: Instant, under_way: Option<Instant>) -> Failure {
+        let since = self.silent_since(start, under_way);
         match (&self.hopeless, &self.open) {
             (Some((at, failure)), _) if start <= *at => failure.clone(),
             (_, Some(open)) if self.cause.is_none() => Failure::Open {
