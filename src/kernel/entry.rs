@@ -241,7 +241,9 @@ impl LockEntry {
     pub(super) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
         match self.holds_alone() {
             true => Instant::NEVER,
-            false => self.last.gives_up_at(start, self.under_way(), unreachable_for),
+            false => self
+                .last
+                .gives_up_at(start, self.under_way(), unreachable_for),
         }
     }
 

@@ -38,6 +38,7 @@ use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
+use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
 use crate::token::FencingToken;
 use crate::wait_policy::{RECONNECT, WaitPolicy, jittered};
@@ -158,6 +159,11 @@ impl SetAcquire {
     }
 
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        // Redis would refuse a name that this client has.
+        let is_once = self.wants.wait == Wait::Once;
+        if is_once && kernel.holder_of(&*self.wants.lock, now, fx).is_some() {
+            return Step::Done(Outcome::Refused(None));
+        }
         let step = self.attempt(kernel, now, fx);
         self.go_on(step, kernel, now, fx)
     }
@@ -278,10 +284,15 @@ impl SetAcquire {
                         false => self.join(kernel, now, fx),
                     }
                 }
-                (Stage::All | Stage::One(_), Outcome::Refused(Some(by))) if self.goes_on(now) => {
+                (stage, Outcome::Refused(Some(by))) if self.goes_on(now) => {
                     self.give_up(kernel, now, fx);
                     self.restarts = 0;
-                    self.refused(by, kernel, now, fx)
+                    self.refused(of_name(stage, by), kernel, now, fx)
+                }
+                (stage, Outcome::Refused(Some(by))) => {
+                    self.end_watch(kernel, now, fx);
+                    self.give_up(kernel, now, fx);
+                    return Step::Done(Outcome::Refused(Some(of_name(stage, by))));
                 }
                 (_, Outcome::Failed(Failure::Restart)) => {
                     self.give_up(kernel, now, fx);
@@ -336,10 +347,7 @@ impl SetAcquire {
             return self.ask_for(0, kernel, now, fx);
         }
         self.id = kernel.fresh.id(&*self.wants.lock);
-        let name = match self.stage {
-            Stage::One(n) => n,
-            _ => by.by.name,
-        };
+        let name = by.by.name;
         self.refusals += 1;
         let (took, remaining) = (by.sent.until(by.arrived), by.by.remaining);
         self.last = Some(by.clone());
@@ -486,6 +494,21 @@ impl SetAcquire {
             let lock = Arc::clone(&lease.lock);
             kernel.with_entry(&lock, now, fx, |entry, cx| entry.absorbed(&lease, cx));
         }
+    }
+}
+
+/// Returns the refusal of a call for one name as that of its set.
+fn of_name(stage: Stage, refused: Refused) -> Refused {
+    let Stage::One(name) = stage else {
+        return refused;
+    };
+    let by = RefusedName {
+        name,
+        ..RefusedName::clone(&refused.by)
+    };
+    Refused {
+        by: Arc::new(by),
+        ..refused
     }
 }
 
