@@ -43,7 +43,7 @@ impl LockEntry {
         let silent: Vec<(WaiterNo, Instant)> =
             silent.map(|waiter| (waiter.no, waiter.start)).collect();
         for (no, start) in silent {
-            let outcome = Outcome::Failed(self.failure(start));
+            let outcome = Outcome::Failed(self.failure(start).after_long());
             self.end_waiter(no, outcome, cx);
             self.retire_of(no, cx);
         }

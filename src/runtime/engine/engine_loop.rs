@@ -217,6 +217,7 @@ impl<'a> EngineLoop<'a> {
         if outcomes.is_empty() {
             return;
         }
+        count_failures(&outcomes);
         let now = Instant::now();
         let (mut fx, mut more) = (Effects::default(), Vec::new());
         for outcome in outcomes {
@@ -343,6 +344,25 @@ fn admit(server: &Server, command: &Command) -> Result<(), Fault> {
     match command.acquires() {
         Some(_) => server.admit(),
         None => Ok(()),
+    }
+}
+
+/// Counts the failures of acquiring commands and refreshes towards the breakers, one for each
+/// server: one connection that ends fails all of its commands.
+fn count_failures(outcomes: &[Outcome]) {
+    let mut counted: Vec<&Arc<Server>> = Vec::new();
+    for Outcome {
+        work, server, end, ..
+    } in outcomes
+    {
+        let (Work::Lock(_, command, _), Err(Fault::Unknown(cause))) = (work, end) else {
+            continue;
+        };
+        let is_asking = command.acquires().is_some() || matches!(command.what, What::Refresh { .. });
+        if is_asking && !counted.iter().any(|known| Arc::ptr_eq(known, server)) {
+            server.count_failure(cause);
+            counted.push(server);
+        }
     }
 }
 
