@@ -252,8 +252,8 @@ impl Round {
         })
     }
 
-    /// Returns the next try of a release that servers have refused with errors that may pass, if
-    /// time is left. It leaves out the servers that have answered.
+    /// Returns the next try of a release that too few servers have answered, if time is left. It
+    /// leaves out those.
     fn again(&mut self, size: Majority, now: Instant) -> Option<Self> {
         let RoundKind::Release(lease, cell) = &self.kind else {
             return None;
@@ -516,7 +516,7 @@ impl Engine {
             sent = now;
         }
         if let RoundKind::Release(..) = round.kind
-            && end.as_ref().is_err_and(Fault::is_refusal)
+            && matches!(end, Err(Fault::NotRun(_) | Fault::Unknown(_)))
             && let Some(again) = round.again(size, now)
         {
             self.next_round += 1;

@@ -116,7 +116,7 @@ impl Fault {
     }
 
     /// Returns whether the server refused the call with an error that may pass.
-    pub(crate) fn is_refusal(&self) -> bool {
+    pub(super) fn is_refusal(&self) -> bool {
         self.cause().is_some_and(|cause| cause.refusal().is_some())
     }
 

@@ -541,7 +541,6 @@ impl<J: Job> Pipeline<J> {
         }
         self.close(connection);
         if is_rejected {
-            self.failed(Instant::now());
             self.server.failed();
             self.server.pool.suspect(generation);
         }
