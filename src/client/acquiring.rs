@@ -26,17 +26,12 @@ impl Acquiring {
         }
     }
 
-    /// The call that it waits for now.
-    fn call(&self) -> &Call {
-        match self {
-            Self::One(call) => call,
-            Self::Set(set) => set.call(),
-        }
-    }
-
     /// The cell of a parked call.
     pub(super) fn cell(&self) -> Option<&Arc<WaiterCell>> {
-        self.call().cell()
+        match self {
+            Self::One(call) => call.cell(),
+            Self::Set(set) => set.cell(),
+        }
     }
 
     /// Returns whether it has waited for another holder.

@@ -166,7 +166,10 @@ impl Call {
         }
         let is_once = self.wants.wait == Wait::Once;
         let own = entry.excludes(self.wants.lock.is_shared());
-        if is_once && own.is_some_and(|lease| lease.covers(cx.now)) {
+        let sets = &cx.kernel.table;
+        let is_own = own.is_some_and(|lease| lease.covers(cx.now))
+            || self.of_set.is_none() && sets.set_with(&entry.name, cx.now).is_some();
+        if is_once && is_own {
             return self.over(Outcome::Refused(None));
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();

@@ -186,16 +186,7 @@ pub(crate) trait Route {
 
     /// Returns why a round has no outcome.
     fn undecided(&self, round: &Undecided<'_>) -> Fault {
-        let faults = || round.faults.iter().map(|(_, fault)| fault);
-        let rejected = faults().filter(|fault| matches!(fault, Fault::Rejected(_)));
-        if rejected.clone().count() > round.size.spare()
-            && let Some(fault) = rejected.clone().next()
-        {
-            return fault.clone();
-        }
-        let cause = faults().find_map(|fault| fault.cause());
-        let cause = cause.cloned();
-        round.fault(cause.unwrap_or_else(|| Cause::text("too few servers answered")))
+        round.first_fault()
     }
 
     /// A round has ended; `is_cut_short` if its call has left.
@@ -326,7 +317,7 @@ impl Engine {
             self.begin_round(kernel, kind, command, now);
         }
         if let Some((command, work)) = lease.begin_work(now, fx) {
-            match kernel.is_quorum() {
+            match kernel.has_rounds(&*work.lease.lock) {
                 true => self.begin_round(kernel, RoundKind::Lease(work), command, now),
                 false => self.send(0, command, Purpose::Lease(work), out),
             }
@@ -355,6 +346,11 @@ impl Engine {
                         continue;
                     }
                     self.begin_round(kernel, RoundKind::Propose(asked), command, now);
+                    continue;
+                }
+                EntryWork::Confirm(no, id, terms) if !command.lock.slots().is_empty() => {
+                    let kind = RoundKind::Confirm(name.clone(), no, id, terms);
+                    self.begin_round(kernel, kind, command, now);
                     continue;
                 }
                 work => work,

@@ -72,6 +72,8 @@ pub(super) struct Watch {
     pub(super) cell: Arc<WaiterCell>,
     /// The lock of this name.
     pub(super) lock: Arc<dyn Primitive>,
+    /// Messages wake the call.
+    pub(super) wakes: bool,
 }
 
 /// A lease of this client.
@@ -239,7 +241,9 @@ impl LockEntry {
     pub(super) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
         match self.holds_alone() {
             true => Instant::NEVER,
-            false => self.last.gives_up_at(start, self.under_way(), unreachable_for),
+            false => self
+                .last
+                .gives_up_at(start, self.under_way(), unreachable_for),
         }
     }
 
@@ -262,7 +266,8 @@ impl LockEntry {
         let is_set = self.is_set;
         let woken = self.line.iter().chain(&self.own).find(|it| wakes(it));
         let listener = woken.map(|waiter| &waiter.lock);
-        let listener = listener.or_else(|| self.watches.first().map(|watch| &watch.lock));
+        let watch = self.watches.iter().find(|watch| watch.wakes);
+        let listener = listener.or_else(|| watch.map(|watch| &watch.lock));
         if let Some(lock) = listener.filter(|_| !self.listens && !is_set) {
             self.listens = true;
             let change = cx.kernel.next_serial();
@@ -517,7 +522,9 @@ impl LockEntry {
 
     /// The name may be free, or the client is closed: calls for sets go on.
     pub(super) fn end_watches(&self, failure: &Failure, cx: &mut Context<'_>) {
-        for watch in &self.watches {
+        let is_closed = matches!(failure, Failure::Closed);
+        let ended = self.watches.iter().filter(|it| it.wakes || is_closed);
+        for watch in ended {
             *watch.cell.outcome.lock() = Some(Outcome::Failed(failure.clone()));
             cx.fx.wake.push(Arc::clone(&watch.cell));
         }

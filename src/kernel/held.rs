@@ -135,6 +135,11 @@ impl HeldLease {
         }
     }
 
+    /// Returns whether one server has all its keys, in one slot.
+    fn has_one_place(&self) -> bool {
+        self.at.is_none() && self.lock.slots().is_empty()
+    }
+
     pub(super) fn at(self, at: Option<Arc<AtServers>>) -> Self {
         Self { at, ..self }
     }
@@ -525,8 +530,8 @@ impl HeldLease {
                     lease.ttl_set(sent, now, ttl, is_final);
                 }
                 (WorkKind::SetTtl(ttl, before), _) => match &end {
-                    // A minority of a quorum may have run it.
-                    Err(fault) if !fault.may_have_run() && self.at.is_none() => {
+                    // A minority of a quorum, or a part of a set, may have run it.
+                    Err(fault) if !fault.may_have_run() && self.has_one_place() => {
                         lease.ttl_not_set(now, before);
                     }
                     _ if is_on(Mutant::SetTtlIsCertain) => lease.ttl_set(sent, now, ttl, is_final),

@@ -199,6 +199,20 @@ impl LastReply {
         refused
     }
 
+    /// The reply to a refresh does not say since when the holder has the lock: an earlier one did.
+    pub(crate) fn with_age(&self, by: Arc<RefusedName>, now: Instant) -> Arc<RefusedName> {
+        let is_same = |last: &&Refused| by.names_holder() && last.by.holder == by.holder;
+        let last = self.refused.as_ref().filter(is_same);
+        let age = last.and_then(|last| Some((last.by.detail?, last.arrived.until(now))));
+        match age {
+            Some((age, since)) if by.detail.is_none() => Arc::new(RefusedName {
+                detail: Some(age.saturating_add(since.as_millis() as u64)),
+                ..RefusedName::clone(&by)
+            }),
+            _ => by,
+        }
+    }
+
     /// Records that a lease of this client ended by its release at `now`: until then, the lock was
     /// taken.
     pub(crate) fn held_until(&mut self, now: Instant, by: Arc<RefusedName>) {

@@ -52,7 +52,7 @@ use crate::kernel::entry::LockEntry;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::OperationCell;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof, Tally};
-use crate::kernel::round::AtServer;
+use crate::kernel::round::{AtServer, places_of};
 use crate::kernel::table::{LockTable, entry_name};
 use crate::kernel::tokens::Tokens;
 use crate::kernel::votes::Majority;
@@ -230,10 +230,7 @@ impl Kernel {
     pub(crate) fn new(limits: Limits, owner: &str) -> Self {
         Self {
             table: LockTable::default(),
-            pending: Mutex::new(PendingReleases::new(
-                limits.may_fail_over,
-                limits.size.needed,
-            )),
+            pending: Mutex::new(PendingReleases::new(limits.may_fail_over)),
             schedule: Mutex::default(),
             fresh: Fresh {
                 owner: owner.into(),
@@ -253,6 +250,11 @@ impl Kernel {
     /// Returns whether several independent servers keep each lock.
     pub(super) fn is_quorum(&self) -> bool {
         self.limits.size.all > 1
+    }
+
+    /// Returns whether several commands make up one renewal or release of the lock.
+    pub(super) fn has_rounds(&self, lock: &dyn Primitive) -> bool {
+        self.is_quorum() || !lock.slots().is_empty()
     }
 
     /// Returns a token above this one, for the servers of a quorum.
@@ -407,13 +409,14 @@ impl Kernel {
             id: id.clone(),
             until: now.after(ttl.saturating_mul(2).max(RUNS_WITHIN)),
             ends_by,
-            counts: false,
+            counts: None,
             is_place,
         };
         self.pend(release, now, fx);
     }
 
-    /// Adds the release of an ended lease: at the servers of a quorum that may have its key.
+    /// Adds the release of an ended lease: at the servers of a quorum that may have its key, and in
+    /// each slot of a set.
     pub(super) fn pend_lease(
         &self,
         lease: &HeldLease,
@@ -422,7 +425,12 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        for server in 0..self.limits.size.all {
+        let places = places_of(self, &lease.lock);
+        let needed = match self.is_quorum() {
+            true => self.limits.size.needed,
+            false => places.len(),
+        };
+        for (server, lock) in places {
             let ends_by = match lease.at.as_ref().map(|at| at.of(server)) {
                 Some(AtServer::NotSent | AtServer::No) => continue,
                 Some(AtServer::Unknown) => Proof::KeySeen,
@@ -430,11 +438,11 @@ impl Kernel {
             };
             let release = PendingRelease {
                 server,
-                lock: Arc::clone(&lease.lock),
+                lock,
                 id: lease.id.clone(),
                 until,
                 ends_by,
-                counts,
+                counts: counts.then_some(needed),
                 is_place: false,
             };
             self.pend(release, now, fx);
@@ -443,15 +451,18 @@ impl Kernel {
 
     /// Keeps a confirmed release, if a replica may take over.
     pub(super) fn note_released(&self, lease: &HeldLease, now: Instant) {
-        if self.limits.may_fail_over {
+        if !self.limits.may_fail_over {
+            return;
+        }
+        for lock in lease.lock.parts() {
             let release = PendingRelease {
                 server: 0,
-                lock: Arc::clone(&lease.lock),
+                lock: Arc::clone(lock),
                 id: lease.id.clone(),
                 until: now.after(lease.key_may_last()),
                 ends_by: Proof::AnyAnswer,
-                counts: false,
-            is_place: false,
+                counts: None,
+                is_place: false,
             };
             self.pending.lock().note_recent(release);
         }

@@ -65,8 +65,9 @@ pub(crate) struct PendingRelease {
     /// When the key has expired, or the acquiring command can run no more.
     pub(crate) until: Instant,
     pub(crate) ends_by: Proof,
-    /// It ends a lease at a shutdown, which counts the outcome.
-    pub(crate) counts: bool,
+    /// It ends a lease at a shutdown, which counts the outcome: how many releases of the lease must
+    /// find it.
+    pub(crate) counts: Option<usize>,
     /// It removes only a place in a queue.
     pub(crate) is_place: bool,
 }
@@ -96,8 +97,6 @@ pub(crate) struct PendingReleases {
     tally: Tally,
     /// The leases that a shutdown counts, until enough servers have answered.
     counted: HashMap<HolderId, Counted>,
-    /// How many of the servers of a quorum decide what has become of a lease; one elsewhere.
-    needed: usize,
     is_closing: bool,
     has_ended: bool,
     /// A replica may become the master.
@@ -115,6 +114,7 @@ struct Counted {
     open: usize,
     /// Those at which the lease was released.
     released: usize,
+    needed: usize,
 }
 
 /// The pending releases of a name.
@@ -201,10 +201,9 @@ fn joins_after(pause: Duration) -> Duration {
 }
 
 impl PendingReleases {
-    pub(crate) fn new(keeps_recent: bool, needed: usize) -> Self {
+    pub(crate) fn new(keeps_recent: bool) -> Self {
         Self {
             keeps_recent,
-            needed,
             ..Self::default()
         }
     }
@@ -283,11 +282,13 @@ impl PendingReleases {
         let mut servers: HashMap<&HolderId, usize> = HashMap::new();
         for pending in self.pending.values() {
             let release = &pending.release;
-            if !release.is_place && !release.counts && !pending.was_answered {
+            if !release.is_place && release.counts.is_none() && !pending.was_answered {
                 *servers.entry(&release.id).or_default() += 1;
             }
         }
-        let may_exist = servers.values().filter(|held| size.all < **held + size.needed);
+        let may_exist = servers
+            .values()
+            .filter(|held| size.all < **held + size.needed);
         may_exist.count()
     }
 
@@ -344,10 +345,11 @@ impl PendingReleases {
         let counts = self.counts.entry(name_of(&release)).or_default();
         counts.unanswered += 1;
         counts.key_seen += usize::from(release.ends_by == Proof::KeySeen);
-        if release.counts {
+        if let Some(needed) = release.counts {
             let counted = self.counted.entry(release.id.clone()).or_default();
             self.tally.unreleased += usize::from(counted.open == 0);
             counted.open += 1;
+            counted.needed = needed;
         }
         self.ids.entry(release.id.clone()).or_default().push(serial);
         self.ends.insert((release.until, serial));
@@ -664,7 +666,7 @@ impl PendingReleases {
                 let ends_by = Proof::AnyAnswer;
                 let recent = PendingRelease {
                     ends_by,
-                    counts: false,
+                    counts: None,
                     ..pending.release.clone()
                 };
                 self.note_ended(&recent, now);
@@ -692,7 +694,7 @@ impl PendingReleases {
         };
         counted.open -= 1;
         counted.released += usize::from(was_released);
-        let is_released = counted.released >= self.needed;
+        let is_released = counted.released >= counted.needed;
         if is_released || counted.open == 0 {
             self.counted.remove(id);
             self.tally.unreleased -= 1;
@@ -752,7 +754,7 @@ impl Pending {
             counts.unanswered -= 1;
         }
         let was_released = removed || self.may_have_run;
-        self.release.counts.then_some(was_released)
+        self.release.counts.is_some().then_some(was_released)
     }
 }
 

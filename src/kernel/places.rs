@@ -298,7 +298,10 @@ impl LockEntry {
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
         let mut refused = None;
         if waits && (counts || !self.is_of_nobody(&by, sent, false, cx)) {
-            refused = Some(self.last.refused(sent, cx.now, Arc::new(by)));
+            refused = Some({
+                let by = self.last.with_age(Arc::new(by), cx.now);
+                self.last.refused(sent, cx.now, by)
+            });
             self.note_contended(cx.now);
         }
         for ((no, id), found) in of.iter().zip(found) {

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
@@ -28,12 +29,14 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseWork, OperationCell, WorkKind};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::{PendingRelease, Proof};
-use crate::kernel::request::Asked;
+use crate::kernel::request::{Asked, RequestNo};
 use crate::kernel::unlock::Unlocked;
 use crate::kernel::votes::{Majority, Verdict, Votes};
 use crate::kernel::waiter::Failure;
 use crate::kernel::{Effects, Kernel, RUNS_WITHIN};
+use crate::name::Name;
 use crate::protocol::answer::{Answer, Wanted};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::Fault;
 use crate::sync::Mutex;
@@ -84,6 +87,8 @@ pub(super) enum RoundKind {
     Lease(LeaseWork),
     /// The holder of the lease waits for the end.
     Release(Arc<HeldLease>, Arc<OperationCell>),
+    /// A set in several slots has all its names.
+    Confirm(Name, RequestNo, HolderId, LeaseTerms),
 }
 
 #[derive(Debug)]
@@ -93,6 +98,10 @@ pub(super) struct Round {
     id: HolderId,
     /// The terms of the lease that it acquires.
     ttl: Duration,
+    size: Majority,
+    /// The locks of the slots, if the commands go to several slots and not to the servers of a
+    /// quorum.
+    slots: Vec<Arc<dyn Primitive>>,
     at: Arc<AtServers>,
     votes: Votes,
     first_sent: Option<Instant>,
@@ -124,6 +133,21 @@ pub(crate) struct Undecided<'a> {
 }
 
 impl Undecided<'_> {
+    /// Returns the first rejection if so many servers reject it that it cannot win, and the first
+    /// cause otherwise.
+    pub(crate) fn first_fault(&self) -> Fault {
+        let faults = || self.faults.iter().map(|(_, fault)| fault);
+        let rejected = faults().filter(|fault| matches!(fault, Fault::Rejected(_)));
+        if rejected.clone().count() > self.size.spare()
+            && let Some(fault) = rejected.clone().next()
+        {
+            return fault.clone();
+        }
+        let cause = faults().find_map(|fault| fault.cause());
+        let cause = cause.cloned();
+        self.fault(cause.unwrap_or_else(|| Cause::text("too few servers answered")))
+    }
+
     /// Returns the fault with this cause.
     pub(crate) fn fault(&self, cause: Cause) -> Fault {
         match self.is_proposal || !self.was_sent {
@@ -151,12 +175,20 @@ impl Round {
                 let verb = Verb::Release { counts: false };
                 (verb, lease.id.clone(), Duration::ZERO)
             }
+            (RoundKind::Confirm(_, _, id, _), _) => (Verb::Renew, id.clone(), Duration::ZERO),
+        };
+        let slots = command.lock.slots().to_vec();
+        let size = match slots.len() {
+            0 => size,
+            slots => Majority::each(slots),
         };
         Self {
             kind,
             command,
             id,
             ttl,
+            size,
+            slots,
             at: AtServers::new(size.all),
             votes: Votes::new(verb, size),
             first_sent: None,
@@ -236,19 +268,22 @@ impl Round {
             // It goes on as a pending release.
             RoundKind::Release(..) => AtServer::Unknown,
             RoundKind::Lease(_) if known == AtServer::Yes => AtServer::Unknown,
-            RoundKind::Lease(_) | RoundKind::Propose(_) => known,
+            RoundKind::Lease(_) | RoundKind::Propose(_) | RoundKind::Confirm(..) => known,
         }
     }
 
     /// Returns the end of the round if it is decided, or if it is `late`.
-    fn end(&self, size: Majority, late: bool, route: &dyn Route) -> Option<Result<Answer, Fault>> {
+    fn end(&self, late: bool, route: &dyn Route) -> Option<Result<Answer, Fault>> {
         Some(match self.votes.verdict() {
             Verdict::Decided(_) if self.has_own_id => {
                 Err(Fault::NotRun(Cause::text("the acquire script ran twice")))
             }
             Verdict::Decided(answer) => Ok(answer),
             Verdict::Open if !late => return None,
-            Verdict::Open | Verdict::Unknown => Err(route.undecided(&self.undecided(size))),
+            Verdict::Open | Verdict::Unknown => Err(match self.slots.is_empty() {
+                true => route.undecided(&self.undecided()),
+                false => self.undecided().first_fault(),
+            }),
         })
     }
 
@@ -297,9 +332,9 @@ impl Round {
         }
     }
 
-    fn undecided(&self, size: Majority) -> Undecided<'_> {
+    fn undecided(&self) -> Undecided<'_> {
         Undecided {
-            size,
+            size: self.size,
             faults: &self.faults,
             answers: self.answers,
             is_in_own_way: self.is_in_own_way,
@@ -324,7 +359,7 @@ impl Engine {
             RoundKind::Propose(asked) => asked.at = Some(Arc::clone(&round.at)),
             RoundKind::Release(lease, ..) => {
                 // Servers that have nothing of the lease are not asked.
-                for server in 0..kernel.limits.size.all {
+                for server in 0..round.size.all {
                     let taken = lease.at.as_ref().map(|at| at.of(server));
                     if matches!(taken, Some(AtServer::NotSent | AtServer::No)) {
                         round.at.set(server, AtServer::No);
@@ -332,7 +367,7 @@ impl Engine {
                     }
                 }
             }
-            RoundKind::Lease(_) => {}
+            RoundKind::Lease(_) | RoundKind::Confirm(..) => {}
         }
         self.next_round += 1;
         self.rounds.insert(self.next_round, round);
@@ -348,7 +383,7 @@ impl Engine {
         out: &mut Vec<Outgoing>,
         fx: &mut Effects,
     ) -> bool {
-        if !kernel.is_quorum() {
+        if self.rounds.is_empty() && !kernel.is_quorum() {
             return false;
         }
         let abandoned = std::mem::take(&mut *kernel.abandoned.lock());
@@ -358,14 +393,14 @@ impl Engine {
         });
         let open: Vec<RoundNo> = open.map(|(no, _)| *no).collect();
         for no in open {
-            for server in 0..kernel.limits.size.all {
+            for server in 0..self.rounds[&no].size.all {
                 self.cast(no, server, now, route, out);
             }
             let round = &self.rounds[&no];
             let has_left = round.is_proposal() && abandoned.contains(&round.id);
             let is_late = now >= round.until || has_left;
             if is_late {
-                self.note_unconnected(kernel, no, route);
+                self.note_unconnected(no, route);
             }
             has_ended |= self.judge(kernel, no, (is_late, has_left), (now, route), out, fx);
         }
@@ -394,13 +429,17 @@ impl Engine {
         if round.at.of(server) != AtServer::NotSent || now < round.not_before {
             return;
         }
-        match route.link(server) {
+        let link = match round.slots.is_empty() {
+            true => route.link(server),
+            false => Link::Up,
+        };
+        match link {
             Link::Connecting => {}
             Link::Down => {
                 let known = match round.kind {
                     // Its release goes on as a pending one.
                     RoundKind::Release(..) => AtServer::Unknown,
-                    RoundKind::Propose(_) | RoundKind::Lease(_) => AtServer::No,
+                    _ => AtServer::No,
                 };
                 round.at.set(server, known);
                 round.votes.count(None);
@@ -409,17 +448,22 @@ impl Engine {
             Link::Up => {
                 round.at.set(server, AtServer::Asked);
                 round.first_sent.get_or_insert(now);
-                let command = round.command.clone();
+                let mut command = round.command.clone();
+                let mut to = server;
+                if let Some(part) = round.slots.get(server) {
+                    command.lock = Arc::clone(part);
+                    to = 0;
+                }
                 let purpose = Purpose::Vote { round: no, server };
-                self.send(server, command, purpose, out);
+                self.send(to, command, purpose, out);
             }
         }
     }
 
     /// The time of a round is over: notes the servers for whose connection it has waited.
-    fn note_unconnected(&mut self, kernel: &Kernel, no: RoundNo, route: &dyn Route) {
+    fn note_unconnected(&mut self, no: RoundNo, route: &dyn Route) {
         let round = self.rounds.get_mut(&no).expect("the caller has it");
-        for server in 0..kernel.limits.size.all {
+        for server in 0..round.size.all {
             if round.at.of(server) == AtServer::NotSent {
                 round.faults.push((server, route.not_connected(server)));
             }
@@ -504,12 +548,13 @@ impl Engine {
         fx: &mut Effects,
     ) -> bool {
         let round = self.rounds.get_mut(&no).expect("the caller has it");
-        let size = kernel.limits.size;
-        let end = round.end(size, late, route);
+        let end = round.end(late, route);
         let Some(end) = end.filter(|_| !round.is_over) else {
             return false;
         };
-        route.round_ended(&round.undecided(size), &end, has_left);
+        if round.slots.is_empty() {
+            route.round_ended(&round.undecided(), &end, has_left);
+        }
         round.is_over = true;
         let mut sent = round.sent(now);
         if is_on(Mutant::RoundCountsFromReply) {
@@ -534,10 +579,15 @@ impl Engine {
                 self.close_proposal(kernel, no, is_held, now, out, fx);
             }
             RoundKind::Lease(work) => {
-                if (0..size.all).any(|server| round.at.of(server) == AtServer::Unknown) {
+                if (0..round.size.all).any(|server| round.at.of(server) == AtServer::Unknown) {
                     limit(work);
                 }
                 kernel.lease_answered(work, end, [sent, now], false, fx);
+            }
+            RoundKind::Confirm(name, request, id, terms) => {
+                kernel.with_existing(name, now, fx, |entry, cx| {
+                    entry.confirmed((*request, id), terms, end, sent, cx);
+                });
             }
             RoundKind::Release(lease, cell) => {
                 let cause = end.as_ref().err().and_then(Fault::cause).cloned();
@@ -551,7 +601,7 @@ impl Engine {
                     }),
                 };
                 fx.operation_ended(cell, result);
-                for server in 0..size.all {
+                for server in 0..round.size.all {
                     if round.is_missing(lease, server) {
                         release_at(kernel, lease, server, now, fx);
                     }
@@ -595,8 +645,8 @@ impl Engine {
                 id: round.id.clone(),
                 until: now.after(round.ttl.saturating_mul(2).max(RUNS_WITHIN)),
                 ends_by,
-                counts: false,
-            is_place: false,
+                counts: None,
+                is_place: false,
             };
             let mut pending = kernel.pending.lock();
             let command = match at {
@@ -657,14 +707,34 @@ fn release_at(
         Some(AtServer::Unknown) => Proof::KeySeen,
         _ => Proof::AnyAnswer,
     };
+    let places = places_of(kernel, &lease.lock);
+    let (server, lock) = places[server].clone();
     let release = PendingRelease {
         server,
-        lock: Arc::clone(&lease.lock),
+        lock,
         id: lease.id.clone(),
         until: now.after(lease.key_may_last().max(RUNS_WITHIN)),
         ends_by,
-        counts: false,
+        counts: None,
         is_place: false,
     };
     kernel.pend(release, now, fx);
+}
+
+/// Returns where the keys of a lock are: at each server of a quorum, or in each slot.
+pub(super) fn places_of(
+    kernel: &Kernel,
+    lock: &Arc<dyn Primitive>,
+) -> Vec<(ServerNo, Arc<dyn Primitive>)> {
+    match kernel.is_quorum() {
+        true => {
+            let servers = 0..kernel.limits.size.all;
+            servers.map(|server| (server, Arc::clone(lock))).collect()
+        }
+        false => lock
+            .parts()
+            .iter()
+            .map(|part| (0, Arc::clone(part)))
+            .collect(),
+    }
 }

@@ -33,12 +33,15 @@ use crate::kernel::request::{IdOfSet, RequestNo, RequestState, Serves};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell, WaiterNo};
 use crate::kernel::{Context, Discard, Effects, Kernel};
+#[cfg(test)]
+use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
+use crate::protocol::refusal::RefusedName;
 use crate::redis::Fault;
 use crate::token::FencingToken;
-use crate::wait_policy::{WaitPolicy, jittered};
+use crate::wait_policy::{RECONNECT, WaitPolicy, jittered};
 
 /// The longest ttl of a name that a set keeps while it waits for the next ones.
 const KEPT_FOR: Duration = Duration::from_secs(3);
@@ -59,6 +62,8 @@ pub(crate) struct SetAcquire {
     call: Call,
     /// The name that last refused it, without queues.
     watch: Option<Watching>,
+    /// How often in a row it began again because of a command without a reply.
+    restarts: u32,
     /// How often it was refused, and the last time, without queues.
     refusals: u32,
     last: Option<Refused>,
@@ -67,6 +72,7 @@ pub(crate) struct SetAcquire {
 /// A name whose messages wake the call.
 struct Watching {
     name: usize,
+    wakes: bool,
     cell: Arc<WaiterCell>,
     /// When the call asks again if no message comes.
     until: Instant,
@@ -103,6 +109,7 @@ impl SetAcquire {
             has_waited: false,
             stage: Stage::All,
             watch: None,
+            restarts: 0,
             refusals: 0,
             last: None,
         }
@@ -119,10 +126,16 @@ impl SetAcquire {
         self.kept.iter().any(|lease| lease.id.as_str() == id)
     }
 
+    #[cfg(test)]
+    pub(super) fn names_of_set(&self) -> &[Name] {
+        &self.wants.lock.keys().names
+    }
+
     /// Returns the name that it waits for outside of a queue.
     #[cfg(test)]
     pub(super) fn watched_lock(&self) -> Option<&Arc<dyn Primitive>> {
         let watch = self.watch.as_ref().filter(|_| self.stage == Stage::Watch)?;
+        let watch = Some(watch).filter(|watch| watch.wakes)?;
         let is_silent = watch.cell.outcome.lock().is_none();
         is_silent.then(|| &self.names[watch.name])
     }
@@ -146,6 +159,11 @@ impl SetAcquire {
     }
 
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        // Redis would refuse a name that this client has.
+        let is_once = self.wants.wait == Wait::Once;
+        if is_once && kernel.holder_of(&*self.wants.lock, now, fx).is_some() {
+            return Step::Done(Outcome::Refused(None));
+        }
         let step = self.attempt(kernel, now, fx);
         self.go_on(step, kernel, now, fx)
     }
@@ -260,22 +278,26 @@ impl SetAcquire {
                 }
                 (Stage::One(n), Outcome::Lease(lease, _)) => {
                     self.kept.push(lease);
+                    self.restarts = 0;
                     match n + 1 < self.names.len() {
                         true => self.ask_for(n + 1, kernel, now, fx),
                         false => self.join(kernel, now, fx),
                     }
                 }
-                (Stage::All | Stage::One(_), Outcome::Refused(Some(by))) if self.goes_on(now) => {
+                (stage, Outcome::Refused(Some(by))) if self.goes_on(now) => {
                     self.give_up(kernel, now, fx);
-                    self.refused(by, kernel, now, fx)
+                    self.restarts = 0;
+                    self.refused(of_name(stage, by), kernel, now, fx)
+                }
+                (stage, Outcome::Refused(Some(by))) => {
+                    self.end_watch(kernel, now, fx);
+                    self.give_up(kernel, now, fx);
+                    return Step::Done(Outcome::Refused(Some(of_name(stage, by))));
                 }
                 (_, Outcome::Failed(Failure::Restart)) => {
                     self.give_up(kernel, now, fx);
                     self.id = kernel.fresh.id(&*self.wants.lock);
-                    match self.has_queues() {
-                        true => self.ask_for(0, kernel, now, fx),
-                        false => self.attempt(kernel, now, fx),
-                    }
+                    self.restart(kernel, now, fx)
                 }
                 (_, outcome) => {
                     self.end_watch(kernel, now, fx);
@@ -283,6 +305,20 @@ impl SetAcquire {
                     return Step::Done(self.at_end(outcome, now));
                 }
             };
+        }
+    }
+
+    /// Begins again: at once, or after a pause if that was no help.
+    fn restart(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        self.restarts += 1;
+        match self.restarts {
+            1 if self.has_queues() => self.ask_for(0, kernel, now, fx),
+            1 => self.attempt(kernel, now, fx),
+            restarts => {
+                let until = now.after(RECONNECT.pause(restarts - 2));
+                let name = self.watch.as_ref().map_or(0, |watch| watch.name);
+                self.watch((name, false), until, kernel, now, fx)
+            }
         }
     }
 
@@ -311,10 +347,7 @@ impl SetAcquire {
             return self.ask_for(0, kernel, now, fx);
         }
         self.id = kernel.fresh.id(&*self.wants.lock);
-        let name = match self.stage {
-            Stage::One(n) => n,
-            _ => by.by.name,
-        };
+        let name = by.by.name;
         self.refusals += 1;
         let (took, remaining) = (by.sent.until(by.arrived), by.by.remaining);
         self.last = Some(by.clone());
@@ -327,9 +360,10 @@ impl SetAcquire {
                 return Step::Done(Outcome::Refused(Some(by)));
             }
             let until = now.after(backoff.pause(self.refusals - 1));
-            return self.watch(name, until, kernel, now, fx);
+            return self.watch((name, false), until, kernel, now, fx);
         }
-        let is_new = self.watch.as_ref().is_none_or(|watch| watch.name != name);
+        let hears = |watch: &Watching| watch.name == name && watch.wakes;
+        let is_new = !self.watch.as_ref().is_some_and(hears);
         if is_new {
             self.end_watch(kernel, now, fx);
         }
@@ -347,7 +381,7 @@ impl SetAcquire {
         let at = next_attempt(now.after(pause), now, remaining, now);
         let last = last_attempt(self.start, self.wants.deadline, took);
         let until = if now < last { at.min(last) } else { at };
-        let step = self.watch(name, until, kernel, now, fx);
+        let step = self.watch((name, true), until, kernel, now, fx);
         // A message may have come before the call could hear it.
         match is_new && is_live && !is_on(Mutant::WatchBeginsAfterTheRefusal) {
             true => self.attempt(kernel, now, fx),
@@ -358,20 +392,22 @@ impl SetAcquire {
     /// Begins to wait until a name may be free, and until `until` at most.
     fn watch(
         &mut self,
-        name: usize,
+        (name, wakes): (usize, bool),
         until: Instant,
         kernel: &Kernel,
         now: Instant,
         fx: &mut Effects,
     ) -> Step {
         self.stage = Stage::Watch;
-        let wakes = self.wants.wait.is_woken();
         let watch = self.watch.get_or_insert_with(|| {
             let cell = Arc::new(WaiterCell::new(kernel.next_serial()));
-            if wakes {
-                kernel.watch(&self.names[name], &cell, now, fx);
+            kernel.watch(&self.names[name], &cell, wakes, now, fx);
+            Watching {
+                name,
+                wakes,
+                cell,
+                until,
             }
-            Watching { name, cell, until }
         });
         watch.until = until;
         Step::Park(until.min(self.wants.deadline))
@@ -461,12 +497,28 @@ impl SetAcquire {
     }
 }
 
+/// Returns the refusal of a call for one name as that of its set.
+fn of_name(stage: Stage, refused: Refused) -> Refused {
+    let Stage::One(name) = stage else {
+        return refused;
+    };
+    let by = RefusedName {
+        name,
+        ..RefusedName::clone(&refused.by)
+    };
+    Refused {
+        by: Arc::new(by),
+        ..refused
+    }
+}
+
 impl Kernel {
     /// Unparks a call for a set when a name may be free.
     fn watch(
         &self,
         lock: &Arc<dyn Primitive>,
         cell: &Arc<WaiterCell>,
+        wakes: bool,
         now: Instant,
         fx: &mut Effects,
     ) {
@@ -474,6 +526,7 @@ impl Kernel {
             let watch = Watch {
                 cell: Arc::clone(cell),
                 lock: Arc::clone(lock),
+                wakes,
             };
             entry.watches.push(watch);
             if cx.kernel.is_closed() {

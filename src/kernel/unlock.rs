@@ -37,7 +37,7 @@ pub(crate) enum Unlock {
     HandedOff,
     /// The caller sends it, and reports its end with `unlocked`.
     Send(Command),
-    /// The engine releases it, over a quorum. The caller waits for the result in the cell; a loss is
+    /// The engine releases it, over a quorum and in several slots. The caller waits for the result in the cell; a loss is
     /// the lease's status then.
     Wait(Arc<OperationCell>),
     /// The engine renews the lease. Then `begin_unlock` is called again.
@@ -280,7 +280,8 @@ fn begin_release(
             Unlock::AlreadyLost(lost)
         }
         Some(LeaseStatus::Held(_)) => {
-            let cell = cx.kernel.is_quorum().then(|| lease.release_by_round());
+            let has_rounds = cx.kernel.has_rounds(&*lease.lock);
+            let cell = has_rounds.then(|| lease.release_by_round());
             lease.rearm(cx.kernel, cx.now, cx.fx);
             match cell {
                 Some(cell) => Unlock::Wait(cell),
@@ -356,7 +357,7 @@ fn end_unlock(
     }
     match unlocked {
         // The round releases it where that is missing.
-        Unlocked::Unconfirmed if cx.kernel.is_quorum() => {}
+        Unlocked::Unconfirmed if cx.kernel.has_rounds(&*lease.lock) => {}
         Unlocked::Unconfirmed => entry.release_later(lease, false, cx),
         _ => cx.kernel.note_released(lease, cx.now),
     }

@@ -29,8 +29,8 @@ pub(crate) struct MutexAllKeys {
     /// The fences, the queues, the places and the readers of the names; empty without queues, and
     /// for names in several slots of a cluster.
     queues: Vec<Vec<u8>>,
-    /// The fair lock of each name, with queues.
-    fair: Vec<Arc<dyn Primitive>>,
+    /// The lock of each name, fair with queues, in the order in which all sets take them.
+    each: Vec<Arc<dyn Primitive>>,
     /// The lock of the names in each slot, if there are several slots.
     slots: Vec<Arc<dyn Primitive>>,
 }
@@ -47,9 +47,16 @@ impl MutexAllKeys {
         // Sorted, so that every client tries them in the same order.
         names.sort_unstable();
         names.dedup();
-        let prefixes = [key_prefix, channel_prefix];
         let keys_of = |names: &[Name]| Keys::of(names, key_prefix, channel_prefix);
-        let part_of = |names: &[Name]| Self::part(keys_of(names), prefixes, has_queues);
+        let each = |names: &[Name]| -> Vec<Arc<dyn Primitive>> {
+            let keys = names.iter().map(|name| keys_of(slice::from_ref(name)));
+            let lock = |keys| match has_queues {
+                true => FairMutexKeys::of(keys),
+                false => MutexKeys::of(keys),
+            };
+            keys.map(lock).collect()
+        };
+        let part_of = |names: &[Name]| Self::part(keys_of(names), each(names), has_queues);
         let mut slots = Vec::new();
         if layout == Layout::Slots {
             let slot = |name: &Name| keys_of(slice::from_ref(name)).key(0).slot();
@@ -64,26 +71,21 @@ impl MutexAllKeys {
             _ => Arc::new(Self {
                 keys: keys_of(&names),
                 queues: Vec::new(),
-                fair: Vec::new(),
+                each: each(&names),
                 slots,
             }),
         }
     }
 
     /// Returns the lock of names that one script call can acquire.
-    fn part(keys: Keys, prefixes: [&str; 2], has_queues: bool) -> Arc<dyn Primitive> {
+    fn part(keys: Keys, each: Vec<Arc<dyn Primitive>>, has_queues: bool) -> Arc<dyn Primitive> {
         match (keys.names.len(), has_queues) {
             (1, true) => return CohortKeys::of(keys),
             (1, false) => return MutexKeys::of(keys),
             _ => {}
         }
         let mut queues = Vec::new();
-        let mut fair = Vec::new();
         if has_queues {
-            fair.extend(keys.names.iter().map(|name| {
-                let keys = Keys::new(name.clone(), prefixes[0], prefixes[1]);
-                FairMutexKeys::of(keys)
-            }));
             queues.extend(keys.fences.iter().cloned());
             for kind in ["queue", "places", "readers"] {
                 queues.extend(keys.locks.iter().map(|lock| sibling_key(lock, kind)));
@@ -92,7 +94,7 @@ impl MutexAllKeys {
         Arc::new(Self {
             keys,
             queues,
-            fair,
+            each,
             slots: Vec::new(),
         })
     }
@@ -144,7 +146,7 @@ impl Primitive for MutexAllKeys {
     }
 
     fn names_of_set(&self) -> &[Arc<dyn Primitive>] {
-        &self.fair
+        &self.each
     }
 
     fn set_queues(&self) -> Option<&dyn SetQueues> {

@@ -70,7 +70,8 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         None
     }
 
-    /// The fair locks that a waiting set takes one after the other; empty unless it is a set.
+    /// The lock of each name of a set, in the order in which all sets take them; empty unless it is
+    /// a set.
     fn names_of_set(&self) -> &[Arc<dyn Primitive>] {
         &[]
     }
@@ -84,7 +85,7 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
     ///
     /// If there is a queue in Redis, too, only the first of them has a place there.
     fn has_local_queue(&self) -> bool {
-        self.queue().is_none() && self.set_queues().is_none()
+        self.queue().is_none() && self.names_of_set().is_empty()
     }
 
     /// Returns true if the calls of each client share one place in the queue in Redis.

@@ -72,9 +72,10 @@ impl Runtime {
             let (answer, sent) = match outcome {
                 Ok((answer, sent)) => (Ok(answer), sent),
                 // The pool is closed: nothing was sent.
-                Err(Fault::Rejected(Error::Closed)) => {
-                    (Err(Fault::NotRun(Cause::text("the client was shut down"))), start)
-                }
+                Err(Fault::Rejected(Error::Closed)) => (
+                    Err(Fault::NotRun(Cause::text("the client was shut down"))),
+                    start,
+                ),
                 Err(fault) => (Err(fault), start),
             };
             // Without a connection, an undo is only sent by the engine.

@@ -581,10 +581,10 @@ fn shared_statistics_need_the_additional_rule() {
 fn set_needs_the_same_permissions_as_one_name() {
     let server = Server::start();
     for (right, fails) in [
-        ("~lock:*", "queue_enter_all"),
-        ("+get", "queue_enter_all"),
-        ("+set", "queue_enter_all"),
-        ("+time", "queue_enter_all"),
+        ("~lock:*", "acquire_all"),
+        ("+get", "acquire_all"),
+        ("+set", "acquire_all"),
+        ("+time", "acquire_all"),
         ("+pttl", "renew_all"),
         ("+pexpire", "renew_all"),
         ("+del", "release_all"),

@@ -85,7 +85,10 @@ fn assert_untouched_and_release(guard: MutexGuard, server: &Server) {
         Some(guard.holder_id().as_str().as_bytes())
     );
     assert!(guard.is_held());
-    guard.renew().unwrap();
+    if guard.renew().is_err() {
+        // The engine's connection may be one whose replies are lost: then it has closed it.
+        guard.renew().unwrap();
+    }
     guard.unlock().unwrap();
 }
 

@@ -24,12 +24,11 @@ support::tests![
     sets_fair_and_plain_locks_count_exactly_together,
     release_of_a_set_grants_a_name_to_a_reader,
     set_takes_free_names_despite_a_reader_that_no_grant_reaches,
-    set_keeps_nothing_after_its_first_refusal,
+    set_keeps_the_lower_names_while_it_waits,
     release_of_a_set_grants_each_name_to_its_queue,
     set_is_released_although_a_queue_is_damaged,
     damaged_fence_that_a_grant_finds_is_named,
     waiting_set_is_refreshed_on_a_full_server,
-    call_that_holds_a_higher_name_gets_a_lower_one_that_a_set_keeps,
     shutdown_ends_the_places_and_the_kept_names_of_waiting_sets,
     names_that_a_killed_set_kept_are_free_long_before_its_ttl_ends,
     set_that_loses_a_kept_name_begins_again,
@@ -262,15 +261,15 @@ fn set_takes_free_names_despite_a_reader_that_no_grant_reaches() {
     wait_until_only_fences_remain(&server);
 }
 
-fn set_keeps_nothing_after_its_first_refusal() {
+fn set_keeps_the_lower_names_while_it_waits() {
     let server = Server::start();
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
         let waiting = scope.spawn(move || lock_set(&set));
         wait_for_queue(&server, "b", 1);
-        assert_eq!(holder(&server, "a"), None);
-        assert_released(lock_in_turn(&fair(&server, "a")).unlock());
+        let id = queued(&server, "b").remove(0);
+        assert_eq!(holder(&server, "a"), Some(id));
         assert_released(b.unlock());
         assert_released(waiting.join().unwrap().unlock());
     });
@@ -361,25 +360,6 @@ fn waiting_set_is_refreshed_on_a_full_server() {
         assert_eq!(guard.holder_id().as_str(), id);
         assert_released(guard.unlock());
     });
-}
-
-/// If the set kept the lower name without end, it would deadlock with the call. It passes the name
-/// on after 5 s.
-fn call_that_holds_a_higher_name_gets_a_lower_one_that_a_set_keeps() {
-    let server = Server::start();
-    let b = lock_in_turn(&fair(&server, "b"));
-    thread::scope(|scope| {
-        let set = set(&server);
-        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
-        let a = lock_in_turn(&fair(&server, "a"));
-        assert_eq!(queued(&server, "b"), [id], "the set keeps its place");
-        assert_released(b.unlock());
-        // The set is granted b, but must wait for a.
-        wait_for_queue(&server, "a", 1);
-        assert_released(a.unlock());
-        assert_released(waiting.join().unwrap().unlock());
-    });
-    wait_until_only_fences_remain(&server);
 }
 
 fn set_that_gives_up_leaves_its_place_and_its_kept_names() {
@@ -487,15 +467,12 @@ fn attempt_without_a_reply_is_undone_for_all_names() {
         });
         scope.spawn(move || assert_released(lock_set(&second).unlock()));
         wait_for_queue(&server, "a", 1);
-        let other = queued(&server, "a").remove(0);
         // From now on the refreshes of both sets run, but their replies are lost.
         proxy.set_all(Traffic::DropReplies);
+        // The first set loses the name that it keeps, and begins again under another id.
         eventually(PATIENCE, || {
             let in_queues = ["a", "b"].map(|name| queued(&server, name)).concat();
-            let held_by = holder(&server, "a");
-            [&id, &other]
-                .iter()
-                .all(|id| !in_queues.contains(id) && held_by.as_ref() != Some(id))
+            !in_queues.contains(&id) && holder(&server, "a").as_ref() != Some(&id)
         });
         proxy.set_all(Traffic::Pass);
         assert_released(b.unlock());

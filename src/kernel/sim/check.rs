@@ -207,7 +207,7 @@ impl World {
         &mut self,
         client: usize,
         thread: usize,
-        call: &Call,
+        (call, names): (&Call, &[Name]),
         outcome: &Outcome,
     ) -> Checked {
         let deadline = call.wants.deadline;
@@ -246,7 +246,8 @@ impl World {
         let is_proof = |refusal: &Refusal| {
             let is_fresh = refusal.until.is_none_or(|until| until >= deadline)
                 || refusal.arrived.after(std::time::Duration::from_secs(1)) >= deadline;
-            refusal.name == *name && refusal.sent >= call.start && (is_fresh || is_once)
+            let is_its = refusal.name == *name || names.contains(&refusal.name);
+            is_its && refusal.sent >= call.start && (is_fresh || is_once)
         };
         let has_proof = self.clients[client].refusals.iter().any(is_proof);
         if !holds && !has_proof && !is_limited {

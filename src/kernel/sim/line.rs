@@ -116,6 +116,7 @@ impl Words<'_> {
             "Fair" => Kind::Fair,
             "Set" => Kind::Set,
             "PlainSet" => Kind::PlainSet,
+            "SlotSet" => Kind::SlotSet(self.next()?),
             "Reader" => Kind::Reader,
             "Writer" => Kind::Writer,
             "Permits" => Kind::Permits(self.next()?),

@@ -76,6 +76,8 @@ pub(super) enum Kind {
     Set,
     /// The same without queues.
     PlainSet,
+    /// The same, each name in a slot of its own, with queues or without.
+    SlotSet(bool),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -222,8 +224,10 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         _ => vec![Kind::Mutex, Kind::Mutex, Kind::Fair],
     };
     if family == Family::Sets {
-        kinds = match rng.below(4) {
+        kinds = match rng.below(6) {
             3 => vec![Kind::PlainSet, Kind::NoQueue],
+            4 => vec![Kind::SlotSet(true), Kind::Mutex],
+            5 => vec![Kind::SlotSet(false), Kind::NoQueue],
             0 => vec![Kind::Set],
             1 => vec![Kind::Set, Kind::Set, Kind::Fair, Kind::Mutex],
             _ => vec![Kind::Set, Kind::Mutex],

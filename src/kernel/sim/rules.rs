@@ -181,7 +181,7 @@ fn news_do_not_end_the_release_in_flight() {
         id: id.clone(),
         until: at(10_000),
         ends_by: Proof::KeySeen,
-        counts: false,
+        counts: None,
         is_place: false,
     };
     pending.push(release, at(0));

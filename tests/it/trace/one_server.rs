@@ -164,16 +164,14 @@ fn hand_off() -> String {
     let client = client(&trace);
     let mutex = client.mutex("a").local_handoffs(8);
     let guard = trace.step("lock", |_| mutex.lock().unwrap());
-    let (first, second) = trace.step("two more threads wait", |passed| {
+    let (first, second) = trace.step("two more threads wait", |_| {
         let waiting = |count| {
             let mutex = mutex.clone();
             let waiter = thread::spawn(move || mutex.lock().unwrap());
             eventually(ms(20_000), || client.stats().waiting == count);
             waiter
         };
-        let first = waiting(1);
-        passed.wait_for_retry("acquire");
-        (first, waiting(2))
+        (waiting(1), waiting(2))
     });
     let guard = trace.step("unlock wakes the first, which reserves tokens", |passed| {
         assert_released(guard.unlock());
@@ -202,13 +200,13 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
     });
     trace.step("renew", |_| guard.renew().unwrap());
     trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
-    // A set refreshes its place with the same script, as often as time allows.
-    trace.leave_out(&["queue_enter_all"]);
     let waiter = trace.step("another client waits", |passed| {
         let waiter = thread::spawn(move || other.lock().unwrap());
-        passed.wait_for_retry("queue_enter_all");
+        passed.wait_for("queue_enter", 1);
+        passed.wait_for_retry("queue_refresh");
         waiter
     });
+    trace.meanwhile(&["queue_refresh"]);
     unlock_and_wake(&mut trace, guard, waiter, |guard| {
         assert_released(guard.unlock())
     });
@@ -268,7 +266,7 @@ pub(super) fn fair_mutex_calls_are_as_recorded() {
 pub(super) fn undos_are_as_recorded() {
     let kinds = [
         ("acquire", "release", "queue_undo"),
-        ("queue_enter_all", "queue_release_all", "queue_release_all"),
+        ("acquire_all", "queue_release_all", "queue_release_all"),
         ("queue_enter", "queue_release", "queue_undo"),
     ];
     let scenes = kinds.map(|(acquire, release, undo)| {
@@ -276,7 +274,7 @@ pub(super) fn undos_are_as_recorded() {
         let mut trace = recorded(&server);
         let client = client(&trace);
         let try_lock = |limit: Duration| match acquire {
-            "queue_enter_all" => client.mutex_all(["a", "b"]).try_lock_for(limit).map(drop),
+            "acquire_all" => client.mutex_all(["a", "b"]).try_lock_for(limit).map(drop),
             "queue_enter" => client.fair_mutex("a").try_lock_for(limit).map(drop),
             _ => client.mutex("a").try_lock_for(limit).map(drop),
         };

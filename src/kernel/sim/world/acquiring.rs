@@ -4,6 +4,7 @@ use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, redis};
 use crate::clock::Instant;
 use crate::kernel::set::SetAcquire;
 use crate::kernel::waiter::WaiterCell;
+use crate::name::Name;
 use std::sync::Arc;
 
 pub(super) enum Acquiring {
@@ -25,6 +26,14 @@ impl Acquiring {
         match self {
             Self::One(call) => call.cell(),
             Self::Set(set) => set.cell(),
+        }
+    }
+
+    /// The names of a set.
+    pub(super) fn names_of_set(&self) -> &[Name] {
+        match self {
+            Self::One(_) => &[],
+            Self::Set(set) => set.names_of_set(),
         }
     }
 

@@ -109,6 +109,7 @@ impl World {
             Kind::Permits(k) => 4 + k as u8,
             Kind::Set => 100,
             Kind::PlainSet => 101,
+            Kind::SlotSet(has_queues) => 102 + u8::from(has_queues),
         };
         let locks = &mut self.clients[client].locks;
         let make = || -> Arc<dyn Primitive> {
@@ -120,17 +121,14 @@ impl World {
                 Kind::Reader => Arc::new(RwLockKeys::of(keys, true)),
                 Kind::Writer => Arc::new(RwLockKeys::of(keys, false)),
                 Kind::Permits(k) => Arc::new(SemaphoreKeys::of(keys, 3, k)),
-                Kind::Set | Kind::PlainSet => {
-                    let has_queues = kind == Kind::Set;
+                Kind::Set | Kind::PlainSet | Kind::SlotSet(_) => {
+                    let (layout, has_queues) = match kind {
+                        Kind::SlotSet(has_queues) => (Layout::Slots, has_queues),
+                        _ => (Layout::OneServer, kind == Kind::Set),
+                    };
                     let names = (0..8).filter(|n| name >> n & 1 == 1);
                     let names = names.map(|n| Name::from(format!("n{n}"))).collect();
-                    MutexAllKeys::of(
-                        names,
-                        "lock:",
-                        "lock_release:",
-                        Layout::OneServer,
-                        has_queues,
-                    )
+                    MutexAllKeys::of(names, "lock:", "lock_release:", layout, has_queues)
                 }
             }
         };
@@ -151,7 +149,7 @@ impl World {
         let kind = kinds[rng.below(kinds.len() as u64) as usize];
         let name = match kind {
             // All but one of them, or all.
-            Kind::Set | Kind::PlainSet => {
+            Kind::Set | Kind::PlainSet | Kind::SlotSet(_) => {
                 let all = (1 << names) - 1;
                 let without = match names > 2 && rng.chance(600) {
                     true => 1 << rng.below(names),
@@ -258,15 +256,10 @@ impl World {
         if wants.lock.keys().names.len() == 1 {
             return Acquiring::One(Call::new(&kernel, wants, now));
         }
-        let numbers = wants.lock.keys().names.iter();
-        let numbers = numbers.filter_map(|it| it.to_string().strip_prefix('n')?.parse().ok());
-        let numbers: Vec<u64> = numbers.collect();
-        let names = numbers.into_iter();
-        let kind = match wants.lock.set_queues().is_some() {
-            true => Kind::Fair,
-            false => Kind::NoQueue,
-        };
-        let names = names.map(|n| self.lock_of(client, n, kind)).collect();
+        let names = wants.lock.names_of_set().to_vec();
+        for lock in &names {
+            self.names.insert(entry_name(&**lock).into_owned());
+        }
         Acquiring::Set(SetAcquire::new(&kernel, wants, names, now))
     }
 
@@ -283,7 +276,8 @@ impl World {
         self.after_kernel(client, &mut fx)?;
         if let Step::Done(outcome) = &step {
             let call = call.as_ref().expect("only a call is done");
-            self.check_outcome(client, thread, call.call(), outcome)?;
+            let names = call.names_of_set();
+            self.check_outcome(client, thread, (call.call(), names), outcome)?;
         }
         let caller = &mut self.clients[client].callers[thread];
         if let Some(call) = call {
@@ -573,7 +567,17 @@ impl World {
                     unlocks: true,
                 };
             }
-            Unlock::Wait(_) => unreachable!("only over a quorum"),
+            // Afterwards, the holding is over.
+            Unlock::Wait(cell) => {
+                let by = self.now + COMMAND_TIMEOUT;
+                caller.state = State::Operating {
+                    lease,
+                    token,
+                    cell,
+                    by,
+                    unlocks: true,
+                };
+            }
             Unlock::Send(command) => {
                 caller.state = State::Releasing(Release {
                     lease,
