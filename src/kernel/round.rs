@@ -289,7 +289,7 @@ impl Round {
 
     /// Returns the next try of a release that too few servers have answered, if time is left. It
     /// leaves out those.
-    fn again(&mut self, size: Majority, now: Instant) -> Option<Self> {
+    fn again(&self, now: Instant) -> Option<Self> {
         let RoundKind::Release(lease, cell) = &self.kind else {
             return None;
         };
@@ -302,10 +302,10 @@ impl Round {
             return None;
         }
         let kind = RoundKind::Release(Arc::clone(lease), Arc::clone(cell));
-        let mut again = Self::new(kind, self.command.clone(), size, self.until);
+        let mut again = Self::new(kind, self.command.clone(), self.size, self.until);
         again.tries = self.tries + 1;
         again.not_before = not_before;
-        for server in 0..size.all {
+        for server in 0..self.size.all {
             let answer = match self.at.of(server) {
                 AtServer::Yes => Answer::Ours(None),
                 AtServer::No => Answer::Gone,
@@ -562,7 +562,7 @@ impl Engine {
         }
         if let RoundKind::Release(..) = round.kind
             && matches!(end, Err(Fault::NotRun(_) | Fault::Unknown(_)))
-            && let Some(again) = round.again(size, now)
+            && let Some(again) = round.again(now)
         {
             self.next_round += 1;
             self.rounds.insert(self.next_round, again);
