@@ -192,7 +192,6 @@ impl World {
     fn is_abandoned(&self, client: usize, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
         let mut found = kernel.pending.lock().has(id.as_bytes());
-        found |= self.clients[client].knows(id);
         each_entry(kernel, &self.names, |entry| {
             found |= entry.requests.iter().any(|request| {
                 request.serves == Serves::Nobody
