@@ -121,8 +121,11 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let woken = runtime.waiters.wake_all();
     // Holders are notified before the release, so that none continues under a lock that is already
     // free.
-    let held = runtime.timer.drain().into_iter().filter(|hold| {
+    let held = runtime.timer.drain();
+    for hold in &held {
         hold.lose(Lost::ShutDown, Instant::now());
+    }
+    let held = held.into_iter().filter(|hold| {
         runtime.announce_loss(hold);
         // Leaves out a lease that its holder is releasing, and one that was lost before.
         matches!(
@@ -167,9 +170,10 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     runtime.close();
     runtime.engine.stop();
     runtime.endpoints.subscriber_thread.stop();
-    runtime.callbacks.stop();
     let mut is_joined = runtime.engine.worker.join(until);
     is_joined &= runtime.endpoints.subscriber_thread.join(until);
+    // Last: it logs for the others.
+    runtime.callbacks.stop();
     is_joined &= runtime.callbacks.worker.join(until);
     runtime.deployment.close();
     is_joined

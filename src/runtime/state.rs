@@ -46,7 +46,7 @@ pub(crate) struct Runtime {
     pub(crate) timer: Timer,
     pub(crate) engine: Engine,
     pub(crate) endpoints: Endpoints,
-    pub(crate) callbacks: Callbacks,
+    pub(crate) callbacks: Arc<Callbacks>,
     /// The threads that run calls that can be cancelled.
     pub(crate) calls: ThreadGroup,
     /// Recent releases, to be repeated at a new master, which may not have them. Kept only if the
@@ -85,7 +85,7 @@ impl Runtime {
             timer: Timer::new(Arc::clone(&wake)),
             engine: Engine::new(wake),
             endpoints: Endpoints::default(),
-            callbacks: Callbacks::default(),
+            callbacks: Arc::default(),
             calls: ThreadGroup::new(CALL),
             released: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -94,6 +94,8 @@ impl Runtime {
             me: Weak::clone(me),
             bodies,
         });
+        let later = runtime.callbacks.later();
+        runtime.config.dialers.defer_to(later);
         if let Some(slots) = runtime.deployment.slot_map() {
             let me = Weak::clone(&runtime.me);
             slots.follow_with(Box::new(move |moved| {
@@ -173,7 +175,10 @@ impl Runtime {
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
         self.engine.worker.start(|| {
             let me = Arc::clone(self);
-            move || (me.bodies.engine)(&me)
+            move || {
+                logging::defer_to(me.callbacks.later());
+                (me.bodies.engine)(&me);
+            }
         })?;
         for server in self.deployment.fixed() {
             self.endpoints.of(server);
@@ -187,7 +192,10 @@ impl Runtime {
     fn start_subscriber(self: &Arc<Self>) -> Result<(), Error> {
         self.endpoints.subscriber_thread.start(|| {
             let me = Arc::clone(self);
-            move || (me.bodies.subscriber)(&me)
+            move || {
+                logging::defer_to(me.callbacks.later());
+                (me.bodies.subscriber)(&me);
+            }
         })
     }
 

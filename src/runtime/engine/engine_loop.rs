@@ -63,8 +63,12 @@ fn run_or_close(runtime: &Runtime, engine: impl FnOnce()) {
     runtime.close();
     runtime.engine.abort();
     runtime.waiters.wake_all();
-    for hold in runtime.timer.drain() {
+    let held = runtime.timer.drain();
+    // The channels of all leases come first: the rest takes time.
+    for hold in &held {
         hold.lose(Lost::ShutDown, Instant::now());
+    }
+    for hold in held {
         contain(move || runtime.announce_loss(&hold));
     }
     logging::error!("the engine of a client has panicked: the client is closed");
