@@ -167,7 +167,7 @@ mod tests {
         let callbacks = Arc::new(Callbacks::default());
         let (resume, paused) = bounded::<()>(0);
         let is_queued = |job: Job| callbacks.run_slow(job).is_ok();
-        assert!(is_queued(Box::new(move || drop(paused.recv()))));
+        assert!(is_queued(Box::new(move || _ = paused.recv())));
         for _ in 0..MOST_RECORDS + 3 {
             assert!(is_queued(Box::new(|| ())));
         }
