@@ -142,8 +142,13 @@ impl LastReply {
     /// that was sent at `under_way` has no reply yet.
     fn silent_since(&self, start: Instant, under_way: Option<Instant>) -> Option<Instant> {
         // A shortage in this process says nothing about Redis.
-        let is_short = self.cause.as_ref().is_some_and(|cause| cause.shortage().is_some());
-        let under_way = under_way.filter(|_| !is_short).map(|sent| sent.max(self.heard));
+        let is_short = self
+            .cause
+            .as_ref()
+            .is_some_and(|cause| cause.shortage().is_some());
+        let under_way = under_way
+            .filter(|_| !is_short)
+            .map(|sent| sent.max(self.heard));
         let since = self.silent_since.into_iter().chain(under_way).min();
         since.map(|since| since.max(start))
     }

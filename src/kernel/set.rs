@@ -145,11 +145,6 @@ impl SetAcquire {
         self.has_waited
     }
 
-    /// The call that it waits for now.
-    pub(crate) fn call(&self) -> &Call {
-        &self.call
-    }
-
     /// The cell that its thread sleeps on.
     pub(crate) fn cell(&self) -> Option<&Arc<WaiterCell>> {
         match (self.stage, &self.watch) {
@@ -419,7 +414,7 @@ impl SetAcquire {
     ) -> Step {
         self.stage = Stage::Watch;
         let watch = self.watch.get_or_insert_with(|| {
-            let cell = Arc::new(WaiterCell::new(kernel.next_serial()));
+            let cell = Arc::new(WaiterCell::new());
             kernel.watch(&self.names[name], &cell, wakes, now, fx);
             Watching {
                 name,
