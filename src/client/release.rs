@@ -299,9 +299,14 @@ pub(crate) fn keep_until(
     // The lease must not end before the reply arrives, which would look like a loss.
     let reply = runtime.deployment.command_timeout().saturating_mul(2);
     let left = left.max(reply).max(SHORTEST_TTL);
-    let outcome = set_ttl(runtime, lease, token, left);
+    let mut outcome = set_ttl(runtime, lease, token, left);
     if let Err(Error::Config(_) | Error::Lost(_)) = outcome {
         return outcome;
+    }
+    if outcome.is_ok() && lease.may_be_shortened(left) {
+        outcome = Err(runtime.deployment.unreachable(Cause::text(
+            "an earlier change of this ttl is still without a reply, and may run later",
+        )));
     }
     let now = Instant::now();
     let ending = Ending {

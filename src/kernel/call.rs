@@ -297,7 +297,7 @@ impl Call {
             return Some(entry.at_deadline(&*self.wants.lock, span, cx.now));
         }
         let gives_up = entry.gives_up_at(self.start, cx.kernel.limits.unreachable_for);
-        (cx.now >= gives_up).then(|| Outcome::Failed(entry.failure(self.start)))
+        (cx.now >= gives_up).then(|| Outcome::Failed(entry.failure(self.start).after_long()))
     }
 
     fn park(&mut self, entry: &mut LockEntry, at_front: bool, cx: &mut Context<'_>) -> Step {

@@ -9,6 +9,7 @@ use crate::kernel::entry::{LockEntry, Receiver};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
+use crate::wait_policy::WaitPolicy;
 
 /// A command of an entry that the engine sends.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ impl LockEntry {
         let mut out = Vec::new();
         self.disarm();
         self.end_silent_calls(cx);
+        self.refuse_ourselves(cx);
         self.end_overdue(cx);
         self.ask_for_deadlines(cx);
         self.ask(&mut out, cx);
@@ -41,10 +43,31 @@ impl LockEntry {
         let silent: Vec<(WaiterNo, Instant)> =
             silent.map(|waiter| (waiter.no, waiter.start)).collect();
         for (no, start) in silent {
-            let outcome = Outcome::Failed(self.failure(start));
+            let outcome = Outcome::Failed(self.failure(start).after_long());
             self.end_waiter(no, outcome, cx);
             self.retire_of(no, cx);
         }
+    }
+
+    /// This client itself holds the name: that refuses the call at the front, if that counts
+    /// refusals.
+    fn refuse_ourselves(&mut self, cx: &mut Context<'_>) {
+        while let Some(at) = self.refuses_itself_at()
+            && at <= cx.now
+        {
+            if let Some(no) = self.count_refusal(Serves::Line, cx.now, cx.now) {
+                self.end_waiter(no, Outcome::Refused(None), cx);
+            }
+        }
+    }
+
+    /// Returns when the lease of this client counts as a refusal for the call at the front.
+    pub(super) fn refuses_itself_at(&self) -> Option<Instant> {
+        let front = self.line.front()?;
+        let Wait::Queue(WaitPolicy::Backoff(backoff)) = &front.wait else {
+            return None;
+        };
+        (backoff.limit().is_some() && self.holds_alone()).then_some(front.retry_at)
     }
 
     /// The client asks once more, shortly before the deadline of a call, unless it knows enough.

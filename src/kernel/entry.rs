@@ -287,6 +287,9 @@ impl LockEntry {
         if is_idle {
             (self.next, self.latest) = (self.contended_until(), Instant::NEVER);
         }
+        if let Some(at) = self.refuses_itself_at() {
+            self.touch(at, at);
+        }
         let bounds = [self.next, self.latest];
         if self.armed != Some(bounds) && !(self.armed.is_none() && self.next == Instant::NEVER) {
             self.armed = Some(bounds);

@@ -269,6 +269,11 @@ impl HeldLease {
         self.inner.lock().lease.is_renewed()
     }
 
+    /// Returns whether the key may get a shorter ttl than this one by an unanswered command.
+    pub(crate) fn may_be_shortened(&self, ttl: Duration) -> bool {
+        self.inner.lock().lease.may_be_shortened(ttl)
+    }
+
     /// Returns how long the key may exist if no release arrives.
     pub(crate) fn key_may_last(&self) -> Duration {
         self.inner.lock().lease.key_may_last()

@@ -141,7 +141,9 @@ impl LastReply {
     /// Returns since when Redis has been silent to a call that began at `start`, if it is. A command
     /// that was sent at `under_way` has no reply yet.
     fn silent_since(&self, start: Instant, under_way: Option<Instant>) -> Option<Instant> {
-        let under_way = under_way.map(|sent| sent.max(self.heard));
+        // A shortage in this process says nothing about Redis.
+        let is_short = self.cause.as_ref().is_some_and(|cause| cause.shortage().is_some());
+        let under_way = under_way.filter(|_| !is_short).map(|sent| sent.max(self.heard));
         let since = self.silent_since.into_iter().chain(under_way).min();
         since.map(|since| since.max(start))
     }

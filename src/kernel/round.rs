@@ -40,6 +40,7 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::redis::Fault;
 use crate::sync::Mutex;
+use crate::wait_policy::RECONNECT;
 
 pub(crate) type RoundNo = u64;
 
@@ -104,6 +105,9 @@ pub(super) struct Round {
     at: Arc<AtServers>,
     votes: Votes,
     first_sent: Option<Instant>,
+    /// How often it was tried before, and when its commands are sent.
+    tries: u32,
+    not_before: Instant,
     until: Instant,
     is_over: bool,
     /// A server has refused a proposal because of its own id: it has run before.
@@ -167,7 +171,7 @@ impl Round {
             }
             (RoundKind::Propose(_), _) => unreachable!("only proposals ask a quorum"),
             (RoundKind::Lease(work), _) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
-            (RoundKind::Release(lease, _), _) => {
+            (RoundKind::Release(lease, ..), _) => {
                 let verb = Verb::Release { counts: false };
                 (verb, lease.id.clone(), Duration::ZERO)
             }
@@ -188,6 +192,8 @@ impl Round {
             at: AtServers::new(size.all),
             votes: Votes::new(verb, size),
             first_sent: None,
+            tries: 0,
+            not_before: Instant::START,
             until,
             is_over: false,
             has_own_id: false,
@@ -281,6 +287,36 @@ impl Round {
         })
     }
 
+    /// Returns the next try of a release that too few servers have answered, if time is left. It
+    /// leaves out those.
+    fn again(&self, now: Instant) -> Option<Self> {
+        let RoundKind::Release(lease, cell) = &self.kind else {
+            return None;
+        };
+        let not_before = match self.tries {
+            0 => now,
+            tries => now.after(RECONNECT.pause(tries - 1)),
+        };
+        // A command that is under way could end this round late.
+        if not_before >= self.until || self.at.has(AtServer::Asked) {
+            return None;
+        }
+        let kind = RoundKind::Release(Arc::clone(lease), Arc::clone(cell));
+        let mut again = Self::new(kind, self.command.clone(), self.size, self.until);
+        again.tries = self.tries + 1;
+        again.not_before = not_before;
+        for server in 0..self.size.all {
+            let answer = match self.at.of(server) {
+                AtServer::Yes => Answer::Ours(None),
+                AtServer::No => Answer::Gone,
+                AtServer::NotSent | AtServer::Asked | AtServer::Unknown => continue,
+            };
+            again.at.set(server, self.at.of(server));
+            again.votes.count(Some(answer));
+        }
+        Some(again)
+    }
+
     /// Returns whether the release of a lease has not certainly ended at a server, and has no
     /// command there.
     fn is_missing(&self, lease: &HeldLease, server: ServerNo) -> bool {
@@ -321,7 +357,7 @@ impl Engine {
         let mut round = Round::new(kind, command, kernel.limits.size, until);
         match &mut round.kind {
             RoundKind::Propose(asked) => asked.at = Some(Arc::clone(&round.at)),
-            RoundKind::Release(lease, _) => {
+            RoundKind::Release(lease, ..) => {
                 // Servers that have nothing of the lease are not asked.
                 for server in 0..round.size.all {
                     let taken = lease.at.as_ref().map(|at| at.of(server));
@@ -369,7 +405,11 @@ impl Engine {
             has_ended |= self.judge(kernel, no, (is_late, has_left), (now, route), out, fx);
         }
         let open = self.rounds.values().filter(|round| !round.is_over);
-        let next = open.map(|round| round.until).min();
+        let next = open.map(|round| match round.not_before <= now {
+            true => round.until,
+            false => round.not_before,
+        });
+        let next = next.min();
         if let Some(at) = next {
             kernel.put(ItemKey::Rounds, Item::Rounds, [at, at], fx);
         }
@@ -386,7 +426,7 @@ impl Engine {
         out: &mut Vec<Outgoing>,
     ) {
         let round = self.rounds.get_mut(&no).expect("the caller has it");
-        if round.at.of(server) != AtServer::NotSent {
+        if round.at.of(server) != AtServer::NotSent || now < round.not_before {
             return;
         }
         let link = match round.slots.is_empty() {
@@ -472,7 +512,7 @@ impl Engine {
                 kernel.pending.lock().doubt(server, &asked.lock, &asked.id);
             }
             RoundKind::Lease(work) if is_unknown => limit(work),
-            RoundKind::Release(lease, _) if round.is_missing(lease, server) => {
+            RoundKind::Release(lease, ..) if round.is_missing(lease, server) => {
                 release_at(kernel, lease, server, now, fx);
             }
             RoundKind::Propose(asked) if is_on(Mutant::LateVoteCounts) => {
@@ -520,6 +560,15 @@ impl Engine {
         if is_on(Mutant::RoundCountsFromReply) {
             sent = now;
         }
+        if let RoundKind::Release(..) = round.kind
+            && matches!(end, Err(Fault::NotRun(_) | Fault::Unknown(_)))
+            && let Some(again) = round.again(now)
+        {
+            self.next_round += 1;
+            self.rounds.insert(self.next_round, again);
+            self.forget_round(no);
+            return true;
+        }
         match &round.kind {
             RoundKind::Propose(asked) => {
                 let lock = Arc::clone(&asked.lock);
@@ -542,7 +591,8 @@ impl Engine {
             }
             RoundKind::Release(lease, cell) => {
                 let cause = end.as_ref().err().and_then(Fault::cause).cloned();
-                let unlocked = kernel.unlocked(lease, end, false, now, fx);
+                let may_have_run = round.tries > 0;
+                let unlocked = kernel.unlocked(lease, end, may_have_run, now, fx);
                 let result = match unlocked {
                     Unlocked::Released | Unlocked::Lost(_) => Ok(()),
                     Unlocked::Unconfirmed => Err(Failure::Unreachable {

@@ -90,6 +90,21 @@ pub(crate) enum Outcome {
     Failed(Failure),
 }
 
+impl Failure {
+    /// Returns the failure of a call that has waited for a long time: the breaker, which may be
+    /// open, is not the reason.
+    pub(crate) fn after_long(self) -> Self {
+        match self {
+            Self::Open { open, since, .. } => Self::Open {
+                open,
+                since,
+                has_sent: true,
+            },
+            other => other,
+        }
+    }
+}
+
 /// Why a call failed.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use redis::{RedisError, RedisResult, ServerError};
 
+use crate::cause::WAIT;
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::protocol::answer::Answer;
@@ -99,6 +100,8 @@ struct Queued<J> {
 struct Sent<J> {
     queued: Queued<J>,
     verb: Verb,
+    /// The name of the command or script.
+    name: &'static str,
     replicas: Option<Replicas>,
     at: Instant,
     /// How many bytes were packed on the connection up to the command's last one.
@@ -429,14 +432,15 @@ impl<J: Job> Pipeline<J> {
                 self.queued.push_front(queued);
                 break;
             }
-            let (end, verb, is_asking) = queued.job.with_request(|request| {
+            let (end, verb, name, is_asking) = queued.job.with_request(|request| {
                 let by_source = queued.by_source;
                 let end = line.output.pack(|buffer| request.pack(by_source, buffer));
-                (end, request.verb(), request.is_asking())
+                (end, request.verb(), request.name(), request.is_asking())
             });
             self.sent.push_back(Sent {
                 queued,
                 verb,
+                name,
                 replicas,
                 at: now,
                 end,
@@ -467,7 +471,12 @@ impl<J: Job> Pipeline<J> {
         let refusal = if self.server.is_retired() {
             Pool::no_slot_left()
         } else {
-            match request.lend() {
+            let made = match self.server.number {
+                // The first failure: the others of a quorum serve.
+                Some(_) => request.poll().map(|made| made.map(|made| (made, false))),
+                None => request.lend(),
+            };
+            match made {
                 Some(Ok((connection, is_lent))) => {
                     let is_current = self.server.is_current(connection.generation);
                     // No call needs the pool of a quorum's server.
@@ -532,12 +541,11 @@ impl<J: Job> Pipeline<J> {
         }
         self.close(connection);
         if is_rejected {
-            self.failed(Instant::now());
             self.server.failed();
             self.server.pool.suspect(generation);
         }
         let cause = Cause::text("the server may have been replaced");
-        self.end_unanswered(output.written(), &cause, ended);
+        self.end_unanswered(output.written(), |_, _| cause.clone(), ended);
     }
 
     /// Ends a connection that has failed.
@@ -550,7 +558,9 @@ impl<J: Job> Pipeline<J> {
             self.server.failed();
             self.server.pool.forget_idle();
         }
-        self.end_unanswered(line.output.written(), &error.into(), ended);
+        let now = Instant::now();
+        let cause = |sent: Instant, name| Cause::lost_reply(error.clone(), sent.until(now), name);
+        self.end_unanswered(line.output.written(), cause, ended);
     }
 
     fn close(&self, connection: Origin) {
@@ -559,16 +569,22 @@ impl<J: Job> Pipeline<J> {
         }
     }
 
-    /// Ends the commands without a reply. Those up to the byte `written` may have run.
-    fn end_unanswered(&mut self, written: u64, cause: &Cause, ended: &mut Vec<Ended<J>>) {
+    /// Ends the commands without a reply. Those up to the byte `written` may have run. `cause` is
+    /// passed when each was sent, and its name.
+    fn end_unanswered(
+        &mut self,
+        written: u64,
+        cause: impl Fn(Instant, &'static str) -> Cause,
+        ended: &mut Vec<Ended<J>>,
+    ) {
         let unacknowledged = self.unacknowledged.drain(..);
-        let unacknowledged = unacknowledged.map(|(job, sent, _)| (job, sent, true));
+        let unacknowledged = unacknowledged.map(|(job, sent, _)| (job, sent, WAIT, true));
         let sent = self.sent.drain(..);
-        let sent = sent.map(|sent| (sent.queued.job, sent.at, sent.end <= written));
-        for (job, sent, may_have_run) in unacknowledged.chain(sent) {
+        let sent = sent.map(|sent| (sent.queued.job, sent.at, sent.name, sent.end <= written));
+        for (job, sent, name, may_have_run) in unacknowledged.chain(sent) {
             let fault = match may_have_run {
-                true => Fault::Unknown(cause.clone()),
-                false => Fault::NotRun(cause.clone()),
+                true => Fault::Unknown(cause(sent, name)),
+                false => Fault::NotRun(cause(sent, name)),
             };
             let end = Err(fault.into());
             ended.push(Ended { job, sent, end });

@@ -214,6 +214,11 @@ impl Server {
         }
     }
 
+    /// Records a failure that counts towards the circuit breaker.
+    pub(crate) fn count_failure(&self, cause: &Cause) {
+        self.failed_by(Some(cause), true);
+    }
+
     /// Records a failure that does not count towards the circuit breaker.
     pub(crate) fn failed(&self) {
         self.failed_by(None, false);

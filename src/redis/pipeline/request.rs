@@ -51,6 +51,13 @@ impl Request<'_> {
         }
     }
 
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Call(call) => call.script.name,
+            Self::Publish { .. } => "PUBLISH",
+        }
+    }
+
     pub(super) fn is_asking(&self) -> bool {
         matches!(self, Self::Call(call) if call.asking)
     }

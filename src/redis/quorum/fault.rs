@@ -23,7 +23,9 @@ impl Quorum {
         let cause = match violation_by_too_many(round) {
             Some(violation) => cause.with_kind_of(violation),
             // A shortage in this process is the reason for all servers.
-            None if !round.was_sent => shortage(round).cloned().unwrap_or(cause),
+            None if !round.was_sent || has_shortage_of_too_many(round) => {
+                shortage(round).cloned().unwrap_or(cause)
+            }
             None => cause,
         };
         round.fault(cause)
@@ -73,6 +75,12 @@ fn refusal<'a>(round: &Undecided<'a>) -> Option<&'a Refusal> {
 /// Returns the shortage in this process that kept the round from connecting to a server.
 pub(super) fn shortage<'a>(round: &Undecided<'a>) -> Option<&'a Cause> {
     causes(round).find(|cause| cause.shortage().is_some())
+}
+
+/// Returns whether too few servers are left because of a shortage in this process.
+fn has_shortage_of_too_many(round: &Undecided<'_>) -> bool {
+    let shortages = causes(round).filter(|cause| cause.shortage().is_some());
+    shortages.count() > round.size.spare()
 }
 
 /// Returns a violation of the protocol if too few servers without one are left for a majority.

@@ -19,6 +19,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
+use crate::error::Cause;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo};
 use crate::kernel::round::Undecided;
@@ -63,6 +64,10 @@ impl Route for Servers<'_> {
     }
 
     fn link(&self, server: ServerNo) -> Link {
+        if !self.deployment.is_quorum() {
+            // The parts of a set in several slots are queued as all other commands.
+            return Link::Up;
+        }
         match self.pipes.want_line(server) {
             LineState::Up => Link::Up,
             LineState::Connecting => Link::Connecting,
@@ -71,7 +76,10 @@ impl Route for Servers<'_> {
     }
 
     fn not_connected(&self, server: ServerNo) -> Fault {
-        self.deployment.fixed()[server].why_not_connected()
+        match self.deployment.is_quorum() {
+            true => self.deployment.fixed()[server].why_not_connected(),
+            false => Fault::NotRun(Cause::text("not connected")),
+        }
     }
 
     fn admit(&self, lock: &Arc<dyn Primitive>) -> Result<(), Fault> {
@@ -86,8 +94,10 @@ impl Route for Servers<'_> {
     }
 
     fn undecided(&self, round: &Undecided<'_>) -> Fault {
-        let quorum = self.deployment.quorum().expect("only a quorum has rounds");
-        quorum.undecided(round)
+        match self.deployment.quorum() {
+            Some(quorum) => quorum.undecided(round),
+            None => round.first_fault(),
+        }
     }
 
     fn round_ended(&self, round: &Undecided<'_>, end: &Result<Answer, Fault>, is_cut_short: bool) {
@@ -217,6 +227,7 @@ impl<'a> EngineLoop<'a> {
         if outcomes.is_empty() {
             return;
         }
+        count_failures(&outcomes);
         let now = Instant::now();
         let (mut fx, mut more) = (Effects::default(), Vec::new());
         for outcome in outcomes {
@@ -343,6 +354,25 @@ fn admit(server: &Server, command: &Command) -> Result<(), Fault> {
     match command.acquires() {
         Some(_) => server.admit(),
         None => Ok(()),
+    }
+}
+
+/// Counts the failures of acquiring commands and refreshes towards the breakers, one for each
+/// server: one connection that ends fails all of its commands.
+fn count_failures(outcomes: &[Outcome]) {
+    let mut counted: Vec<&Arc<Server>> = Vec::new();
+    for Outcome {
+        work, server, end, ..
+    } in outcomes
+    {
+        let (Work::Lock(_, command, _), Err(Fault::Unknown(cause))) = (work, end) else {
+            continue;
+        };
+        let is_asking = command.acquires().is_some() || matches!(command.what, What::Refresh { .. });
+        if is_asking && !counted.iter().any(|known| Arc::ptr_eq(known, server)) {
+            server.count_failure(cause);
+            counted.push(server);
+        }
     }
 }
 
