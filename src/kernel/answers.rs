@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::error::Cause;
+use crate::error::{Cause, Error};
 use crate::holder_id::HolderId;
 use crate::kernel::Context;
 use crate::kernel::command::{Command, What};
@@ -152,13 +152,14 @@ impl LockEntry {
                 self.split(n, &flight, sent, cx);
                 ForCaller::default()
             }
-            Err(Fault::NotReplicated(error) | Fault::Rejected(error)) => {
+            Err(Fault::NotReplicated(error)) => {
                 self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
-                let failure = Failure::Rejected(error);
-                ForCaller {
-                    outcome: self.fail(n, is_caller, failure, cx),
-                    was_refused: false,
-                }
+                self.rejected(n, is_caller, error, cx)
+            }
+            // It has not run.
+            Err(Fault::Rejected(error)) => {
+                cx.kernel.table.forget_id(&flight.id);
+                self.rejected(n, is_caller, error, cx)
             }
             Err(fault) if !fault.may_have_run() => {
                 cx.kernel.table.forget_id(&flight.id);
@@ -184,6 +185,19 @@ impl LockEntry {
                     was_refused: false,
                 }
             }
+        }
+    }
+
+    fn rejected(
+        &mut self,
+        n: usize,
+        is_caller: bool,
+        error: Error,
+        cx: &mut Context<'_>,
+    ) -> ForCaller {
+        ForCaller {
+            outcome: self.fail(n, is_caller, Failure::Rejected(error), cx),
+            was_refused: false,
         }
     }
 

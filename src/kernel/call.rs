@@ -169,7 +169,8 @@ impl Call {
         let sets = &cx.kernel.table;
         let is_own = own.is_some_and(|lease| lease.covers(cx.now))
             || self.of_set.is_none() && sets.set_with(&entry.name, cx.now).is_some();
-        if is_once && is_own {
+        // A waiting set makes its attempts as a call that does not wait, too.
+        if is_once && is_own && !entry.is_set {
             return self.over(Outcome::Refused(None));
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();

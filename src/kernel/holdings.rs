@@ -106,6 +106,7 @@ impl LockEntry {
             false => (self.held.len() >= self.capacity).then_some(0),
         } {
             let held = self.held.remove(n);
+            cx.kernel.table.forget_set(&held.lease);
             if !is_on(Mutant::EvictedIsNotLost) {
                 held.lease.lose(Lost::Taken, cx.now, cx.fx);
             }
@@ -174,6 +175,7 @@ impl LockEntry {
             return;
         };
         let held = self.held.remove(n);
+        cx.kernel.table.forget_set(&held.lease);
         held.lease.rearm(cx.kernel, cx.now, cx.fx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);

@@ -284,15 +284,15 @@ impl SetAcquire {
                         false => self.join(kernel, now, fx),
                     }
                 }
-                (stage, Outcome::Refused(Some(by))) if self.goes_on(now) => {
+                (stage, Outcome::Refused(by)) => {
+                    let by = by.map(|by| of_name(stage, by));
                     self.give_up(kernel, now, fx);
+                    if !self.goes_on(now) {
+                        self.end_watch(kernel, now, fx);
+                        return Step::Done(Outcome::Refused(by));
+                    }
                     self.restarts = 0;
-                    self.refused(of_name(stage, by), kernel, now, fx)
-                }
-                (stage, Outcome::Refused(Some(by))) => {
-                    self.end_watch(kernel, now, fx);
-                    self.give_up(kernel, now, fx);
-                    return Step::Done(Outcome::Refused(Some(of_name(stage, by))));
+                    self.refused(by, kernel, now, fx)
                 }
                 (_, Outcome::Failed(Failure::Restart)) => {
                     self.give_up(kernel, now, fx);
@@ -341,27 +341,33 @@ impl SetAcquire {
     }
 
     /// A name is taken: with queues the call waits there, otherwise until the name may be free.
-    fn refused(&mut self, by: Refused, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    fn refused(
+        &mut self,
+        by: Option<Refused>,
+        kernel: &Kernel,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Step {
         self.has_waited = true;
         if self.has_queues() {
             return self.ask_for(0, kernel, now, fx);
         }
         self.id = kernel.fresh.id(&*self.wants.lock);
-        let name = by.by.name;
         self.refusals += 1;
-        let (took, remaining) = (by.sent.until(by.arrived), by.by.remaining);
-        self.last = Some(by.clone());
-        let backoff = match &self.wants.wait {
-            Wait::Queue(WaitPolicy::Backoff(backoff)) => Some(*backoff),
-            _ => None,
-        };
-        if let Some(backoff) = backoff {
+        if let Wait::Queue(WaitPolicy::Backoff(backoff)) = &self.wants.wait {
             if backoff.limit().is_some_and(|limit| self.refusals >= limit) {
-                return Step::Done(Outcome::Refused(Some(by)));
+                self.end_watch(kernel, now, fx);
+                return Step::Done(Outcome::Refused(by));
             }
             let until = now.after(backoff.pause(self.refusals - 1));
-            return self.watch((name, false), until, kernel, now, fx);
+            self.last = by;
+            return self.watch((0, false), until, kernel, now, fx);
         }
+        let name = match &by {
+            Some(by) => by.by.name,
+            // This client has it.
+            None => (kernel.holder_of(&*self.wants.lock, now, fx)).map_or(0, |(name, _)| name),
+        };
         let hears = |watch: &Watching| watch.name == name && watch.wakes;
         let is_new = !self.watch.as_ref().is_some_and(hears);
         if is_new {
@@ -372,21 +378,34 @@ impl SetAcquire {
             return self.attempt(kernel, now, fx);
         }
         let is_live = kernel.is_heard(&self.names[name], now, fx);
-        let pause = match is_live {
-            true => jittered(kernel.limits.backstop),
-            false => UNSUBSCRIBED
-                .pause(self.refusals - 1)
-                .min(kernel.limits.backstop),
-        };
-        let at = next_attempt(now.after(pause), now, remaining, now);
-        let last = last_attempt(self.start, self.wants.deadline, took);
-        let until = if now < last { at.min(last) } else { at };
+        let until = self.asks_again_at(by.as_ref(), is_live, kernel.limits.backstop, now);
+        self.last = by;
         let step = self.watch((name, true), until, kernel, now, fx);
         // A message may have come before the call could hear it.
         match is_new && is_live && !is_on(Mutant::WatchBeginsAfterTheRefusal) {
             true => self.attempt(kernel, now, fx),
             false => step,
         }
+    }
+
+    /// Returns when a refused call asks again if no message comes.
+    fn asks_again_at(
+        &self,
+        by: Option<&Refused>,
+        is_live: bool,
+        backstop: Duration,
+        now: Instant,
+    ) -> Instant {
+        let pause = match is_live {
+            true => jittered(backstop),
+            false => UNSUBSCRIBED.pause(self.refusals - 1).min(backstop),
+        };
+        let (remaining, took) = by.map_or((None, Duration::ZERO), |by| {
+            (by.by.remaining, by.sent.until(by.arrived))
+        });
+        let at = next_attempt(now.after(pause), now, remaining, now);
+        let last = last_attempt(self.start, self.wants.deadline, took);
+        if now < last { at.min(last) } else { at }
     }
 
     /// Begins to wait until a name may be free, and until `until` at most.

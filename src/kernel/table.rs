@@ -52,6 +52,14 @@ impl LockTable {
         sets.push(Arc::downgrade(lease));
     }
 
+    /// The lease of a set is in use no more.
+    pub(super) fn forget_set(&self, lease: &Arc<HeldLease>) {
+        if lease.lock.names.len() > 1 {
+            let mut sets = self.sets.lock();
+            sets.retain(|it| !std::ptr::eq(it.as_ptr(), Arc::as_ptr(lease)));
+        }
+    }
+
     /// Returns the lease of a set that has this name at `now`.
     pub(super) fn set_with(&self, name: &Name, now: Instant) -> Option<Arc<HeldLease>> {
         let sets: Vec<_> = self.sets.lock().iter().filter_map(Weak::upgrade).collect();

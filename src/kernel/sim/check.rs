@@ -240,7 +240,12 @@ impl World {
         let name = &*entry_name(&*call.wants.lock);
         let mut holds = false;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            holds |= entry.name == *name && !entry.held.is_empty();
+            let is_its = |it: &Name| it == name || names.contains(it);
+            let mut held = entry
+                .held
+                .iter()
+                .flat_map(|held| held.lease.lock.names.iter());
+            holds |= held.any(is_its);
         });
         let is_once = call.wants.wait == Wait::Once;
         let is_proof = |refusal: &Refusal| {
@@ -358,6 +363,7 @@ impl World {
     fn is_known(&self, client: usize, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
         let mut found = kernel.pending.lock().has(id.as_bytes());
+        found |= self.clients[client].knows(id);
         each_entry(kernel, &self.names, |entry| {
             found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
             found |= entry.requests.iter().any(|request| {

@@ -522,6 +522,11 @@ impl Client {
         !self.is_alive || callers.all(|it| matches!(it.state, State::Done) && it.todo.is_empty())
     }
 
+    /// Returns whether a round of the engine may still change something under this id.
+    pub(super) fn knows(&self, id: &str) -> bool {
+        self.engine.knows(id)
+    }
+
     /// Returns what is left in the engine.
     pub(super) fn in_flight(&self) -> usize {
         self.engine.in_flight()
