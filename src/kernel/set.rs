@@ -272,6 +272,7 @@ impl SetAcquire {
                     return Step::Done(outcome);
                 }
                 (Stage::One(n), Outcome::Lease(lease, _)) => {
+                    kernel.table.note_set(&lease);
                     self.kept.push(lease);
                     self.restarts = 0;
                     match n + 1 < self.names.len() {

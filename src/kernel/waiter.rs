@@ -132,4 +132,6 @@ pub(crate) struct Refused {
     /// When the lock ends, by the reply.
     pub(crate) until: Instant,
     pub(crate) by: Arc<RefusedName>,
+    /// `by` tells what Redis said. Otherwise nobody knows the holder.
+    pub(crate) is_said: bool,
 }
