@@ -145,6 +145,12 @@ impl SetAcquire {
         self.has_waited
     }
 
+    /// The call that it waits for now.
+    #[cfg(test)]
+    pub(crate) fn call(&self) -> &Call {
+        &self.call
+    }
+
     /// The cell that its thread sleeps on.
     pub(crate) fn cell(&self) -> Option<&Arc<WaiterCell>> {
         match (self.stage, &self.watch) {
