@@ -52,8 +52,15 @@ pub(crate) fn downgrade(
     reader: Arc<dyn Primitive>,
 ) {
     let until = Instant::now().after(runtime.deployment.command_timeout());
-    // Each failure is repeated by a renewal.
-    let _ = operate(runtime, lease, token, Wanted::Downgrade(reader), until);
+    // A failure on a connection that had died unnoticed is repeated at once; a later one by a
+    // renewal.
+    for _ in 0..2 {
+        let wanted = Wanted::Downgrade(Arc::clone(&reader));
+        match operate(runtime, lease, token, wanted, until) {
+            Err(Error::Unreachable { .. }) if Instant::now() < until => {}
+            _ => return,
+        }
+    }
 }
 
 /// Returns the status of the lease for the holder of `token`, and tells a loss that it finds.

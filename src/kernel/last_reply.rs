@@ -196,10 +196,23 @@ impl LastReply {
             arrived: now,
             until,
             by,
+            is_said: true,
         };
         // The reply to a later command may have arrived first, over another connection.
         if self.refused.as_ref().is_none_or(|last| last.sent <= sent) {
             self.refused = Some(refused.clone());
+        }
+        refused
+    }
+
+    /// Records that several calls each hold the lock on some servers of a quorum.
+    pub(crate) fn split(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
+        let refused = Refused {
+            is_said: false,
+            ..self.refused(sent, now, by)
+        };
+        if let Some(last) = self.refused.as_mut().filter(|last| last.sent == sent) {
+            last.is_said = false;
         }
         refused
     }
@@ -226,6 +239,7 @@ impl LastReply {
             arrived: now,
             until: now,
             by,
+            is_said: false,
         });
     }
 

@@ -44,6 +44,9 @@ use crate::wait_policy::RECONNECT;
 
 pub(crate) type RoundNo = u64;
 
+/// How long a proposal that is decided waits for connections that are being made.
+const CONNECTS_WITHIN: Duration = Duration::from_millis(10);
+
 /// What is known of a round's command at one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtServer {
@@ -108,6 +111,10 @@ pub(super) struct Round {
     /// How often it was tried before, and when its commands are sent.
     tries: u32,
     not_before: Instant,
+    began: Instant,
+    /// When it was decided although a connection was still being made: it waits for that until
+    /// then.
+    waits_until: Option<Instant>,
     until: Instant,
     is_over: bool,
     /// A server has refused a proposal because of its own id: it has run before.
@@ -194,6 +201,8 @@ impl Round {
             first_sent: None,
             tries: 0,
             not_before: Instant::START,
+            began: Instant::START,
+            waits_until: None,
             until,
             is_over: false,
             has_own_id: false,
@@ -206,6 +215,10 @@ impl Round {
     /// Returns when the first command was sent.
     fn sent(&self, now: Instant) -> Instant {
         self.first_sent.unwrap_or(now)
+    }
+
+    fn is_release(&self) -> bool {
+        matches!(self.kind, RoundKind::Release(..))
     }
 
     fn is_proposal(&self) -> bool {
@@ -280,11 +293,29 @@ impl Round {
             }
             Verdict::Decided(answer) => Ok(answer),
             Verdict::Open if !late => return None,
+            // The release is tried again once all have answered.
+            Verdict::Unknown if !late && self.is_release() && self.at.has(AtServer::Asked) => {
+                return None;
+            }
             Verdict::Open | Verdict::Unknown => Err(match self.slots.is_empty() {
                 true => route.undecided(&self.undecided()),
                 false => self.undecided().first_fault(),
             }),
         })
+    }
+
+    /// Returns whether a decided proposal waits for a connection that is still being made: for a
+    /// moment, or as long as the majority took to connect if that was longer. So a server that is
+    /// only a little slower takes part in the first lock.
+    fn waits_for_connections(&mut self, now: Instant, route: &dyn Route) -> bool {
+        let is_connecting = |server| {
+            self.at.of(server) == AtServer::NotSent && route.link(server) == Link::Connecting
+        };
+        if !self.is_proposal() || !(0..self.size.all).any(is_connecting) {
+            return false;
+        }
+        let until = now.after(CONNECTS_WITHIN.max(self.began.until(now)));
+        now < *self.waits_until.get_or_insert(until)
     }
 
     /// Returns the next try of a release that too few servers have answered, if time is left. It
@@ -355,6 +386,7 @@ impl Engine {
     ) {
         let until = now.after(kernel.limits.command_timeout);
         let mut round = Round::new(kind, command, kernel.limits.size, until);
+        round.began = now;
         match &mut round.kind {
             RoundKind::Propose(asked) => asked.at = Some(Arc::clone(&round.at)),
             RoundKind::Release(lease, ..) => {
@@ -406,7 +438,7 @@ impl Engine {
         }
         let open = self.rounds.values().filter(|round| !round.is_over);
         let next = open.map(|round| match round.not_before <= now {
-            true => round.until,
+            true => round.until.min(round.waits_until.unwrap_or(round.until)),
             false => round.not_before,
         });
         let next = next.min();
@@ -552,6 +584,11 @@ impl Engine {
         let Some(end) = end.filter(|_| !round.is_over) else {
             return false;
         };
+        if end.is_ok() && !late && round.waits_for_connections(now, route) {
+            let at = round.waits_until.unwrap_or(now);
+            kernel.put(ItemKey::Rounds, Item::Rounds, [at, at], fx);
+            return false;
+        }
         if round.slots.is_empty() {
             route.round_ended(&round.undecided(), &end, has_left);
         }

@@ -79,6 +79,8 @@ pub(crate) struct Pipeline<J> {
     /// Since the last connection was lost: the attempts to make one that have failed, and when the
     /// next one is due.
     down: Option<(u32, Instant)>,
+    /// Why the last connection was lost, or could not be made.
+    why_down: Option<Cause>,
 }
 
 /// The state of a pipeline's connection.
@@ -132,6 +134,7 @@ impl<J: Job> Pipeline<J> {
             unacknowledged: Vec::new(),
             is_wanted: Cell::new(false),
             down: None,
+            why_down: None,
         }
     }
 
@@ -147,6 +150,14 @@ impl<J: Job> Pipeline<J> {
             Link::Open(line) if !line.is_rejected => LineState::Up,
             _ if self.down.is_some() => LineState::Down,
             _ => LineState::Connecting,
+        }
+    }
+
+    /// Returns why there is no connection.
+    pub(crate) fn why_down(&self) -> Fault {
+        match &self.why_down {
+            Some(cause) => Fault::NotRun(cause.clone()),
+            None => self.server.why_not_connected(),
         }
     }
 
@@ -285,14 +296,17 @@ impl<J: Job> Pipeline<J> {
             true => MOST_READS,
             false => 0,
         };
+        let before = (self.sent.len(), line.wait.is_some());
         self.read(line, &mut reads, ended)?;
+        let has_taken = before != (self.sent.len(), line.wait.is_some());
         let connection = line.connection.get();
         if !self.has_replies_left(line) && connection.has_surplus() {
             // The rest of them would be taken for the reply to the next command.
             return Err(connection.surplus());
         }
         let is_drained = reads > 0 && !line.has_more;
-        if is_drained && self.late_at(line) <= now {
+        // A peer that keeps sending something else does not put off the end.
+        if (is_drained || !has_taken) && is_late && self.late_at(line) <= now {
             return Err(timed_out().into());
         }
         self.write(line, now, ended)?;
@@ -494,7 +508,7 @@ impl<J: Job> Pipeline<J> {
                         let request = pool.request(since.after(timeout), sleeper);
                         return Link::Connecting { request, since };
                     }
-                    self.down = None;
+                    (self.down, self.why_down) = (None, None);
                     return open(match is_lent {
                         true => Origin::Lent(connection),
                         false => Origin::Own(connection),
@@ -505,7 +519,7 @@ impl<J: Job> Pipeline<J> {
                 None => pool.last_failure(),
             }
         };
-        self.failed(now);
+        self.failed(now, refusal.cause.clone());
         let refusal = GetError::NotYet(refusal);
         let fault = (self.server).not_connected(refusal, since, since.after(timeout), true);
         ended.extend(self.queued.drain(..).map(|queued| Ended {
@@ -517,11 +531,12 @@ impl<J: Job> Pipeline<J> {
     }
 
     /// Notes that the connection has failed, or that none could be made.
-    fn failed(&mut self, now: Instant) {
+    fn failed(&mut self, now: Instant, why: Cause) {
         let failures = self
             .down
             .map_or(0, |(failures, _)| failures.saturating_add(1));
         self.down = Some((failures, now.after(PROBE.pause(failures))));
+        self.why_down = Some(why);
     }
 
     /// Ends a connection that works, or that leads to a server that does not serve now.
@@ -554,7 +569,7 @@ impl<J: Job> Pipeline<J> {
         self.close(line.connection);
         // A server may close a connection that is idle.
         if is_unanswered {
-            self.failed(Instant::now());
+            self.failed(Instant::now(), error.clone().into());
             self.server.failed();
             self.server.pool.forget_idle();
         }

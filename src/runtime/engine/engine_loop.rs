@@ -79,7 +79,7 @@ impl Route for Servers<'_> {
 
     fn not_connected(&self, server: ServerNo) -> Fault {
         match self.deployment.is_quorum() {
-            true => self.deployment.fixed()[server].why_not_connected(),
+            true => self.pipes.why_down(server),
             false => Fault::NotRun(Cause::text("not connected")),
         }
     }

@@ -86,6 +86,11 @@ impl Pipes {
         self.all[server].pipeline.want_line()
     }
 
+    /// Returns why there is no connection to a server of a quorum.
+    pub(in crate::runtime) fn why_down(&self, server: usize) -> Fault {
+        self.all[server].pipeline.why_down()
+    }
+
     /// The client is closed: no connection is made any more unless a command needs it.
     pub(in crate::runtime) fn end_probing(&mut self) {
         let pipelines = self.all.iter_mut().map(|pipe| &mut pipe.pipeline);
