@@ -71,6 +71,10 @@ impl Waiter {
 }
 
 impl WaiterCell {
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn new(no: WaiterNo) -> Self {
         Self {
             no,

@@ -171,7 +171,9 @@ fn hand_off() -> String {
             eventually(ms(20_000), || client.stats().waiting == count);
             waiter
         };
-        (waiting(1), waiting(2))
+        let waiters = (waiting(1), waiting(2));
+        eventually(ms(20_000), || server.subscribers("lock_release:a") > 0);
+        waiters
     });
     let guard = trace.step("unlock wakes the first, which reserves tokens", |passed| {
         assert_released(guard.unlock());
