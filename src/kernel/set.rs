@@ -146,6 +146,7 @@ impl SetAcquire {
     }
 
     /// The call that it waits for now.
+    #[cfg(test)]
     pub(crate) fn call(&self) -> &Call {
         &self.call
     }
@@ -420,7 +421,7 @@ impl SetAcquire {
     ) -> Step {
         self.stage = Stage::Watch;
         let watch = self.watch.get_or_insert_with(|| {
-            let cell = Arc::new(WaiterCell::new(kernel.next_serial()));
+            let cell = Arc::new(WaiterCell::new());
             kernel.watch(&self.names[name], &cell, wakes, now, fx);
             Watching {
                 name,

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
@@ -57,7 +56,6 @@ pub(crate) struct Waiter {
 /// The call reads it even if it was never unparked: its naps last a second at most.
 #[derive(Debug)]
 pub(crate) struct WaiterCell {
-    pub(crate) no: WaiterNo,
     pub(crate) outcome: Mutex<Option<Outcome>>,
     /// The call has waited for another holder, or behind another call.
     pub(crate) has_waited: AtomicBool,
@@ -75,9 +73,8 @@ impl WaiterCell {
         self.has_waited.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn new(no: WaiterNo) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            no,
             outcome: Mutex::new(None),
             has_waited: AtomicBool::new(false),
             parker: Parker::new(),
