@@ -77,16 +77,15 @@ const NO_COMMAND_TEXTS: [&str; 3] = [
 
 /// Classifies an error reply: whatever names no reason that lasts may pass.
 ///
-/// Redis 6.2 wraps an error inside a script in an `ERR` text, so this searches that text too.
+/// Redis 6.2 puts the error of a command into the text of another one, see [`in_script`], so this
+/// searches that text too.
 pub(crate) fn meaning(answer: &ServerError) -> Meaning {
-    let is = |word: &str| match answer.code() {
-        "ERR" => answer.details().is_some_and(|text| {
-            text.contains("script")
-                && text
-                    .split(|c: char| !c.is_ascii_uppercase())
-                    .any(|w| w == word)
-        }),
-        code => code == word,
+    let is = |word: &str| match in_script(answer) {
+        Some(text) => {
+            let mut words = text.split(|c: char| !c.is_ascii_uppercase());
+            words.any(|w| w == word)
+        }
+        None => answer.code() == word,
     };
     let text = answer.details().unwrap_or_default().to_ascii_lowercase();
     let has_any = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
@@ -112,9 +111,17 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
 /// Returns whether the server takes no writes now, so that another address of its name may lead to
 /// the master: it is a replica, or loads its data, as a replica does while it copies its master.
 pub(crate) fn takes_no_writes(answer: &ServerError) -> bool {
-    let in_script = |text: &str| text.contains("script") && text.contains("READONLY");
     ["READONLY", "LOADING", "MASTERDOWN"].contains(&answer.code())
-        || answer.details().is_some_and(in_script)
+        || in_script(answer).is_some_and(|text| text.contains("READONLY"))
+}
+
+/// Returns the text of an error in a script that contains that of a command, as Redis 6.2 does:
+/// `ERR Error running script (call to f_…): @user_script:3: @user_script: 3: -READONLY …`, or the
+/// last part of it if the script returns an error that it has caught.
+fn in_script(answer: &ServerError) -> Option<&str> {
+    let text = answer.details()?;
+    let is_wrapped = answer.code() == "ERR" && text.contains("script");
+    (is_wrapped || answer.code() == "@user_script:").then_some(text)
 }
 
 /// Returns whether the user lacks a permission.
@@ -232,11 +239,15 @@ mod tests {
             "MISCONF Errors writing to disk: commands that may modify the data set are disabled",
             "NOREPLICAS Not enough good replicas to write.",
             "ERR Error running script (call to f_6b): @user_script:3: @user_script: 3: -READONLY You can't write",
+            "@user_script: 3: -READONLY You can't write against a read only replica.",
         ] {
             assert_eq!(meaning(&answer(line)), Meaning::NotServing, "{line}");
+            let is_replica = line.contains("READONLY") || line.starts_with("LOADING");
+            assert_eq!(takes_no_writes(&answer(line)), is_replica, "{line}");
         }
         for line in [
             "OOM command not allowed",
+            "@user_script: 13: -OOM command not allowed when used memory > 'maxmemory'.",
             "NOAUTH Authentication required.",
             "DENIED Redis is running in protected mode",
             "CROSSSLOT Keys in request don't hash to the same slot",

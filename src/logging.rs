@@ -1,15 +1,21 @@
-//! Log macros that contain a panic of the user's logger: no lease depends on a logger.
+//! Log macros for a logger that may panic or be slow: no lease depends on a logger.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+mod deferred;
+mod owned_record;
+
+pub(crate) use deferred::{Job, Later, contain, defer_to, run_slow};
+pub(crate) use owned_record::Logger;
 
 /// Like `log::log!`, but a panic of the logger ends here. Unwinding further could leave a lease
-/// that nobody renews, or that has no guard.
+/// that nobody renews, or that has no guard. See also [`defer_to`].
 macro_rules! record {
     ($level:expr, $($record:tt)+) => {{
         let level: ::log::Level = $level;
         // The same check as in `log`, before any user code runs.
         if level <= ::log::STATIC_MAX_LEVEL && level <= ::log::max_level() {
-            $crate::logging::contain(|| ::log::log!(level, $($record)+));
+            $crate::logging::contain(|| {
+                ::log::log!(logger: $crate::logging::Logger, level, $($record)+);
+            });
         }
     }};
 }
@@ -38,10 +44,3 @@ macro_rules! error_ {
 pub(crate) use {
     debug_ as debug, error_ as error, info_ as info, record, trace_ as trace, warn_ as warn,
 };
-
-/// Runs `act`, which may call a user's code: a logger, a metrics recorder, or the drop of a
-/// closure. If that code panics, only the rest of `act` is lost. The panic hook has already printed
-/// its message.
-pub(crate) fn contain(act: impl FnOnce()) {
-    let _ = catch_unwind(AssertUnwindSafe(act));
-}

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
 use crate::clock::{Instant, nap};
+use crate::logging::{Later, defer_to};
 use crate::sync::{Condvar, Mutex};
 
 /// The name of each thread that opens connections, or asks a sentinel for the master or a cluster
@@ -27,6 +28,8 @@ struct GroupThreads {
     threads: Mutex<HashSet<ThreadId>>,
     /// Notified when a thread has ended.
     ended: Condvar,
+    /// Runs the logger for these threads, if leases depend on them.
+    later: OnceLock<Later>,
 }
 
 /// Removes the calling thread from its group when dropped, which also happens if it panics.
@@ -48,12 +51,21 @@ impl ThreadGroup {
         }
     }
 
+    /// Has another thread run the logger for the threads of this group.
+    pub(crate) fn defer_to(&self, later: Later) {
+        // Fails only if it was set before.
+        let _ = self.running.later.set(later);
+    }
+
     /// Runs `body` on a new thread, so that the caller can stop waiting for an operation that
     /// nothing can interrupt, such as the look-up of a host name.
     pub(crate) fn spawn(&self, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let running = Arc::clone(&self.running);
         let run = move || {
-            let _membership = Membership(running);
+            let membership = Membership(running);
+            if let Some(later) = membership.0.later.get() {
+                defer_to(later.clone());
+            }
             body();
         };
         // Locked until the thread is in the set. A thread that ends at once must not remove itself

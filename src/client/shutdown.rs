@@ -122,9 +122,10 @@ pub(crate) fn stop(runtime: &Runtime, until: Instant) -> bool {
     runtime.close();
     runtime.engine.stop();
     runtime.endpoints.subscriber_thread.stop();
-    runtime.callbacks.stop();
     let mut is_joined = runtime.engine.worker.join(until);
     is_joined &= runtime.endpoints.subscriber_thread.join(until);
+    // Last: it logs for the others.
+    runtime.callbacks.stop();
     is_joined &= runtime.callbacks.worker.join(until);
     runtime.deployment.close();
     is_joined

@@ -13,6 +13,7 @@
 //!   - a circuit breaker opened, once for an outage; the master has moved; a sentinel names another
 //!     master;
 //!   - releases cannot be published or received; shared statistics are refused;
+//!   - log records were dropped;
 //!   - a quorum has an even number of servers; no majority of a quorum answers;
 //!   - a thread waits for a lock that it holds itself, or reads a name again under its own read
 //!     guard (debug builds only).
@@ -20,6 +21,11 @@
 //!   environment and uses the default one.
 //! - DEBUG: every acquire, wait, renewal and release; connections that failed.
 //! - TRACE: whole holder ids. Anyone who knows a holder id can release that lock.
+//!
+//! A slow logger delays no renewal, loss or wake-up: the thread `leasehold-callbacks` calls it for
+//! the client's threads on which these depend. At most 1,000 records wait for it. If there are
+//! more, the next one is followed by a record that says how many were dropped. Calls such as `lock`
+//! log on the caller's thread.
 //!
 //! No level logs a password. Each record has those of these key-values that apply to it:
 //!
@@ -49,7 +55,7 @@
 //! - An addition that Redis does not answer, or refuses, is not sent again.
 //! - Counts from an outage are added after it, apart from the addition that found it.
 //!
-//! With the feature `metrics`, the thread `leasehold-engine` sends the same numbers to the
+//! With the feature `metrics`, the thread `leasehold-callbacks` sends the same numbers to the
 //! program's recorder every two seconds, and a last time when the client ends. Counts from before
 //! the recorder was installed are not sent.
 //!

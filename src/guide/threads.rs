@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | `leasehold-engine` | the first lock | tracks the leases' deadlines; sends renewals, repeated releases and shared statistics to all servers, and never waits for one of them; over its own connections if that leaves one to the calls |
 //! | `leasehold-subscriber` | the first waiter; with Sentinel, the first lock | receives releases and grants over a connection to each server with waiters, and master changes over one to each sentinel |
-//! | `leasehold-callbacks` | the first lock with a callback | runs `on_lost` and `on_renew` |
+//! | `leasehold-callbacks` | the first lock with a callback; the first log record of another thread in this table except `leasehold-call`; with the feature `metrics`, two seconds after the first lock | runs `on_lost` and `on_renew`; after these, for the other threads, the program's logger and recorder |
 //! | `leasehold-dial` | connecting, finding the master, and reading a cluster's slots | opens connections, looks up a host name, or asks a sentinel or a node; then ends |
 //! | `leasehold-call` | an acquiring call of a lock with a [`CancelToken`] | runs the call, then ends |
 //!

@@ -29,18 +29,16 @@ for n = 1, count do
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local reply = {1}
+local reply, drawn = {1}, {}
 for n = 1, count do
   local last, bad = last_token(KEYS[count + n], n .. ' ', 0)
   if bad then return bad end
-  reply[n + 1] = math.max(now, (last or 0) + 1)
+  drawn[n], reply[n + 1] = last, math.max(now, (last or 0) + 1)
 end
--- The fences are set first: a token that no client receives does no harm. They are set as text, as
--- in take_free.lua.
+-- The fences are set first: a token that no client receives does no harm.
 for n = 1, count do
-  local digits = string.format('%.0f', reply[n + 1])
-  local kept = redis.pcall('SET', KEYS[count + n], digits, 'EX', 90000)
-  if kept.err then return kept end
+  local bad = store(KEYS[count + n], reply[n + 1], drawn[n], now)
+  if bad then return bad end
 end
 for n = 1, count do
   local taken = redis.pcall('SET', KEYS[n], ARGV[1], 'PX', ARGV[2])

@@ -63,14 +63,8 @@ end
 local function draw()
   local last, bad = last_token(KEYS[2], '', 0)
   if bad then return nil, bad end
+  drawn = last
   return math.max(micros, (last or 0) + 1)
-end
-
--- Keeps a token in the fence; returns an error if Redis refuses.
-local function store(token)
-  -- As text, as in take_free.lua.
-  local kept = redis.pcall('SET', KEYS[2], string.format('%.0f', token), 'EX', '90000')
-  if kept.err then return kept end
 end
 
 -- Takes back the permits that the client has, and returns whether it had any.
@@ -89,7 +83,7 @@ end
 -- Gives a client the permits that it wants for this many ms, under a token from `draw`. If Redis
 -- refuses, returns an error: then the client has no permits.
 local function hold(id, want, ms, token)
-  local bad = store(token)
+  local bad = store(KEYS[2], token, drawn, micros)
   if bad then return bad end
   first = nil
   local more = used + string.match(want, '^%d+')
@@ -116,7 +110,7 @@ local function held(id)
   -- The message or reply with its first token is lost or on its way. Others may have drawn tokens
   -- since, so it gets a new one.
   local token, bad = draw()
-  bad = bad or store(token)
+  bad = bad or store(KEYS[2], token, drawn, micros)
   if bad then return nil, bad end
   return token
 end

@@ -5,7 +5,7 @@
 -- A user without the permission for EXISTS has no fast path.
 local is_for_queue
 do
-  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in take_free.lua
+  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in draw_free.lua
   is_for_queue = ARGV[3] == 'r'
   if not is_for_queue then
     is_for_queue = redis.pcall('EXISTS', KEYS[1], KEYS[3]) ~= 0
@@ -14,7 +14,7 @@ do
     -- Such a token is below 2^53.
     if fence and #fence == 16 and string.find(fence, '^[1-8]%d+$') then
       local time = redis.call('TIME')
-      -- As text, as in take_free.lua.
+      -- As text, as in draw_free.lua.
       local ends = ARGV[2] + time[2] / 1000
       ends = string.format('%d%03d', time[1] + ends / 1000, ends % 1000)
       -- First: a server whose memory is full refuses it, but would allow any write after another.

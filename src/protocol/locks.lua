@@ -18,7 +18,7 @@ if #KEYS == 4 and redis.call('GET', KEYS[1]) == FLAG then
   return redis.error_reply('TRYAGAIN the readers are at another node')
 end
 
--- Whether `draw` drew a new token for a reader, which `store` must then keep.
+-- Whether `draw` drew a new token for a reader, which the fence must then keep.
 local is_drawn
 
 -- Reads the holder of the lock, unless the script knows it, and drops the readers whose lease has
@@ -60,18 +60,6 @@ local function draw(want)
   return math.max(micros, (last or 0) + 1)
 end
 
--- Keeps the last token of a block in the fence; returns an error if Redis refuses.
-local function store(last)
-  -- As text: Redis 7.2.0 to 7.2.4 write a number that is a multiple of 10^8 with an exponent.
-  local text = type(last) == 'string' and last or string.format('%.0f', last)
-  -- As in take_free.lua: the first grant of each 1000 s renews the expiry.
-  local lasts = drawn and micros and drawn >= micros - micros % 1000000000
-  local kept = lasts and redis.pcall('SET', KEYS[2], text, 'KEEPTTL')
-    or redis.pcall('SET', KEYS[2], text, 'EX', '90000')
-  is_drawn = false
-  if kept.err then return kept end
-end
-
 -- Returns the score of a reader as the text of an end, in ms. Another program may have written any
 -- score.
 local function end_text(score)
@@ -100,14 +88,14 @@ local function hold(id, want, ms, token)
   local bad
   if want ~= 'r' then
     local more = want - 1
-    bad = store(more == 0 and token or token + more)
+    bad = store(KEYS[2], more == 0 and token or token + more, drawn, micros)
     if bad then return bad end
     redis.call('SET', KEYS[1], id, 'PX', ms)
     holder, drawn = id, token
     return nil
   end
   -- The next writer's token must be above it.
-  bad = is_drawn and store(token)
+  bad = is_drawn and store(KEYS[2], token)
   if bad then return bad end
   local is_first = holder ~= FLAG
   if is_first then
@@ -133,7 +121,7 @@ local function held(id)
   end
   -- The last token drawn is the holder's. If someone deleted the fence, a new token serves.
   local token, bad = draw('r')
-  if is_drawn and not bad then bad = store(token) end
+  if is_drawn and not bad then bad = store(KEYS[2], token) end
   if bad then return nil, bad end
   return token
 end

@@ -10,7 +10,7 @@ use crate::protocol::primitive::{Acquire, AtRelease, Primitive};
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
-pub(super) static ACQUIRE: Script = script!("acquire", "take_free");
+pub(super) static ACQUIRE: Script = script!("acquire", "take_free", "draw_free", "end_free");
 pub(super) static PROPOSE: Script = script!("propose", "last_token");
 pub(super) static RELEASE: Script = script!("release", "rewrite");
 pub(super) static RENEW: Script = script!("renew", "rewrite");

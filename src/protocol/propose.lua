@@ -24,10 +24,10 @@ if holder then
 end
 if last and token <= last then return {2, last} end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
--- The argument as text: Lua may format a large number with an exponent.
-local kept = redis.pcall('SET', KEYS[2], reserved, 'EX', 90000)
-if kept.err then
+-- The token says nothing about the server's clock.
+bad = store(KEYS[2], reserved)
+if bad then
   redis.call('DEL', KEYS[1])
-  return kept
+  return bad
 end
 return {1, token}

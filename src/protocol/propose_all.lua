@@ -33,10 +33,10 @@ for n = 1, count do
 end
 if token <= highest then return {2, highest} end
 -- The fences are set first: if setting a lock fails after that, a token that no client receives
--- does no harm. They get the text of the argument: Lua may format a large number with an exponent.
+-- does no harm. The token says nothing about the server's clock.
 for n = 1, count do
-  local kept = redis.pcall('SET', KEYS[count + n], ARGV[3], 'EX', 90000)
-  if kept.err then return kept end
+  local bad = store(KEYS[count + n], ARGV[3])
+  if bad then return bad end
 end
 for n = 1, count do
   local taken = redis.pcall('SET', KEYS[n], ARGV[1], 'PX', ARGV[2])

@@ -131,9 +131,7 @@ if refused then
     if n < refused and keeps then
       -- The last token says since when the lock is held. A damaged fence stays as it is.
       local token = read(n) ~= id and draw(1)
-      if token then
-        redis.pcall('SET', KEYS[2], string.format('%.0f', token), 'EX', '90000')
-      end
+      if token then store(KEYS[2], token, drawn, micros) end
       local taken = redis.pcall('SET', all[n], id, 'PX', provisional)
       if taken.err then return give_up(taken) end
     else
@@ -144,18 +142,16 @@ if refused then
   join()
   return queued(refused, keeps and refused - 1 or 0)
 end
-local reply = {1}
+local reply, last_tokens = {1}, {}
 for n = 1, count do
   local last, bad = last_token(all[count + n], n .. ' ', 0)
   if bad then return give_up(bad) end
-  reply[n + 1] = math.max(micros, (last or 0) + 1)
+  last_tokens[n], reply[n + 1] = last, math.max(micros, (last or 0) + 1)
 end
--- The fences are set first: a token that no client receives does no harm. They are set as text, as
--- in take_free.lua.
+-- The fences are set first: a token that no client receives does no harm.
 for n = 1, count do
-  local digits = string.format('%.0f', reply[n + 1])
-  local kept_token = redis.pcall('SET', all[count + n], digits, 'EX', '90000')
-  if kept_token.err then return give_up(kept_token) end
+  local bad = store(all[count + n], reply[n + 1], last_tokens[n], micros)
+  if bad then return give_up(bad) end
 end
 for n = 1, count do
   local taken = redis.pcall('SET', all[n], id, 'PX', ARGV[2])

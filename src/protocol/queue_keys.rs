@@ -42,8 +42,11 @@ pub(super) struct QueueScripts {
 }
 
 /// The scripts of locks: the queue of a name is the same for all kinds.
-pub(super) static LOCKS: QueueScripts =
-    queue_scripts!(["enter_free", "take_free"], ["leave_free"], "locks");
+pub(super) static LOCKS: QueueScripts = queue_scripts!(
+    ["enter_free", "take_free", "draw_free", "end_free"],
+    ["leave_free"],
+    "locks"
+);
 
 /// The rules of a queue: its scripts, and the waiters that they admit.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ local function rewrite(lock)
   local left = redis.call('PTTL', lock)
   local holder = left < 0 and redis.call('GET', lock)
   if left >= 0 then
-    -- At least 1 ms: PEXPIRE with 0 deletes the key. As text, as in take_free.lua.
+    -- At least 1 ms: PEXPIRE with 0 deletes the key. As text, as in draw_free.lua.
     redis.call('PEXPIRE', lock, string.format('%.0f', math.max(left, 1)))
   elseif holder then
     redis.call('SET', lock, holder)

@@ -26,7 +26,7 @@ const CHANNEL: &[u8] = b"leasehold:grants";
 const KEY_PREFIX: &str = "leasehold:permits:";
 
 static PERMITS: QueueScripts = queue_scripts!(
-    ["permits_enter_free"],
+    ["permits_enter_free", "draw_free", "permits_take_free"],
     ["permits_leave_free"],
     "later_end",
     "admit_permits"

@@ -1,29 +1,51 @@
-//! The thread that runs users' callbacks, so that a slow or panicking callback affects no lease.
+//! The thread that runs users' callbacks, so that a slow or panicking callback affects no lease. It
+//! also runs the logger and the recorder for the client's other threads.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, unbounded};
 
 use crate::error::Error;
-use crate::logging;
+use crate::logging::{self, Job, Later, contain};
 use crate::runtime::worker::Worker;
 use crate::sync::Mutex;
 
-type Job = Box<dyn FnOnce() + Send>;
+/// The most log records and exports of metrics that wait for a slow logger or recorder.
+const MOST_RECORDS: usize = 1_000;
 
 pub(crate) struct Callbacks {
-    /// `None` after `stop`: the thread ends once it has run the callbacks queued before that.
-    queue: Mutex<Option<Sender<Job>>>,
-    jobs: Receiver<Job>,
+    /// `None` after `stop`: the thread ends once it has run what was queued before that.
+    queues: Mutex<Option<Queues>>,
+    waiting: Waiting,
     pub(crate) worker: Worker,
+}
+
+struct Queues {
+    callbacks: Sender<Job>,
+    records: Sender<Job>,
+}
+
+#[derive(Clone)]
+struct Waiting {
+    callbacks: Receiver<Job>,
+    records: Receiver<Job>,
+    /// How many records found no room.
+    dropped: Arc<AtomicU64>,
 }
 
 impl Default for Callbacks {
     fn default() -> Self {
-        let (queue, jobs) = unbounded();
+        let (callbacks, waiting_callbacks) = unbounded();
+        let (records, waiting_records) = bounded(MOST_RECORDS);
         Self {
-            queue: Mutex::new(Some(queue)),
-            jobs,
+            queues: Mutex::new(Some(Queues { callbacks, records })),
+            waiting: Waiting {
+                callbacks: waiting_callbacks,
+                records: waiting_records,
+                dropped: Arc::default(),
+            },
             worker: Worker::new("leasehold-callbacks"),
         }
     }
@@ -33,30 +55,78 @@ impl Callbacks {
     /// Starts the thread, unless it was started before.
     pub(crate) fn start(&self) -> Result<(), Error> {
         self.worker.start(|| {
-            let jobs = self.jobs.clone();
-            move || run(&jobs)
+            let waiting = self.waiting.clone();
+            move || waiting.run()
         })
     }
 
     /// Runs `job` on the thread, after the jobs queued before it. Drops it after `stop`, because it
     /// may own the client that owns this queue.
     pub(crate) fn run(&self, job: Job) {
-        if let Some(queue) = &*self.queue.lock() {
+        if let Some(queues) = &*self.queues.lock() {
             // Sending cannot fail: `self` owns a receiver.
-            let _ = queue.send(job);
+            let _ = queues.callbacks.send(job);
+        }
+    }
+
+    /// Has a thread leave its log records and exports of metrics to this thread, which runs them
+    /// after the callbacks.
+    pub(crate) fn later(self: &Arc<Self>) -> Later {
+        let this = Arc::clone(self);
+        Later(Arc::new(move |job| this.run_slow(job)))
+    }
+
+    /// Returns the job after `stop`, or if the thread cannot be started.
+    fn run_slow(&self, job: Job) -> Result<(), Job> {
+        let queues = self.queues.lock();
+        let Some(queues) = queues.as_ref().filter(|_| self.start().is_ok()) else {
+            return Err(job);
+        };
+        match queues.records.try_send(job) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_)) => {
+                self.waiting.dropped.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(TrySendError::Disconnected(job)) => Err(job),
         }
     }
 
     pub(crate) fn stop(&self) {
-        *self.queue.lock() = None;
+        *self.queues.lock() = None;
     }
 }
 
-fn run(jobs: &Receiver<Job>) {
-    while let Ok(job) = jobs.recv() {
-        if catch_unwind(AssertUnwindSafe(job)).is_err() {
-            logging::error!("a callback panicked; leases are not affected");
+impl Waiting {
+    fn run(&self) {
+        loop {
+            select_biased! {
+                recv(self.callbacks) -> job => match job {
+                    Ok(job) => run_callback(job),
+                    // After `stop`, nothing is queued any more.
+                    Err(_) => break,
+                },
+                recv(self.records) -> job => job.into_iter().for_each(|job| self.run_record(job)),
+            }
         }
+        self.records.try_iter().for_each(|job| self.run_record(job));
+    }
+
+    fn run_record(&self, job: Job) {
+        contain(job);
+        let dropped = self.dropped.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            logging::warn!(
+                "{dropped} log records or exports of metrics of a client were dropped: the logger \
+                 or the recorder of this program is too slow"
+            );
+        }
+    }
+}
+
+fn run_callback(job: Job) {
+    if catch_unwind(AssertUnwindSafe(job)).is_err() {
+        logging::error!("a callback panicked; leases are not affected");
     }
 }
 
@@ -73,21 +143,43 @@ mod tests {
             let callbacks = Callbacks::default();
             thread::scope(|scope| {
                 scope.spawn(|| {
-                    while callbacks.queue.lock().is_some() {
+                    while callbacks.queues.lock().is_some() {
                         callbacks.run(Box::new(|| ()));
                     }
                 });
                 // The thread is queueing.
-                callbacks.jobs.recv().unwrap()();
+                callbacks.waiting.callbacks.recv().unwrap()();
                 callbacks.stop();
             });
             let owned = Arc::new(());
             let owner = Arc::clone(&owned);
             callbacks.run(Box::new(move || drop(owner)));
             assert_eq!(Arc::strong_count(&owned), 1, "the job is dropped");
-            callbacks.jobs.try_iter().for_each(drop);
-            let end = callbacks.jobs.try_recv().err();
+            callbacks.waiting.callbacks.try_iter().for_each(drop);
+            let end = callbacks.waiting.callbacks.try_recv().err();
             assert_eq!(end, Some(TryRecvError::Disconnected), "the thread ends");
         }
+    }
+
+    /// Nothing waits for the logger, and its thread tells how many records it did not get.
+    #[test]
+    fn records_without_room_are_counted() {
+        let callbacks = Arc::new(Callbacks::default());
+        let (resume, paused) = bounded::<()>(0);
+        let is_queued = |job: Job| callbacks.run_slow(job).is_ok();
+        assert!(is_queued(Box::new(move || _ = paused.recv())));
+        for _ in 0..MOST_RECORDS + 3 {
+            assert!(is_queued(Box::new(|| ())));
+        }
+        let dropped = || callbacks.waiting.dropped.load(Ordering::Relaxed);
+        // The thread may have taken the first one by then.
+        assert!((3..=4).contains(&dropped()));
+        drop(resume);
+        while dropped() > 0 {
+            thread::yield_now();
+        }
+        callbacks.stop();
+        let run_here = callbacks.run_slow(Box::new(|| ()));
+        assert!(run_here.is_err(), "the thread has ended");
     }
 }

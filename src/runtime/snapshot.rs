@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 #[cfg(feature = "metrics")]
-use crate::logging::contain;
+use crate::logging;
 use crate::redis::{Fault, Server};
 use crate::runtime::engine::shared_stats::{self, SEND_EVERY, StatsDelta};
 use crate::runtime::state::Runtime;
@@ -94,11 +94,11 @@ impl Runtime {
         }
         *at = Some(now.after(SEND_EVERY)).filter(|_| !is_last);
         #[cfg(feature = "metrics")]
-        contain(|| {
-            self.shared_stats
-                .facade
-                .export(&self.stats(), self.histograms(), is_last);
-        });
+        {
+            let facade = Arc::clone(&self.shared_stats.facade);
+            let (stats, times) = (self.stats(), self.histograms());
+            logging::run_slow(move || facade.export(&stats, times, is_last));
+        }
         if !self.shared_stats.is_shared {
             return None;
         }

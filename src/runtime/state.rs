@@ -40,7 +40,7 @@ pub(crate) struct Runtime {
     pub(crate) engine: Engine,
     pub(crate) endpoints: Endpoints,
     pub(in crate::runtime) subscriptions: Subscriptions,
-    pub(crate) callbacks: Callbacks,
+    pub(crate) callbacks: Arc<Callbacks>,
     closed: AtomicBool,
     /// For methods without `&Arc<Self>` that start threads.
     me: Weak<Self>,
@@ -73,11 +73,13 @@ impl Runtime {
             engine,
             endpoints: Endpoints::default(),
             subscriptions: Subscriptions::default(),
-            callbacks: Callbacks::default(),
+            callbacks: Arc::default(),
             closed: AtomicBool::new(false),
             me: Weak::clone(me),
             bodies,
         });
+        let later = runtime.callbacks.later();
+        runtime.config.dialers.defer_to(later);
         if let Some(slots) = runtime.deployment.slot_map() {
             let me = Weak::clone(&runtime.me);
             slots.follow_with(Box::new(move |moved| {
@@ -161,7 +163,10 @@ impl Runtime {
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
         self.engine.worker.start(|| {
             let me = Arc::clone(self);
-            move || (me.bodies.engine)(&me)
+            move || {
+                logging::defer_to(me.callbacks.later());
+                (me.bodies.engine)(&me);
+            }
         })?;
         for server in self.deployment.fixed() {
             self.endpoints.of(server);
@@ -178,6 +183,7 @@ impl Runtime {
             let me = Weak::clone(&self.me);
             move || {
                 if let Some(me) = me.upgrade() {
+                    logging::defer_to(me.callbacks.later());
                     (me.bodies.subscriber)(&me);
                 }
             }

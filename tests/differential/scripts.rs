@@ -242,7 +242,7 @@ pub(crate) fn unlisted() -> Vec<String> {
 
 /// Returns the files of each script, in their order, as the crate's sources list them.
 ///
-/// `static ACQUIRE: Script = script!("acquire", "take_free")` names the last file, the
+/// `static UNDO: Script = script!("undo", "rewrite")` names the last file, the
 /// commands, and then the files before the last one. `queue_script!` adds the files of the queue
 /// before and after those. `queue_scripts!` does so for each of the scripts that it names itself.
 /// The files of fast paths begin an enter and a release.
@@ -293,7 +293,7 @@ fn files_of_scripts() -> BTreeMap<String, Vec<String>> {
             let mut given = named_in(given);
             given.retain(|file| match name.as_str() {
                 "queue_enter" => !file.ends_with("leave_free"),
-                "queue_release" => !file.ends_with("enter_free") && file != "take_free",
+                "queue_release" => file.ends_with("leave_free") || !file.ends_with("_free"),
                 _ => !file.ends_with("_free"),
             });
             add(&name, around(&given));

@@ -8,7 +8,9 @@ use std::fmt::Debug;
 use std::thread;
 
 use leasehold::{Client, ClientBuilder, Error, MutexGuard, RwLock, Taken};
-use support::fair::{PLACES, QUEUE, fair_mutex, places_in, spawn_subscribed_waiter, spawn_waiter};
+use support::fair::{
+    PATIENCE, PLACES, QUEUE, fair_mutex, places_in, spawn_subscribed_waiter, spawn_waiter,
+};
 use support::{
     Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, assert_released, connect_to_all,
     eventually, exercise_every_call, ms,
@@ -64,8 +66,10 @@ fn url(server: &Server) -> String {
     format!("redis://leasehold:password@127.0.0.1:{}", server.port())
 }
 
+/// Returns a client that waits long for each reply: many servers run at the same time.
 fn client(url: &str) -> Client {
-    Client::open(url).unwrap()
+    let builder = Client::builder().url(url).connect_timeout(PATIENCE);
+    builder.command_timeout(PATIENCE).build().unwrap()
 }
 
 fn acl_log(server: &Server) -> Vec<Entry> {
@@ -134,7 +138,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
     let mut note = |step: &'static str, error: Option<Error>| {
         failures.extend(error.map(|error| (step, error)));
     };
-    let (ours, other) = (client(url), server.client());
+    let (ours, other) = (client(url), client(&server.url()));
     note("ping", ours.ping().err());
     match ours.mutex("free").lock() {
         Err(error) => note("lock", Some(error)),
@@ -151,7 +155,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
             assert!(got.is_err());
             let waiting = thread::spawn({
                 let mutex = ours.mutex("held");
-                move || mutex.try_lock_for(ms(10_000)).map(drop_granted)
+                move || mutex.try_lock_for(PATIENCE).map(drop_granted)
             });
             let has_place = || places_in(server, "leasehold:queue:{lock:held}") == 1;
             eventually(ms(10_000), || has_place() || waiting.is_finished());
@@ -177,7 +181,7 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
         Err(error) => note("fair lock", Some(error)),
         Ok(guard) => {
             let next = client(url).fair_mutex("fair");
-            let waiting = thread::spawn(move || next.try_lock_for(ms(5_000)));
+            let waiting = thread::spawn(move || next.try_lock_for(PATIENCE));
             let queued = || other.fair_mutex("fair").waiting().unwrap();
             eventually(ms(10_000), || queued() == 1 || waiting.is_finished());
             note("fair unlock", guard.unlock().err());

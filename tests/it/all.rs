@@ -14,8 +14,9 @@ use leasehold::{
 };
 use support::fair::granted;
 use support::{
-    Child, Cluster, ClusterSetup, Control, Proxy, SLACK, Sentinels, Server, Setup, Traffic,
-    assert_message_wakes, assert_released, connect_to_all, eventually, ms, parameter, tell_parent,
+    Child, Cluster, ClusterSetup, Control, Proxy, SLACK, Sentinels, Server, SetOnDrop, Setup,
+    Traffic, assert_message_wakes, assert_released, connect_to_all, eventually, ms, parameter,
+    tell_parent,
 };
 
 support::roles![locker];
@@ -278,6 +279,7 @@ fn partly_acquired_set_is_never_visible() {
     let server = Server::start();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let end = SetOnDrop(&is_over);
         let watching = scope.spawn(|| watch(&server, &is_over));
         let orders = [["x", "y", "z"], ["z", "y", "x"], ["y", "z", "x"]];
         let lockers = orders.map(|names| {
@@ -300,7 +302,7 @@ fn partly_acquired_set_is_never_visible() {
         for locker in lockers {
             locker.join().unwrap();
         }
-        is_over.store(true, Ordering::SeqCst);
+        drop(end);
         assert!(watching.join().unwrap() > 0);
     });
 }

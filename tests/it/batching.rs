@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error, MutexGuard, Taken};
 use parking_lot::Mutex;
 use support::fair::PATIENCE;
-use support::{Proxy, Replicas, Server, Traffic, eventually, let_pass, ms};
+use support::{Proxy, Replicas, Server, SetOnDrop, Traffic, eventually, let_pass, ms};
 
 support::timed![
     basic_calls_work_over_one_shared_connection,
@@ -380,6 +380,7 @@ fn calls_during_a_failing_batch(
     let calls = Mutex::default();
     let bad = BadCalls { is_bad, calls };
     let batch = thread::scope(|scope| {
+        let _end = SetOnDrop(&is_over);
         for n in 0..CALLERS {
             let (is_over, pairs, bad) = (&is_over, &pairs, &bad);
             scope.spawn(move || {
@@ -400,7 +401,6 @@ fn calls_during_a_failing_batch(
         let before = done();
         wait(connection);
         let after = done();
-        is_over.store(true, Ordering::Relaxed);
         assert!(after > before + CALLERS, "other calls continue");
         batch
     });

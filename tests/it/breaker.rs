@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{BreakerState, Client, ClientBuilder, Error, HealthPart, HealthState, Lost};
 use support::{
-    Child, Cluster, ClusterSetup, Control, Recorder, SLACK, Sentinels, Server, Setup, eventually,
-    free_port, ms, parameter, tell_parent,
+    Child, Cluster, ClusterSetup, Control, Recorder, SLACK, Sentinels, Server, SetOnDrop, Setup,
+    eventually, free_port, ms, parameter, tell_parent,
 };
 
 support::roles![without_threads];
@@ -147,6 +147,7 @@ fn paused_writes_end_lock_and_are_no_health() {
     server.run("CLIENT", &["PAUSE", "60000", "WRITE"]);
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let end = SetOnDrop(&is_over);
         let looking = scope.spawn(|| {
             let (mut was_open, mut reads) = (false, 0);
             while !is_over.load(Ordering::SeqCst) {
@@ -163,7 +164,7 @@ fn paused_writes_end_lock_and_are_no_health() {
         let start = Instant::now();
         let error = client.mutex("a").lock().unwrap_err();
         let took = start.elapsed();
-        is_over.store(true, Ordering::SeqCst);
+        drop(end);
         assert!(looking.join().unwrap(), "the breaker has opened");
         assert!(error.is_unreachable(), "{error:?}");
         assert!((limit - ms(200)..limit + SLACK).contains(&took), "{took:?}");

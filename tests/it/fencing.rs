@@ -2,10 +2,14 @@
 //!
 //! Tokens stay below 2^53.
 
+use std::ops::Deref;
 use std::thread;
 
-use leasehold::{Client, Error, Lost};
-use support::fair::{lock_in_turn, wait_for_queue_length};
+use leasehold::{Client, Error, Lease, Lost};
+use support::fair::{
+    PATIENCE, QUEUE, granted, lock_in_turn, spawn_in_queue, wait_for_queue_length,
+};
+use support::permits::{PERMITS_FENCE, PERMITS_QUEUE, acquire_in_turn};
 use support::{Proxy, Server, Traffic, eventually, micros_since_1970, ms};
 
 support::tests![
@@ -170,30 +174,111 @@ fn tokens_stay_below_two_to_the_53() {
     assert_eq!(stored_token(&server), LIMIT - 1);
 }
 
-/// The expiry is renewed by the first grant of each 1000 s.
+/// One grant: calls the function right before it, and returns the token.
+type Grant<'a> = Box<dyn Fn(&dyn Fn()) -> u64 + 'a>;
+
+/// Returns a grant to a call that finds the lock free.
+fn at_once<'a, T: Deref<Target = Lease>>(lock: impl Fn() -> T + 'a) -> Grant<'a> {
+    Box::new(move |prepare| {
+        prepare();
+        lock().fencing_token().value()
+    })
+}
+
+/// Returns a grant to a call that waits in the queue with this key.
+fn in_queue<'a, T: Deref<Target = Lease> + Send + 'a>(
+    server: &'a Server,
+    queue: &'a str,
+    hold: impl Fn() -> T + 'a,
+    wait: impl Fn() -> T + Sync + 'a,
+) -> Grant<'a> {
+    Box::new(move |prepare| {
+        let held = hold();
+        thread::scope(|scope| {
+            let waiting = spawn_in_queue(scope, server, queue, &wait);
+            prepare();
+            drop(held);
+            waiting.join().unwrap().fencing_token().value()
+        })
+    })
+}
+
+/// The first grant of each 1000 s renews the expiry, and so does each while the fence is ahead of
+/// the clock, and each by a token that a client of a quorum proposes.
 fn fence_outlasts_each_grant_by_a_day() {
     const INTERVAL: u64 = 1_000_000_000;
     let server = Server::start();
-    let client = server.client();
-    let assert_renewed = || {
-        let left = server.pttl(FENCE);
-        assert!((86_400_000..=90_000_000).contains(&left), "{left} ms");
-    };
-    lock_and_release(&client);
-    assert_renewed();
-    // A token of the last interval, of a clock that is ahead, and none: each with too short an
-    // expiry.
-    let now = micros_since_1970();
-    for fence in [Some(now - now % INTERVAL - 1), Some(now + INTERVAL), None] {
-        for lock in [lock_and_release, lock_fairly] {
-            server.run("DEL", &[FENCE]);
-            if let Some(fence) = fence {
-                server.run("SET", &[FENCE, &fence.to_string(), "EX", "100"]);
-            }
-            lock(&client);
-            assert_renewed();
+    let builder = || Client::builder().url(server.url());
+    let (one, two) = (builder().build().unwrap(), builder().build().unwrap());
+    let plain = builder().queues(false).build().unwrap();
+    let quorum = Client::quorum([server.url()]).unwrap();
+    let lock = |client: &Client| granted(client.mutex("a").try_lock_for(PATIENCE));
+    let fair = |client: &Client| lock_in_turn(&client.fair_mutex("a"));
+    let write = |client: &Client| granted(client.rw_lock("a").try_write_for(PATIENCE));
+    let all = |client: &Client| granted(client.mutex_all(["a", "b"]).try_lock_for(PATIENCE));
+    let acquire = |client: &Client| acquire_in_turn(&client.semaphore("a", 1));
+    let by_one: [(&str, &str, Grant); 13] = [
+        ("Mutex", FENCE, at_once(|| lock(&one))),
+        ("FairMutex", FENCE, at_once(|| fair(&one))),
+        ("writer", FENCE, at_once(|| write(&one))),
+        ("MutexAll", FENCE, at_once(|| all(&one))),
+        ("permit", PERMITS_FENCE, at_once(|| acquire(&one))),
+        ("plain Mutex", FENCE, at_once(|| lock(&plain))),
+        ("plain MutexAll", FENCE, at_once(|| all(&plain))),
+        ("Mutex of a quorum", FENCE, at_once(|| lock(&quorum))),
+        ("MutexAll of a quorum", FENCE, at_once(|| all(&quorum))),
+        (
+            "waiting Mutex",
+            FENCE,
+            in_queue(&server, QUEUE, || lock(&one), || lock(&two)),
+        ),
+        (
+            "waiting FairMutex",
+            FENCE,
+            in_queue(&server, QUEUE, || fair(&one), || fair(&two)),
+        ),
+        (
+            "waiting MutexAll",
+            FENCE,
+            in_queue(&server, QUEUE, || all(&one), || all(&two)),
+        ),
+        (
+            "waiting for a permit",
+            PERMITS_FENCE,
+            in_queue(&server, PERMITS_QUEUE, || acquire(&one), || acquire(&two)),
+        ),
+    ];
+    for (kind, key, grant) in by_one {
+        let now = server.micros();
+        let (recent, last) = (now - 1, now - now % INTERVAL - 1);
+        for fence in [Some(recent), Some(last), Some(now + INTERVAL), None] {
+            let token = grant(&|| {
+                server.run("DEL", &[key]);
+                if let Some(fence) = fence {
+                    server.run("SET", &[key, &fence.to_string(), "EX", "100"]);
+                }
+            });
+            assert!(Some(token) > fence, "{kind}: {token} after {fence:?}");
+            let is_kept = fence.is_some_and(|fence| {
+                fence < now && fence / INTERVAL == token / INTERVAL && !kind.contains("quorum")
+            });
+            let expected = match is_kept {
+                true => 1..=100_000,
+                false => 89_900_000..=90_000_000,
+            };
+            let left = server.pttl(key);
+            assert!(
+                expected.contains(&left),
+                "{kind}: {left} ms after {fence:?}"
+            );
         }
     }
+}
+
+/// Returns a text of as many bytes as a token has, and with the first digits of the next ones.
+fn nearly_a_token() -> String {
+    let token = micros_since_1970().to_string();
+    format!("{}00 damage", &token[..7])
 }
 
 fn unusable_fence_stays_as_it_is() {
@@ -208,6 +293,7 @@ fn unusable_fence_stays_as_it_is() {
         "1.5",
         "9007199254740991",
         "words",
+        &nearly_a_token(),
     ] {
         server.run("SET", &[FENCE, fence, "EX", "100"]);
         assert!(matches!(
@@ -223,13 +309,6 @@ fn unusable_fence_stays_as_it_is() {
         let left = server.pttl(FENCE);
         assert!((1..=100_000).contains(&left), "{left} ms");
     }
-}
-
-fn lock_fairly(client: &Client) -> u64 {
-    let guard = client.fair_mutex("a").lock().unwrap();
-    let token = guard.fencing_token().value();
-    assert!(guard.unlock().is_ok());
-    token
 }
 
 fn plain_and_fair_locks_share_rising_tokens() {

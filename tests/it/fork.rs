@@ -12,7 +12,8 @@ use fork::fork;
 use leasehold::{CancelToken, Client, Error, Lost, Mutex, MutexGuard, WithError};
 use rustix::fs::{FlockOperation, flock};
 use support::{
-    Child, Cluster, Server, TempDir, assert_released, eventually, ms, parameter, thread_count,
+    Child, Cluster, Server, SetOnDrop, TempDir, assert_released, eventually, ms, parameter,
+    thread_count,
 };
 
 support::roles![uses_everything, works_apart, forks_under_load];
@@ -247,6 +248,7 @@ fn forks_under_load() {
     let is_over = AtomicBool::new(false);
     let have_begun = Barrier::new(7);
     thread::scope(|scope| {
+        let _end = SetOnDrop(&is_over);
         for n in 0..6 {
             let mutex = client.mutex(format!("{}", n / 2));
             let is_over = &is_over;
@@ -277,7 +279,6 @@ fn forks_under_load() {
             let guard = guard.expect("the child took a copy");
             assert_released(guard.unlock());
         }
-        is_over.store(true, Ordering::Relaxed);
         assert_eq!(failed, None, "a child failed, or hung and was killed");
     });
 }

@@ -666,7 +666,7 @@ fn renewals_are_reported_to_the_current_holder() {
     let a = |who: &'static str| {
         let report = report.clone();
         let mutex = client.mutex("a").ttl(ms(1_500)).renew_every(ms(200));
-        mutex.on_renew(move |renewed| report.send((who, renewed.clone())).unwrap())
+        mutex.on_renew(move |renewed| _ = report.send((who, renewed.clone())))
     };
     thread::scope(|scope| {
         let [one, two] = queue_behind_a_holder(scope, &server, &client, [a("one"), a("two")]);

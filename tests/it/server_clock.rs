@@ -1,13 +1,13 @@
 //! Promise: a server's clock that steps back delays no call for more than 3 s, and ends no lease.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use leasehold::{Client, Error};
 use support::fair::places_in;
 use support::{
-    Child, SLACK, Server, assert_released, client, eventually, let_pass, ms, parameter, tell_parent,
+    Child, SLACK, Server, assert_released, client, eventually, let_pass, ms, parameter,
+    tell_parent, while_others_repeat,
 };
 
 support::roles![waiter];
@@ -118,21 +118,19 @@ fn waiter_that_died_before_the_clock_stepped_back_delays_nobody_for_long() {
     let mut server = Server::with_clock();
     step_back_with_dead_waiters(&mut server);
     let (tries, others) = (client(&server.url()), client(&server.url()));
-    let (done, at) = (AtomicBool::new(false), Instant::now());
+    let at = Instant::now();
     for name in NAMES {
         assert_eq!(refused(&tries, name).unwrap(), Some("fair"), "{name}");
     }
-    let last = thread::scope(|scope| {
-        // Calls that wait, and come and go.
-        scope.spawn(|| {
-            let [fair, shared, permits, ..] = names("busy");
-            while !done.load(Ordering::Relaxed) {
-                let _ = others.fair_mutex(&*fair).try_lock_for(ms(50));
-                let _ = others.rw_lock(&*shared).try_write_for(ms(50));
-                let _ = others.semaphore(&*permits, 1).try_acquire_for(ms(50));
-            }
-        });
-        let last = NAMES.map(|name| {
+    let [fair, shared, permits, ..] = names("busy");
+    // Calls that wait, and come and go.
+    let come_and_go = || {
+        let _ = others.fair_mutex(&*fair).try_lock_for(ms(50));
+        let _ = others.rw_lock(&*shared).try_write_for(ms(50));
+        let _ = others.semaphore(&*permits, 1).try_acquire_for(ms(50));
+    };
+    let last = while_others_repeat([come_and_go], || {
+        NAMES.map(|name| {
             loop {
                 let refused = refused(&tries, name).unwrap();
                 if refused.is_none() || at.elapsed() > DELAY + SLACK {
@@ -140,9 +138,7 @@ fn waiter_that_died_before_the_clock_stepped_back_delays_nobody_for_long() {
                 }
                 let_pass(ms(20));
             }
-        });
-        done.store(true, Ordering::Relaxed);
-        last
+        })
     });
     assert_eq!(last, [None; 2], "refused after {:?}", at.elapsed());
 }

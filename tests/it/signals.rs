@@ -13,7 +13,7 @@ use crossbeam_channel::unbounded;
 use leasehold::Client;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
-use support::{Child, Proxy, Server, eventually, ms, parameter, tell_parent};
+use support::{Child, Proxy, Server, SetOnDrop, eventually, ms, parameter, tell_parent};
 
 support::roles![caller, holder_and_waiter];
 
@@ -131,13 +131,14 @@ fn repeat_while_signalled(to: Pid, mut call: impl FnMut()) {
     let sent = AtomicUsize::new(0);
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
+        let end = SetOnDrop(&is_over);
         let signalling = scope.spawn(|| send_signals(to, &sent, &is_over));
         let mut calls = 0;
         while calls < CALLS || sent.load(Ordering::SeqCst) < SIGNALS {
             call();
             calls += 1;
         }
-        is_over.store(true, Ordering::SeqCst);
+        drop(end);
         signalling.join().expect("signals can be sent");
     });
     assert_eq!(handled.load(Ordering::SeqCst), 1, "signals are handled");

@@ -1,8 +1,6 @@
 //! Promise: a waiter sleeps until the release wakes it. If the wake-up is lost, it sleeps until the
 //! next refresh of its place in the queue at most, or for 1 s if it has no place.
 
-use std::fs;
-use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -13,8 +11,8 @@ use leasehold::{Backoff, Client, ClientBuilder, FencingToken, WaitPolicy};
 use parking_lot::{Condvar, Mutex};
 use support::fair::queue_length;
 use support::{
-    BlackHole, Child, Control, Proxy, SLACK, Server, Traffic, WAKE_UPS, eventually, let_pass, ms,
-    own_thread_waits, own_threads, parameter, tell_parent,
+    BlackHole, Child, Control, Proxy, SLACK, Server, SetOnDrop, Traffic, WAKE_UPS, eventually,
+    let_pass, ms, own_thread_waits, own_threads, parameter, tell_parent,
 };
 #[cfg(feature = "tls")]
 use support::{free_port, read_pem, tls_server};
@@ -139,29 +137,18 @@ fn any_message_on_the_channel_wakes_the_waiter() {
     }
 }
 
-/// Starts a thread and waits until it sleeps in its call, so that later threads queue behind it.
+/// Starts a thread that waits, and returns once it sleeps, or has ended. No other call of its
+/// client may end meanwhile.
+#[track_caller]
 fn spawn_and_wait_until_asleep<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
+    client: &Client,
     call: impl FnOnce() -> T + Send + 'scope,
 ) -> ScopedJoinHandle<'scope, T> {
-    let (sender, task) = unbounded();
-    let thread = scope.spawn(move || {
-        sender
-            .send(fs::read_link("/proc/thread-self").unwrap())
-            .unwrap();
-        call()
-    });
-    let stat = Path::new("/proc").join(task.recv().unwrap()).join("stat");
-    // The thread may also sleep for a moment before it waits, so one sample proves nothing.
-    let mut samples_asleep = 0;
+    let before = client.stats().waiting;
+    let thread = scope.spawn(call);
     eventually(WAIT_LIMIT, || {
-        let Ok(stat) = fs::read_to_string(&stat) else {
-            // The thread has already ended.
-            return true;
-        };
-        let is_asleep = stat.rsplit(") ").next().unwrap().starts_with('S');
-        samples_asleep = if is_asleep { samples_asleep + 1 } else { 0 };
-        samples_asleep >= 4
+        client.stats().waiting == before + 1 || thread.is_finished()
     });
     thread
 }
@@ -196,7 +183,7 @@ fn waiter_in_backoff_takes_over_the_place_that_another_leaves() {
     let (holder, other) = (client(&server.url()), client(&server.url()));
     let guard = holder.mutex("a").lock().unwrap();
     thread::scope(|scope| {
-        let in_backoff = spawn_and_wait_until_asleep(scope, || {
+        let in_backoff = spawn_and_wait_until_asleep(scope, &other, || {
             let mutex = other.mutex("a").wait_policy(LONG_BACKOFF);
             mutex.try_lock_for(WAIT_LIMIT * 2)
         });
@@ -223,7 +210,7 @@ fn waiter_behind_backoff_is_woken() {
     thread::scope(|scope| {
         let in_backoff: Vec<_> = (0..2)
             .map(|_| {
-                spawn_and_wait_until_asleep(scope, || {
+                spawn_and_wait_until_asleep(scope, &other, || {
                     let mutex = other.mutex("a").wait_policy(LONG_BACKOFF);
                     let guard = mutex.try_lock_for(WAIT_LIMIT * 2).unwrap();
                     guard.expect("the lock is released").unlock().unwrap();
@@ -231,8 +218,9 @@ fn waiter_behind_backoff_is_woken() {
             })
             .collect();
         let before = server.script_calls();
-        let woken =
-            spawn_and_wait_until_asleep(scope, || other.mutex("a").try_lock_for(WAIT_LIMIT));
+        let woken = spawn_and_wait_until_asleep(scope, &other, || {
+            other.mutex("a").try_lock_for(WAIT_LIMIT)
+        });
         wait_until_asleep(&server, "a", before);
         guard.unlock().unwrap();
         let woken = woken.join().unwrap().unwrap();
@@ -264,8 +252,9 @@ fn a_local_release_wakes_a_waiter_in_backoff() {
     };
     let guard = mutex().lock().unwrap();
     thread::scope(|scope| {
-        let waiting = [LONG_BACKOFF, WaitPolicy::Wake]
-            .map(|policy| spawn_and_wait_until_asleep(scope, move || lock_and_unlock(policy)));
+        let waiting = [LONG_BACKOFF, WaitPolicy::Wake].map(|policy| {
+            spawn_and_wait_until_asleep(scope, &client, move || lock_and_unlock(policy))
+        });
         guard.unlock().unwrap();
         // Shortly before its deadline, a call would try again by itself.
         for waiter in waiting {
@@ -285,7 +274,7 @@ fn a_waiter_in_backoff_is_handed_the_lease_in_its_turn() {
             .into_iter()
             .enumerate()
         {
-            spawn_and_wait_until_asleep(scope, move || {
+            spawn_and_wait_until_asleep(scope, client, move || {
                 let guard = client.mutex("a").wait_policy(policy).lock().unwrap();
                 order
                     .lock()
@@ -315,7 +304,7 @@ fn a_release_sends_one_waiter_of_a_client_to_redis() {
         thread::scope(|scope| {
             for n in 0..20 {
                 let (client, entered, leaving) = (&client, entered.clone(), &leaving);
-                spawn_and_wait_until_asleep(scope, move || {
+                spawn_and_wait_until_asleep(scope, client, move || {
                     let guard = client.mutex("a").lock().unwrap();
                     entered.send(()).unwrap();
                     if n == 0 {
@@ -389,7 +378,9 @@ fn idle_waiters_send_a_probe_and_one_refresh_for_each_name() {
         for name in names {
             for _ in 0..2 {
                 let mutex = client.mutex(name);
-                spawn_and_wait_until_asleep(scope, move || mutex.lock().map(drop).unwrap());
+                spawn_and_wait_until_asleep(scope, &client, move || {
+                    mutex.lock().map(drop).unwrap()
+                });
             }
             eventually(WAIT_LIMIT, || {
                 server.subscribers(format!("lock_release:{name}")) > 0
@@ -474,6 +465,7 @@ fn a_subscriber_killed_repeatedly_costs_at_most_a_refresh() {
     let holders = Holders::default();
     let control = Control::start();
     thread::scope(|scope| {
+        let _end = SetOnDrop(&holders.over);
         // One waiter in each client, so that every wake-up comes through a subscription.
         for n in 0..4 {
             let mut connection = server.connection();
@@ -489,8 +481,6 @@ fn a_subscriber_killed_repeatedly_costs_at_most_a_refresh() {
             let_pass(ms(500));
             holders.kill.store(true, Ordering::Relaxed);
         }
-        holders.over.store(true, Ordering::Relaxed);
-        holders.changed.notify_all();
     });
     let mut turns = holders.turns.into_inner();
     turns.sort_by_key(|turn| turn.token);
@@ -511,13 +501,18 @@ fn a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on() {
         let guard = holder.mutex("a").lock().unwrap();
         thread::scope(|scope| {
             let began = Instant::now();
-            let first = spawn_and_wait_until_asleep(scope, || {
+            let first = spawn_and_wait_until_asleep(scope, &client, || {
                 // On a busy machine, the call may get no reply within its limit.
                 if let Err(error) = client.mutex("a").try_lock_for(limit) {
                     assert!(error.is_unreachable(), "{error}");
                 }
             });
-            let second = spawn_and_wait_until_asleep(scope, || client.mutex("a").lock().unwrap());
+            let second = scope.spawn(|| client.mutex("a").lock().unwrap());
+            eventually(WAIT_LIMIT, || {
+                // Before the number: the call may end in between.
+                let others = u64::from(!first.is_finished());
+                client.stats().waiting == others + 1
+            });
             // The release happens between 1 ms before and 2 ms after the deadline.
             let end = began + limit + Duration::from_micros(100 * n) - ms(1);
             let_pass(end.saturating_duration_since(Instant::now()));
@@ -788,13 +783,17 @@ fn idle_clients() {
     {
         assert!(client.mutex(name).try_lock_for(ms(300)).unwrap().is_err());
     }
+    // Runs the recorder, with the feature `metrics`.
+    let is_counting = |name: &str| cfg!(feature = "metrics") && name == "leasehold-callb";
+    let mut lasting = own_threads();
+    lasting.retain(|name| !is_counting(name));
     let threads = ["leasehold-engin", "leasehold-subsc"].map(|name| [name; 2]);
-    assert_eq!(own_threads(), threads.concat());
+    assert_eq!(lasting, threads.concat());
     let waits = || {
         let mut waits = own_thread_waits();
         if cfg!(feature = "metrics") {
             // The engine passes counters on.
-            waits.retain(|_, (name, _)| name != "leasehold-engin");
+            waits.retain(|_, (name, _)| name != "leasehold-engin" && !is_counting(name));
         }
         waits
     };

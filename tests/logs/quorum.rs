@@ -11,8 +11,9 @@ use crossbeam_channel::{bounded, unbounded};
 use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, WaitPolicy};
 use support::fair::granted;
 use support::{
-    Control, Counters, FakeServer, Fenced, Proxy, SLACK, Server, Traffic, assert_message_wakes,
-    connect_to_all, default_reply, eventually, let_pass, log_records, log_records_about, ms,
+    Control, Counters, FakeServer, Fenced, Proxy, SLACK, Server, SetOnDrop, Traffic,
+    assert_message_wakes, connect_to_all, default_reply, eventually, let_pass, log_records,
+    log_records_about, ms,
 };
 
 support::tests![
@@ -263,6 +264,7 @@ fn there_are_never_two_holders_while_servers_hang_in_turn() {
     let (inside, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let (count, account) = (AtomicU32::new(0), Fenced::new(0));
     thread::scope(|scope| {
+        let end = SetOnDrop(&over);
         let working: Vec<_> = (0..4)
             .map(|_| {
                 scope.spawn(|| {
@@ -289,7 +291,7 @@ fn there_are_never_two_holders_while_servers_hang_in_turn() {
             let before = count.load(Ordering::SeqCst);
             eventually(WAIT_LIMIT, || count.load(Ordering::SeqCst) > before + 50);
         }
-        over.store(true, Ordering::Relaxed);
+        drop(end);
         for one in working {
             one.join().unwrap();
         }

@@ -55,6 +55,16 @@ pub fn assert_gives_up<T, E>(mut call: impl FnMut(Duration) -> Result<Result<T, 
     panic!("no server has replied within 3.2 s");
 }
 
+/// Sets a flag when it is dropped, also by a panic. Threads of a scope that loop until the flag is
+/// set then end in a failing test, too.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Makes a call while other threads repeat theirs without a pause. The call begins after each of
 /// the others has returned once. The threads end when the call returns or panics.
 #[track_caller]
@@ -62,15 +72,9 @@ pub fn while_others_repeat<T, F: FnMut() + Send>(
     others: impl IntoIterator<Item = F>,
     call: impl FnOnce() -> T,
 ) -> T {
-    struct End<'a>(&'a AtomicBool);
-    impl Drop for End<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::SeqCst);
-        }
-    }
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let _end = End(&is_over);
+        let _end = SetOnDrop(&is_over);
         let firsts: Vec<_> = others
             .into_iter()
             .map(|mut repeated| {

@@ -45,8 +45,8 @@ mod watchdog;
 
 pub use blackhole::{BlackHole, Swallowing, refusing_url};
 pub use call::{
-    assert_gives_up, assert_message_wakes, connect_to_all, result_of, spawn_call, useful_wakes,
-    while_others_repeat,
+    SetOnDrop, assert_gives_up, assert_message_wakes, connect_to_all, result_of, spawn_call,
+    useful_wakes, while_others_repeat,
 };
 pub use capture::{LogRecord, at_next_record_about, log_records, log_records_about};
 pub use certificates::{certificate_path, read_pem, tls_server, tls_server_trusting};

@@ -30,7 +30,7 @@ pub struct QueueScripts {
 
 /// The queue of a lock.
 pub const LOCKS: QueueScripts = queue!(
-    ["enter_free", "take_free"],
+    ["enter_free", "take_free", "draw_free", "end_free"],
     ["leave_free"],
     "last_token",
     "now",
@@ -38,7 +38,7 @@ pub const LOCKS: QueueScripts = queue!(
 );
 /// The queue of a semaphore.
 pub const PERMITS: QueueScripts = queue!(
-    ["permits_enter_free"],
+    ["permits_enter_free", "draw_free", "permits_take_free"],
     ["permits_leave_free"],
     "last_token",
     "now",
@@ -46,7 +46,7 @@ pub const PERMITS: QueueScripts = queue!(
     "admit_permits"
 );
 
-pub const ACQUIRE: &str = source!("take_free", "acquire");
+pub const ACQUIRE: &str = source!("take_free", "draw_free", "end_free", "acquire");
 pub const ACQUIRE_ALL: &str = source!("last_token", "acquire_all");
 pub const PROPOSE: &str = source!("last_token", "propose");
 pub const PROPOSE_ALL: &str = source!("last_token", "propose_all");

@@ -29,7 +29,7 @@ pub(crate) struct SharedStats {
     pub(in crate::runtime) hash: Arc<[Vec<u8>; 1]>,
     state: Mutex<State>,
     #[cfg(feature = "metrics")]
-    pub(in crate::runtime) facade: crate::stats::facade::Facade,
+    pub(in crate::runtime) facade: Arc<crate::stats::facade::Facade>,
 }
 
 #[derive(Default)]
