@@ -45,7 +45,7 @@ BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/ma
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing payments transfer fail_fast health_endpoint long_job
 # The binaries that mostly compute, and those that load the machine little.
-COMPUTING = layers rustdoc memory lease_model permits_model queue_model quorum_model rw_model set_model
+COMPUTING = layers rustdoc memory lease_model permits_model queue_model quorum_model rw_model
 LIGHT = differential metrics repository serialize testing testing_alone
 # What runs at the same time as `it`; then `it` itself, and the binaries that run after it.
 WITH_IT = --lib --bins $(patsubst %,--test %,$(COMPUTING) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)

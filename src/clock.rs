@@ -24,6 +24,7 @@ impl Instant {
         Self(since_start() + suspended())
     }
 
+    #[cfg(test)]
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
         Self(Duration::from_nanos(nanos))
     }

@@ -107,10 +107,6 @@ impl Condvar {
         waited.timed_out()
     }
 
-    pub(crate) fn notify_one(&self) {
-        self.0.notify_one();
-    }
-
     pub(crate) fn notify_all(&self) {
         self.0.notify_all();
     }

@@ -13,9 +13,6 @@ use crate::sync::{Condvar, Mutex};
 /// node for the slots.
 pub(crate) const DIALER: &str = "leasehold-dial";
 
-/// The name of each thread that runs a call that can be cancelled.
-pub(crate) const CALL: &str = "leasehold-call";
-
 /// A group of threads with the same name. A clone is the same group.
 #[derive(Clone, Debug)]
 pub(crate) struct ThreadGroup {
@@ -118,7 +115,7 @@ mod tests {
 
     #[test]
     fn thread_does_not_wait_for_itself() {
-        let group = ThreadGroup::new(CALL);
+        let group = ThreadGroup::new(DIALER);
         let (done, found) = bounded(1);
         let own = group.clone();
         let body = move || done.send(own.wait(in_a_minute())).unwrap();

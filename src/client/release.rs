@@ -257,7 +257,7 @@ impl Ending<'_> {
     fn log(&self, outcome: &str, error: Option<&Error>) {
         let lease = self.lease;
         let why = error.map_or_else(String::new, |error| {
-            let may_last = Rounded(lease.key_may_last());
+            let may_last = Rounded(lease.key_may_last_at(Instant::now()));
             format!(": {error}; without a release the key may stay for {may_last}")
         });
         logging::record!(

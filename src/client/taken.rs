@@ -49,7 +49,7 @@ fn of_refusal(
     last: Option<&Refused>,
     now: Instant,
 ) -> (TakenBy, Option<Duration>, HoldEnd) {
-    let Some(last) = last else {
+    let Some(last) = last.filter(|last| last.is_said) else {
         return (TakenBy::Unknown, None, HoldEnd::Unknown);
     };
     let said = &last.by;

@@ -369,8 +369,9 @@ impl LockEntry {
             request.serves == Serves::Nobody || is_for_deadline && is_unanswered
         };
         // The command of a call for one of the names is in another entry: it ends soon, or its lease
-        // refuses the set.
-        let other = HolderId::parse(&by.holder).filter(|_| self.is_set);
+        // refuses the set. But a waiting set keeps its names for long.
+        let is_of_other = self.is_set && !cx.kernel.table.is_of_set(&by.holder, cx.now);
+        let other = HolderId::parse(&by.holder).filter(|_| is_of_other);
         let other = other.and_then(|id| cx.kernel.table.request_of(&id));
         if other.is_some_and(|(name, _)| name != self.name) {
             return true;

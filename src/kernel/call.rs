@@ -301,7 +301,7 @@ impl Call {
     }
 
     fn park(&mut self, entry: &mut LockEntry, at_front: bool, cx: &mut Context<'_>) -> Step {
-        let cell = Arc::new(WaiterCell::new(self.no));
+        let cell = Arc::new(WaiterCell::new());
         let CallTerms {
             lock,
             terms,

@@ -263,8 +263,3 @@ pub(super) fn asked(request: &Request) -> Option<Asked> {
         at: None,
     })
 }
-
-/// Returns whether a call waits for its first reply only.
-pub(super) fn is_once(wait: &Wait) -> bool {
-    *wait == Wait::Once
-}

@@ -143,19 +143,10 @@ pub(crate) enum Link {
     Down,
 }
 
-/// The connection of the engine that a command is sent on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PipeKind {
-    Main,
-    /// `WAIT` blocks its connection.
-    Acknowledged,
-}
-
 /// A command that the engine's thread must send.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) server: ServerNo,
-    pub(crate) pipe: PipeKind,
     pub(crate) ticket: Ticket,
     pub(crate) command: Command,
 }
@@ -381,14 +372,9 @@ impl Engine {
     ) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let pipe = match command.replicas {
-            Some(_) => PipeKind::Acknowledged,
-            None => PipeKind::Main,
-        };
         self.in_flight.insert(ticket, purpose);
         out.push(Outgoing {
             server,
-            pipe,
             ticket,
             command,
         });

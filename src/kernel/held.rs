@@ -279,6 +279,10 @@ impl HeldLease {
         self.inner.lock().lease.key_may_last()
     }
 
+    pub(crate) fn key_may_last_at(&self, now: Instant) -> Duration {
+        self.inner.lock().lease.key_may_last_at(now)
+    }
+
     /// Returns the lock by which the lease is renewed.
     pub(crate) fn renewed_as(&self) -> Arc<dyn Primitive> {
         let reader = self.inner.lock().reader.clone();

@@ -142,8 +142,13 @@ impl LastReply {
     /// that was sent at `under_way` has no reply yet.
     fn silent_since(&self, start: Instant, under_way: Option<Instant>) -> Option<Instant> {
         // A shortage in this process says nothing about Redis.
-        let is_short = self.cause.as_ref().is_some_and(|cause| cause.shortage().is_some());
-        let under_way = under_way.filter(|_| !is_short).map(|sent| sent.max(self.heard));
+        let is_short = self
+            .cause
+            .as_ref()
+            .is_some_and(|cause| cause.shortage().is_some());
+        let under_way = under_way
+            .filter(|_| !is_short)
+            .map(|sent| sent.max(self.heard));
         let since = self.silent_since.into_iter().chain(under_way).min();
         since.map(|since| since.max(start))
     }
@@ -191,10 +196,23 @@ impl LastReply {
             arrived: now,
             until,
             by,
+            is_said: true,
         };
         // The reply to a later command may have arrived first, over another connection.
         if self.refused.as_ref().is_none_or(|last| last.sent <= sent) {
             self.refused = Some(refused.clone());
+        }
+        refused
+    }
+
+    /// Records that several calls each hold the lock on some servers of a quorum.
+    pub(crate) fn split(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
+        let refused = Refused {
+            is_said: false,
+            ..self.refused(sent, now, by)
+        };
+        if let Some(last) = self.refused.as_mut().filter(|last| last.sent == sent) {
+            last.is_said = false;
         }
         refused
     }
@@ -221,6 +239,7 @@ impl LastReply {
             arrived: now,
             until: now,
             by,
+            is_said: false,
         });
     }
 

@@ -63,16 +63,6 @@ impl Kernel {
         self.with_existing(name, now, fx, |entry, cx| entry.announced(payload, cx));
     }
 
-    /// Messages of this name arrive from now on: earlier ones may have been missed.
-    pub(crate) fn listening(&self, name: &Name, now: Instant, fx: &mut Effects) {
-        self.with_existing(name, now, fx, |entry, cx| {
-            entry.is_listening = true;
-            if !is_on(Mutant::ListeningRefreshesNothing) {
-                entry.look(cx.now, cx);
-            }
-        });
-    }
-
     /// Messages of this name have arrived since then: earlier ones may have been missed.
     pub(crate) fn listening_since(
         &self,
@@ -88,7 +78,7 @@ impl Kernel {
                 (_, Some(flight)) => flight.sent <= since,
                 _ => true,
             };
-            if entry.requests.iter().any(has_missed) {
+            if entry.requests.iter().any(has_missed) && !is_on(Mutant::ListeningRefreshesNothing) {
                 entry.look(cx.now, cx);
             }
         });
@@ -107,19 +97,9 @@ impl Kernel {
         }
     }
 
-    /// The subscriber has lost its connection.
-    pub(crate) fn deaf(&self, now: Instant, fx: &mut Effects) {
-        self.for_each(now, fx, |entry, _| entry.is_listening = false);
-    }
-
-    /// Another server may be the master: checks every lease and every place, and repeats recent
-    /// releases.
-    pub(crate) fn moved(&self, now: Instant, fx: &mut Effects) {
-        self.moved_if(&|_| true, now, fx);
-    }
-
-    /// Like [`moved`](Self::moved), for some locks only.
-    pub(crate) fn moved_if(
+    /// Another server may be the master of some locks: checks their leases and places, and repeats
+    /// recent releases.
+    pub(crate) fn moved(
         &self,
         is_moved: &dyn Fn(&dyn Primitive) -> bool,
         now: Instant,

@@ -259,12 +259,12 @@ impl Kernel {
 
     /// Returns a token above this one, for the servers of a quorum.
     pub(super) fn propose(&self, above: u64, now: Instant) -> u64 {
-        self.tokens.propose_at(self.wall(now), above)
+        self.tokens.propose(self.wall(now), above)
     }
 
     /// Records the counter that a server has reported.
     pub(super) fn learn_token(&self, counter: u64, now: Instant) {
-        self.tokens.learn_at(self.wall(now), counter);
+        self.tokens.learn(self.wall(now), counter);
     }
 
     fn wall(&self, now: Instant) -> u64 {

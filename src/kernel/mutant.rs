@@ -1,5 +1,6 @@
 //! Deliberate mistakes, switched on by the simulation alone: it must find each of them.
 
+#[cfg(test)]
 use std::cell::Cell;
 
 /// A mistake in the kernel.
@@ -130,19 +131,29 @@ pub(crate) enum Mutant {
     WatchBeginsAfterTheRefusal,
 }
 
+#[cfg(test)]
 thread_local! {
     static ON: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
 /// Makes this mistake, in this thread.
+#[cfg(test)]
 pub(crate) fn switch_on(mutant: Option<Mutant>) {
     ON.set(mutant);
 }
 
+#[cfg(test)]
 pub(super) fn is_on(mutant: Mutant) -> bool {
     ON.get() == Some(mutant)
 }
 
+/// The library makes none of these mistakes.
+#[cfg(not(test))]
+pub(super) const fn is_on(_: Mutant) -> bool {
+    false
+}
+
+#[cfg(test)]
 impl Mutant {
     pub(crate) const ALL: [Self; 62] = [
         Self::NobodyAsksAfterTheEnd,

@@ -209,6 +209,7 @@ impl PendingReleases {
     }
 
     /// Returns whether this is the id of a pending release.
+    #[cfg(test)]
     pub(crate) fn has(&self, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
     }
@@ -268,6 +269,7 @@ impl PendingReleases {
             .is_some_and(|counts| counts.key_seen >= MOST_KEY_SEEN)
     }
 
+    #[cfg(test)]
     pub(crate) fn ids(&self) -> impl Iterator<Item = &HolderId> {
         self.ids.keys()
     }

@@ -119,7 +119,7 @@ impl LockEntry {
             remaining: Some(Duration::ZERO),
             detail: None,
         });
-        let refused = self.last.refused(sent, cx.now, by);
+        let refused = self.last.split(sent, cx.now, by);
         self.note_waited(n, cx);
         let request = &mut self.requests[n];
         request.failures = 0;

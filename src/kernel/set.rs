@@ -146,6 +146,7 @@ impl SetAcquire {
     }
 
     /// The call that it waits for now.
+    #[cfg(test)]
     pub(crate) fn call(&self) -> &Call {
         &self.call
     }
@@ -277,6 +278,7 @@ impl SetAcquire {
                     return Step::Done(outcome);
                 }
                 (Stage::One(n), Outcome::Lease(lease, _)) => {
+                    kernel.table.note_set(&lease);
                     self.kept.push(lease);
                     self.restarts = 0;
                     match n + 1 < self.names.len() {
@@ -419,7 +421,7 @@ impl SetAcquire {
     ) -> Step {
         self.stage = Stage::Watch;
         let watch = self.watch.get_or_insert_with(|| {
-            let cell = Arc::new(WaiterCell::new(kernel.next_serial()));
+            let cell = Arc::new(WaiterCell::new());
             kernel.watch(&self.names[name], &cell, wakes, now, fx);
             Watching {
                 name,

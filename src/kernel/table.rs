@@ -35,7 +35,7 @@ pub(crate) struct LockTable {
     pub(super) shards: [Mutex<NameTable<LockEntry>>; SHARDS],
     /// The ids of the requests whose commands enter a queue. Its lock is a leaf.
     pub(super) ids: Mutex<HashMap<HolderId, (Name, RequestNo)>>,
-    /// The leases of sets, which exclude calls for their names. Its lock is a leaf.
+    /// The leases of sets, and of the names that waiting sets keep: they exclude calls for them. Its lock is a leaf.
     sets: Mutex<Vec<Weak<HeldLease>>>,
 }
 
@@ -62,9 +62,18 @@ impl LockTable {
 
     /// Returns the lease of a set that has this name at `now`.
     pub(super) fn set_with(&self, name: &Name, now: Instant) -> Option<Arc<HeldLease>> {
+        self.set(|lease| lease.lock.names.contains(name) && lease.covers(now))
+    }
+
+    /// Returns whether a set holds or keeps a name at `now` under an id of this text.
+    pub(super) fn is_of_set(&self, id: &[u8], now: Instant) -> bool {
+        let is_its = |lease: &HeldLease| lease.id.as_str().as_bytes() == id && lease.covers(now);
+        self.set(is_its).is_some()
+    }
+
+    fn set(&self, is_it: impl Fn(&HeldLease) -> bool) -> Option<Arc<HeldLease>> {
         let sets: Vec<_> = self.sets.lock().iter().filter_map(Weak::upgrade).collect();
-        let has = |lease: &&Arc<HeldLease>| lease.covers(now) && lease.lock.names.contains(name);
-        sets.iter().find(has).cloned()
+        sets.into_iter().find(|lease| is_it(lease))
     }
 
     pub(super) fn note_id(&self, id: &HolderId, name: &Name, no: RequestNo) {

@@ -1,9 +1,7 @@
-//! The fencing tokens that a client proposes to a quorum. Only reads the clock, no other I/O.
+//! The fencing tokens that a client proposes to a quorum. No I/O.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, UNIX_EPOCH};
-
-use crate::clock::wall_time;
+use std::time::Duration;
 
 /// The largest lead of a server's token counter over our clock that is followed, in µs: one broken
 /// counter must not spoil the tokens of all names. Acquiring a lock whose counter is further ahead
@@ -22,11 +20,7 @@ pub(crate) struct Tokens {
 impl Tokens {
     /// Returns a token higher than `above`, and at least our clock in µs. It is also higher than
     /// all proposed before, except those that an `above` raised.
-    pub(crate) fn propose(&self, above: u64) -> u64 {
-        self.propose_at(clock(), above)
-    }
-
-    pub(crate) fn propose_at(&self, clock: u64, above: u64) -> u64 {
+    pub(crate) fn propose(&self, clock: u64, above: u64) -> u64 {
         let ours = clock.saturating_add(self.ahead.load(Ordering::Relaxed));
         let next = |last: u64| ours.max(last.saturating_add(1));
         let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -35,23 +29,12 @@ impl Tokens {
     }
 
     /// Records the token counter that a server reported.
-    pub(super) fn learn(&self, counter: u64) {
-        self.learn_at(clock(), counter);
-    }
-
-    pub(crate) fn learn_at(&self, clock: u64, counter: u64) {
+    pub(crate) fn learn(&self, clock: u64, counter: u64) {
         let ahead = counter.saturating_sub(clock);
         if ahead <= FOLLOWED {
             self.ahead.fetch_max(ahead, Ordering::Relaxed);
         }
     }
-}
-
-/// The wall clock in µs. A clock before 1970 counts as 0: a counter drawn from a right clock is
-/// then further ahead than [`FOLLOWED`], and each acquire of its name takes two round trips.
-fn clock() -> u64 {
-    let since = wall_time().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_micros() as u64)
 }
 
 #[cfg(test)]
@@ -61,23 +44,23 @@ mod tests {
     #[test]
     fn tokens_rise_and_follow_a_servers_counter() {
         let tokens = Tokens::default();
-        assert_eq!(tokens.propose_at(1_000, 0), 1_000);
-        assert_eq!(tokens.propose_at(1_000, 0), 1_001);
-        assert_eq!(tokens.propose_at(900, 0), 1_002, "a clock set back");
-        assert_eq!(tokens.propose_at(1_000, 5_000), 5_001);
+        assert_eq!(tokens.propose(1_000, 0), 1_000);
+        assert_eq!(tokens.propose(1_000, 0), 1_001);
+        assert_eq!(tokens.propose(900, 0), 1_002, "a clock set back");
+        assert_eq!(tokens.propose(1_000, 5_000), 5_001);
         assert_eq!(
-            tokens.propose_at(1_000, 0),
+            tokens.propose(1_000, 0),
             1_004,
             "`above` applies to one call only"
         );
-        tokens.learn_at(1_000, 5_001);
-        assert_eq!(tokens.propose_at(2_000, 0), 6_001);
+        tokens.learn(1_000, 5_001);
+        assert_eq!(tokens.propose(2_000, 0), 6_001);
     }
 
     #[test]
     fn a_broken_counter_spoils_no_other_name() {
         let tokens = Tokens::default();
-        tokens.learn_at(1_000, FOLLOWED * 2);
-        assert_eq!(tokens.propose_at(2_000, 0), 2_000);
+        tokens.learn(1_000, FOLLOWED * 2);
+        assert_eq!(tokens.propose(2_000, 0), 2_000);
     }
 }

@@ -104,10 +104,6 @@ impl Votes {
         self.yes >= self.size.needed
     }
 
-    pub(super) fn is_decided(&self) -> bool {
-        !matches!(self.verdict(), Verdict::Open)
-    }
-
     pub(crate) fn verdict(&self) -> Verdict {
         if self.is_won() {
             return Verdict::Decided(self.agreed.clone());

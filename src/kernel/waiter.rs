@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
@@ -57,7 +56,6 @@ pub(crate) struct Waiter {
 /// The call reads it even if it was never unparked: its naps last a second at most.
 #[derive(Debug)]
 pub(crate) struct WaiterCell {
-    pub(crate) no: WaiterNo,
     pub(crate) outcome: Mutex<Option<Outcome>>,
     /// The call has waited for another holder, or behind another call.
     pub(crate) has_waited: AtomicBool,
@@ -71,9 +69,8 @@ impl Waiter {
 }
 
 impl WaiterCell {
-    pub(crate) fn new(no: WaiterNo) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            no,
             outcome: Mutex::new(None),
             has_waited: AtomicBool::new(false),
             parker: Parker::new(),
@@ -135,4 +132,6 @@ pub(crate) struct Refused {
     /// When the lock ends, by the reply.
     pub(crate) until: Instant,
     pub(crate) by: Arc<RefusedName>,
+    /// `by` tells what Redis said. Otherwise nobody knows the holder.
+    pub(crate) is_said: bool,
 }

@@ -76,11 +76,6 @@ impl HandoffRun {
         self.first
     }
 
-    /// Returns when the lease was granted.
-    pub(crate) fn granted(&self) -> Instant {
-        self.granted
-    }
-
     /// Returns whether the lease was granted to a place in the queue in Redis.
     pub(crate) fn is_granted_in_queue(&self) -> bool {
         self.granted_in_queue

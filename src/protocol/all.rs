@@ -10,7 +10,7 @@ use crate::protocol::cohort::CohortKeys;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, Layout, sibling_key};
 use crate::protocol::mutex::{self, MutexKeys};
-use crate::protocol::primitive::{Acquire, AcquireSet, AtRelease, NewPlace, Primitive, SetQueues};
+use crate::protocol::primitive::{Acquire, AtRelease, Primitive};
 use crate::protocol::queue_keys::queue_script;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
@@ -18,7 +18,6 @@ use crate::protocol::verb::Verb;
 pub(super) static ACQUIRE_ALL: Script = script!("acquire_all", "last_token");
 pub(super) static PROPOSE_ALL: Script = script!("propose_all", "last_token");
 pub(super) static RELEASE_ALL: Script = script!("release_all", "rewrite");
-pub(super) static ENTER_ALL: Script = queue_script!("queue_enter_all", [], "each_name", "locks");
 pub(super) static LEAVE_ALL: Script = queue_script!("queue_release_all", [], "each_name", "locks");
 pub(super) static RENEW_ALL: Script = script!("renew_all", "rewrite");
 
@@ -149,45 +148,12 @@ impl Primitive for MutexAllKeys {
         &self.each
     }
 
-    fn set_queues(&self) -> Option<&dyn SetQueues> {
-        match self.queues.is_empty() {
-            true => None,
-            false => Some(self),
-        }
-    }
-
     fn slots(&self) -> &[Arc<dyn Primitive>] {
         &self.slots
     }
 
     fn outlives_its_loss(&self) -> bool {
         true
-    }
-}
-
-impl SetQueues for MutexAllKeys {
-    fn rest(&self, keeps: bool, place: NewPlace<'_>) -> Vec<Vec<u8>> {
-        let own = [
-            vec![b'0' + u8::from(keeps)],
-            place.mark().to_vec(),
-            place.inbox.clone(),
-        ];
-        own.into_iter()
-            .chain(self.keys.channels.iter().cloned())
-            .collect()
-    }
-
-    fn acquire<'a>(&'a self, request: AcquireSet<'a>) -> Call<'a> {
-        let AcquireSet { id, ttl, has, rest } = request;
-        let args = [
-            Arg::id(id),
-            Arg::millis(ttl),
-            Arg::Number(has.map_or(0, |has| has.waits_for as u64 + 1)),
-            Arg::Number(has.map_or(0, |has| has.kept as u64)),
-        ];
-        let keys: [&[Vec<u8>]; 2] = [&self.keys.locks, &self.queues];
-        let verb = Verb::AcquireSet(self.keys.names.len());
-        Call::new(verb, &ENTER_ALL, keys, args).followed_by(rest)
     }
 }
 

@@ -54,8 +54,6 @@ pub(crate) enum Answer {
     /// Acquired, with a token for each name, or one for all names.
     Granted(OneOrMany<FencingToken>),
     Refused(RefusedName),
-    /// The set waits in the queue of this name, and keeps this number of names below it.
-    Queued(RefusedName, usize),
     /// The proposed fencing token is not above this one.
     TooLow(u64),
     /// Too few servers of a quorum granted it, and no other holder has a majority either.
@@ -66,8 +64,7 @@ pub(crate) enum Answer {
     /// The caller held the lock until this plain release: the lock is free although clients wait in
     /// its queue.
     PlainRelease,
-    /// The lock is free. To the call of a set: the set has lost its place or a name that it counts
-    /// as its own, and has neither a place nor a name now.
+    /// The lock is free.
     Gone,
     /// Another holder's value.
     Foreign(Vec<u8>),
@@ -174,28 +171,6 @@ impl Answer {
                 let last = FencingToken::read(*last)?.value();
                 (last >= wanted.proposed?).then_some(Self::TooLow(last))
             }
-            _ => None,
-        }
-    }
-
-    /// Reads the reply to a call that acquires a set; `None` if no such script can give it.
-    pub(super) fn read_set(reply: Reply, names: usize) -> Option<Self> {
-        let mut items = match reply {
-            Reply::Int(0) => return Some(Self::Gone),
-            reply => reply.into_list()?,
-        };
-        let is_refusal = items.first().and_then(Reply::int) == Some(0);
-        let kept = if is_refusal { items.pop()?.count()? } else { 0 };
-        let wanted = Wanted {
-            names,
-            ..Wanted::ONE
-        };
-        match Self::read_acquired(Reply::List(items), wanted)? {
-            Self::Refused(refusal) if kept == 0 || kept == refusal.name as u64 => {
-                let kept = usize::try_from(kept).ok()?;
-                Some(Self::Queued(refusal, kept))
-            }
-            Self::Granted(tokens) => Some(Self::Granted(tokens)),
             _ => None,
         }
     }
@@ -398,33 +373,6 @@ mod tests {
         let held = holder(list(&held)).unwrap().unwrap();
         assert_eq!(held.fencing_token(), Some(FencingToken::new(9)));
         assert!(holder(Reply::Nil).unwrap().is_none());
-    }
-
-    #[test]
-    fn a_set_is_granted_queued_or_has_nothing() {
-        let int = Reply::Int;
-        let read = |items: &[Reply]| Answer::read_set(list(items), 3);
-        let tokens = [1, 7, 8, 9].map(int);
-        assert!(matches!(read(&tokens), Some(Answer::Granted(tokens)) if tokens.len() == 3));
-        assert_eq!(Answer::read_set(int(0), 3), Some(Answer::Gone));
-        for (name, kept) in [(1, 0), (3, 0), (3, 2)] {
-            let refusal = RefusedName {
-                name: name - 1,
-                holder: b"v".to_vec(),
-                remaining: None,
-                detail: None,
-            };
-            let [name, kept_count] = [name as i64, kept as i64].map(int);
-            let reply = [int(0), text(), int(-1), int(-1), name, kept_count];
-            assert_eq!(read(&reply), Some(Answer::Queued(refusal, kept)));
-        }
-        for (name, kept) in [(3, 1), (3, 3), (2, -1), (0, 0), (4, 0), (1, 1)] {
-            let reply = [int(0), text(), int(-1), int(-1), int(name), int(kept)];
-            assert_eq!(read(&reply), None, "{name} {kept}");
-        }
-        assert_eq!(read(&[int(0), text(), int(-1), int(-1), int(1)]), None);
-        assert_eq!(read(&[int(2), int(7)]), None);
-        assert_eq!(Answer::read_set(int(1), 3), None);
     }
 
     #[test]

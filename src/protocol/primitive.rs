@@ -76,21 +76,11 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         &[]
     }
 
-    /// The queues in Redis in which calls wait for one name after the other, if there are several.
-    fn set_queues(&self) -> Option<&dyn SetQueues> {
-        None
-    }
-
     /// Returns true if the calls of each client wait behind each other in a queue of that client.
     ///
     /// If there is a queue in Redis, too, only the first of them has a place there.
     fn has_local_queue(&self) -> bool {
         self.queue().is_none() && self.names_of_set().is_empty()
-    }
-
-    /// Returns true if the calls of each client share one place in the queue in Redis.
-    fn calls_share_a_place(&self) -> bool {
-        self.has_local_queue() && self.queue().is_some()
     }
 
     /// The parts of the lock, if its keys lie in several slots of a cluster; empty otherwise.
@@ -196,10 +186,6 @@ pub(crate) enum Admission {
     Shared,
 }
 
-impl Admission {
-    pub(crate) const ALL: [Self; 2] = [Self::Exclusive, Self::Shared];
-}
-
 /// A queue in Redis of the calls that wait for a lock, from all clients.
 pub(crate) trait RedisQueue {
     /// The list of the waiters' holder ids, in order.
@@ -218,43 +204,7 @@ pub(crate) trait RedisQueue {
     fn refresh<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
 }
 
-/// The queues in Redis of several names, in one of which a set waits at a time.
-pub(crate) trait SetQueues {
-    /// The further arguments of a call that acquires the set.
-    ///
-    /// If the call `keeps` names, those below the one that it must queue for stay with the set.
-    fn rest(&self, keeps: bool, place: NewPlace<'_>) -> Vec<Vec<u8>>;
-
-    /// Acquires all names, joins the queue of the first that is refused, or refreshes its place.
-    fn acquire<'a>(&'a self, request: AcquireSet<'a>) -> Call<'a>;
-}
-
-/// The parameters of a call that acquires a set of names.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AcquireSet<'a> {
-    pub(crate) id: &'a HolderId,
-    pub(crate) ttl: Duration,
-    /// The names that the set counts as its own; `None` at first.
-    pub(crate) has: Option<PartOfSet>,
-    /// What [`SetQueues::rest`] returned.
-    pub(crate) rest: &'a [Vec<u8>],
-}
-
-/// The names that a waiting set has, by their order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PartOfSet {
-    /// The index of the name in whose queue the set waits, or waited until it was granted the name.
-    pub(crate) waits_for: usize,
-    /// How many names below that one the set keeps: all or none.
-    pub(crate) kept: usize,
-}
-
 impl dyn Primitive {
-    /// Returns true if the lock takes several calls, one for each slot of a cluster.
-    pub(crate) fn is_split(&self) -> bool {
-        !self.slots().is_empty()
-    }
-
     /// The parts of the lock. One script call can take the names of one part: those of one slot in
     /// a cluster, all of them elsewhere.
     pub(crate) fn parts(self: &Arc<Self>) -> &[Arc<Self>] {

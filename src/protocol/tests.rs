@@ -37,7 +37,6 @@ fn the_documented_user_may_do_what_the_scripts_call() {
         &all::PROPOSE_ALL,
         &all::RELEASE_ALL,
         &all::RENEW_ALL,
-        &all::ENTER_ALL,
         &all::LEAVE_ALL,
     ];
     let queues = [&fair::RULES, &semaphore::RULES, &rw_lock::RULES];

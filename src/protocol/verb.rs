@@ -10,8 +10,6 @@ use crate::protocol::reply::Reply;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Acquire(Wanted),
-    /// Acquires a set of this number of names, or waits for one of them.
-    AcquireSet(usize),
     /// Releases a lock. If it `counts`, the reply tells how many subscribers received the wake-up.
     Release {
         counts: bool,
@@ -54,10 +52,7 @@ impl Verb {
     /// Returns whether an open circuit breaker stops the call: only what acquires or waits. The
     /// holders of locks must be able to renew and release them.
     pub(crate) fn is_stopped_by_breaker(self) -> bool {
-        matches!(
-            self,
-            Self::Acquire(_) | Self::AcquireSet(_) | Self::Refresh { .. }
-        )
+        matches!(self, Self::Acquire(_) | Self::Refresh { .. })
     }
 
     /// Returns whether an answer shows that the server accepts writes.
@@ -78,7 +73,6 @@ impl Verb {
     pub(crate) fn read(self, reply: Reply) -> Option<Answer> {
         match self {
             Self::Acquire(wanted) => Answer::read_acquired(reply, wanted),
-            Self::AcquireSet(names) => Answer::read_set(reply, names),
             Self::Release { counts } => Answer::read_key(reply, counts),
             Self::PassOn => Answer::read_passed_on(reply),
             Self::Undo(ids) => Undone::read(reply, ids).map(Answer::Undone),

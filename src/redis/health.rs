@@ -128,11 +128,6 @@ impl ServerHealth {
         detail.breaker.succeeded()
     }
 
-    /// The last failure, for a caller without its own error.
-    pub(super) fn last_failure(&self) -> Option<Cause> {
-        self.detail.lock().last_error.clone()
-    }
-
     /// Returns whether nothing has been answered since the last failure.
     pub(super) fn is_failing(&self) -> bool {
         self.failing.load(Ordering::Relaxed)
@@ -146,15 +141,6 @@ impl ServerHealth {
     pub(super) fn rejects_calls(&self) -> bool {
         let retry_in = || self.detail.lock().breaker.retry_in(Instant::now());
         self.is_open() && retry_in().is_some_and(|retry_in| !retry_in.is_zero())
-    }
-
-    /// Returns when the server last answered a write, or `start` if that is later: the caller first
-    /// asked then. Returns `now` if nothing has failed since the last answer.
-    pub(super) fn silent_since(&self, now: Instant, start: Instant) -> Instant {
-        if !self.is_failing() {
-            return now;
-        }
-        start.max(Instant::from_nanos(self.answered.load(Ordering::Relaxed)))
     }
 
     /// The state of the breaker for the public report.

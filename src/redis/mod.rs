@@ -90,14 +90,6 @@ impl Deployment {
         }
     }
 
-    /// Returns true if `server` is a known owner of the name.
-    pub(crate) fn owns(&self, server: &Arc<Server>, key: Key<'_>) -> bool {
-        match self {
-            Self::One(_) | Self::Quorum(_) => true,
-            Self::Cluster(cluster) => Arc::ptr_eq(&cluster.map.owner_of(key.slot()), server),
-        }
-    }
-
     /// Returns an error if this deployment cannot keep such a name.
     pub(crate) fn check(&self, keys: &Arc<dyn Primitive>) -> Result<(), Error> {
         match self {
@@ -335,19 +327,6 @@ impl Deployment {
             Fault::NotRun(cause) | Fault::Unknown(cause) => self.unreachable(cause),
             Fault::Open(open) => (*open).into(),
             Fault::NotReplicated(error) | Fault::Rejected(error) => error,
-        }
-    }
-
-    /// The last failure of a name's owner.
-    pub(crate) fn last_failure(&self, key: Key<'_>) -> Option<Cause> {
-        match self {
-            Self::Quorum(quorum) => quorum.health.last_failure(),
-            Self::One(server) => server.health.last_failure(),
-            Self::Cluster(cluster) => {
-                let owner = cluster.map.owner_of(key.slot());
-                let last = owner.health.last_failure();
-                last.map(|cause| cause.at(owner.label()))
-            }
         }
     }
 

@@ -39,15 +39,6 @@ impl Endpoints {
         endpoint
     }
 
-    /// Returns the endpoint of `server`, if there is one.
-    pub(crate) fn known(&self, server: &Arc<Server>) -> Option<Arc<Endpoint>> {
-        let endpoints = self.endpoints.lock();
-        let mut endpoints = endpoints.iter();
-        endpoints
-            .find(|endpoint| Arc::ptr_eq(&endpoint.server, server))
-            .cloned()
-    }
-
     /// Removes the endpoints of replaced servers.
     pub(crate) fn sweep(&self) {
         let is_over = |endpoint: &mut Arc<Endpoint>| endpoint.server.is_retired();

@@ -199,7 +199,7 @@ impl Runtime {
     /// the last writes of the old servers may be missing there.
     fn follow(&self, is_moved: &dyn Fn(&dyn Primitive) -> bool) {
         let mut fx = Effects::default();
-        self.kernel.moved_if(is_moved, Instant::now(), &mut fx);
+        self.kernel.moved(is_moved, Instant::now(), &mut fx);
         self.carry_out_here(fx);
     }
 

@@ -41,7 +41,6 @@ pub(super) fn check_answers(reply: &Reply, most: usize) {
         Verb::Acquire(proposed(ONE)),
         Verb::Acquire(THREE),
         Verb::Acquire(proposed(THREE)),
-        Verb::AcquireSet(3),
         Verb::Release { counts: false },
         Verb::Release { counts: true },
         Verb::PassOn,
@@ -73,7 +72,6 @@ pub(super) fn check_answers(reply: &Reply, most: usize) {
 fn check_answer(verb: Verb, reply: &Reply, most: usize) {
     match verb {
         Verb::Acquire(wanted) => check_acquired(reply, wanted),
-        Verb::AcquireSet(names) => check_set(reply, names),
         Verb::Release { .. } | Verb::PassOn | Verb::Renew => check_ended(verb, reply),
         Verb::Undo(ids) => check_undone(reply, ids),
         Verb::Inspect | Verb::ReadFence | Verb::InspectPermits | Verb::InspectShared => {
@@ -151,21 +149,6 @@ fn check_acquired(reply: &Reply, wanted: Wanted) {
             assert_eq!(numbers(reply).first(), Some(&0));
         }
         Some(Answer::TooLow(last)) => assert!(is_token(last) && wanted.proposed <= Some(last)),
-        None => {}
-        other => panic!("{other:?} of {reply:?}"),
-    }
-}
-
-fn check_set(reply: &Reply, names: usize) {
-    match Verb::AcquireSet(names).read(reply.clone()) {
-        Some(Answer::Granted(tokens)) => {
-            assert_eq!(tokens.len(), names);
-            assert!(tokens.iter().all(|token| is_token(token.value())));
-        }
-        Some(Answer::Queued(refusal, kept)) => {
-            assert!(refusal.name < names && (kept == 0 || kept == refusal.name));
-        }
-        Some(Answer::Gone) => assert_eq!(*reply, Reply::Int(0)),
         None => {}
         other => panic!("{other:?} of {reply:?}"),
     }

@@ -54,11 +54,6 @@ const SCRIPTS: &[(&str, &str)] = &[
         "5 lock# fence# queue# places# readers# wake# $id+",
     ),
     (
-        "queue_enter_all",
-        "10 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 readers0 readers1 $id $ttl $at \
-         $flag $flag $mark $inbox wake0 wake1",
-    ),
-    (
         "queue_release_all",
         "10 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 readers0 readers1 $id wake0 \
          wake1",

@@ -29,6 +29,5 @@ pub mod queue;
 pub mod quorum;
 pub mod rw;
 mod search;
-pub mod set;
 
 pub use search::{Counterexample, Model, assert_found, count_states};

@@ -83,15 +83,6 @@ pub const COHORT_REFRESH: &str = source!(
     "queue",
     "queue_refresh"
 );
-pub const ENTER_ALL: &str = source!(
-    "state",
-    "last_token",
-    "now",
-    "each_name",
-    "locks",
-    "queue",
-    "queue_enter_all"
-);
 pub const LEAVE_ALL: &str = source!(
     "state",
     "last_token",
@@ -143,7 +134,7 @@ pub fn granted(reply: &redis::Value) -> Option<u64> {
 }
 
 /// Each script, with its name in the tests.
-pub(crate) const NAMED: [(&str, &str); 30] = [
+pub(crate) const NAMED: [(&str, &str); 29] = [
     ("acquire", ACQUIRE),
     ("acquire_all", ACQUIRE_ALL),
     ("propose", PROPOSE),
@@ -172,6 +163,5 @@ pub(crate) const NAMED: [(&str, &str); 30] = [
     ("queue_release", PERMITS.release),
     ("queue_undo", LOCKS.undo),
     ("queue_undo", PERMITS.undo),
-    ("queue_enter_all", ENTER_ALL),
     ("queue_release_all", LEAVE_ALL),
 ];

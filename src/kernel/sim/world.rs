@@ -479,10 +479,10 @@ impl World {
         for cell in fx.wake {
             let callers = self.clients[client].callers.iter();
             let mut parked = callers.map(|caller| match &caller.state {
-                State::Parked(call) => call.cell().map(|it| it.no),
+                State::Parked(call) => call.cell().map(Arc::as_ptr),
                 _ => None,
             });
-            if let Some(thread) = parked.position(|no| no == Some(cell.no)) {
+            if let Some(thread) = parked.position(|no| no == Some(Arc::as_ptr(&cell))) {
                 self.soon(client, Actor::Caller(thread));
             }
         }

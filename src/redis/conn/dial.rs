@@ -87,10 +87,6 @@ impl Dialing {
         }
     }
 
-    pub(super) fn is_at_work(&self) -> bool {
-        self.current.is_some()
-    }
-
     /// Records the start of a dialer, which replaces the current one. Returns its number.
     pub(super) fn start(&mut self, now: Instant) -> u64 {
         if self.current.is_some() {

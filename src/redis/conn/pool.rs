@@ -55,8 +55,6 @@ pub(crate) struct ConnectRequest {
     number: Number,
     /// How often dialing had failed when the request was made.
     failed_before: u64,
-    /// Whether a dialer was already at work when the request was made.
-    pub(crate) dialer_was_at_work: bool,
 }
 
 /// Why a caller got no connection.
@@ -163,7 +161,6 @@ impl Pool {
         let mut state = self.state.lock();
         state.note_end(until);
         let failed_before = state.dialing.failed_times;
-        let dialer_was_at_work = state.dialing.is_at_work();
         let number = state.callers.join(Cap::Exempt, sleeper);
         // A failure to start one is found by `poll`.
         let _ = self.ensure_dialer(&mut state, Instant::now());
@@ -172,7 +169,6 @@ impl Pool {
             pool: Arc::clone(self),
             number,
             failed_before,
-            dialer_was_at_work,
         }
     }
 

@@ -33,14 +33,18 @@ struct Numbered {
 }
 
 impl Job for Numbered {
-    fn request(&self) -> Request<'_> {
-        match &self.keys {
-            Some((keys, replicas)) => Request::Call(keys.inspect().acknowledged_by(*replicas)),
+    fn with_request<T>(&self, act: impl FnOnce(Request<'_>) -> T) -> T {
+        act(match &self.keys {
+            Some((keys, _)) => Request::Call(keys.inspect()),
             None => Request::Publish {
                 channel: b"c",
                 message: &self.message,
             },
-        }
+        })
+    }
+
+    fn replicas(&self) -> Option<Replicas> {
+        self.keys.as_ref().and_then(|(_, replicas)| *replicas)
     }
 
     fn is_over(&self, _: Instant) -> bool {
@@ -63,6 +67,12 @@ fn call(number: usize, replicas: Option<Replicas>) -> Numbered {
         message: Vec::new(),
         keys: Some((keys, replicas)),
     }
+}
+
+fn accept(listener: &TcpListener) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
+    stream
 }
 
 struct Fixture {
@@ -94,18 +104,13 @@ impl Fixture {
     fn fill_pool(&self) -> TcpStream {
         let server = &self.pipeline.server;
         thread::scope(|scope| {
-            let accepting = scope.spawn(|| self.accept());
+            let listener = &self.listener;
+            let accepting = scope.spawn(|| accept(listener));
             let pooled = server.acquire_connection(Instant::now().after(LONG), Cap::Counted, false);
             let pooled = pooled.unwrap_or_else(|fault| panic!("{fault}"));
             server.pool.pass_on(pooled);
             accepting.join().unwrap()
         })
-    }
-
-    fn accept(&self) -> TcpStream {
-        let (mut stream, _) = self.listener.accept().unwrap();
-        stream.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
-        stream
     }
 
     fn is_open(&self) -> bool {
@@ -116,7 +121,7 @@ impl Fixture {
     fn open(&mut self, jobs: impl IntoIterator<Item = Numbered>) -> TcpStream {
         jobs.into_iter().for_each(|job| self.pipeline.push(job));
         self.turn();
-        let peer = self.accept();
+        let peer = accept(&self.listener);
         let until = Instant::now().after(LONG);
         while !self.is_open() && Instant::now() < until {
             thread::park_timeout(Duration::from_millis(100));
@@ -133,8 +138,7 @@ impl Fixture {
     fn ended(&mut self, count: usize) -> Vec<(usize, Result<Answer, Fault>)> {
         let until = Instant::now().after(LONG);
         while self.ended.len() < count && Instant::now() < until {
-            let now = Instant::now();
-            let left = now.until(self.pipeline.next(now)).min(LONG);
+            let left = Instant::now().until(self.pipeline.next()).min(LONG);
             wait_for_sockets(self.pipeline.socket().into_iter(), Some(left)).unwrap();
             self.turn();
         }
@@ -266,7 +270,7 @@ fn replies_in_the_buffer_are_taken_without_a_sleep() {
     while fixture.ended.len() < MOST_IN_TURN {
         fixture.turn();
     }
-    assert_eq!(fixture.pipeline.next(Instant::now()), Instant::START);
+    assert_eq!(fixture.pipeline.next(), Instant::START);
     assert_eq!(fixture.ended(count).len(), count);
 }
 

@@ -372,7 +372,8 @@ fn count_failures(outcomes: &[Outcome]) {
         let (Work::Lock(_, command, _), Err(Fault::Unknown(cause))) = (work, end) else {
             continue;
         };
-        let is_asking = command.acquires().is_some() || matches!(command.what, What::Refresh { .. });
+        let is_asking =
+            command.acquires().is_some() || matches!(command.what, What::Refresh { .. });
         if is_asking && !counted.iter().any(|known| Arc::ptr_eq(known, server)) {
             server.count_failure(cause);
             counted.push(server);

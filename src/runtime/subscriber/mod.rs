@@ -156,8 +156,6 @@ impl SubscriberState {
 pub(crate) struct Inbox {
     /// The channel; empty if there is none.
     pub(crate) channel: Vec<u8>,
-    /// As far as is known, messages arrive.
-    pub(crate) is_live: bool,
     /// Messages do not arrive yet, because the subscriber thread has not tried to subscribe.
     pub(crate) is_starting: bool,
 }
@@ -251,7 +249,6 @@ impl Subscriber {
         let state = self.state.lock();
         Inbox {
             channel: self.inbox.clone(),
-            is_live: state.up && !self.mute.load(Ordering::SeqCst),
             is_starting: !state.has_tried,
         }
     }

@@ -169,7 +169,7 @@ fn one_server_replies_as_recorded() {
     let mut replies = Replies::default();
     mutex(&mut Raw::to(server.port()), &mut replies);
     mutex_all(&mut Raw::to(server.port()), &mut replies);
-    waiting_set(&mut Raw::to(server.port()), &mut replies);
+    queued_set(&mut Raw::to(server.port()), &mut replies);
     quorum(&mut Raw::to(server.port()), &mut replies);
     fair(&mut Raw::to(server.port()), &mut replies);
     shared::cohort(&mut Raw::to(server.port()), &mut replies);
@@ -186,7 +186,7 @@ fn no_script_leaves_the_format_of_a_large_number_to_the_server() {
     let mut replies = Replies::default();
     mutex(&mut raw, &mut replies);
     mutex_all(&mut raw, &mut replies);
-    waiting_set(&mut raw, &mut replies);
+    queued_set(&mut raw, &mut replies);
     quorum(&mut raw, &mut replies);
     fair(&mut raw, &mut replies);
     shared::cohort(&mut raw, &mut replies);
@@ -299,40 +299,18 @@ fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
     );
 }
 
-/// A set that waits for the first name, then for the second, and loses its place there.
-fn waiting_set(raw: &mut Raw, replies: &mut Replies) {
+/// A set that another one excludes, and that is released.
+fn queued_set(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, third] = IDS;
     let keys = &[
         "lock:s1", "lock:s2", "f1", "f2", "q1", "q2", "p1", "p2", "r1", "r2",
     ];
     let mut note = |what, reply| replies.note(what, reply);
-    let enter = scripts::ENTER_ALL;
     let release = scripts::LEAVE_ALL;
-    let asks = |id, [at, kept, keeps]: [&'static str; 3]| -> [&'static str; 9] {
-        [id, TTL, at, kept, keeps, "a", "i", "c", "d"]
-    };
-    let first = ["0", "0", "0"];
-    note(
-        "queue_enter_all, free",
-        raw.script(enter, keys, &asks(other, first)),
-    );
-    note(
-        "queue_enter_all, queued",
-        raw.script(enter, keys, &asks(mine, first)),
-    );
-    note(
-        "queue_enter_all, still queued",
-        raw.script(enter, keys, &asks(mine, ["1", "0", "1"])),
-    );
-    raw.send(&["DEL", "lock:s1"]);
-    note(
-        "queue_enter_all, granted the first name",
-        raw.script(enter, keys, &asks(mine, ["1", "0", "1"])),
-    );
-    raw.send(&["DEL", "q2", "p2"]);
-    note(
-        "queue_enter_all, without its place",
-        raw.script(enter, keys, &asks(mine, ["2", "1", "1"])),
+    raw.script(
+        scripts::ACQUIRE_ALL,
+        &["lock:s1", "lock:s2", "f1", "f2"],
+        &[other, TTL],
     );
     note(
         "queue_release_all, another's",

@@ -399,8 +399,10 @@ impl World {
     pub(super) fn effects(&mut self, client: usize, fx: Effects) {
         for cell in fx.wake {
             let mut callers = self.clients[client].callers.iter();
-            let waits =
-                |it: &Caller| matches!(&it.state, State::Parked(call) if call.no == cell.no);
+            let waits = |it: &Caller| match &it.state {
+                State::Parked(call) => call.cell().is_some_and(|it| Arc::ptr_eq(it, &cell)),
+                _ => false,
+            };
             if let Some(thread) = callers.position(waits) {
                 self.soon(client, Actor::Caller(thread));
             }

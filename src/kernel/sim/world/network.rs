@@ -523,7 +523,7 @@ impl World {
             if self.clients[client].is_alive {
                 let mut fx = Effects::default();
                 let kernel = Arc::clone(&self.clients[client].kernel);
-                kernel.moved(self.clocks[client].at(self.now), &mut fx);
+                kernel.moved(&|_| true, self.clocks[client].at(self.now), &mut fx);
                 self.after_kernel(client, &mut fx)?;
                 self.effects(client, None, fx);
             }

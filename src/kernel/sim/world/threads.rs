@@ -178,7 +178,8 @@ impl World {
             sub.asked.clear();
             sub.hears_inbox = false;
             sub.connect_at = self.now + pause;
-            kernel.deaf(now, &mut fx);
+            let names: Vec<_> = sub.wanted.values().map(|it| it.0.clone()).collect();
+            kernel.deaf_for(names.iter(), now, &mut fx);
         } else if let Some(down) = self.clients[client].sub.mail.pop_front() {
             self.say(|| format!("c{client} sub: {}", shown_down(&down)));
             let sub = &mut self.clients[client].sub;
@@ -189,7 +190,7 @@ impl World {
                 }
                 Down::Subscribed(Some(channel)) => {
                     if let Some((name, _)) = sub.wanted.get(&channel) {
-                        kernel.listening(name, now, &mut fx);
+                        kernel.listening_since(name, now, now, &mut fx);
                     }
                 }
                 Down::Message(Message::Inbox(payload)) => kernel.inbox(&payload, now, &mut fx),
