@@ -220,6 +220,10 @@ impl<'a> EngineLoop<'a> {
             _ => true,
         };
         let mut outcomes = self.pipes.turn(self.runtime, now, may_resend);
+        if self.runtime.is_closed() {
+            // Nobody waits for them: what they take is released.
+            outcomes.extend(self.pipes.end_asking(now));
+        }
         if self.is_stopping {
             // The end waits for no server unless there is something to release.
             outcomes.extend(self.pipes.drop_queued(now, Work::outlives_client));
