@@ -126,8 +126,8 @@ impl<'a> Silence<'a> {
         let cause = cause.or_said_before(&mut self.last_cause.borrow_mut());
         self.failure.replace(Some(cause.clone()));
         let now = Instant::now();
-        if cause.shortage().is_some() {
-            // Says nothing about Redis: the call goes on.
+        if cause.shortage().is_some() || cause.is_of_moving_slot() {
+            // Says nothing about Redis, or that it serves the client: the call goes on.
             self.failing_since.take();
             self.counts_from.set(now);
         }
