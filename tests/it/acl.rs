@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use leasehold::{Client, ClientBuilder, Error, MutexGuard, RwLock, Taken};
 use support::fair::{
@@ -153,21 +153,8 @@ fn failures(server: &Server, url: &str, expected: &[&str]) -> Vec<(&'static str,
         Err(error) => note("try_lock", Some(error)),
         Ok(got) => {
             assert!(got.is_err());
-            let waiting = thread::spawn({
-                let mutex = ours.mutex("held");
-                move || mutex.try_lock_for(PATIENCE).map(drop_granted)
-            });
-            let has_place = || places_in(server, "leasehold:queue:{lock:held}") == 1;
-            eventually(ms(10_000), || has_place() || waiting.is_finished());
-            // The script of its first refresh extends the queue.
-            let extended = || server.calls(&["pexpire"]);
-            let before = extended();
-            eventually(ms(10_000), || extended() > before || waiting.is_finished());
-            // Without DEL, only a call with the lock fails. Any other is refused by now, and must
-            // not be granted the lock before it has the reply.
-            if expected.contains(&"wait") && !expected.contains(&"unlock") {
-                eventually(ms(10_000), || waiting.is_finished());
-            }
+            let is_refused = expected.contains(&"wait") && !expected.contains(&"unlock");
+            let waiting = wait_in_queue(server, &ours, is_refused);
             guard.unlock().unwrap();
             note("wait", waiting.join().unwrap().err());
         }
@@ -200,6 +187,28 @@ fn failures(server: &Server, url: &str, expected: &[&str]) -> Vec<(&'static str,
         }
     }
     failures
+}
+
+/// Starts a thread that waits for "held", and returns when its place was refreshed, or the call has
+/// ended. A call that `is_refused` must not be granted the lock before it has the reply.
+///
+/// Without DEL, only a call that has the lock fails.
+fn wait_in_queue(
+    server: &Server,
+    ours: &Client,
+    is_refused: bool,
+) -> JoinHandle<Result<(), Error>> {
+    let mutex = ours.mutex("held");
+    let waiting = thread::spawn(move || mutex.try_lock_for(PATIENCE).map(drop_granted));
+    let has_place = || places_in(server, "leasehold:queue:{lock:held}") == 1;
+    eventually(ms(10_000), || has_place() || waiting.is_finished());
+    // The script of its first refresh extends the queue.
+    let extended = || server.calls(&["pexpire"]);
+    let before = extended();
+    eventually(ms(10_000), || {
+        waiting.is_finished() || !is_refused && extended() > before
+    });
+    waiting
 }
 
 fn drop_granted(got: Result<MutexGuard, Taken>) {
