@@ -44,6 +44,8 @@ struct EngineLoop<'a> {
     /// When counters are sent next.
     stats_at: Option<Instant>,
     is_stopping: bool,
+    /// When a thread that is to end waits for no reply any more.
+    stops_by: Instant,
 }
 
 /// What the kernel must know about the servers.
@@ -142,6 +144,7 @@ impl<'a> EngineLoop<'a> {
             probe_at: None,
             stats_at: runtime.shared_stats.first(),
             is_stopping: false,
+            stops_by: Instant::NEVER,
         }
     }
 
@@ -158,6 +161,9 @@ impl<'a> EngineLoop<'a> {
             if self.is_stopping && self.is_done() && self.kernel.end_engine(now) {
                 return;
             }
+            if now >= self.stops_by {
+                return self.kernel.end_engine_now();
+            }
             self.sleep();
         }
     }
@@ -169,12 +175,15 @@ impl<'a> EngineLoop<'a> {
         }
         if self.runtime.engine.is_stopping() && !self.is_stopping {
             self.is_stopping = true;
+            let timeout = self.runtime.deployment.command_timeout();
+            self.stops_by = now.after(timeout.saturating_mul(2));
             self.stats_at = self.stats_at.map(|_| now);
         }
     }
 
     fn note_released(&self) {
-        if self.runtime.engine.is_closed() && self.kernel.has_released() {
+        let may_acquire = self.engine.may_acquire();
+        if self.runtime.engine.is_closed() && self.kernel.has_released() && !may_acquire {
             self.runtime.engine.note_released();
         }
     }
@@ -344,7 +353,9 @@ impl<'a> EngineLoop<'a> {
         let now = Instant::now();
         let until = self.kernel.engine_sleeps(now, LONGEST_SLEEP);
         let other = self.probe_at.into_iter().chain(self.stats_at);
-        let until = other.chain([self.pipes.next()]).fold(until, Instant::min);
+        let until = other
+            .chain([self.pipes.next(), self.stops_by])
+            .fold(until, Instant::min);
         let left = (until < Instant::NEVER).then(|| nap(now, until));
         let wake = &self.runtime.engine.wake;
         let (_, ready) = wake.wait(self.pipes.sockets(), left, "engine");
