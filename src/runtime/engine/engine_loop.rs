@@ -35,6 +35,9 @@ use crate::runtime::state::Runtime;
 /// How often the subscribers are probed, while any caller waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
+/// How long the end of the client waits for replies to the commands of calls, which have ended.
+const ASKS_FOR: Duration = Duration::from_secs(1);
+
 struct EngineLoop<'a> {
     runtime: &'a Runtime,
     kernel: &'a Kernel,
@@ -44,6 +47,8 @@ struct EngineLoop<'a> {
     /// When counters are sent next.
     stats_at: Option<Instant>,
     is_stopping: bool,
+    /// When the commands of calls end, which nobody waits for: what they take is released.
+    asks_until: Option<Instant>,
 }
 
 /// What the kernel must know about the servers.
@@ -142,6 +147,7 @@ impl<'a> EngineLoop<'a> {
             probe_at: None,
             stats_at: runtime.shared_stats.first(),
             is_stopping: false,
+            asks_until: None,
         }
     }
 
@@ -155,7 +161,7 @@ impl<'a> EngineLoop<'a> {
             contain(|| self.probe_subscribers(now));
             self.exchange(now);
             self.note_released();
-            if self.is_stopping && self.is_done() && self.kernel.end_engine(now) {
+            if self.is_stopping && self.is_done() && self.kernel.end_engine(Instant::now()) {
                 return;
             }
             self.sleep();
@@ -169,6 +175,7 @@ impl<'a> EngineLoop<'a> {
         }
         if self.runtime.engine.is_stopping() && !self.is_stopping {
             self.is_stopping = true;
+            self.asks_until = Some(now.after(ASKS_FOR));
             self.stats_at = self.stats_at.map(|_| now);
         }
     }
@@ -220,8 +227,7 @@ impl<'a> EngineLoop<'a> {
             _ => true,
         };
         let mut outcomes = self.pipes.turn(self.runtime, now, may_resend);
-        if self.runtime.is_closed() {
-            // Nobody waits for them: what they take is released.
+        if self.asks_until.is_some_and(|until| until <= now) {
             outcomes.extend(self.pipes.end_asking(now));
         }
         if self.is_stopping {
@@ -344,6 +350,7 @@ impl<'a> EngineLoop<'a> {
         let now = Instant::now();
         let until = self.kernel.engine_sleeps(now, LONGEST_SLEEP);
         let other = self.probe_at.into_iter().chain(self.stats_at);
+        let other = other.chain(self.asks_until.filter(|until| *until > now));
         let until = other.chain([self.pipes.next()]).fold(until, Instant::min);
         let left = (until < Instant::NEVER).then(|| nap(now, until));
         let wake = &self.runtime.engine.wake;
