@@ -78,6 +78,8 @@ pub(crate) struct Limits {
     pub(crate) backstop: Duration,
     /// A replica may become the master: recent releases are then repeated.
     pub(crate) may_fail_over: bool,
+    /// Several independent servers keep each lock; or one that was built as a quorum.
+    pub(crate) is_quorum: bool,
     /// The servers of a quorum; one elsewhere.
     pub(crate) size: Majority,
     /// The wall clock at [`Instant::START`], in µs: for the tokens that are proposed to a quorum.
@@ -249,7 +251,7 @@ impl Kernel {
 
     /// Returns whether several independent servers keep each lock.
     pub(super) fn is_quorum(&self) -> bool {
-        self.limits.size.all > 1
+        self.limits.is_quorum
     }
 
     /// Returns whether several commands make up one renewal or release of the lock.
