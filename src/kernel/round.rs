@@ -44,7 +44,7 @@ use crate::wait_policy::RECONNECT;
 
 pub(crate) type RoundNo = u64;
 
-/// How long a proposal that is decided waits for connections that are being made.
+/// How long a proposal that is won waits for connections that are being made.
 const CONNECTS_WITHIN: Duration = Duration::from_millis(10);
 
 /// What is known of a round's command at one server.
@@ -112,7 +112,7 @@ pub(super) struct Round {
     tries: u32,
     not_before: Instant,
     began: Instant,
-    /// When it was decided although a connection was still being made: it waits for that until
+    /// When it was won although a connection was still being made: it waits for that until
     /// then.
     waits_until: Option<Instant>,
     until: Instant,
@@ -304,7 +304,7 @@ impl Round {
         })
     }
 
-    /// Returns whether a decided proposal waits for a connection that is still being made: for a
+    /// Returns whether a proposal that is won waits for a connection that is still being made: for a
     /// moment, or as long as the majority took to connect if that was longer. So a server that is
     /// only a little slower takes part in the first lock.
     fn waits_for_connections(&mut self, now: Instant, route: &dyn Route) -> bool {
@@ -584,7 +584,8 @@ impl Engine {
         let Some(end) = end.filter(|_| !round.is_over) else {
             return false;
         };
-        if end.is_ok() && !late && round.waits_for_connections(now, route) {
+        let is_won = matches!(end, Ok(Answer::Granted(_)));
+        if is_won && !late && round.waits_for_connections(now, route) {
             let at = round.waits_until.unwrap_or(now);
             kernel.put(ItemKey::Rounds, Item::Rounds, [at, at], fx);
             return false;
