@@ -348,6 +348,32 @@ impl Round {
         Some(again)
     }
 
+    /// The round has released its lease, as far as servers have answered.
+    fn released(
+        &self,
+        kernel: &Kernel,
+        (lease, cell): (&Arc<HeldLease>, &Arc<OperationCell>),
+        end: Result<Answer, Fault>,
+        [sent, now]: [Instant; 2],
+        fx: &mut Effects,
+    ) {
+        let cause = end.as_ref().err().and_then(Fault::cause).cloned();
+        let may_have_run = self.tries > 0;
+        let result = match kernel.unlocked(lease, end, may_have_run, now, fx) {
+            Unlocked::Released | Unlocked::Lost(_) => Ok(()),
+            Unlocked::Unconfirmed => Err(Failure::Unreachable {
+                since: Some(sent),
+                cause,
+            }),
+        };
+        fx.operation_ended(cell, result);
+        for server in 0..self.size.all {
+            if self.is_missing(lease, server) {
+                release_at(kernel, lease, server, now, fx);
+            }
+        }
+    }
+
     /// Returns whether the release of a lease has not certainly ended at a server, and has no
     /// command there.
     fn is_missing(&self, lease: &HeldLease, server: ServerNo) -> bool {
@@ -628,22 +654,7 @@ impl Engine {
                 });
             }
             RoundKind::Release(lease, cell) => {
-                let cause = end.as_ref().err().and_then(Fault::cause).cloned();
-                let may_have_run = round.tries > 0;
-                let unlocked = kernel.unlocked(lease, end, may_have_run, now, fx);
-                let result = match unlocked {
-                    Unlocked::Released | Unlocked::Lost(_) => Ok(()),
-                    Unlocked::Unconfirmed => Err(Failure::Unreachable {
-                        since: Some(sent),
-                        cause,
-                    }),
-                };
-                fx.operation_ended(cell, result);
-                for server in 0..round.size.all {
-                    if round.is_missing(lease, server) {
-                        release_at(kernel, lease, server, now, fx);
-                    }
-                }
+                round.released(kernel, (lease, cell), end, [sent, now], fx);
             }
         }
         self.forget_round(no);
