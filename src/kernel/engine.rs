@@ -468,6 +468,15 @@ impl Engine {
         }
     }
 
+    /// Returns whether a command in flight may acquire something.
+    pub(crate) fn may_acquire(&self) -> bool {
+        self.in_flight.values().any(|purpose| match purpose {
+            Purpose::Ask(_) => true,
+            Purpose::Vote { round, .. } => self.proposes(*round),
+            _ => false,
+        })
+    }
+
     /// Returns the commands in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()

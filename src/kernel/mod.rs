@@ -487,7 +487,13 @@ impl Kernel {
         self.close(now, fx);
     }
 
-    /// The engine's thread ends unless a release is due. Returns whether it may.
+    /// The engine's thread ends although releases may be pending.
+    pub(crate) fn end_engine_now(&self) {
+        self.pending.lock().end_now();
+    }
+
+    /// The engine's thread ends unless a release is due, or an undo has no reply. Returns whether it
+    /// may.
     pub(crate) fn end_engine(&self, now: Instant) -> bool {
         self.pending.lock().end(now)
     }

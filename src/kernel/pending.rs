@@ -97,6 +97,8 @@ pub(crate) struct PendingReleases {
     tally: Tally,
     /// The leases that a shutdown counts, until enough servers have answered.
     counted: HashMap<HolderId, Counted>,
+    /// The undos that a shutdown waits for: no reply has answered them.
+    awaited: usize,
     is_closing: bool,
     has_ended: bool,
     /// A replica may become the master.
@@ -136,6 +138,8 @@ struct Pending {
     /// A try without a reply may have removed the key.
     may_have_run: bool,
     was_answered: bool,
+    /// It undoes a command that ended after the client was closed.
+    is_awaited: bool,
     /// What was learnt while it was in flight: a command that was sent before may have run before.
     news: Option<News>,
 }
@@ -294,9 +298,10 @@ impl PendingReleases {
         may_exist.count()
     }
 
-    /// Returns whether no lease is left that a shutdown counts.
+    /// Returns whether a shutdown waits for no reply any more: about the leases that it counts, and
+    /// about commands that ended after it began.
     pub(crate) fn has_counted(&self) -> bool {
-        self.counted.is_empty()
+        self.counted.is_empty() && self.awaited == 0
     }
 
     pub(crate) fn tally(&self) -> Tally {
@@ -353,6 +358,8 @@ impl PendingReleases {
             counted.open += 1;
             counted.needed = needed;
         }
+        let is_awaited = self.is_closing && release.counts.is_none() && !release.is_place;
+        self.awaited += usize::from(is_awaited);
         self.ids.entry(release.id.clone()).or_default().push(serial);
         self.ends.insert((release.until, serial));
         self.pending.insert(
@@ -365,6 +372,7 @@ impl PendingReleases {
                 due: Some(now),
                 may_have_run: false,
                 was_answered: false,
+                is_awaited,
                 news: None,
             },
         );
@@ -481,7 +489,7 @@ impl PendingReleases {
 
     /// Nobody sends releases from now on, unless one is due. Returns whether that is so.
     pub(super) fn end(&mut self, now: Instant) -> bool {
-        self.has_ended |= self.next() > now;
+        self.has_ended |= self.next() > now && self.awaited == 0;
         self.has_ended
     }
 
@@ -651,6 +659,8 @@ impl PendingReleases {
             let Some(pending) = self.pending.get_mut(serial) else {
                 continue;
             };
+            let is_first = pending.is_awaited && !pending.was_answered;
+            self.awaited -= usize::from(is_first);
             if let Some(was_released) = pending.note_answer(&mut self.counts, was_removed) {
                 let id = pending.release.id.clone();
                 self.count(&id, was_released);
@@ -726,6 +736,7 @@ impl PendingReleases {
             return;
         };
         self.ends.remove(&(pending.release.until, serial));
+        self.awaited -= usize::from(pending.is_awaited && !pending.was_answered);
         if let Some(serials) = self.ids.get_mut(&pending.release.id) {
             serials.retain(|it| *it != serial);
             if serials.is_empty() {

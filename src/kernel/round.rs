@@ -709,6 +709,11 @@ impl Engine {
         self.rounds.get(&no).is_some_and(is_open) || is_on(Mutant::ProposalIsResentLate)
     }
 
+    /// Returns whether the round acquires a lock.
+    pub(super) fn proposes(&self, no: RoundNo) -> bool {
+        self.rounds.get(&no).is_some_and(Round::is_proposal)
+    }
+
     /// Returns whether a round may still change something under this id.
     #[cfg(test)]
     pub(super) fn knows(&self, id: &str) -> bool {

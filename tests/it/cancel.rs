@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, bounded};
 use leasehold::{CancelToken, Client, Error, Mutex};
 use support::fair::{PATIENCE, wait_until_only_fences_remain};
 use support::{
@@ -270,7 +270,12 @@ fn lock_that_is_granted_to_a_cancelled_call_is_released_before_its_callbacks_are
         let _ = &owned;
     });
     proxy.set_all(Traffic::StallReplies);
-    let waiting = spawn_call(move || mutex.lock().map(|guard| assert_released(guard.unlock())));
+    let (sender, waiting) = bounded(1);
+    // The callback is dropped after the call: its thread waits for the undo, and panics.
+    thread::spawn(move || {
+        let outcome = mutex.lock().map(|guard| assert_released(guard.unlock()));
+        let _ = sender.send(outcome);
+    });
     eventually(PATIENCE, || server.get("lock:a").is_some());
     token.cancel();
     assert_cancelled(result_of(&waiting));

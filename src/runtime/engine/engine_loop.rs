@@ -49,6 +49,8 @@ struct EngineLoop<'a> {
     is_stopping: bool,
     /// When the commands of calls end, which nobody waits for: what they take is released.
     asks_until: Option<Instant>,
+    /// When a thread that is to end waits for no reply any more.
+    stops_by: Instant,
 }
 
 /// What the kernel must know about the servers.
@@ -148,6 +150,7 @@ impl<'a> EngineLoop<'a> {
             stats_at: runtime.shared_stats.first(),
             is_stopping: false,
             asks_until: None,
+            stops_by: Instant::NEVER,
         }
     }
 
@@ -164,6 +167,9 @@ impl<'a> EngineLoop<'a> {
             if self.is_stopping && self.is_done() && self.kernel.end_engine(Instant::now()) {
                 return;
             }
+            if now >= self.stops_by {
+                return self.kernel.end_engine_now();
+            }
             self.sleep();
         }
     }
@@ -176,12 +182,15 @@ impl<'a> EngineLoop<'a> {
         if self.runtime.engine.is_stopping() && !self.is_stopping {
             self.is_stopping = true;
             self.asks_until = Some(now.after(ASKS_FOR));
+            let timeout = self.runtime.deployment.command_timeout();
+            self.stops_by = now.after(timeout.saturating_mul(2));
             self.stats_at = self.stats_at.map(|_| now);
         }
     }
 
     fn note_released(&self) {
-        if self.runtime.engine.is_closed() && self.kernel.has_released() {
+        let may_acquire = self.engine.may_acquire();
+        if self.runtime.engine.is_closed() && self.kernel.has_released() && !may_acquire {
             self.runtime.engine.note_released();
         }
     }
@@ -352,6 +361,9 @@ impl<'a> EngineLoop<'a> {
         let other = self.probe_at.into_iter().chain(self.stats_at);
         let other = other.chain(self.asks_until.filter(|until| *until > now));
         let until = other.chain([self.pipes.next()]).fold(until, Instant::min);
+        let until = other
+            .chain([self.pipes.next(), self.stops_by])
+            .fold(until, Instant::min);
         let left = (until < Instant::NEVER).then(|| nap(now, until));
         let wake = &self.runtime.engine.wake;
         let (_, ready) = wake.wait(self.pipes.sockets(), left, "engine");
