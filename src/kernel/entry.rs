@@ -262,7 +262,8 @@ impl LockEntry {
             && self.own.is_empty()
             && self.watches.is_empty()
             && self.requests.is_empty();
-        let wakes = |waiter: &Waiter| waiter.wait.is_woken();
+        // A call that nobody has refused needs no messages.
+        let wakes = |waiter: &Waiter| waiter.wait.is_woken() && waiter.cell.has_waited();
         let is_set = self.is_set;
         let woken = self.line.iter().chain(&self.own).find(|it| wakes(it));
         let listener = woken.map(|waiter| &waiter.lock);

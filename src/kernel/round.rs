@@ -179,7 +179,7 @@ impl Round {
             (RoundKind::Propose(_), _) => unreachable!("only proposals ask a quorum"),
             (RoundKind::Lease(work), _) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
             (RoundKind::Release(lease, ..), _) => {
-                let verb = Verb::Release { counts: false };
+                let verb = Verb::Release;
                 (verb, lease.id.clone(), Duration::ZERO)
             }
             (RoundKind::Confirm(_, _, id, _), _) => (Verb::Renew, id.clone(), Duration::ZERO),
@@ -338,7 +338,7 @@ impl Round {
         again.not_before = not_before;
         for server in 0..self.size.all {
             let answer = match self.at.of(server) {
-                AtServer::Yes => Answer::Ours(None),
+                AtServer::Yes => Answer::Ours,
                 AtServer::No => Answer::Gone,
                 AtServer::NotSent | AtServer::Asked | AtServer::Unknown => continue,
             };

@@ -47,10 +47,10 @@ struct EngineLoop<'a> {
     /// When counters are sent next.
     stats_at: Option<Instant>,
     is_stopping: bool,
-    /// When the commands of calls end, which nobody waits for: what they take is released.
-    asks_until: Option<Instant>,
     /// When a thread that is to end waits for no reply any more.
     stops_by: Instant,
+    /// When the commands of calls end, which nobody waits for: what they take is released.
+    asks_until: Option<Instant>,
 }
 
 /// What the kernel must know about the servers.
@@ -149,8 +149,8 @@ impl<'a> EngineLoop<'a> {
             probe_at: None,
             stats_at: runtime.shared_stats.first(),
             is_stopping: false,
-            asks_until: None,
             stops_by: Instant::NEVER,
+            asks_until: None,
         }
     }
 
@@ -181,9 +181,9 @@ impl<'a> EngineLoop<'a> {
         }
         if self.runtime.engine.is_stopping() && !self.is_stopping {
             self.is_stopping = true;
-            self.asks_until = Some(now.after(ASKS_FOR));
             let timeout = self.runtime.deployment.command_timeout();
             self.stops_by = now.after(timeout.saturating_mul(2));
+            self.asks_until = Some(now.after(ASKS_FOR));
             self.stats_at = self.stats_at.map(|_| now);
         }
     }
@@ -360,7 +360,6 @@ impl<'a> EngineLoop<'a> {
         let until = self.kernel.engine_sleeps(now, LONGEST_SLEEP);
         let other = self.probe_at.into_iter().chain(self.stats_at);
         let other = other.chain(self.asks_until.filter(|until| *until > now));
-        let until = other.chain([self.pipes.next()]).fold(until, Instant::min);
         let until = other
             .chain([self.pipes.next(), self.stops_by])
             .fold(until, Instant::min);
