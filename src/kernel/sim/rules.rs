@@ -46,6 +46,7 @@ fn kernel() -> Kernel {
         backstop: SECOND,
         may_fail_over: false,
         size: crate::kernel::votes::Majority::of(1),
+        is_quorum: false,
         wall: 0,
     };
     Kernel::new(limits, "o")

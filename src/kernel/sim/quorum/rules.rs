@@ -47,6 +47,7 @@ impl Client {
             backstop: 5 * SECOND,
             may_fail_over: false,
             size: Majority::of(3),
+            is_quorum: true,
             wall: 0,
         };
         Self {
