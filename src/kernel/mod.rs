@@ -82,6 +82,8 @@ pub(crate) struct Limits {
     pub(crate) is_quorum: bool,
     /// The servers of a quorum; one elsewhere.
     pub(crate) size: Majority,
+    /// A majority of the servers decides, even of one server.
+    pub(crate) is_quorum: bool,
     /// The wall clock at [`Instant::START`], in µs: for the tokens that are proposed to a quorum.
     pub(crate) wall: u64,
 }

@@ -132,7 +132,7 @@ fn late_refusal_of_a_granted_command_undoes_nothing() {
     assert!(kernel.pending.lock().is_empty());
     let unlock = kernel.begin_unlock(&lease, token, false, at(4), &mut fx);
     assert!(matches!(unlock, Unlock::Send(_)));
-    let released = kernel.unlocked(&lease, Ok(Answer::Ours(None)), false, at(5), &mut fx);
+    let released = kernel.unlocked(&lease, Ok(Answer::Ours), false, at(5), &mut fx);
     assert_eq!(released, Unlocked::Released);
     assert!(kernel.pending.lock().is_empty());
 }
