@@ -65,6 +65,8 @@ enum CauseKind {
     Connection,
     /// The server replied, or its state is the reason.
     Server,
+    /// The nodes of a cluster replied that the slot is moving between them.
+    MovingSlot,
     /// The client itself is the reason, and not the server.
     Client,
     /// The peer sent a reply that Redis never sends.
@@ -114,6 +116,11 @@ impl Cause {
     /// A failure that is no timeout: the server replied, or its state is the reason.
     pub(crate) fn text(text: impl AsRef<str>) -> Self {
         Self::new(CauseKind::Server, text.as_ref())
+    }
+
+    /// The nodes of a cluster replied that no single node has all keys of the call.
+    pub(crate) fn of_moving_slot(text: impl AsRef<str>) -> Self {
+        Self::new(CauseKind::MovingSlot, text.as_ref())
     }
 
     /// A timeout, such as that of a connection attempt.
@@ -198,7 +205,12 @@ impl Cause {
 
     /// Whether the server replied, or its state is the reason.
     pub(crate) fn is_of_server(&self) -> bool {
-        self.kind == CauseKind::Server
+        matches!(self.kind, CauseKind::Server | CauseKind::MovingSlot)
+    }
+
+    /// Whether the nodes of a cluster replied that the slot is moving between them.
+    pub(crate) fn is_of_moving_slot(&self) -> bool {
+        self.kind == CauseKind::MovingSlot
     }
 
     /// Whether the client itself is the reason, and not the server.

@@ -3,7 +3,9 @@
 mod deferred;
 mod owned_record;
 
-pub(crate) use deferred::{Job, Later, contain, defer_to, run_slow};
+#[cfg(feature = "metrics")]
+pub(crate) use deferred::run_slow;
+pub(crate) use deferred::{Job, Later, contain, defer_to};
 pub(crate) use owned_record::Logger;
 
 /// Like `log::log!`, but a panic of the logger ends here. Unwinding further could leave a lease

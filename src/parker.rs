@@ -43,10 +43,4 @@ impl Parker {
             default(pause) => false,
         }
     }
-
-    /// Returns whether `unpark` was called since the last park, and resets that.
-    #[cfg(test)]
-    pub(crate) fn is_unparked(&self) -> bool {
-        self.receiver.try_recv().is_ok()
-    }
 }

@@ -98,8 +98,8 @@ impl Caller<'_> {
                 let timeout = self.runtime.deployment.command_timeout();
                 (Wait::Once, self.start.after(timeout))
             }
-            WaitLimit::Until(deadline) => (Wait::Queue(settings.wait.clone()), deadline),
-            WaitLimit::Endless => (Wait::Queue(settings.wait.clone()), Instant::NEVER),
+            WaitLimit::Until(deadline) => (Wait::Queue(settings.wait), deadline),
+            WaitLimit::Endless => (Wait::Queue(settings.wait), Instant::NEVER),
         };
         CallTerms {
             lock: Arc::clone(self.lock),

@@ -132,14 +132,10 @@ impl LockEntry {
                     first,
                     count: flight.tokens,
                 };
+                let from = (sent, asked.at.clone(), all);
+                let outcome = self.granted_now(n, &flight, tokens, from, cx);
                 ForCaller {
-                    outcome: self.granted_now(
-                        n,
-                        &flight,
-                        tokens,
-                        (sent, asked.at.clone(), all),
-                        cx,
-                    ),
+                    outcome,
                     was_refused: false,
                 }
             }

@@ -322,6 +322,9 @@ impl Call {
             retry_at: self.retry_at,
             refusals: self.refusals,
         };
+        if self.has_waited {
+            waiter.note_waited();
+        }
         entry.park(waiter, at_front, cx);
         self.note_set(entry);
         entry.pace(self.no, cx);

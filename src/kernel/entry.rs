@@ -188,7 +188,7 @@ impl LockEntry {
             Serves::Line => {
                 // A call that waits by `Backoff` sleeps: one that is woken goes first.
                 let mut woken = self.line.iter().filter(|waiter| waiter.wait.is_woken());
-                let first = woken.next().or(self.line.front());
+                let first = woken.next().or_else(|| self.line.front());
                 first.map_or(Receiver::Nobody, |waiter| Receiver::Waiter(waiter.no))
             }
             Serves::One(no) => match self.waiter(no) {
@@ -262,7 +262,8 @@ impl LockEntry {
             && self.own.is_empty()
             && self.watches.is_empty()
             && self.requests.is_empty();
-        let wakes = |waiter: &Waiter| waiter.wait.is_woken();
+        // A call that nobody has refused needs no messages.
+        let wakes = |waiter: &Waiter| waiter.wait.is_woken() && waiter.cell.has_waited();
         let is_set = self.is_set;
         let woken = self.line.iter().chain(&self.own).find(|it| wakes(it));
         let listener = woken.map(|waiter| &waiter.lock);
@@ -346,16 +347,11 @@ impl LockEntry {
             request.terms = terms;
         }
         let lock = Arc::clone(&request.lock);
-        let is_line_kind = lock.has_local_queue();
-        let how = match (lock.queue().is_some(), is_line_kind) {
-            _ if cx.kernel.is_quorum() => How::Round,
-            (false, _) => How::Acquire,
-            (true, true) if request.once => How::Acquire,
-            (true, true) if request.refusals == 0 && !is_contended => How::Acquire,
-            (true, false) if request.once => How::EnterOnce,
-            (true, _) => How::Enter,
+        let how = match cx.kernel.is_quorum() {
+            true => How::Round,
+            false => request.how(is_contended),
         };
-        let tokens = match is_line_kind && others {
+        let tokens = match lock.has_local_queue() && others {
             true => u64::from(request.terms.handoffs) + 1,
             false => 1,
         };
@@ -371,28 +367,7 @@ impl LockEntry {
             true => Listens::Inbox,
             false => Listens::No,
         };
-        let what = match how {
-            How::Acquire => What::Acquire {
-                id: id.clone(),
-                ttl,
-                tokens,
-            },
-            How::Enter | How::EnterOnce => What::Enter {
-                id: id.clone(),
-                ttl,
-                tokens,
-                place: (how == How::Enter).then_some(listens),
-            },
-            How::Round => {
-                self.heard = 0;
-                What::Propose {
-                    id: id.clone(),
-                    ttl,
-                    token: cx.kernel.propose(request.rounds.above, cx.now),
-                    tokens,
-                }
-            }
-        };
+        let above = request.rounds.above;
         cx.fx.attempts += 1;
         request.state = RequestState::Sent;
         request.again = Instant::NEVER;
@@ -405,6 +380,24 @@ impl LockEntry {
             listens,
         });
         cx.kernel.table.note_id(&id, &self.name, request.no);
+        let what = match how {
+            How::Acquire => What::Acquire { id, ttl, tokens },
+            How::Enter | How::EnterOnce => What::Enter {
+                id,
+                ttl,
+                tokens,
+                place: (how == How::Enter).then_some(listens),
+            },
+            How::Round => {
+                self.heard = 0;
+                What::Propose {
+                    id,
+                    ttl,
+                    token: cx.kernel.propose(above, cx.now),
+                    tokens,
+                }
+            }
+        };
         self.touch_silence(cx);
         if let Sender::Caller(_) = sender {
             let at = self.caller_overdue_at(cx.now, cx);

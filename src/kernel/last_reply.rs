@@ -100,12 +100,12 @@ impl LastReply {
             }
         };
         self.open = None;
-        if cause.shortage().is_some() {
-            // Says nothing about Redis.
+        self.count_hopeless(&cause, now);
+        let cause = cause.or_said_before(&mut self.said);
+        if says_nothing(&cause) {
             self.silent_since = None;
         }
-        self.count_hopeless(&cause, now);
-        self.cause = Some(cause.or_said_before(&mut self.said));
+        self.cause = Some(cause);
     }
 
     /// The engine has ended the command of a thread that stands still.
@@ -141,13 +141,9 @@ impl LastReply {
     /// Returns since when Redis has been silent to a call that began at `start`, if it is. A command
     /// that was sent at `under_way` has no reply yet.
     fn silent_since(&self, start: Instant, under_way: Option<Instant>) -> Option<Instant> {
-        // A shortage in this process says nothing about Redis.
-        let is_short = self
-            .cause
-            .as_ref()
-            .is_some_and(|cause| cause.shortage().is_some());
+        let says_nothing_of_it = self.cause.as_ref().is_some_and(says_nothing);
         let under_way = under_way
-            .filter(|_| !is_short)
+            .filter(|_| !says_nothing_of_it)
             .map(|sent| sent.max(self.heard));
         let since = self.silent_since.into_iter().chain(under_way).min();
         since.map(|since| since.max(start))
@@ -271,4 +267,10 @@ pub(super) fn last_attempt(start: Instant, deadline: Instant, took: Duration) ->
     }
     let before = LAST_ATTEMPT.max(took.saturating_mul(3));
     deadline.before(before.min(start.until(deadline) / 2))
+}
+
+/// Returns whether a failure is no silence of Redis: a shortage in this process, or a slot that
+/// moves between nodes which answer.
+fn says_nothing(cause: &Cause) -> bool {
+    cause.shortage().is_some() || cause.is_of_moving_slot()
 }

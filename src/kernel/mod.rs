@@ -80,6 +80,8 @@ pub(crate) struct Limits {
     pub(crate) may_fail_over: bool,
     /// The servers of a quorum; one elsewhere.
     pub(crate) size: Majority,
+    /// A majority of the servers decides, even of one server.
+    pub(crate) is_quorum: bool,
     /// The wall clock at [`Instant::START`], in µs: for the tokens that are proposed to a quorum.
     pub(crate) wall: u64,
 }
@@ -249,7 +251,7 @@ impl Kernel {
 
     /// Returns whether several independent servers keep each lock.
     pub(super) fn is_quorum(&self) -> bool {
-        self.limits.size.all > 1
+        self.limits.is_quorum
     }
 
     /// Returns whether several commands make up one renewal or release of the lock.

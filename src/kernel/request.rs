@@ -216,6 +216,17 @@ impl Request {
         }
     }
 
+    /// Returns how a server that decides alone is asked next.
+    pub(super) fn how(&self, is_contended: bool) -> How {
+        match (self.lock.queue().is_some(), self.lock.has_local_queue()) {
+            (false, _) => How::Acquire,
+            (true, true) if self.once => How::Acquire,
+            (true, true) if self.refusals == 0 && !is_contended => How::Acquire,
+            (true, false) if self.once => How::EnterOnce,
+            (true, _) => How::Enter,
+        }
+    }
+
     /// Returns the holder id that may hold something in Redis for this request.
     pub(crate) fn id(&self) -> Option<&HolderId> {
         match &self.state {

@@ -44,7 +44,7 @@ use crate::wait_policy::RECONNECT;
 
 pub(crate) type RoundNo = u64;
 
-/// How long a proposal that is decided waits for connections that are being made.
+/// How long a proposal that is won waits for connections that are being made.
 const CONNECTS_WITHIN: Duration = Duration::from_millis(10);
 
 /// What is known of a round's command at one server.
@@ -112,7 +112,7 @@ pub(super) struct Round {
     tries: u32,
     not_before: Instant,
     began: Instant,
-    /// When it was decided although a connection was still being made: it waits for that until
+    /// When it was won although a connection was still being made: it waits for that until
     /// then.
     waits_until: Option<Instant>,
     until: Instant,
@@ -179,7 +179,7 @@ impl Round {
             (RoundKind::Propose(_), _) => unreachable!("only proposals ask a quorum"),
             (RoundKind::Lease(work), _) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
             (RoundKind::Release(lease, ..), _) => {
-                let verb = Verb::Release { counts: false };
+                let verb = Verb::Release;
                 (verb, lease.id.clone(), Duration::ZERO)
             }
             (RoundKind::Confirm(_, _, id, _), _) => (Verb::Renew, id.clone(), Duration::ZERO),
@@ -304,7 +304,7 @@ impl Round {
         })
     }
 
-    /// Returns whether a decided proposal waits for a connection that is still being made: for a
+    /// Returns whether a proposal that is won waits for a connection that is still being made: for a
     /// moment, or as long as the majority took to connect if that was longer. So a server that is
     /// only a little slower takes part in the first lock.
     fn waits_for_connections(&mut self, now: Instant, route: &dyn Route) -> bool {
@@ -338,7 +338,7 @@ impl Round {
         again.not_before = not_before;
         for server in 0..self.size.all {
             let answer = match self.at.of(server) {
-                AtServer::Yes => Answer::Ours(None),
+                AtServer::Yes => Answer::Ours,
                 AtServer::No => Answer::Gone,
                 AtServer::NotSent | AtServer::Asked | AtServer::Unknown => continue,
             };
@@ -346,6 +346,32 @@ impl Round {
             again.votes.count(Some(answer));
         }
         Some(again)
+    }
+
+    /// The round has released its lease, as far as servers have answered.
+    fn released(
+        &self,
+        kernel: &Kernel,
+        (lease, cell): (&Arc<HeldLease>, &Arc<OperationCell>),
+        end: Result<Answer, Fault>,
+        [sent, now]: [Instant; 2],
+        fx: &mut Effects,
+    ) {
+        let cause = end.as_ref().err().and_then(Fault::cause).cloned();
+        let may_have_run = self.tries > 0;
+        let result = match kernel.unlocked(lease, end, may_have_run, now, fx) {
+            Unlocked::Released | Unlocked::Lost(_) => Ok(()),
+            Unlocked::Unconfirmed => Err(Failure::Unreachable {
+                since: Some(sent),
+                cause,
+            }),
+        };
+        fx.operation_ended(cell, result);
+        for server in 0..self.size.all {
+            if self.is_missing(lease, server) {
+                release_at(kernel, lease, server, now, fx);
+            }
+        }
     }
 
     /// Returns whether the release of a lease has not certainly ended at a server, and has no
@@ -584,7 +610,8 @@ impl Engine {
         let Some(end) = end.filter(|_| !round.is_over) else {
             return false;
         };
-        if end.is_ok() && !late && round.waits_for_connections(now, route) {
+        let is_won = matches!(end, Ok(Answer::Granted(_)));
+        if is_won && !late && round.waits_for_connections(now, route) {
             let at = round.waits_until.unwrap_or(now);
             kernel.put(ItemKey::Rounds, Item::Rounds, [at, at], fx);
             return false;
@@ -627,22 +654,7 @@ impl Engine {
                 });
             }
             RoundKind::Release(lease, cell) => {
-                let cause = end.as_ref().err().and_then(Fault::cause).cloned();
-                let may_have_run = round.tries > 0;
-                let unlocked = kernel.unlocked(lease, end, may_have_run, now, fx);
-                let result = match unlocked {
-                    Unlocked::Released | Unlocked::Lost(_) => Ok(()),
-                    Unlocked::Unconfirmed => Err(Failure::Unreachable {
-                        since: Some(sent),
-                        cause,
-                    }),
-                };
-                fx.operation_ended(cell, result);
-                for server in 0..round.size.all {
-                    if round.is_missing(lease, server) {
-                        release_at(kernel, lease, server, now, fx);
-                    }
-                }
+                round.released(kernel, (lease, cell), end, [sent, now], fx);
             }
         }
         self.forget_round(no);

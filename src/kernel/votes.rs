@@ -75,14 +75,10 @@ impl Votes {
     /// Counts a vote; `None` for a server without an answer that counts.
     pub(crate) fn count(&mut self, vote: Option<Answer>) {
         match vote {
-            Some(vote @ (Answer::Granted(_) | Answer::Ours(_) | Answer::Done)) => {
+            Some(vote @ (Answer::Granted(_) | Answer::Ours | Answer::Done)) => {
                 self.yes += 1;
-                self.agreed = match vote {
-                    // Drops the number of subscribers: that of one server is not that of all.
-                    Answer::Ours(_) => Answer::Ours(None),
-                    // Each server grants the proposed token.
-                    vote => vote,
-                };
+                // Each server grants the proposed token.
+                self.agreed = vote;
             }
             Some(vote) => self.others.push(vote),
             None => self.failed += 1,

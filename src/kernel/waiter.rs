@@ -69,6 +69,10 @@ impl Waiter {
 }
 
 impl WaiterCell {
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn new() -> Self {
         Self {
             outcome: Mutex::new(None),

@@ -130,7 +130,7 @@ impl Primitive for MutexAllKeys {
     }
 
     fn release<'a>(&'a self, value: &'a [u8], _: AtRelease) -> Call<'a> {
-        let verb = Verb::Release { counts: false };
+        let verb = Verb::Release;
         let call = self.leave(verb, [Arg::Bytes(value)], &RELEASE_ALL);
         call.followed_by(&self.keys.channels)
     }

@@ -58,9 +58,8 @@ pub(crate) enum Answer {
     TooLow(u64),
     /// Too few servers of a quorum granted it, and no other holder has a majority either.
     Split,
-    /// The caller holds the lock, or held it until this release. Contains the number of
-    /// subscribers that received the wake-up, if the release counts them.
-    Ours(Option<u64>),
+    /// The caller holds the lock, or held it until this release.
+    Ours,
     /// The caller held the lock until this plain release: the lock is free although clients wait in
     /// its queue.
     PlainRelease,
@@ -107,7 +106,7 @@ impl Answer {
     /// Returns the state that a release or renewal found; `None` for the answer to another call.
     pub(crate) fn key_state(&self) -> Option<KeyState> {
         match self {
-            Self::Ours(_) | Self::PlainRelease => Some(KeyState::Ours),
+            Self::Ours | Self::PlainRelease => Some(KeyState::Ours),
             Self::Gone => Some(KeyState::Gone),
             Self::Foreign(_) => Some(KeyState::Foreign),
             _ => None,
@@ -176,13 +175,9 @@ impl Answer {
     }
 
     /// Reads the reply to a release or renewal; `None` if no such script can give it.
-    pub(super) fn read_key(reply: Reply, counts: bool) -> Option<Self> {
+    pub(super) fn read_key(reply: Reply) -> Option<Self> {
         match reply {
-            Reply::Int(1) if !counts => Some(Self::Ours(None)),
-            Reply::List(items) if counts => match items.as_slice() {
-                [Reply::Int(1), receivers] => Some(Self::Ours(Some(receivers.count()?))),
-                _ => None,
-            },
+            Reply::Int(1) => Some(Self::Ours),
             Reply::Int(0) => Some(Self::Gone),
             Reply::Text(value) => Some(Self::Foreign(value)),
             _ => None,
@@ -193,7 +188,7 @@ impl Answer {
     pub(super) fn read_passed_on(reply: Reply) -> Option<Self> {
         match reply {
             Reply::Int(2) => Some(Self::PlainRelease),
-            reply => Self::read_key(reply, false),
+            reply => Self::read_key(reply),
         }
     }
 
@@ -368,7 +363,7 @@ mod tests {
         };
         assert_eq!(*tokens, [7, 9].map(FencingToken::new));
         let foreign = Some(Answer::Foreign(b"v".to_vec()));
-        assert_eq!(Answer::read_key(text(), false), foreign);
+        assert_eq!(Answer::read_key(text()), foreign);
         let held = [text(), Reply::Int(5), Reply::Text(b"9".to_vec())];
         let held = holder(list(&held)).unwrap().unwrap();
         assert_eq!(held.fencing_token(), Some(FencingToken::new(9)));
@@ -438,11 +433,9 @@ mod tests {
         let int = Reply::Int;
         let status = Reply::Status("OK".into());
         for reply in [Reply::Nil, int(2), int(-1), status, Reply::Other] {
-            assert_eq!(Answer::read_key(reply.clone(), false), None, "{reply:?}");
+            assert_eq!(Answer::read_key(reply.clone()), None, "{reply:?}");
         }
-        for items in [&[int(1)][..], &[int(1), int(-1)], &[int(0), int(1)], &[]] {
-            assert_eq!(Answer::read_key(list(items), true), None, "{items:?}");
-        }
+        assert_eq!(Answer::read_key(list(&[int(1)])), None);
         for items in [
             &[text(), int(-3), Reply::Nil][..],
             &[text(), int(5), int(7)],

@@ -62,7 +62,7 @@ impl Primitive for CohortKeys {
     fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a> {
         let may_be_plain = match at {
             AtRelease::MayBePlain => Arg::Number(1),
-            AtRelease::Usual | AtRelease::CountListeners => Arg::Absent,
+            AtRelease::Usual => Arg::Absent,
         };
         let channel = Arg::Bytes(&self.keys().channels[0]);
         let args = [Arg::Bytes(value), channel, may_be_plain];

@@ -37,15 +37,9 @@ impl Primitive for MutexKeys {
         acquire(&self.0, &request, [&ACQUIRE, &PROPOSE])
     }
 
-    fn release<'a>(&'a self, value: &'a [u8], at: AtRelease) -> Call<'a> {
-        let counts = at == AtRelease::CountListeners;
-        let counted = match counts {
-            true => Arg::Number(1),
-            false => Arg::Absent,
-        };
-        let args = [Arg::Bytes(value), Arg::Bytes(&self.0.channels[0]), counted];
-        let verb = Verb::Release { counts };
-        Call::new(verb, &RELEASE, [&self.0.locks, &[]], args)
+    fn release<'a>(&'a self, value: &'a [u8], _: AtRelease) -> Call<'a> {
+        let args = [Arg::Bytes(value), Arg::Bytes(&self.0.channels[0])];
+        Call::new(Verb::Release, &RELEASE, [&self.0.locks, &[]], args)
     }
 
     fn undo<'a>(&'a self, arguments: &'a [Vec<u8>]) -> Call<'a> {

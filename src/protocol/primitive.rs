@@ -105,8 +105,6 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtRelease {
     Usual,
-    /// The reply includes the number of subscribers that received the wake-up.
-    CountListeners,
     /// May delete the key although clients wait in the queue, so that other programs can acquire
     /// the lock.
     MayBePlain,

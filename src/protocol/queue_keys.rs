@@ -131,7 +131,7 @@ impl QueueKeys {
 
     /// Releases the lease, or removes the place; then grants to the next waiters.
     pub(super) fn release<'a>(&'a self, value: &'a [u8]) -> Call<'a> {
-        let verb = Verb::Release { counts: false };
+        let verb = Verb::Release;
         self.call(verb, &self.rules.scripts.release, [Arg::Bytes(value)])
             .followed_by(&self.keys.channels)
     }

@@ -1,8 +1,7 @@
 -- Releases the lock if the caller holds it, and wakes its waiters.
 -- KEYS[1] lock
--- ARGV[1] holder id, ARGV[2] wake channel, ARGV[3] 1 to count the receivers
--- Released: 1, or {1, number of clients that received the message}. Otherwise 0 if the lock is
--- free, or the other holder's value.
+-- ARGV[1] holder id, ARGV[2] wake channel
+-- Released: 1. Otherwise 0 if the lock is free, or the other holder's value.
 -- Only one key: a cluster that migrates a slot rejects calls with two keys if one of them does not
 -- exist.
 local holder = redis.call('GET', KEYS[1])
@@ -15,8 +14,7 @@ end
 if seen == ARGV[1] then
   redis.call('DEL', KEYS[1])
   -- A user without the PUBLISH permission can still release.
-  local receivers = redis.pcall('PUBLISH', ARGV[2], ARGV[1])
-  if ARGV[3] then return {1, tonumber(receivers) or 0} end
+  redis.pcall('PUBLISH', ARGV[2], ARGV[1])
   return 1
 end
 rewrite(KEYS[1])

@@ -10,10 +10,7 @@ use crate::protocol::reply::Reply;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Acquire(Wanted),
-    /// Releases a lock. If it `counts`, the reply tells how many subscribers received the wake-up.
-    Release {
-        counts: bool,
-    },
+    Release,
     /// Releases a cohort lock: grants it to the next client in its queue, or frees it.
     PassOn,
     /// Releases the lock, or removes the place, of each of this number of holder ids.
@@ -73,10 +70,10 @@ impl Verb {
     pub(crate) fn read(self, reply: Reply) -> Option<Answer> {
         match self {
             Self::Acquire(wanted) => Answer::read_acquired(reply, wanted),
-            Self::Release { counts } => Answer::read_key(reply, counts),
+            Self::Release => Answer::read_key(reply),
             Self::PassOn => Answer::read_passed_on(reply),
             Self::Undo(ids) => Undone::read(reply, ids).map(Answer::Undone),
-            Self::Renew => Answer::read_key(reply, false),
+            Self::Renew => Answer::read_key(reply),
             Self::Inspect => Answer::read_holder(reply),
             Self::InspectPermits => PermitsOut::read(reply).map(Answer::Permits),
             Self::InspectShared => Answer::read_holders(reply),

@@ -48,7 +48,7 @@ impl Server {
         if may_combine && entered.is_one_of_many(cap_rule) {
             match self.pool.combine(&call, until, cap_rule) {
                 Some(sent) if sent.answer.as_ref().is_ok_and(is_no_script) => {}
-                Some(sent) => return self.read(&call, sent, until),
+                Some(sent) => return self.read(&call, sent, until, unanswered),
                 None => {}
             }
         }
@@ -77,11 +77,9 @@ impl Server {
                 let name = call.script.name;
                 let fault = self.no_answer(error, sent, until, name, true, is_write);
                 if let Some(unanswered) = unanswered {
-                    let mut connection = Some(pooled.keep());
+                    let mut connection = pooled.keep();
                     unanswered(&fault, sent, &mut |undo| {
-                        if let Some(connection) = connection.take() {
-                            connection.undo_behind(undo.asking(call.asking));
-                        }
+                        connection.undo_behind(undo.asking(call.asking));
                     });
                 }
                 Err(fault.into())
@@ -95,18 +93,28 @@ impl Server {
         call: &Call<'_>,
         sent: Combined,
         until: Instant,
+        unanswered: Option<Unanswered<'_, '_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
         let Combined {
             at: sent,
             answer,
             has_read,
+            connection,
         } = sent;
         // Only the call that reads the batch's replies counts the failure of their connection:
         // otherwise it would count once for each call. A failed write of the batch counts for none.
         let is_write = call.verb.writes();
-        let answer = answer.map_err(|error| {
-            self.no_answer(error, sent, until, call.script.name, has_read, is_write)
-        })?;
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                let name = call.script.name;
+                let fault = self.no_answer(error, sent, until, name, has_read, is_write);
+                if let (Some(unanswered), Some(connection)) = (unanswered, connection) {
+                    unanswered(&fault, sent, &mut |undo| connection.lock().undo_behind(undo));
+                }
+                return Err(fault.into());
+            }
+        };
         let reply = answer.map_err(|error| self.node_fault(call, &error));
         match NodeFault::not_served_in(&reply) {
             Some(cause) => self.failed_by(Some(cause), is_write),

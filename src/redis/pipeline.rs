@@ -181,6 +181,21 @@ impl<J: Job> Pipeline<J> {
         }
     }
 
+    /// Ends all commands: those that were written may have run.
+    pub(crate) fn abort(&mut self, now: Instant, ended: &mut Vec<Ended<J>>) {
+        self.drop_queued(now, |_| false, ended);
+        if self.is_busy()
+            && let Link::Open(line) = mem::replace(&mut self.link, Link::Closed)
+        {
+            let Line {
+                connection, output, ..
+            } = *line;
+            self.close(connection);
+            let cause = Cause::text("the client was shut down");
+            self.end_unanswered(output.written(), |_, _| cause.clone(), ended);
+        }
+    }
+
     /// Ends the commands that are not written and not `wanted` any more.
     pub(crate) fn drop_queued(
         &mut self,

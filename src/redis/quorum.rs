@@ -43,6 +43,13 @@ pub(crate) struct Quorum {
     dialers: ThreadGroup,
 }
 
+/// What the servers have said to a call.
+struct Replies {
+    votes: Votes,
+    faults: Vec<(usize, Fault)>,
+    answers: usize,
+}
+
 /// A server that has been asked, and the connection on which its reply is expected.
 struct Asked<'a> {
     number: usize,
@@ -84,24 +91,65 @@ impl Quorum {
     /// enough replies to decide it.
     pub(crate) fn ask(&self, call: Option<&Call<'_>>, until: Instant) -> Result<Answer, Fault> {
         let verb = call.map_or(Verb::Ping, |call| call.verb);
-        let mut votes = Votes::new(verb, self.size);
-        let (mut faults, mut answers) = (Vec::new(), 0);
+        let mut replies = Replies {
+            votes: Votes::new(verb, self.size),
+            faults: Vec::new(),
+            answers: 0,
+        };
+        let sent = Instant::now();
+        let mut asked = self.ask_each(call, until, &mut replies);
+        loop {
+            match replies.votes.verdict() {
+                Verdict::Decided(answer) => return Ok(answer),
+                Verdict::Open if !asked.is_empty() => {}
+                Verdict::Open | Verdict::Unknown => return Err(self.too_few(&replies)),
+            }
+            wait(&mut asked, until);
+            let is_late = Instant::now() >= until;
+            for mut one in std::mem::take(&mut asked) {
+                match one.read(call, verb, until) {
+                    Ok(None) if !is_late => asked.push(one),
+                    Ok(Some(answer)) => {
+                        let number = one.number;
+                        let (vote, fault) = one.settle(call, answer, sent);
+                        replies.answers += usize::from(vote.is_some());
+                        replies.votes.count(vote);
+                        replies.faults.extend(fault.map(|fault| (number, fault)));
+                    }
+                    end => {
+                        let error = end.err().unwrap_or_else(|| timed_out().into());
+                        let command = call.map_or("PING", |call| call.script.name);
+                        let fault =
+                            one.server
+                                .no_answer(error, sent, until, command, true, verb.writes());
+                        replies.failed(one.number, fault);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes the call to each server that can be reached.
+    fn ask_each<'a>(
+        &'a self,
+        call: Option<&Call<'_>>,
+        until: Instant,
+        replies: &mut Replies,
+    ) -> Vec<Asked<'a>> {
+        let is_write = call.map_or(Verb::Ping, |call| call.verb).writes();
         let mut asked = Vec::new();
         let mut servers: Vec<(usize, &Arc<Server>)> = self.servers.iter().enumerate().collect();
         // Those that can be reached come first.
         servers.sort_by_key(|(_, server)| server.health.is_failing());
-        let sent = Instant::now();
         for (n, (number, server)) in servers.into_iter().enumerate() {
             let now = Instant::now();
             // A server that hangs must leave time for the others.
             let part = now.until(until) / (self.size.all - n + 1) as u32;
-            let is_write = verb.writes();
             let pooled = server.acquire_connection(now.after(part), Cap::Exempt, is_write);
             let mut pooled = match pooled {
                 Ok(pooled) => pooled,
                 Err(fault) => {
-                    faults.push((number, fault));
-                    votes.count(None);
+                    replies.failed(number, fault);
                     continue;
                 }
             };
@@ -117,57 +165,36 @@ impl Quorum {
                     is_ready: false,
                     by_source: false,
                 }),
-                Err(error) => {
-                    faults.push((number, Fault::Unknown(error.into())));
-                    votes.count(None);
-                }
+                Err(error) => replies.failed(number, Fault::Unknown(error.into())),
             }
         }
-        loop {
-            match votes.verdict() {
-                Verdict::Decided(answer) => return Ok(answer),
-                Verdict::Open if !asked.is_empty() => {}
-                Verdict::Open | Verdict::Unknown => {
-                    return Err(self.undecided(&Undecided {
-                        size: self.size,
-                        faults: &faults,
-                        answers,
-                        is_in_own_way: false,
-                        was_sent: answers > 0 || faults.iter().any(|(_, it)| it.may_have_run()),
-                        is_proposal: false,
-                    }));
-                }
-            }
-            wait(&mut asked, until);
-            let is_late = Instant::now() >= until;
-            for mut one in std::mem::take(&mut asked) {
-                match one.read(call, verb, until) {
-                    Ok(None) if !is_late => asked.push(one),
-                    Ok(Some(answer)) => {
-                        let number = one.number;
-                        let (vote, fault) = one.settle(call, answer, sent);
-                        answers += usize::from(vote.is_some());
-                        votes.count(vote);
-                        faults.extend(fault.map(|fault| (number, fault)));
-                    }
-                    end => {
-                        let error = end.err().unwrap_or_else(|| timed_out().into());
-                        let command = call.map_or("PING", |call| call.script.name);
-                        let fault =
-                            one.server
-                                .no_answer(error, sent, until, command, true, verb.writes());
-                        faults.push((one.number, fault));
-                        votes.count(None);
-                    }
-                }
-            }
-        }
+        asked
+    }
+
+    /// Returns why too few servers have decided a call.
+    fn too_few(&self, replies: &Replies) -> Fault {
+        let has_run = replies.faults.iter().any(|(_, it)| it.may_have_run());
+        self.undecided(&Undecided {
+            size: self.size,
+            faults: &replies.faults,
+            answers: replies.answers,
+            is_in_own_way: false,
+            was_sent: replies.answers > 0 || has_run,
+            is_proposal: false,
+        })
     }
 
     pub(crate) fn close(&self) {
         for server in &self.servers {
             server.close();
         }
+    }
+}
+
+impl Replies {
+    fn failed(&mut self, number: usize, fault: Fault) {
+        self.faults.push((number, fault));
+        self.votes.count(None);
     }
 }
 

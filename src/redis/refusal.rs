@@ -66,11 +66,11 @@ impl Server {
     /// Only a caller that follows no further redirect reports the text.
     pub(super) fn redirect(&self, error: &ServerError) -> Option<NodeFault> {
         let redirect = Redirect::read(error).filter(|_| self.pool.connector.is_member())?;
-        let text = match redirect {
-            Redirect::TryAgain => words(error),
-            _ => format!("redirected again: {}", words(error)),
+        let cause = match redirect {
+            Redirect::TryAgain => Cause::of_moving_slot(words(error)),
+            _ => Cause::text(format!("redirected again: {}", words(error))),
         };
-        Some(NodeFault::Redirected(redirect, Cause::text(text)))
+        Some(NodeFault::Redirected(redirect, cause))
     }
 
     /// Returns what an error reply to `command` means. `needs` says what the command needs, if it

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased, unbounded};
+use crossbeam_channel::{Receiver, SendError, Sender, select_biased, unbounded};
 
 use crate::error::Error;
 use crate::logging::{self, Job, Later, contain};
@@ -38,7 +38,8 @@ struct Waiting {
 impl Default for Callbacks {
     fn default() -> Self {
         let (callbacks, waiting_callbacks) = unbounded();
-        let (records, waiting_records) = bounded(MOST_RECORDS);
+        // A bounded channel would have its memory from the start.
+        let (records, waiting_records) = unbounded();
         Self {
             queues: Mutex::new(Some(Queues { callbacks, records })),
             waiting: Waiting {
@@ -82,14 +83,11 @@ impl Callbacks {
         let Some(queues) = queues.as_ref().filter(|_| self.start().is_ok()) else {
             return Err(job);
         };
-        match queues.records.try_send(job) {
-            Ok(()) => Ok(()),
-            Err(TrySendError::Full(_)) => {
-                self.waiting.dropped.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
-            Err(TrySendError::Disconnected(job)) => Err(job),
+        if queues.records.len() >= MOST_RECORDS {
+            self.waiting.dropped.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
         }
+        queues.records.send(job).map_err(|SendError(job)| job)
     }
 
     pub(crate) fn stop(&self) {
@@ -133,7 +131,7 @@ fn run_callback(job: Job) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crossbeam_channel::TryRecvError;
+    use crossbeam_channel::{TryRecvError, bounded};
     use std::sync::Arc;
     use std::thread;
 

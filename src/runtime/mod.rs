@@ -38,17 +38,3 @@ pub(crate) fn new(config: Config, deployment: Deployment) -> Result<Arc<Runtime>
     live_clients::add(&runtime);
     Ok(runtime)
 }
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use crate::url::Target;
-
-    /// Returns the runtime of a client of the server at `url`; no thread runs yet.
-    pub(crate) fn runtime_of(url: &str) -> Arc<Runtime> {
-        let config = Config::default();
-        let target = Target::parse(url).unwrap();
-        let deployment = Deployment::new(target, &config).unwrap();
-        new(config, deployment).unwrap()
-    }
-}

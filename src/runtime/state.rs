@@ -249,6 +249,7 @@ fn limits(config: &Config, deployment: &Deployment) -> Limits {
         backstop: BACKSTOP,
         may_fail_over: deployment.may_fail_over(),
         size: deployment.size(),
+        is_quorum: deployment.is_quorum(),
         wall: wall.saturating_sub(since_start).as_micros() as u64,
     }
 }

@@ -24,7 +24,7 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("acquire_all", "4 lock0 lock1 fence0 fence1 $id $ttl"),
     ("propose", "2 lock# fence# $id $ttl $token $token?"),
     ("propose_all", "4 lock0 lock1 fence0 fence1 $id $ttl $token"),
-    ("release", "1 lock# $id wake# $one?"),
+    ("release", "1 lock# $id wake#"),
     ("release_all", "2 lock0 lock1 wake0 wake1 $id+"),
     ("undo", "1 lock# wake# $id+"),
     ("renew", "1 lock# $id $ttl $one?"),

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Debug;
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use leasehold::{Client, ClientBuilder, Error, MutexGuard, RwLock, Taken};
 use support::fair::{
@@ -132,8 +132,8 @@ fn documented_user_can_do_everything() {
     assert_nothing_refused([&server]);
 }
 
-/// Makes every call once and returns the failures.
-fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
+/// Makes every call once and returns the failures. Some of them are `expected`.
+fn failures(server: &Server, url: &str, expected: &[&str]) -> Vec<(&'static str, Error)> {
     let mut failures = Vec::new();
     let mut note = |step: &'static str, error: Option<Error>| {
         failures.extend(error.map(|error| (step, error)));
@@ -153,16 +153,8 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
         Err(error) => note("try_lock", Some(error)),
         Ok(got) => {
             assert!(got.is_err());
-            let waiting = thread::spawn({
-                let mutex = ours.mutex("held");
-                move || mutex.try_lock_for(PATIENCE).map(drop_granted)
-            });
-            let has_place = || places_in(server, "leasehold:queue:{lock:held}") == 1;
-            eventually(ms(10_000), || has_place() || waiting.is_finished());
-            // The script of its first refresh extends the queue.
-            let extended = || server.calls(&["pexpire"]);
-            let before = extended();
-            eventually(ms(10_000), || extended() > before || waiting.is_finished());
+            let is_refused = expected.contains(&"wait") && !expected.contains(&"unlock");
+            let waiting = wait_in_queue(server, &ours, is_refused);
             guard.unlock().unwrap();
             note("wait", waiting.join().unwrap().err());
         }
@@ -195,6 +187,28 @@ fn failures(server: &Server, url: &str) -> Vec<(&'static str, Error)> {
         }
     }
     failures
+}
+
+/// Starts a thread that waits for "held", and returns when its place was refreshed, or the call has
+/// ended. A call that `is_refused` must not be granted the lock before it has the reply.
+///
+/// Without DEL, only a call that has the lock fails.
+fn wait_in_queue(
+    server: &Server,
+    ours: &Client,
+    is_refused: bool,
+) -> JoinHandle<Result<(), Error>> {
+    let mutex = ours.mutex("held");
+    let waiting = thread::spawn(move || mutex.try_lock_for(PATIENCE).map(drop_granted));
+    let has_place = || places_in(server, "leasehold:queue:{lock:held}") == 1;
+    eventually(ms(10_000), || has_place() || waiting.is_finished());
+    // The script of its first refresh extends the queue.
+    let extended = || server.calls(&["pexpire"]);
+    let before = extended();
+    eventually(ms(10_000), || {
+        waiting.is_finished() || !is_refused && extended() > before
+    });
+    waiting
 }
 
 fn drop_granted(got: Result<MutexGuard, Taken>) {
@@ -302,7 +316,7 @@ fn error_names_the_missing_permission_unless_it_is_optional() {
 fn assert_failures_without(right: &str, fails: &[&str]) {
     let server = Server::start();
     set_user(&server, &without("leasehold", right));
-    let failures = failures(&server, &url(&server));
+    let failures = failures(&server, &url(&server), fails);
     let steps: Vec<&str> = failures.iter().map(|(step, _)| *step).collect();
     assert_eq!(steps, fails, "{right}: {failures:?}");
     for (step, error) in failures {

@@ -12,8 +12,8 @@ use support::{
     BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, FakeServer,
     MasterFailure, Outcome, PROCESSES, Proxy, RESUME_WITHIN, SLACK, Server, WAKE_UPS,
     assert_message_wakes, assert_released, builder, builder_within, client, contend_and_then,
-    encode, eventually, expect_unreachable, fake_node, free_port, ms, one_owner, parameter,
-    thread_count, time_until_acquired,
+    encode, eventually, expect_unreachable, fake_node, free_port, let_pass, ms, one_owner,
+    parameter, thread_count, time_until_acquired,
 };
 
 support::roles![tidy_contender];
@@ -39,6 +39,7 @@ support::roughly_timed![
     basic_calls_work_on_every_master,
     lease_is_kept_while_its_slot_migrates,
     acquire_waits_until_both_keys_are_on_one_node,
+    lock_waits_as_long_as_its_slot_moves,
     unreachable_seeds_are_skipped,
     a_failover_is_followed_although_an_outdated_node_reports_at_once,
     an_owner_that_cannot_be_reached_is_not_taken_from_the_same_node_again,
@@ -278,6 +279,9 @@ fn lease_is_kept_while_its_slot_migrates() {
             let waiting = scope.spawn(|| lock_within_30_s(&two, &name));
             let channel = format!("lock_release:{name}");
             cluster.node(0).wait_until_waiter_sleeps(&channel);
+            // On a busy machine, the call may enter the queue only now.
+            let queue = format!("leasehold:queue:{{lock:{name}}}");
+            eventually(ms(10_000), || places_in(cluster.node(0), &queue) == 1);
             cluster.begin_migration(slot, 0, 1);
             is_renewed();
             assert!(two.mutex(&*name).inspect().unwrap().is_some());
@@ -311,6 +315,30 @@ fn lease_is_kept_while_its_slot_migrates() {
         });
         cluster.move_slot(slot, 1, 0);
     }
+}
+
+/// Redis answers all the time, so a call waits for longer than it waits for a silent server.
+fn lock_waits_as_long_as_its_slot_moves() {
+    let cluster = shared();
+    let limit = ms(1_000);
+    let builder = builder(&cluster.url()).unreachable_for(limit);
+    let client = builder.build().unwrap();
+    let name = cluster.name_owned_by("slowly", 0);
+    let slot = cluster.slot(&lock(&name));
+    assert_released(client.mutex(&*name).lock().unwrap().unlock());
+    cluster.begin_migration(slot, 0, 1);
+    let fence = format!("leasehold:fence:{{lock:{name}}}");
+    cluster.move_key(&fence, 0, 1);
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| client.mutex(&*name).lock());
+        let patient = scope.spawn(|| client.fair_mutex(&*name).try_lock_for(ms(30_000)));
+        let_pass(3 * limit);
+        cluster.end_migration(slot, 0, 1);
+        assert_released(waiting.join().unwrap().unwrap().unlock());
+        let patient = patient.join().unwrap().unwrap();
+        assert_released(patient.expect("the lock is free").unlock());
+    });
+    cluster.move_slot(slot, 1, 0);
 }
 
 /// While only one of the two keys of a name has been moved, a call can neither acquire nor be
@@ -395,8 +423,8 @@ fn unreachable_seeds_are_skipped() {
     let url = shared().url().replace("://", &hole);
     for _ in 0..10 {
         // Less than the time after which the client stops waiting for the seed.
-        let limit = ms(450);
-        let client = client(&url);
+        let limit = ms(2_500);
+        let client = builder_within(&url, 4 * limit).build().unwrap();
         let timed = Control::run(limit, || client.mutex("seeds").try_lock_for(limit));
         assert_released(
             timed
@@ -459,7 +487,7 @@ fn an_owner_that_cannot_be_reached_is_not_taken_from_the_same_node_again() {
     let server = Server::start();
     let (url, _nodes) = disagreeing(free_port(), server.port(), ms(330));
     for _ in 0..3 {
-        let client = builder(&url).connect_timeout(ms(1_000)).build().unwrap();
+        let client = builder_within(&url, ms(10_000)).build().unwrap();
         let timed = Control::run(ms(1_000), || client.mutex("a").lock().unwrap());
         let guard = timed.no_later_than(ms(3_000));
         assert!(server.get("lock:a").is_some());

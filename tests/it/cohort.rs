@@ -620,8 +620,8 @@ fn waiter_that_can_be_woken_takes_the_place_of_one_in_backoff() {
         eventually(PATIENCE, has_inbox);
         assert_eq!((first_in_queue(&server), queue_length(&server)), (place, 1));
         assert_released(guard.unlock());
-        assert_released(first.join().unwrap().unlock());
         assert_released(second.join().unwrap().unlock());
+        assert_released(first.join().unwrap().unlock());
     });
     wait_until_only_fences_remain(&server);
 }

@@ -4,12 +4,10 @@
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, Scope, ScopedJoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, TryRecvError, bounded, unbounded};
-use leasehold::{
-    Backoff, Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, Taken, WaitPolicy,
-};
+use leasehold::{Client, ClientBuilder, HolderId, Lost, Mutex, MutexGuard, Taken};
 use parking_lot::Mutex as Local;
 use support::{
     Counters, Fenced, Proxy, Server, Traffic, assert_released, connect_to_all, eventually,
@@ -38,13 +36,7 @@ support::tests![
     a_key_that_may_outlast_its_ttl_is_released_not_handed_off
 ];
 
-support::timed![
-    a_waiter_that_redis_refuses_takes_the_lease_handed_to_it,
-    a_grant_to_a_waiter_shows_that_the_handed_lease_is_lost,
-    a_call_at_its_deadline_takes_the_lease_handed_to_it,
-    a_waiter_whose_logger_panics_takes_the_lease_handed_to_it,
-    shutdown_releases_a_handed_lease_that_no_waiter_took
-];
+support::timed![a_waiter_whose_logger_panics_takes_the_lease_handed_to_it,];
 
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.
 const WAIT_LIMIT: Duration = ms(20_000);
@@ -424,122 +416,6 @@ fn tokens_rise_across_clients_and_hand_offs() {
     }
 }
 
-/// Stalls the requests of every connection but the subscriber's.
-fn stall_all_but_the_subscriber(proxy: &Proxy) {
-    let subscribers = proxy.connections_that_sent("SUBSCRIBE");
-    for link in (0..proxy.connections()).filter(|link| !subscribers.contains(link)) {
-        proxy.set_nth(link, Traffic::StallRequests);
-    }
-}
-
-/// Stalls requests until the first waiter's attempt is in flight: the count of attempts no longer
-/// rises.
-fn wait_until_an_attempt_stalls(client: &Client, proxy: &Proxy) {
-    stall_all_but_the_subscriber(proxy);
-    let attempts = || client.stats().totals.attempts;
-    let mut last = (attempts(), Instant::now());
-    eventually(WAIT_LIMIT, || {
-        if attempts() != last.0 {
-            last = (attempts(), Instant::now());
-            // If another command has stalled, the attempts use a new connection.
-            stall_all_but_the_subscriber(proxy);
-        }
-        last.1.elapsed() > 4 * PAUSE
-    });
-}
-
-/// How often a waiter for [`impatient`] asks, even while its own client holds the lock.
-const PAUSE: Duration = ms(50);
-
-fn impatient(client: &Client) -> Mutex {
-    let pauses = Backoff::new(PAUSE, PAUSE).jitter(0.0);
-    client.mutex("a").wait_policy(WaitPolicy::Backoff(pauses))
-}
-
-/// Returns a client whose calls outlast a stalled connection.
-fn patient_client(proxy: &Proxy) -> Client {
-    let builder = Client::builder().url(proxy.url()).ttl(LONG);
-    builder.command_timeout(WAIT_LIMIT).build().unwrap()
-}
-
-fn a_waiter_that_redis_refuses_takes_the_lease_handed_to_it() {
-    let server = Server::start();
-    let proxy = Proxy::new(&server);
-    let client = patient_client(&proxy);
-    let a = || impatient(&client);
-    thread::scope(|scope| {
-        let [one, two] = queue_behind_a_holder(scope, &server, &client, [a(), a()]);
-        let one = guard_of(one);
-        let (id, token) = (one.holder_id().clone(), one.fencing_token().value());
-        wait_until_an_attempt_stalls(&client, &proxy);
-        assert_released(one.unlock());
-        assert!(!two.is_finished(), "the attempt of the waiter is in flight");
-        proxy.set_all(Traffic::Pass);
-        let two = guard_of(two);
-        assert_eq!(*two.holder_id(), id);
-        assert_eq!(two.fencing_token().value(), token + 1);
-        assert_released(two.unlock());
-    });
-    assert_eq!(server.get("lock:a"), None);
-    assert_eq!(client.stats().totals.lost(), 0);
-}
-
-fn a_grant_to_a_waiter_shows_that_the_handed_lease_is_lost() {
-    let server = Server::start();
-    let proxy = Proxy::new(&server);
-    let client = patient_client(&proxy);
-    let a = || impatient(&client);
-    thread::scope(|scope| {
-        let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
-        let one = guard_of(one);
-        let (id, token) = (one.holder_id().clone(), one.fencing_token());
-        wait_until_an_attempt_stalls(&client, &proxy);
-        assert_released(one.unlock());
-        server.run("DEL", &["lock:a"]);
-        proxy.set_all(Traffic::Pass);
-        let two = guard_of(two);
-        assert_ne!(*two.holder_id(), id);
-        assert!(two.fencing_token().value() >= token.value() + BLOCK);
-        assert!(two.is_held());
-        // The run continues with the new lease.
-        let second = two.holder_id().clone();
-        assert_released(two.unlock());
-        let three = guard_of(three);
-        assert_eq!(*three.holder_id(), second);
-        assert_released(three.unlock());
-    });
-    assert_eq!(server.get("lock:a"), None);
-    let stats = client.stats();
-    assert_eq!(stats.totals.lost_taken, 1);
-    assert_eq!((stats.held, stats.waiting), (0, 0));
-}
-
-fn a_call_at_its_deadline_takes_the_lease_handed_to_it() {
-    let server = Server::start();
-    let proxy = Proxy::new(&server);
-    let client = patient_client(&proxy);
-    thread::scope(|scope| {
-        let first = client.mutex("a").lock().unwrap();
-        let before = (client.stats().totals.attempts, server.script_calls());
-        let one = start_waiter(scope, &client, impatient(&client));
-        let two = scope.spawn(|| impatient(&client).try_lock_for(ms(1_500)).unwrap());
-        eventually(WAIT_LIMIT, || client.stats().waiting == 2);
-        wait_until_attempts_are_answered(&server, &client, before);
-        assert_released(first.unlock());
-        let one = guard_of(one);
-        let id = one.holder_id().clone();
-        wait_until_an_attempt_stalls(&client, &proxy);
-        assert_released(one.unlock());
-        // Its attempt is never answered.
-        let two = two.join().unwrap().expect("the lease handed to it");
-        assert_eq!(*two.holder_id(), id);
-        assert!(two.is_held());
-        proxy.set_all(Traffic::Pass);
-        assert_released(two.unlock());
-    });
-    eventually(WAIT_LIMIT, || server.get("lock:a").is_none());
-}
-
 thread_local! {
     /// Runs when this thread next logs that it is waiting.
     static HOOK: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
@@ -610,32 +486,6 @@ fn a_waiter_whose_logger_panics_takes_the_lease_handed_to_it() {
     let stats = client.stats();
     assert_eq!(stats.totals.acquired(), stats.totals.released);
     assert_eq!((stats.held, stats.waiting), (0, 0));
-}
-
-fn shutdown_releases_a_handed_lease_that_no_waiter_took() {
-    let server = Server::start();
-    let proxy = Proxy::new(&server);
-    let client = patient_client(&proxy);
-    let a = || impatient(&client);
-    thread::scope(|scope| {
-        let first = client.mutex("a").lock().unwrap();
-        let before = (client.stats().totals.attempts, server.script_calls());
-        let one = start_waiter(scope, &client, a());
-        let two = scope.spawn(|| a().lock());
-        eventually(WAIT_LIMIT, || client.stats().waiting == 2);
-        wait_until_attempts_are_answered(&server, &client, before);
-        assert_released(first.unlock());
-        let one = guard_of(one);
-        wait_until_an_attempt_stalls(&client, &proxy);
-        assert_released(one.unlock());
-        let ending = scope.spawn(|| client.shutdown(WAIT_LIMIT));
-        eventually(WAIT_LIMIT, || client.stats().totals.lost_shut_down == 1);
-        proxy.set_all(Traffic::Pass);
-        let report = ending.join().unwrap();
-        assert_eq!(report.released, 1, "{report:?}");
-        assert!(two.join().unwrap().is_err());
-    });
-    assert_eq!(server.get("lock:a"), None);
 }
 
 fn an_extended_lease_goes_to_a_waiter_with_that_ttl() {

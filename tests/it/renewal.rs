@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, unbounded};
 use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Renewed};
-use support::{Control, Proxy, SLACK, Server, Traffic, eventually, ms};
+use support::{Control, Proxy, SLACK, Server, Traffic, builder_within, eventually, ms};
 
 support::tests![
     a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock,
@@ -226,7 +226,7 @@ fn renewals_of_one_lease_never_overlap() {
 fn explicit_renewals_of_one_lease_never_overlap() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = Client::open(proxy.url()).unwrap();
+    let client = builder_within(proxy.url(), ms(10_000)).build().unwrap();
     let round_trip = ms(200);
     let guard = client.mutex("a").ttl(ms(20_000)).lock().unwrap();
     proxy.delay(round_trip / 2, round_trip / 2);

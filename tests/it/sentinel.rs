@@ -10,8 +10,8 @@ use support::fair::wait_for_refresh;
 use support::{
     BlackHole, COMMAND_TIMEOUT, Child, Contention, Control, FakeSentinel, MasterFailure,
     OwnSentinel, PROCESSES, Proxy, RESUME_WITHIN, SLACK, Sentinels, Server, Setup, Traffic,
-    assert_message_wakes, builder, client, eventually, expect_unreachable, free_port, ms,
-    parameter, sentinel_url, start_shared, thread_count, time_until_acquired,
+    assert_message_wakes, builder, builder_within, client, eventually, expect_unreachable,
+    free_port, ms, parameter, sentinel_url, start_shared, thread_count, time_until_acquired,
 };
 
 support::roles![threads_in_child];
@@ -146,9 +146,10 @@ fn the_database_and_passwords_of_the_url_are_used() {
 /// Asserts that new clients get the lock in time although one sentinel does not reply.
 #[track_caller]
 fn assert_new_clients_lock_in_time(url: &str) {
-    let limit = ms(500);
+    // Less than the time after which a client stops waiting for the sentinel.
+    let limit = ms(2_500);
     for _ in 0..10 {
-        let client = client(url);
+        let client = builder_within(url, 4 * limit).build().unwrap();
         let timed = Control::run(limit, || client.mutex("a").try_lock_for(limit));
         let guard = timed.no_later_than(SLACK).unwrap();
         let guard = guard.expect("the lock is free");

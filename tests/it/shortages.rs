@@ -2,6 +2,7 @@
 //! server fails. Held locks stay held, waiting calls go on, and all recovers without a restart.
 
 use std::fs::{self, File};
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -137,6 +138,7 @@ fn without_threads() {
             let mutexes = [new.mutex("a"), new.mutex("b").cancel_on(&token)];
             mutexes.map(|mutex| mutex.lock().map(drop))
         });
+        let before = getrlimit(Resource::As);
         let sleepers = use_up_threads();
         let is_shortage = |error: &Error| matches!(error, Error::Thread { .. });
         calls_report_a_shortage(&new, is_shortage);
@@ -151,6 +153,8 @@ fn without_threads() {
             sleeper.thread().unpark();
             sleeper.join().expect("no panic");
         }
+        // The system keeps their stacks, which are too small for others.
+        setrlimit(Resource::As, before).expect("the limit can be raised again");
         for outcome in waiting.join().expect("no panic") {
             outcome.expect("there are threads again");
         }
@@ -161,8 +165,10 @@ fn without_threads() {
 type Sleeper = (Arc<AtomicBool>, JoinHandle<()>);
 
 /// Limits the memory of this process, and starts threads until there is none left for another
-/// stack.
+/// stack of the usual size. Some is left for other purposes: the process aborts if none is.
 fn use_up_threads() -> Vec<Sleeper> {
+    const STACK: usize = 128 << 10;
+    let for_others: Vec<u8> = black_box(Vec::with_capacity((2 << 20) - 2 * STACK));
     let pages = fs::read_to_string("/proc/self/statm").expect("this is Linux");
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
     limit(Resource::As, pages * 4_096 + (16 << 20));
@@ -177,9 +183,11 @@ fn use_up_threads() -> Vec<Sleeper> {
                 }
             }
         };
-        match thread::Builder::new().spawn(body) {
+        match thread::Builder::new().stack_size(STACK).spawn(body) {
             Ok(sleeper) => sleepers.push((is_over, sleeper)),
-            Err(_) => return sleepers,
+            Err(_) => break,
         }
     }
+    drop(for_others);
+    sleepers
 }

@@ -93,6 +93,14 @@ fn fair_call_on_a_slow_server_finds_the_lock_taken() {
     assert!(refreshing.join().unwrap().is_err(), "shut down");
 }
 
+/// Returns the refusal of a member of a quorum, which does not say since when the name is held.
+fn refused_by_member(holder: &str, remaining: Duration, name: Option<usize>) -> Vec<u8> {
+    let reply = String::from_utf8(refused(holder, remaining, name)).unwrap();
+    let count = 3 + name.iter().count();
+    let reply = reply.replacen(":-1\r\n", "", 1);
+    format!("*{count}{}", &reply[2..]).into_bytes()
+}
+
 /// A call for `a` and `b` is refused because of `b`, and waits behind a call for `b` that sleeps.
 /// The servers are slow, so its last attempt begins early. It ends with a split vote, and the next
 /// attempt is granted.
@@ -100,13 +108,13 @@ fn split_vote_is_tried_again_behind_other_calls() {
     let reply = |n: usize| {
         let attempts = AtomicUsize::new(0);
         move |request: &Request| match request.name().as_str() {
-            "propose" => Some(refused("x", ms(500), None)),
+            "propose" => Some(refused_by_member("x", ms(500), None)),
             "propose_all" => {
                 let attempt = attempts.fetch_add(1, Ordering::SeqCst);
                 let_pass([ms(900), ms(1_100), ms(0)][attempt.min(2)]);
                 Some(match (attempt, n) {
-                    (0, _) | (1, 0) => refused("x", ms(500), Some(2)),
-                    (1, 1) => refused("y", ms(500), Some(2)),
+                    (0, _) | (1, 0) => refused_by_member("x", ms(500), Some(2)),
+                    (1, 1) => refused_by_member("y", ms(500), Some(2)),
                     _ => {
                         let token = String::from_utf8_lossy(&request.args()[2]);
                         format!("*2\r\n:1\r\n:{token}\r\n").into_bytes()

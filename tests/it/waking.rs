@@ -212,8 +212,7 @@ fn waiter_behind_backoff_is_woken() {
             .map(|_| {
                 spawn_and_wait_until_asleep(scope, &other, || {
                     let mutex = other.mutex("a").wait_policy(LONG_BACKOFF);
-                    let guard = mutex.try_lock_for(WAIT_LIMIT * 2).unwrap();
-                    guard.expect("the lock is released").unlock().unwrap();
+                    mutex.try_lock_for(WAIT_LIMIT * 2)
                 })
             })
             .collect();
@@ -231,7 +230,11 @@ fn waiter_behind_backoff_is_woken() {
         for waiter in in_backoff {
             // Shortly before its deadline, a call would try again by itself.
             eventually(WAIT_LIMIT, || waiter.is_finished());
-            waiter.join().unwrap();
+            let guard = waiter.join().unwrap().unwrap();
+            guard
+                .expect("the lease is handed to the waiter")
+                .unlock()
+                .unwrap();
         }
     });
 }

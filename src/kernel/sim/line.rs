@@ -9,7 +9,7 @@ use super::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, ServerFault};
 
 /// Why a text is no plan.
 #[derive(Debug)]
-pub(super) struct Malformed(String);
+pub(super) struct Malformed(#[expect(dead_code, reason = "Debug shows it")] String);
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -251,11 +251,14 @@ fn all_families_keep_the_properties() {
     main();
 }
 
-/// `mutants.txt` has a plan that catches each mutant. If a change makes one fail, `print_mutants`
+/// `mutants.txt` has a plan that catches each mutant. If a change makes one fail, `SIM_MUTANTS=1`
 /// finds another.
 #[test]
 fn each_mutant_is_caught() {
-    check_known_plans();
+    match std::env::var_os("SIM_MUTANTS") {
+        Some(_) => print_mutants(),
+        None => check_known_plans(),
+    }
 }
 
 /// Panics if a mutant is not caught by its plan in `mutants.txt`.

@@ -46,6 +46,7 @@ fn kernel() -> Kernel {
         backstop: SECOND,
         may_fail_over: false,
         size: crate::kernel::votes::Majority::of(1),
+        is_quorum: false,
         wall: 0,
     };
     Kernel::new(limits, "o")
@@ -131,7 +132,7 @@ fn late_refusal_of_a_granted_command_undoes_nothing() {
     assert!(kernel.pending.lock().is_empty());
     let unlock = kernel.begin_unlock(&lease, token, false, at(4), &mut fx);
     assert!(matches!(unlock, Unlock::Send(_)));
-    let released = kernel.unlocked(&lease, Ok(Answer::Ours(None)), false, at(5), &mut fx);
+    let released = kernel.unlocked(&lease, Ok(Answer::Ours), false, at(5), &mut fx);
     assert_eq!(released, Unlocked::Released);
     assert!(kernel.pending.lock().is_empty());
 }

@@ -340,6 +340,7 @@ impl World {
             backstop: Duration::from_secs(1),
             may_fail_over: self.plan.family == Family::Failover,
             size: crate::kernel::votes::Majority::of(1),
+            is_quorum: false,
             wall: 0,
         };
         let caller = |thread: usize| Caller {

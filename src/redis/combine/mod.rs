@@ -13,9 +13,10 @@ use crate::redis::combine::combiner::{Batch, COMBINE_WAIT, NextStep};
 use crate::redis::conn::call_queue::Ticket;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
-use crate::redis::conn::connection::CallResult;
+use crate::redis::conn::connection::{CallResult, Connection};
 use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::conn::socket::timed_out;
+use crate::sync::Mutex;
 
 /// Commands longer than this, in bytes, are not combined: only unusually long names need them. A
 /// batch must fit into the socket's buffer, so that its sender does not block for other calls.
@@ -29,6 +30,9 @@ pub(in crate::redis) struct Combined {
     pub(in crate::redis) answer: CallResult,
     /// Whether this call's thread read the replies: a connection that fails counts once.
     pub(in crate::redis) has_read: bool,
+    /// The connection that has ended, for an undo behind the command. It is closed once all calls
+    /// of the write have dropped it.
+    pub(in crate::redis) connection: Option<Arc<Mutex<Connection>>>,
 }
 
 impl Pool {
@@ -54,10 +58,11 @@ impl Pool {
         match self.wait_for_delivery(&combined, ticket, cap_rule, joined, until)? {
             Delivery::Alone => None,
             Delivery::Read(write) => Some(self.read_all(*write, &combined, until)),
-            Delivery::Answer(sent, answer) => Some(Combined {
+            Delivery::Answer(sent, answer, connection) => Some(Combined {
                 at: sent,
                 answer,
                 has_read: false,
+                connection,
             }),
         }
     }
@@ -82,7 +87,7 @@ impl Pool {
                 NextStep::Sends(batch) => self.send(*batch),
                 // The call is in a batch, and may run: it counts as unanswered.
                 NextStep::Waits if is_over => {
-                    let unanswered = || Delivery::Answer(joined, Err(timed_out().into()));
+                    let unanswered = || Delivery::Answer(joined, Err(timed_out().into()), None);
                     return Some(combined.give_up().unwrap_or_else(unanswered));
                 }
                 NextStep::Waits => {}
@@ -115,7 +120,8 @@ impl Pool {
         });
         if let Err(error) = written {
             self.forget_idle();
-            return fail(pooled, others.iter().chain([&reader]), sent, &error);
+            drop(fail(pooled, others.iter().chain([&reader]), sent, &error));
+            return;
         }
         let connection = pooled.into_connection();
         let write = Box::new(Write {
@@ -126,12 +132,8 @@ impl Pool {
         // If the reader's deadline has passed, no thread reads: the connection must be closed.
         if let Err(Delivery::Read(write)) = reader.deliver(Delivery::Read(write)) {
             let pooled = self.pooled(write.connection, Some(sent));
-            fail(
-                pooled,
-                write.others.iter().chain([&reader]),
-                sent,
-                &timed_out().into(),
-            );
+            let calls = write.others.iter().chain([&reader]);
+            drop(fail(pooled, calls, sent, &timed_out().into()));
         }
     }
 
@@ -171,8 +173,9 @@ impl Pool {
             }
         };
         deliver_all(sent, read);
+        let mut ended = None;
         if let Err(error) = &answer {
-            fail(pooled, unread.chain([own]), sent, error);
+            ended = Some(fail(pooled, unread, sent, error));
         } else if not_serving {
             pooled.reject();
         } else {
@@ -182,6 +185,7 @@ impl Pool {
             at: sent,
             answer,
             has_read: true,
+            connection: ended,
         }
     }
 }
@@ -193,18 +197,24 @@ where
     I: IntoIterator<Item = (&'a Arc<CombinedCall>, CallResult)>,
 {
     for (combined, answer) in answers {
-        let _ = combined.deliver(Delivery::Answer(sent, answer));
+        let _ = combined.deliver(Delivery::Answer(sent, answer, None));
     }
 }
 
-/// Fails calls that get no reply: writes their undos behind their commands, and closes the
-/// connection.
-fn fail<'a, I>(pooled: PooledConnection<'_>, unread: I, sent: Instant, error: &RedisError)
-where
-    I: Iterator<Item = &'a Arc<CombinedCall>> + Clone,
-{
-    drop(pooled);
-    deliver_all(sent, unread.map(|combined| (combined, Err(error.clone()))));
+/// Fails calls that get no reply. Returns the connection, on which each writes its undo behind the
+/// commands; the last one closes it.
+fn fail<'a>(
+    pooled: PooledConnection<'_>,
+    unread: impl Iterator<Item = &'a Arc<CombinedCall>>,
+    sent: Instant,
+    error: &RedisError,
+) -> Arc<Mutex<Connection>> {
+    let connection = Arc::new(Mutex::new(pooled.keep()));
+    for combined in unread {
+        let shared = Some(Arc::clone(&connection));
+        let _ = combined.deliver(Delivery::Answer(sent, Err(error.clone()), shared));
+    }
+    connection
 }
 
 #[cfg(test)]

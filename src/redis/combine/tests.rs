@@ -87,14 +87,11 @@ fn replies_are_delivered_before_the_next_batch_is_written() {
         let own = reader.join().unwrap();
         drop(next.give_up());
         assert!(
-            matches!(
-                delivered,
-                Some(Delivery::Answer(_, Ok(Ok(Answer::Ours(None)))))
-            ),
+            matches!(delivered, Some(Delivery::Answer(_, Ok(Ok(Answer::Ours)), _))),
             "the reader delivers first"
         );
         assert!(is_blocked, "the next batch was not written yet");
-        assert!(matches!(own.answer, Ok(Ok(Answer::Ours(None)))));
+        assert!(matches!(own.answer, Ok(Ok(Answer::Ours))));
     });
 }
 

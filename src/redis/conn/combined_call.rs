@@ -38,7 +38,7 @@ pub(crate) enum Delivery {
     /// The batch was sent, and this call's thread must read the replies.
     Read(Box<Write>),
     /// The call was sent at this instant, with this result.
-    Answer(Instant, CallResult),
+    Answer(Instant, CallResult, Option<Arc<Mutex<Connection>>>),
 }
 
 #[derive(Default)]

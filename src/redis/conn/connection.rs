@@ -276,12 +276,12 @@ impl Connection {
         since.map_or(Instant::NEVER, |since| since.after(MESSAGE_WITHIN))
     }
 
-    /// Writes `undo` behind a command that got no reply, and closes the connection. On the same
+    /// Writes `undo` behind a command that got no reply; nothing else may follow. On the same
     /// connection an undo cannot overtake its command: if the command runs late, the undo follows.
     ///
     /// If only a part of the command was written, nothing is added: the server would take the undo
     /// for the rest of an argument, and could acquire for a holder id that nobody releases.
-    pub(crate) fn undo_behind(mut self, undo: Call<'_>) {
+    pub(crate) fn undo_behind(&mut self, undo: Call<'_>) {
         if self.is_cut_off {
             return;
         }

@@ -64,16 +64,17 @@ impl Quorum {
         let has_answers = round.answers >= round.size.needed;
         match end {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause))
-                if !has_answers && shortage(round).is_none() =>
+                if !has_answers
+                    && shortage(round).is_none()
+                    && self.health.failed(Some(cause), !is_cut_short) =>
             {
-                if self.health.failed(Some(cause), !is_cut_short) {
-                    logging::warn!(
-                        "circuit breaker open for the {} ({cause}): calls that do not wait fail at \
-                         once until a majority answers a write",
-                        self.label
-                    );
-                }
+                logging::warn!(
+                    "circuit breaker open for the {} ({cause}): calls that do not wait fail at \
+                     once until a majority answers a write",
+                    self.label
+                );
             }
+            Err(Fault::NotRun(_) | Fault::Unknown(_)) if !has_answers => {}
             // A majority refuses writes.
             Err(fault) if fault.refuses_writes() => {}
             // A majority has answered.

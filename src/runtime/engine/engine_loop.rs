@@ -35,6 +35,9 @@ use crate::runtime::state::Runtime;
 /// How often the subscribers are probed, while any caller waits.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 
+/// How long the end of the client waits for replies to the commands of calls, which have ended.
+const ASKS_FOR: Duration = Duration::from_secs(1);
+
 struct EngineLoop<'a> {
     runtime: &'a Runtime,
     kernel: &'a Kernel,
@@ -46,6 +49,8 @@ struct EngineLoop<'a> {
     is_stopping: bool,
     /// When a thread that is to end waits for no reply any more.
     stops_by: Instant,
+    /// When the commands of calls end, which nobody waits for: what they take is released.
+    asks_until: Option<Instant>,
 }
 
 /// What the kernel must know about the servers.
@@ -145,6 +150,7 @@ impl<'a> EngineLoop<'a> {
             stats_at: runtime.shared_stats.first(),
             is_stopping: false,
             stops_by: Instant::NEVER,
+            asks_until: None,
         }
     }
 
@@ -158,7 +164,7 @@ impl<'a> EngineLoop<'a> {
             contain(|| self.probe_subscribers(now));
             self.exchange(now);
             self.note_released();
-            if self.is_stopping && self.is_done() && self.kernel.end_engine(now) {
+            if self.is_stopping && self.is_done() && self.kernel.end_engine(Instant::now()) {
                 return;
             }
             if now >= self.stops_by {
@@ -177,6 +183,7 @@ impl<'a> EngineLoop<'a> {
             self.is_stopping = true;
             let timeout = self.runtime.deployment.command_timeout();
             self.stops_by = now.after(timeout.saturating_mul(2));
+            self.asks_until = Some(now.after(ASKS_FOR));
             self.stats_at = self.stats_at.map(|_| now);
         }
     }
@@ -229,6 +236,9 @@ impl<'a> EngineLoop<'a> {
             _ => true,
         };
         let mut outcomes = self.pipes.turn(self.runtime, now, may_resend);
+        if self.asks_until.is_some_and(|until| until <= now) {
+            outcomes.extend(self.pipes.end_asking(now));
+        }
         if self.is_stopping {
             // The end waits for no server unless there is something to release.
             outcomes.extend(self.pipes.drop_queued(now, Work::outlives_client));
@@ -349,6 +359,7 @@ impl<'a> EngineLoop<'a> {
         let now = Instant::now();
         let until = self.kernel.engine_sleeps(now, LONGEST_SLEEP);
         let other = self.probe_at.into_iter().chain(self.stats_at);
+        let other = other.chain(self.asks_until.filter(|until| *until > now));
         let until = other
             .chain([self.pipes.next(), self.stops_by])
             .fold(until, Instant::min);

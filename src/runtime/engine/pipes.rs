@@ -40,6 +40,9 @@ pub(in crate::runtime) struct Pipes {
 
 struct Pipe {
     replicas: Option<Replicas>,
+    /// It has the acquiring commands and refreshes: if one gets no reply, renewals and releases go
+    /// on.
+    is_asking: bool,
     pipeline: Pipeline<Sending>,
     /// The socket can be read or written.
     is_ready: bool,
@@ -57,16 +60,25 @@ impl Pipes {
 
     /// Queues a command for a server; [`turn`](Self::turn) sends it.
     pub(in crate::runtime) fn push(&mut self, server: &Arc<Server>, sending: Sending) {
-        let pipe = self.pipe(server, sending.replicas());
+        // The release of a proposal must not overtake it.
+        let is_asking = server.number.is_none() && sending.is_for_call();
+        let pipe = self.pipe(server, sending.replicas(), is_asking);
         pipe.pipeline.push(sending);
     }
 
     /// Returns the pipeline for a command, which it makes if there is none.
-    fn pipe(&mut self, server: &Arc<Server>, replicas: Option<Replicas>) -> &mut Pipe {
-        let n = self.pipe_for(server, replicas).unwrap_or(self.all.len());
+    fn pipe(
+        &mut self,
+        server: &Arc<Server>,
+        replicas: Option<Replicas>,
+        is_asking: bool,
+    ) -> &mut Pipe {
+        let n = self.pipe_for(server, replicas, is_asking);
+        let n = n.unwrap_or(self.all.len());
         if n == self.all.len() {
             self.all.push(Pipe {
                 replicas,
+                is_asking,
                 pipeline: Pipeline::new(Arc::clone(server), self.waker.clone()),
                 is_ready: false,
             });
@@ -77,7 +89,7 @@ impl Pipes {
     /// Makes the pipelines of the servers of a quorum, in their order, before all others.
     pub(in crate::runtime) fn add_quorum(&mut self, servers: &[Arc<Server>]) {
         for server in servers.iter().filter(|server| server.number.is_some()) {
-            self.pipe(server, None);
+            self.pipe(server, None, false);
         }
     }
 
@@ -97,6 +109,17 @@ impl Pipes {
         pipelines.for_each(Pipeline::end_probing);
     }
 
+    /// Ends all acquiring commands and refreshes: the client is closed.
+    pub(in crate::runtime) fn end_asking(&mut self, now: Instant) -> Vec<Outcome> {
+        let (mut outcomes, mut ended) = (Vec::new(), Vec::new());
+        for pipe in self.all.iter_mut().filter(|pipe| pipe.is_asking) {
+            pipe.pipeline.abort(now, &mut ended);
+            let server = &pipe.pipeline.server;
+            outcomes.extend(ended.drain(..).map(|ended| outcome(server, ended)));
+        }
+        outcomes
+    }
+
     /// Ends the commands that are not written and not `wanted` any more.
     pub(in crate::runtime) fn drop_queued(
         &mut self,
@@ -114,9 +137,16 @@ impl Pipes {
     }
 
     /// Returns the index of the pipeline for a command; `None` if it needs a new one.
-    fn pipe_for(&self, server: &Arc<Server>, replicas: Option<Replicas>) -> Option<usize> {
+    fn pipe_for(
+        &self,
+        server: &Arc<Server>,
+        replicas: Option<Replicas>,
+        is_asking: bool,
+    ) -> Option<usize> {
         let all = self.all.iter().enumerate();
-        let of_server = all.filter(|(_, pipe)| Arc::ptr_eq(&pipe.pipeline.server, server));
+        let of_server = all.filter(|(_, pipe)| {
+            Arc::ptr_eq(&pipe.pipeline.server, server) && pipe.is_asking == is_asking
+        });
         let same = |(_, pipe): &(usize, &Pipe)| pipe.replicas == replicas;
         if let Some((n, _)) = of_server.clone().find(same) {
             return Some(n);

@@ -66,6 +66,16 @@ impl Sending {
         }
     }
 
+    /// Returns whether it asks for a lock, or keeps a place.
+    pub(in crate::runtime) fn is_for_call(&self) -> bool {
+        match &self.work {
+            Work::Lock(_, command, _) => {
+                command.acquires().is_some() || matches!(command.what, What::Refresh { .. })
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the slot of its keys; `None` for a command of one server.
     pub(in crate::runtime) fn slot(&self) -> Option<u16> {
         self.with_request(|request| match request {

@@ -245,11 +245,6 @@ fn mutex(raw: &mut Raw, replies: &mut Replies) {
     );
     note("release, held", raw.script(release, lock, &[mine, "c"]));
     note("release, free", raw.script(release, lock, &[mine, "c"]));
-    raw.script(scripts::ACQUIRE, keys, &[mine, TTL]);
-    note(
-        "release, counted",
-        raw.script(release, lock, &[mine, "c", "1"]),
-    );
     let undo = scripts::UNDO;
     note("undo, free", raw.script(undo, lock, &["c", mine, other]));
     raw.script(scripts::ACQUIRE, keys, &[other, TTL]);

@@ -171,7 +171,9 @@ fn hand_off() -> String {
             eventually(ms(20_000), || client.stats().waiting == count);
             waiter
         };
-        (waiting(1), waiting(2))
+        let waiters = (waiting(1), waiting(2));
+        eventually(ms(20_000), || server.subscribers("lock_release:a") > 0);
+        waiters
     });
     let guard = trace.step("unlock wakes the first, which reserves tokens", |passed| {
         assert_released(guard.unlock());
@@ -207,6 +209,8 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
         waiter
     });
     trace.meanwhile(&["queue_refresh"]);
+    // A name that it keeps is renewed if the next one takes longer than 3 ms.
+    trace.leave_out(&["renew"]);
     unlock_and_wake(&mut trace, guard, waiter, |guard| {
         assert_released(guard.unlock())
     });

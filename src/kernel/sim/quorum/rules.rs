@@ -47,6 +47,7 @@ impl Client {
             backstop: 5 * SECOND,
             may_fail_over: false,
             size: Majority::of(3),
+            is_quorum: true,
             wall: 0,
         };
         Self {
@@ -149,13 +150,13 @@ fn a_change_of_ttl_that_one_server_may_run_later_limits_the_lease() {
             .expect("it is held");
         let out = client.due(at(ms));
         assert_eq!(out.len(), 3);
-        client.end(&out[0], Ok(Answer::Ours(None)), at(ms + 1));
-        client.end(&out[1], Ok(Answer::Ours(None)), at(ms + 1));
+        client.end(&out[0], Ok(Answer::Ours), at(ms + 1));
+        client.end(&out[1], Ok(Answer::Ours), at(ms + 1));
         client.end(&out[2], last, at(ms + 1));
     };
     let no_reply = Err(Fault::Unknown(Cause::text("no reply")));
     set_ttl(&mut client, 2 * SECOND, 10, no_reply);
-    set_ttl(&mut client, 20 * SECOND, 20, Ok(Answer::Ours(None)));
+    set_ttl(&mut client, 20 * SECOND, 20, Ok(Answer::Ours));
     assert!(lease.covers(at(1_900)));
     assert!(!lease.covers(at(2_100)), "the short ttl may be set later");
 }

@@ -264,6 +264,7 @@ impl World {
             backstop: Duration::from_secs(12),
             may_fail_over: false,
             size: Majority::of(self.plan.servers),
+            is_quorum: true,
             wall,
         };
         let caller = |thread: usize| Caller {
