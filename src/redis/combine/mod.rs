@@ -203,6 +203,7 @@ where
 
 /// Fails calls that get no reply. Returns the connection, on which each writes its undo behind the
 /// commands; the last one closes it.
+#[expect(single_use_lifetimes, reason = "unstable without the name")]
 fn fail<'a>(
     pooled: PooledConnection<'_>,
     unread: impl Iterator<Item = &'a Arc<CombinedCall>>,
