@@ -78,8 +78,6 @@ pub(crate) struct Limits {
     pub(crate) backstop: Duration,
     /// A replica may become the master: recent releases are then repeated.
     pub(crate) may_fail_over: bool,
-    /// Several independent servers keep each lock; or one that was built as a quorum.
-    pub(crate) is_quorum: bool,
     /// The servers of a quorum; one elsewhere.
     pub(crate) size: Majority,
     /// A majority of the servers decides, even of one server.
