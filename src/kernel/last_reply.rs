@@ -100,11 +100,12 @@ impl LastReply {
             }
         };
         self.open = None;
+        self.count_hopeless(&cause, now);
+        let cause = cause.or_said_before(&mut self.said);
         if says_nothing(&cause) {
             self.silent_since = None;
         }
-        self.count_hopeless(&cause, now);
-        self.cause = Some(cause.or_said_before(&mut self.said));
+        self.cause = Some(cause);
     }
 
     /// The engine has ended the command of a thread that stands still.
