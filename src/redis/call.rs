@@ -110,7 +110,9 @@ impl Server {
                 let name = call.script.name;
                 let fault = self.no_answer(error, sent, until, name, has_read, is_write);
                 if let (Some(unanswered), Some(connection)) = (unanswered, connection) {
-                    unanswered(&fault, sent, &mut |undo| connection.lock().undo_behind(undo));
+                    unanswered(&fault, sent, &mut |undo| {
+                        connection.lock().undo_behind(undo)
+                    });
                 }
                 return Err(fault.into());
             }
