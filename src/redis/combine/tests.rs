@@ -87,7 +87,10 @@ fn replies_are_delivered_before_the_next_batch_is_written() {
         let own = reader.join().unwrap();
         drop(next.give_up());
         assert!(
-            matches!(delivered, Some(Delivery::Answer(_, Ok(Ok(Answer::Ours)), _))),
+            matches!(
+                delivered,
+                Some(Delivery::Answer(_, Ok(Ok(Answer::Ours)), _))
+            ),
             "the reader delivers first"
         );
         assert!(is_blocked, "the next batch was not written yet");
