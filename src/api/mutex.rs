@@ -229,19 +229,14 @@ impl Mutex {
     /// At the deadline the call returns [`Taken`] if one of these is true:
     ///
     /// - This client itself holds the lock.
-    /// - The last reply during this call said that another holder has the lock, and no command sent
-    ///   since then is unanswered. The reply may be one to another call of this client that waits
+    /// - The last reply during this call said that another holder has the lock, and came at most a
+    ///   second before the deadline. The reply may be one to another call of this client that waits
     ///   for the same lock. A release by this client counts as such a reply.
     /// - The last reply during this call said that another holder has the lock until the deadline
-    ///   or longer. Commands sent since then may be unanswered.
+    ///   or longer.
     ///
-    /// A command is unanswered if it failed, or if its reply is overdue at the deadline. It is
-    /// overdue after twice the time that the last reply took, but at least 50 ms, and at most half
-    /// of `limit`. A command of another call whose reply is not overdue then does not count:
-    /// otherwise calls would fail whenever their deadline falls between a command and its reply.
-    ///
-    /// If the last reply is older than a second, the call asks once more before the deadline. If
-    /// none of the three conditions holds, the call returns [`Error::Unreachable`] or
+    /// Unless one of these is true already, the client asks once more before the deadline. If none
+    /// of the three conditions holds, the call returns [`Error::Unreachable`] or
     /// [`Error::CircuitOpen`]: the lock may be free, but Redis could not be asked. An open circuit
     /// breaker does not end the wait before the deadline, since it may close.
     ///

@@ -26,48 +26,30 @@ use crate::taken::Taken;
 ///
 /// # All or none
 ///
-/// On one server, with Sentinel, and on each server of a quorum, one script acquires all names.
-/// Sets cannot deadlock with each other, in whatever order the callers list the names. In a cluster
-/// this holds for names in the same slot; give them the same hash tag, as in `{order:7}:stock` and
-/// `{order:7}:bill`.
+/// On one server, with Sentinel, and on each server of a quorum, one script acquires all names if
+/// they are free. In a cluster this holds for names in the same slot; give them the same hash tag,
+/// as in `{order:7}:stock` and `{order:7}:bill`. Names in several slots are acquired one after the
+/// other, in the order of the slots; each takes a round trip. If one is refused to a call that does
+/// not wait, that call releases those before it.
 ///
-/// In a cluster, names in several slots are acquired slot by slot, in the order of the slots. If a
-/// slot refuses, the call releases what it got from the earlier ones. This cannot deadlock either,
-/// but it has two costs:
-///
-/// - Another call may briefly find a name held by a call that then fails to get the rest.
-/// - Each slot takes a round trip. With hundreds of slots this can take longer than the command
-///   timeout, within which [`try_lock`](Self::try_lock) must end.
+/// Sets cannot deadlock with each other, in whatever order the callers list the names.
 ///
 /// # Waiting
 ///
-/// A set that is refused joins the queue of the name that refused it, in which all calls for that
-/// name wait. When it is granted that name, it asks for all names again. From then on it goes
-/// through its names in ascending order, and *keeps* the lower ones while it waits in the queue of
-/// the next. So it then waits in each of these queues at most once, however busy the names are,
-/// unless it reaches the limit of 5 s below.
-///
-/// A set that begins to wait also joins the queue of a free name if the next in that queue is a
-/// reader of an [`RwLock`](crate::RwLock) with the same name. So
-/// [`try_lock_for`](Self::try_lock_for) can return [`Taken`] although all names are
-/// free, if that reader does not ask for the name in time.
+/// A set that is refused goes through its names in ascending order. For each it waits in the queue
+/// in which all calls for that name wait, and it *keeps* the names that it has got. So it waits in
+/// each queue once, however busy the names are.
 ///
 /// The cost for other calls:
 ///
 /// - A name that a waiting set keeps is held: other calls find it taken and wait for it, although
 ///   no guard exists. [`Client::list`](crate::Client::list) shows it like any other lease.
-/// - A set keeps names for at most 5 s, counted from the first name that it keeps, through all
-///   queues together. Then it passes them on, but stays in the queue in which it waits. The limit
-///   ends a deadlock: a thread that holds a name and locks a lower one can wait for a set that
-///   keeps the lower name and waits for the thread's name. The thread gets the lower name within
-///   5 s for each waiting set ahead of it.
+/// - A thread that holds a name and locks a lower one can wait for a set that keeps the lower name
+///   and waits for the thread's name: a deadlock, as with two mutexes of the standard library.
+///   [`try_lock_for`](Self::try_lock_for) ends it. Lock all names of a thread in one set.
 /// - A process that is killed while its set waits keeps the names for at most 3 s.
 ///
-/// After the 5 s the set still gets its turn in the queue in which it waits. But if a lower name
-/// was taken in the meantime, the set passes on the name that it was granted, and goes through its
-/// names again. So its wait has no bound if its queues regularly take longer than 5 s together.
-///
-/// Over a quorum, for names in several slots of a cluster, and in a client that is built with
+/// Over a quorum, and in a client that is built with
 /// [`queues(false)`](crate::ClientBuilder::queues), there is no such queue. The call then holds
 /// none of the names while it waits, and tries all of them again when the name that refused it is
 /// released. It may wait for long if every name is in constant demand.

@@ -185,11 +185,8 @@ macro_rules! lock_settings {
             /// it has sent is undone in the background. Every later call that acquires the lock
             /// fails in the same way. Guards, and calls that acquire nothing, are not affected.
             ///
-            /// Each call that acquires the lock runs on another thread, so that its caller can
-            /// leave it at any moment. That costs the start of a thread for each call, even if the
-            /// lock is free, and twice as many threads while calls wait. The call's log records
-            /// come from that thread: no span of the caller contains them, but
-            /// [`trace_id`](Self::trace_id) does mark them.
+            /// The client's own thread sends the commands of such a call, so that its caller can
+            /// leave it at any moment. That costs the change of threads for each call.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();

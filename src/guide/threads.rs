@@ -6,11 +6,10 @@
 //!
 //! | thread | started by | purpose |
 //! |---|---|---|
-//! | `leasehold-engine` | the first lock | tracks the leases' deadlines; sends renewals, repeated releases and shared statistics to all servers, and never waits for one of them; over its own connections if that leaves one to the calls |
+//! | `leasehold-engine` | the first lock | tracks the leases' deadlines; sends the commands of waiting calls after their first ones, renewals, repeated releases and shared statistics to all servers, and never waits for one of them; over its own connections if that leaves one to the calls |
 //! | `leasehold-subscriber` | the first waiter; with Sentinel, the first lock | receives releases and grants over a connection to each server with waiters, and master changes over one to each sentinel |
-//! | `leasehold-callbacks` | the first lock with a callback; the first log record of another thread in this table except `leasehold-call`; with the feature `metrics`, two seconds after the first lock | runs `on_lost` and `on_renew`; after these, for the other threads, the program's logger and recorder |
+//! | `leasehold-callbacks` | the first lock with a callback; the first log record of another thread in this table; with the feature `metrics`, two seconds after the first lock | runs `on_lost` and `on_renew`; after these, for the other threads, the program's logger and recorder |
 //! | `leasehold-dial` | connecting, finding the master, and reading a cluster's slots | opens connections, looks up a host name, or asks a sentinel or a node; then ends |
-//! | `leasehold-call` | an acquiring call of a lock with a [`CancelToken`] | runs the call, then ends |
 //!
 //! If a connection of `leasehold-subscriber` ends while no call waits, the next call that waits
 //! has it made again. So a proxy may close connections on which a client sends nothing. If an
@@ -21,14 +20,15 @@
 //! `PING` every 5 s.
 //!
 //! There is never a thread per lock. Dropping the last client, lock or guard ends the threads and
-//! waits for them: for at most one command timeout, or three if a cancelled call still waits for a
-//! reply. The drop does not wait for `leasehold-dial`, since nothing can interrupt the look-up of a
+//! waits for them, for at most one command timeout. The drop does not wait for `leasehold-dial`, since nothing can interrupt the look-up of a
 //! host name.
 //!
 //! A panic of `leasehold-engine` would be a bug. It closes the client: every lease counts as lost,
 //! with the reason [`Lost::ShutDown`](crate::Lost::ShutDown), since nobody would renew it.
 //!
-//! A call without a [`CancelToken`] sends its command on the caller's thread. With up to eight
+//! A call without a [`CancelToken`] sends its first commands, and its release, on the caller's
+//! thread; a call with one, a call that waits, and all calls over a quorum leave theirs to
+//! `leasehold-engine`. With up to eight
 //! calls at a time, or [`max_connections`](crate::ClientBuilder::max_connections) if that is fewer,
 //! each call has its own connection. With more:
 //!

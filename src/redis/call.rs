@@ -9,7 +9,7 @@ use crate::error_reply::meaning;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::{Call, pack_wait};
 use crate::protocol::verb::Verb;
-use crate::redis::combine::Combined;
+use crate::redis::combine::{Behind, Combined};
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::{Replied, is_no_script};
 use crate::redis::conn::pool::PooledConnection;
@@ -99,7 +99,7 @@ impl Server {
             at: sent,
             answer,
             has_read,
-            connection,
+            behind,
         } = sent;
         // Only the call that reads the batch's replies counts the failure of their connection:
         // otherwise it would count once for each call. A failed write of the batch counts for none.
@@ -109,9 +109,14 @@ impl Server {
             Err(error) => {
                 let name = call.script.name;
                 let fault = self.no_answer(error, sent, until, name, has_read, is_write);
-                if let (Some(unanswered), Some(connection)) = (unanswered, connection) {
-                    unanswered(&fault, sent, &mut |undo| {
-                        connection.lock().undo_behind(undo)
+                if let Some(unanswered) = unanswered {
+                    unanswered(&fault, sent, &mut |undo| match &behind {
+                        Behind::Connection(connection) => connection.lock().undo_behind(undo),
+                        Behind::Reader(combined) => {
+                            let mut packed = Vec::new();
+                            undo.pack_by_source(&mut packed);
+                            combined.leave_undo(packed);
+                        }
                     });
                 }
                 return Err(fault.into());

@@ -7,34 +7,33 @@ use crate::config::OnLost;
 use crate::kernel::command::Command;
 use crate::kernel::held::HeldLease;
 use crate::kernel::{Discard, Effects, Renewal, Told};
-use crate::logging;
+use crate::logging::{self, contain};
 use crate::renewed::Renewed;
 use crate::runtime::state::Runtime;
 
 impl Runtime {
     /// Carries out effects on a thread of the program.
-    pub(crate) fn carry_out(&self, mut fx: Effects) {
-        let discard = std::mem::take(&mut fx.discard);
-        self.carry_out_but_discard(fx);
-        drop(discard);
+    pub(crate) fn carry_out(&self, fx: Effects) {
+        let owned = self.carry_out_but_drops(fx);
+        contain(|| drop(owned));
     }
 
     /// Carries out effects on a thread of the client: what may own a user's closure is dropped by
     /// the thread of the callbacks.
-    pub(crate) fn carry_out_here(&self, mut fx: Effects) {
-        let owns = |it: &Discard| match it {
+    pub(crate) fn carry_out_here(&self, fx: Effects) {
+        let mut owned = self.carry_out_but_drops(fx);
+        owned.retain(|it| match it {
             Discard::Holder(holder) => holder.on_lost.is_some() || holder.on_renew.is_some(),
             Discard::Lease(lease) => lease.has_callbacks(),
-        };
-        let discard: Vec<_> = fx.discard.extract_if(.., |it| owns(it)).collect();
-        self.carry_out_but_discard(fx);
-        if !discard.is_empty() {
-            self.callbacks.run(Box::new(move || drop(discard)));
+        });
+        if !owned.is_empty() {
+            self.callbacks.run(Box::new(move || drop(owned)));
         }
     }
 
-    /// Wakes threads first: nothing that follows can delay them.
-    fn carry_out_but_discard(&self, fx: Effects) {
+    /// Wakes threads first: nothing that follows can delay them. Returns what may own a user's
+    /// closure.
+    fn carry_out_but_drops(&self, fx: Effects) -> Vec<Discard> {
         for cell in fx.wake {
             cell.parker.unpark();
         }
@@ -52,17 +51,23 @@ impl Runtime {
                 logging::debug!(name:% = lock; "cannot listen to the releases of {lock}: {error}");
             }
         }
-        for command in &fx.orphans {
-            self.send_once(command);
-        }
         let counters = &self.meters.counters;
         counters.attempts.add(fx.attempts.into());
         counters.wakes.add(fx.wakes.into());
         counters.spurious_wakes.add(fx.spurious_wakes.into());
-        fx.lost.iter().for_each(|told| self.tell_loss(told));
-        fx.renewed
-            .iter()
-            .for_each(|renewal| self.tell_renewal(renewal));
+        let mut owned = fx.discard;
+        for told in fx.lost {
+            self.tell_loss(&told);
+            owned.push(Discard::Lease(told.lease));
+        }
+        for renewal in fx.renewed {
+            self.tell_renewal(&renewal);
+            owned.push(Discard::Lease(renewal.lease));
+        }
+        for command in &fx.orphans {
+            self.send_once(command);
+        }
+        owned
     }
 
     fn tell_loss(&self, told: &Told) {

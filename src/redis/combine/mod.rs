@@ -30,9 +30,15 @@ pub(in crate::redis) struct Combined {
     pub(in crate::redis) answer: CallResult,
     /// Whether this call's thread read the replies: a connection that fails counts once.
     pub(in crate::redis) has_read: bool,
-    /// The connection that has ended, for an undo behind the command. It is closed once all calls
-    /// of the write have dropped it.
-    pub(in crate::redis) connection: Option<Arc<Mutex<Connection>>>,
+    pub(in crate::redis) behind: Behind,
+}
+
+/// Where the undo of a call goes that got no reply.
+pub(in crate::redis) enum Behind {
+    /// The connection has ended. It is closed once all calls of the write have dropped it.
+    Connection(Arc<Mutex<Connection>>),
+    /// The call has stopped waiting: the thread that reads the replies writes it.
+    Reader(Arc<CombinedCall>),
 }
 
 impl Pool {
@@ -62,7 +68,7 @@ impl Pool {
                 at: sent,
                 answer,
                 has_read: false,
-                connection,
+                behind: connection.map_or(Behind::Reader(combined), Behind::Connection),
             }),
         }
     }
@@ -173,9 +179,9 @@ impl Pool {
             }
         };
         deliver_all(sent, read);
-        let mut ended = None;
+        let mut behind = Behind::Reader(Arc::clone(own));
         if let Err(error) = &answer {
-            ended = Some(fail(pooled, unread, sent, error));
+            behind = Behind::Connection(fail(pooled, unread, sent, error));
         } else if not_serving {
             pooled.reject();
         } else {
@@ -185,7 +191,7 @@ impl Pool {
             at: sent,
             answer,
             has_read: true,
-            connection: ended,
+            behind,
         }
     }
 }
@@ -203,16 +209,24 @@ where
 
 /// Fails calls that get no reply. Returns the connection, on which each writes its undo behind the
 /// commands; the last one closes it.
-fn fail<'a>(
+fn fail<'a, I>(
     pooled: PooledConnection<'_>,
-    unread: impl Iterator<Item = &'a Arc<CombinedCall>>,
+    unread: I,
     sent: Instant,
     error: &RedisError,
-) -> Arc<Mutex<Connection>> {
+) -> Arc<Mutex<Connection>>
+where
+    I: IntoIterator<Item = &'a Arc<CombinedCall>>,
+{
     let connection = Arc::new(Mutex::new(pooled.keep()));
     for combined in unread {
         let shared = Some(Arc::clone(&connection));
-        let _ = combined.deliver(Delivery::Answer(sent, Err(error.clone()), shared));
+        let answer = Delivery::Answer(sent, Err(error.clone()), shared);
+        if combined.deliver(answer).is_err()
+            && let Some(undo) = combined.take_undo()
+        {
+            connection.lock().write_behind(&undo);
+        }
     }
     connection
 }

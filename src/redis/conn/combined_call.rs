@@ -28,6 +28,8 @@ pub(crate) struct CombinedCall {
     pub(crate) command: Vec<u8>,
     pub(crate) verb: Verb,
     mailbox: Mutex<Mailbox>,
+    /// The undo that its thread has left when it stopped waiting.
+    undo: Mutex<Option<Vec<u8>>>,
     owner: Thread,
 }
 
@@ -65,6 +67,7 @@ impl CombinedCall {
             command,
             verb,
             mailbox: Mutex::default(),
+            undo: Mutex::default(),
             owner: thread::current(),
         })
     }
@@ -79,6 +82,15 @@ impl CombinedCall {
         drop(mailbox);
         self.owner.unpark();
         Ok(())
+    }
+
+    /// Leaves the undo of the call, which has stopped waiting, to the thread that reads the replies.
+    pub(crate) fn leave_undo(&self, undo: Vec<u8>) {
+        *self.undo.lock() = Some(undo);
+    }
+
+    pub(crate) fn take_undo(&self) -> Option<Vec<u8>> {
+        self.undo.lock().take()
     }
 
     /// Stops waiting; returns a delivery that has already arrived.

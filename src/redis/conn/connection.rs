@@ -282,14 +282,18 @@ impl Connection {
     /// If only a part of the command was written, nothing is added: the server would take the undo
     /// for the rest of an argument, and could acquire for a holder id that nobody releases.
     pub(crate) fn undo_behind(&mut self, undo: Call<'_>) {
-        if self.is_cut_off {
-            return;
+        let mut packed = Vec::new();
+        undo.pack_by_source(&mut packed);
+        self.write_behind(&packed);
+    }
+
+    /// Like [`undo_behind`](Self::undo_behind), for an undo that is packed.
+    pub(crate) fn write_behind(&mut self, undo: &[u8]) {
+        if !self.is_cut_off {
+            // Without waiting: the caller's deadline may have passed. The undo is also sent
+            // elsewhere, so a failure here is ignored.
+            let _ = self.stream.write(undo, Instant::START);
         }
-        self.buffer.clear();
-        undo.pack_by_source(&mut self.buffer);
-        // Without waiting: the caller's deadline may have passed. The undo is also sent elsewhere,
-        // so a failure here is ignored.
-        let _ = self.stream.write(&self.buffer, Instant::START);
     }
 }
 

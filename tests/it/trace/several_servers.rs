@@ -180,14 +180,17 @@ impl RecordedCluster {
         trace.step("MutexAll in two slots: unlock", |_| {
             assert_released(guard.unlock());
         });
+        // For a second after a refusal, calls for the name join its queue: not those that follow.
+        let second = self.cluster.name_owned_by("c", 1);
+        let all = client.mutex_all([&self.names[0], &second]);
         let other = builder().cluster(trace.urls()).build().unwrap();
-        let held = other.mutex(&*self.names[1]).lock().unwrap();
+        let held = other.mutex(&*second).lock().unwrap();
         trace.skip();
         trace.step(
             "MutexAll in two slots: try_lock, the second held",
             |passed| {
                 assert!(all.try_lock().unwrap().is_err());
-                passed.wait_for("release", 1);
+                passed.wait_for("queue_release", 1);
             },
         );
         assert_released(held.unlock());
