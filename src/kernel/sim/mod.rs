@@ -215,6 +215,22 @@ fn catches(mutant: Mutant, plan: &Plan) -> bool {
     !matches!(end, Ok(Ok(_)))
 }
 
+/// How many seeds of a known plan are tried: a change of the kernel moves the random numbers of all
+/// runs.
+const SEEDS_OF_KNOWN: u64 = 100;
+
+/// Like [`catches`], for the seed of a plan and some that follow it.
+fn catches_soon(mutant: Mutant, plan: &Plan) -> bool {
+    let mut seeds = plan.seed..plan.seed + SEEDS_OF_KNOWN;
+    seeds.any(|seed| {
+        let plan = Plan {
+            seed,
+            ..plan.clone()
+        };
+        catches(mutant, &plan)
+    })
+}
+
 /// Returns the first plan that catches a mutant, made smaller: among `SIM_SEEDS` or 2,000 seeds of each
 /// family, or of `SIM_FAMILY`; or of plans like `SIM_PLAN`.
 fn first_that_catches(mutant: Mutant) -> Option<Plan> {
@@ -304,7 +320,7 @@ fn check_known_plans() {
         let name = format!("{mutant:?}");
         let plan = known.iter().find(|(known, _)| *known == name);
         match plan {
-            Some((_, plan)) if catches(mutant, plan) => {}
+            Some((_, plan)) if catches_soon(mutant, plan) => {}
             None if CAUGHT_BY_RULES.contains(&mutant) => {}
             _ => missed.push(mutant),
         }
@@ -313,14 +329,36 @@ fn check_known_plans() {
     assert_eq!(known.len() + CAUGHT_BY_RULES.len(), Mutant::ALL.len());
 }
 
+fn assert_keeps(plan: &str) {
+    assert!(run(&plan.parse().expect("a plan"), false).is_ok());
+}
+
 /// Two threads carried out their effects in the wrong order: that of an entry which had ended, and
 /// that of the next one.
 #[test]
 fn a_late_unlisten_leaves_a_newer_subscription() {
-    let plan = "seed=60109 family=Calm clients=3 threads=3 ops=1 names=2 kinds=NoQueue ttl=4000000 \
-                handoffs=0 backoff=0 drifts=0,0,0 faults=";
-    let plan = plan.parse().expect("a plan");
-    assert!(run(&plan, false).is_ok());
+    assert_keeps(
+        "seed=60109 family=Calm clients=3 threads=3 ops=1 names=2 kinds=NoQueue ttl=4000000 \
+         handoffs=0 backoff=0 drifts=0,0,0 faults=",
+    );
+}
+
+/// The reply that refused a call arrived after the message about the end of what had refused it.
+#[test]
+fn a_call_refused_by_what_has_ended_asks_at_once() {
+    assert_keeps(
+        "seed=30 family=Calm servers=1 clients=4 threads=1 ops=15 names=2 kinds=NoQueue \
+         ttl=4000000 handoffs=0 backoff=0 drifts=0,0,0,0 faults=",
+    );
+}
+
+/// The last call in line counted the lease of its own client as its last refusal.
+#[test]
+fn a_call_that_its_own_client_refuses_leaves_no_place() {
+    assert_keeps(
+        "seed=76 family=Backoff servers=1 clients=3 threads=3 ops=6 names=2 kinds=Mutex,Fair \
+         ttl=4000000 handoffs=0 backoff=400 drifts=0,0,0 faults=2431246:Slow.2.Sub.1135106",
+    );
 }
 
 /// A test for each family, so that they run in parallel.
