@@ -388,12 +388,12 @@ impl PendingReleases {
         self.plan(group);
     }
 
-    /// Records that Redis holds something under this id, or that its acquiring command has ended:
-    /// its release is due now.
-    pub(crate) fn seen(&mut self, id: &HolderId, has_ended: bool) {
+    /// Records that Redis holds something under this id: its release is due now. That says nothing
+    /// of the acquiring command: a set has one id for all its names.
+    pub(crate) fn seen(&mut self, id: &HolderId) {
         let serials: Vec<u64> = self.serials(id).collect();
         for serial in serials {
-            self.learn(serial, News { has_ended });
+            self.learn(serial, News { has_ended: false });
         }
     }
 
