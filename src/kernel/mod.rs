@@ -382,7 +382,7 @@ impl Kernel {
         let name = entry_name(&*release.lock);
         self.table.forget_id_for(&release.id, &name);
         let mut pending = self.pending.lock();
-        if pending.has_ended() {
+        if pending.is_unsent() {
             fx.orphan(&release);
         }
         pending.push(release, now);

@@ -228,6 +228,12 @@ impl PendingReleases {
         self.has_at(server, id) || ended.any(is_it) && !is_on(Mutant::EndedUndoRefuses)
     }
 
+    /// Returns whether this is the id of a release that has ended.
+    pub(crate) fn has_ended(&self, id: &[u8]) -> bool {
+        let mut ended = self.ended.iter().map(|(.., id)| id.as_str().as_bytes());
+        !self.has(id) && ended.any(|ended| ended == id)
+    }
+
     /// Returns whether this is the id of a pending release at a server.
     pub(crate) fn has_at(&self, server: ServerNo, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| {
@@ -497,7 +503,7 @@ impl PendingReleases {
         self.has_ended = true;
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    pub(super) fn is_unsent(&self) -> bool {
         self.has_ended
     }
 
