@@ -4,7 +4,8 @@ use crate::clock::Instant;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::redis::conn::connection::{Connection, Replied, is_no_script};
-use crate::redis::fault::{Fault, NodeFault};
+use crate::kernel::fault::Fault;
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 
 impl Server {

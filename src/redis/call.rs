@@ -13,7 +13,8 @@ use crate::redis::combine::{Behind, Combined};
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::{Replied, is_no_script};
 use crate::redis::conn::pool::PooledConnection;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::kernel::fault::Fault;
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 use crate::replicas::Replicas;
 

@@ -5,7 +5,8 @@ use crate::name::shown;
 use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::kernel::fault::Fault;
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 
 impl Server {

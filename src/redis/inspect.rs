@@ -15,7 +15,8 @@ use crate::protocol::probe::Probe;
 use crate::protocol::reply::Reply;
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::kernel::fault::Fault;
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 use crate::token::FencingToken;
 

@@ -22,7 +22,8 @@ use crate::redis::conn::connection::{MOST_READS, Replied, is_no_script, wait_for
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::PooledConnection;
 use crate::redis::conn::socket::timed_out;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::kernel::fault::Fault;
+use crate::redis::fault::NodeFault;
 use crate::redis::health::ServerHealth;
 use crate::redis::quorum::names::Names;
 use crate::redis::server::Server;

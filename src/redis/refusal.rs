@@ -9,7 +9,8 @@ use crate::name::shown;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::script::Call;
 use crate::redis::conn::dial::ConnectError;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::kernel::fault::Fault;
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 
 impl Server {

@@ -121,7 +121,7 @@ impl World {
         &mut self,
         client: usize,
         name: &Name,
-        end: &Result<Answer, redis::Fault>,
+        end: &Result<Answer, fault::Fault>,
         sent: Time,
     ) {
         let by = match end {

@@ -38,7 +38,7 @@ use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::{Primitive, Reached};
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
-use crate::redis;
+use crate::kernel::fault;
 use crate::replicas::Replicas;
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
@@ -174,7 +174,7 @@ pub(super) struct Caller {
     todo: VecDeque<Todo>,
     ops: u32,
     conn: Option<usize>,
-    mail: Option<Result<Answer, redis::Fault>>,
+    mail: Option<Result<Answer, fault::Fault>>,
     rng: Rng,
     is_cancelled: bool,
     panics: bool,
@@ -185,7 +185,7 @@ struct Pipe {
     conn: Option<usize>,
     connect_at: Time,
     sent: VecDeque<(Ticket, Time)>,
-    mail: VecDeque<Result<Answer, redis::Fault>>,
+    mail: VecDeque<Result<Answer, fault::Fault>>,
     /// Commands that could not be written.
     unsent: Vec<(Ticket, Time)>,
     is_closed: bool,

@@ -12,7 +12,7 @@ use crate::redis::cluster::reports::{NodeReport, Reports};
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connection::Connection;
-use crate::redis::fault::Fault;
+use crate::kernel::fault::Fault;
 use crate::redis::gather::{Answers, Enough, NoAnswer, gather};
 use crate::url::HostPort;
 use crate::violation::NoFirstReply;

@@ -26,7 +26,7 @@ use crate::logging::contain;
 use crate::protocol::redirect::Redirect;
 use crate::redis::cluster::owners::{Change, Moved, Owners};
 use crate::redis::conn::connector::Connector;
-use crate::redis::fault::Fault;
+use crate::kernel::fault::Fault;
 use crate::redis::server::Server;
 use crate::shortage::Shortage;
 use crate::sync::{Condvar, Mutex, MutexGuard};

@@ -16,7 +16,7 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::reply::Reply;
 use crate::random;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::Fault;
+use crate::kernel::fault::Fault;
 use crate::redis::quorum::Quorum;
 use crate::redis::quorum::fault::shortage;
 use crate::redis::server::Server;

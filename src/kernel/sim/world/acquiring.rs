@@ -54,7 +54,7 @@ impl Acquiring {
     pub(super) fn replied(
         &mut self,
         kernel: &Kernel,
-        end: Result<Answer, redis::Fault>,
+        end: Result<Answer, fault::Fault>,
         [sent, now]: [Instant; 2],
         fx: &mut Effects,
     ) -> Step {

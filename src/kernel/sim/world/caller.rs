@@ -305,7 +305,7 @@ impl World {
                     self.write(client, thread, command);
                 } else {
                     // The thread stood still: a command whose time is over is not sent.
-                    let end = Err(redis::Fault::NotRun(Cause::text("too late")));
+                    let end = Err(fault::Fault::NotRun(Cause::text("too late")));
                     self.clients[client].callers[thread].mail = Some(end);
                 }
                 let caller = &mut self.clients[client].callers[thread];
