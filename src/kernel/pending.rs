@@ -230,8 +230,10 @@ impl PendingReleases {
 
     /// Returns whether this is the id of a release that has ended.
     pub(crate) fn has_ended(&self, id: &[u8]) -> bool {
-        let mut ended = self.ended.iter().map(|(.., id)| id.as_str().as_bytes());
-        !self.has(id) && ended.any(|ended| ended == id)
+        let Some(id) = HolderId::parse(id).filter(|id| !self.ids.contains_key(id)) else {
+            return false;
+        };
+        self.ended.iter().any(|(.., ended)| *ended == id)
     }
 
     /// Returns whether this is the id of a pending release at a server.
