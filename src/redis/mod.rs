@@ -37,7 +37,7 @@ use crate::redis::quorum::Quorum;
 use crate::resolver::Resolver;
 use crate::url::Target;
 
-pub(crate) use crate::kernel::fault::{Fault, OpenCircuit};
+pub(crate) use crate::kernel::fault::Fault;
 pub(crate) use crate::redis::conn::callers::Cap;
 pub(crate) use crate::redis::conn::connection::Connection;
 pub(crate) use crate::redis::conn::output::Output;

@@ -72,12 +72,12 @@ fn layers_match_the_design_page() {
 #[test]
 fn upward_import_and_cycle_are_detected() {
     let files = [
-        ("", "pub use lock::wait::Wait;"),
-        ("lock::wait", "use crate::queue::{Queue, local::Place};"),
-        ("queue", "pub(crate) use local::Queue;"),
+        ("", "pub use client::wait::Wait;"),
+        ("client::wait", "use crate::lease::{Queue, local::Place};"),
+        ("lease", "pub(crate) use local::Queue;"),
         (
-            "queue::local",
-            "#[cfg(test)]\nmod tests;\nfn f() { super::super::lock::wait::g(); }",
+            "lease::local",
+            "#[cfg(test)]\nmod tests;\nfn f() { super::super::client::wait::g(); }",
         ),
         ("protocol::all", "use crate::{Name, Wait};"),
         ("stats", "fn f() { facade::report(); }"),
@@ -85,14 +85,14 @@ fn upward_import_and_cycle_are_detected() {
     ];
     let tree = Tree::of(files);
     let edges = tree.edges();
-    let up = (path("queue::local"), path("lock::wait"));
+    let up = (path("lease::local"), path("client::wait"));
     assert!(edges.contains(&up), "{edges:?}");
     assert!(edges.contains(&(up.1.clone(), up.0.clone())), "{edges:?}");
     assert!(layer(&up.1) < layer(&up.0));
-    let of_public_name = (path("protocol::all"), path("lock::wait"));
+    let of_public_name = (path("protocol::all"), path("client::wait"));
     assert!(edges.contains(&of_public_name), "{edges:?}");
     let stats = ["stats", "stats::facade"].map(path).to_vec();
-    let waits = ["lock::wait", "queue", "queue::local"].map(path).to_vec();
+    let waits = ["client::wait", "lease", "lease::local"].map(path).to_vec();
     assert_eq!(tree.cycles(), [waits, stats]);
 }
 

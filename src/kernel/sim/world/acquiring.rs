@@ -1,6 +1,6 @@
 //! A call of one lock, or of a set.
 
-use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, redis};
+use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, fault};
 use crate::clock::Instant;
 use crate::kernel::set::SetAcquire;
 use crate::kernel::waiter::WaiterCell;

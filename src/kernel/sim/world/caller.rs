@@ -6,7 +6,7 @@ use super::{
     Command, Duration, Effects, Failure, FairMutexKeys, Family, FencingToken, HeldLease, Holder,
     Keys, Kind, LeaseTerms, MS, MutexKeys, NEVER, Name, Outcome, Primitive, Release, Replicas,
     RwLockKeys, SemaphoreKeys, State, Step, Time, Todo, Unlock, Unlocked, Up, Wait, WaitPolicy,
-    Wanted, World, redis,
+    Wanted, World, fault,
 };
 
 use crate::clock::Instant;

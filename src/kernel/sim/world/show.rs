@@ -1,6 +1,6 @@
 //! The texts of a trace.
 
-use super::{Answer, Cause, Command, Down, Message, Step, key_of, redis};
+use super::{Answer, Cause, Command, Down, Message, Step, fault, key_of};
 
 pub(in crate::kernel::sim) fn not_replicated() -> fault::Fault {
     fault::Fault::NotReplicated(crate::error::Error::Closed)

@@ -3,7 +3,7 @@
 use super::show::{shown_command, shown_down, shown_end, unknown};
 use super::{
     Actor, Answer, Arc, COMMAND_TIMEOUT, Cause, Checked, Down, Duration, Effects, Family, MS,
-    Message, NEVER, OneServer, Outgoing, Ticket, Time, Todo, Up, World, redis,
+    Message, NEVER, OneServer, Outgoing, Ticket, Time, Todo, Up, World, fault,
 };
 
 impl World {
