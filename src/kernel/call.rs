@@ -147,7 +147,7 @@ impl Call {
     }
 
     /// The id of the command that this thread has under way.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn asks_as(&self) -> Option<&str> {
         match &self.state {
             CallState::Asking(asked) => Some(asked.id.as_str()),

@@ -456,7 +456,7 @@ impl Engine {
 
     /// Returns the name whose refusal the reply to a command can be, and the id that it acquires
     /// for.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn asks_for(&self, ticket: Ticket) -> Option<(Name, Option<HolderId>)> {
         match self.in_flight.get(&ticket)? {
             Purpose::Ask(asked) => Some((

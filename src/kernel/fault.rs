@@ -33,7 +33,7 @@ pub(crate) struct OpenCircuit {
 }
 
 impl OpenCircuit {
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(crate) fn of_test(retry_in: Duration) -> Self {
         Self {
             server: "redis:6379".into(),

@@ -199,14 +199,14 @@ impl HeldLease {
     }
 
     /// Returns whether a guard reports at `now` that it holds the lease.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn is_held_at(&self, now: Instant) -> bool {
         let inner = self.inner.lock();
         inner.lease.is_open() && inner.lease.covers(now)
     }
 
     /// Returns for how long the lease of a holder has been over at `now`.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn overdue(&self, now: Instant) -> Duration {
         let inner = self.inner.lock();
         match inner.since {

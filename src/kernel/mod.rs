@@ -32,7 +32,7 @@ pub(crate) mod proposals;
 pub(crate) mod request;
 pub(crate) mod round;
 pub(crate) mod set;
-#[cfg(all(test, feature = "testing"))]
+#[cfg(sim)]
 pub(crate) mod sim;
 pub(crate) mod table;
 pub(crate) mod tokens;

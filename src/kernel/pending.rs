@@ -213,7 +213,7 @@ impl PendingReleases {
     }
 
     /// Returns whether this is the id of a pending release.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(crate) fn has(&self, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
     }
@@ -245,7 +245,7 @@ impl PendingReleases {
     }
 
     /// Returns whether an id has a pending release for this lock.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn has_for(&self, lock: &Arc<dyn Primitive>, id: &HolderId) -> bool {
         let group = self.group_of(0, lock);
         group.is_some_and(|group| self.serial(id, group).is_some())
@@ -281,7 +281,7 @@ impl PendingReleases {
             .is_some_and(|counts| counts.key_seen >= MOST_KEY_SEEN)
     }
 
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(crate) fn ids(&self) -> impl Iterator<Item = &HolderId> {
         self.ids.keys()
     }

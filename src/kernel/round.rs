@@ -726,12 +726,12 @@ impl Engine {
     }
 
     /// Returns whether a round may still change something under this id.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn knows(&self, id: &str) -> bool {
         self.rounds.values().any(|round| round.id.as_str() == id)
     }
 
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn rounds(&self) -> usize {
         self.rounds.len()
     }
