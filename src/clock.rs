@@ -24,7 +24,7 @@ impl Instant {
         Self(since_start() + suspended())
     }
 
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
         Self(Duration::from_nanos(nanos))
     }

@@ -13,19 +13,19 @@ use crate::clock::wall_time;
 /// How often a number was drawn without the system's generator.
 static DRAWN: AtomicU64 = AtomicU64::new(0);
 
-#[cfg(test)]
+#[cfg(sim)]
 thread_local! {
     /// The state of this thread's generator, once a test has seeded it.
     static SEEDED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
 }
 
 /// Makes all numbers and ids of this thread depend on `seed` alone; `None` ends that.
-#[cfg(test)]
+#[cfg(sim)]
 pub(crate) fn seed(seed: Option<u64>) {
     SEEDED.set(seed);
 }
 
-#[cfg(test)]
+#[cfg(sim)]
 fn seeded_bits() -> Option<u64> {
     let state = SEEDED.get()?.wrapping_add(0x9e37_79b9_7f4a_7c15);
     SEEDED.set(Some(state));
@@ -37,7 +37,7 @@ fn seeded_bits() -> Option<u64> {
 
 /// Returns 64 random bits from the system, without a lock or a state that a fork could copy.
 fn bits() -> u64 {
-    #[cfg(test)]
+    #[cfg(sim)]
     if let Some(bits) = seeded_bits() {
         return bits;
     }
@@ -61,7 +61,7 @@ pub(crate) fn chance() -> f64 {
 /// Returns a random UUID. Its bytes come from the system: anyone who knows a holder id can release
 /// the lock, so it must not be predictable.
 pub(crate) fn uuid() -> Uuid {
-    #[cfg(test)]
+    #[cfg(sim)]
     if let (Some(high), Some(low)) = (seeded_bits(), seeded_bits()) {
         let bytes = (u128::from(high) << 64 | u128::from(low)).to_le_bytes();
         return Builder::from_random_bytes(bytes).into_uuid();

@@ -15,7 +15,7 @@ fn text(path: &str) -> String {
     fs::read_to_string(in_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 11] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -23,6 +23,7 @@ const PAGES: [&str; 10] = [
     "docs/benchmarks.md",
     "docs/cli.md",
     "docs/design.md",
+    "docs/kernel.md",
     "docs/operations.md",
     "examples/README.md",
     "src/guide/other_libraries.md",

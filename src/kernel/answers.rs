@@ -10,6 +10,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::Context;
 use crate::kernel::command::{Command, What};
 use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
@@ -20,7 +21,6 @@ use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::refusal::RefusedName;
-use crate::redis::Fault;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 
@@ -278,7 +278,7 @@ impl LockEntry {
         if is_own_id && flight.how == How::Enter {
             // Its place was granted at once, or the command has run twice: a refresh finds the grant.
             self.requests[n].again = cx.now;
-            return self.refused_by_nobody(n, flight, by.remaining, sent, cx);
+            return self.refused_by_nobody(n, flight, &by, sent, cx);
         }
         if is_own_id {
             self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
@@ -291,7 +291,7 @@ impl LockEntry {
             Serves::Line | Serves::Nobody => false,
         };
         if self.is_of_nobody(&by, sent, is_for_deadline, cx) {
-            return self.refused_by_nobody(n, flight, by.remaining, sent, cx);
+            return self.refused_by_nobody(n, flight, &by, sent, cx);
         }
         self.requests[n].rounds.settle();
         let remaining = by.remaining;
@@ -326,24 +326,24 @@ impl LockEntry {
         &mut self,
         n: usize,
         flight: &Flight,
-        remaining: Option<Duration>,
+        by: &RefusedName,
         sent: Instant,
         cx: &mut Context<'_>,
     ) -> ForCaller {
         self.last.answered(sent, cx.now);
         self.requests[n].failures = 0;
         if flight.how == How::Enter {
-            self.queued(n, flight, sent, remaining, cx);
+            self.queued(n, flight, sent, by.remaining, cx);
             return ForCaller::default();
         }
         cx.kernel.table.forget_id(&flight.id);
         let request = &mut self.requests[n];
         request.refusals += 1;
         let can_queue = request.lock.queue().is_some() && !request.once;
-        let pause = if can_queue {
-            Duration::ZERO
-        } else {
-            OWN_ID_PAUSE
+        let is_undone = cx.kernel.pending.lock().has_ended(&by.holder);
+        let pause = match can_queue || is_undone {
+            true => Duration::ZERO,
+            false => OWN_ID_PAUSE,
         };
         self.set_due(n, cx.now.after(pause));
         ForCaller::default()

@@ -57,6 +57,7 @@ impl LockEntry {
         {
             if let Some(no) = self.count_refusal(Serves::Line, cx.now, cx.now) {
                 self.end_waiter(no, Outcome::Refused(None), cx);
+                self.retire_of(no, cx);
             }
         }
     }

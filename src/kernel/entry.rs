@@ -144,7 +144,7 @@ impl LockEntry {
     }
 
     /// Returns whether the calls in the line wait for something that will happen.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn line_is_busy_without_line(&self) -> bool {
         self.holds_alone() || self.line_request().is_some()
     }

@@ -24,6 +24,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::answers::unexpected;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Item, ItemKey};
+use crate::kernel::fault::Fault;
 use crate::kernel::lease::{
     Due, HandoffRun, LeaseState, LeaseStatus, LeaseWork, NoHandoff, Operation, OperationCell,
     RenewalRequest, Wanted, WorkKind,
@@ -37,7 +38,6 @@ use crate::name::Name;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
-use crate::redis::Fault;
 use crate::replicas::Replicas;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
@@ -199,14 +199,14 @@ impl HeldLease {
     }
 
     /// Returns whether a guard reports at `now` that it holds the lease.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn is_held_at(&self, now: Instant) -> bool {
         let inner = self.inner.lock();
         inner.lease.is_open() && inner.lease.covers(now)
     }
 
     /// Returns for how long the lease of a holder has been over at `now`.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn overdue(&self, now: Instant) -> Duration {
         let inner = self.inner.lock();
         match inner.since {

@@ -19,6 +19,7 @@ pub(crate) mod command;
 pub(crate) mod due;
 pub(crate) mod engine;
 pub(crate) mod entry;
+pub(crate) mod fault;
 pub(crate) mod held;
 pub(crate) mod holdings;
 pub(crate) mod last_reply;
@@ -31,7 +32,7 @@ pub(crate) mod proposals;
 pub(crate) mod request;
 pub(crate) mod round;
 pub(crate) mod set;
-#[cfg(all(test, feature = "testing"))]
+#[cfg(sim)]
 pub(crate) mod sim;
 pub(crate) mod table;
 pub(crate) mod tokens;
@@ -49,6 +50,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::command::What;
 use crate::kernel::engine::{Item, ItemKey, Schedule};
 use crate::kernel::entry::LockEntry;
+use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::OperationCell;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof, Tally};
@@ -60,7 +62,6 @@ use crate::kernel::waiter::{Failure, WaiterCell};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
-use crate::redis::Fault;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 
@@ -382,7 +383,7 @@ impl Kernel {
         let name = entry_name(&*release.lock);
         self.table.forget_id_for(&release.id, &name);
         let mut pending = self.pending.lock();
-        if pending.has_ended() {
+        if pending.is_unsent() {
             fx.orphan(&release);
         }
         pending.push(release, now);

@@ -1,6 +1,6 @@
 //! Deliberate mistakes, switched on by the simulation alone: it must find each of them.
 
-#[cfg(test)]
+#[cfg(sim)]
 use std::cell::Cell;
 
 /// A mistake in the kernel.
@@ -131,29 +131,29 @@ pub(crate) enum Mutant {
     WatchBeginsAfterTheRefusal,
 }
 
-#[cfg(test)]
+#[cfg(sim)]
 thread_local! {
     static ON: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
 /// Makes this mistake, in this thread.
-#[cfg(test)]
+#[cfg(sim)]
 pub(crate) fn switch_on(mutant: Option<Mutant>) {
     ON.set(mutant);
 }
 
-#[cfg(test)]
+#[cfg(sim)]
 pub(super) fn is_on(mutant: Mutant) -> bool {
     ON.get() == Some(mutant)
 }
 
 /// The library makes none of these mistakes.
-#[cfg(not(test))]
+#[cfg(not(sim))]
 pub(super) const fn is_on(_: Mutant) -> bool {
     false
 }
 
-#[cfg(test)]
+#[cfg(sim)]
 impl Mutant {
     pub(crate) const ALL: [Self; 62] = [
         Self::NobodyAsksAfterTheEnd,

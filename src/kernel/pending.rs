@@ -16,12 +16,12 @@ use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
+use crate::kernel::fault::Fault;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::votes::Majority;
 use crate::name::{Name, NameTable};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::{AtRelease, Primitive};
-use crate::redis::Fault;
 
 /// The most holder ids in one command: about 16 KiB of them.
 const MOST_IDS: usize = 256;
@@ -213,7 +213,7 @@ impl PendingReleases {
     }
 
     /// Returns whether this is the id of a pending release.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(crate) fn has(&self, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
     }
@@ -228,6 +228,14 @@ impl PendingReleases {
         self.has_at(server, id) || ended.any(is_it) && !is_on(Mutant::EndedUndoRefuses)
     }
 
+    /// Returns whether this is the id of a release that has ended.
+    pub(crate) fn has_ended(&self, id: &[u8]) -> bool {
+        let Some(id) = HolderId::parse(id).filter(|id| !self.ids.contains_key(id)) else {
+            return false;
+        };
+        self.ended.iter().any(|(.., ended)| *ended == id)
+    }
+
     /// Returns whether this is the id of a pending release at a server.
     pub(crate) fn has_at(&self, server: ServerNo, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| {
@@ -237,7 +245,7 @@ impl PendingReleases {
     }
 
     /// Returns whether an id has a pending release for this lock.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn has_for(&self, lock: &Arc<dyn Primitive>, id: &HolderId) -> bool {
         let group = self.group_of(0, lock);
         group.is_some_and(|group| self.serial(id, group).is_some())
@@ -273,7 +281,7 @@ impl PendingReleases {
             .is_some_and(|counts| counts.key_seen >= MOST_KEY_SEEN)
     }
 
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(crate) fn ids(&self) -> impl Iterator<Item = &HolderId> {
         self.ids.keys()
     }
@@ -497,7 +505,7 @@ impl PendingReleases {
         self.has_ended = true;
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    pub(super) fn is_unsent(&self) -> bool {
         self.has_ended
     }
 

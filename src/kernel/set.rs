@@ -23,6 +23,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::answers::untaken;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::entry::{LockEntry, Watch};
+use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::holdings::Grant;
 use crate::kernel::last_reply::last_attempt;
@@ -33,13 +34,12 @@ use crate::kernel::request::{IdOfSet, RequestNo, RequestState, Serves};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell, WaiterNo};
 use crate::kernel::{Context, Discard, Effects, Kernel};
-#[cfg(test)]
+#[cfg(sim)]
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::redis::Fault;
 use crate::token::FencingToken;
 use crate::wait_policy::{RECONNECT, WaitPolicy, jittered};
 
@@ -121,18 +121,18 @@ impl SetAcquire {
     }
 
     /// Returns whether it keeps a name under this id, held or lost.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn keeps(&self, id: &str) -> bool {
         self.kept.iter().any(|lease| lease.id.as_str() == id)
     }
 
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn names_of_set(&self) -> &[Name] {
         &self.wants.lock.keys().names
     }
 
     /// Returns the name that it waits for outside of a queue.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn watched_lock(&self) -> Option<&Arc<dyn Primitive>> {
         let watch = self.watch.as_ref().filter(|_| self.stage == Stage::Watch)?;
         let watch = Some(watch).filter(|watch| watch.wakes)?;
@@ -146,7 +146,7 @@ impl SetAcquire {
     }
 
     /// The call that it waits for now.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(crate) fn call(&self) -> &Call {
         &self.call
     }

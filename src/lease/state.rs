@@ -163,7 +163,7 @@ impl LeaseState {
     }
 
     /// Returns for how long the lease has been over at `now`.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(crate) fn overdue(&self, now: Instant) -> Duration {
         self.end().until(now)
     }

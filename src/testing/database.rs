@@ -123,13 +123,13 @@ impl Database {
     }
 
     /// Returns a copy of the selected keyspace.
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn data(&self) -> Keyspace {
         let data = self.keyspaces.get(&self.selected);
         data.cloned().unwrap_or_default()
     }
 
-    #[cfg(test)]
+    #[cfg(sim)]
     pub(super) fn set_data(&mut self, data: Keyspace) {
         self.keyspaces.insert(self.selected, data);
     }

@@ -119,7 +119,7 @@ mod port;
 mod reply;
 mod resp;
 mod script;
-#[cfg(test)]
+#[cfg(sim)]
 pub(crate) mod scripted;
 mod serve;
 mod server;

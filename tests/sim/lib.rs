@@ -1,0 +1,68 @@
+//! The kernel with its simulation (`src/kernel/sim/`), and what they need of the library.
+//!
+//! A package of its own: the simulation is many times faster if it is optimized, and the whole
+//! library would take minutes to build in this way. It has nothing but tests.
+#![cfg(test)]
+// Most of what the library offers is not called here.
+#![allow(dead_code, unused_imports, unused_macros)]
+
+#[path = "../../src/kernel/mod.rs"]
+mod kernel;
+
+#[path = "../../src"]
+mod files {
+    pub(crate) mod advice;
+    pub(crate) mod cancel;
+    pub(crate) mod cause;
+    pub(crate) mod clock;
+    pub(crate) mod config;
+    pub(crate) mod connect_failure;
+    pub(crate) mod error;
+    pub(crate) mod error_reply;
+    pub(crate) mod escape;
+    pub(crate) mod held;
+    pub(crate) mod holder;
+    pub(crate) mod holder_id;
+    pub(crate) mod lease;
+    pub(crate) mod logging;
+    pub(crate) mod lost;
+    pub(crate) mod name;
+    pub(crate) mod parker;
+    pub(crate) mod process;
+    pub(crate) mod protocol;
+    pub(crate) mod random;
+    pub(crate) mod redis {
+        pub(crate) mod fault;
+        pub(crate) use fault::{Fault, OpenCircuit};
+    }
+    pub(crate) mod renewed;
+    pub(crate) mod replicas;
+    pub(crate) mod shortage;
+    pub(crate) mod sync;
+    pub(crate) mod taken;
+    pub(crate) mod testing {
+        mod database;
+        mod keyspace;
+        pub(crate) mod reply;
+        pub(crate) mod script;
+        pub(crate) mod scripted;
+    }
+    pub(crate) mod thread_group;
+    pub(crate) mod token;
+    pub(crate) mod violation;
+    pub(crate) mod wait_policy;
+}
+
+// The root, as the library has it.
+use cancel::CancelToken;
+use error::{Cause, Error};
+use files::*;
+use held::Held;
+use holder::Holder;
+use holder_id::HolderId;
+use lost::Lost;
+use name::Name;
+use renewed::Renewed;
+use taken::Taken;
+use token::FencingToken;
+use wait_policy::{Backoff, WaitPolicy};
