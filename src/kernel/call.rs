@@ -165,12 +165,8 @@ impl Call {
             return self.over(Outcome::Failed(Failure::Closed));
         }
         let is_once = self.wants.wait == Wait::Once;
-        let own = entry.excludes(self.wants.lock.is_shared());
-        let sets = &cx.kernel.table;
-        let is_own = own.is_some_and(|lease| lease.covers(cx.now))
-            || self.of_set.is_none() && sets.set_with(&entry.name, cx.now).is_some();
         // A waiting set makes its attempts as a call that does not wait, too.
-        if is_once && is_own && !entry.is_set {
+        if is_once && !entry.is_set && self.is_excluded(entry, cx) {
             return self.over(Outcome::Refused(None));
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();
@@ -187,6 +183,13 @@ impl Call {
         entry.requests[n].once = is_once;
         self.note_set(entry);
         self.send(entry, n, cx)
+    }
+
+    /// Returns whether a lease of this client, or of one of its sets, makes Redis refuse the lock.
+    fn is_excluded(&self, entry: &LockEntry, cx: &Context<'_>) -> bool {
+        let own = entry.excludes(self.wants.lock.is_shared());
+        let is_in_set = || cx.kernel.table.set_with(&entry.name, cx.now).is_some();
+        own.is_some_and(|lease| lease.covers(cx.now)) || self.of_set.is_none() && is_in_set()
     }
 
     fn send(&mut self, entry: &mut LockEntry, n: usize, cx: &mut Context<'_>) -> Step {

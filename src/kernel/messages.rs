@@ -53,7 +53,7 @@ impl Kernel {
         }
         // Nobody here wants it any more: its release is due now.
         let mut pending = self.pending.lock();
-        pending.seen(id, true);
+        pending.seen(id);
         let at = pending.next();
         self.put_pending(at, fx);
     }

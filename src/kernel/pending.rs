@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::kernel::RUNS_WITHIN;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::fault::Fault;
@@ -387,12 +388,12 @@ impl PendingReleases {
         self.plan(group);
     }
 
-    /// Records that Redis holds something under this id, or that its acquiring command has ended:
-    /// its release is due now.
-    pub(crate) fn seen(&mut self, id: &HolderId, has_ended: bool) {
+    /// Records that Redis holds something under this id: its release is due now. That says nothing
+    /// of the acquiring command: a set has one id for all its names.
+    pub(crate) fn seen(&mut self, id: &HolderId) {
         let serials: Vec<u64> = self.serials(id).collect();
         for serial in serials {
-            self.learn(serial, News { has_ended });
+            self.learn(serial, News { has_ended: false });
         }
     }
 
@@ -524,13 +525,13 @@ impl PendingReleases {
         commands
     }
 
-    /// The time of a release is over. One that was never sent, because the engine stood still, is
-    /// sent once: a command that was decided earlier may have been sent now.
+    /// The time of a release is over. It is sent once more if the engine stood still: a command that
+    /// was decided earlier may have been sent since the last try.
     fn expire(&mut self, serial: u64, now: Instant) {
         let Some(pending) = self.pending.get_mut(&serial) else {
             return;
         };
-        if pending.tried == pending.began && pending.due.is_some() {
+        if pending.is_late(now) {
             self.ends.remove(&(pending.release.until, serial));
             pending.release.until = now.after(UNANSWERED);
             self.ends.insert((pending.release.until, serial));
@@ -766,6 +767,14 @@ impl PendingReleases {
 }
 
 impl Pending {
+    /// Returns whether a try was due that the engine has not made or whose end it has not read.
+    fn is_late(&self, now: Instant) -> bool {
+        match self.due {
+            Some(due) => self.tried == self.began || due < self.release.until,
+            None => self.tried.after(RUNS_WITHIN) < now,
+        }
+    }
+
     /// Notes the first answer. Returns whether a lease that a shutdown counts was released by it.
     fn note_answer(&mut self, counts: &mut NameTable<Counts>, removed: bool) -> Option<bool> {
         if std::mem::replace(&mut self.was_answered, true) {

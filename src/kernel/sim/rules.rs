@@ -171,21 +171,20 @@ fn engine_ends_the_release_of_a_stopped_thread() {
     assert_eq!(late, Unlocked::Released);
 }
 
-/// The try that is in flight may have run before the grant that the message tells.
+/// The try that is in flight may have run before the acquiring command, which has ended since.
 #[test]
 fn news_do_not_end_the_release_in_flight() {
     let mut pending = PendingReleases::default();
-    let id = HolderId::fresh("o");
     let release = PendingRelease {
         server: 0,
         lock: mutex(),
-        id: id.clone(),
+        id: HolderId::fresh("o"),
         until: at(10_000),
         ends_by: Proof::KeySeen,
         counts: None,
         is_place: false,
     };
-    pending.push(release, at(0));
+    pending.push(release.clone(), at(0));
     let nothing = || {
         Ok(Answer::Undone(Undone {
             removed: Vec::new(),
@@ -193,7 +192,13 @@ fn news_do_not_end_the_release_in_flight() {
         }))
     };
     let (_, batch) = pending.take_due(at(0)).pop().unwrap();
-    pending.seen(&id, true);
+    pending.push(
+        PendingRelease {
+            ends_by: Proof::AnyAnswer,
+            ..release
+        },
+        at(1),
+    );
     assert!(pending.take_due(at(1)).is_empty());
     pending.settle(&batch, nothing(), at(2));
     let (_, batch) = pending
