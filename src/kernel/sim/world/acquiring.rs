@@ -1,6 +1,6 @@
 //! A call of one lock, or of a set.
 
-use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, redis};
+use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, fault};
 use crate::clock::Instant;
 use crate::kernel::call::CallTerms;
 use crate::kernel::set::SetAcquire;
@@ -73,7 +73,7 @@ impl Acquiring {
     pub(crate) fn replied(
         &mut self,
         kernel: &Kernel,
-        end: Result<Answer, redis::Fault>,
+        end: Result<Answer, fault::Fault>,
         [sent, now]: [Instant; 2],
         fx: &mut Effects,
     ) -> Step {
