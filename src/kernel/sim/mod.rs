@@ -136,9 +136,9 @@ fn plan_from_env() -> Option<Plan> {
     Some(line.parse().unwrap_or_else(|error| panic!("{error:?}")))
 }
 
-/// Runs seeds of a family: `SIM_SEEDS` or 300 of them, from `SIM_FIRST` or 0 on. With `SIM_SECONDS`,
-/// which all families share, as many new seeds as there is time for. With `SIM_PLAN`, that plan
-/// alone. The kernel makes the mistake `SIM_MUTANT`, if there is one.
+/// Runs seeds of a family: `SIM_SEEDS` or 300 of them, from `SIM_FIRST` or 0 on. With
+/// `SIM_SECONDS`, which all families share, as many new seeds as there is time for. With
+/// `SIM_PLAN`, that plan alone. The kernel makes the mistake `SIM_MUTANT`, if there is one.
 ///
 /// # Panics
 ///
@@ -231,8 +231,8 @@ fn catches_soon(mutant: Mutant, plan: &Plan) -> bool {
     })
 }
 
-/// Returns the first plan that catches a mutant, made smaller: among `SIM_SEEDS` or 2,000 seeds of each
-/// family, or of `SIM_FAMILY`; or of plans like `SIM_PLAN`.
+/// Returns the first plan that catches a mutant, made smaller: among `SIM_SEEDS` or 2,000 seeds of
+/// each family, or of `SIM_FAMILY`; or of plans like `SIM_PLAN`.
 fn first_that_catches(mutant: Mutant) -> Option<Plan> {
     let only = std::env::var("SIM_FAMILY").ok();
     let families = || {
@@ -266,8 +266,8 @@ const CAUGHT_BY_RULES: [Mutant; 4] = [
     Mutant::EndedUndoRefuses,
 ];
 
-/// Looks for a plan that catches each mutant, or those with `SIM_MUTANT` in their name. Prints it as a
-/// line of `mutants.txt`.
+/// Looks for a plan that catches each mutant, or those with `SIM_MUTANT` in their name. Prints it
+/// as a line of `mutants.txt`.
 ///
 /// # Panics
 ///
