@@ -277,8 +277,7 @@ impl<'a> Round<'a> {
 
     /// Returns whether the call waits for no further vote.
     fn is_over(&self) -> bool {
-        let has_patience = || !self.patience().is_zero() && Instant::now() < self.patient_until;
-        self.votes.is_decided() && !(self.votes.is_won() && has_patience())
+        self.votes.is_decided() && !(self.votes.is_won() && Instant::now() < self.patient_until)
     }
 
     /// Counts the answer of the n-th server.
