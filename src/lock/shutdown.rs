@@ -121,11 +121,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let woken = runtime.waiters.wake_all();
     // Holders are notified before the release, so that none continues under a lock that is already
     // free.
-    let held = runtime.timer.drain();
-    for hold in &held {
-        hold.lose(Lost::ShutDown, Instant::now());
-    }
-    let held = held.into_iter().filter(|hold| {
+    let held = runtime.lose_all().into_iter().filter(|hold| {
         runtime.announce_loss(hold);
         // Leaves out a lease that its holder is releasing, and one that was lost before.
         matches!(

@@ -319,6 +319,16 @@ impl Runtime {
         found
     }
 
+    /// Ends all leases of a client that is closed, and returns them. Accepts no more. The channels
+    /// of all come first, since to announce each loss takes time.
+    pub(crate) fn lose_all(&self) -> Vec<Arc<HeldLease>> {
+        let held = self.timer.drain();
+        for hold in &held {
+            hold.lose(Lost::ShutDown, Instant::now());
+        }
+        held
+    }
+
     /// Announces a loss to waiters and callbacks, once. The guard's channel announced it earlier,
     /// when the loss was detected.
     pub(crate) fn announce_loss(&self, hold: &Arc<HeldLease>) {

@@ -24,7 +24,6 @@ use crate::lease::release::Release;
 use crate::lease::releases::Releases;
 use crate::lease::status::RenewalRequest;
 use crate::logging::{self, contain};
-use crate::lost::Lost;
 use crate::protocol::probe::Probe;
 use crate::redis::{Fault, Server};
 use crate::runtime::engine::pipes::{Outcome, Pipes};
@@ -63,12 +62,7 @@ fn run_or_close(runtime: &Runtime, engine: impl FnOnce()) {
     runtime.close();
     runtime.engine.abort();
     runtime.waiters.wake_all();
-    let held = runtime.timer.drain();
-    // The channels of all leases come first: the rest takes time.
-    for hold in &held {
-        hold.lose(Lost::ShutDown, Instant::now());
-    }
-    for hold in held {
+    for hold in runtime.lose_all() {
         contain(move || runtime.announce_loss(&hold));
     }
     logging::error!("the engine of a client has panicked: the client is closed");
@@ -335,6 +329,7 @@ mod tests {
     use super::*;
     use crate::lease::held::tests::held_for_an_hour;
     use crate::lease::status::LeaseStatus;
+    use crate::lost::Lost;
     use crate::runtime::tests::runtime_of;
 
     #[test]
