@@ -489,15 +489,18 @@ fn the_shortest_of_several_cancels_takes_less_than_10_ms() {
     });
 
     let proxy = Proxy::new(&server);
-    let client = patient(&proxy.url());
+    let mut readers = Vec::new();
     let mut names = ["a", "b", "c", "d", "e"].into_iter();
     let reading = shortest_cancel(|token| {
+        // Its own client: others have connections without replies.
+        let client = patient(&proxy.url());
         // Leaves an open connection to the call: `set_open` changes only connections that are open.
         assert_released(client.mutex("warm").lock().unwrap().unlock());
         proxy.set_open(Traffic::DropReplies);
         let name = names.next().expect("one for each call");
         let sleeping = spawn_waiter(&client.mutex(name).cancel_on(token));
         eventually(PATIENCE, || server.get(format!("lock:{name}")).is_some());
+        readers.push(client);
         sleeping
     });
     // The calls' own threads learn from this that their replies never arrive.
