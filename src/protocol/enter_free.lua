@@ -5,7 +5,7 @@
 -- A user without the permission for EXISTS has no fast path.
 local is_for_queue
 do
-  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in draw_free.lua
+  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in take_free.lua
   is_for_queue = ARGV[3] == 'r'
   if not is_for_queue then
     is_for_queue = redis.pcall('EXISTS', KEYS[1], KEYS[3]) ~= 0

@@ -3,7 +3,7 @@
 -- in every call.
 -- A user without the permission for LINDEX has no fast path.
 do
-  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in draw_free.lua
+  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in take_free.lua
   local is_only_reader
   holder = redis.call('GET', KEYS[1])
   -- A forced release names a longer value in another way.

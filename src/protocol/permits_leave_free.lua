@@ -3,7 +3,7 @@
 -- create in every call. Anything unusual is left to the rest of the script.
 -- Permits that have ended count as held until a script removes them: nobody has got them since.
 do
-  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in draw_free.lua
+  local redis, KEYS, ARGV = redis, KEYS, ARGV -- as in take_free.lua
   local found = redis.call('ZRANGE', KEYS[1], '0', '2')
   -- A damaged queue must not keep the permits from being released.
   if found[1] == 'out' and not redis.pcall('LINDEX', KEYS[3], '0') then

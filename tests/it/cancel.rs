@@ -497,6 +497,7 @@ fn the_shortest_of_several_cancels_takes_less_than_10_ms() {
     let mut readers = Vec::new();
     let mut names = ["a", "b", "c", "d", "e"].into_iter();
     let reading = shortest_cancel(|token| {
+        // Its own client: others have connections without replies.
         let client = patient(&proxy.url());
         // Leaves an open connection to the call: `set_open` changes only connections that are open.
         let warm = client.mutex("warm").cancel_on(token);

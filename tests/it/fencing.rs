@@ -10,7 +10,7 @@ use support::fair::{
     PATIENCE, QUEUE, granted, lock_in_turn, spawn_in_queue, wait_for_queue_length,
 };
 use support::permits::{PERMITS_FENCE, PERMITS_QUEUE, acquire_in_turn};
-use support::{Proxy, Server, Traffic, eventually, micros_since_1970, ms};
+use support::{Proxy, Server, Traffic, eventually, micros_since_1970, ms, nearly_a_token};
 
 support::tests![
     tokens_rise_and_start_at_the_servers_time,
@@ -279,12 +279,6 @@ fn assert_expiry_after(server: &Server, kind: &str, key: &str, grant: &Grant) {
             "{kind}: {left} ms after {fence:?}"
         );
     }
-}
-
-/// Returns a text of as many bytes as a token has, and with the first digits of the next ones.
-fn nearly_a_token() -> String {
-    let token = micros_since_1970().to_string();
-    format!("{}00 damage", &token[..7])
 }
 
 fn unusable_fence_stays_as_it_is() {

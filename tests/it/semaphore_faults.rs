@@ -17,7 +17,7 @@ use support::permits::{
 use support::scripts;
 use support::{
     COMMAND_TIMEOUT, Child, Cluster, Proxy, Sentinels, Server, Setup, Traffic, builder, client,
-    eventually, micros_since_1970, ms, parameter, tell_parent,
+    eventually, ms, nearly_a_token, parameter, tell_parent,
 };
 
 support::roles![holder, user];
@@ -354,8 +354,6 @@ fn enter_that_the_network_runs_twice_reports_its_own_permits() {
 fn unusable_fence_of_permits_stays_as_it_is() {
     let server = Server::start();
     let semaphore = semaphore(&server, 2);
-    let token = micros_since_1970().to_string();
-    let nearly_a_token = format!("{}00 damage", &token[..7]);
     for fence in [
         "",
         "-5",
@@ -364,7 +362,7 @@ fn unusable_fence_of_permits_stays_as_it_is() {
         " 7",
         "9007199254740991",
         "words",
-        &nearly_a_token,
+        &nearly_a_token(),
     ] {
         server.run("SET", &[PERMITS_FENCE, fence, "EX", "100"]);
         let outcome = semaphore.acquire().map(drop);

@@ -28,7 +28,7 @@ const DELAY: Duration = ms(4_000);
 /// waiters.
 const NAMES: [&str; 2] = ["quiet", "busy"];
 
-/// What can be acquired of a name.
+/// The kinds of lock, and of access to one, that each name has.
 const KINDS: [&str; 5] = ["fair", "write", "read", "permit", "set"];
 
 /// Tries one of the [`KINDS`] without waiting.

@@ -80,5 +80,7 @@ pub use server::Server;
 pub use snapshot::Snapshot;
 pub use tempdir::TempDir;
 pub use terminal::Terminal;
-pub use time::{Control, SLACK, Timed, WAKE_UPS, eventually, let_pass, micros_since_1970, ms};
+pub use time::{
+    Control, SLACK, Timed, WAKE_UPS, eventually, let_pass, micros_since_1970, ms, nearly_a_token,
+};
 pub use watchdog::{Watchdog, watchdog};

@@ -16,6 +16,12 @@ pub fn micros_since_1970() -> u64 {
     since.as_micros().try_into().unwrap()
 }
 
+/// Returns a text of as many bytes as a token has, and with the first digits of the next ones.
+pub fn nearly_a_token() -> String {
+    let token = micros_since_1970().to_string();
+    format!("{}00 damage", &token[..7])
+}
+
 /// The largest number of wake-ups of threads that a measured call needs, one after the other. Each
 /// may be as late as the end of a plain wait of [`Control`].
 pub const WAKE_UPS: u32 = 3;
