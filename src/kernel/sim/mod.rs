@@ -8,11 +8,12 @@ mod rules;
 mod server;
 mod world;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plan::{Family, Plan, plan};
 use world::{Report, Violation, World};
 
+use crate::clock::Instant;
 use crate::kernel::mutant::{Mutant, switch_on};
 use crate::random;
 
@@ -136,9 +137,9 @@ fn plan_from_env() -> Option<Plan> {
     Some(line.parse().unwrap_or_else(|error| panic!("{error:?}")))
 }
 
-/// Runs seeds of a family: `SIM_SEEDS` or 300 of them, from `SIM_FIRST` or 0 on. With `SIM_SECONDS`,
-/// which all families share, as many new seeds as there is time for. With `SIM_PLAN`, that plan
-/// alone. The kernel makes the mistake `SIM_MUTANT`, if there is one.
+/// Runs seeds of a family: `SIM_SEEDS` or 300 of them, from `SIM_FIRST` or 0 on. With
+/// `SIM_SECONDS`, which all families share, as many new seeds as there is time for. With
+/// `SIM_PLAN`, that plan alone. The kernel makes the mistake `SIM_MUTANT`, if there is one.
 ///
 /// # Panics
 ///
@@ -154,7 +155,7 @@ fn run_family(family: Family) {
         (None, Some(seconds)) => {
             let share = Duration::from_secs(seconds) / Family::ALL.len() as u32;
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            let end = Instant::now() + share * threads.min(Family::ALL.len()) as u32;
+            let end = Instant::now().after(share * threads.min(Family::ALL.len()) as u32);
             let first = first.unwrap_or_else(|| random::uuid().as_u64_pair().0 >> 24);
             Box::new(
                 (first..)
@@ -231,8 +232,8 @@ fn catches_soon(mutant: Mutant, plan: &Plan) -> bool {
     })
 }
 
-/// Returns the first plan that catches a mutant, made smaller: among `SIM_SEEDS` or 2,000 seeds of each
-/// family, or of `SIM_FAMILY`; or of plans like `SIM_PLAN`.
+/// Returns the first plan that catches a mutant, made smaller: among `SIM_SEEDS` or 2,000 seeds of
+/// each family, or of `SIM_FAMILY`; or of plans like `SIM_PLAN`.
 fn first_that_catches(mutant: Mutant) -> Option<Plan> {
     let only = std::env::var("SIM_FAMILY").ok();
     let families = || {
@@ -266,8 +267,8 @@ const CAUGHT_BY_RULES: [Mutant; 4] = [
     Mutant::EndedUndoRefuses,
 ];
 
-/// Looks for a plan that catches each mutant, or those with `SIM_MUTANT` in their name. Prints it as a
-/// line of `mutants.txt`.
+/// Looks for a plan that catches each mutant, or those with `SIM_MUTANT` in their name. Prints it as
+/// a line of `mutants.txt`.
 ///
 /// # Panics
 ///
