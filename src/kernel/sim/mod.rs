@@ -267,8 +267,8 @@ const CAUGHT_BY_RULES: [Mutant; 4] = [
     Mutant::EndedUndoRefuses,
 ];
 
-/// Looks for a plan that catches each mutant, or those with `SIM_MUTANT` in their name. Prints it as
-/// a line of `mutants.txt`.
+/// Looks for a plan that catches each mutant, or those with `SIM_MUTANT` in their name. Prints it
+/// as a line of `mutants.txt`.
 ///
 /// # Panics
 ///
