@@ -92,11 +92,10 @@
 //!   six busy loops ran on the same two cores: an eighth of the acquisitions of such loops. The
 //!   longer the sections, the smaller the difference. What helps: an idle core, a higher priority
 //!   (`nice`, CPU shares) for the processes that lock, and more work under each lock.
-//! - **A set of names** has no queue over a quorum, for names in several slots of a cluster, or in
-//!   a client with [`queues(false)`](crate::ClientBuilder::queues). If each of its names is in
-//!   constant demand there, a call may wait for a long time. A set that spans several slots is
-//!   briefly visible half-acquired. [`MutexAll`](crate::MutexAll#waiting) describes what a waiting
-//!   set keeps.
+//! - **A set of names** has no queue over a quorum, or in a client with
+//!   [`queues(false)`](crate::ClientBuilder::queues). If each of its names is in constant demand
+//!   there, a call may wait for a long time. A set that waits, or that spans several slots, is
+//!   visible half-acquired: [`MutexAll`](crate::MutexAll#waiting) describes what it keeps.
 //! - **A reader that crashes** keeps writers out until its own lease ends, whatever other readers
 //!   do.
 //! - **A fair lock, a read-write lock or a semaphore** is available for one server, Sentinel and

@@ -24,8 +24,8 @@
 //! - A call that is refused enters the queue and sleeps. Meanwhile a thread of its client
 //!   subscribes; no call waits for the confirmation. The release makes the first in the queue the
 //!   holder and sends its client a message. The call then returns without another command.
-//! - Of the calls for a plain lock, only the first one in each client talks to Redis. The others
-//!   sleep behind it, in memory: a thousand threads that wait for one name cost Redis as much as
+//! - A client asks once for all its calls for a plain lock, and nothing while it has the lock
+//!   itself. The calls sleep in a line, in memory: a thousand threads that wait for one name cost Redis as much as
 //!   one. (Each call for a fair lock, a read-write lock or a semaphore has its own entry; a client
 //!   refreshes all of them in one command.)
 //! - Each client refreshes its places every 0.9 s, or more often if the ttl is shorter than 4 s. A
@@ -35,9 +35,9 @@
 //!   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) ask after the pauses that the policy sets,
 //!   or at their next refresh if that is sooner.
 //!
-//! Over a quorum, for names in several slots of a cluster, and in a client that is built with
-//! [`queues(false)`](crate::ClientBuilder::queues), there is no queue. The release then wakes one
-//! waiter of each client, and the first to ask gets the lock. A waiter also asks when the lease of
+//! Over a quorum, and in a client that is built with
+//! [`queues(false)`](crate::ClientBuilder::queues), there is no queue. After the release, each client
+//! asks for its first waiter, and the first to ask gets the lock. A waiter also asks when the lease of
 //! the holder would expire, and after 1 s.
 //!
 //! # Several databases of one server

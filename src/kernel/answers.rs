@@ -10,6 +10,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::Context;
 use crate::kernel::command::{Command, What};
 use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
@@ -20,7 +21,6 @@ use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::refusal::RefusedName;
-use crate::redis::Fault;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 

@@ -21,6 +21,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::command::Command;
 use crate::kernel::due::asked;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::fault::Fault;
 use crate::kernel::held::Holder;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, IdOfSet, Request, RequestState, Sender, Serves};
@@ -28,7 +29,6 @@ use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo
 use crate::kernel::{Context, Effects, Kernel};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
-use crate::redis::Fault;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 

@@ -16,6 +16,7 @@ use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::Command;
 use crate::kernel::due::EntryWork;
+use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, LeaseWork, RENEWAL_WINDOW};
 use crate::kernel::mutant::{Mutant, is_on};
@@ -28,7 +29,6 @@ use crate::kernel::{Discard, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
-use crate::redis::Fault;
 
 /// Something that the engine must look at.
 #[derive(Clone, Debug)]

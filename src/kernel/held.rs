@@ -24,6 +24,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::answers::unexpected;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Item, ItemKey};
+use crate::kernel::fault::Fault;
 use crate::kernel::lease::{
     Due, HandoffRun, LeaseState, LeaseStatus, LeaseWork, NoHandoff, Operation, OperationCell,
     RenewalRequest, Wanted, WorkKind,
@@ -37,7 +38,6 @@ use crate::name::Name;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
-use crate::redis::Fault;
 use crate::replicas::Replicas;
 use crate::sync::Mutex;
 use crate::token::FencingToken;

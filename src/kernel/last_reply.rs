@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
+use crate::kernel::fault::{Fault, OpenCircuit};
 use crate::kernel::waiter::{Failure, Refused};
 use crate::protocol::refusal::RefusedName;
-use crate::redis::{Fault, OpenCircuit};
 
 /// The last attempt before a deadline comes this early, unless the call is short or the server
 /// distant.

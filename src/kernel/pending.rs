@@ -17,12 +17,12 @@ use crate::holder_id::HolderId;
 use crate::kernel::RUNS_WITHIN;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
+use crate::kernel::fault::Fault;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::votes::Majority;
 use crate::name::{Name, NameTable};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::{AtRelease, Primitive};
-use crate::redis::Fault;
 
 /// The most holder ids in one command: about 16 KiB of them.
 const MOST_IDS: usize = 256;

@@ -11,6 +11,7 @@ use crate::kernel::Context;
 use crate::kernel::answers::{fits, too_short, unexpected, untaken};
 use crate::kernel::command::Listens;
 use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
@@ -19,7 +20,6 @@ use crate::kernel::request::{Confirming, Flight, Place, RequestNo, RequestState,
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::place::{Refreshed, TokenBlock, provisional, provisional_of, refresh_every};
-use crate::redis::Fault;
 use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy, jittered};
 
 /// The least time from a command to the refresh that the expiry of the lock makes due.

@@ -8,13 +8,13 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::engine::ServerNo;
 use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::fault::Fault;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Flight, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::kernel::{Context, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::refusal::RefusedName;
-use crate::redis::Fault;
 use crate::wait_policy::Backoff;
 
 /// The most tokens that a request proposes, one after the other.

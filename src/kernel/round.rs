@@ -25,6 +25,7 @@ use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Engine, Item, ItemKey, Link, Outgoing, Purpose, Route, ServerNo};
+use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseWork, OperationCell, WorkKind};
 use crate::kernel::mutant::{Mutant, is_on};
@@ -38,7 +39,6 @@ use crate::name::Name;
 use crate::protocol::answer::{Answer, Wanted};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
-use crate::redis::Fault;
 use crate::sync::Mutex;
 use crate::wait_policy::RECONNECT;
 

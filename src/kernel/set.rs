@@ -23,6 +23,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::answers::untaken;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::entry::{LockEntry, Watch};
+use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::holdings::Grant;
 use crate::kernel::last_reply::last_attempt;
@@ -39,7 +40,6 @@ use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::redis::Fault;
 use crate::token::FencingToken;
 use crate::wait_policy::{RECONNECT, WaitPolicy, jittered};
 

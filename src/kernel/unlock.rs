@@ -15,6 +15,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::kernel::command::{Command, What};
 use crate::kernel::entry::LockEntry;
+use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
 use crate::kernel::messages::FREE_FOR;
@@ -25,7 +26,6 @@ use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::redis::Fault;
 use crate::token::FencingToken;
 
 /// The pause of a line without a queue after a run of hand-offs: other clients get a chance.

@@ -1,10 +1,11 @@
 //! Sends many calls of one thread in one write, and reads their replies after it.
 
 use crate::clock::Instant;
+use crate::kernel::fault::Fault;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::Call;
 use crate::redis::conn::connection::{Connection, Replied, is_no_script};
-use crate::redis::fault::{Fault, NodeFault};
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 
 impl Server {

@@ -6,6 +6,7 @@ use crate::cause::WAIT;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::error_reply::meaning;
+use crate::kernel::fault::Fault;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::{Call, pack_wait};
 use crate::protocol::verb::Verb;
@@ -13,7 +14,7 @@ use crate::redis::combine::{Behind, Combined};
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::{Replied, is_no_script};
 use crate::redis::conn::pool::PooledConnection;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 use crate::replicas::Replicas;
 

@@ -1,11 +1,12 @@
 //! Sends a command that is not a script to one server.
 
 use crate::clock::Instant;
+use crate::kernel::fault::Fault;
 use crate::name::shown;
 use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 
 impl Server {

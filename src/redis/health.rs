@@ -16,8 +16,8 @@ use std::time::{Duration, SystemTime};
 use crate::clock::{Instant, wall_time};
 use crate::error::Cause;
 use crate::health::{BreakerState, HealthPart, HealthState};
+use crate::kernel::fault::{Fault, OpenCircuit};
 use crate::redis::breaker::Breaker;
-use crate::redis::fault::{Fault, OpenCircuit};
 use crate::sync::Mutex;
 
 /// The outcomes of calls, recorded by their callers. Only writes count as answers: a server whose

@@ -6,6 +6,7 @@ use std::thread;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::health::HealthPart;
+use crate::kernel::fault::Fault;
 use crate::name::shown;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Key, Keys};
@@ -15,7 +16,7 @@ use crate::protocol::probe::Probe;
 use crate::protocol::reply::Reply;
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 use crate::token::FencingToken;
 

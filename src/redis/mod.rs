@@ -37,11 +37,12 @@ use crate::redis::quorum::Quorum;
 use crate::resolver::Resolver;
 use crate::url::Target;
 
+pub(crate) use crate::kernel::fault::Fault;
 pub(crate) use crate::redis::conn::callers::Cap;
 pub(crate) use crate::redis::conn::connection::Connection;
 pub(crate) use crate::redis::conn::output::Output;
 pub(crate) use crate::redis::conn::socket::wait_for_sockets;
-pub(crate) use crate::redis::fault::{Fault, NodeFault, OpenCircuit};
+pub(crate) use crate::redis::fault::NodeFault;
 pub(crate) use crate::redis::health::ServerHealth;
 pub(crate) use crate::redis::pipeline::{Ended, Job, LineState, Pipeline, Request};
 pub(crate) use crate::redis::sentinel::Sentinels;

@@ -5,11 +5,12 @@ use redis::ServerError;
 use crate::cause::Refusal;
 use crate::error::{Cause, Error};
 use crate::error_reply::{Meaning, meaning, words};
+use crate::kernel::fault::Fault;
 use crate::name::shown;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::script::Call;
 use crate::redis::conn::dial::ConnectError;
-use crate::redis::fault::{Fault, NodeFault};
+use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 
 impl Server {

@@ -12,8 +12,8 @@ use source::begins_tests;
 use tree::{Module, Tree};
 
 /// The folders of `src` from the top down. Files directly in `src` are the lowest layer.
-const LAYERS: [&str; 10] = [
-    "testing", "api", "lock", "runtime", "kernel", "queue", "lease", "redis", "protocol", "stats",
+const LAYERS: [&str; 9] = [
+    "testing", "api", "client", "runtime", "redis", "kernel", "lease", "protocol", "stats",
 ];
 
 fn library() -> Tree {
@@ -72,12 +72,12 @@ fn layers_match_the_design_page() {
 #[test]
 fn upward_import_and_cycle_are_detected() {
     let files = [
-        ("", "pub use lock::wait::Wait;"),
-        ("lock::wait", "use crate::queue::{Queue, local::Place};"),
-        ("queue", "pub(crate) use local::Queue;"),
+        ("", "pub use client::wait::Wait;"),
+        ("client::wait", "use crate::lease::{Queue, local::Place};"),
+        ("lease", "pub(crate) use local::Queue;"),
         (
-            "queue::local",
-            "#[cfg(test)]\nmod tests;\nfn f() { super::super::lock::wait::g(); }",
+            "lease::local",
+            "#[cfg(test)]\nmod tests;\nfn f() { super::super::client::wait::g(); }",
         ),
         ("protocol::all", "use crate::{Name, Wait};"),
         ("stats", "fn f() { facade::report(); }"),
@@ -85,14 +85,14 @@ fn upward_import_and_cycle_are_detected() {
     ];
     let tree = Tree::of(files);
     let edges = tree.edges();
-    let up = (path("queue::local"), path("lock::wait"));
+    let up = (path("lease::local"), path("client::wait"));
     assert!(edges.contains(&up), "{edges:?}");
     assert!(edges.contains(&(up.1.clone(), up.0.clone())), "{edges:?}");
     assert!(layer(&up.1) < layer(&up.0));
-    let of_public_name = (path("protocol::all"), path("lock::wait"));
+    let of_public_name = (path("protocol::all"), path("client::wait"));
     assert!(edges.contains(&of_public_name), "{edges:?}");
     let stats = ["stats", "stats::facade"].map(path).to_vec();
-    let waits = ["lock::wait", "queue", "queue::local"].map(path).to_vec();
+    let waits = ["client::wait", "lease", "lease::local"].map(path).to_vec();
     assert_eq!(tree.cycles(), [waits, stats]);
 }
 
@@ -210,12 +210,7 @@ fn only_the_clock_reads_the_time_and_sleeps() {
 fn layers_between_api_and_protocol_name_no_kind_of_lock() {
     const KINDS: [&str; 6] = ["all", "cohort", "fair", "mutex", "rw_lock", "semaphore"];
     // The first lists locks by their keys, as the design page says; the others are tests.
-    let exempt = [
-        "lock/list",
-        "queue/handoff_model",
-        "kernel/sim/rules",
-        "kernel/sim/world",
-    ];
+    let exempt = ["client/list", "kernel/sim/rules", "kernel/sim/world"];
     let is_of_kind = |module: &Module| match module.as_slice() {
         [layer, file, ..] => layer == "protocol" && KINDS.contains(&file.as_str()),
         _ => false,

@@ -31,10 +31,6 @@ mod files {
     pub(crate) mod process;
     pub(crate) mod protocol;
     pub(crate) mod random;
-    pub(crate) mod redis {
-        pub(crate) mod fault;
-        pub(crate) use fault::{Fault, OpenCircuit};
-    }
     pub(crate) mod renewed;
     pub(crate) mod replicas;
     pub(crate) mod shortage;

@@ -9,6 +9,7 @@ use super::world::{Checked, World};
 use crate::clock::Instant;
 use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::table::entry_name;
@@ -18,7 +19,6 @@ use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::Primitive;
-use crate::redis;
 
 /// A lease that a client has had.
 pub(super) struct Registered {
@@ -121,7 +121,7 @@ impl World {
         &mut self,
         client: usize,
         name: &Name,
-        end: &Result<Answer, redis::Fault>,
+        end: &Result<Answer, fault::Fault>,
         sent: Time,
     ) {
         let by = match end {

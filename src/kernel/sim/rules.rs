@@ -9,6 +9,7 @@ use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::engine::{Engine, Route};
+use crate::kernel::fault::{Fault, OpenCircuit};
 use crate::kernel::held::Holder;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
@@ -21,7 +22,6 @@ use crate::protocol::keys::Keys;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::redis::{Fault, OpenCircuit};
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 

@@ -24,6 +24,7 @@ use crate::error::Cause;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::engine::{Engine, Outgoing, Route, Ticket};
+use crate::kernel::fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::{OperationCell, Wanted};
 use crate::kernel::unlock::{Unlock, Unlocked};
@@ -38,7 +39,6 @@ use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::{Primitive, Reached};
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
-use crate::redis;
 use crate::replicas::Replicas;
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
@@ -174,7 +174,7 @@ pub(super) struct Caller {
     todo: VecDeque<Todo>,
     ops: u32,
     conn: Option<usize>,
-    mail: Option<Result<Answer, redis::Fault>>,
+    mail: Option<Result<Answer, fault::Fault>>,
     rng: Rng,
     is_cancelled: bool,
     panics: bool,
@@ -185,7 +185,7 @@ struct Pipe {
     conn: Option<usize>,
     connect_at: Time,
     sent: VecDeque<(Ticket, Time)>,
-    mail: VecDeque<Result<Answer, redis::Fault>>,
+    mail: VecDeque<Result<Answer, fault::Fault>>,
     /// Commands that could not be written.
     unsent: Vec<(Ticket, Time)>,
     is_closed: bool,

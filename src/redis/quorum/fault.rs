@@ -2,8 +2,8 @@
 
 use crate::cause::Refusal;
 use crate::error::Cause;
+use crate::kernel::fault::Fault;
 use crate::kernel::round::Undecided;
-use crate::redis::fault::Fault;
 use crate::redis::quorum::Quorum;
 
 impl Quorum {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Error;
+use crate::kernel::fault::Fault;
 use crate::kernel::round::Undecided;
 use crate::logging;
 use crate::protocol::answer::Answer;
@@ -16,7 +17,6 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::reply::Reply;
 use crate::random;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::Fault;
 use crate::redis::quorum::Quorum;
 use crate::redis::quorum::fault::shortage;
 use crate::redis::server::Server;

@@ -7,12 +7,12 @@ use super::world::{Down, Todo, Up, World, time_at, time_of};
 use crate::error::Cause;
 use crate::kernel::Effects;
 use crate::kernel::engine::{Link, Outgoing, ServerNo, Ticket};
+use crate::kernel::fault::Fault;
 use crate::kernel::sim::plan::Actor;
 use crate::kernel::sim::server::{MS, Message, Time};
 use crate::kernel::sim::world::show::{shown_command, shown_end, unknown};
 use crate::kernel::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
 use crate::protocol::answer::Answer;
-use crate::redis::Fault;
 
 type End = Result<Answer, Fault>;
 

@@ -10,6 +10,7 @@ use crate::kernel::Effects;
 use crate::kernel::call::{Call, Step};
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
+use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::request::RequestState;
 use crate::kernel::sim::check::{check_entry, each_entry};
@@ -20,7 +21,6 @@ use crate::kernel::sim::world::Checked;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
-use crate::redis::Fault;
 use crate::wait_policy::WaitPolicy;
 
 /// A lease that a client has had.

@@ -9,6 +9,7 @@ use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::engine::{Engine, Link, Outgoing};
+use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::Wanted;
 use crate::kernel::votes::Majority;
@@ -21,7 +22,6 @@ use crate::protocol::mutex::MutexKeys;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::redis::Fault;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 

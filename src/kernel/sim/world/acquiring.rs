@@ -1,6 +1,6 @@
 //! A call of one lock, or of a set.
 
-use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, redis};
+use super::{Answer, Call, Effects, Failure, Kernel, Outcome, Step, fault};
 use crate::clock::Instant;
 use crate::kernel::set::SetAcquire;
 use crate::kernel::waiter::WaiterCell;
@@ -54,7 +54,7 @@ impl Acquiring {
     pub(super) fn replied(
         &mut self,
         kernel: &Kernel,
-        end: Result<Answer, redis::Fault>,
+        end: Result<Answer, fault::Fault>,
         [sent, now]: [Instant; 2],
         fx: &mut Effects,
     ) -> Step {

@@ -6,7 +6,7 @@ use super::{
     Command, Duration, Effects, Failure, FairMutexKeys, Family, FencingToken, HeldLease, Holder,
     Keys, Kind, LeaseTerms, MS, MutexKeys, NEVER, Name, Outcome, Primitive, Release, Replicas,
     RwLockKeys, SemaphoreKeys, State, Step, Time, Todo, Unlock, Unlocked, Up, Wait, WaitPolicy,
-    Wanted, World, redis,
+    Wanted, World, fault,
 };
 
 use crate::clock::Instant;
@@ -305,7 +305,7 @@ impl World {
                     self.write(client, thread, command);
                 } else {
                     // The thread stood still: a command whose time is over is not sent.
-                    let end = Err(redis::Fault::NotRun(Cause::text("too late")));
+                    let end = Err(fault::Fault::NotRun(Cause::text("too late")));
                     self.clients[client].callers[thread].mail = Some(end);
                 }
                 let caller = &mut self.clients[client].callers[thread];

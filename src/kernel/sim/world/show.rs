@@ -1,13 +1,13 @@
 //! The texts of a trace.
 
-use super::{Answer, Cause, Command, Down, Message, Step, key_of, redis};
+use super::{Answer, Cause, Command, Down, Message, Step, fault, key_of};
 
-pub(in crate::kernel::sim) fn not_replicated() -> redis::Fault {
-    redis::Fault::NotReplicated(crate::error::Error::Closed)
+pub(in crate::kernel::sim) fn not_replicated() -> fault::Fault {
+    fault::Fault::NotReplicated(crate::error::Error::Closed)
 }
 
-pub(in crate::kernel::sim) fn unknown() -> redis::Fault {
-    redis::Fault::Unknown(Cause::text("no reply"))
+pub(in crate::kernel::sim) fn unknown() -> fault::Fault {
+    fault::Fault::Unknown(Cause::text("no reply"))
 }
 
 pub(in crate::kernel::sim) fn shown(step: &Step) -> String {
@@ -23,7 +23,7 @@ pub(in crate::kernel::sim) fn shown_command(command: &Command) -> String {
     format!("{name} {:?}", command.what)
 }
 
-pub(in crate::kernel::sim) fn shown_end(end: &Result<Answer, redis::Fault>) -> String {
+pub(in crate::kernel::sim) fn shown_end(end: &Result<Answer, fault::Fault>) -> String {
     match end {
         Ok(answer) => shown_answer(answer),
         Err(fault) => format!("no reply: {fault}"),

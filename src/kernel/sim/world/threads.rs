@@ -3,7 +3,7 @@
 use super::show::{shown_command, shown_down, shown_end, unknown};
 use super::{
     Actor, Answer, Arc, COMMAND_TIMEOUT, Cause, Checked, Down, Duration, Effects, Family, MS,
-    Message, NEVER, OneServer, Outgoing, Ticket, Time, Todo, Up, World, redis,
+    Message, NEVER, OneServer, Outgoing, Ticket, Time, Todo, Up, World, fault,
 };
 
 impl World {
@@ -56,7 +56,7 @@ impl World {
 
     pub(super) fn engine_replies(&mut self, client: usize, fx: &mut Effects) {
         let now = self.now;
-        let mut ends: Vec<(Ticket, Time, Result<Answer, redis::Fault>)> = Vec::new();
+        let mut ends: Vec<(Ticket, Time, Result<Answer, fault::Fault>)> = Vec::new();
         let pipe = &mut self.clients[client].pipe;
         while let Some(answer) = pipe.mail.pop_front() {
             let (ticket, sent) = pipe.sent.pop_front().expect("a reply to a command");
@@ -80,7 +80,7 @@ impl World {
             ends.push((
                 ticket,
                 sent,
-                Err(redis::Fault::NotRun(Cause::text("connecting"))),
+                Err(fault::Fault::NotRun(Cause::text("connecting"))),
             ));
         }
         let route = self.route();
