@@ -80,8 +80,14 @@ impl Ending<'_> {
             return unlock;
         };
         // The other half of the time is for the release. If the renewal fails, the lease is not
-        // handed off.
-        let until = now.after(now.until(self.deadline) / 2);
+        // handed off. It is not tried at a server that has just left a release without an answer.
+        let is_ignored = (self.runtime.deployment)
+            .ignored_release(&self.lease.lock)
+            .is_some();
+        let until = match is_ignored {
+            true => now,
+            false => now.after(now.until(self.deadline) / 2),
+        };
         let _ = wait_for(self.runtime, self.lease, &cell, until);
         self.begin_unlock(true, Instant::now())
     }

@@ -3,7 +3,7 @@
 //! A kernel call, its effects and its I/O are separate events, and any actor can be stopped between
 //! them.
 
-mod acquiring;
+pub(crate) mod acquiring;
 mod caller;
 mod network;
 pub(in crate::kernel::sim) mod show;

@@ -353,6 +353,7 @@ mod tests {
         server.read_exact(&mut received).unwrap();
         let keys = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
         connection.undo_behind(keys.release(b"id", AtRelease::Usual));
+        drop(connection);
 
         server.read_to_end(&mut received).unwrap();
         assert!(received.iter().all(|byte| *byte == b'x'));

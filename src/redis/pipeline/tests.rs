@@ -241,11 +241,17 @@ fn one_wait_follows_each_batch_and_the_next_batch_comes_after_its_reply() {
 }
 
 #[test]
-fn script_that_the_server_does_not_know_is_sent_again_with_its_source() {
+fn script_that_the_server_does_not_know_ends_and_can_be_sent_with_its_source() {
     let mut fixture = Fixture::new(LONG);
     let mut peer = fixture.open([call(0, None)]);
     peer.write_all(b"-NOSCRIPT No matching script.\r\n")
         .unwrap();
+    while fixture.ended.is_empty() {
+        fixture.turn();
+    }
+    let ended = fixture.ended.remove(0);
+    assert!(matches!(ended.end, Err(NodeFault::NoScript)));
+    fixture.pipeline.push_by_source(vec![ended.job]);
     while fixture
         .pipeline
         .sent
@@ -323,6 +329,12 @@ fn useless_command_is_not_sent() {
     let mut fixture = Fixture::new(LONG);
     let mut peer = fixture.open([publication(usize::MAX, 1), publication(0, 1)]);
     peer.write_all(b":1\r\n").unwrap();
-    assert_eq!(fixture.ended(1)[0].0, 0);
+    let ended = fixture.ended(2);
+    let useless = (usize::MAX, Err(()));
+    let ends = ended.into_iter();
+    let ends: Vec<_> = ends
+        .map(|(n, end)| (n, end.map(drop).map_err(drop)))
+        .collect();
+    assert_eq!(ends, [useless, (0, Ok(()))]);
     assert!(!fixture.pipeline.is_busy());
 }

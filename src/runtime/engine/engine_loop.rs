@@ -239,7 +239,7 @@ impl<'a> EngineLoop<'a> {
         if self.asks_until.is_some_and(|until| until <= now) {
             outcomes.extend(self.pipes.end_asking(now));
         }
-        if self.is_stopping {
+        if self.runtime.engine.is_closed() {
             // The end waits for no server unless there is something to release.
             outcomes.extend(self.pipes.drop_queued(now, Work::outlives_client));
         }

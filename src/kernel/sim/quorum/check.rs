@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::world::{State, Todo, World, time_at};
+use super::world::{Caller, State, Todo, World, time_at};
 use crate::clock::Instant;
 use crate::kernel::Effects;
 use crate::kernel::call::{Call, Step};
@@ -18,6 +18,8 @@ use crate::kernel::sim::plan::Actor;
 use crate::kernel::sim::server::key_of;
 use crate::kernel::sim::server::{MS, Time, client_of};
 use crate::kernel::sim::world::Checked;
+use crate::kernel::sim::world::acquiring::Acquiring;
+use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -45,7 +47,6 @@ impl World {
     /// Looks at a kernel call's effects before they are carried out.
     pub(super) fn after_kernel(&mut self, client: usize, fx: &mut Effects) -> Checked {
         for (lease, token) in std::mem::take(&mut fx.began) {
-            let key = key_of(&*lease.lock);
             self.say(|| format!("c{client} holds {:?} token {token}", lease.id));
             if self.clients[client].kernel.is_closed() {
                 let text = format!("c{client} is closed, and gives {:?}", lease.id);
@@ -56,14 +57,23 @@ impl World {
                 let text = format!("{:?} is handed off {handed} times", lease.id);
                 return Err(self.violation("P12", text));
             }
-            let newest = self.newest.get(&key).copied().unwrap_or(0);
-            if token.value() <= newest && !self.lost_tokens {
-                let text = format!("token {token} is not above {newest}: {:?}", lease.id);
-                return Err(self.violation("P2", text));
-            }
-            self.newest.insert(key.clone(), token.value().max(newest));
-            if !self.leases.iter().any(|it| Arc::ptr_eq(&it.lease, &lease)) {
-                self.leases.push(Registered { client, key, lease });
+            let is_new = !self.leases.iter().any(|it| Arc::ptr_eq(&it.lease, &lease));
+            for (n, name) in lease.lock.keys().names.iter().enumerate() {
+                let key = name.as_bytes().to_vec();
+                let token = match lease.tokens.len() {
+                    1 => token,
+                    _ => lease.tokens[n],
+                };
+                let newest = self.newest.get(&key).copied().unwrap_or(0);
+                if token.value() <= newest && !self.lost_tokens {
+                    let text = format!("token {token} is not above {newest}: {:?}", lease.id);
+                    return Err(self.violation("P2", text));
+                }
+                self.newest.insert(key.clone(), token.value().max(newest));
+                if is_new {
+                    let lease = Arc::clone(&lease);
+                    self.leases.push(Registered { client, key, lease });
+                }
             }
         }
         for told in &fx.lost {
@@ -128,9 +138,10 @@ impl World {
         &mut self,
         client: usize,
         thread: usize,
-        call: &Call,
+        acquiring: &Acquiring,
         outcome: &Outcome,
     ) -> Checked {
+        let call = acquiring.call();
         let deadline = call.wants.deadline;
         let stopped = time_at(self.stopped_until(client, Actor::Caller(thread)));
         let now = time_at(self.now);
@@ -153,9 +164,15 @@ impl World {
             _ => false,
         };
         let name = call.wants.lock.key(0).name;
+        let names = acquiring.names_of_set();
+        let is_its = |it: &Name| it == name || names.contains(it);
         let mut holds = false;
         each_entry(&self.clients[client].kernel, &self.names(), |entry| {
-            holds |= entry.name == *name && !entry.held.is_empty();
+            let mut held = entry
+                .held
+                .iter()
+                .flat_map(|held| held.lease.lock.names.iter());
+            holds |= held.any(is_its);
         });
         if holds || is_limited {
             return Ok(());
@@ -169,7 +186,7 @@ impl World {
         // The votes of one round arrive within the command timeout.
         let counts = |it: &&Reply| {
             let is_recent = is_fresh(it) || time_at(it.arrived + 3_000 * MS) >= deadline;
-            it.name == *name && time_at(it.sent) >= call.start && (is_recent || is_once)
+            is_its(&it.name) && time_at(it.sent) >= call.start && (is_recent || is_once)
         };
         let replies: Vec<&Reply> = self.clients[client].replies.iter().filter(counts).collect();
         let servers: BTreeSet<ServerNo> = replies.iter().filter_map(|it| it.server).collect();
@@ -177,7 +194,7 @@ impl World {
         let mut callers = self.clients[client].callers.iter();
         let ends = callers.any(|caller| match &caller.state {
             State::Releasing { lease, cell, .. } => {
-                lease.lock.key(0).name == name && cell.result.lock().is_some()
+                lease.lock.names.iter().any(is_its) && cell.result.lock().is_some()
             }
             _ => false,
         });
@@ -323,15 +340,18 @@ impl World {
     }
 
     fn names(&self) -> BTreeSet<Name> {
-        (0..self.plan.names)
-            .map(|n| Name::from(format!("n{n}")))
+        let names = (0..self.plan.names).map(|n| Name::from(format!("n{n}")));
+        let locks = self.clients.iter().flat_map(|client| client.locks.values());
+        let sets = locks.filter(|lock| lock.keys().names.len() > 1);
+        names
+            .chain(sets.map(|lock| entry_name(&**lock).into_owned()))
             .collect()
     }
 
     pub(super) fn parked(&self, client: usize) -> impl Iterator<Item = (usize, &Call)> {
         let callers = self.clients[client].callers.iter().enumerate();
         callers.filter_map(|(thread, caller)| match &caller.state {
-            State::Parked(call) => Some((thread, &**call)),
+            State::Parked(call) => Some((thread, call.call())),
             _ => None,
         })
     }
@@ -398,7 +418,19 @@ impl World {
         if self.stopped_until(client, Actor::Engine) > self.now || self.usable(client) < needed {
             return false;
         }
-        self.parked(client).any(|(thread, call)| {
+        let watches = |caller: &Caller| match &caller.state {
+            State::Parked(call) => call.watched().is_some_and(|lock| key_of(&**lock) == key),
+            _ => false,
+        };
+        let mut callers = self.clients[client].callers.iter().enumerate();
+        let runs = |thread| self.stopped_until(client, Actor::Caller(thread)) <= self.now;
+        if callers.any(|(thread, caller)| watches(caller) && runs(thread)) {
+            return true;
+        }
+        let mut ones = self
+            .parked(client)
+            .filter(|(_, call)| call.wants.lock.keys().names.len() == 1);
+        ones.any(|(thread, call)| {
             let runs = self.stopped_until(client, Actor::Caller(thread)) <= self.now;
             let waits = call
                 .cell()

@@ -45,6 +45,10 @@ pub(in crate::kernel::sim) fn plan(seed: u64) -> Plan {
         aimed(&mut plan, &mut rng);
     }
     plan.faults.sort_by_key(|fault| fault.0);
+    if rng.chance(250) {
+        plan.kinds.push(Kind::PlainSet);
+        plan.names = plan.names.max(2);
+    }
     plan
 }
 

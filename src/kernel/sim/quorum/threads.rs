@@ -6,17 +6,19 @@ use std::time::Duration;
 use super::world::{State, Todo, World, time_at, time_of};
 use crate::config::LeaseTerms;
 use crate::kernel::Effects;
-use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::call::{CallTerms, Step};
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::{LeaseStatus, Wanted};
-use crate::kernel::sim::plan::Actor;
+use crate::kernel::sim::plan::{Actor, Kind};
 use crate::kernel::sim::server::MS;
+use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::sim::world::show::shown;
 use crate::kernel::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::name::Name;
-use crate::protocol::keys::Keys;
+use crate::protocol::all::MutexAllKeys;
+use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
@@ -109,8 +111,9 @@ impl World {
                 self.say(|| format!("c{client}.{thread} released: {result:?} {status:?}"));
                 self.report.lost += u64::from(is_lost);
                 if matches!(result, Some(Ok(()))) && !is_lost {
-                    let name = lease.lock.key(0).name.clone();
-                    self.note_own_end(client, &name);
+                    for name in lease.lock.keys().names.iter() {
+                        self.note_own_end(client, name);
+                    }
                 }
                 self.effects(client, fx);
                 self.idle(client, thread);
@@ -127,6 +130,19 @@ impl World {
             MutexKeys::of(Keys::new(name, "lock:", "lock_release:"))
         };
         Arc::clone(locks.entry(name).or_insert_with(make))
+    }
+
+    /// The set of all names, or of all but one.
+    fn set_of(&mut self, client: usize, without: Option<u64>) -> Arc<dyn Primitive> {
+        let all = 0..self.plan.names;
+        let locks = &mut self.clients[client].locks;
+        let make = || {
+            let names = all.filter(|n| Some(*n) != without);
+            let names = names.map(|n| Name::from(format!("n{n}"))).collect();
+            MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, false)
+        };
+        let number = 1_000 + without.unwrap_or(999);
+        Arc::clone(locks.entry(number).or_insert_with(make))
     }
 
     /// Chooses the next call of a thread.
@@ -162,7 +178,13 @@ impl World {
         let renews = !rng.chance(80);
         let ttl = if rng.chance(60) { ttl * 3 / 2 } else { ttl };
         let ttl = Duration::from_micros(ttl / MS * MS);
-        let lock = self.lock_of(client, name);
+        let lock = match self.is_set(client, thread) {
+            true => {
+                let without = Some(name).filter(|_| self.plan.names > 2);
+                self.set_of(client, without)
+            }
+            false => self.lock_of(client, name),
+        };
         CallTerms {
             lock,
             terms: LeaseTerms {
@@ -185,6 +207,12 @@ impl World {
         }
     }
 
+    /// Chooses whether the next call is for a set.
+    fn is_set(&mut self, client: usize, thread: usize) -> bool {
+        let rng = &mut self.clients[client].callers[thread].rng;
+        self.plan.kinds.contains(&Kind::PlainSet) && rng.chance(500)
+    }
+
     fn begin(&mut self, client: usize, thread: usize) -> Checked {
         let wants = self.wants(client, thread);
         let text = format!(
@@ -194,7 +222,7 @@ impl World {
             (time_of(wants.deadline) as f64 - super::world::START as f64) / 1000.0
         );
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let mut call = Box::new(Call::new(&kernel, wants, time_at(self.now)));
+        let mut call = Box::new(Acquiring::of(&kernel, wants, time_at(self.now)));
         let mut fx = Effects::default();
         let step = call.begin(&kernel, time_at(self.now), &mut fx);
         self.say(|| format!("c{client}.{thread} {text}"));
@@ -205,7 +233,7 @@ impl World {
         &mut self,
         client: usize,
         thread: usize,
-        call: Box<Call>,
+        call: Box<Acquiring>,
         step: Step,
         mut fx: Effects,
     ) -> Checked {
@@ -268,7 +296,7 @@ impl World {
         caller.state = State::Idle(self.now + pause);
     }
 
-    fn woken(&mut self, client: usize, thread: usize, mut call: Box<Call>) -> Checked {
+    fn woken(&mut self, client: usize, thread: usize, mut call: Box<Acquiring>) -> Checked {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
         let now = time_at(self.now);

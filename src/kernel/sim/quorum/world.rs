@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use super::check::{Registered, Reply};
 use crate::clock::Instant;
-use crate::kernel::call::{Call, Step};
+use crate::kernel::call::Step;
 use crate::kernel::command::Command;
 use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo, Ticket};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::OperationCell;
 use crate::kernel::sim::plan::{Actor, Plan, Rng};
 use crate::kernel::sim::server::{MS, Message, Server, Time};
+use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::sim::world::{
     COMMAND_TIMEOUT, Checked, NEVER, Report, UNREACHABLE_FOR, Violation,
 };
@@ -95,7 +96,7 @@ pub(super) enum Todo {
 
 pub(super) enum State {
     Idle(Time),
-    Parked(Box<Call>),
+    Parked(Box<Acquiring>),
     Holding {
         lease: Arc<HeldLease>,
         token: FencingToken,

@@ -253,14 +253,10 @@ impl World {
 
     fn acquiring(&mut self, client: usize, wants: CallTerms, now: Instant) -> Acquiring {
         let kernel = Arc::clone(&self.clients[client].kernel);
-        if wants.lock.keys().names.len() == 1 {
-            return Acquiring::One(Call::new(&kernel, wants, now));
-        }
-        let names = wants.lock.names_of_set().to_vec();
-        for lock in &names {
+        for lock in wants.lock.names_of_set() {
             self.names.insert(entry_name(&**lock).into_owned());
         }
-        Acquiring::Set(SetAcquire::new(&kernel, wants, names, now))
+        Acquiring::of(&kernel, wants, now)
     }
 
     /// A kernel call of this thread has returned: its effects and its step follow.
