@@ -174,6 +174,7 @@ const VARIANTS: [Variant; 8] = [
                 "#fence == 16 and fence < token and fence > string.sub(seconds, 1, 7)",
                 "fence.ok",
             ),
+            ("\n      and string.match(fence, '^%d+$', 8)", ""),
         ],
         release: &[],
     },

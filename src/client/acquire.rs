@@ -44,8 +44,8 @@ pub(super) struct Caller<'a> {
     start: Instant,
 }
 
-/// Acquires the lock, waiting within `limit`. Returns [`Taken`] if it is taken then, or at the first
-/// refusal with [`WaitLimit::None`].
+/// Acquires the lock, waiting within `limit`. Returns [`Taken`] if it is taken then, or at the
+/// first refusal with [`WaitLimit::None`].
 pub(crate) fn acquire(
     runtime: &Arc<Runtime>,
     lock: &Arc<dyn Primitive>,

@@ -20,8 +20,8 @@
 //! `PING` every 5 s.
 //!
 //! There is never a thread per lock. Dropping the last client, lock or guard ends the threads and
-//! waits for them, for at most one command timeout. The drop does not wait for `leasehold-dial`, since nothing can interrupt the look-up of a
-//! host name.
+//! waits for them, for at most one command timeout. The drop does not wait for `leasehold-dial`,
+//! since nothing can interrupt the look-up of a host name.
 //!
 //! A panic of `leasehold-engine` would be a bug. It closes the client: every lease counts as lost,
 //! with the reason [`Lost::ShutDown`](crate::Lost::ShutDown), since nobody would renew it.

@@ -25,9 +25,9 @@
 //!   subscribes; no call waits for the confirmation. The release makes the first in the queue the
 //!   holder and sends its client a message. The call then returns without another command.
 //! - A client asks once for all its calls for a plain lock, and nothing while it has the lock
-//!   itself. The calls sleep in a line, in memory: a thousand threads that wait for one name cost Redis as much as
-//!   one. (Each call for a fair lock, a read-write lock or a semaphore has its own entry; a client
-//!   refreshes all of them in one command.)
+//!   itself. The calls sleep in a line, in memory: a thousand threads that wait for one name cost
+//!   Redis as much as one. (Each call for a fair lock, a read-write lock or a semaphore has its own
+//!   entry; a client refreshes all of them in one command.)
 //! - Each client refreshes its places every 0.9 s, or more often if the ttl is shorter than 4 s. A
 //!   lost message delays it by that time at most.
 //! - If Redis forbids pub/sub, waiters receive no grants. Then each client asks about every 0.2 s,
@@ -37,8 +37,8 @@
 //!
 //! Over a quorum, and in a client that is built with
 //! [`queues(false)`](crate::ClientBuilder::queues), there is no queue. After the release, each client
-//! asks for its first waiter, and the first to ask gets the lock. A waiter also asks when the lease of
-//! the holder would expire, and after 1 s.
+//! asks for its first waiter, and the first to ask gets the lock. A waiter also asks when the lease
+//! of the holder would expire, and after 1 s.
 //!
 //! # Several databases of one server
 //!

@@ -276,7 +276,8 @@ impl LockEntry {
     ) -> ForCaller {
         let is_own_id = by.holder == flight.id.as_str().as_bytes();
         if is_own_id && flight.how == How::Enter {
-            // Its place was granted at once, or the command has run twice: a refresh finds the grant.
+            // Its place was granted at once, or the command has run twice: a refresh finds the
+            // grant.
             self.requests[n].again = cx.now;
             return self.refused_by_nobody(n, flight, &by, sent, cx);
         }
@@ -364,8 +365,8 @@ impl LockEntry {
             let is_unanswered = matches!(request.state, RequestState::Sent);
             request.serves == Serves::Nobody || is_for_deadline && is_unanswered
         };
-        // The command of a call for one of the names is in another entry: it ends soon, or its lease
-        // refuses the set. But a waiting set keeps its names for long.
+        // The command of a call for one of the names is in another entry: it ends soon, or its
+        // lease refuses the set. But a waiting set keeps its names for long.
         let is_of_other = self.is_set && !cx.kernel.table.is_of_set(&by.holder, cx.now);
         let other = HolderId::parse(&by.holder).filter(|_| is_of_other);
         let other = other.and_then(|id| cx.kernel.table.request_of(&id));

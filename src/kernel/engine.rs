@@ -380,9 +380,9 @@ impl Engine {
         });
     }
 
-    /// Returns whether a command may be sent now: for the first time, to another server, or with its
-    /// script's text. Otherwise it must end as `NotRun`: the command of an acquiring request that
-    /// serves nobody, or of a lease that has ended.
+    /// Returns whether a command may be sent now: for the first time, to another server, or with
+    /// its script's text. Otherwise it must end as `NotRun`: the command of an acquiring request
+    /// that serves nobody, or of a lease that has ended.
     pub(crate) fn may_resend(&self, kernel: &Kernel, ticket: Ticket, now: Instant) -> bool {
         match self.in_flight.get(&ticket) {
             Some(Purpose::Ask(asked)) => {

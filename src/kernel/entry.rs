@@ -149,7 +149,8 @@ impl LockEntry {
         self.holds_alone() || self.line_request().is_some()
     }
 
-    /// Records that others wanted the name at `at`, or that it is left to other programs until then.
+    /// Records that others wanted the name at `at`, or that it is left to other programs until
+    /// then.
     pub(super) fn note_contended(&mut self, at: Instant) {
         self.contended = self.contended.max(at);
     }

@@ -138,8 +138,8 @@ impl LastReply {
         self.hopeless = Some((now, failure));
     }
 
-    /// Returns since when Redis has been silent to a call that began at `start`, if it is. A command
-    /// that was sent at `under_way` has no reply yet.
+    /// Returns since when Redis has been silent to a call that began at `start`, if it is. A
+    /// command that was sent at `under_way` has no reply yet.
     fn silent_since(&self, start: Instant, under_way: Option<Instant>) -> Option<Instant> {
         let says_nothing_of_it = self.cause.as_ref().is_some_and(says_nothing);
         let under_way = under_way

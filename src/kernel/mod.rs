@@ -495,8 +495,8 @@ impl Kernel {
         self.pending.lock().end_now();
     }
 
-    /// The engine's thread ends unless a release is due, or an undo has no reply. Returns whether it
-    /// may.
+    /// The engine's thread ends unless a release is due, or an undo has no reply. Returns whether
+    /// it may.
     pub(crate) fn end_engine(&self, now: Instant) -> bool {
         self.pending.lock().end(now)
     }

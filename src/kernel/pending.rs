@@ -525,8 +525,8 @@ impl PendingReleases {
         commands
     }
 
-    /// The time of a release is over. It is sent once more if the engine stood still: a command that
-    /// was decided earlier may have been sent since the last try.
+    /// The time of a release is over. It is sent once more if the engine stood still: a command
+    /// that was decided earlier may have been sent since the last try.
     fn expire(&mut self, serial: u64, now: Instant) {
         let Some(pending) = self.pending.get_mut(&serial) else {
             return;

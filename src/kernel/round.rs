@@ -304,8 +304,8 @@ impl Round {
         })
     }
 
-    /// Returns whether a proposal that is won waits for a connection that is still being made: for a
-    /// moment, or as long as the majority took to connect if that was longer. So a server that is
+    /// Returns whether a proposal that is won waits for a connection that is still being made: for
+    /// a moment, or as long as the majority took to connect if that was longer. So a server that is
     /// only a little slower takes part in the first lock.
     fn waits_for_connections(&mut self, now: Instant, route: &dyn Route) -> bool {
         let is_connecting = |server| {
@@ -595,7 +595,8 @@ impl Engine {
         }
     }
 
-    /// Ends a round if it is decided, or `late`, maybe because its call has left. Returns whether it has ended.
+    /// Ends a round if it is decided, or `late`, maybe because its call has left. Returns whether
+    /// it has ended.
     fn judge(
         &mut self,
         kernel: &Kernel,

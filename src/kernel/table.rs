@@ -35,7 +35,8 @@ pub(crate) struct LockTable {
     pub(super) shards: [Mutex<NameTable<LockEntry>>; SHARDS],
     /// The ids of the requests whose commands enter a queue. Its lock is a leaf.
     pub(super) ids: Mutex<HashMap<HolderId, (Name, RequestNo)>>,
-    /// The leases of sets, and of the names that waiting sets keep: they exclude calls for them. Its lock is a leaf.
+    /// The leases of sets, and of the names that waiting sets keep: they exclude calls for them.
+    /// Its lock is a leaf.
     sets: Mutex<Vec<Weak<HeldLease>>>,
 }
 

@@ -37,8 +37,8 @@ pub(crate) enum Unlock {
     HandedOff,
     /// The caller sends it, and reports its end with `unlocked`.
     Send(Command),
-    /// The engine releases it, over a quorum and in several slots. The caller waits for the result in the cell; a loss is
-    /// the lease's status then.
+    /// The engine releases it, over a quorum and in several slots. The caller waits for the result
+    /// in the cell; a loss is the lease's status then.
     Wait(Arc<OperationCell>),
     /// The engine renews the lease. Then `begin_unlock` is called again.
     RenewFirst(Arc<OperationCell>),

@@ -135,8 +135,8 @@ impl Runtime {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Refuses new work from now on, and ends all waiting calls and all leases. Returns to the first
-    /// caller how many calls it has ended.
+    /// Refuses new work from now on, and ends all waiting calls and all leases. Returns to the
+    /// first caller how many calls it has ended.
     pub(crate) fn close(&self) -> Option<usize> {
         self.close_by(|now, fx| self.kernel.close(now, fx))
     }

@@ -84,7 +84,8 @@ impl CombinedCall {
         Ok(())
     }
 
-    /// Leaves the undo of the call, which has stopped waiting, to the thread that reads the replies.
+    /// Leaves the undo of the call, which has stopped waiting, to the thread that reads the
+    /// replies.
     pub(crate) fn leave_undo(&self, undo: Vec<u8>) {
         *self.undo.lock() = Some(undo);
     }

@@ -148,7 +148,8 @@ impl ServerPeer {
         runtime.carry_out_here(fx);
     }
 
-    /// Records that the messages on `channel` arrive from now on; earlier ones may have been missed.
+    /// Records that the messages on `channel` arrive from now on; earlier ones may have been
+    /// missed.
     fn subscribed(&self, runtime: &Runtime, channel: &[u8]) {
         let now = Instant::now();
         let names = self.note_live(channel, now);
