@@ -28,7 +28,7 @@ EMPTY =
 ANY_OF = $(subst $(EMPTY) $(EMPTY),$(COMMA),$(1:%=%::))
 COMMA = ,
 
-.PHONY: demo test test-without-tls test-async test-sqlite test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
+.PHONY: demo test sim mutants test-without-tls test-async test-sqlite test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
 
 # Runs two examples, for a first impression. README.md says what they show. Their package has only
 # the dependencies that they need: other examples are built with those of all tests.
@@ -51,19 +51,34 @@ LIGHT = differential metrics repository serialize testing testing_alone
 WITH_IT = --lib --bins $(patsubst %,--test %,$(COMPUTING) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
 IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(COMPUTING) $(LIGHT),$(BINARIES)))
 
-# Runs unit tests, integration tests and doctests, built once with all features. WITH_IT and the
-# doctests run at the same time as `it`, whose tests mostly wait. They assert no narrow bounds of
+# The simulation of the kernel: optimized, in a package and a profile of its own.
+SIM = $(CARGO) test --profile sim -p leasehold-sim --lib
+
+# Runs unit tests, integration tests and doctests, built once with all features. WITH_IT, the
+# doctests and 3,000 seeds of the simulation run at the same time as `it`, whose tests mostly wait. They assert no narrow bounds of
 # time. Their lower priority leaves the processor to the tests of `it` that do.
 test: servers
 	$(CARGO) test --all-features --no-run --tests
+	$(SIM) --no-run
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
 	( status=0; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --doc || status=$$?; \
+	nice -n 2 $(SIM) kernel::sim:: || status=$$?; \
 	exit $$status ) >"$$log" 2>&1 & \
 	others=$$!; \
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \
 	wait $$others || status=$$?; cat "$$log"; exit $$status
+
+# Simulates the kernel with new seeds for that many seconds.
+SECONDS = 60
+sim:
+	SIM_SECONDS=$(SECONDS) $(SIM) kernel::sim:: -- --nocapture
+
+# Looks for a plan that shows each deliberate mistake in the kernel, among 2,000 seeds of each family,
+# and prints it as a line of `src/kernel/sim/mutants.txt`.
+mutants:
+	SIM_MUTANTS=1 $(SIM) kernel::sim::each_mutant_is_caught -- --nocapture
 
 # Runs the unit tests with `tls` in their names in a build without that feature.
 test-without-tls:
@@ -167,6 +182,7 @@ lint:
 	$(CARGO) clippy --all-targets -p leasehold -p leasehold-benches -p leasehold-demo -- -D warnings
 	$(CARGO) clippy --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --lib --features serde -- -D warnings
+	$(CARGO) clippy --profile sim --tests -p leasehold-sim -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

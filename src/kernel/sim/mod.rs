@@ -8,11 +8,12 @@ mod rules;
 mod server;
 mod world;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plan::{Family, Plan, plan};
 use world::{Report, Violation, World};
 
+use crate::clock::Instant;
 use crate::kernel::mutant::{Mutant, switch_on};
 use crate::random;
 
@@ -154,7 +155,7 @@ fn run_family(family: Family) {
         (None, Some(seconds)) => {
             let share = Duration::from_secs(seconds) / Family::ALL.len() as u32;
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            let end = Instant::now() + share * threads.min(Family::ALL.len()) as u32;
+            let end = Instant::now().after(share * threads.min(Family::ALL.len()) as u32);
             let first = first.unwrap_or_else(|| random::uuid().as_u64_pair().0 >> 24);
             Box::new(
                 (first..)
