@@ -336,51 +336,16 @@ impl LockEntry {
         wait: Option<&Wait>,
         cx: &mut Context<'_>,
     ) -> Command {
-        let served_wake = wait.is_some_and(Wait::is_woken) || self.wakes(self.requests[n].serves);
-        let is_contended = cx.now < self.contended_until() && served_wake;
-        let others = match sender {
-            Sender::Caller(_) => !self.line.is_empty(),
-            Sender::Engine => self.line.len() > 1,
-        };
-        let terms = self.receiver_terms(&self.requests[n]);
-        let request = &mut self.requests[n];
-        if sender == Sender::Engine {
-            request.terms = terms;
-        }
-        let lock = Arc::clone(&request.lock);
-        let how = match cx.kernel.is_quorum() {
-            true => How::Round,
-            false => request.how(is_contended),
-        };
-        let tokens = match lock.has_local_queue() && others {
-            true => u64::from(request.terms.handoffs) + 1,
-            false => 1,
-        };
-        let id = match &mut request.of_set {
-            Some(of_set) if !is_on(Mutant::SetTakesFreshIds) => {
-                of_set.is_used = true;
-                of_set.id.clone()
-            }
-            _ => cx.kernel.fresh.id(&*lock),
-        };
-        let ttl = request.terms.ttl;
-        let listens = match served_wake {
-            true => Listens::Inbox,
-            false => Listens::No,
-        };
-        let above = request.rounds.above;
-        cx.fx.attempts += 1;
-        request.state = RequestState::Sent;
-        request.again = Instant::NEVER;
-        request.flight = Some(Flight {
-            id: id.clone(),
+        let flight = self.next_flight(n, sender, wait, cx);
+        let Flight {
+            ref id,
             how,
             tokens,
-            sent: cx.now,
-            sender,
             listens,
-        });
-        cx.kernel.table.note_id(&id, &self.name, request.no);
+            ..
+        } = flight;
+        let request = &self.requests[n];
+        let (id, ttl) = (id.clone(), request.terms.ttl);
         let what = match how {
             How::Acquire => What::Acquire { id, ttl, tokens },
             How::Enter | How::EnterOnce => What::Enter {
@@ -394,17 +359,69 @@ impl LockEntry {
                 What::Propose {
                     id,
                     ttl,
-                    token: cx.kernel.propose(above, cx.now),
+                    token: cx.kernel.propose(request.rounds.above, cx.now),
                     tokens,
                 }
             }
         };
+        let command = Command::new(&request.lock, what).acknowledged_by(request.terms.replicas);
+        cx.fx.attempts += 1;
+        cx.kernel.table.note_id(&flight.id, &self.name, request.no);
+        let request = &mut self.requests[n];
+        request.state = RequestState::Sent;
+        request.again = Instant::NEVER;
+        request.flight = Some(flight);
         self.touch_silence(cx);
         if let Sender::Caller(_) = sender {
             let at = self.caller_overdue_at(cx.now, cx);
             self.touch(at, Instant::NEVER);
         }
-        Command::new(&lock, what).acknowledged_by(self.requests[n].terms.replicas)
+        command
+    }
+
+    /// Returns the id and the terms of a request's next command.
+    fn next_flight(
+        &mut self,
+        n: usize,
+        sender: Sender,
+        wait: Option<&Wait>,
+        cx: &mut Context<'_>,
+    ) -> Flight {
+        let served_wake = wait.is_some_and(Wait::is_woken) || self.wakes(self.requests[n].serves);
+        let is_contended = cx.now < self.contended_until() && served_wake;
+        let others = match sender {
+            Sender::Caller(_) => !self.line.is_empty(),
+            Sender::Engine => self.line.len() > 1,
+        };
+        let terms = self.receiver_terms(&self.requests[n]);
+        let request = &mut self.requests[n];
+        if sender == Sender::Engine {
+            request.terms = terms;
+        }
+        let id = match &mut request.of_set {
+            Some(of_set) if !is_on(Mutant::SetTakesFreshIds) => {
+                of_set.is_used = true;
+                of_set.id.clone()
+            }
+            _ => cx.kernel.fresh.id(&*request.lock),
+        };
+        Flight {
+            id,
+            how: match cx.kernel.is_quorum() {
+                true => How::Round,
+                false => request.how(is_contended),
+            },
+            tokens: match request.lock.has_local_queue() && others {
+                true => u64::from(request.terms.handoffs) + 1,
+                false => 1,
+            },
+            sent: cx.now,
+            sender,
+            listens: match served_wake {
+                true => Listens::Inbox,
+                false => Listens::No,
+            },
+        }
     }
 
     /// Calls give up if the command that is sent now gets no reply for too long.
