@@ -1,6 +1,5 @@
 //! What the subscriber and the router tell: grants, releases, lost and new connections.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
@@ -132,7 +131,7 @@ impl Kernel {
     pub(crate) fn wake_all(&self, now: Instant, fx: &mut Effects) {
         self.for_each(now, fx, |entry, cx| {
             let waiters = entry.line.iter().chain(&entry.own);
-            cx.fx.wake.extend(waiters.map(|it| Arc::clone(&it.cell)));
+            cx.fx.wake.extend(waiters.map(|it| it.cell.clone()));
             entry.look(cx.now, cx);
         });
     }
