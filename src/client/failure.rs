@@ -15,9 +15,9 @@ pub(super) fn error(runtime: &Runtime, why: Failure, now: Instant) -> Error {
         Failure::Rejected(error) => error,
         Failure::Unreachable { since, cause } => {
             let silence = since.map_or(Duration::ZERO, |since| since.until(now));
-            let cause = cause.unwrap_or_else(|| match silence.is_zero() {
-                true => Cause::silence("no reply before the deadline"),
-                false => Cause::no_reply(silence),
+            let cause = cause.unwrap_or_else(|| match since {
+                Some(since) if since < now => runtime.deployment.no_outcome(since, now),
+                _ => Cause::silence("no reply before the deadline"),
             });
             runtime.deployment.unreachable(cause.unserved_for(silence))
         }

@@ -20,7 +20,7 @@ use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::Context;
 use crate::kernel::command::{Command, Listens, What};
-use crate::kernel::engine::{Item, ItemKey};
+use crate::kernel::engine::{Item, ItemKey, ServerNo};
 use crate::kernel::held::{GRACE, HeldLease};
 use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
@@ -33,6 +33,9 @@ use crate::protocol::primitive::Primitive;
 /// How long first commands join the queue after a refusal, a grant or a plain release: they do not
 /// overtake.
 const CONTENDED_FOR: Duration = Duration::from_secs(1);
+
+/// How many releases that too few servers of a quorum have announced are remembered.
+const MOST_HEARD: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct LockEntry {
@@ -56,10 +59,10 @@ pub(crate) struct LockEntry {
     pub(super) listens: bool,
     /// Messages arrive, as far as is known: from a majority of the servers of a quorum.
     pub(super) is_listening: bool,
-    /// The servers of a quorum whose messages arrive, and those that have announced a release since
-    /// the last attempt. A bit for each.
+    /// The servers of a quorum whose messages arrive. A bit for each.
     pub(super) live: u64,
-    pub(super) heard: u64,
+    /// The last releases that servers of a quorum have announced, and which servers.
+    heard: Vec<(Box<[u8]>, u64)>,
     /// Lower bounds of when the engine must look, and of when it must be awake for that.
     pub(super) next: Instant,
     pub(super) latest: Instant,
@@ -110,7 +113,7 @@ impl LockEntry {
             listens: false,
             is_listening: false,
             live: 0,
-            heard: 0,
+            heard: Vec::new(),
             next: Instant::NEVER,
             latest: Instant::NEVER,
             armed: None,
@@ -248,6 +251,20 @@ impl LockEntry {
         }
     }
 
+    /// Records that a server of a quorum has announced this release. Returns true if it is the last
+    /// of the servers that are needed.
+    pub(super) fn hear(&mut self, server: ServerNo, release: &[u8], needed: usize) -> bool {
+        let known = self.heard.iter().position(|(known, _)| **known == *release);
+        let servers = known.map_or(0, |n| self.heard.remove(n).1) | 1 << server;
+        let is_enough = servers.count_ones() as usize >= needed;
+        if !is_enough {
+            // Some never come: those of minorities, and of the servers that announce late.
+            self.heard.truncate(MOST_HEARD - 1);
+            self.heard.insert(0, (release.into(), servers));
+        }
+        is_enough
+    }
+
     // ------------------------------------------------------------------ the schedule
 
     /// Notes that the engine must look at the entry at `at`, and be awake for that by `latest`.
@@ -354,15 +371,12 @@ impl LockEntry {
                 tokens,
                 place: (how == How::Enter).then_some(listens),
             },
-            How::Round => {
-                self.heard = 0;
-                What::Propose {
-                    id,
-                    ttl,
-                    token: cx.kernel.propose(request.rounds.above, cx.now),
-                    tokens,
-                }
-            }
+            How::Round => What::Propose {
+                id,
+                ttl,
+                token: cx.kernel.propose(request.rounds.above, cx.now),
+                tokens,
+            },
         };
         let command = Command::new(&request.lock, what).acknowledged_by(request.terms.replicas);
         cx.fx.attempts += 1;

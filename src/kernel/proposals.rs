@@ -41,16 +41,13 @@ impl Kernel {
             false => size.needed,
         };
         self.with_existing(name, now, fx, |entry, cx| {
-            entry.heard |= 1 << server;
+            let is_by_majority = entry.hear(server, payload, needed);
             let is_held = entry
                 .held
                 .iter()
                 .any(|held| held.lease.is_open() && held.lease.id.as_str().as_bytes() == payload);
             // Somebody else has released a lease of this client there: it is checked at once.
-            if is_held || entry.heard.count_ones() as usize >= needed {
-                if !is_held {
-                    entry.heard = 0;
-                }
+            if is_held || is_by_majority {
                 entry.announced(payload, cx);
             }
         });

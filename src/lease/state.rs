@@ -22,6 +22,9 @@ use crate::lease::status::{Due, FIRST_RENEWAL_AFTER, LeaseStatus, RENEWAL_WINDOW
 use crate::lost::Lost;
 use crate::wait_policy::RECONNECT;
 
+/// The shortest pause that the end of a lease leaves between two tries to renew it.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+
 #[derive(Debug)]
 pub(crate) struct LeaseState {
     /// The ttl that renewals set.
@@ -382,9 +385,10 @@ impl LeaseState {
     fn failed(&mut self, now: Instant) {
         // Without automatic renewal, the holder repeats its own request.
         if self.renew_at != Instant::NEVER {
-            // At most a quarter of the remaining time: a long pause must not end the lease.
-            let left = now.until(self.end());
-            self.renew_at = now.after(RECONNECT.pause(self.failures).min(left / 4));
+            // At most a quarter of the remaining time: a long pause must not end the lease. Without
+            // a least one, the tries would follow each other ever faster up to the end.
+            let most = (now.until(self.end()) / 4).max(SHORTEST_PAUSE);
+            self.renew_at = now.after(RECONNECT.pause(self.failures).min(most));
         }
         self.failures = self.failures.saturating_add(1);
         self.finish_request(now);

@@ -99,7 +99,7 @@ impl ServerHealth {
     }
 
     /// Returns whether the server has answered anything since `start`.
-    pub(super) fn has_answered_since(&self, start: Instant) -> bool {
+    pub(crate) fn has_answered_since(&self, start: Instant) -> bool {
         self.answered.load(Ordering::Relaxed) >= start.as_nanos()
     }
 

@@ -331,6 +331,14 @@ impl Deployment {
         }
     }
 
+    /// Returns why a call has no outcome at `now` if nothing has failed since `since`.
+    pub(crate) fn no_outcome(&self, since: Instant, now: Instant) -> Cause {
+        match self {
+            Self::Quorum(quorum) => quorum.no_outcome(since),
+            Self::One(_) | Self::Cluster(_) => Cause::no_reply(since.until(now)),
+        }
+    }
+
     /// Returns [`Error::Unreachable`] for this deployment, or [`Error::Refused`] if a server has
     /// refused the call all the time, or what is missing in this process.
     pub(crate) fn unreachable(&self, cause: Cause) -> Error {

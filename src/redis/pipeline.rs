@@ -31,7 +31,9 @@ use redis::{RedisError, RedisResult, ServerError};
 use crate::cause::WAIT;
 use crate::clock::Instant;
 use crate::error::Cause;
+use crate::error_reply::library_text;
 use crate::kernel::fault::Fault;
+use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::reply::Reply;
 use crate::protocol::script::pack_wait;
@@ -585,6 +587,8 @@ impl<J: Job> Pipeline<J> {
         self.close(line.connection);
         // A server may close a connection that is idle.
         if is_unanswered {
+            let (server, text) = (self.server.label(), library_text(&error));
+            logging::debug!(server = server; "{server} has not replied: {text}");
             self.failed(Instant::now(), error.clone().into());
             self.server.failed();
             self.server.pool.forget_idle();

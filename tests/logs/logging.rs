@@ -447,6 +447,8 @@ fn unused_subscription_that_the_peer_closes_ends_without_a_warning() {
         let waits = || matches!(two.mutex(name).try_lock_for(ms(300)), Ok(Err(_)));
         eventually(WAIT_LIMIT, waits);
         eventually(WAIT_LIMIT, || subscriptions().len() == 1);
+        // A name is subscribed to for a second after its last call.
+        let_pass(ms(1_500));
         let connections = proxy.connections();
         proxy.set_nth(subscriptions()[0], Traffic::Cut);
         eventually(WAIT_LIMIT, || subscriptions().is_empty());

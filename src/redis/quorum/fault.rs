@@ -1,9 +1,11 @@
 //! The fault of a round without an outcome, made from the faults of its servers.
 
 use crate::cause::Refusal;
+use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::fault::Fault;
 use crate::kernel::round::Undecided;
+use crate::kernel::votes::Majority;
 use crate::redis::quorum::Quorum;
 
 impl Quorum {
@@ -29,6 +31,17 @@ impl Quorum {
             None => cause,
         };
         round.fault(cause)
+    }
+
+    /// Returns why a call ends while its round is open: what has answered since `since`.
+    pub(crate) fn no_outcome(&self, since: Instant) -> Cause {
+        let servers = self.servers.iter();
+        let answers = servers.filter(|server| server.health.has_answered_since(since));
+        let (answers, Majority { all, needed }) = (answers.count(), self.size);
+        Cause::silence(match answers >= needed {
+            true => format!("{answers} of {all} servers answered, and do not agree"),
+            false => format!("{answers} of {all} servers answered, {needed} needed"),
+        })
     }
 
     fn text(&self, round: &Undecided<'_>) -> String {

@@ -54,7 +54,7 @@ impl Quorum {
     }
 
     /// Records the end of a round for the breaker; `is_cut_short` if the servers may have had too
-    /// little time.
+    /// little time. Failures of renewals and releases do not count.
     pub(crate) fn round_ended(
         &self,
         round: &Undecided<'_>,
@@ -66,7 +66,9 @@ impl Quorum {
             Err(Fault::NotRun(cause) | Fault::Unknown(cause))
                 if !has_answers
                     && shortage(round).is_none()
-                    && self.health.failed(Some(cause), !is_cut_short) =>
+                    && self
+                        .health
+                        .failed(Some(cause), round.is_proposal && !is_cut_short) =>
             {
                 logging::warn!(
                     "circuit breaker open for the {} ({cause}): calls that do not wait fail at \
