@@ -472,7 +472,7 @@ fn advance_makes_waiting_calls_try_again() {
         let deadline = LONG * 3;
         scope.spawn(move || acquired.send(mutex.try_lock_for(deadline).unwrap().is_ok()));
         // The attempt was refused.
-        eventually(LONG, || client.stats().command.count > 0);
+        eventually(LONG, || client.stats().waiting == 1);
         server.advance(LONG * 60);
         // Long before the last attempt, which is shortly before the deadline.
         assert_eq!(acquires.recv_timeout(LONG), Ok(true));

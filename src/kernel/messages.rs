@@ -127,12 +127,19 @@ impl Kernel {
 /// For tests that move clocks or take locks away.
 #[cfg(feature = "testing")]
 impl Kernel {
-    /// All parked calls look at the time.
+    /// All parked calls look at the time, and try again.
     pub(crate) fn wake_all(&self, now: Instant, fx: &mut Effects) {
         self.for_each(now, fx, |entry, cx| {
-            let waiters = entry.line.iter().chain(&entry.own);
-            cx.fx.wake.extend(waiters.map(|it| it.cell.clone()));
+            for waiter in entry.line.iter_mut().chain(&mut entry.own) {
+                waiter.retry_at = now;
+                cx.fx.wake.push(waiter.cell.clone());
+            }
             entry.look(cx.now, cx);
+            for n in 0..entry.requests.len() {
+                if let RequestState::Due(_) = entry.requests[n].state {
+                    entry.set_due(n, now);
+                }
+            }
         });
     }
 
