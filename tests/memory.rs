@@ -1,14 +1,14 @@
 //! Promise: a process that has locked many different names grows neither in memory nor in threads
 //! or connections.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fs;
 use std::process::ExitCode;
 use std::thread;
 
 use crossbeam_channel::bounded;
 use leasehold::Client;
-use support::{Child, Server, eventually, ms, own_threads, parameter, tell_parent};
+use support::{Child, Server, eventually, let_pass, ms, own_threads, parameter, tell_parent};
 
 fn main() -> ExitCode {
     support::run(&[TESTS], &[], &[], &[ROLES])
@@ -196,6 +196,19 @@ fn in_lots(count: usize, use_name: impl Fn(&Client, &str)) {
     }
 }
 
+/// In a child: uses contended names. A client remembers one for a second: the pauses limit how many
+/// it has at once, on a fast and on a slow machine.
+fn in_contended_lots(use_name: impl Fn(&Client, &str)) {
+    let used = Cell::new(0);
+    in_lots(CONTENDED, |client, name| {
+        used.set(used.get() + 1);
+        if used.get() % (CONTENDED / 5) == 0 {
+            let_pass(ms(1_100));
+        }
+        use_name(client, name);
+    });
+}
+
 fn contended_names_add_nothing_once_released() {
     contention_adds_nothing("contended_names", CONTENDED - 1);
 }
@@ -227,7 +240,7 @@ fn contention_adds_nothing(role: &str, channels: usize) {
 
 fn contended_names() {
     let (holder, redis) = (client(), RefCell::new(connection()));
-    in_lots(CONTENDED, |waiter, name| {
+    in_contended_lots(|waiter, name| {
         let guard = holder.mutex(name).lock().unwrap();
         let waiting = waiter.mutex(name);
         let is_subscribed = || {
@@ -248,7 +261,7 @@ fn contended_names() {
 
 fn contended_semaphores() {
     let holder = client();
-    in_lots(CONTENDED, |waiter, name| {
+    in_contended_lots(|waiter, name| {
         let of_holder = holder.semaphore(name, 1);
         let permit = of_holder.acquire().unwrap();
         let waiting = waiter.semaphore(name, 1);
@@ -262,7 +275,7 @@ fn contended_semaphores() {
 
 fn contended_rw_locks() {
     let holder = client();
-    in_lots(CONTENDED, |waiter, name| {
+    in_contended_lots(|waiter, name| {
         let of_holder = holder.rw_lock(name);
         let guard = of_holder.write().unwrap();
         let waiting = waiter.rw_lock(name);
