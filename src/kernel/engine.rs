@@ -265,6 +265,8 @@ impl Engine {
     ) -> Vec<Outgoing> {
         let mut out = Vec::new();
         loop {
+            #[cfg(sim)]
+            crate::kernel::sim::count_step();
             let items = kernel.schedule.lock().take(now);
             let has_ended = self.advance(kernel, now, route, &mut out, fx);
             if items.is_empty() && !has_ended {

@@ -8,10 +8,11 @@ mod rules;
 mod server;
 mod world;
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use plan::{Family, Plan, plan};
-use world::{Report, Violation, World};
+use world::{Checked, Report, Violation, World};
 
 use crate::clock::Instant;
 use crate::kernel::mutant::{Mutant, switch_on};
@@ -25,32 +26,57 @@ struct Failure {
 
 fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
     random::seed(Some(plan.seed));
-    if plan.family == Family::Quorum {
-        return run_quorum(plan, is_traced);
-    }
-    let mut world = World::new(plan.clone(), is_traced);
-    let end = world.run();
+    let (end, report, log) = if plan.family == Family::Quorum {
+        let mut world = quorum::World::new(plan.clone(), is_traced);
+        (checked(|| world.run()), world.report, world.log)
+    } else {
+        let mut world = World::new(plan.clone(), is_traced);
+        (checked(|| world.run()), world.report, world.log)
+    };
     random::seed(None);
     match end {
-        Ok(()) => Ok(world.report),
+        Ok(()) => Ok(report),
         Err(violation) => Err(Box::new(Failure {
             violation,
-            trace: world.log.into(),
+            trace: log.into(),
         })),
     }
 }
 
-fn run_quorum(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
-    let mut world = quorum::World::new(plan.clone(), is_traced);
-    let end = world.run();
-    random::seed(None);
-    match end {
-        Ok(()) => Ok(world.report),
-        Err(violation) => Err(Box::new(Failure {
-            violation,
-            trace: world.log.into(),
-        })),
-    }
+/// A panic is a violation, too: the run of a plan must end with its plan and its last steps.
+fn checked(run: impl FnOnce() -> Checked) -> Checked {
+    let end = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+    end.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|it| (*it).into()));
+        Err(Violation {
+            property: "no panic",
+            text: text.unwrap_or_default(),
+        })
+    })
+}
+
+/// The most steps of one event: a call of the kernel takes a few for each name.
+const MOST_STEPS: u32 = 10_000;
+
+thread_local! {
+    static STEPS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A loop in the kernel goes on.
+///
+/// # Panics
+///
+/// If it has gone on so often since the last event that it seems to have no end.
+pub(super) fn count_step() {
+    let steps = STEPS.get() + 1;
+    assert!(steps <= MOST_STEPS, "a call of the kernel does not return");
+    STEPS.set(steps);
+}
+
+/// An event begins.
+pub(super) fn begin_event() {
+    STEPS.set(0);
 }
 
 /// Makes a plan smaller as long as it `fails`.
@@ -331,7 +357,8 @@ fn check_known_plans() {
 }
 
 fn assert_keeps(plan: &str) {
-    assert!(run(&plan.parse().expect("a plan"), false).is_ok());
+    let end = run(&plan.parse().expect("a plan"), false);
+    assert!(end.is_ok(), "{:?}", end.err().map(|it| it.violation));
 }
 
 /// Two threads carried out their effects in the wrong order: that of an entry which had ended, and
@@ -359,6 +386,23 @@ fn a_call_that_its_own_client_refuses_leaves_no_place() {
     assert_keeps(
         "seed=76 family=Backoff servers=1 clients=3 threads=3 ops=6 names=2 kinds=Mutex,Fair \
          ttl=4000000 handoffs=0 backoff=400 drifts=0,0,0 faults=2431246:Slow.2.Sub.1135106",
+    );
+}
+
+/// The last attempt of a call for a set was refused: the call did not return.
+#[test]
+fn a_set_without_queues_is_refused_after_its_last_attempt() {
+    assert_keeps(
+        "seed=1 family=Sets servers=1 clients=2 threads=2 ops=3 names=2 kinds=PlainSet ttl=4000000 \
+         handoffs=0 backoff=1000 drifts=0,0 faults=",
+    );
+    assert_keeps(
+        "seed=49 family=Quorum servers=3 clients=4 threads=2 ops=4 names=2 kinds=PlainSet \
+         ttl=393000 handoffs=0 backoff=300 drifts= faults=729973:Link.3.2.Slow.119043,\
+         826952:Link.3.2.Slow.371942,982387:Link.3.2.Cut.false,1012564:Link.3.1.Cut.false,\
+         1012876:Link.3.2.Cut.false,1178164:Link.0.2.Slow.35495,2209278:Link.0.1.Cut.false,\
+         2345471:Server.0.Foreign.0.361978,2577088:Link.0.2.Twice,2871206:Link.2.2.Cut.false,\
+         3360828:Cancel.1.1,3469228:Link.3.0.Cut.true",
     );
 }
 

@@ -261,7 +261,11 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         kinds,
         ttl,
         handoffs: rng.below(5) as u32,
-        backoff: if family == Family::Backoff { 400 } else { 0 },
+        backoff: match family {
+            Family::Backoff => 400,
+            Family::Sets if rng.chance(150) => 300,
+            _ => 0,
+        },
         drifts: (0..clients)
             .map(|_| rng.below(10_001) as i64 - 5_000)
             .collect(),
