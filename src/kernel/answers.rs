@@ -152,6 +152,11 @@ impl LockEntry {
                 self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
                 self.rejected(n, is_caller, error, cx)
             }
+            // The script may have made the place before its grant to another waiter failed.
+            Err(Fault::Rejected(error)) if flight.how == How::Enter => {
+                self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
+                self.rejected(n, is_caller, error, cx)
+            }
             // It has not run.
             Err(Fault::Rejected(error)) => {
                 cx.kernel.table.forget_id(&flight.id);
