@@ -396,7 +396,7 @@ impl Engine {
                 });
                 serves.flatten().unwrap_or(false)
             }
-            Some(Purpose::Vote { round, .. }) => self.may_resend_vote(*round),
+            Some(Purpose::Vote { round, .. }) => self.may_resend_vote(kernel, *round, now),
             Some(Purpose::Lease(work)) => work.lease.remaining(now).is_some(),
             found => found.is_some(),
         }
