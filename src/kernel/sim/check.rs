@@ -177,15 +177,18 @@ impl World {
     }
 
     /// A lease of the client has ended by its release: until now the lock was taken.
-    pub(super) fn note_own_end(&mut self, client: usize, name: &Name) {
+    pub(super) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
         let now = self.clocks[client].at(self.now);
-        let refusal = Refusal {
-            name: name.clone(),
-            sent: now,
-            arrived: now,
-            until: Some(now),
-        };
-        self.clients[client].refusals.push(refusal);
+        let of_set = entry_name(lock).into_owned();
+        for name in lock.keys().names.iter().chain([&of_set]) {
+            let refusal = Refusal {
+                name: name.clone(),
+                sent: now,
+                arrived: now,
+                until: Some(now),
+            };
+            self.clients[client].refusals.push(refusal);
+        }
     }
 
     /// Returns whether nobody owns what a command of the client with this id has taken.
@@ -246,6 +249,11 @@ impl World {
                 .iter()
                 .flat_map(|held| held.lease.lock.names.iter());
             holds |= held.any(is_its);
+        });
+        let mut ended = self.ended_unread(client);
+        holds |= ended.any(|lease| {
+            let mut its = lease.lock.keys().names.iter();
+            its.any(|it| it == name || names.contains(it))
         });
         let is_once = call.wants.wait == Wait::Once;
         let is_proof = |refusal: &Refusal| {

@@ -406,6 +406,16 @@ fn a_set_without_queues_is_refused_after_its_last_attempt() {
     );
 }
 
+/// The command of a set whose call had left refused a call for one of the names.
+#[test]
+fn a_call_refused_by_what_a_set_has_left_is_not_refused() {
+    assert_keeps(
+        "seed=20001371 family=Sets servers=1 clients=2 threads=1 ops=11 names=3 \
+         kinds=PlainSet,NoQueue ttl=4000000 handoffs=0 backoff=0 drifts=0,0 \
+         faults=1471340:Slow.0.Engine.440942",
+    );
+}
+
 /// A test for each family, so that they run in parallel.
 macro_rules! families {
     ($($test:ident $family:ident)+) => {
