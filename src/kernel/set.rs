@@ -161,7 +161,7 @@ impl SetAcquire {
 
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         // Redis would refuse a name that this client has.
-        let is_once = self.wants.wait == Wait::Once;
+        let is_once = self.wants.wait == Wait::Once && !kernel.is_closed();
         if is_once && kernel.holder_of(&*self.wants.lock, now, fx).is_some() {
             return Step::Done(Outcome::Refused(None));
         }

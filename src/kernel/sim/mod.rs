@@ -416,6 +416,16 @@ fn a_call_refused_by_what_a_set_has_left_is_not_refused() {
     );
 }
 
+/// The client is closed, and its guard of the same set still lives.
+#[test]
+fn a_call_for_a_set_of_a_closed_client_says_so() {
+    assert_keeps(
+        "seed=20010374 family=Quorum servers=3 clients=2 threads=3 ops=6 names=2 kinds=PlainSet \
+         ttl=1556000 handoffs=0 backoff=0 drifts= faults=151174:Server.0.Forget,\
+         2420598:Link.0.2.Cut.true,2961530:Link.0.1.Twice,3900220:Shutdown.0",
+    );
+}
+
 /// A test for each family, so that they run in parallel.
 macro_rules! families {
     ($($test:ident $family:ident)+) => {
