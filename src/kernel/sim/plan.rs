@@ -190,9 +190,14 @@ impl Plan {
                 false => 8_000 * MS,
             };
         }
-        if self.family == Family::Sets && self.has_faults() {
-            // A grant to a set takes three round trips, each as long as a slow connection's.
-            return 7_000 * MS;
+        if self.family == Family::Sets {
+            match (self.has_faults(), self.backoff) {
+                // A grant to a set takes three round trips, each as long as a slow connection's.
+                (true, _) => return 7_000 * MS,
+                // The pause after a refusal by another call of the same client.
+                (false, 0) => return 65 * MS,
+                (false, _) => {}
+            }
         }
         match (self.has_faults(), self.backoff) {
             // A caller that is stopped delays nobody for longer than a command timeout; a place of
