@@ -152,6 +152,11 @@ impl LockEntry {
                 self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
                 self.rejected(n, is_caller, error, cx)
             }
+            // The script may have made the place before its grant to another waiter failed.
+            Err(Fault::Rejected(error)) if flight.how == How::Enter => {
+                self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
+                self.rejected(n, is_caller, error, cx)
+            }
             // It has not run.
             Err(Fault::Rejected(error)) => {
                 cx.kernel.table.forget_id(&flight.id);
@@ -365,12 +370,14 @@ impl LockEntry {
             let is_unanswered = matches!(request.state, RequestState::Sent);
             request.serves == Serves::Nobody || is_for_deadline && is_unanswered
         };
-        // The command of a call for one of the names is in another entry: it ends soon, or its
-        // lease refuses the set. But a waiting set keeps its names for long.
-        let is_of_other = self.is_set && !cx.kernel.table.is_of_set(&by.holder, cx.now);
-        let other = HolderId::parse(&by.holder).filter(|_| is_of_other);
-        let other = other.and_then(|id| cx.kernel.table.request_of(&id));
-        if other.is_some_and(|(name, _)| name != self.name) {
+        // The command of a call for a set, or for one of its names, is in another entry: it ends
+        // soon, or its lease refuses this call. But a waiting set keeps its names for long.
+        let is_own = by.holder.starts_with(cx.kernel.fresh.owner.as_bytes());
+        let own = is_own.then(|| HolderId::parse(&by.holder)).flatten();
+        let request = own.and_then(|id| cx.kernel.table.request_of(&id));
+        if request.is_some_and(|(name, _)| name != self.name)
+            && !cx.kernel.table.is_of_set(&by.holder, cx.now)
+        {
             return true;
         }
         let mut ids = self.requests.iter().filter(is_abandoned);

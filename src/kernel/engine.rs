@@ -265,6 +265,8 @@ impl Engine {
     ) -> Vec<Outgoing> {
         let mut out = Vec::new();
         loop {
+            #[cfg(sim)]
+            crate::kernel::sim::count_step();
             let items = kernel.schedule.lock().take(now);
             let has_ended = self.advance(kernel, now, route, &mut out, fx);
             if items.is_empty() && !has_ended {
@@ -394,7 +396,7 @@ impl Engine {
                 });
                 serves.flatten().unwrap_or(false)
             }
-            Some(Purpose::Vote { round, .. }) => self.may_resend_vote(*round),
+            Some(Purpose::Vote { round, .. }) => self.may_resend_vote(kernel, *round, now),
             Some(Purpose::Lease(work)) => work.lease.remaining(now).is_some(),
             found => found.is_some(),
         }

@@ -264,6 +264,11 @@ impl HeldLease {
         (lease.is_open() && lease.covers(now)).then(|| now.until(lease.end()))
     }
 
+    /// Returns until when the lease certainly lasts, or lasted.
+    pub(crate) fn end(&self) -> Instant {
+        self.inner.lock().lease.end()
+    }
+
     /// Returns whether the client renews the lease.
     pub(crate) fn is_renewed(&self) -> bool {
         self.inner.lock().lease.is_renewed()

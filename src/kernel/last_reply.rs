@@ -227,13 +227,16 @@ impl LastReply {
         }
     }
 
-    /// Records that a lease of this client ended by its release at `now`: until then, the lock was
-    /// taken.
-    pub(crate) fn held_until(&mut self, now: Instant, by: Arc<RefusedName>) {
+    /// Records that a lease of this client ended at `end`, by its release or by the clock: until
+    /// then, the lock was taken.
+    pub(crate) fn held_until(&mut self, end: Instant, by: Arc<RefusedName>) {
+        if self.refused.as_ref().is_some_and(|last| last.sent > end) {
+            return;
+        }
         self.refused = Some(Refused {
-            sent: now,
-            arrived: now,
-            until: now,
+            sent: end,
+            arrived: end,
+            until: end,
             by,
             is_said: false,
         });

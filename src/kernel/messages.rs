@@ -201,8 +201,7 @@ impl LockEntry {
     fn announced_release(&mut self, value: &[u8], cx: &mut Context<'_>) {
         let is_ours = |id: &HolderId| id.as_str().as_bytes() == value;
         let held = self.held.iter().find(|held| is_ours(&held.lease.id));
-        let checks = is_on(Mutant::OwnReleaseIsSuspicious);
-        if let Some(held) = held.filter(|held| checks || held.lease.is_open()) {
+        if let Some(held) = held.filter(|held| held.lease.is_open()) {
             // Somebody else has released it.
             held.lease.suspect(cx.now, cx.fx);
             held.lease.rearm(cx.kernel, cx.now, cx.fx);

@@ -45,8 +45,6 @@ pub(crate) enum Mutant {
     EvictionMakesNobodyAsk,
     /// A hand-off passes on the same token.
     TokenIsPassedOn,
-    /// The message about the release of our own lease checks that lease.
-    OwnReleaseIsSuspicious,
     /// A call that leaves keeps its place.
     LeavingKeepsThePlace,
     /// A new subscription refreshes nothing.
@@ -155,7 +153,7 @@ pub(super) const fn is_on(_: Mutant) -> bool {
 
 #[cfg(sim)]
 impl Mutant {
-    pub(crate) const ALL: [Self; 62] = [
+    pub(crate) const ALL: [Self; 61] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -176,7 +174,6 @@ impl Mutant {
         Self::SleepIsNotRecorded,
         Self::EvictionMakesNobodyAsk,
         Self::TokenIsPassedOn,
-        Self::OwnReleaseIsSuspicious,
         Self::LeavingKeepsThePlace,
         Self::ListeningRefreshesNothing,
         Self::WakeUpIsPromisedOnce,

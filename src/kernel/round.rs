@@ -31,6 +31,7 @@ use crate::kernel::lease::{LeaseWork, OperationCell, WorkKind};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::{PendingRelease, Proof};
 use crate::kernel::request::{Asked, RequestNo};
+use crate::kernel::table::entry_name;
 use crate::kernel::unlock::Unlocked;
 use crate::kernel::votes::{Majority, Verdict, Votes};
 use crate::kernel::waiter::Failure;
@@ -715,10 +716,22 @@ impl Engine {
     }
 
     /// Returns whether a command may be sent again, with its script's text: a proposal only while
-    /// its round is open, since its release may already be behind it.
-    pub(super) fn may_resend_vote(&self, no: RoundNo) -> bool {
-        let is_open = |round: &Round| !round.is_over || !round.is_proposal();
-        self.rounds.get(&no).is_some_and(is_open) || is_on(Mutant::ProposalIsResentLate)
+    /// its round is open, or its lease is. Otherwise its release may already be behind it.
+    pub(super) fn may_resend_vote(&self, kernel: &Kernel, no: RoundNo, now: Instant) -> bool {
+        let Some(round) = self.rounds.get(&no) else {
+            return false;
+        };
+        if !round.is_over || !round.is_proposal() || is_on(Mutant::ProposalIsResentLate) {
+            return true;
+        }
+        // Without this server's key, the lease would have no vote to spare.
+        let name = entry_name(&*round.command.lock);
+        let shard = kernel.table.shard(&name).lock();
+        let held = shard.get(&*name).and_then(|entry| {
+            let mut held = entry.held.iter();
+            held.find(|held| held.lease.id == round.id)
+        });
+        held.is_some_and(|held| held.lease.remaining(now).is_some())
     }
 
     /// Returns whether the round acquires a lock.

@@ -161,7 +161,7 @@ impl SetAcquire {
 
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         // Redis would refuse a name that this client has.
-        let is_once = self.wants.wait == Wait::Once;
+        let is_once = self.wants.wait == Wait::Once && !kernel.is_closed();
         if is_once && kernel.holder_of(&*self.wants.lock, now, fx).is_some() {
             return Step::Done(Outcome::Refused(None));
         }
@@ -263,6 +263,8 @@ impl SetAcquire {
     fn go_on(&mut self, step: Step, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         let mut step = step;
         loop {
+            #[cfg(sim)]
+            crate::kernel::sim::count_step();
             let outcome = match step {
                 Step::Send(..) => return step,
                 Step::Park(_) => {
@@ -289,6 +291,7 @@ impl SetAcquire {
                 (stage, Outcome::Refused(by)) => {
                     let by = by.map(|by| of_name(stage, by));
                     self.give_up(kernel, now, fx);
+                    self.refusals += 1;
                     if !self.goes_on(now) {
                         self.end_watch(kernel, now, fx);
                         return Step::Done(Outcome::Refused(by));
@@ -324,10 +327,16 @@ impl SetAcquire {
         }
     }
 
-    /// Returns whether a refused call waits. In a queue, it is refused at its deadline only.
+    /// Returns whether a refused call waits. In a queue, it is refused at its deadline only;
+    /// elsewhere, also when its attempts are used up.
     fn goes_on(&self, now: Instant) -> bool {
         let in_queue = self.has_queues() && self.stage != Stage::All;
-        self.wants.wait != Wait::Once && now < self.wants.deadline && !in_queue
+        let limit = match &self.wants.wait {
+            Wait::Queue(WaitPolicy::Backoff(backoff)) if !self.has_queues() => backoff.limit(),
+            _ => None,
+        };
+        let is_used_up = limit.is_some_and(|limit| self.refusals >= limit);
+        self.wants.wait != Wait::Once && now < self.wants.deadline && !in_queue && !is_used_up
     }
 
     /// At the deadline, an earlier refusal is a better outcome than silence, if it still counts.
@@ -355,12 +364,7 @@ impl SetAcquire {
             return self.ask_for(0, kernel, now, fx);
         }
         self.id = kernel.fresh.id(&*self.wants.lock);
-        self.refusals += 1;
         if let Wait::Queue(WaitPolicy::Backoff(backoff)) = &self.wants.wait {
-            if backoff.limit().is_some_and(|limit| self.refusals >= limit) {
-                self.end_watch(kernel, now, fx);
-                return Step::Done(Outcome::Refused(by));
-            }
             let until = now.after(backoff.pause(self.refusals - 1));
             self.last = by;
             return self.watch((0, false), until, kernel, now, fx);

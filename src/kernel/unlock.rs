@@ -237,6 +237,11 @@ impl Kernel {
         let status = lease.status(now, fx);
         self.with_existing(&name, now, fx, |entry, cx| {
             entry.ended(&lease.id, cx.now, cx);
+            let is_by_clock = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
+            if is_by_clock && lease.since().is_some() {
+                let by = Arc::new(named(lease));
+                entry.last.held_until(lease.end().min(cx.now), by);
+            }
             let is_part = matches!(status, LeaseStatus::Lost(Lost::Deleted | Lost::Taken));
             if is_part && lease.lock.outlives_its_loss() {
                 // The remaining names protect nothing alone.

@@ -11,10 +11,12 @@ use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
+use crate::kernel::lease::LeaseStatus;
 use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::kernel::{Effects, Kernel};
+use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::Refreshed;
@@ -25,6 +27,15 @@ pub(super) struct Registered {
     client: usize,
     key: Vec<u8>,
     pub(super) lease: Arc<HeldLease>,
+}
+
+impl Registered {
+    /// Returns whether a holder had the lease until its time was over.
+    fn ended_by_clock(&self) -> bool {
+        let status = self.lease.status(Instant::NEVER, &mut Effects::default());
+        let is_over = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
+        is_over && self.lease.since().is_some()
+    }
 }
 
 /// A refusal that a client has received.
@@ -90,8 +101,8 @@ impl World {
             }
         }
         for told in &fx.lost {
-            let told = format!("c{client} is told {told:?}");
-            self.say(|| told);
+            let text = format!("c{client} is told {told:?}");
+            self.say(|| text);
         }
         self.check_table(client)
     }
@@ -177,15 +188,18 @@ impl World {
     }
 
     /// A lease of the client has ended by its release: until now the lock was taken.
-    pub(super) fn note_own_end(&mut self, client: usize, name: &Name) {
+    pub(super) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
         let now = self.clocks[client].at(self.now);
-        let refusal = Refusal {
-            name: name.clone(),
-            sent: now,
-            arrived: now,
-            until: Some(now),
-        };
-        self.clients[client].refusals.push(refusal);
+        let of_set = entry_name(lock).into_owned();
+        for name in lock.keys().names.iter().chain([&of_set]) {
+            let refusal = Refusal {
+                name: name.clone(),
+                sent: now,
+                arrived: now,
+                until: Some(now),
+            };
+            self.clients[client].refusals.push(refusal);
+        }
     }
 
     /// Returns whether nobody owns what a command of the client with this id has taken.
@@ -247,6 +261,11 @@ impl World {
                 .flat_map(|held| held.lease.lock.names.iter());
             holds |= held.any(is_its);
         });
+        let mut ended = self.ended_unread(client);
+        holds |= ended.any(|lease| {
+            let mut its = lease.lock.keys().names.iter();
+            its.any(|it| it == name || names.contains(it))
+        });
         let is_once = call.wants.wait == Wait::Once;
         let is_proof = |refusal: &Refusal| {
             let is_fresh = refusal.until.is_none_or(|until| until >= deadline)
@@ -264,8 +283,12 @@ impl World {
 
     /// P1, P3, P7, P9.
     pub(super) fn check(&mut self) -> Checked {
-        self.leases
-            .retain(|it| self.clients[it.client].is_alive && it.lease.is_open());
+        let ended = self.leases.extract_if(.., |it| !it.lease.is_open());
+        let ended: Vec<Registered> = ended.collect();
+        for it in ended.iter().filter(|it| it.ended_by_clock()) {
+            self.note_own_end(it.client, &*it.lease.lock);
+        }
+        self.leases.retain(|it| self.clients[it.client].is_alive);
         self.check_losses()?;
         if !self.lost_data {
             self.check_exclusion()?;

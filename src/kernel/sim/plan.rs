@@ -190,9 +190,14 @@ impl Plan {
                 false => 8_000 * MS,
             };
         }
-        if self.family == Family::Sets && self.has_faults() {
-            // A grant to a set takes three round trips, each as long as a slow connection's.
-            return 7_000 * MS;
+        if self.family == Family::Sets {
+            match (self.has_faults(), self.backoff) {
+                // A grant to a set takes three round trips, each as long as a slow connection's.
+                (true, _) => return 7_000 * MS,
+                // The pause after a refusal by another call of the same client.
+                (false, 0) => return 65 * MS,
+                (false, _) => {}
+            }
         }
         match (self.has_faults(), self.backoff) {
             // A caller that is stopped delays nobody for longer than a command timeout; a place of
@@ -261,7 +266,11 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         kinds,
         ttl,
         handoffs: rng.below(5) as u32,
-        backoff: if family == Family::Backoff { 400 } else { 0 },
+        backoff: match family {
+            Family::Backoff => 400,
+            Family::Sets if rng.chance(150) => 300,
+            _ => 0,
+        },
         drifts: (0..clients)
             .map(|_| rng.below(10_001) as i64 - 5_000)
             .collect(),

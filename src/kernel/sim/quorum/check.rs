@@ -12,6 +12,7 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
+use crate::kernel::lease::LeaseStatus;
 use crate::kernel::request::RequestState;
 use crate::kernel::sim::check::{check_entry, each_entry};
 use crate::kernel::sim::plan::Actor;
@@ -21,6 +22,7 @@ use crate::kernel::sim::world::Checked;
 use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::wait_policy::WaitPolicy;
@@ -77,8 +79,8 @@ impl World {
             }
         }
         for told in &fx.lost {
-            let told = format!("c{client} is told {told:?}");
-            self.say(|| told);
+            let text = format!("c{client} is told {told:?}");
+            self.say(|| text);
         }
         self.check_table(client)
     }
@@ -218,8 +220,17 @@ impl World {
     /// P1, P3, P7, P9.
     pub(super) fn check(&mut self) -> Checked {
         let now = time_at(self.now);
-        self.leases
-            .retain(|it| self.clients[it.client].is_alive && it.lease.is_open());
+        let ended = self.leases.extract_if(.., |it| !it.lease.is_open());
+        for it in ended.collect::<Vec<_>>() {
+            let status = it.lease.status(now, &mut Effects::default());
+            let is_by_clock = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
+            if is_by_clock && it.lease.since().is_some() {
+                for name in it.lease.lock.keys().names.iter() {
+                    self.note_own_end(it.client, name);
+                }
+            }
+        }
+        self.leases.retain(|it| self.clients[it.client].is_alive);
         self.check_losses(now)?;
         if !self.lost_leases {
             self.check_exclusion(now)?;

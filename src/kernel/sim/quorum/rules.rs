@@ -173,3 +173,46 @@ fn what_a_connecting_server_was_not_sent_is_never_sent_late() {
     client.links = Links(vec![Link::Up; 3]);
     assert!(client.due(at(2)).is_empty());
 }
+
+/// The server has lost its scripts, and the others have already granted the lock.
+#[test]
+fn a_won_proposal_is_sent_again_while_its_lease_is_open() {
+    let mut client = Client::new();
+    let mut call = client.call(at(0));
+    let out = client.due(at(0));
+    client.end(&out[0], Ok(granted()), at(1));
+    client.end(&out[1], Ok(granted()), at(1));
+    let fx = &mut Effects::default();
+    let Step::Done(Outcome::Lease(lease, token)) = call.woken(&client.kernel, at(1), fx) else {
+        panic!("not granted");
+    };
+    let may_resend = |client: &Client, ms| {
+        let ticket = out[2].ticket;
+        client.engine.may_resend(&client.kernel, ticket, at(ms))
+    };
+    assert!(may_resend(&client, 2));
+    assert!(!may_resend(&client, 10_000), "it has ended");
+    client
+        .kernel
+        .begin_unlock(&lease, token, false, at(3), &mut Effects::default());
+    assert!(!may_resend(&client, 3), "its release begins");
+}
+
+#[test]
+fn a_lost_proposal_is_not_sent_again() {
+    let mut client = Client::new();
+    let _call = client.call(at(0));
+    let out = client.due(at(0));
+    client.end(&out[0], Ok(refused("x")), at(1));
+    assert!(
+        client
+            .engine
+            .may_resend(&client.kernel, out[2].ticket, at(1))
+    );
+    client.end(&out[1], Ok(refused("x")), at(1));
+    assert!(
+        !client
+            .engine
+            .may_resend(&client.kernel, out[2].ticket, at(1))
+    );
+}

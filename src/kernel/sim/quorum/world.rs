@@ -312,6 +312,7 @@ impl World {
         while let Some(Reverse((time, _, event))) = self.heap.pop() {
             self.now = self.now.max(time);
             self.report.events += 1;
+            crate::kernel::sim::begin_event();
             if let Err(violation) = self.handle(event).and_then(|()| self.check()) {
                 self.dump();
                 return Err(violation);

@@ -85,6 +85,9 @@ impl World {
         }
         let renewed = matches!(*cell.result.lock(), Some(Ok(())));
         lease.cancel(&cell);
+        if unlocks && !lease.is_open() {
+            self.note_own_end(client, &*lease.lock);
+        }
         match unlocks {
             true => self.unlock(client, thread, lease, token, renewed),
             false => {
@@ -645,8 +648,7 @@ impl World {
         self.after_kernel(client, &mut fx)?;
         self.report.lost += u64::from(matches!(unlocked, Unlocked::Lost(_)));
         if unlocked == Unlocked::Released {
-            let name = entry_name(&*release.lease.lock).into_owned();
-            self.note_own_end(client, &name);
+            self.note_own_end(client, &*release.lease.lock);
         }
         let caller = &mut self.clients[client].callers[thread];
         caller.todo.push_back(Todo::Effects(fx));

@@ -3,8 +3,8 @@
 use super::acquiring::Acquiring;
 use super::show::{not_replicated, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Family, Fault, MS, NEVER,
-    Outcome, Reached, State, Step, Time, Todo, Up, VecDeque, World,
+    Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Family, Fault, HeldLease,
+    MS, NEVER, Outcome, Reached, State, Step, Time, Todo, Up, VecDeque, World,
 };
 use crate::protocol::primitive::Primitive;
 
@@ -166,6 +166,18 @@ impl World {
             _ => None,
         });
         watched.collect()
+    }
+
+    /// Returns the leases of threads that have not read that the release has ended.
+    pub(in crate::kernel::sim) fn ended_unread(
+        &self,
+        client: usize,
+    ) -> impl Iterator<Item = &Arc<HeldLease>> {
+        let callers = self.clients[client].callers.iter();
+        callers.filter_map(|caller| match &caller.state {
+            State::Operating { lease, .. } if !lease.is_open() => Some(lease),
+            _ => None,
+        })
     }
 
     /// Returns the parked threads, with their calls.
