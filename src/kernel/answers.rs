@@ -361,7 +361,7 @@ impl LockEntry {
         by: &RefusedName,
         sent: Instant,
         is_for_deadline: bool,
-        cx: &Context<'_>,
+        cx: &mut Context<'_>,
     ) -> bool {
         if is_on(Mutant::OwnIdRefuses) {
             return false;
@@ -376,7 +376,7 @@ impl LockEntry {
         let own = is_own.then(|| HolderId::parse(&by.holder)).flatten();
         let request = own.and_then(|id| cx.kernel.table.request_of(&id));
         if request.is_some_and(|(name, _)| name != self.name)
-            && !cx.kernel.table.is_of_set(&by.holder, cx.now)
+            && !cx.kernel.table.is_of_set(&by.holder, cx.now, cx.fx)
         {
             return true;
         }

@@ -186,10 +186,11 @@ impl Call {
     }
 
     /// Returns whether a lease of this client, or of one of its sets, makes Redis refuse the lock.
-    fn is_excluded(&self, entry: &LockEntry, cx: &Context<'_>) -> bool {
+    fn is_excluded(&self, entry: &LockEntry, cx: &mut Context<'_>) -> bool {
         let own = entry.excludes(self.wants.lock.is_shared());
-        let is_in_set = || cx.kernel.table.set_with(&entry.name, cx.now).is_some();
-        own.is_some_and(|lease| lease.covers(cx.now)) || self.of_set.is_none() && is_in_set()
+        let is_own = own.is_some_and(|lease| lease.covers(cx.now));
+        let set = |fx| cx.kernel.table.set_with(&entry.name, cx.now, fx);
+        is_own || self.of_set.is_none() && set(cx.fx).is_some()
     }
 
     fn send(&mut self, entry: &mut LockEntry, n: usize, cx: &mut Context<'_>) -> Step {

@@ -8,6 +8,7 @@
 //! Work is stored by name: the sender chooses the server when it writes a command.
 
 use std::collections::{BTreeMap, HashMap};
+use std::mem;
 use std::sync::Arc;
 
 use crate::clock::Instant;
@@ -399,6 +400,16 @@ impl Engine {
             Some(Purpose::Vote { round, .. }) => self.may_resend_vote(kernel, *round, now),
             Some(Purpose::Lease(work)) => work.lease.remaining(now).is_some(),
             found => found.is_some(),
+        }
+    }
+
+    /// Ends the engine: its thread must not drop what may own a user's closure.
+    pub(crate) fn end(&mut self, fx: &mut Effects) {
+        self.end_rounds(fx);
+        for purpose in mem::take(&mut self.in_flight).into_values() {
+            if let Purpose::Lease(work) = purpose {
+                fx.discard.push(Discard::Lease(work.lease));
+            }
         }
     }
 

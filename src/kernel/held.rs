@@ -32,7 +32,7 @@ use crate::kernel::lease::{
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServers;
 use crate::kernel::waiter::Failure;
-use crate::kernel::{Confirmed, Discard, Effects, Kernel, Renewal, Told};
+use crate::kernel::{Confirmed, Context, Discard, Effects, Kernel, Renewal, Told};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::answer::{Answer, KeyState};
@@ -88,6 +88,8 @@ pub(super) struct Inner {
     pub(super) releasing_since: Option<Instant>,
     /// The release that the engine must begin, over a quorum.
     release: Option<Arc<OperationCell>>,
+    /// It has left its entry: no call waits for its end any more.
+    has_left: bool,
 }
 
 impl HeldLease {
@@ -120,6 +122,7 @@ impl HeldLease {
                 reader: None,
                 releasing_since: None,
                 release: None,
+                has_left: false,
             }),
         }
     }
@@ -588,6 +591,12 @@ impl HeldLease {
         since.is_some_and(|since| now >= since.after(command_timeout).after(GRACE))
     }
 
+    /// The lease has left its entry: the engine looks for its loss no more.
+    pub(super) fn leave(self: &Arc<Self>, cx: &mut Context<'_>) {
+        self.inner.lock().has_left = true;
+        self.rearm(cx.kernel, cx.now, cx.fx);
+    }
+
     /// Schedules what the lease needs next, under its lock: two threads cannot do so in the wrong
     /// order.
     pub(super) fn rearm(self: &Arc<Self>, kernel: &Kernel, now: Instant, fx: &mut Effects) {
@@ -618,6 +627,8 @@ impl Inner {
             return None;
         }
         match self.lease.due(now) {
+            // Whoever noticed the loss may not have told the calls that wait for it.
+            Due::Nothing if self.lease.lost().is_some() && !self.has_left => Some([now, now]),
             Due::Nothing => None,
             Due::Renewal => Some([now, now]),
             // In flight, no operation can begin: the end of the command looks again.

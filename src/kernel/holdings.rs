@@ -89,6 +89,7 @@ impl LockEntry {
             is_shared,
         });
         self.last.silent_since = None;
+        #[cfg(sim)]
         cx.fx.began.push((Arc::clone(&lease), tokens.first));
         lease.rearm(cx.kernel, cx.now, cx.fx);
         if !is_on(Mutant::EvictionMakesNobodyAsk) {
@@ -110,7 +111,7 @@ impl LockEntry {
             if !is_on(Mutant::EvictedIsNotLost) {
                 held.lease.lose(Lost::Taken, cx.now, cx.fx);
             }
-            held.lease.rearm(cx.kernel, cx.now, cx.fx);
+            held.lease.leave(cx);
             cx.fx.discard.push(Discard::Lease(held.lease));
         }
     }
@@ -158,6 +159,7 @@ impl LockEntry {
         }
         let (no, terms) = (front.no, front.terms);
         let next = lease.pass_to(token, &terms, has_renewed, cx.now, cx.fx)?;
+        #[cfg(sim)]
         cx.fx.began.push((Arc::clone(lease), next));
         cx.fx.wakes += 1;
         if let Some(front) = self.line.front() {
@@ -176,7 +178,7 @@ impl LockEntry {
         };
         let held = self.held.remove(n);
         cx.kernel.table.forget_set(&held.lease);
-        held.lease.rearm(cx.kernel, cx.now, cx.fx);
+        held.lease.leave(cx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);
         // While this client held the name, nobody asked for their deadlines.

@@ -142,6 +142,7 @@ pub(crate) struct Effects {
     /// The ends of renewals and changes of ttl, but for those that found a loss.
     pub(crate) renewed: Vec<Renewal>,
     /// Holdings that began: leases that were granted, and hand-offs.
+    #[cfg(sim)]
     pub(crate) began: Vec<(Arc<HeldLease>, FencingToken)>,
     /// How many acquiring commands have begun.
     pub(crate) attempts: u32,

@@ -16,6 +16,7 @@
 //!
 //! A vote that comes after the end changes only what is known of its server.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ use crate::kernel::table::entry_name;
 use crate::kernel::unlock::Unlocked;
 use crate::kernel::votes::{Majority, Verdict, Votes};
 use crate::kernel::waiter::Failure;
-use crate::kernel::{Effects, Kernel, RUNS_WITHIN};
+use crate::kernel::{Discard, Effects, Kernel, RUNS_WITHIN};
 use crate::name::Name;
 use crate::protocol::answer::{Answer, Wanted};
 use crate::protocol::primitive::Primitive;
@@ -216,6 +217,14 @@ impl Round {
     /// Returns when the first command was sent.
     fn sent(&self, now: Instant) -> Instant {
         self.first_sent.unwrap_or(now)
+    }
+
+    fn into_lease(self) -> Option<Discard> {
+        match self.kind {
+            RoundKind::Release(lease, _) => Some(Discard::Lease(lease)),
+            RoundKind::Lease(work) => Some(Discard::Lease(work.lease)),
+            RoundKind::Propose(_) | RoundKind::Confirm(..) => None,
+        }
     }
 
     fn is_release(&self) -> bool {
@@ -551,7 +560,7 @@ impl Engine {
                 self.judge(kernel, no, (false, false), (now, route), out, fx);
             }
         }
-        self.forget_round(no);
+        self.forget_round(no, fx);
     }
 
     fn voted_late(
@@ -589,11 +598,24 @@ impl Engine {
     }
 
     /// Forgets a round that is over once no server has a command of it.
-    fn forget_round(&mut self, no: RoundNo) {
+    fn forget_round(&mut self, no: RoundNo, fx: &mut Effects) {
         let is_done = |round: &Round| round.is_over && !round.at.has(AtServer::Asked);
         if self.rounds.get(&no).is_some_and(is_done) {
-            self.rounds.remove(&no);
+            let round = self.rounds.remove(&no);
+            fx.discard.extend(round.and_then(Round::into_lease));
         }
+    }
+
+    /// Forgets all rounds.
+    pub(super) fn end_rounds(&mut self, fx: &mut Effects) {
+        let rounds = mem::take(&mut self.rounds).into_values();
+        fx.discard.extend(rounds.filter_map(Round::into_lease));
+    }
+
+    /// Returns whether a holder waits for a release.
+    pub(crate) fn has_open_releases(&self) -> bool {
+        let mut rounds = self.rounds.values();
+        rounds.any(|round| !round.is_over && round.is_release())
     }
 
     /// Ends a round if it is decided, or `late`, maybe because its call has left. Returns whether
@@ -632,7 +654,7 @@ impl Engine {
         {
             self.next_round += 1;
             self.rounds.insert(self.next_round, again);
-            self.forget_round(no);
+            self.forget_round(no, fx);
             return true;
         }
         match &round.kind {
@@ -659,7 +681,7 @@ impl Engine {
                 round.released(kernel, (lease, cell), end, [sent, now], fx);
             }
         }
-        self.forget_round(no);
+        self.forget_round(no, fx);
         true
     }
 

@@ -10,6 +10,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::request::RequestNo;
+use crate::kernel::{Discard, Effects};
 use crate::name::{Hashed, Name, NameTable};
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
@@ -62,19 +63,30 @@ impl LockTable {
     }
 
     /// Returns the lease of a set that has this name at `now`.
-    pub(super) fn set_with(&self, name: &Name, now: Instant) -> Option<Arc<HeldLease>> {
-        self.set(|lease| lease.lock.names.contains(name) && lease.covers(now))
+    pub(super) fn set_with(
+        &self,
+        name: &Name,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<Arc<HeldLease>> {
+        self.set(
+            |lease| lease.lock.names.contains(name) && lease.covers(now),
+            fx,
+        )
     }
 
     /// Returns whether a set holds or keeps a name at `now` under an id of this text.
-    pub(super) fn is_of_set(&self, id: &[u8], now: Instant) -> bool {
+    pub(super) fn is_of_set(&self, id: &[u8], now: Instant, fx: &mut Effects) -> bool {
         let is_its = |lease: &HeldLease| lease.id.as_str().as_bytes() == id && lease.covers(now);
-        self.set(is_its).is_some()
+        self.set(is_its, fx).is_some()
     }
 
-    fn set(&self, is_it: impl Fn(&HeldLease) -> bool) -> Option<Arc<HeldLease>> {
+    /// The caller may have locks: a lease whose last owner leaves meanwhile is dropped later.
+    fn set(&self, is_it: impl Fn(&HeldLease) -> bool, fx: &mut Effects) -> Option<Arc<HeldLease>> {
         let sets: Vec<_> = self.sets.lock().iter().filter_map(Weak::upgrade).collect();
-        sets.into_iter().find(|lease| is_it(lease))
+        let found = sets.iter().find(|lease| is_it(lease)).cloned();
+        fx.discard.extend(sets.into_iter().map(Discard::Lease));
+        found
     }
 
     pub(super) fn note_id(&self, id: &HolderId, name: &Name, no: RequestNo) {

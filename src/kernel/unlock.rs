@@ -116,7 +116,9 @@ impl Kernel {
                 let lease = entry.excludes(lock.is_shared());
                 lease.filter(|lease| lease.covers(cx.now)).cloned()
             });
-            let held = held.flatten().or_else(|| self.table.set_with(name, now));
+            let held = held
+                .flatten()
+                .or_else(|| self.table.set_with(name, now, fx));
             held.map(|lease| (n, lease))
         })
     }

@@ -31,9 +31,12 @@ impl Runtime {
         }
     }
 
-    /// Wakes threads first: nothing that follows can delay them. Returns what may own a user's
-    /// closure.
+    /// Wakes threads first but for the counters, which they may look at: nothing that follows can
+    /// delay them. Returns what may own a user's closure.
     fn carry_out_but_drops(&self, fx: Effects) -> Vec<Discard> {
+        for told in &fx.lost {
+            self.meters.lost(told.lost);
+        }
         for cell in fx.wake {
             cell.parker.unpark();
         }
@@ -72,7 +75,6 @@ impl Runtime {
 
     fn tell_loss(&self, told: &Told) {
         let (lease, lost) = (&told.lease, told.lost);
-        self.meters.lost(lost);
         if let Some(on_lost) = told.on_lost.clone() {
             self.callbacks.run(call(on_lost, lost));
         }

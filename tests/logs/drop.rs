@@ -34,7 +34,8 @@ support::tests![
     the_last_owner_can_be_dropped_in_on_lost,
     the_last_owner_can_be_dropped_in_on_renew,
     no_thread_is_left_of_a_client_whose_server_died,
-    a_destructor_of_a_thread_local_can_drop_guards_and_wait
+    a_destructor_of_a_thread_local_can_drop_guards_and_wait,
+    callbacks_are_dropped_by_threads_that_may_wait
 ];
 
 support::roughly_timed![
@@ -385,6 +386,48 @@ fn the_last_owner_can_be_dropped_in_on_renew() {
 
 fn drop_in_on_renew() {
     drop_last_owner_in_callback(|mutex, callback| mutex.on_renew(move |_| callback()));
+}
+
+/// Reports the thread that drops it.
+struct Witness(Sender<String>);
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let thread = thread::current();
+        let _ = self.0.send(thread.name().unwrap_or("no name").to_owned());
+    }
+}
+
+impl Witness {
+    fn stays(&self) {}
+}
+
+/// A callback can own what waits for a server when it is dropped. Renewals and messages must not.
+fn callbacks_are_dropped_by_threads_that_may_wait() {
+    let servers = [(); 3].map(|()| Server::start());
+    // The last reply of each round comes when no call waits for it any more.
+    let late = Proxy::new(&servers[2]);
+    late.delay(ms(0), ms(100));
+    let urls = [servers[0].url(), servers[1].url(), late.url()];
+    let (quorum, one) = (Client::quorum(urls).unwrap(), client(&servers[0]));
+    let (report, drops) = unbounded();
+    for _ in 0..5 {
+        for client in [&quorum, &one] {
+            let witness = Witness(report.clone());
+            let guard = client.mutex("a").on_lost(move |_| witness.stays()).lock();
+            guard.unwrap().unlock().unwrap();
+            let witness = Witness(report.clone());
+            let set = client.mutex_all(["b", "c"]);
+            let guard = set.on_renew(move |_| witness.stays()).lock().unwrap();
+            guard.renew().unwrap();
+            guard.unlock().unwrap();
+        }
+    }
+    for _ in 0..20 {
+        let thread = drops.recv_timeout(WAIT_LIMIT).expect("all are dropped");
+        let is_ours = thread.starts_with("leasehold-") && !thread.starts_with("leasehold-callb");
+        assert!(!is_ours, "{thread} drops a callback");
+    }
 }
 
 fn no_thread_is_left_of_a_client_whose_server_died() {

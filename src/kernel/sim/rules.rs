@@ -11,6 +11,7 @@ use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::engine::{Engine, Route};
 use crate::kernel::fault::{Fault, OpenCircuit};
 use crate::kernel::held::Holder;
+use crate::kernel::lease::Wanted;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
@@ -169,6 +170,27 @@ fn engine_ends_the_release_of_a_stopped_thread() {
     );
     let late = kernel.unlocked(&lease, Ok(Answer::Gone), true, at(5_000), &mut fx);
     assert_eq!(late, Unlocked::Released);
+}
+
+/// The holder renews after the end of its lease, before the engine has looked at it.
+#[test]
+fn loss_that_its_holder_notices_first_ends_the_wait_for_it() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut first = call(&kernel, &lock, false, at(0));
+    first.begin(&kernel, at(0), &mut fx);
+    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
+    let step = first.replied(&kernel, Ok(granted), at(0), at(1), &mut fx);
+    let Step::Done(Outcome::Lease(lease, token)) = step else {
+        panic!("{step:?}");
+    };
+    call(&kernel, &lock, true, at(2)).begin(&kernel, at(2), &mut fx);
+    let operation = kernel.operate(&lease, token, Wanted::Renew, at(10_000), &mut fx);
+    assert!(operation.is_none(), "the lease has ended");
+    let sent = engine.due(&kernel, at(10_000), &OneServer, &mut fx);
+    let acquires = sent.iter().filter(|it| it.command.acquires().is_some());
+    assert_eq!(acquires.count(), 1, "{sent:?}");
 }
 
 /// The try that is in flight may have run before the acquiring command, which has ended since.

@@ -136,6 +136,15 @@ fn run_or_close(runtime: &Runtime, engine: impl FnOnce()) {
     runtime.engine.note_released();
 }
 
+/// Also after a panic.
+impl Drop for EngineLoop<'_> {
+    fn drop(&mut self) {
+        let mut fx = Effects::default();
+        self.engine.end(&mut fx);
+        self.runtime.carry_out_here(fx);
+    }
+}
+
 impl<'a> EngineLoop<'a> {
     fn new(runtime: &'a Runtime) -> Self {
         let waker = Waker::from(Arc::clone(&runtime.engine.wake));
@@ -351,7 +360,7 @@ impl<'a> EngineLoop<'a> {
 
     /// Returns whether nothing is under way or due.
     fn is_done(&self) -> bool {
-        !self.pipes.is_busy() && self.engine.in_flight() == 0
+        !self.pipes.is_busy() && self.engine.in_flight() == 0 && !self.engine.has_open_releases()
     }
 
     /// Sleeps until something is due, a socket is ready, or another thread wakes this one.
