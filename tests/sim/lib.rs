@@ -5,6 +5,8 @@
 #![cfg(test)]
 // Most of what the library offers is not called here.
 #![allow(dead_code, unused_imports, unused_macros)]
+// The values of the simulated world are few.
+#![allow(clippy::large_enum_variant)]
 
 #[path = "../../src/kernel/mod.rs"]
 mod kernel;

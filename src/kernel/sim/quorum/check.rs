@@ -209,7 +209,8 @@ impl World {
             true => 2,
             false => self.plan.servers / 2 + 1,
         };
-        if !has_own && !(has_refusal && servers.len() >= needed) {
+        let has_proof = has_refusal && servers.len() >= needed;
+        if !(has_own || has_proof) {
             let text = format!("c{client}.{thread} says that {name} is taken without a proof");
             return Err(self.violation("P8", text));
         }

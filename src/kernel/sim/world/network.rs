@@ -360,12 +360,11 @@ impl World {
 
     /// Returns whether a script fails after it has made a place, or granted others.
     fn rejects_half(&self, command: &Command, answer: &Answer) -> bool {
-        let is_half = match (&command.what, answer) {
-            (What::Enter { place: Some(_), .. }, Answer::Refused(_)) => true,
-            (What::Refresh { .. }, _) => true,
-            _ => false,
-        };
-        is_half && self.rejects(Why::Half)
+        let has_place = matches!(
+            (&command.what, answer),
+            (What::Enter { place: Some(_), .. }, Answer::Refused(_)) | (What::Refresh { .. }, _)
+        );
+        has_place && self.rejects(Why::Half)
     }
 
     pub(super) fn deliver_messages(&mut self) {
