@@ -153,7 +153,9 @@ impl LockEntry {
                 self.rejected(n, is_caller, error, cx)
             }
             // The script may have made the place before its grant to another waiter failed.
-            Err(Fault::Rejected(error)) if flight.how == How::Enter => {
+            Err(Fault::Rejected(error))
+                if flight.how == How::Enter && !is_on(Mutant::RejectedEnterIsForgotten) =>
+            {
                 self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
                 self.rejected(n, is_caller, error, cx)
             }

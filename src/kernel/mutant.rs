@@ -127,6 +127,10 @@ pub(crate) enum Mutant {
     WatchesAreNotEnded,
     /// A call for a set does not look at messages that came while it asked.
     WatchBeginsAfterTheRefusal,
+    /// A place is forgotten that was made before its command failed.
+    RejectedEnterIsForgotten,
+    /// A place is forgotten whose refresh failed.
+    RejectedRefreshIsForgotten,
 }
 
 #[cfg(sim)]
@@ -153,7 +157,7 @@ pub(super) const fn is_on(_: Mutant) -> bool {
 
 #[cfg(sim)]
 impl Mutant {
-    pub(crate) const ALL: [Self; 61] = [
+    pub(crate) const ALL: [Self; 63] = [
         Self::NobodyAsksAfterTheEnd,
         Self::LaterAttemptStaysLater,
         Self::GrantCountsFromRefresh,
@@ -215,5 +219,7 @@ impl Mutant {
         Self::EndedUndoRefuses,
         Self::WatchesAreNotEnded,
         Self::WatchBeginsAfterTheRefusal,
+        Self::RejectedEnterIsForgotten,
+        Self::RejectedRefreshIsForgotten,
     ];
 }

@@ -378,7 +378,10 @@ impl LockEntry {
             };
             if let Fault::Rejected(error) = fault {
                 let failure = Failure::Rejected(error.clone());
-                self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
+                match is_on(Mutant::RejectedRefreshIsForgotten) {
+                    true => cx.kernel.table.forget_id(id),
+                    false => self.undo(&self.requests[n], id, Proof::AnyAnswer, cx),
+                }
                 self.fail(n, false, failure, cx);
                 continue;
             }

@@ -416,8 +416,10 @@ impl World {
             .lock
             .as_ref()
             .is_some_and(|(id, _)| self.is_not_taken(id));
+        let rejects_until = self.rejects.iter().map(|(_, until)| *until).max();
+        let works_from = self.stalled_until.max(self.errors_until);
         let waits = (is_free || is_unknown)
-            && self.now >= self.stalled_until.max(self.errors_until)
+            && self.now >= works_from.max(rejects_until.unwrap_or(0))
             && (0..self.clients.len()).any(|client| self.waits(client, key));
         if !waits {
             self.idle_since.remove(key);

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::{FromStr, Split};
 
-use super::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, ServerFault};
+use super::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, ServerFault, Why};
 
 /// Why a text is no plan.
 #[derive(Debug)]
@@ -141,6 +141,16 @@ impl Words<'_> {
         }
     }
 
+    fn why(&mut self) -> Result<Why, Malformed> {
+        Ok(match &*self.next::<String>()? {
+            "Full" => Why::Full,
+            "NoRight" => Why::NoRight,
+            "Half" => Why::Half,
+            "NoScript" => Why::NoScript,
+            other => return Err(malformed(other)),
+        })
+    }
+
     fn link_fault(&mut self) -> Result<LinkFault, Malformed> {
         Ok(match &*self.next::<String>()? {
             "Cut" => LinkFault::Cut(self.next()?),
@@ -181,6 +191,7 @@ impl Words<'_> {
             "LoseMessages" => Fault::LoseMessages(self.next()?, self.next()?),
             "Twice" => Fault::Twice(self.next()?, self.actor()?),
             "Errors" => Fault::Errors(self.next()?),
+            "Reject" => Fault::Reject(self.why()?, self.next()?),
             "Delete" => Fault::Delete(self.next()?),
             "Foreign" => Fault::Foreign(self.next()?, self.next()?),
             "Snapshot" => Fault::Snapshot,

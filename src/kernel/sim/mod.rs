@@ -464,5 +464,6 @@ families! {
     backoff Backoff
     clock_steps Clocks
     sets Sets
+    rejections Rejections
     quorums Quorum
 }

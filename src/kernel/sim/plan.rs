@@ -44,12 +44,14 @@ pub(super) enum Family {
     Clocks,
     /// Sets of names that climb, beside mutexes and fair locks.
     Sets,
+    /// Error replies, and commands of which only a part was written.
+    Rejections,
     /// Several servers: see `quorum`.
     Quorum,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Calm,
         Self::Faults,
         Self::ShortTtl,
@@ -59,6 +61,7 @@ impl Family {
         Self::Backoff,
         Self::Clocks,
         Self::Sets,
+        Self::Rejections,
         Self::Quorum,
     ];
 }
@@ -114,6 +117,8 @@ pub(super) enum Fault {
     Twice(usize, Actor),
     /// The server replies with an error that may pass, and runs nothing.
     Errors(Time),
+    /// The server replies with an error that lasts, for a time.
+    Reject(Why, Time),
     /// A program without leasehold takes a free lock.
     Foreign(u64, Time),
     /// Somebody deletes the key of a lock.
@@ -126,6 +131,19 @@ pub(super) enum Fault {
     Link(usize, usize, LinkFault),
     /// Of one server of a quorum.
     Server(usize, ServerFault),
+}
+
+/// Why a server replies with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Its memory is full: scripts that take something fail before their first write.
+    Full,
+    /// The user lacks a right: nothing runs.
+    NoRight,
+    /// A grant to another waiter fails: the script has made its place, or has granted others.
+    Half,
+    /// It has lost its scripts: the engine's commands must be sent again with their text.
+    NoScript,
 }
 
 /// A fault of a client's connections to one server.
@@ -181,16 +199,17 @@ impl Plan {
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
         if self.family == Family::Quorum {
-            // Votes split, and each of the calls pauses.
+            // Votes split, and each of the calls pauses; two rounds in a row can wait for a slow
+            // command each.
             let is_hang = |(_, fault): &(Time, Fault)| {
                 matches!(fault, Fault::Server(_, ServerFault::Hang(_)))
             };
             return match self.backoff == 0 && self.faults.iter().all(is_hang) {
-                true => 3_000 * MS,
+                true => 4_000 * MS,
                 false => 8_000 * MS,
             };
         }
-        if self.family == Family::Sets {
+        if self.kinds.contains(&Kind::Set) || self.family == Family::Sets {
             match (self.has_faults(), self.backoff) {
                 // A grant to a set takes three round trips, each as long as a slow connection's.
                 (true, _) => return 7_000 * MS,
@@ -245,6 +264,14 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
             _ => vec![Kind::Reader, Kind::Writer, Kind::Mutex, Kind::Fair],
         };
     }
+    if family == Family::Rejections {
+        kinds = match rng.below(6) {
+            0 => vec![Kind::Reader, Kind::Writer, Kind::Mutex],
+            1 => vec![Kind::Permits(1), Kind::Permits(2)],
+            2 => vec![Kind::Set, Kind::Mutex],
+            _ => kinds,
+        };
+    }
     let ttl = match family {
         Family::Calm if rng.chance(500) => rng.range(60, 200) * MS,
         Family::ShortTtl => rng.range(40, 600) * MS,
@@ -261,6 +288,7 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         ops: rng.range(5, 30) as u32,
         names: match family {
             Family::Sets => rng.range(2, 4),
+            Family::Rejections => rng.range(1, 4),
             _ => rng.range(1, 3),
         },
         kinds,
@@ -338,6 +366,14 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
                 false => Fault::Cancel(client, thread),
             };
             faults.push((at, fault));
+        }
+    }
+    if plan.family == Family::Rejections {
+        for _ in 0..rng.range(1, 8) {
+            let why = [Why::Full, Why::NoRight, Why::Half, Why::Half, Why::NoScript];
+            let why = why[rng.below(5) as usize];
+            let lasts = rng.range(MS, 800 * MS);
+            faults.push((rng.range(MS, 4_000 * MS), Fault::Reject(why, lasts)));
         }
     }
     faults.sort_by_key(|fault| fault.0);

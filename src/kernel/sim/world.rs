@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use self::acquiring::Acquiring;
 use super::check::{Refusal, Registered};
-use super::plan::{Actor, Family, Fault, Kind, Plan, Rng};
+use super::plan::{Actor, Family, Fault, Kind, Plan, Rng, Why};
 use super::server::{Copy, MS, Message, Server, Time, key_of};
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
@@ -95,14 +95,31 @@ enum Event {
 
 #[derive(Debug)]
 enum Up {
-    Command(Command, Reached, bool),
+    /// A command; whether its reply is awaited, and whether it has the text of its script.
+    Command {
+        command: Command,
+        mark: Reached,
+        replies: bool,
+        has_source: bool,
+    },
     Subscribe(Option<Vec<u8>>),
+}
+
+impl Up {
+    fn with_source(mut self) -> Self {
+        if let Self::Command { has_source, .. } = &mut self {
+            *has_source = true;
+        }
+        self
+    }
 }
 
 #[derive(Debug)]
 enum Down {
     Reply(Answer),
     Error,
+    Rejected,
+    NoScript,
     /// It has run, but too few replicas have acknowledged it.
     NotReplicated,
     Message(Message),
@@ -119,6 +136,8 @@ pub(super) struct Conn {
     at_server: bool,
     at_client: bool,
     is_cut: bool,
+    /// How many of the last commands were not written in full: the client may know that.
+    unwritten: usize,
     runs_twice: bool,
     slow: Time,
 }
@@ -184,8 +203,9 @@ pub(super) struct Caller {
 struct Pipe {
     conn: Option<usize>,
     connect_at: Time,
-    sent: VecDeque<(Ticket, Time)>,
-    mail: VecDeque<Result<Answer, fault::Fault>>,
+    sent: VecDeque<(Ticket, Time, Command)>,
+    /// What has arrived; `None` if the server does not have the script.
+    mail: VecDeque<Option<Result<Answer, fault::Fault>>>,
     /// Commands that could not be written.
     unsent: Vec<(Ticket, Time)>,
     is_closed: bool,
@@ -246,6 +266,8 @@ pub(super) struct World {
     snapshot: Option<Copy>,
     pub(super) stalled_until: Time,
     pub(super) errors_until: Time,
+    /// Until when it replies with errors of this kind.
+    pub(super) rejects: Vec<(Why, Time)>,
     net: Rng,
     sched: Rng,
     pub(super) log: VecDeque<String>,
@@ -299,6 +321,7 @@ impl World {
             snapshot: None,
             stalled_until: 0,
             errors_until: 0,
+            rejects: Vec::new(),
             net: Rng(seed ^ 0x1111),
             sched: Rng(seed ^ 0x2222),
             log: VecDeque::new(),
@@ -475,8 +498,8 @@ impl World {
         if let (Some(undo), Some(thread)) = (fx.undo, thread)
             && let Some(n) = self.clients[client].callers[thread].conn
         {
-            let mark = self.mark(client);
-            self.send(n, Up::Command(undo, mark, false));
+            let up = self.up(client, undo, false);
+            self.send(n, up);
         }
         for cell in fx.wake {
             let callers = self.clients[client].callers.iter();

@@ -360,8 +360,8 @@ impl World {
         let n = conn.unwrap_or_else(|| self.connect(client, Actor::Caller(thread)));
         self.clients[client].callers[thread].conn = Some(n);
         self.clients[client].callers[thread].mail = None;
-        let mark = self.mark(client);
-        self.send(n, Up::Command(command, mark, true));
+        let up = self.up(client, command, true);
+        self.send(n, up);
     }
 
     pub(super) fn idle(&mut self, client: usize, thread: usize) {

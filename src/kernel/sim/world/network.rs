@@ -1,12 +1,13 @@
 //! The connections of the simulated world, what arrives on them, and the faults.
 
 use super::acquiring::Acquiring;
-use super::show::{not_replicated, shown_answer, shown_command, unknown};
+use super::show::{not_replicated, rejected, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Arc, Call, Checked, Command, Conn, Copy, Down, Effects, Event, Family, Fault, HeldLease,
-    MS, NEVER, Outcome, Reached, State, Step, Time, Todo, Up, VecDeque, World,
+    Actor, Answer, Arc, Call, Cause, Checked, Command, Conn, Copy, Down, Effects, Event, Family,
+    Fault, HeldLease, MS, NEVER, Outcome, State, Step, Time, Todo, Up, VecDeque, Why, World, fault,
 };
-use crate::protocol::primitive::Primitive;
+use crate::kernel::command::What;
+use crate::protocol::primitive::{Primitive, Reached};
 
 impl World {
     pub(super) fn connect(&mut self, client: usize, actor: Actor) -> usize {
@@ -20,6 +21,7 @@ impl World {
             at_server: true,
             at_client: true,
             is_cut: false,
+            unwritten: 0,
             runs_twice: false,
             slow: 0,
         });
@@ -34,6 +36,15 @@ impl World {
             return self.net.range(100 * MS, 1_500 * MS);
         }
         self.net.range(40, 200)
+    }
+
+    pub(super) fn up(&self, client: usize, command: Command, replies: bool) -> Up {
+        Up::Command {
+            command,
+            mark: self.mark(client),
+            replies,
+            has_source: false,
+        }
     }
 
     pub(super) fn send(&mut self, n: usize, up: Up) {
@@ -64,8 +75,12 @@ impl World {
     pub(super) fn cut(&mut self, n: usize, is_silent: bool) {
         let up = self.net.below(self.conns[n].up.len() as u64 + 1) as usize;
         let down = self.net.below(self.conns[n].down.len() as u64 + 1) as usize;
+        let is_noticed = self.plan.family == Family::Rejections && self.net.chance(500);
         let conn = &mut self.conns[n];
-        conn.up.truncate(up);
+        let cut_off = conn.up.drain(up..);
+        let commands = cut_off.filter(|(_, up)| matches!(up, Up::Command { replies: true, .. }));
+        let commands = commands.count();
+        conn.unwritten = if is_noticed { commands } else { 0 };
         conn.down.truncate(down);
         conn.is_cut = true;
         let (last_up, last_down) = (conn.last_up, conn.last_down);
@@ -105,7 +120,7 @@ impl World {
         let mut conns = self.conns.iter().filter(|conn| conn.client == client);
         let sent = conns.any(|conn| {
             conn.up.iter().any(|(_, up)| match up {
-                Up::Command(command, ..) => names(command),
+                Up::Command { command, .. } => names(command),
                 Up::Subscribe(_) => false,
             })
         });
@@ -257,7 +272,7 @@ impl World {
             return;
         };
         let client = self.conns[n].client;
-        if let Up::Command(command, mark, _) = &up
+        if let Up::Command { command, mark, .. } = &up
             && std::mem::take(&mut self.conns[n].runs_twice)
         {
             let now = self.server_now();
@@ -272,13 +287,34 @@ impl World {
             self.deliver_messages();
             return;
         }
+        let rejected = match &up {
+            Up::Command {
+                command,
+                has_source,
+                ..
+            } => self.rejects_unrun(n, command, *has_source),
+            Up::Subscribe(_) => None,
+        };
         match up {
-            Up::Command(_, _, replies) if self.now < self.errors_until => {
+            Up::Command { replies, .. } if self.now < self.errors_until => {
                 if replies {
                     self.send_down(n, Down::Error);
                 }
             }
-            Up::Command(command, mark, replies) => {
+            Up::Command {
+                command, replies, ..
+            } if rejected.is_some() => {
+                self.say(|| format!("  server: {} -> {rejected:?}", shown_command(&command)));
+                if let Some(down) = rejected.filter(|_| replies) {
+                    self.send_down(n, down);
+                }
+            }
+            Up::Command {
+                command,
+                mark,
+                replies,
+                ..
+            } => {
                 let now = self.server_now();
                 let answer = self.server.run(client, &command, mark, now);
                 self.say(|| {
@@ -289,7 +325,10 @@ impl World {
                     )
                 });
                 let has_replicas = command.replicas.is_some();
-                if replies && has_replicas && self.plan.has_faults() && self.net.chance(100) {
+                if replies && self.rejects_half(&command, &answer) {
+                    self.send_down(n, Down::Rejected);
+                } else if replies && has_replicas && self.plan.has_faults() && self.net.chance(100)
+                {
                     self.send_down(n, Down::NotReplicated);
                 } else if replies {
                     self.send_down(n, Down::Reply(answer));
@@ -301,6 +340,31 @@ impl World {
             }
         }
         self.deliver_messages();
+    }
+
+    fn rejects(&self, why: Why) -> bool {
+        let mut rejects = self.rejects.iter();
+        rejects.any(|(it, until)| *it == why && self.now < *until)
+    }
+
+    /// Returns the error reply to a command that does not run, if there is one.
+    fn rejects_unrun(&self, n: usize, command: &Command, has_source: bool) -> Option<Down> {
+        let is_full = self.rejects(Why::Full) && command.acquires().is_some();
+        if is_full || self.rejects(Why::NoRight) {
+            return Some(Down::Rejected);
+        }
+        // A thread of the program sends its command again by itself.
+        let is_engine = self.conns[n].actor == Actor::Engine && !has_source;
+        (is_engine && self.rejects(Why::NoScript)).then_some(Down::NoScript)
+    }
+
+    /// Returns whether a script fails after it has made a place, or granted others.
+    fn rejects_half(&self, command: &Command, answer: &Answer) -> bool {
+        let has_place = matches!(
+            (&command.what, answer),
+            (What::Enter { place: Some(_), .. }, Answer::Refused(_)) | (What::Refresh { .. }, _)
+        );
+        has_place && self.rejects(Why::Half)
     }
 
     pub(super) fn deliver_messages(&mut self) {
@@ -332,23 +396,25 @@ impl World {
             (Actor::Caller(thread), Down::NotReplicated) => {
                 self.clients[client].callers[thread].mail = Some(Err(not_replicated()));
             }
-            (Actor::Engine, Down::NotReplicated) => {
-                self.clients[client]
-                    .pipe
-                    .mail
-                    .push_back(Err(not_replicated()));
+            (Actor::Caller(thread), Down::Rejected) => {
+                self.clients[client].callers[thread].mail = Some(Err(rejected()));
+            }
+            (Actor::Engine, down) => {
+                let end = match down {
+                    Down::NotReplicated => Some(Err(not_replicated())),
+                    Down::Rejected => Some(Err(rejected())),
+                    Down::Error => Some(Err(unknown())),
+                    Down::Reply(answer) => Some(Ok(answer)),
+                    Down::NoScript => None,
+                    Down::Message(_) | Down::Subscribed(_) => unreachable!("{down:?}"),
+                };
+                self.clients[client].pipe.mail.push_back(end);
             }
             (Actor::Caller(thread), Down::Error) => {
                 self.clients[client].callers[thread].mail = Some(Err(unknown()));
             }
-            (Actor::Engine, Down::Error) => {
-                self.clients[client].pipe.mail.push_back(Err(unknown()))
-            }
             (Actor::Caller(thread), Down::Reply(answer)) => {
                 self.clients[client].callers[thread].mail = Some(Ok(answer));
-            }
-            (Actor::Engine, Down::Reply(answer)) => {
-                self.clients[client].pipe.mail.push_back(Ok(answer))
             }
             (Actor::Sub, down) => self.clients[client].sub.mail.push_back(down),
             (_, down) => unreachable!("{down:?}"),
@@ -365,7 +431,11 @@ impl World {
         match actor {
             Actor::Caller(thread) if it.callers[thread].conn == Some(n) => {
                 it.callers[thread].conn = None;
-                it.callers[thread].mail.get_or_insert(Err(unknown()));
+                let fault = match self.conns[n].unwritten {
+                    0 => unknown(),
+                    _ => fault::Fault::NotRun(Cause::text("half of it was written")),
+                };
+                it.callers[thread].mail.get_or_insert(Err(fault));
             }
             Actor::Engine if it.pipe.conn == Some(n) => it.pipe.is_closed = true,
             Actor::Sub if it.sub.conn == Some(n) => it.sub.is_closed = true,
@@ -452,6 +522,7 @@ impl World {
             Fault::LoseMessages(client, time) => {
                 self.clients[client].loses_until = self.now + time;
             }
+            Fault::Reject(why, time) => self.rejects.push((why, self.now + time)),
             Fault::Foreign(name, time) => self.take_foreign(name, time),
             Fault::Delete(name) => {
                 let now = self.server_now();

@@ -58,17 +58,44 @@ impl World {
         let now = self.now;
         let mut ends: Vec<(Ticket, Time, Result<Answer, fault::Fault>)> = Vec::new();
         let pipe = &mut self.clients[client].pipe;
+        let mut again = Vec::new();
         while let Some(answer) = pipe.mail.pop_front() {
-            let (ticket, sent) = pipe.sent.pop_front().expect("a reply to a command");
-            ends.push((ticket, sent, answer));
+            let (ticket, sent, command) = pipe.sent.pop_front().expect("a reply to a command");
+            match answer {
+                Some(answer) => ends.push((ticket, sent, answer)),
+                None => again.push((ticket, sent, command)),
+            }
         }
-        let is_late = pipe
-            .sent
-            .front()
-            .is_some_and(|(_, sent)| sent + COMMAND_TIMEOUT <= now);
+        for (ticket, sent, command) in again {
+            let it = &self.clients[client];
+            let may_resend =
+                (it.engine).may_resend(&it.kernel, ticket, self.clocks[client].at(now));
+            let conn = it.pipe.conn.filter(|_| may_resend);
+            let Some(n) = conn else {
+                let cause = Cause::text("no script");
+                ends.push((ticket, sent, Err(fault::Fault::NotRun(cause))));
+                continue;
+            };
+            self.say(|| format!("c{client} engine sends {ticket} again"));
+            let up = self.up(client, command.clone(), true).with_source();
+            self.clients[client]
+                .pipe
+                .sent
+                .push_back((ticket, sent, command));
+            self.send(n, up);
+        }
+        let pipe = &mut self.clients[client].pipe;
+        let oldest = pipe.sent.iter().map(|(_, sent, _)| *sent).min();
+        let is_late = oldest.is_some_and(|sent| sent + COMMAND_TIMEOUT <= now);
         if is_late || std::mem::take(&mut pipe.is_closed) {
-            for (ticket, sent) in pipe.sent.drain(..) {
-                ends.push((ticket, sent, Err(unknown())));
+            let unwritten = pipe.conn.map_or(0, |n| self.conns[n].unwritten);
+            let written = pipe.sent.len().saturating_sub(unwritten);
+            for (at, (ticket, sent, _)) in pipe.sent.drain(..).enumerate() {
+                let fault = match at < written {
+                    true => unknown(),
+                    false => fault::Fault::NotRun(Cause::text("half of it was written")),
+                };
+                ends.push((ticket, sent, Err(fault)));
             }
             pipe.connect_at = now + 2 * MS;
             if let Some(n) = pipe.conn.take() {
@@ -125,13 +152,13 @@ impl World {
                 shown_command(&out.command)
             )
         });
-        let mark = self.mark(client);
+        let up = self.up(client, out.command.clone(), true);
         let pipe = &mut self.clients[client].pipe;
         match conn {
             Some(n) => {
                 pipe.conn = Some(n);
-                pipe.sent.push_back((out.ticket, now));
-                self.send(n, Up::Command(out.command, mark, true));
+                pipe.sent.push_back((out.ticket, now, out.command));
+                self.send(n, up);
             }
             None => pipe.unsent.push((out.ticket, now)),
         }
@@ -142,11 +169,8 @@ impl World {
         let until = it
             .kernel
             .engine_sleeps(self.clocks[client].at(self.now), Duration::from_secs(1));
-        let oldest = it
-            .pipe
-            .sent
-            .front()
-            .map_or(NEVER, |(_, sent)| sent + COMMAND_TIMEOUT);
+        let oldest = it.pipe.sent.iter().map(|(_, sent, _)| *sent).min();
+        let oldest = oldest.map_or(NEVER, |sent| sent + COMMAND_TIMEOUT);
         let has_work = !it.pipe.mail.is_empty() || it.pipe.is_closed || !it.pipe.unsent.is_empty();
         let until = if has_work {
             self.now
@@ -199,9 +223,11 @@ impl World {
                         kernel.announced(name, &payload, now, &mut fx);
                     }
                 }
-                Down::Reply(_) | Down::Error | Down::NotReplicated => {
-                    unreachable!("not on this connection")
-                }
+                Down::Reply(_)
+                | Down::Error
+                | Down::Rejected
+                | Down::NoScript
+                | Down::NotReplicated => unreachable!("not on this connection"),
             }
         } else {
             self.subscribe(client);
