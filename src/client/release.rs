@@ -153,13 +153,7 @@ impl Ending<'_> {
         // A release without a reply may be what removed the key.
         let mut may_have_run = false;
         loop {
-            let end = match runtime.send(command, self.deadline) {
-                Ok((answer, has_run)) => {
-                    may_have_run |= has_run;
-                    Ok(answer)
-                }
-                Err(fault) => Err(fault),
-            };
+            let end = runtime.send(command, self.deadline);
             let cause = match &end {
                 Ok(_) | Err(Fault::NotReplicated(_) | Fault::Rejected(_)) => {
                     return (end, may_have_run, None);

@@ -32,7 +32,7 @@ use crate::kernel::lease::{
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServers;
 use crate::kernel::waiter::Failure;
-use crate::kernel::{Confirmed, Context, Discard, Effects, Kernel, Renewal, Told};
+use crate::kernel::{Confirmed, Discard, Effects, Kernel, Renewal, Told};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::answer::{Answer, KeyState};
@@ -592,9 +592,9 @@ impl HeldLease {
     }
 
     /// The lease has left its entry: the engine looks for its loss no more.
-    pub(super) fn leave(self: &Arc<Self>, cx: &mut Context<'_>) {
+    pub(super) fn leave(self: &Arc<Self>, kernel: &Kernel, now: Instant, fx: &mut Effects) {
         self.inner.lock().has_left = true;
-        self.rearm(cx.kernel, cx.now, cx.fx);
+        self.rearm(kernel, now, fx);
     }
 
     /// Schedules what the lease needs next, under its lock: two threads cannot do so in the wrong

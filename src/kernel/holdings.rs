@@ -111,7 +111,7 @@ impl LockEntry {
             if !is_on(Mutant::EvictedIsNotLost) {
                 held.lease.lose(Lost::Taken, cx.now, cx.fx);
             }
-            held.lease.leave(cx);
+            held.lease.leave(cx.kernel, cx.now, cx.fx);
             cx.fx.discard.push(Discard::Lease(held.lease));
         }
     }
@@ -178,7 +178,7 @@ impl LockEntry {
         };
         let held = self.held.remove(n);
         cx.kernel.table.forget_set(&held.lease);
-        held.lease.leave(cx);
+        held.lease.leave(cx.kernel, cx.now, cx.fx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);
         // While this client held the name, nobody asked for their deadlines.

@@ -669,7 +669,7 @@ impl LockEntry {
             return;
         };
         let held = self.held.remove(n);
-        held.lease.leave(cx);
+        held.lease.leave(cx.kernel, cx.now, cx.fx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         // The line waited for the end of that lease. Now it waits for the set, in Redis.
         if !is_on(Mutant::KeptNamesEndInSilence) {

@@ -250,6 +250,8 @@ impl Kernel {
                 entry.release_later(lease, false, cx);
             }
         });
+        // The end of the client takes all leases out of their entries.
+        lease.leave(self, now, fx);
     }
 }
 

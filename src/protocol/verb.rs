@@ -52,6 +52,11 @@ impl Verb {
         matches!(self, Self::Acquire(_) | Self::Refresh { .. })
     }
 
+    /// Returns whether the answer says if the caller had the lock until then.
+    pub(crate) fn releases(self) -> bool {
+        matches!(self, Self::Release | Self::PassOn)
+    }
+
     /// Returns whether an answer shows that the server accepts writes.
     pub(crate) fn writes(self) -> bool {
         !matches!(

@@ -83,13 +83,10 @@ impl Runtime {
         }
     }
 
-    /// Sends a command that needs no undo, and waits for its reply until `until`. Also returns
-    /// whether another server may have run it before.
-    pub(crate) fn send(&self, command: &Command, until: Instant) -> Result<(Answer, bool), Fault> {
-        let inbox = self.inbox_of(None);
-        let answer = command.with_call(&inbox, |call| {
+    /// Sends a command that needs no undo, and waits for its reply until `until`.
+    pub(crate) fn send(&self, command: &Command, until: Instant) -> Result<Answer, Fault> {
+        command.with_call(&self.inbox_of(None), |call| {
             self.deployment.call(call, until, Cap::Exempt)
-        })?;
-        Ok((answer, false))
+        })
     }
 }

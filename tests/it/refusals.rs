@@ -14,6 +14,7 @@ support::tests![
     one_member_that_replies_with_errors_costs_a_quorum_nothing,
     errors_of_a_node_end_no_call_in_a_cluster,
     shorter_ttl_that_a_node_may_have_set_counts,
+    release_that_an_earlier_node_may_have_run_is_no_loss,
     renewals_outlast_errors,
     call_whose_reply_was_replaced_by_an_error_is_undone,
     server_that_never_ran_a_script_is_given_up_after_three_tries,
@@ -187,6 +188,37 @@ fn shorter_ttl_that_a_node_may_have_set_counts() {
     assert!(guard.set_ttl(ms(5_000)).unwrap_err().is_unreachable());
     let left = guard.remaining();
     assert!(left.is_none_or(|left| left <= ms(5_000)), "{left:?}");
+}
+
+/// The first node runs the release, and a proxy replies with an error. The node that owns the slot
+/// then finds nothing to release.
+fn release_that_an_earlier_node_may_have_run_is_no_loss() {
+    let servers = [Server::start(), Server::start()];
+    let proxies = servers.each_ref().map(|one| Recorder::to(one.port()));
+    let [first, second] = proxies.each_ref().map(Recorder::port);
+    let is_refused = Arc::new(AtomicBool::new(false));
+    for proxy in &proxies {
+        let (port, refuses) = (proxy.port(), Arc::clone(&is_refused));
+        proxy.replace(move |request| {
+            let refuses = refuses.load(Ordering::SeqCst);
+            let owner = if refuses { second } else { first };
+            match request.name().as_str() {
+                "CLUSTER" => Some(format!(
+                    "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{owner}\r\n$1\r\ni"
+                )),
+                _ if port == second => None,
+                _ => (refuses && is_script(request)).then(|| "-upstream failure".to_owned()),
+            }
+        });
+    }
+    let url = format!("redis+cluster://127.0.0.1:{first}");
+    let client = Client::builder().url(url).build().unwrap();
+    // The node knows the scripts from now on.
+    assert_released(client.mutex("a").lock().unwrap().unlock());
+    let guard = client.mutex("a").ttl(ms(60_000)).lock().unwrap();
+    is_refused.store(true, Ordering::SeqCst);
+    assert_released(guard.unlock());
+    assert!(servers[0].get("lock:a").is_none());
 }
 
 fn renewals_outlast_errors() {

@@ -79,6 +79,11 @@ impl Cluster {
             });
             let undo = undo.as_mut().map(|undo| undo as Unanswered<'_, '_>);
             let fault = match server.call_or_undo(call.asking(asking), until, cap_rule, undo) {
+                // Its answer is that of a second run: the caller asks again, and knows it.
+                Ok(_) if may_have_run && call.verb.releases() => {
+                    let text = "an earlier node may have run the release";
+                    return Err(Fault::Unknown(Cause::text(text)));
+                }
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };

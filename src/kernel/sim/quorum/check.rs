@@ -209,13 +209,8 @@ impl World {
             true => 2,
             false => self.plan.servers / 2 + 1,
         };
-<<<<<<< HEAD
         let is_proven = has_own || has_refusal && servers.len() >= needed;
         if !is_proven {
-=======
-        let has_proof = has_refusal && servers.len() >= needed;
-        if !(has_own || has_proof) {
->>>>>>> c-simmer
             let text = format!("c{client}.{thread} says that {name} is taken without a proof");
             return Err(self.violation("P8", text));
         }
