@@ -335,6 +335,8 @@ impl Deployment {
     pub(crate) fn no_outcome(&self, since: Instant, now: Instant) -> Cause {
         match self {
             Self::Quorum(quorum) => quorum.no_outcome(since),
+            // Nothing could be sent, and no attempt to connect has ended for this call.
+            Self::One(server) if !server.pool.has_connection() => server.pool.last_failure().cause,
             Self::One(_) | Self::Cluster(_) => Cause::no_reply(since.until(now)),
         }
     }
