@@ -178,7 +178,7 @@ impl Call {
             true => Serves::Line,
             false => Serves::One(self.no),
         };
-        entry.request(serves, &self.wants.lock, self.wants.terms, cx);
+        entry.request_by_caller(serves, &self.wants.lock, self.wants.terms, cx);
         let n = entry.requests.len() - 1;
         entry.requests[n].once = is_once;
         self.note_set(entry);

@@ -337,10 +337,21 @@ impl LockEntry {
         terms: LeaseTerms,
         cx: &mut Context<'_>,
     ) -> RequestNo {
+        self.touch(cx.now, cx.now);
+        self.request_by_caller(serves, lock, terms, cx)
+    }
+
+    /// Adds a request that the thread of its call sends at once: the engine need not wake for it.
+    pub(super) fn request_by_caller(
+        &mut self,
+        serves: Serves,
+        lock: &Arc<dyn Primitive>,
+        terms: LeaseTerms,
+        cx: &mut Context<'_>,
+    ) -> RequestNo {
         let no = cx.kernel.next_serial();
         let request = Request::new(no, serves, lock, terms, cx.now);
         self.requests.push(request);
-        self.touch(cx.now, cx.now);
         no
     }
 
