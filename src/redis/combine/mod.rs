@@ -222,10 +222,8 @@ where
     for combined in unread {
         let shared = Some(Arc::clone(&connection));
         let answer = Delivery::Answer(sent, Err(error.clone()), shared);
-        if combined.deliver(answer).is_err()
-            && let Some(undo) = combined.take_undo()
-        {
-            connection.lock().write_behind(&undo);
+        if combined.deliver(answer).is_err() {
+            combined.failed(&connection);
         }
     }
     connection

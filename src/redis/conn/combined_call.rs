@@ -15,6 +15,7 @@
 //! Any other delivery that fails is dropped: the call's thread treats its call as unanswered, and
 //! needs no connection any more.
 
+use std::mem;
 use std::sync::Arc;
 use std::thread::{self, Thread};
 
@@ -28,8 +29,7 @@ pub(crate) struct CombinedCall {
     pub(crate) command: Vec<u8>,
     pub(crate) verb: Verb,
     mailbox: Mutex<Mailbox>,
-    /// The undo that its thread has left when it stopped waiting.
-    undo: Mutex<Option<Vec<u8>>>,
+    undo: Mutex<Undo>,
     owner: Thread,
 }
 
@@ -41,6 +41,16 @@ pub(crate) enum Delivery {
     Read(Box<Write>),
     /// The call was sent at this instant, with this result.
     Answer(Instant, CallResult, Option<Arc<Mutex<Connection>>>),
+}
+
+/// The undo of a call whose thread has stopped waiting goes behind its command once the connection
+/// has failed. Its thread and the one that notices the failure come in either order.
+#[derive(Default)]
+enum Undo {
+    #[default]
+    Nothing,
+    Left(Vec<u8>),
+    Failed(Arc<Mutex<Connection>>),
 }
 
 #[derive(Default)]
@@ -84,19 +94,27 @@ impl CombinedCall {
         Ok(())
     }
 
-    /// Leaves the undo of the call, which has stopped waiting, to the thread that reads the
-    /// replies.
+    /// Leaves the undo of the call, which has stopped waiting.
     pub(crate) fn leave_undo(&self, undo: Vec<u8>) {
-        *self.undo.lock() = Some(undo);
+        let mut state = self.undo.lock();
+        match mem::take(&mut *state) {
+            Undo::Failed(connection) => connection.lock().write_behind(&undo),
+            Undo::Nothing | Undo::Left(_) => *state = Undo::Left(undo),
+        }
     }
 
-    pub(crate) fn take_undo(&self) -> Option<Vec<u8>> {
-        self.undo.lock().take()
+    /// The connection has failed, and the call has stopped waiting.
+    pub(crate) fn failed(&self, connection: &Arc<Mutex<Connection>>) {
+        let mut state = self.undo.lock();
+        match mem::take(&mut *state) {
+            Undo::Left(undo) => connection.lock().write_behind(&undo),
+            Undo::Nothing | Undo::Failed(_) => *state = Undo::Failed(Arc::clone(connection)),
+        }
     }
 
     /// Stops waiting; returns a delivery that has already arrived.
     pub(crate) fn give_up(&self) -> Option<Delivery> {
-        match std::mem::replace(&mut *self.mailbox.lock(), Mailbox::Gone) {
+        match mem::replace(&mut *self.mailbox.lock(), Mailbox::Gone) {
             Mailbox::Full(delivery) => Some(delivery),
             Mailbox::Empty | Mailbox::Gone => None,
         }
@@ -118,7 +136,7 @@ impl CombinedCall {
 
     fn received(&self) -> Option<Delivery> {
         let mut mailbox = self.mailbox.lock();
-        match std::mem::take(&mut *mailbox) {
+        match mem::take(&mut *mailbox) {
             Mailbox::Full(delivery) => Some(delivery),
             empty => {
                 *mailbox = empty;
