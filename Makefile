@@ -64,7 +64,7 @@ test: servers
 	( status=0; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --doc || status=$$?; \
-	nice -n 2 $(SIM) kernel::sim:: || status=$$?; \
+	nice -n 2 $(SIM) -- kernel::sim:: members:: || status=$$?; \
 	exit $$status ) >"$$log" 2>&1 & \
 	others=$$!; \
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \

@@ -95,6 +95,17 @@ impl LockEntry {
         }
     }
 
+    /// What calls knew of their deadlines holds no more: a refusal named a later time, or this
+    /// client held the name. The client asks again, at once if the time for that has come.
+    pub(super) fn plan_last_attempts(&mut self) {
+        let mut first = Instant::NEVER;
+        for waiter in self.line.iter_mut().chain(&mut self.own) {
+            waiter.ask_at = self.last.ask_at(waiter.start, waiter.deadline);
+            first = first.min(waiter.ask_at);
+        }
+        self.touch(first, first);
+    }
+
     fn ask_for_deadline(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
         let is_its = |request: &Request| [Serves::Line, Serves::One(no)].contains(&request.serves);
         let is_in_line = self.line.iter().any(|waiter| waiter.no == no);

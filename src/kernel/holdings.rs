@@ -181,10 +181,7 @@ impl LockEntry {
         held.lease.leave(cx.kernel, cx.now, cx.fx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);
-        // While this client held the name, nobody asked for their deadlines.
-        for waiter in self.line.iter_mut().chain(&mut self.own) {
-            waiter.ask_at = self.last.ask_at(waiter.start, waiter.deadline);
-        }
+        self.plan_last_attempts();
         self.end_watches(&Failure::Restart, cx);
         if is_on(Mutant::NobodyAsksAfterTheEnd) {
             return;

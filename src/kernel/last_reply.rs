@@ -243,10 +243,10 @@ impl LastReply {
     }
 
     /// Records that the lock was free or held by this client at `now`: it was not taken for longer.
-    pub(crate) fn cut(&mut self, now: Instant) {
-        if let Some(refused) = &mut self.refused {
-            refused.until = refused.until.min(now);
-        }
+    /// Returns whether a refusal had named a later time.
+    pub(crate) fn cut(&mut self, now: Instant) -> bool {
+        let refused = self.refused.as_mut().filter(|refused| refused.until > now);
+        refused.map(|refused| refused.until = now).is_some()
     }
 
     /// Returns when the client asks once more for a call that has this deadline.

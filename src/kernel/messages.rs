@@ -209,7 +209,9 @@ impl LockEntry {
         }
         // The end of a lease of this client makes its line ask: the message is for others.
         let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
-        self.last.cut(cx.now);
+        if self.last.cut(cx.now) {
+            self.plan_last_attempts();
+        }
         self.wake(cx, |_, serves| {
             (!is_own || serves != Serves::Line).then_some(Duration::ZERO)
         });
@@ -217,7 +219,9 @@ impl LockEntry {
 
     /// The lock was left free for a moment, and one place must ask for it before the others.
     fn announced_plain(&mut self, next: &Next, cx: &mut Context<'_>) {
-        self.last.cut(cx.now);
+        if self.last.cut(cx.now) {
+            self.plan_last_attempts();
+        }
         self.note_contended(cx.now.after(FREE_FOR));
         let within = OTHERS_WITHIN.max(FOR_EACH * next.waiting);
         let others = OTHERS_AFTER + within.mul_f64(random::chance());

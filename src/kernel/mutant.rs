@@ -131,6 +131,10 @@ pub(crate) enum Mutant {
     RejectedEnterIsForgotten,
     /// A place is forgotten whose refresh failed.
     RejectedRefreshIsForgotten,
+    /// A minority of the sentinels moves clients whose master serves.
+    MinorityMovesClients,
+    /// An old configuration is believed if the master does not answer.
+    OldEpochIsBelieved,
 }
 
 #[cfg(sim)]
@@ -145,13 +149,13 @@ pub(crate) fn switch_on(mutant: Option<Mutant>) {
 }
 
 #[cfg(sim)]
-pub(super) fn is_on(mutant: Mutant) -> bool {
+pub(crate) fn is_on(mutant: Mutant) -> bool {
     ON.get() == Some(mutant)
 }
 
 /// The library makes none of these mistakes.
 #[cfg(not(sim))]
-pub(super) const fn is_on(_: Mutant) -> bool {
+pub(crate) const fn is_on(_: Mutant) -> bool {
     false
 }
 

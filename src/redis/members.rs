@@ -2,33 +2,35 @@
 
 use std::cmp::Reverse;
 
+use crate::kernel::mutant::{Mutant, is_on};
+
 /// What one member says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Claim<A> {
+pub(crate) struct Claim<A> {
     /// The number of the member.
-    pub(super) member: usize,
-    pub(super) address: A,
+    pub(crate) member: usize,
+    pub(crate) address: A,
     /// The epoch of the configuration that the member follows. `None` if it does not say.
-    pub(super) epoch: Option<u64>,
+    pub(crate) epoch: Option<u64>,
 }
 
 /// What was believed before the members were asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Known<A> {
-    pub(super) address: A,
-    pub(super) epoch: Option<u64>,
+pub(crate) struct Known<A> {
+    pub(crate) address: A,
+    pub(crate) epoch: Option<u64>,
     /// No connection to it has failed since the last one that was made.
-    pub(super) serves: bool,
+    pub(crate) serves: bool,
 }
 
 /// What to do about the claims.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Choice<A> {
+pub(crate) struct Choice<A> {
     /// The addresses to try, the best one first. Empty if the known address stays.
-    pub(super) candidates: Vec<A>,
+    pub(crate) candidates: Vec<A>,
     /// Most members name the first candidate: the known address must not be used any more, even if
     /// the candidate cannot be reached.
-    pub(super) is_by_majority: bool,
+    pub(crate) is_by_majority: bool,
 }
 
 /// Weighs the claims of `members` members, of which some may not have answered in time.
@@ -44,7 +46,7 @@ pub(super) struct Choice<A> {
 /// A claim with an epoch below `floor` is out of date, whoever makes it. `has_failed` is whether
 /// the address of a claim was tried and failed a moment ago. Such an address is tried last, and
 /// never instead of one that serves, unless most members name it.
-pub(super) fn choose<A: Clone + Eq>(
+pub(crate) fn choose<A: Clone + Eq>(
     claims: &[Claim<A>],
     members: usize,
     known: Option<&Known<A>>,
@@ -70,7 +72,8 @@ pub(super) fn choose<A: Clone + Eq>(
         let epochs = named.iter().map(|named| named.epoch);
         let highest = epochs.fold(known_epoch, Option::max);
         named.retain(|named| {
-            named.epoch.is_none() || named.epoch == highest || named.has_majority(members)
+            let is_latest = named.epoch == highest || is_on(Mutant::OldEpochIsBelieved);
+            named.epoch.is_none() || is_latest || named.has_majority(members)
         });
         named.sort_by_key(|named| named.has_failed);
         return Choice {
@@ -86,7 +89,7 @@ pub(super) fn choose<A: Clone + Eq>(
     named.retain(|named| {
         let is_newer = epoch.is_some() && named.epoch > epoch;
         let is_older = named.epoch.is_some() && named.epoch < epoch;
-        let has_majority = named.has_majority(members);
+        let has_majority = named.has_majority(members) || is_on(Mutant::MinorityMovesClients);
         *named.address != known.address
             && (is_newer && !named.has_failed || !is_older && has_majority)
     });
@@ -139,7 +142,7 @@ impl<'a, A> Named<'a, A> {
 }
 
 /// Returns the highest epoch that more than half of all members have reached.
-pub(super) fn majority_epoch<A>(claims: &[Claim<A>], members: usize) -> Option<u64> {
+pub(crate) fn majority_epoch<A>(claims: &[Claim<A>], members: usize) -> Option<u64> {
     let mut epochs: Vec<u64> = claims.iter().filter_map(|claim| claim.epoch).collect();
     epochs.sort_unstable_by_key(|epoch| Reverse(*epoch));
     epochs.get(members / 2).copied()

@@ -11,6 +11,21 @@
 #[path = "../../src/kernel/mod.rs"]
 mod kernel;
 
+mod members;
+
+/// What decides which server a client uses.
+#[path = "../../src/redis"]
+mod redis {
+    pub(crate) mod members;
+    pub(crate) mod sentinel {
+        pub(crate) mod beliefs;
+    }
+}
+
+mod url {
+    pub(crate) type HostPort = (String, u16);
+}
+
 #[path = "../../src"]
 mod files {
     pub(crate) mod advice;

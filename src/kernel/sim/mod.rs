@@ -434,6 +434,18 @@ fn a_call_behind_a_lease_that_is_lost_before_its_deadline_is_refused() {
     );
 }
 
+/// The client stood still: the holder gave up before the engine read that its release had ended.
+#[test]
+fn a_release_that_ends_after_its_holder_has_left_proves_that_the_lock_was_taken() {
+    assert_keeps(
+        "seed=20060081 family=Quorum servers=3 clients=4 threads=3 ops=6 names=1 kinds=NoQueue \
+         ttl=4000000 handoffs=4 backoff=0 drifts= faults=686679:Stop.0.None.2404580,\
+         865457:Server.1.Foreign.0.294526,1205915:Server.1.Stall.956039,\
+         2280625:Server.2.FlushScripts,2614868:Server.1.RestartEmpty,\
+         3023492:Stop.3.Some.Sub.2579752",
+    );
+}
+
 /// A test for each family, so that they run in parallel.
 macro_rules! families {
     ($($test:ident $family:ident)+) => {

@@ -29,11 +29,11 @@ const LATE_FOR: Duration = Duration::from_secs(12);
 
 /// What one sentinel says about the master.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Report {
-    pub(super) address: HostPort,
-    pub(super) epoch: Option<u64>,
+pub(crate) struct Report {
+    pub(crate) address: HostPort,
+    pub(crate) epoch: Option<u64>,
     /// The sentinel's own id. `None` if the user may not ask for it.
-    pub(super) id: Option<Vec<u8>>,
+    pub(crate) id: Option<Vec<u8>>,
 }
 
 /// A sentinel that names another master.
@@ -43,7 +43,7 @@ struct Dissent {
     is_reported: bool,
 }
 
-pub(super) struct Beliefs {
+pub(crate) struct Beliefs {
     known: Option<Known<HostPort>>,
     /// The highest epoch that more than half of the sentinels have named.
     floor: Option<u64>,
@@ -61,12 +61,12 @@ pub(super) struct Beliefs {
     /// They must be asked at once: what was asked last may be out of date.
     must_ask: bool,
     /// How many times another address was taken, or one that did not serve served again.
-    pub(super) changes: u64,
+    pub(crate) changes: u64,
 }
 
 impl Beliefs {
     /// Returns the beliefs before anything is known, with this number of configured names.
-    pub(super) fn none(names: usize) -> Self {
+    pub(crate) fn none(names: usize) -> Self {
         Self {
             known: None,
             floor: None,
@@ -81,18 +81,18 @@ impl Beliefs {
         }
     }
 
-    pub(super) fn known(&self) -> Option<&Known<HostPort>> {
+    pub(crate) fn known(&self) -> Option<&Known<HostPort>> {
         self.known.as_ref()
     }
 
     /// Returns the known address if it serves, as far as is known.
-    pub(super) fn serving(&self) -> Option<&HostPort> {
+    pub(crate) fn serving(&self) -> Option<&HostPort> {
         let known = self.known.as_ref().filter(|known| known.serves)?;
         Some(&known.address)
     }
 
     /// Returns the known address, whether it serves or not, unless most sentinels have left it.
-    pub(super) fn not_replaced(&self) -> Option<&HostPort> {
+    pub(crate) fn not_replaced(&self) -> Option<&HostPort> {
         let known = self.known.as_ref();
         let known = known.filter(|known| known.serves || known.epoch >= self.floor)?;
         Some(&known.address)
@@ -100,7 +100,7 @@ impl Beliefs {
 
     /// Records an answer; returns whether it is another one than before. It may be too late for its
     /// question, so all are then asked again at once.
-    pub(super) fn heard(&mut self, name: usize, report: &Report, now: Instant) -> bool {
+    pub(crate) fn heard(&mut self, name: usize, report: &Report, now: Instant) -> bool {
         let Some(last) = self.last.get_mut(name) else {
             return false;
         };
@@ -112,7 +112,7 @@ impl Beliefs {
 
     /// Adds the last answers of the sentinels that have not answered in time, by name. A sentinel
     /// that is far away may be late for every question.
-    pub(super) fn with_late(
+    pub(crate) fn with_late(
         &self,
         mut reports: Vec<(usize, Report)>,
         now: Instant,
@@ -131,7 +131,7 @@ impl Beliefs {
 
     /// Decides by the reports of the sentinels, each with the number of its name, what to do at
     /// `now`.
-    pub(super) fn weigh(&mut self, reports: &[(usize, Report)], now: Instant) -> Choice<HostPort> {
+    pub(crate) fn weigh(&mut self, reports: &[(usize, Report)], now: Instant) -> Choice<HostPort> {
         for (name, report) in reports {
             if let Some(id) = self.ids.get_mut(*name) {
                 id.clone_from(&report.id);
@@ -211,7 +211,7 @@ impl Beliefs {
 
     /// Records that the server at `address` answered as a master, or, with `serves` false, that
     /// most sentinels name it although it did not. Returns whether the master has moved.
-    pub(super) fn take(&mut self, address: &HostPort, epoch: Option<u64>, serves: bool) -> bool {
+    pub(crate) fn take(&mut self, address: &HostPort, epoch: Option<u64>, serves: bool) -> bool {
         if serves {
             self.failed.retain(|(failed, _)| failed != address);
         }
@@ -236,7 +236,7 @@ impl Beliefs {
     }
 
     /// Records that a connection to `address` failed, or that it is no master.
-    pub(super) fn failed(&mut self, address: &HostPort, now: Instant) {
+    pub(crate) fn failed(&mut self, address: &HostPort, now: Instant) {
         self.failed.retain(|(failed, _)| failed != address);
         self.failed.push((address.clone(), now));
         if let Some(known) = self
@@ -249,14 +249,14 @@ impl Beliefs {
     }
 
     /// Records that the known master may have been replaced.
-    pub(super) fn suspect(&mut self) {
+    pub(crate) fn suspect(&mut self) {
         if let Some(known) = &mut self.known {
             known.serves = false;
         }
     }
 
     /// Returns when all sentinels must be asked again.
-    pub(super) fn ask_at(&self) -> Instant {
+    pub(crate) fn ask_at(&self) -> Instant {
         match self.must_ask {
             true => Instant::START,
             false => self.ask_at,
@@ -264,7 +264,7 @@ impl Beliefs {
     }
 
     /// Returns whether all sentinels must be asked now. The caller must then ask.
-    pub(super) fn is_ask_due(&mut self, now: Instant) -> bool {
+    pub(crate) fn is_ask_due(&mut self, now: Instant) -> bool {
         let is_due = std::mem::take(&mut self.must_ask) || now >= self.ask_at;
         if is_due {
             self.ask_at = now.after(ASK_EVERY);
@@ -273,13 +273,13 @@ impl Beliefs {
     }
 
     /// Has all sentinels asked again at once.
-    pub(super) fn ask_again(&mut self) {
+    pub(crate) fn ask_again(&mut self) {
         self.must_ask = true;
     }
 
     /// Returns the names of the sentinels to report: each has named another master than `address`
     /// for a while, and was not reported for that one yet.
-    pub(super) fn dissenters(
+    pub(crate) fn dissenters(
         &mut self,
         reports: &[(usize, Report)],
         address: &HostPort,

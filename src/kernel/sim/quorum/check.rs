@@ -200,6 +200,9 @@ impl World {
             }
             _ => false,
         });
+        let mut given_up = self.clients[client].given_up.iter();
+        let ends =
+            ends || given_up.any(|lease| !lease.is_open() && lease.lock.names.iter().any(is_its));
         let has_own = ends || replies.iter().any(|it| it.server.is_none());
         let has_refusal = replies.iter().any(|it| it.refused.is_some());
         let has_refusal = has_refusal && (is_once || replies.iter().any(|it| is_fresh(it)));

@@ -105,6 +105,9 @@ impl World {
                     self.timer(client, actor, by);
                     return Ok(());
                 }
+                if result.is_none() {
+                    self.clients[client].given_up.push(Arc::clone(&lease));
+                }
                 let mut fx = Effects::default();
                 let status = lease.status(time_at(self.now), &mut fx);
                 let is_lost = matches!(status, LeaseStatus::Lost(_));

@@ -162,6 +162,8 @@ pub(super) struct Client {
     pub(super) loses_until: Time,
     pub(super) locks: BTreeMap<u64, Arc<dyn Primitive>>,
     pub(super) replies: Vec<Reply>,
+    /// The leases whose holders did not wait for the end of the release.
+    pub(super) given_up: Vec<Arc<HeldLease>>,
 }
 
 pub(in crate::kernel::sim) struct World {
@@ -302,6 +304,7 @@ impl World {
             loses_until: 0,
             locks: BTreeMap::new(),
             replies: Vec::new(),
+            given_up: Vec::new(),
         }
     }
 
