@@ -37,6 +37,15 @@ pub(super) struct ForCaller {
     pub(super) was_refused: bool,
 }
 
+impl ForCaller {
+    fn with(outcome: Option<Outcome>) -> Self {
+        Self {
+            outcome,
+            was_refused: false,
+        }
+    }
+}
+
 impl LockEntry {
     /// Applies the end of an acquiring command, whoever sent it.
     pub(super) fn answered(
@@ -133,11 +142,7 @@ impl LockEntry {
                     count: flight.tokens,
                 };
                 let from = (sent, asked.at.clone(), all);
-                let outcome = self.granted_now(n, &flight, tokens, from, cx);
-                ForCaller {
-                    outcome,
-                    was_refused: false,
-                }
+                ForCaller::with(self.granted_now(n, &flight, tokens, from, cx))
             }
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
             Ok(Answer::TooLow(counter)) => {
@@ -169,10 +174,7 @@ impl LockEntry {
                 if let Some(of_set) = &mut self.requests[n].of_set {
                     of_set.is_used = false;
                 }
-                ForCaller {
-                    outcome: self.not_answered(n, is_caller, sent, fault, cx),
-                    was_refused: false,
-                }
+                ForCaller::with(self.not_answered(n, is_caller, sent, fault, cx))
             }
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
@@ -183,10 +185,7 @@ impl LockEntry {
                 if is_caller {
                     cx.fx.undo = Some(undo_of(&self.requests[n], &flight.id));
                 }
-                ForCaller {
-                    outcome: self.not_answered(n, is_caller, sent, fault, cx),
-                    was_refused: false,
-                }
+                ForCaller::with(self.not_answered(n, is_caller, sent, fault, cx))
             }
         }
     }
@@ -198,10 +197,7 @@ impl LockEntry {
         error: Error,
         cx: &mut Context<'_>,
     ) -> ForCaller {
-        ForCaller {
-            outcome: self.fail(n, is_caller, Failure::Rejected(error), cx),
-            was_refused: false,
-        }
+        ForCaller::with(self.fail(n, is_caller, Failure::Rejected(error), cx))
     }
 
     /// The reply to the acquiring command grants the lock.

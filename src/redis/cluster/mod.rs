@@ -79,11 +79,8 @@ impl Cluster {
             });
             let undo = undo.as_mut().map(|undo| undo as Unanswered<'_, '_>);
             let fault = match server.call_or_undo(call.asking(asking), until, cap_rule, undo) {
-                // Its answer is that of a second run: the caller asks again, and knows it.
-                Ok(_) if may_have_run && call.verb.releases() => {
-                    let text = "an earlier node may have run the release";
-                    return Err(Fault::Unknown(Cause::text(text)));
-                }
+                // That of a second run: the caller asks again, and knows it.
+                Ok(_) if may_have_run && call.verb.releases() => return Err(ran_twice()),
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
@@ -96,8 +93,7 @@ impl Cluster {
                         // needs the lock key alone, which is on one of the nodes.
                         Some(without) => call = without,
                         None => {
-                            let pause = TRY_AGAIN.pause(tries);
-                            sleep(pause.min(Instant::now().until(until)));
+                            pause(tries, until);
                             tries += 1;
                         }
                     }
@@ -203,6 +199,14 @@ impl Cluster {
         };
         Ok(ask(&next, asking)?)
     }
+}
+
+fn pause(tries: u32, until: Instant) {
+    sleep(TRY_AGAIN.pause(tries).min(Instant::now().until(until)));
+}
+
+fn ran_twice() -> Fault {
+    Fault::Unknown(Cause::text("an earlier node may have run the release"))
 }
 
 /// Returns whether a call with this fault may succeed after a refresh of the slot map.
