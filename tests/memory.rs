@@ -202,7 +202,7 @@ fn in_contended_lots(use_name: impl Fn(&Client, &str)) {
     let used = Cell::new(0);
     in_lots(CONTENDED, |client, name| {
         used.set(used.get() + 1);
-        if used.get() % (CONTENDED / 5) == 0 {
+        if used.get().is_multiple_of(CONTENDED / 5) {
             let_pass(ms(1_100));
         }
         use_name(client, name);
