@@ -199,7 +199,7 @@ fn in_lots(count: usize, use_name: impl Fn(&Client, &str)) {
 /// In a child: uses contended names. A client remembers one for a second: the pauses limit how many
 /// it has at once, on a fast and on a slow machine.
 fn in_contended_lots(use_name: impl Fn(&Client, &str)) {
-    let used = Cell::new(0);
+    let used = Cell::new(0_usize);
     in_lots(CONTENDED, |client, name| {
         used.set(used.get() + 1);
         if used.get().is_multiple_of(CONTENDED / 5) {
