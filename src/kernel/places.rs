@@ -145,7 +145,9 @@ impl LockEntry {
             None => {
                 let pause = match self.is_listening {
                     true => jittered(backstop),
-                    false => UNSUBSCRIBED.pause(request.refusals - 1).min(backstop),
+                    false => UNSUBSCRIBED
+                        .pause(request.refusals.saturating_sub(1))
+                        .min(backstop),
                 };
                 next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).min(again)
             }

@@ -34,6 +34,10 @@ impl Runtime {
     /// Wakes threads first but for the counters, which they may look at: nothing that follows can
     /// delay them. Returns what may own a user's closure.
     fn carry_out_but_drops(&self, fx: Effects) -> Vec<Discard> {
+        let counters = &self.meters.counters;
+        counters.attempts.add(fx.attempts.into());
+        counters.wakes.add(fx.wakes.into());
+        counters.spurious_wakes.add(fx.spurious_wakes.into());
         for told in &fx.lost {
             self.meters.lost(told.lost);
         }
@@ -54,10 +58,6 @@ impl Runtime {
                 logging::debug!(name:% = lock; "cannot listen to the releases of {lock}: {error}");
             }
         }
-        let counters = &self.meters.counters;
-        counters.attempts.add(fx.attempts.into());
-        counters.wakes.add(fx.wakes.into());
-        counters.spurious_wakes.add(fx.spurious_wakes.into());
         let mut owned = fx.discard;
         for told in fx.lost {
             self.tell_loss(&told);
