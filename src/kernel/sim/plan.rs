@@ -209,7 +209,9 @@ impl Plan {
             let is_hang = |(_, fault): &(Time, Fault)| {
                 matches!(fault, Fault::Server(_, ServerFault::Hang(_)))
             };
-            return match self.backoff == 0 && self.faults.iter().all(is_hang) {
+            let has_sets = self.kinds.contains(&Kind::PlainSet);
+            let is_calm = self.backoff == 0 && !has_sets && self.faults.iter().all(is_hang);
+            return match is_calm {
                 true => 4_000 * MS,
                 false => 8_000 * MS,
             };
