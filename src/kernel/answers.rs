@@ -38,7 +38,7 @@ pub(super) struct ForCaller {
 }
 
 impl ForCaller {
-    fn with(outcome: Option<Outcome>) -> Self {
+    fn of(outcome: Option<Outcome>) -> Self {
         Self {
             outcome,
             was_refused: false,
@@ -73,10 +73,7 @@ impl LockEntry {
                 let outcome = self.end_won(n);
                 // The lease may have ended since, and a proxy may have run the command twice.
                 self.answered_late(asked, end, cx);
-                ForCaller {
-                    outcome,
-                    was_refused: false,
-                }
+                ForCaller::of(outcome)
             }
             RequestState::Confirming(_) if is_on(Mutant::LateAnswerUndoesConfirming) => {
                 self.answered_late(asked, end, cx);
@@ -142,7 +139,8 @@ impl LockEntry {
                     count: flight.tokens,
                 };
                 let from = (sent, asked.at.clone(), all);
-                ForCaller::with(self.granted_now(n, &flight, tokens, from, cx))
+                let outcome = self.granted_now(n, &flight, tokens, from, cx);
+                ForCaller::of(outcome)
             }
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
             Ok(Answer::TooLow(counter)) => {
@@ -157,16 +155,12 @@ impl LockEntry {
                 self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
                 self.rejected(n, is_caller, error, cx)
             }
-            // The script may have made the place before its grant to another waiter failed.
-            Err(Fault::Rejected(error))
-                if flight.how == How::Enter && !is_on(Mutant::RejectedEnterIsForgotten) =>
-            {
-                self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
-                self.rejected(n, is_caller, error, cx)
-            }
-            // It has not run.
             Err(Fault::Rejected(error)) => {
-                cx.kernel.table.forget_id(&flight.id);
+                // It has not run, but for a place that was made before a grant to another failed.
+                match flight.how == How::Enter && !is_on(Mutant::RejectedEnterIsForgotten) {
+                    true => self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx),
+                    false => cx.kernel.table.forget_id(&flight.id),
+                }
                 self.rejected(n, is_caller, error, cx)
             }
             Err(fault) if !fault.may_have_run() => {
@@ -174,7 +168,7 @@ impl LockEntry {
                 if let Some(of_set) = &mut self.requests[n].of_set {
                     of_set.is_used = false;
                 }
-                ForCaller::with(self.not_answered(n, is_caller, sent, fault, cx))
+                ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
             }
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
@@ -185,7 +179,7 @@ impl LockEntry {
                 if is_caller {
                     cx.fx.undo = Some(undo_of(&self.requests[n], &flight.id));
                 }
-                ForCaller::with(self.not_answered(n, is_caller, sent, fault, cx))
+                ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
             }
         }
     }
@@ -197,7 +191,7 @@ impl LockEntry {
         error: Error,
         cx: &mut Context<'_>,
     ) -> ForCaller {
-        ForCaller::with(self.fail(n, is_caller, Failure::Rejected(error), cx))
+        ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
     }
 
     /// The reply to the acquiring command grants the lock.

@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 use std::thread;
 
-use leasehold::{Client, ClientBuilder, Error};
+use leasehold::{Backoff, Client, ClientBuilder, Error, WaitPolicy};
 use support::fair::{
     PATIENCE, QUEUE, places_in, wait_for_queue_length, wait_until_only_fences_remain,
 };
@@ -15,6 +15,7 @@ support::tests![
     client_with_a_queue_and_one_without_wait_for_each_other,
     kinds_that_need_queues_are_a_wrong_configuration,
     missing_permission_for_queues_is_refused_with_a_hint,
+    set_whose_attempts_are_used_up_is_refused,
     lock_is_released_without_the_permissions_for_queues
 ];
 
@@ -47,6 +48,25 @@ fn waiters_are_woken_by_releases() {
         }
     }
     wait_until_only_fences_remain(&server);
+}
+
+fn set_whose_attempts_are_used_up_is_refused() {
+    let servers = [(); 3].map(|()| Server::start());
+    let urls = servers.each_ref().map(Server::url);
+    let quorum = || Client::builder().quorum(&urls).build().unwrap();
+    for [one, other] in [
+        [(); 2].map(|()| without_queues(&servers[0])),
+        [(); 2].map(|()| quorum()),
+    ] {
+        let guard = one.mutex("b").lock().unwrap();
+        let twice = WaitPolicy::Backoff(Backoff::new(ms(1), ms(5)).attempts(2));
+        let refused = other.mutex_all(["a", "b"]).wait_policy(twice).lock();
+        assert!(
+            matches!(refused, Err(Error::AttemptsUsedUp { attempts: 2, .. })),
+            "{refused:?}"
+        );
+        assert_released(guard.unlock());
+    }
 }
 
 fn client_with_a_queue_and_one_without_wait_for_each_other() {

@@ -418,6 +418,7 @@ impl World {
             .is_some_and(|(id, _)| self.is_not_taken(id));
         let rejects_until = self.rejects.iter().map(|(_, until)| *until).max();
         let works_from = self.stalled_until.max(self.errors_until);
+        let works_from = works_from.max(self.moves_until);
         let waits = (is_free || is_unknown)
             && self.now >= works_from.max(rejects_until.unwrap_or(0))
             && (0..self.clients.len()).any(|client| self.waits(client, key));

@@ -191,6 +191,7 @@ impl Words<'_> {
             "LoseMessages" => Fault::LoseMessages(self.next()?, self.next()?),
             "Twice" => Fault::Twice(self.next()?, self.actor()?),
             "Errors" => Fault::Errors(self.next()?),
+            "Move" => Fault::Move(self.next()?),
             "Reject" => Fault::Reject(self.why()?, self.next()?),
             "Delete" => Fault::Delete(self.next()?),
             "Foreign" => Fault::Foreign(self.next()?, self.next()?),

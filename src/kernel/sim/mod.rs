@@ -446,6 +446,15 @@ fn a_release_that_ends_after_its_holder_has_left_proves_that_the_lock_was_taken(
     );
 }
 
+/// The holder had the lock until after the deadline, as far as the client knew, and released it.
+#[test]
+fn a_call_whose_refusal_ends_before_its_deadline_asks_again() {
+    assert_keeps(
+        "seed=20070374 family=Quorum servers=3 clients=4 threads=3 ops=11 names=1 kinds=NoQueue \
+         ttl=4000000 handoffs=0 backoff=300 drifts= faults=",
+    );
+}
+
 /// A test for each family, so that they run in parallel.
 macro_rules! families {
     ($($test:ident $family:ident)+) => {
@@ -477,5 +486,6 @@ families! {
     clock_steps Clocks
     sets Sets
     rejections Rejections
+    slot_moves Moves
     quorums Quorum
 }

@@ -46,12 +46,14 @@ pub(super) enum Family {
     Sets,
     /// Error replies, and commands of which only a part was written.
     Rejections,
+    /// The slot of all keys moves between two nodes of a cluster.
+    Moves,
     /// Several servers: see `quorum`.
     Quorum,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Calm,
         Self::Faults,
         Self::ShortTtl,
@@ -62,6 +64,7 @@ impl Family {
         Self::Clocks,
         Self::Sets,
         Self::Rejections,
+        Self::Moves,
         Self::Quorum,
     ];
 }
@@ -119,6 +122,8 @@ pub(super) enum Fault {
     Errors(Time),
     /// The server replies with an error that lasts, for a time.
     Reject(Why, Time),
+    /// The keys move to the other node, which takes this long.
+    Move(Time),
     /// A program without leasehold takes a free lock.
     Foreign(u64, Time),
     /// Somebody deletes the key of a lock.
@@ -204,12 +209,15 @@ impl Plan {
             let is_hang = |(_, fault): &(Time, Fault)| {
                 matches!(fault, Fault::Server(_, ServerFault::Hang(_)))
             };
-            return match self.backoff == 0 && self.faults.iter().all(is_hang) {
+            let has_sets = self.kinds.contains(&Kind::PlainSet);
+            let is_calm = self.backoff == 0 && !has_sets && self.faults.iter().all(is_hang);
+            return match is_calm {
                 true => 4_000 * MS,
                 false => 8_000 * MS,
             };
         }
-        if self.kinds.contains(&Kind::Set) || self.family == Family::Sets {
+        let is_set = |kind: &Kind| matches!(kind, Kind::Set | Kind::SlotSet(_));
+        if self.kinds.iter().any(is_set) || self.family == Family::Sets {
             match (self.has_faults(), self.backoff) {
                 // A grant to a set takes three round trips, each as long as a slow connection's.
                 (true, _) => return 7_000 * MS,
@@ -264,10 +272,11 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
             _ => vec![Kind::Reader, Kind::Writer, Kind::Mutex, Kind::Fair],
         };
     }
-    if family == Family::Rejections {
+    if [Family::Rejections, Family::Moves].contains(&family) {
         kinds = match rng.below(6) {
             0 => vec![Kind::Reader, Kind::Writer, Kind::Mutex],
             1 => vec![Kind::Permits(1), Kind::Permits(2)],
+            2 if family == Family::Moves => vec![Kind::SlotSet(true), Kind::Mutex],
             2 => vec![Kind::Set, Kind::Mutex],
             _ => kinds,
         };
@@ -288,7 +297,7 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         ops: rng.range(5, 30) as u32,
         names: match family {
             Family::Sets => rng.range(2, 4),
-            Family::Rejections => rng.range(1, 4),
+            Family::Rejections | Family::Moves => rng.range(1, 4),
             _ => rng.range(1, 3),
         },
         kinds,
@@ -366,6 +375,12 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
                 false => Fault::Cancel(client, thread),
             };
             faults.push((at, fault));
+        }
+    }
+    if plan.family == Family::Moves {
+        for _ in 0..rng.range(1, 8) {
+            let lasts = rng.range(MS, 500 * MS);
+            faults.push((rng.range(MS, 4_000 * MS), Fault::Move(lasts)));
         }
     }
     if plan.family == Family::Rejections {

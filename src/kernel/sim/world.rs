@@ -101,14 +101,36 @@ enum Up {
         mark: Reached,
         replies: bool,
         has_source: bool,
+        /// It follows a redirect to the node that the keys are moving to.
+        is_asking: bool,
     },
     Subscribe(Option<Vec<u8>>),
 }
 
+/// A command has not run: it may be sent again, with its script's text, to this node.
+#[derive(Clone, Copy, Debug)]
+struct Again {
+    node: usize,
+    is_asking: bool,
+    pause: Time,
+}
+
+/// What has arrived for a command.
+enum Mail {
+    End(Result<Answer, fault::Fault>),
+    Again(Again),
+}
+
 impl Up {
-    fn with_source(mut self) -> Self {
-        if let Self::Command { has_source, .. } = &mut self {
-            *has_source = true;
+    /// Returns the command as it is sent again.
+    fn again(mut self, again: Again) -> Self {
+        if let Self::Command {
+            has_source,
+            is_asking,
+            ..
+        } = &mut self
+        {
+            (*has_source, *is_asking) = (true, again.is_asking);
         }
         self
     }
@@ -119,7 +141,7 @@ enum Down {
     Reply(Answer),
     Error,
     Rejected,
-    NoScript,
+    Again(Again),
     /// It has run, but too few replicas have acknowledged it.
     NotReplicated,
     Message(Message),
@@ -128,6 +150,8 @@ enum Down {
 
 pub(super) struct Conn {
     client: usize,
+    /// The node of a cluster that it leads to.
+    node: usize,
     actor: Actor,
     up: VecDeque<(Time, Up)>,
     down: VecDeque<(Time, Down)>,
@@ -194,6 +218,9 @@ pub(super) struct Caller {
     ops: u32,
     conn: Option<usize>,
     mail: Option<Result<Answer, fault::Fault>>,
+    /// Its last command, and when it sends that again.
+    last: Option<Command>,
+    again: Option<(Time, Again)>,
     rng: Rng,
     is_cancelled: bool,
     panics: bool,
@@ -204,8 +231,7 @@ struct Pipe {
     conn: Option<usize>,
     connect_at: Time,
     sent: VecDeque<(Ticket, Time, Command)>,
-    /// What has arrived; `None` if the server does not have the script.
-    mail: VecDeque<Option<Result<Answer, fault::Fault>>>,
+    mail: VecDeque<Mail>,
     /// Commands that could not be written.
     unsent: Vec<(Ticket, Time)>,
     is_closed: bool,
@@ -229,7 +255,12 @@ pub(super) struct Client {
     pub(super) kernel: Arc<Kernel>,
     engine: Engine,
     engine_todo: VecDeque<Todo>,
-    pipe: Pipe,
+    /// The engine's pipelines to the nodes, and the commands that wait until they are sent again.
+    pipes: [Pipe; 2],
+    paused: Vec<(Time, (Ticket, Time, Command), Again)>,
+    /// The node that has the keys, as far as the client knows; it has learnt that just now.
+    node: usize,
+    has_moved: bool,
     pub(super) callers: Vec<Caller>,
     sub: Sub,
     pub(super) is_alive: bool,
@@ -268,6 +299,9 @@ pub(super) struct World {
     pub(super) errors_until: Time,
     /// Until when it replies with errors of this kind.
     pub(super) rejects: Vec<(Why, Time)>,
+    /// The node that has the keys, and until when they move to the other one; 0 if they do not.
+    owner: usize,
+    pub(super) moves_until: Time,
     net: Rng,
     sched: Rng,
     pub(super) log: VecDeque<String>,
@@ -322,6 +356,8 @@ impl World {
             stalled_until: 0,
             errors_until: 0,
             rejects: Vec::new(),
+            owner: 0,
+            moves_until: 0,
             net: Rng(seed ^ 0x1111),
             sched: Rng(seed ^ 0x2222),
             log: VecDeque::new(),
@@ -372,6 +408,8 @@ impl World {
             ops: self.plan.ops,
             conn: None,
             mail: None,
+            last: None,
+            again: None,
             rng: Rng(self.plan.seed ^ (n as u64 * 100 + thread as u64 + 10)),
             is_cancelled: false,
             panics: false,
@@ -380,7 +418,10 @@ impl World {
             kernel: Arc::new(Kernel::new(limits, &format!("c{n}"))),
             engine: Engine::default(),
             engine_todo: VecDeque::new(),
-            pipe: Pipe::default(),
+            pipes: Default::default(),
+            paused: Vec::new(),
+            node: 0,
+            has_moved: false,
             callers: (0..self.plan.threads).map(caller).collect(),
             sub: Sub::default(),
             is_alive: true,

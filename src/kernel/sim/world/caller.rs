@@ -32,6 +32,9 @@ impl World {
             self.go_on(client, actor);
             return Ok(());
         }
+        if self.sends_again(client, thread) {
+            return Ok(());
+        }
         let caller = &mut self.clients[client].callers[thread];
         let panics = std::mem::take(&mut caller.panics);
         let state = std::mem::replace(&mut caller.state, State::Done);
@@ -57,6 +60,39 @@ impl World {
             State::Operating { .. } => self.operating(client, thread, state),
             State::Releasing(release) => self.releasing(client, thread, release),
         }
+    }
+
+    /// Follows a redirect, while the time of the command lasts. Returns whether the thread then
+    /// sleeps.
+    fn sends_again(&mut self, client: usize, thread: usize) -> bool {
+        let caller = &mut self.clients[client].callers[thread];
+        let by = match &caller.state {
+            State::Waiting { by, .. } | State::Releasing(Release { by, .. }) => *by,
+            _ => 0,
+        };
+        let Some((at, to)) = caller.again.filter(|_| self.now < by && !caller.panics) else {
+            return false;
+        };
+        if self.now < at {
+            self.timer(client, Actor::Caller(thread), at.min(by));
+            return true;
+        }
+        caller.again = None;
+        let (old, command) = (caller.conn, caller.last.clone());
+        let n = match old.filter(|n| self.conns[*n].node == to.node) {
+            Some(n) => n,
+            None => {
+                old.into_iter().for_each(|n| self.close(n));
+                self.connect(client, Actor::Caller(thread))
+            }
+        };
+        self.conns[n].node = to.node;
+        self.clients[client].callers[thread].conn = Some(n);
+        let command = command.expect("it was redirected");
+        let up = self.up(client, command, true).again(to);
+        self.send(n, up);
+        self.timer(client, Actor::Caller(thread), by);
+        true
     }
 
     fn operating(&mut self, client: usize, thread: usize, state: State) -> Checked {
@@ -358,8 +394,9 @@ impl World {
     pub(super) fn write(&mut self, client: usize, thread: usize, command: Command) {
         let conn = self.clients[client].callers[thread].conn;
         let n = conn.unwrap_or_else(|| self.connect(client, Actor::Caller(thread)));
-        self.clients[client].callers[thread].conn = Some(n);
-        self.clients[client].callers[thread].mail = None;
+        let caller = &mut self.clients[client].callers[thread];
+        (caller.conn, caller.mail, caller.again) = (Some(n), None, None);
+        caller.last = Some(command.clone());
         let up = self.up(client, command, true);
         self.send(n, up);
     }

@@ -3,8 +3,9 @@
 use super::acquiring::Acquiring;
 use super::show::{not_replicated, rejected, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Answer, Arc, Call, Cause, Checked, Command, Conn, Copy, Down, Effects, Event, Family,
-    Fault, HeldLease, MS, NEVER, Outcome, State, Step, Time, Todo, Up, VecDeque, Why, World, fault,
+    Actor, Again, Answer, Arc, Call, Cause, Checked, Command, Conn, Copy, Down, Effects, Event,
+    Family, Fault, HeldLease, MS, Mail, NEVER, Outcome, State, Step, Time, Todo, Up, VecDeque, Why,
+    World, fault,
 };
 use crate::kernel::command::What;
 use crate::protocol::primitive::{Primitive, Reached};
@@ -13,6 +14,7 @@ impl World {
     pub(super) fn connect(&mut self, client: usize, actor: Actor) -> usize {
         self.conns.push(Conn {
             client,
+            node: self.clients[client].node,
             actor,
             up: VecDeque::new(),
             down: VecDeque::new(),
@@ -44,6 +46,7 @@ impl World {
             mark: self.mark(client),
             replies,
             has_source: false,
+            is_asking: false,
         }
     }
 
@@ -208,8 +211,9 @@ impl World {
     }
 
     pub(in crate::kernel::sim) fn engine_is_slower_than(&self, client: usize, time: Time) -> bool {
-        let conn = self.clients[client].pipe.conn;
-        conn.is_some_and(|n| self.conns[n].slow > time)
+        let pipes = self.clients[client].pipes.iter();
+        let mut conns = pipes.filter_map(|pipe| pipe.conn);
+        conns.any(|n| self.conns[n].slow > time)
     }
 
     pub(super) fn handle(&mut self, event: Event) -> Checked {
@@ -291,8 +295,10 @@ impl World {
             Up::Command {
                 command,
                 has_source,
+                is_asking,
                 ..
-            } => self.rejects_unrun(n, command, *has_source),
+            } => (self.redirects(n, *is_asking))
+                .or_else(|| self.rejects_unrun(n, command, *has_source)),
             Up::Subscribe(_) => None,
         };
         match up {
@@ -342,6 +348,30 @@ impl World {
         self.deliver_messages();
     }
 
+    /// Returns the redirect of a command by a node that does not have the keys, or not for long.
+    fn redirects(&mut self, n: usize, is_asking: bool) -> Option<Down> {
+        if (1..=self.now).contains(&self.moves_until) {
+            (self.owner, self.moves_until) = (1 - self.owner, 0);
+        }
+        let node = self.conns[n].node;
+        let is_moving = self.moves_until > 0;
+        let again = |node, is_asking, pause| {
+            Some(Down::Again(Again {
+                node,
+                is_asking,
+                pause,
+            }))
+        };
+        match node == self.owner {
+            true if is_moving && self.net.chance(300) => again(1 - node, true, 0),
+            // Half of the keys are at the other node.
+            true if is_moving && self.net.chance(400) => again(node, false, 10 * MS),
+            true => None,
+            false if is_moving && is_asking => None,
+            false => again(self.owner, false, 0),
+        }
+    }
+
     fn rejects(&self, why: Why) -> bool {
         let mut rejects = self.rejects.iter();
         rejects.any(|(it, until)| *it == why && self.now < *until)
@@ -355,7 +385,12 @@ impl World {
         }
         // A thread of the program sends its command again by itself.
         let is_engine = self.conns[n].actor == Actor::Engine && !has_source;
-        (is_engine && self.rejects(Why::NoScript)).then_some(Down::NoScript)
+        let again = Again {
+            node: self.conns[n].node,
+            is_asking: false,
+            pause: 0,
+        };
+        (is_engine && self.rejects(Why::NoScript)).then_some(Down::Again(again))
     }
 
     /// Returns whether a script fails after it has made a place, or granted others.
@@ -399,16 +434,27 @@ impl World {
             (Actor::Caller(thread), Down::Rejected) => {
                 self.clients[client].callers[thread].mail = Some(Err(rejected()));
             }
+            (Actor::Caller(thread), Down::Again(again)) => {
+                self.note_redirect(client, n, again);
+                let at = self.now + again.pause;
+                self.clients[client].callers[thread].again = Some((at, again));
+            }
             (Actor::Engine, down) => {
                 let end = match down {
-                    Down::NotReplicated => Some(Err(not_replicated())),
-                    Down::Rejected => Some(Err(rejected())),
-                    Down::Error => Some(Err(unknown())),
-                    Down::Reply(answer) => Some(Ok(answer)),
-                    Down::NoScript => None,
+                    Down::NotReplicated => Mail::End(Err(not_replicated())),
+                    Down::Rejected => Mail::End(Err(rejected())),
+                    Down::Error => Mail::End(Err(unknown())),
+                    Down::Reply(answer) => Mail::End(Ok(answer)),
+                    Down::Again(again) => {
+                        self.note_redirect(client, n, again);
+                        Mail::Again(again)
+                    }
                     Down::Message(_) | Down::Subscribed(_) => unreachable!("{down:?}"),
                 };
-                self.clients[client].pipe.mail.push_back(end);
+                let mut pipes = self.clients[client].pipes.iter_mut();
+                if let Some(pipe) = pipes.find(|pipe| pipe.conn == Some(n)) {
+                    pipe.mail.push_back(end);
+                }
             }
             (Actor::Caller(thread), Down::Error) => {
                 self.clients[client].callers[thread].mail = Some(Err(unknown()));
@@ -420,6 +466,15 @@ impl World {
             (_, down) => unreachable!("{down:?}"),
         }
         self.soon(client, actor);
+    }
+
+    /// The client learns which node has the keys.
+    fn note_redirect(&mut self, client: usize, n: usize, again: Again) {
+        let it = &mut self.clients[client];
+        if !again.is_asking && again.node != self.conns[n].node && it.node != again.node {
+            (it.node, it.has_moved) = (again.node, true);
+            self.soon(client, Actor::Engine);
+        }
     }
 
     pub(super) fn closed(&mut self, n: usize) {
@@ -437,7 +492,13 @@ impl World {
                 };
                 it.callers[thread].mail.get_or_insert(Err(fault));
             }
-            Actor::Engine if it.pipe.conn == Some(n) => it.pipe.is_closed = true,
+            Actor::Engine => {
+                let mut pipes = it.pipes.iter_mut();
+                match pipes.find(|pipe| pipe.conn == Some(n)) {
+                    Some(pipe) => pipe.is_closed = true,
+                    None => return,
+                }
+            }
             Actor::Sub if it.sub.conn == Some(n) => it.sub.is_closed = true,
             _ => return,
         }
@@ -522,6 +583,9 @@ impl World {
             Fault::LoseMessages(client, time) => {
                 self.clients[client].loses_until = self.now + time;
             }
+            Fault::Move(time) => {
+                self.moves_until = self.moves_until.max(self.now + time);
+            }
             Fault::Reject(why, time) => self.rejects.push((why, self.now + time)),
             Fault::Foreign(name, time) => self.take_foreign(name, time),
             Fault::Delete(name) => {
@@ -546,7 +610,7 @@ impl World {
         let client = &self.clients[client];
         match actor {
             Actor::Caller(thread) => client.callers[thread].conn,
-            Actor::Engine => client.pipe.conn,
+            Actor::Engine => client.pipes[client.node].conn,
             Actor::Sub => client.sub.conn,
         }
     }

@@ -52,7 +52,7 @@ pub(in crate::kernel::sim) fn shown_answer(answer: &Answer) -> String {
 pub(super) fn shown_down(down: &Down) -> String {
     match down {
         Down::Reply(answer) => format!("{answer:?}"),
-        Down::Error | Down::Rejected | Down::NoScript | Down::NotReplicated => "an error".into(),
+        Down::Error | Down::Rejected | Down::Again(_) | Down::NotReplicated => "an error".into(),
         Down::Message(Message::Inbox(payload)) => String::from_utf8_lossy(payload).into(),
         Down::Message(Message::Released(_, payload)) => {
             format!("released {}", String::from_utf8_lossy(payload))

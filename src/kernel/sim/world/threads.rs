@@ -2,9 +2,13 @@
 
 use super::show::{shown_command, shown_down, shown_end, unknown};
 use super::{
-    Actor, Answer, Arc, COMMAND_TIMEOUT, Cause, Checked, Down, Duration, Effects, Family, MS,
-    Message, NEVER, OneServer, Outgoing, Ticket, Time, Todo, Up, World, fault,
+    Actor, Again, Answer, Arc, COMMAND_TIMEOUT, Cause, Checked, Command, Down, Duration, Effects,
+    Family, MS, Mail, Message, NEVER, OneServer, Outgoing, Pipe, Ticket, Time, Todo, Up, World,
+    fault,
 };
+
+/// The end of a command of the engine.
+type End = (Ticket, Time, Result<Answer, fault::Fault>);
 
 impl World {
     pub(super) fn engine(&mut self, client: usize) -> Checked {
@@ -27,6 +31,9 @@ impl World {
         self.engine_replies(client, &mut fx);
         let route = self.route();
         let now = self.clocks[client].at(self.now);
+        if std::mem::take(&mut self.clients[client].has_moved) {
+            kernel.moved(&|_| true, now, &mut fx);
+        }
         let out = self.clients[client]
             .engine
             .due(&kernel, now, &route, &mut fx);
@@ -56,59 +63,26 @@ impl World {
 
     pub(super) fn engine_replies(&mut self, client: usize, fx: &mut Effects) {
         let now = self.now;
-        let mut ends: Vec<(Ticket, Time, Result<Answer, fault::Fault>)> = Vec::new();
-        let pipe = &mut self.clients[client].pipe;
+        let mut ends: Vec<End> = Vec::new();
         let mut again = Vec::new();
-        while let Some(answer) = pipe.mail.pop_front() {
-            let (ticket, sent, command) = pipe.sent.pop_front().expect("a reply to a command");
-            match answer {
-                Some(answer) => ends.push((ticket, sent, answer)),
-                None => again.push((ticket, sent, command)),
+        let paused = &mut self.clients[client].paused;
+        for (_, command, to) in paused.extract_if(.., |(at, ..)| *at <= now) {
+            again.push((command, Again { pause: 0, ..to }));
+        }
+        for pipe in &mut self.clients[client].pipes {
+            while let Some(mail) = pipe.mail.pop_front() {
+                let command = pipe.sent.pop_front().expect("a reply to a command");
+                match mail {
+                    Mail::End(end) => ends.push((command.0, command.1, end)),
+                    Mail::Again(to) => again.push((command, to)),
+                }
             }
         }
-        for (ticket, sent, command) in again {
-            let it = &self.clients[client];
-            let may_resend =
-                (it.engine).may_resend(&it.kernel, ticket, self.clocks[client].at(now));
-            let conn = it.pipe.conn.filter(|_| may_resend);
-            let Some(n) = conn else {
-                let cause = Cause::text("no script");
-                ends.push((ticket, sent, Err(fault::Fault::NotRun(cause))));
-                continue;
-            };
-            self.say(|| format!("c{client} engine sends {ticket} again"));
-            let up = self.up(client, command.clone(), true).with_source();
-            self.clients[client]
-                .pipe
-                .sent
-                .push_back((ticket, sent, command));
-            self.send(n, up);
+        for (command, to) in again {
+            self.send_again(client, command, to, &mut ends);
         }
-        let pipe = &mut self.clients[client].pipe;
-        let oldest = pipe.sent.iter().map(|(_, sent, _)| *sent).min();
-        let is_late = oldest.is_some_and(|sent| sent + COMMAND_TIMEOUT <= now);
-        if is_late || std::mem::take(&mut pipe.is_closed) {
-            let unwritten = pipe.conn.map_or(0, |n| self.conns[n].unwritten);
-            let written = pipe.sent.len().saturating_sub(unwritten);
-            for (at, (ticket, sent, _)) in pipe.sent.drain(..).enumerate() {
-                let fault = match at < written {
-                    true => unknown(),
-                    false => fault::Fault::NotRun(Cause::text("half of it was written")),
-                };
-                ends.push((ticket, sent, Err(fault)));
-            }
-            pipe.connect_at = now + 2 * MS;
-            if let Some(n) = pipe.conn.take() {
-                self.close(n);
-            }
-        }
-        let pipe = &mut self.clients[client].pipe;
-        for (ticket, sent) in pipe.unsent.drain(..) {
-            ends.push((
-                ticket,
-                sent,
-                Err(fault::Fault::NotRun(Cause::text("connecting"))),
-            ));
+        for node in 0..2 {
+            self.end_of_pipe(client, node, &mut ends);
         }
         let route = self.route();
         for (ticket, sent, end) in ends {
@@ -134,9 +108,74 @@ impl World {
         }
     }
 
+    /// A command has not run: it is sent again, at once or after a pause, if somebody wants it.
+    fn send_again(
+        &mut self,
+        client: usize,
+        (ticket, sent, command): (Ticket, Time, Command),
+        to: Again,
+        ends: &mut Vec<End>,
+    ) {
+        let now = self.now;
+        let it = &self.clients[client];
+        let may_resend = (it.engine).may_resend(&it.kernel, ticket, self.clocks[client].at(now));
+        if !may_resend || sent + COMMAND_TIMEOUT <= now {
+            let cause = Cause::text("not sent again");
+            ends.push((ticket, sent, Err(fault::Fault::NotRun(cause))));
+            return;
+        }
+        if to.pause > 0 {
+            let at = now + to.pause;
+            let paused = &mut self.clients[client].paused;
+            paused.push((at, (ticket, sent, command), to));
+            return;
+        }
+        self.say(|| format!("c{client} engine sends {ticket} again: {to:?}"));
+        let n = match self.clients[client].pipes[to.node].conn {
+            Some(n) => n,
+            None => self.connect(client, Actor::Engine),
+        };
+        self.conns[n].node = to.node;
+        let up = self.up(client, command.clone(), true).again(to);
+        let pipe = &mut self.clients[client].pipes[to.node];
+        pipe.conn = Some(n);
+        pipe.sent.push_back((ticket, sent, command));
+        self.send(n, up);
+    }
+
+    /// Ends the commands of a pipeline whose connection is lost or silent, and those that were not
+    /// written.
+    fn end_of_pipe(&mut self, client: usize, node: usize, ends: &mut Vec<End>) {
+        let now = self.now;
+        let pipe = &mut self.clients[client].pipes[node];
+        let oldest = pipe.sent.iter().map(|(_, sent, _)| *sent).min();
+        let is_late = oldest.is_some_and(|sent| sent + COMMAND_TIMEOUT <= now);
+        if is_late || std::mem::take(&mut pipe.is_closed) {
+            let unwritten = pipe.conn.map_or(0, |n| self.conns[n].unwritten);
+            let written = pipe.sent.len().saturating_sub(unwritten);
+            for (at, (ticket, sent, _)) in pipe.sent.drain(..).enumerate() {
+                let fault = match at < written {
+                    true => unknown(),
+                    false => fault::Fault::NotRun(Cause::text("half of it was written")),
+                };
+                ends.push((ticket, sent, Err(fault)));
+            }
+            pipe.connect_at = now + 2 * MS;
+            if let Some(n) = pipe.conn.take() {
+                self.close(n);
+            }
+        }
+        let pipe = &mut self.clients[client].pipes[node];
+        for (ticket, sent) in pipe.unsent.drain(..) {
+            let fault = fault::Fault::NotRun(Cause::text("connecting"));
+            ends.push((ticket, sent, Err(fault)));
+        }
+    }
+
     pub(super) fn write_engine(&mut self, client: usize, out: Outgoing, decided: Time) {
         let now = self.now;
-        let pipe = &mut self.clients[client].pipe;
+        let node = self.clients[client].node;
+        let pipe = &mut self.clients[client].pipes[node];
         // The thread stood still: a command whose time is over is not sent.
         let is_over = now >= decided + COMMAND_TIMEOUT;
         let conn = match pipe.conn {
@@ -153,7 +192,7 @@ impl World {
             )
         });
         let up = self.up(client, out.command.clone(), true);
-        let pipe = &mut self.clients[client].pipe;
+        let pipe = &mut self.clients[client].pipes[node];
         match conn {
             Some(n) => {
                 pipe.conn = Some(n);
@@ -169,9 +208,14 @@ impl World {
         let until = it
             .kernel
             .engine_sleeps(self.clocks[client].at(self.now), Duration::from_secs(1));
-        let oldest = it.pipe.sent.iter().map(|(_, sent, _)| *sent).min();
+        let sent = it.pipes.iter().flat_map(|pipe| &pipe.sent);
+        let oldest = sent.map(|(_, sent, _)| *sent).min();
         let oldest = oldest.map_or(NEVER, |sent| sent + COMMAND_TIMEOUT);
-        let has_work = !it.pipe.mail.is_empty() || it.pipe.is_closed || !it.pipe.unsent.is_empty();
+        let paused = it.paused.iter().map(|(at, ..)| *at).min();
+        let oldest = oldest.min(paused.unwrap_or(NEVER));
+        let has_news =
+            |pipe: &Pipe| !pipe.mail.is_empty() || pipe.is_closed || !pipe.unsent.is_empty();
+        let has_work = it.has_moved || it.pipes.iter().any(has_news);
         let until = if has_work {
             self.now
         } else {
@@ -226,7 +270,7 @@ impl World {
                 Down::Reply(_)
                 | Down::Error
                 | Down::Rejected
-                | Down::NoScript
+                | Down::Again(_)
                 | Down::NotReplicated => unreachable!("not on this connection"),
             }
         } else {
