@@ -226,7 +226,8 @@ impl LockEntry {
         let within = OTHERS_WITHIN.max(FOR_EACH * next.waiting);
         let others = OTHERS_AFTER + within.mul_f64(random::chance());
         self.wake(cx, |id, _| {
-            let is_next = id == Some(&next.first) && !is_on(Mutant::NamedPlaceAsksLater);
+            let is_next =
+                id.is_some() && id == next.first.as_ref() && !is_on(Mutant::NamedPlaceAsksLater);
             Some(if is_next { FREE_FOR } else { others })
         });
     }

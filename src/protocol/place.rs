@@ -123,8 +123,9 @@ pub(crate) fn read_refresh(payload: &[u8]) -> Option<HolderId> {
 /// The message of a plain release.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Next {
-    /// The place whose client must ask for the lock before the others.
-    pub(crate) first: HolderId,
+    /// The place whose client must ask for the lock before the others; `None` if its id is not one
+    /// of this crate's.
+    pub(crate) first: Option<HolderId>,
     /// How many of the first 100 places count.
     pub(crate) waiting: u32,
 }
@@ -137,8 +138,11 @@ pub(crate) fn read_next(payload: &[u8]) -> Option<Next> {
     let number = words.next()?;
     let waiting = str::from_utf8(number).ok()?.parse().ok()?;
     let is_number = number.iter().all(u8::is_ascii_digit) && (1..=100).contains(&waiting);
-    let first = HolderId::parse(words.next()?)?;
-    is_number.then_some(Next { first, waiting })
+    let id = words.next().filter(|id| !id.is_empty())?;
+    is_number.then(|| Next {
+        first: HolderId::parse(id),
+        waiting,
+    })
 }
 
 /// Returns when a place entered the queue, in ms of the server's clock; `None` if the place is

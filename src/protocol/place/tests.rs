@@ -60,19 +60,16 @@ fn only_a_plain_release_names_the_first_place() {
     let first = HolderId::fresh("7 of ours");
     for waiting in [1, 100] {
         let payload = format!("next {waiting} {}", first.as_str());
-        let first = first.clone();
+        let first = Some(first.clone());
         assert_eq!(read_next(payload.as_bytes()), Some(Next { first, waiting }));
     }
+    let foreign = Next {
+        first: None,
+        waiting: 1,
+    };
+    assert_eq!(read_next(b"next 1 foreign"), Some(foreign));
     let id = "o:123e4567-e89b-12d3-a456-426614174000";
-    for payload in [
-        "",
-        "next",
-        "next ",
-        "next 1",
-        "next 1 ",
-        "next 1 foreign",
-        id,
-    ] {
+    for payload in ["", "next", "next ", "next 1", "next 1 ", id] {
         assert_eq!(read_next(payload.as_bytes()), None, "{payload}");
     }
     for number in ["0", "101", "+1", "-1", "", "x", "1.5", "99999999999"] {
