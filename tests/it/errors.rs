@@ -136,25 +136,16 @@ fn cancellable_call_says_why_nothing_was_sent() {
     let server = Server::start();
     server.run("CONFIG", &["SET", "requirepass", "s3cret"]);
     let one = |url: String| Client::builder().url(url);
-    let refusing = format!("redis://127.0.0.1:{port}");
-    let at_no_server = "redis://nowhere.invalid:7000".to_owned();
+    let quorum = Client::builder().quorum([(); 3].map(|()| refusing_url()));
+    let cluster = format!("redis+cluster://127.0.0.1:{port}");
     let cases = [
-        (one(refusing.clone()), "Connection refused"),
-        (
-            one(format!("redis+cluster://127.0.0.1:{port}")),
-            "Connection refused",
-        ),
-        (
-            Client::builder().quorum([(); 3].map(|()| refusing_url())),
-            "Connection refused",
-        ),
-        (
-            one(sentinel_url([sentinel.port()])),
-            "the sentinels name 127.0.0.1",
-        ),
+        (one(refusing_url()), "Connection refused"),
+        (one(cluster), "Connection refused"),
+        (quorum, "Connection refused"),
+        (one(sentinel_url([sentinel.port()])), "the sentinels name"),
         (one(hole.url()), "use rediss://"),
         (one(server.url()), "assword"),
-        (one(at_no_server), "(last: "),
+        (one("redis://nowhere.invalid:7000".into()), "(last: "),
     ];
     thread::scope(|scope| {
         for (builder, expected) in cases {
