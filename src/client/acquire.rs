@@ -87,7 +87,7 @@ impl Caller<'_> {
                 Ok(Ok((lease, token)))
             }
             Outcome::Refused(last) => self.refused(last.as_ref()),
-            Outcome::Failed(why) => Err(failure::error(runtime, why, Instant::now())),
+            Outcome::Failed(why) => Err(failure::error(runtime, &**self.lock, why, Instant::now())),
         }
     }
 

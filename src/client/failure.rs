@@ -5,10 +5,11 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::kernel::waiter::Failure;
+use crate::protocol::primitive::Primitive;
 use crate::runtime::Runtime;
 
-/// Returns the error of a call that fails at `now`.
-pub(super) fn error(runtime: &Runtime, why: Failure, now: Instant) -> Error {
+/// Returns the error of a call for `lock` that fails at `now`.
+pub(super) fn error(runtime: &Runtime, lock: &dyn Primitive, why: Failure, now: Instant) -> Error {
     match why {
         Failure::Closed => Error::Closed,
         Failure::Cancelled => Error::Cancelled,
@@ -16,7 +17,9 @@ pub(super) fn error(runtime: &Runtime, why: Failure, now: Instant) -> Error {
         Failure::Unreachable { since, cause } => {
             let silence = since.map_or(Duration::ZERO, |since| since.until(now));
             let cause = cause.unwrap_or_else(|| match since {
-                Some(since) if since < now => runtime.deployment.no_outcome(since, now),
+                Some(since) if since < now => {
+                    (runtime.deployment).no_outcome(lock.keys().key(0), since, now)
+                }
                 _ => Cause::silence("no reply before the deadline"),
             });
             runtime.deployment.unreachable(cause.unserved_for(silence))

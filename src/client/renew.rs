@@ -131,7 +131,7 @@ pub(super) fn wait_for(
     loop {
         let now = Instant::now();
         if let Some(result) = cell.result.lock().take() {
-            return result.map_err(|why| failure::error(runtime, why, now));
+            return result.map_err(|why| failure::error(runtime, &*lease.lock, why, now));
         }
         if now >= until {
             lease.cancel(cell);
@@ -139,7 +139,7 @@ pub(super) fn wait_for(
                 since: Some(start),
                 cause: Some(Cause::no_reply(start.until(now))),
             };
-            return Err(failure::error(runtime, why, now));
+            return Err(failure::error(runtime, &*lease.lock, why, now));
         }
         cell.parker.park_timeout(nap(now, until));
     }

@@ -93,6 +93,10 @@ impl LastReply {
                 self.open = Some(open);
                 return;
             }
+            // No time was left to connect again: the refusal remains the reason.
+            Fault::NotRun(cause) if cause.is_silence() => {
+                cause.or_refusal_before(self.said.as_ref())
+            }
             Fault::NotRun(cause) => cause,
             Fault::Unknown(cause) => {
                 self.ran = self.ran.max(sent);

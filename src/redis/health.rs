@@ -98,6 +98,11 @@ impl ServerHealth {
         detail.breaker.succeeded()
     }
 
+    /// Returns the last failure.
+    pub(crate) fn last_error(&self) -> Option<Cause> {
+        self.detail.lock().last_error.clone()
+    }
+
     /// Returns whether the server has answered anything since `start`.
     pub(crate) fn has_answered_since(&self, start: Instant) -> bool {
         self.answered.load(Ordering::Relaxed) >= start.as_nanos()

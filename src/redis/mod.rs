@@ -331,13 +331,20 @@ impl Deployment {
         }
     }
 
-    /// Returns why a call has no outcome at `now` if nothing has failed since `since`.
-    pub(crate) fn no_outcome(&self, since: Instant, now: Instant) -> Cause {
-        match self {
-            Self::Quorum(quorum) => quorum.no_outcome(since),
-            // Nothing could be sent, and no attempt to connect has ended for this call.
-            Self::One(server) if !server.pool.has_connection() => server.pool.last_failure().cause,
-            Self::One(_) | Self::Cluster(_) => Cause::no_reply(since.until(now)),
+    /// Returns why a call for `key` has no outcome at `now` if nothing has failed since `since`.
+    pub(crate) fn no_outcome(&self, key: Key<'_>, since: Instant, now: Instant) -> Cause {
+        if let Self::Quorum(quorum) = self {
+            return quorum.no_outcome(since);
+        }
+        let server = self.primary_owner_of(key);
+        if server.pool.has_connection() {
+            return Cause::no_reply(since.until(now));
+        }
+        // Nothing could be sent, and no attempt to connect has ended for this call.
+        let cause = server.pool.last_failure().cause;
+        match self.slot_map() {
+            Some(map) => cause.at(&map.label_of(&server)),
+            None => cause,
         }
     }
 

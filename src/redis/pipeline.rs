@@ -577,7 +577,12 @@ impl<J: Job> Pipeline<J> {
             self.server.failed();
             self.server.pool.suspect(generation);
         }
-        let cause = Cause::text("the server may have been replaced");
+        // A refusal that may pass is why the client connects again.
+        let refusal = (self.server.health.last_error()).filter(|cause| {
+            let refusal = cause.refusal();
+            refusal.is_some_and(|refusal| !refusal.may_last)
+        });
+        let cause = refusal.unwrap_or_else(|| Cause::text("the server may have been replaced"));
         self.end_unanswered(output.written(), |_, _| cause.clone(), ended);
     }
 

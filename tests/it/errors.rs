@@ -1,11 +1,12 @@
 //! Promise: an error names the server and its last failure, repeats nothing, and says what to do.
 
+use std::thread;
 use std::time::Duration;
 
-use leasehold::{Client, ClientBuilder, Error};
+use leasehold::{CancelToken, Client, ClientBuilder, Error};
 use support::{
-    BlackHole, Cluster, ClusterSetup, FakeServer, Proxy, Server, Traffic, free_port, ms,
-    refusing_url,
+    BlackHole, Cluster, ClusterSetup, FakeSentinel, FakeServer, Proxy, Server, Traffic, free_port,
+    ms, refusing_url, sentinel_url,
 };
 
 use crate::malformed::redirecting;
@@ -13,6 +14,7 @@ use crate::malformed::redirecting;
 support::tests![
     unreachable_server_is_named_with_its_last_error,
     every_call_names_the_unreachable_server,
+    cancellable_call_says_why_nothing_was_sent,
     error_says_how_long_there_was_no_reply,
     error_behind_an_open_breaker_quotes_the_last_failure,
     silent_peer_is_suspected_of_expecting_tls,
@@ -125,6 +127,39 @@ fn every_call_names_the_unreachable_server() {
         assert!(text.contains(address(&url)), "{text}");
         assert!(text.contains("Connection refused"), "{text}");
     }
+}
+
+/// The client sends a cancellable call in the background, and the call ends before that gives up.
+fn cancellable_call_says_why_nothing_was_sent() {
+    let (port, hole) = (free_port(), BlackHole::start());
+    let sentinel = FakeSentinel::naming(port, Some(1));
+    let server = Server::start();
+    server.run("CONFIG", &["SET", "requirepass", "s3cret"]);
+    let one = |url: String| Client::builder().url(url);
+    let quorum = Client::builder().quorum([(); 3].map(|()| refusing_url()));
+    let cluster = format!("redis+cluster://127.0.0.1:{port}");
+    let cases = [
+        (one(refusing_url()), "Connection refused"),
+        (one(cluster), "Connection refused"),
+        (quorum, "Connection refused"),
+        (one(sentinel_url([sentinel.port()])), "the sentinels name"),
+        (one(hole.url()), "use rediss://"),
+        (one(server.url()), "assword"),
+        (one("redis://nowhere.invalid:7000".into()), "(last: "),
+    ];
+    thread::scope(|scope| {
+        for (builder, expected) in cases {
+            scope.spawn(move || {
+                let builder = builder
+                    .command_timeout(ms(5_000))
+                    .connect_timeout(ms(5_000));
+                let client = builder.unreachable_for(ms(1_000)).build().unwrap();
+                let mutex = client.mutex("a").cancel_on(&CancelToken::new());
+                let text = without_repetition(&mutex.lock().unwrap_err());
+                assert!(text.contains(expected), "expected {expected}: {text}");
+            });
+        }
+    });
 }
 
 fn error_says_how_long_there_was_no_reply() {
