@@ -55,8 +55,9 @@ IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(COMPUTING) $(LIGHT),$(BINARI
 SIM = $(CARGO) test --profile sim -p leasehold-sim --lib
 
 # Runs unit tests, integration tests and doctests, built once with all features. WITH_IT, the
-# doctests and 3,000 seeds of the simulation run at the same time as `it`, whose tests mostly wait. They assert no narrow bounds of
-# time. Their lower priority leaves the processor to the tests of `it` that do.
+# doctests and 3,000 seeds of the simulation run at the same time as `it`, whose tests mostly wait.
+# They assert no narrow bounds of time. Their lower priority leaves the processor to the tests of
+# `it` that do.
 test: servers
 	$(CARGO) test --all-features --no-run --tests
 	$(SIM) --no-run
@@ -64,7 +65,7 @@ test: servers
 	( status=0; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --doc || status=$$?; \
-	nice -n 2 $(SIM) -- kernel::sim:: members:: || status=$$?; \
+	nice -n 15 $(SIM) -- kernel::sim:: members:: || status=$$?; \
 	exit $$status ) >"$$log" 2>&1 & \
 	others=$$!; \
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \

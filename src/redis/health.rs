@@ -98,9 +98,10 @@ impl ServerHealth {
         detail.breaker.succeeded()
     }
 
-    /// Returns the last failure.
+    /// Returns the last failure, unless a write was answered since.
     pub(crate) fn last_error(&self) -> Option<Cause> {
-        self.detail.lock().last_error.clone()
+        let last = || self.detail.lock().last_error.clone();
+        self.is_failing().then(last).flatten()
     }
 
     /// Returns whether the server has answered anything since `start`.

@@ -120,7 +120,8 @@ fn caller() {
         let overruns = callers.into_iter().map(|caller| caller.join().unwrap());
         overruns.max().unwrap()
     });
-    let report = client.shutdown(ms(5_000));
+    // On a busy machine, the endless replies take the engine most of its time.
+    let report = client.shutdown(ms(20_000));
     assert!(report.is_clean(), "{report:?}");
     // The kernel lists a thread for a moment after it has ended.
     eventually(PATIENCE, || thread_count("leasehold-dial") == 0);
@@ -193,7 +194,8 @@ fn subscriber_closes_a_connection_that_never_confirms() {
             assert!(!matches!(granted, Ok(Ok(_))));
             server.requests("SUBSCRIBE").len() >= 2
         });
-        let report = client.shutdown(ms(5_000));
+        // On a busy machine, the endless replies take the engine most of its time.
+        let report = client.shutdown(ms(20_000));
         assert!(report.is_clean(), "{unit:?}: {report:?}");
     }
 }
@@ -268,7 +270,8 @@ fn assert_trickling_reply_is_harmless(connection: &str, command: &'static str) {
         assert!(!matches!(granted, Ok(Ok(_))), "{connection}");
     }
     // The report is clean only if no dialer thread is left: dialers have a deadline, too.
-    let report = client.shutdown(ms(5_000));
+    // On a busy machine, the endless replies take the engine most of its time.
+    let report = client.shutdown(ms(20_000));
     assert!(report.is_clean(), "{connection}: {report:?}");
 }
 
