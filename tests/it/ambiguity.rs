@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError, unbounded};
-use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Taken};
+use leasehold::{Client, ClientBuilder, Error, Lost, Mutex, MutexGuard, Taken};
 use support::permits::permits_out;
 use support::{Proxy, Server, SetOnDrop, Traffic, eventually, expect_unreachable, let_pass, ms};
 
@@ -52,14 +52,16 @@ const TTL: Duration = ms(300_000);
 /// Far longer than an undo takes once Redis answers, even on a busy machine.
 const PATIENCE: Duration = ms(20_000);
 
-fn client(url: &str) -> Client {
+fn builder(url: &str) -> ClientBuilder {
     Client::builder()
         .url(url)
         .ttl(TTL)
         .connect_timeout(COMMAND_TIMEOUT)
         .command_timeout(COMMAND_TIMEOUT)
-        .build()
-        .unwrap()
+}
+
+fn client(url: &str) -> Client {
+    builder(url).build().unwrap()
 }
 
 /// Returns a client with an open connection through the proxy.
@@ -287,7 +289,9 @@ fn acquire_is_undone_over_another_connection_if_its_own_died() {
 fn every_acquiring_command_has_its_own_holder_id() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
-    let client = warmed_up_client(&proxy);
+    // Without queues, each attempt is an acquire.
+    let client = builder(&proxy.url()).queues(false).build().unwrap();
+    client.mutex("warm").lock().unwrap().unlock().unwrap();
     let mut monitor = Monitor::start(&server);
     let (mut ids, mut unanswered) = (HashSet::new(), 0);
     for _ in 0..5 {

@@ -427,10 +427,15 @@ fn an_outage_of_the_subscriber_is_logged_once() {
 
     server.restart();
     drop(waiting.join().unwrap());
+    drop(guard);
+    // That call may have ended before the client had a subscription again.
+    let guard = one.mutex(name).lock().unwrap();
+    let waiting = start_waiter(&server, &two, name);
     eventually(WAIT_LIMIT, || {
         about("subscribed to releases").len() > subscribed
     });
     drop(guard);
+    drop(waiting.join().unwrap());
 }
 
 /// Proxies close connections on which the client has sent nothing for some time.
