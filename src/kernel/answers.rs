@@ -20,6 +20,7 @@ use crate::kernel::round::AtServers;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
@@ -35,13 +36,15 @@ const OPEN_PAUSE: Duration = Duration::from_millis(250);
 pub(super) struct ForCaller {
     pub(super) outcome: Option<Outcome>,
     pub(super) was_refused: bool,
+    /// The engine had ended the command, which got no reply: its undo can be written behind it.
+    pub(super) is_undone_late: bool,
 }
 
 impl ForCaller {
     fn of(outcome: Option<Outcome>) -> Self {
         Self {
             outcome,
-            was_refused: false,
+            ..Self::default()
         }
     }
 }
@@ -60,15 +63,18 @@ impl LockEntry {
             flight.is_some_and(|flight| flight.id == asked.id)
         });
         let Some(n) = found else {
-            self.answered_late(asked, end, cx);
-            return ForCaller::default();
+            let is_unanswered = end.is_err();
+            return ForCaller {
+                is_undone_late: self.answered_late(asked, end, cx) && is_unanswered,
+                ..ForCaller::default()
+            };
         };
         let flight = self.requests[n].flight.take().expect("found by its flight");
         match self.requests[n].state {
             // The message was faster than the reply.
             RequestState::Won(_) => {
                 if is_on(Mutant::UndoIsAlwaysWritten) && end.is_err() {
-                    cx.fx.undo = Some(undo_of(&self.requests[n], &asked.id));
+                    cx.fx.undo = Some(undo_of(&self.requests[n].lock, &asked.id));
                 }
                 let outcome = self.end_won(n);
                 // The lease may have ended since, and a proxy may have run the command twice.
@@ -105,20 +111,27 @@ impl LockEntry {
         }
     }
 
-    /// The request went on without this command, because the engine has ended it.
-    fn answered_late(&mut self, asked: &Asked, end: Result<Answer, Fault>, cx: &mut Context<'_>) {
+    /// The request went on without this command, because the engine has ended it. Returns whether
+    /// it is undone.
+    fn answered_late(
+        &mut self,
+        asked: &Asked,
+        end: Result<Answer, Fault>,
+        cx: &mut Context<'_>,
+    ) -> bool {
         if self.holds(&asked.id) && !is_on(Mutant::WonIsForgotten) {
-            return;
+            return false;
         }
         let proof = match end {
             Ok(Answer::Granted(_)) => Proof::AnyAnswer,
             Ok(Answer::Refused(_)) if asked.how == How::Enter => Proof::AnyAnswer,
-            Err(fault) if !fault.may_have_run() => return,
-            Ok(Answer::Refused(_)) => return,
+            Err(fault) if !fault.may_have_run() => return false,
+            Ok(Answer::Refused(_)) => return false,
             _ => Proof::KeySeen,
         };
         let cx_parts = (cx.now, &mut *cx.fx);
         (cx.kernel).undo(&asked.lock, &asked.id, asked.ttl, (proof, false), cx_parts);
+        true
     }
 
     fn apply(
@@ -177,7 +190,7 @@ impl LockEntry {
                     false => self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx),
                 }
                 if is_caller {
-                    cx.fx.undo = Some(undo_of(&self.requests[n], &flight.id));
+                    cx.fx.undo = Some(undo_of(&self.requests[n].lock, &flight.id));
                 }
                 ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
             }
@@ -315,6 +328,7 @@ impl LockEntry {
         ForCaller {
             outcome: None,
             was_refused: true,
+            is_undone_late: false,
         }
     }
 
@@ -404,6 +418,7 @@ impl LockEntry {
             return ForCaller {
                 outcome: Some(outcome),
                 was_refused: true,
+                is_undone_late: false,
             };
         }
         if let Serves::One(no) = request.serves
@@ -565,7 +580,7 @@ pub(super) fn unexpected() -> Cause {
     Cause::text("unexpected reply to a script")
 }
 
-fn undo_of(request: &Request, id: &HolderId) -> Command {
+pub(super) fn undo_of(lock: &Arc<dyn Primitive>, id: &HolderId) -> Command {
     let ids = vec![id.clone()];
-    Command::new(&request.lock, What::Undo { ids })
+    Command::new(lock, What::Undo { ids })
 }

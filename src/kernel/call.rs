@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
+use crate::kernel::answers::undo_of;
 use crate::kernel::command::Command;
 use crate::kernel::due::asked;
 use crate::kernel::entry::LockEntry;
@@ -223,6 +224,9 @@ impl Call {
         let lock = Arc::clone(&self.wants.lock);
         kernel.with_entry(&lock, now, fx, |entry, cx| {
             let answer = entry.answered(&asked, end, sent, cx);
+            if answer.is_undone_late {
+                cx.fx.undo = Some(undo_of(&asked.lock, &asked.id));
+            }
             if answer.was_refused {
                 self.note_refused(cx);
             }

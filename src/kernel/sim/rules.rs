@@ -193,6 +193,22 @@ fn loss_that_its_holder_notices_first_ends_the_wait_for_it() {
     assert_eq!(acquires.count(), 1, "{sent:?}");
 }
 
+/// A busy machine: the engine ends the command of a caller shortly before its thread does.
+#[test]
+fn command_that_the_engine_has_ended_is_undone_behind_it_too() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut first = call(&kernel, &lock, false, at(0));
+    first.begin(&kernel, at(0), &mut fx);
+    let later = at(1_100);
+    engine.due(&kernel, later, &OneServer, &mut fx);
+    assert!(fx.undo.is_none());
+    let unanswered = Err(Fault::Unknown(Cause::text("no reply")));
+    first.replied(&kernel, unanswered, at(0), later, &mut fx);
+    assert!(fx.undo.is_some());
+}
+
 /// The try that is in flight may have run before the acquiring command, which has ended since.
 #[test]
 fn news_do_not_end_the_release_in_flight() {
