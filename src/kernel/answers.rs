@@ -326,9 +326,8 @@ impl LockEntry {
             self.retire_own(no, cx);
         }
         ForCaller {
-            outcome: None,
             was_refused: true,
-            is_undone_late: false,
+            ..ForCaller::default()
         }
     }
 
@@ -418,7 +417,7 @@ impl LockEntry {
             return ForCaller {
                 outcome: Some(outcome),
                 was_refused: true,
-                is_undone_late: false,
+                ..ForCaller::default()
             };
         }
         if let Serves::One(no) = request.serves

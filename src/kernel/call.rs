@@ -248,15 +248,6 @@ impl Call {
         self.has_waited = true;
     }
 
-    fn is_used_up(&self) -> bool {
-        match &self.wants.wait {
-            Wait::Queue(WaitPolicy::Backoff(backoff)) => {
-                backoff.limit().is_some_and(|limit| self.refusals >= limit)
-            }
-            _ => false,
-        }
-    }
-
     /// The call goes on: it sends again if that is due at once, and parks otherwise.
     fn next_step(
         &mut self,
@@ -268,7 +259,7 @@ impl Call {
         if cx.kernel.is_closed() {
             return self.over(Outcome::Failed(Failure::Closed));
         }
-        if was_refused && self.is_used_up() {
+        if was_refused && self.wants.wait.is_used_up(self.refusals) {
             return self.over(Outcome::Refused(entry.last.refused.clone()));
         }
         if let Some(outcome) = self.gives_up(entry, cx) {

@@ -95,8 +95,8 @@ impl LockEntry {
         }
     }
 
-    /// What calls knew of their deadlines holds no more: a refusal named a later time, or this
-    /// client held the name. The client asks again, at once if the time for that has come.
+    /// Plans the last attempts of the calls anew: a refusal had named a later time, or this client
+    /// held the name. One whose time has come is made at once.
     pub(super) fn plan_last_attempts(&mut self) {
         let mut first = Instant::NEVER;
         for waiter in self.line.iter_mut().chain(&mut self.own) {

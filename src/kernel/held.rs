@@ -627,7 +627,7 @@ impl Inner {
             return None;
         }
         match self.lease.due(now) {
-            // Whoever noticed the loss may not have told the calls that wait for it.
+            // An operation may have found the loss: the calls that wait for it still sleep.
             Due::Nothing if self.lease.lost().is_some() && !self.has_left => Some([now, now]),
             Due::Nothing => None,
             Due::Renewal => Some([now, now]),

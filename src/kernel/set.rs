@@ -331,11 +331,7 @@ impl SetAcquire {
     /// elsewhere, also when its attempts are used up.
     fn goes_on(&self, now: Instant) -> bool {
         let in_queue = self.has_queues() && self.stage != Stage::All;
-        let limit = match &self.wants.wait {
-            Wait::Queue(WaitPolicy::Backoff(backoff)) if !self.has_queues() => backoff.limit(),
-            _ => None,
-        };
-        let is_used_up = limit.is_some_and(|limit| self.refusals >= limit);
+        let is_used_up = !self.has_queues() && self.wants.wait.is_used_up(self.refusals);
         self.wants.wait != Wait::Once && now < self.wants.deadline && !in_queue && !is_used_up
     }
 

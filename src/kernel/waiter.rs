@@ -31,6 +31,16 @@ impl Wait {
     pub(crate) fn is_woken(&self) -> bool {
         matches!(self, Self::Queue(WaitPolicy::Wake))
     }
+
+    /// Returns whether a call with this number of refusals has made its last attempt.
+    pub(crate) fn is_used_up(&self, refusals: u32) -> bool {
+        match self {
+            Self::Queue(WaitPolicy::Backoff(backoff)) => {
+                backoff.limit().is_some_and(|limit| refusals >= limit)
+            }
+            Self::Queue(_) | Self::Once => false,
+        }
+    }
 }
 
 /// A parked call.

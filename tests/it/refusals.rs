@@ -131,6 +131,11 @@ fn one_member_that_replies_with_errors_costs_a_quorum_nothing() {
     eventually(ms(10_000), || servers.iter().all(is_free));
 }
 
+/// Returns the reply to `CLUSTER SLOTS` that names one node for all slots.
+fn all_slots_at(port: u16) -> String {
+    format!("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$1\r\ni")
+}
+
 /// A cluster of one node, which a proxy makes of a server.
 fn errors_of_a_node_end_no_call_in_a_cluster() {
     let server = Server::start();
@@ -140,9 +145,7 @@ fn errors_of_a_node_end_no_call_in_a_cluster() {
     proxy.replace(move |request| {
         replies += usize::from(is_script(request));
         match request.name().as_str() {
-            "CLUSTER" => Some(format!(
-                "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{port}\r\n$1\r\ni"
-            )),
+            "CLUSTER" => Some(all_slots_at(port)),
             _ if is_script(request) && replies % 5 == 0 => {
                 Some(format!("-{}", PASSING[replies / 5 % PASSING.len()]))
             }
@@ -171,9 +174,7 @@ fn shorter_ttl_that_a_node_may_have_set_counts() {
         let refuses = refuses.load(Ordering::SeqCst);
         let owner = if refuses { nowhere } else { port };
         match request.name().as_str() {
-            "CLUSTER" => Some(format!(
-                "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{owner}\r\n$1\r\ni"
-            )),
+            "CLUSTER" => Some(all_slots_at(owner)),
             _ => (refuses && is_script(request)).then(|| "-upstream failure".to_owned()),
         }
     });
@@ -203,9 +204,7 @@ fn release_that_an_earlier_node_may_have_run_is_no_loss() {
             let refuses = refuses.load(Ordering::SeqCst);
             let owner = if refuses { second } else { first };
             match request.name().as_str() {
-                "CLUSTER" => Some(format!(
-                    "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:{owner}\r\n$1\r\ni"
-                )),
+                "CLUSTER" => Some(all_slots_at(owner)),
                 _ if port == second => None,
                 _ => (refuses && is_script(request)).then(|| "-upstream failure".to_owned()),
             }

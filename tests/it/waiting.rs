@@ -162,7 +162,7 @@ fn refusal_by_an_attempt_that_is_undone_meanwhile_is_none() {
             _ => Some(granted("7")),
         },
         "release" => {
-            // What is sent after the reply to the undo does not meet the lease.
+            // An attempt that is sent after the reply to the undo is not refused by the lease.
             eventually(LONG, || acquires.load(Ordering::SeqCst) > 1);
             undone.store(true, Ordering::SeqCst);
             Some(b":1\r\n".to_vec())

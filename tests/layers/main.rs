@@ -235,7 +235,7 @@ fn layers_between_api_and_protocol_name_no_kind_of_lock() {
     assert_eq!(naming, BTreeSet::from(exempt.map(str::to_owned)));
 }
 
-/// Whoever wants to know whether the locks are safe reads the kernel, and nothing else.
+/// An auditor of the locks' safety reads the kernel, and nothing else.
 #[test]
 fn kernel_stays_small() {
     // The aim is 4,800 lines in 36 files.

@@ -13,7 +13,7 @@ mod kernel;
 
 mod members;
 
-/// What decides which server a client uses.
+/// The choice of the server that a client uses.
 #[path = "../../src/redis"]
 mod redis {
     pub(crate) mod members;

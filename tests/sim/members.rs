@@ -47,7 +47,7 @@ impl Random {
     }
 }
 
-/// What a sentinel names, and how soon.
+/// A simulated sentinel.
 struct Sentinel {
     names: u16,
     epoch: u64,

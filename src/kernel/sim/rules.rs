@@ -10,7 +10,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::engine::{Engine, Route};
 use crate::kernel::fault::{Fault, OpenCircuit};
-use crate::kernel::held::Holder;
+use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::Wanted;
 use crate::kernel::pending::{PendingRelease, PendingReleases, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
@@ -73,6 +73,22 @@ fn call(kernel: &Kernel, lock: &Arc<dyn Primitive>, by_engine: bool, now: Instan
         by_engine,
     };
     Call::new(kernel, wants, now)
+}
+
+/// Returns the lease of a call that its caller's first command was granted.
+fn lease_at_1(
+    kernel: &Kernel,
+    lock: &Arc<dyn Primitive>,
+    fx: &mut Effects,
+) -> (Arc<HeldLease>, FencingToken) {
+    let mut first = call(kernel, lock, false, at(0));
+    assert!(matches!(first.begin(kernel, at(0), fx), Step::Send(..)));
+    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
+    let step = first.replied(kernel, Ok(granted), at(0), at(1), fx);
+    let Step::Done(Outcome::Lease(lease, token)) = step else {
+        panic!("{step:?}");
+    };
+    (lease, token)
 }
 
 fn mutex() -> Arc<dyn Primitive> {
@@ -144,16 +160,7 @@ fn engine_ends_the_release_of_a_stopped_thread() {
     let (kernel, lock) = (kernel(), mutex());
     let mut engine = Engine::default();
     let mut fx = Effects::default();
-    let mut first = call(&kernel, &lock, false, at(0));
-    assert!(matches!(
-        first.begin(&kernel, at(0), &mut fx),
-        Step::Send(..)
-    ));
-    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
-    let step = first.replied(&kernel, Ok(granted), at(0), at(1), &mut fx);
-    let Step::Done(Outcome::Lease(lease, token)) = step else {
-        panic!("{step:?}");
-    };
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
     let unlock = kernel.begin_unlock(&lease, token, false, at(2), &mut fx);
     assert!(matches!(unlock, Unlock::Send(_)));
     call(&kernel, &lock, true, at(3)).begin(&kernel, at(3), &mut fx);
@@ -178,13 +185,7 @@ fn loss_that_its_holder_notices_first_ends_the_wait_for_it() {
     let (kernel, lock) = (kernel(), mutex());
     let mut engine = Engine::default();
     let mut fx = Effects::default();
-    let mut first = call(&kernel, &lock, false, at(0));
-    first.begin(&kernel, at(0), &mut fx);
-    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
-    let step = first.replied(&kernel, Ok(granted), at(0), at(1), &mut fx);
-    let Step::Done(Outcome::Lease(lease, token)) = step else {
-        panic!("{step:?}");
-    };
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
     call(&kernel, &lock, true, at(2)).begin(&kernel, at(2), &mut fx);
     let operation = kernel.operate(&lease, token, Wanted::Renew, at(10_000), &mut fx);
     assert!(operation.is_none(), "the lease has ended");
@@ -313,13 +314,7 @@ fn peer_that_is_not_redis_ends_its_calls_and_no_later_ones() {
 fn death_of_the_engine_ends_leases_and_calls() {
     let (kernel, lock) = (kernel(), mutex());
     let mut fx = Effects::default();
-    let mut first = call(&kernel, &lock, false, at(0));
-    first.begin(&kernel, at(0), &mut fx);
-    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
-    let step = first.replied(&kernel, Ok(granted), at(0), at(1), &mut fx);
-    let Step::Done(Outcome::Lease(lease, token)) = step else {
-        panic!("{step:?}");
-    };
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
     let told = lease.listen(token, at(2), &mut fx);
     let mut waits = call(&kernel, &lock, false, at(2));
     waits.begin(&kernel, at(2), &mut fx);

@@ -115,7 +115,7 @@ struct Again {
     pause: Time,
 }
 
-/// What has arrived for a command.
+/// The reply to a command: its end, or the node to which it must be sent again.
 enum Mail {
     End(Result<Answer, fault::Fault>),
     Again(Again),
