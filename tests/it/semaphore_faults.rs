@@ -452,6 +452,8 @@ fn shutdown_gives_back_permits_and_places() {
     thread::scope(|scope| {
         let waiting = scope.spawn(|| semaphore.clone().many(2).acquire());
         wait_for_permits_queue(&server, 1);
+        // The place is in the queue before the call has read that, and sleeps.
+        eventually(PATIENCE, || client.stats().waiting == 1);
         let report = client.shutdown(PATIENCE);
         assert_eq!((report.released, report.woken), (1, 1), "{report:?}");
         assert!(matches!(waiting.join().unwrap(), Err(Error::Closed)));
