@@ -22,6 +22,9 @@ pub(crate) struct Link {
     ends: Vec<TcpStream>,
     pub request_bytes: u64,
     first_requests: Vec<u8>,
+    /// The directions in which bytes were dropped. Nothing more arrives there: no byte of a TCP
+    /// stream is ever missing before others.
+    broken: Vec<Direction>,
 }
 
 impl Link {
@@ -32,6 +35,7 @@ impl Link {
             ends,
             request_bytes: 0,
             first_requests: Vec::new(),
+            broken: Vec::new(),
         };
         link.set(traffic);
         Ok(link)
@@ -69,7 +73,7 @@ impl Link {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
+pub(crate) enum Direction {
     Request,
     Reply,
 }
@@ -141,7 +145,9 @@ fn carry(shared: &Arc<Shared>, n: usize, direction: Direction, mut from: TcpStre
                 Direction::Request => state.request_delay,
                 Direction::Reply => state.reply_delay,
             };
-            (delay, state.links[n].traffic == Traffic::Pass)
+            let link = &state.links[n];
+            let passes = link.traffic == Traffic::Pass && !link.broken.contains(&direction);
+            (delay, passes)
         };
         if passes && delay.is_zero() && unwritten.load(Ordering::Acquire) == 0 {
             if direct.write_all(chunk).is_err() {
@@ -254,8 +260,16 @@ impl Shared {
                     .wait_until(&mut state, due.expect("the chunk has a due time"));
                 continue;
             }
+            if due.is_some() && link.broken.contains(&direction) {
+                return Fate::Drop;
+            }
             return match (link.traffic, direction) {
-                (Traffic::DropBoth, _) | (Traffic::DropReplies, Direction::Reply) => Fate::Drop,
+                (Traffic::DropBoth, _) | (Traffic::DropReplies, Direction::Reply) => {
+                    if due.is_some() {
+                        state.links[n].broken.push(direction);
+                    }
+                    Fate::Drop
+                }
                 (Traffic::CutOnReply, Direction::Reply) => Fate::End,
                 (Traffic::TrickleReplies, Direction::Reply) if due.is_some() => Fate::Trickle,
                 (Traffic::StallAfterOneReply, Direction::Reply) => {

@@ -25,8 +25,9 @@ pub enum Traffic {
     /// Requests and the next reply pass; later replies are held back until the traffic changes.
     StallAfterOneReply,
     /// Requests pass, replies are dropped: the command runs and the client never learns of it.
+    /// After the first, the connection gives none back, whatever traffic follows.
     DropReplies,
-    /// All bytes are dropped, in both directions.
+    /// All bytes are dropped, in both directions, and all that follow on the connection.
     DropBoth,
     /// Requests pass; replies arrive byte by byte, 20 ms apart.
     TrickleReplies,

@@ -222,7 +222,8 @@ impl Progress<'_> {
         eventually(ms(20_000), || {
             let passed: Vec<Exchange> = self.since_then().collect();
             let confirmed = passed.iter().rposition(is_confirmation);
-            let is_retry = |one: &Exchange| name(one) == wanted && one.reply.is_some();
+            let is_retry =
+                |one: &Exchange| name(one) == wanted && one.reply.is_some() && !has_no_script(one);
             confirmed.is_some_and(|at| passed[at..].iter().any(is_retry))
         });
     }
