@@ -454,7 +454,7 @@ fn demoted_master_reports_no_loss() {
     assert!(value(&server, "lock:unlocked").is_some());
 
     run(&server, &["REPLICAOF", "NO", "ONE"]);
-    kept.renew().unwrap();
+    eventually(WAIT_LIMIT, || kept.renew().is_ok());
     for (guard, loss) in [(deleted, Lost::Deleted), (taken, Lost::Taken)] {
         assert!(matches!(guard.renew(), Err(Error::Lost(lost)) if lost == loss));
         assert_eq!(guard.unlock().unwrap_err().lost(), Some(loss));

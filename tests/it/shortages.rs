@@ -2,7 +2,6 @@
 //! server fails. Held locks stay held, waiting calls go on, and all recovers without a restart.
 
 use std::fs::{self, File};
-use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -153,7 +152,6 @@ fn without_threads() {
             sleeper.thread().unpark();
             sleeper.join().expect("no panic");
         }
-        // The system keeps their stacks, which are too small for others.
         setrlimit(Resource::As, before).expect("the limit can be raised again");
         for outcome in waiting.join().expect("no panic") {
             outcome.expect("there are threads again");
@@ -164,14 +162,14 @@ fn without_threads() {
 
 type Sleeper = (Arc<AtomicBool>, JoinHandle<()>);
 
-/// Limits the memory of this process, and starts threads until there is none left for another
-/// stack of the usual size. Some is left for other purposes: the process aborts if none is.
+/// Limits the memory of this process to less than another stack of the usual size, and starts
+/// threads until none of the stacks that ended threads have left is free. What is left of the
+/// memory is for other purposes: the process aborts if a thread finds none.
 fn use_up_threads() -> Vec<Sleeper> {
-    const STACK: usize = 128 << 10;
-    let for_others: Vec<u8> = black_box(Vec::with_capacity((2 << 20) - 2 * STACK));
+    const LEFT: u64 = (2 << 20) - (128 << 10);
     let pages = fs::read_to_string("/proc/self/statm").expect("this is Linux");
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
-    limit(Resource::As, pages * 4_096 + (16 << 20));
+    limit(Resource::As, pages * 4_096 + LEFT);
     let mut sleepers = Vec::new();
     loop {
         let is_over = Arc::new(AtomicBool::new(false));
@@ -183,11 +181,10 @@ fn use_up_threads() -> Vec<Sleeper> {
                 }
             }
         };
-        match thread::Builder::new().stack_size(STACK).spawn(body) {
+        match thread::Builder::new().spawn(body) {
             Ok(sleeper) => sleepers.push((is_over, sleeper)),
             Err(_) => break,
         }
     }
-    drop(for_others);
     sleepers
 }
