@@ -32,7 +32,7 @@ const ADDED: u64 = 16 * 1024;
 const LIMIT: Duration = ms(300);
 
 /// How late a call may be on a busy machine. A call that ignores its deadline is seconds late.
-const SLACK: Duration = ms(700);
+const SLACK: Duration = ms(1_500);
 
 /// The reply to `acquire` if another client holds the lock for a minute.
 const REFUSED: &[u8] = b"*4\r\n:0\r\n$5\r\nother\r\n:60000\r\n:-1\r\n";
@@ -134,13 +134,16 @@ fn caller() {
 
 fn endless_replies_cost_little_memory_and_delay_no_call() {
     for (connection, command) in COMMANDS {
-        std::thread::scope(|scope| {
-            for (head, unit) in STREAMS {
-                scope.spawn(move || {
-                    assert_endless_reply_is_harmless(connection, command, head, unit)
-                });
-            }
-        });
+        // Few at a time: each takes a core.
+        for streams in STREAMS.chunks(4) {
+            std::thread::scope(|scope| {
+                for (head, unit) in streams {
+                    scope.spawn(move || {
+                        assert_endless_reply_is_harmless(connection, command, head, unit)
+                    });
+                }
+            });
+        }
     }
 }
 
