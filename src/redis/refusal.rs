@@ -69,7 +69,10 @@ impl Server {
         let redirect = Redirect::read(error).filter(|_| self.pool.connector.is_member())?;
         let cause = match redirect {
             Redirect::TryAgain => Cause::of_moving_slot(words(error)),
-            _ => Cause::text(format!("redirected again: {}", words(error))),
+            Redirect::Ask(..) => {
+                Cause::of_moving_slot(format!("redirected again: {}", words(error)))
+            }
+            Redirect::Moved(..) => Cause::text(format!("redirected again: {}", words(error))),
         };
         Some(NodeFault::Redirected(redirect, cause))
     }

@@ -1,6 +1,6 @@
 //! Promise: in a cluster, locks work as on one server, while slots move and masters are replaced.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -40,6 +40,7 @@ support::roughly_timed![
     lease_is_kept_while_its_slot_migrates,
     acquire_waits_until_both_keys_are_on_one_node,
     lock_waits_as_long_as_its_slot_moves,
+    call_goes_on_while_each_node_names_another,
     unreachable_seeds_are_skipped,
     a_failover_is_followed_although_an_outdated_node_reports_at_once,
     an_owner_that_cannot_be_reached_is_not_taken_from_the_same_node_again,
@@ -342,6 +343,30 @@ fn lock_waits_as_long_as_its_slot_moves() {
         assert_released(patient.join().unwrap());
     });
     cluster.move_slot(slot, 1, 0);
+}
+
+/// The nodes answer all the time, so a call waits for longer than it waits for a silent server.
+fn call_goes_on_while_each_node_names_another() {
+    let port = Arc::new(OnceLock::new());
+    let node = FakeServer::start({
+        let port = Arc::clone(&port);
+        move |request| match &*request.name() {
+            "CLUSTER" => Some(one_owner(*port.get()?)),
+            "ASKING" => Some(b"+OK\r\n".to_vec()),
+            name if name.contains('_') || name == "acquire" || name == "release" => {
+                Some(format!("-ASK 1 127.0.0.1:{}\r\n", port.get()?).into_bytes())
+            }
+            _ => None,
+        }
+    });
+    port.set(node.port()).expect("it is set once");
+    let url = format!("redis+cluster://127.0.0.1:{}", node.port());
+    let client = builder(&url).unreachable_for(ms(1_000)).build().unwrap();
+    let limit = ms(2_500);
+    let began = Instant::now();
+    let error = client.mutex("a").try_lock_for(limit).unwrap_err();
+    assert!(began.elapsed() >= limit, "{:?}: {error}", began.elapsed());
+    assert!(error.to_string().contains("ASK 1 127.0.0.1"), "{error}");
 }
 
 /// While only one of the two keys of a name has been moved, a call can neither acquire nor be
