@@ -37,7 +37,7 @@ support::roughly_timed![
     call_is_cancelled_while_it_connects
 ];
 
-support::timed![the_shortest_of_several_cancels_takes_less_than_10_ms];
+support::timed![the_shortest_of_several_cancels_takes_less_than_50_ms];
 
 /// Longer than any test.
 const HOUR: Duration = ms(3_600_000);
@@ -483,7 +483,7 @@ fn shortest_cancel(mut begin: impl FnMut(&CancelToken) -> Receiver<Result<(), Er
     times.min().expect("there are five")
 }
 
-fn the_shortest_of_several_cancels_takes_less_than_10_ms() {
+fn the_shortest_of_several_cancels_takes_less_than_50_ms() {
     let server = Server::start();
     let (client, other) = (client(&server.url()), client(&server.url()));
     let _held = other.mutex("held").ttl(HOUR).lock().unwrap();
@@ -522,5 +522,5 @@ fn the_shortest_of_several_cancels_takes_less_than_10_ms() {
         sleeping
     });
     let times = [waiting, reading, connecting];
-    assert!(times.iter().all(|time| *time < ms(10)), "{times:?}");
+    assert!(times.iter().all(|time| *time < ms(50)), "{times:?}");
 }

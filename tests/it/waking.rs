@@ -829,6 +829,11 @@ fn waiter_over_a_quorum_is_woken_although_a_server_hangs() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| waiting.mutex("a").lock().map(drop).unwrap());
         wait_until_subscribed_at(&servers);
+        // No proposal is under way: one that finds the lock on one server only waits for the third.
+        eventually(WAIT_LIMIT, || {
+            let mut asked = servers.iter().map(|it| it.calls(&["evalsha", "eval"]));
+            asked.all(|calls| calls >= 3)
+        });
         let timed = Control::run(PROMPTLY, || {
             run("DEL", &["lock:a"]);
             run("PUBLISH", &["lock_release:a", ""]);
