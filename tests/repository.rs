@@ -1,12 +1,12 @@
 //! Promise: documents, pictures and scripts of the repository agree with the source.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::{env, fs};
 
-use support::{TempDir, in_repository};
+use support::{TempDir, in_repository, scripts};
 
 #[path = "../benches/diagrams/sequence.rs"]
 mod sequence;
@@ -15,7 +15,7 @@ fn text(path: &str) -> String {
     fs::read_to_string(in_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 12] = [
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -25,6 +25,7 @@ const PAGES: [&str; 11] = [
     "docs/design.md",
     "docs/kernel.md",
     "docs/operations.md",
+    "docs/scripts/README.md",
     "examples/README.md",
     "src/guide/other_libraries.md",
 ];
@@ -403,4 +404,32 @@ fn machine_without_a_server_and_an_installer_gets_a_hint() {
         messages.contains("there is none on this machine"),
         "{messages}"
     );
+}
+
+/// `LEASEHOLD_RECORD=1` writes them.
+#[test]
+fn assembled_scripts_are_those_of_the_client() {
+    let folder = in_repository("docs/scripts");
+    let page = text("docs/scripts/README.md");
+    let mut files = BTreeSet::from(["README.md".to_owned()]);
+    let mut assembled = BTreeSet::new();
+    for row in page.lines().filter(|line| line.starts_with("| [")) {
+        let (file, _) = row[3..].split_once(']').unwrap();
+        let parts = row.trim_end_matches(" |").rsplit('|').next().unwrap();
+        let parts = parts.split_whitespace();
+        let script: String = parts
+            .map(|part| text(&format!("src/protocol/{part}.lua")))
+            .collect();
+        if env::var_os("LEASEHOLD_RECORD").is_some() {
+            fs::write(folder.join(file), &script).unwrap();
+        }
+        assert_eq!(text(&format!("docs/scripts/{file}")), script, "{file}");
+        assert!(files.insert(file.to_owned()), "{file} has two rows");
+        assembled.insert(script);
+    }
+    let sent = scripts::NAMED.map(|(_, script)| script.to_owned());
+    assert_eq!(assembled, BTreeSet::from(sent));
+    let there = fs::read_dir(folder).unwrap();
+    let there = there.map(|file| file.unwrap().file_name().into_string().unwrap());
+    assert_eq!(there.collect::<BTreeSet<_>>(), files);
 }

@@ -134,7 +134,7 @@ pub fn granted(reply: &redis::Value) -> Option<u64> {
 }
 
 /// Each script, with its name in the tests.
-pub(crate) const NAMED: [(&str, &str); 29] = [
+pub const NAMED: [(&str, &str); 29] = [
     ("acquire", ACQUIRE),
     ("acquire_all", ACQUIRE_ALL),
     ("propose", PROPOSE),

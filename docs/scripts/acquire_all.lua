@@ -1,0 +1,86 @@
+-- Shared by the scripts that draw fencing tokens; prepended to each of them. The fast paths draw as
+-- draw_free.lua says.
+
+-- Returns the last token of a fence; nil if there is no fence. Returns nil and an error if the
+-- fence cannot be used: BADFENCE if it holds no integer that, with `more` + 1 added, is below 2^53.
+-- `which` precedes the text of the error. `fence` is the fence if the script has read it.
+local function last_token(key, which, more, fence)
+  if fence == nil then fence = redis.pcall('GET', key) end
+  if type(fence) == 'table' then
+    if string.find(fence.err, 'WRONGTYPE', 1, true) then
+      return nil, redis.error_reply('BADFENCE ' .. which .. 'the fence is no string')
+    end
+    return nil, fence
+  end
+  if not fence then return nil end
+  local last = tonumber(fence)
+  -- From 2^53 on, a Lua number skips integers, and two holders could share a token.
+  if not string.find(fence, '^%d+$') or last + more >= 9007199254740991 then
+    return nil, redis.error_reply('BADFENCE ' .. which .. 'the fence is no integer below 2^53')
+  end
+  return last
+end
+
+-- Keeps a token in a fence; returns an error if Redis refuses. `last` is the token in the fence,
+-- nil if there is none, and `micros` the time in µs, nil if it is not known.
+-- The first grant of each 1000 s renews the expiry, which lasts an hour longer than a day. So does
+-- each grant while the tokens are ahead of the clock: the fence must last until it is there.
+local function store(key, token, last, micros)
+  -- As text: Redis 7.2.0 to 7.2.4 write a number that is a multiple of 10^8 with an exponent.
+  local text = type(token) == 'string' and token or string.format('%.0f', token)
+  local lasts = last and micros and last < micros and last >= micros - micros % 1000000000
+  local kept = lasts and redis.pcall('SET', key, text, 'KEEPTTL')
+    or redis.pcall('SET', key, text, 'EX', '90000')
+  if kept.err then return kept end
+end
+
+-- Acquires several locks, all or none, and draws a fencing token for each, in one step.
+-- KEYS the locks, then their fences in the same order
+-- ARGV[1] holder id, ARGV[2] ttl in ms
+-- Granted: {1, token of each lock}.
+-- Refused: {0, value of the lock key, its ttl in ms or -1, ms since its last token was drawn, index
+-- of the lock from 1}. The ms since then are negative if they are not known.
+-- Errors: BADFENCE n if the n-th fence holds no integer below 2^53 - 1, WRONGTYPE n if the n-th
+-- lock is no string. After any error the caller holds none of the locks.
+local count = #KEYS / 2
+for n = 1, count do
+  local holder = redis.pcall('GET', KEYS[n])
+  if type(holder) == 'table' then
+    if string.find(holder.err, 'WRONGTYPE', 1, true) then
+      return redis.error_reply('WRONGTYPE ' .. n .. ' the lock is no string')
+    end
+    return holder
+  end
+  if holder then
+    local left = redis.call('PTTL', KEYS[n])
+    -- A write that fails, since the key exists: a server that has become a replica then replies
+    -- READONLY, not "refused".
+    if redis.call('SET', KEYS[n], ARGV[1], 'NX', 'PX', ARGV[2]) then redis.call('DEL', KEYS[n]) end
+    local last = last_token(KEYS[count + n], '', 0)
+    local time = redis.call('TIME')
+    local age = last and math.floor((time[1] * 1000000 + time[2] - last) / 1000) or -1
+    -- A foreign value can be megabytes long; no holder id of leasehold is longer than 1088 bytes.
+    return {0, string.sub(holder, 1, 1088), left, age, n}
+  end
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local reply, drawn = {1}, {}
+for n = 1, count do
+  local last, bad = last_token(KEYS[count + n], n .. ' ', 0)
+  if bad then return bad end
+  drawn[n], reply[n + 1] = last, math.max(now, (last or 0) + 1)
+end
+-- The fences are set first: a token that no client receives does no harm.
+for n = 1, count do
+  local bad = store(KEYS[count + n], reply[n + 1], drawn[n], now)
+  if bad then return bad end
+end
+for n = 1, count do
+  local taken = redis.pcall('SET', KEYS[n], ARGV[1], 'PX', ARGV[2])
+  if taken.err then
+    for before = 1, n - 1 do redis.call('DEL', KEYS[before]) end
+    return taken
+  end
+end
+return reply
