@@ -54,6 +54,9 @@ IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(COMPUTING) $(LIGHT),$(BINARI
 # The simulation of the kernel: optimized, in a package and a profile of its own.
 SIM = $(CARGO) test --profile sim -p leasehold-sim --lib
 
+# The kernel with many orders of its threads: in a package of its own, too, which has other locks.
+THREADS = $(CARGO) test --profile sim -p leasehold-threads --lib
+
 # Runs unit tests, integration tests and doctests, built once with all features. WITH_IT, the
 # doctests and 3,000 seeds of the simulation run at the same time as `it`, whose tests mostly wait.
 # They assert no narrow bounds of time. Their lower priority leaves the processor to the tests of
@@ -61,11 +64,13 @@ SIM = $(CARGO) test --profile sim -p leasehold-sim --lib
 test: servers
 	$(CARGO) test --all-features --no-run --tests
 	$(SIM) --no-run
+	$(THREADS) --no-run
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
 	( status=0; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --doc || status=$$?; \
 	nice -n 15 $(SIM) -- kernel::sim:: members:: || status=$$?; \
+	nice -n 15 $(THREADS) -- models:: || status=$$?; \
 	exit $$status ) >"$$log" 2>&1 & \
 	others=$$!; \
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \
@@ -183,7 +188,7 @@ lint:
 	$(CARGO) clippy --all-targets -p leasehold -p leasehold-benches -p leasehold-demo -- -D warnings
 	$(CARGO) clippy --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --lib --features serde -- -D warnings
-	$(CARGO) clippy --profile sim --tests -p leasehold-sim -- -D warnings
+	$(CARGO) clippy --profile sim --tests -p leasehold-sim -p leasehold-threads -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

@@ -83,11 +83,13 @@ impl Scripted {
     }
 
     /// Returns a copy of the data.
+    #[cfg(sim)]
     pub(crate) fn data(&self) -> Keyspace {
         self.database.lock().data()
     }
 
     /// Replaces the data.
+    #[cfg(sim)]
     pub(crate) fn set_data(&self, data: Keyspace) {
         self.database.lock().set_data(data);
     }

@@ -1,0 +1,362 @@
+//! A server with the real scripts, and clients: their engine, their subscriber, their calls.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use shuttle::thread::yield_now;
+
+use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::command::{Command, Inbox};
+use crate::kernel::engine::{Engine, Route};
+use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::unlock::{Unlock, Unlocked};
+use crate::kernel::votes::Majority;
+use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::{Effects, Kernel, Limits};
+use crate::name::Name;
+use crate::parker::Parker;
+use crate::protocol::answer::Answer;
+use crate::protocol::primitive::{Primitive, Reached};
+use crate::sync::Mutex;
+use crate::testing::scripted::Scripted;
+use crate::token::FencingToken;
+use crate::wait_policy::WaitPolicy;
+
+/// What the engine only looks at after this time is a backstop. It would hide a wake-up that is
+/// lost, so nothing waits for it.
+const BACKSTOP: Duration = Duration::from_millis(500);
+
+pub(crate) struct World {
+    server: Mutex<Scripted>,
+    /// µs. Each look at the clock takes one.
+    time: AtomicU64,
+    pub(crate) clients: Vec<Client>,
+    /// The engine is not woken by what other threads make due.
+    pub(crate) forgets_wake_ups: bool,
+}
+
+pub(crate) struct Client {
+    no: u64,
+    pub(crate) kernel: Kernel,
+    engine: Parker,
+    subscriber: Parker,
+    heard: Mutex<Heard>,
+    is_over: AtomicBool,
+}
+
+/// What a subscriber is to listen to, and what has arrived.
+#[derive(Default)]
+struct Heard {
+    /// The name and the number of the last change, by channel.
+    wanted: BTreeMap<Vec<u8>, (Name, u64)>,
+    subscribed: BTreeSet<Vec<u8>>,
+    messages: VecDeque<(Vec<u8>, Vec<u8>)>,
+}
+
+struct OneServer;
+
+impl Route for OneServer {
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn is_final(&self) -> bool {
+        true
+    }
+}
+
+impl World {
+    pub(crate) fn new(clients: u64) -> Self {
+        let limits = Limits {
+            command_timeout: Duration::from_secs(1),
+            unreachable_for: Duration::from_secs(4),
+            backstop: Duration::from_secs(1),
+            may_fail_over: false,
+            size: Majority::of(1),
+            is_quorum: false,
+            wall: 0,
+        };
+        let client = |no| Client {
+            no,
+            kernel: Kernel::new(limits.clone(), &format!("c{no}")),
+            engine: Parker::new(),
+            subscriber: Parker::new(),
+            heard: Mutex::default(),
+            is_over: AtomicBool::new(false),
+        };
+        Self {
+            server: Mutex::new(Scripted::new()),
+            time: AtomicU64::new(1_000_000_000),
+            clients: (0..clients).map(client).collect(),
+            forgets_wake_ups: false,
+        }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::START.after(Duration::from_micros(
+            self.time.fetch_add(1, Ordering::Relaxed),
+        ))
+    }
+
+    fn wait_until(&self, at: Instant) {
+        let micros = at.as_nanos().div_ceil(1_000);
+        self.time.fetch_max(micros, Ordering::Relaxed);
+    }
+
+    /// Runs a command, and passes on what it publishes.
+    fn run(&self, client: &Client, command: &Command) -> Answer {
+        let now = self.now().as_nanos() / 1_000;
+        let is_listening = client.heard.lock().subscribed.contains(&client.inbox());
+        let inbox = Inbox {
+            channel: client.inbox(),
+            reached: match is_listening {
+                true => Reached::WhileListening,
+                false => Reached::Soon,
+            },
+        };
+        let mut server = self.server.lock();
+        let answer = command.with_call(&inbox, |call| {
+            let reply = server.run(&call, now).expect("the script runs");
+            call.verb.read(reply).expect("its reply is known")
+        });
+        for (to, channel, payload) in server.take_messages() {
+            let to = &self.clients[to as usize];
+            to.heard.lock().messages.push_back((channel, payload));
+            to.subscriber.unpark();
+        }
+        answer
+    }
+
+    /// What each client's engine does.
+    pub(crate) fn run_engine(&self, client: &Client) {
+        let mut engine = Engine::default();
+        loop {
+            client.kernel.engine_awake();
+            let mut fx = Effects::default();
+            let now = self.now();
+            let out = engine.due(&client.kernel, now, &OneServer, &mut fx);
+            self.carry_out(client, fx);
+            for out in out {
+                let sent = self.now();
+                let end = Ok(self.run(client, &out.command));
+                let mut fx = Effects::default();
+                let times = [sent, self.now()];
+                engine.ended(&client.kernel, out.ticket, end, times, &OneServer, &mut fx);
+                self.carry_out(client, fx);
+            }
+            let now = self.now();
+            let until = client.kernel.engine_sleeps(now, Duration::from_secs(1));
+            if client.is_over.load(Ordering::SeqCst) {
+                return;
+            }
+            if now.until(until) < BACKSTOP {
+                yield_now();
+                self.wait_until(until);
+            } else {
+                client.engine.park();
+            }
+        }
+    }
+
+    /// What each client's subscriber does.
+    pub(crate) fn run_subscriber(&self, client: &Client) {
+        loop {
+            let mut heard = client.heard.lock();
+            let is_new = |channel: &&Vec<u8>| !heard.subscribed.contains(*channel);
+            let new = heard.wanted.keys().find(is_new).cloned();
+            let message = heard.messages.pop_front();
+            let name = |channel| heard.wanted.get(channel).map(|(name, _)| name.clone());
+            let of_new = new.as_ref().and_then(name);
+            let of_message = message.as_ref().and_then(|(channel, _)| name(channel));
+            drop(heard);
+            let has_message = message.is_some();
+            let mut fx = Effects::default();
+            if let Some((channel, payload)) = message {
+                if channel == client.inbox() {
+                    client.kernel.inbox(&payload, self.now(), &mut fx);
+                } else if let Some(name) = of_message {
+                    client
+                        .kernel
+                        .announced(&name, &payload, self.now(), &mut fx);
+                }
+            }
+            if let (Some(channel), Some(name)) = (new, of_new) {
+                for channel in [client.inbox(), channel] {
+                    self.server.lock().subscribe(client.no, &channel);
+                    client.heard.lock().subscribed.insert(channel);
+                }
+                let now = self.now();
+                client.kernel.listening_since(&name, now, now, &mut fx);
+            } else if !has_message {
+                if client.is_over.load(Ordering::SeqCst) {
+                    return;
+                }
+                client.subscriber.park();
+            }
+            self.carry_out(client, fx);
+        }
+    }
+
+    fn carry_out(&self, client: &Client, fx: Effects) {
+        let is_closed = client.kernel.is_closed();
+        assert!(
+            fx.lost.is_empty() || is_closed,
+            "nothing takes a lease away"
+        );
+        fx.wake.iter().for_each(|cell| cell.parker.unpark());
+        fx.operations.iter().for_each(|cell| cell.parker.unpark());
+        if fx.engine_by.is_some() && !self.forgets_wake_ups {
+            client.engine.unpark();
+        }
+        if fx.listen.is_empty() && fx.unlisten.is_empty() {
+            return;
+        }
+        let mut heard = client.heard.lock();
+        for (lock, change) in fx.listen {
+            let key = lock.keys().key(0);
+            let before = heard
+                .wanted
+                .get(key.channel)
+                .map_or(0, |(_, before)| *before);
+            let wanted = (key.name.clone(), change.max(before));
+            heard.wanted.insert(key.channel.to_vec(), wanted);
+        }
+        for (name, change) in fx.unlisten {
+            heard
+                .wanted
+                .retain(|_, (it, last)| *it != name || *last > change);
+        }
+        drop(heard);
+        client.subscriber.unpark();
+    }
+
+    /// The client is shut down: its leases are released, and its calls end.
+    pub(crate) fn close(&self, client: &Client) {
+        let mut fx = Effects::default();
+        client.kernel.close(self.now(), &mut fx);
+        self.carry_out(client, fx);
+    }
+
+    /// Acquires the lock. `None` if the call was cancelled, or the client closed, first.
+    pub(crate) fn acquire(
+        &self,
+        client: &Client,
+        lock: &Arc<dyn Primitive>,
+        cancel: Option<&Cancel>,
+    ) -> Option<(Arc<HeldLease>, FencingToken)> {
+        let kernel = &client.kernel;
+        let handoffs = if lock.has_local_queue() { 4 } else { 0 };
+        let wants = CallTerms {
+            lock: Arc::clone(lock),
+            terms: LeaseTerms {
+                ttl: Duration::from_secs(30),
+                renew_every: None,
+                max_hold: Duration::MAX,
+                replicas: None,
+                handoffs,
+            },
+            wait: Wait::Queue(WaitPolicy::Wake),
+            deadline: Instant::NEVER,
+            holder: Holder {
+                handoffs,
+                ..Holder::default()
+            },
+            by_engine: cancel.is_some(),
+        };
+        let mut call = Call::new(kernel, wants, self.now());
+        let mut fx = Effects::default();
+        let mut step = call.begin(kernel, self.now(), &mut fx);
+        loop {
+            self.carry_out(client, fx);
+            fx = Effects::default();
+            step = match step {
+                Step::Send(command, _) => {
+                    let sent = self.now();
+                    let end = Ok(self.run(client, &command));
+                    call.replied(kernel, end, sent, self.now(), &mut fx)
+                }
+                Step::Park(_) => {
+                    let parker = call.cell().expect("it is parked").parker.clone();
+                    let is_cancelled = cancel.is_some_and(|cancel| cancel.is_over(&parker));
+                    if is_cancelled {
+                        Step::Done(call.leave(kernel, Failure::Cancelled, self.now(), &mut fx))
+                    } else {
+                        parker.park();
+                        call.woken(kernel, self.now(), &mut fx)
+                    }
+                }
+                Step::Done(Outcome::Lease(lease, token)) => return Some((lease, token)),
+                Step::Done(Outcome::Failed(Failure::Cancelled | Failure::Closed)) => return None,
+                Step::Done(outcome) => panic!("{outcome:?}"),
+            };
+        }
+    }
+
+    pub(crate) fn release(&self, client: &Client, lease: &Arc<HeldLease>, token: FencingToken) {
+        let kernel = &client.kernel;
+        let mut has_renewed = false;
+        loop {
+            let mut fx = Effects::default();
+            let unlock = kernel.begin_unlock(lease, token, has_renewed, self.now(), &mut fx);
+            self.carry_out(client, fx);
+            match unlock {
+                Unlock::HandedOff => return,
+                Unlock::RenewFirst(cell) => {
+                    while cell.result.lock().is_none() {
+                        cell.parker.park();
+                    }
+                    has_renewed = true;
+                }
+                Unlock::Send(command) => {
+                    let end = Ok(self.run(client, &command));
+                    let mut fx = Effects::default();
+                    let unlocked = kernel.unlocked(lease, end, false, self.now(), &mut fx);
+                    self.carry_out(client, fx);
+                    assert!(unlocked == Unlocked::Released || kernel.is_closed());
+                    return;
+                }
+                Unlock::AlreadyLost(_) | Unlock::Over if kernel.is_closed() => return,
+                Unlock::Wait(_) | Unlock::AlreadyLost(_) | Unlock::Over => panic!("{unlock:?}"),
+            }
+        }
+    }
+
+    /// Ends the engines and the subscribers.
+    pub(crate) fn end(&self) {
+        for client in &self.clients {
+            client.is_over.store(true, Ordering::SeqCst);
+            client.engine.unpark();
+            client.subscriber.unpark();
+        }
+    }
+}
+
+impl Client {
+    fn inbox(&self) -> Vec<u8> {
+        format!("inbox:c{}", self.no).into_bytes()
+    }
+}
+
+/// The cancellation of a call, which can come before it sleeps.
+#[derive(Default)]
+pub(crate) struct Cancel(Mutex<(bool, Option<Parker>)>);
+
+impl Cancel {
+    pub(crate) fn cancel(&self) {
+        let mut inner = self.0.lock();
+        inner.0 = true;
+        if let Some(parker) = &inner.1 {
+            parker.unpark();
+        }
+    }
+
+    fn is_over(&self, parker: &Parker) -> bool {
+        let mut inner = self.0.lock();
+        inner.1 = Some(parker.clone());
+        inner.0
+    }
+}
