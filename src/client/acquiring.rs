@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
+use crate::kernel::Kernel;
 use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::effects::Effects;
 use crate::kernel::set::SetAcquire;
 use crate::kernel::waiter::{Failure, Outcome, WaiterCell};
-use crate::kernel::{Effects, Kernel};
 use crate::protocol::answer::Answer;
 use crate::redis::Fault;
 

@@ -9,7 +9,7 @@ use crate::client::failure;
 use crate::clock::{Instant, nap};
 use crate::config::check_ttl;
 use crate::error::{Cause, Error};
-use crate::kernel::Effects;
+use crate::kernel::effects::Effects;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, OperationCell, Wanted};
 use crate::kernel::waiter::Failure;

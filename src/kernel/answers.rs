@@ -7,8 +7,8 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::error::{Cause, Error};
 use crate::holder_id::HolderId;
-use crate::kernel::Context;
 use crate::kernel::command::{Command, What};
+use crate::kernel::context::Context;
 use crate::kernel::entry::{LockEntry, Receiver};
 use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
@@ -129,8 +129,7 @@ impl LockEntry {
             Ok(Answer::Refused(_)) => return false,
             _ => Proof::KeySeen,
         };
-        let cx_parts = (cx.now, &mut *cx.fx);
-        (cx.kernel).undo(&asked.lock, &asked.id, asked.ttl, (proof, false), cx_parts);
+        cx.undo(&asked.lock, &asked.id, asked.ttl, (proof, false));
         true
     }
 
@@ -377,7 +376,7 @@ impl LockEntry {
         };
         // The command of a call for a set, or for one of its names, is in another entry: it ends
         // soon, or its lease refuses this call. But a waiting set keeps its names for long.
-        let is_own = by.holder.starts_with(cx.kernel.fresh.owner.as_bytes());
+        let is_own = by.holder.starts_with(cx.kernel.owner.as_bytes());
         let own = is_own.then(|| HolderId::parse(&by.holder)).flatten();
         let request = own.and_then(|id| cx.kernel.table.request_of(&id));
         if request.is_some_and(|(name, _)| name != self.name)

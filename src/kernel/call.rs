@@ -18,16 +18,18 @@ use std::sync::atomic::Ordering;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
+use crate::kernel::Kernel;
 use crate::kernel::answers::undo_of;
 use crate::kernel::command::Command;
+use crate::kernel::context::Context;
 use crate::kernel::due::asked;
+use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::Holder;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, IdOfSet, Request, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
-use crate::kernel::{Context, Effects, Kernel};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
@@ -123,7 +125,7 @@ impl Call {
     ) -> Step {
         let lock = Arc::clone(&self.wants.lock);
         let id = self.of_set.clone().expect("only a set joins its names");
-        kernel.with_entry(&lock, now, fx, |entry, cx| {
+        kernel.at(now, fx).with_entry(&lock, |entry, cx| {
             if cx.kernel.is_closed() {
                 return self.over(Outcome::Failed(Failure::Closed));
             }
@@ -158,7 +160,9 @@ impl Call {
 
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         let lock = Arc::clone(&self.wants.lock);
-        kernel.with_entry(&lock, now, fx, |entry, cx| self.begin_in(entry, cx))
+        kernel
+            .at(now, fx)
+            .with_entry(&lock, |entry, cx| self.begin_in(entry, cx))
     }
 
     fn begin_in(&mut self, entry: &mut LockEntry, cx: &mut Context<'_>) -> Step {
@@ -222,7 +226,7 @@ impl Call {
             unreachable!("a call sends only while it asks");
         };
         let lock = Arc::clone(&self.wants.lock);
-        kernel.with_entry(&lock, now, fx, |entry, cx| {
+        kernel.at(now, fx).with_entry(&lock, |entry, cx| {
             let answer = entry.answered(&asked, end, sent, cx);
             if answer.is_undone_late {
                 cx.fx.undo = Some(undo_of(&asked.lock, &asked.id));
@@ -344,7 +348,7 @@ impl Call {
         };
         let max_hold = self.wants.terms.max_hold;
         if lease.take(*token, &self.wants.holder, cx.now, max_hold, cx.fx) {
-            lease.rearm(cx.kernel, cx.now, cx.fx);
+            lease.rearm(cx);
             return self.over(outcome);
         }
         entry.give_up(lease, *token, cx);
@@ -370,7 +374,7 @@ impl Call {
         }
         let cell = Arc::clone(cell);
         let lock = Arc::clone(&self.wants.lock);
-        kernel.with_entry(&lock, now, fx, |entry, cx| {
+        kernel.at(now, fx).with_entry(&lock, |entry, cx| {
             let outcome = cell.outcome.lock().take();
             match outcome {
                 Some(outcome) => self.finish(entry, outcome, cx),
@@ -401,37 +405,41 @@ impl Call {
     ) -> Outcome {
         let state = std::mem::replace(&mut self.state, CallState::Over);
         let lock = Arc::clone(&self.wants.lock);
-        kernel.with_entry(&lock, now, fx, |entry, cx| match state {
-            CallState::Parked(cell) => {
-                let outcome = cell.outcome.lock().take();
-                if let Some(Outcome::Lease(lease, token)) = &outcome {
-                    let max_hold = self.wants.terms.max_hold;
-                    if !lease.take(*token, &self.wants.holder, cx.now, max_hold, cx.fx) {
-                        entry.give_up(lease, *token, cx);
-                        return Outcome::Failed(failure);
+        kernel
+            .at(now, fx)
+            .with_entry(&lock, |entry, cx| match state {
+                CallState::Parked(cell) => {
+                    let outcome = cell.outcome.lock().take();
+                    if let Some(Outcome::Lease(lease, token)) = &outcome {
+                        let max_hold = self.wants.terms.max_hold;
+                        if !lease.take(*token, &self.wants.holder, cx.now, max_hold, cx.fx) {
+                            entry.give_up(lease, *token, cx);
+                            return Outcome::Failed(failure);
+                        }
+                        lease.rearm(cx);
                     }
-                    lease.rearm(cx.kernel, cx.now, cx.fx);
-                }
-                if outcome.is_none() {
-                    entry.leave(self.no, cx);
-                }
-                outcome.unwrap_or(Outcome::Failed(failure))
-            }
-            CallState::Asking(asked) => {
-                // Its thread has left in the middle of its command, by a panic.
-                let cause = crate::error::Cause::text("the call has ended");
-                let end = Err(Fault::Unknown(cause));
-                let answer = entry.answered(&asked, end, cx.now, cx);
-                entry.retire_of(self.no, cx);
-                match answer.outcome {
-                    // The grant message was faster.
-                    Some(outcome @ Outcome::Lease(..)) if !is_on(Mutant::PanicForgetsTheLease) => {
-                        outcome
+                    if outcome.is_none() {
+                        entry.leave(self.no, cx);
                     }
-                    _ => Outcome::Failed(failure),
+                    outcome.unwrap_or(Outcome::Failed(failure))
                 }
-            }
-            CallState::New | CallState::Over => Outcome::Failed(failure),
-        })
+                CallState::Asking(asked) => {
+                    // Its thread has left in the middle of its command, by a panic.
+                    let cause = crate::error::Cause::text("the call has ended");
+                    let end = Err(Fault::Unknown(cause));
+                    let answer = entry.answered(&asked, end, cx.now, cx);
+                    entry.retire_of(self.no, cx);
+                    match answer.outcome {
+                        // The grant message was faster.
+                        Some(outcome @ Outcome::Lease(..))
+                            if !is_on(Mutant::PanicForgetsTheLease) =>
+                        {
+                            outcome
+                        }
+                        _ => Outcome::Failed(failure),
+                    }
+                }
+                CallState::New | CallState::Over => Outcome::Failed(failure),
+            })
     }
 }

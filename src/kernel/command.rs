@@ -95,6 +95,11 @@ impl Command {
         }
     }
 
+    pub(super) fn with_lock(self, lock: &Arc<dyn Primitive>) -> Self {
+        let lock = Arc::clone(lock);
+        Self { lock, ..self }
+    }
+
     pub(crate) fn acknowledged_by(self, replicas: Option<Replicas>) -> Self {
         Self { replicas, ..self }
     }

@@ -1,27 +1,18 @@
 //! The due work of an entry: the commands that the engine sends for its requests.
 
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
-use crate::holder_id::HolderId;
-use crate::kernel::Context;
 use crate::kernel::command::{Command, Listens, What};
+use crate::kernel::context::Context;
+use crate::kernel::engine::Purpose;
 use crate::kernel::entry::{LockEntry, Receiver};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Asked, Request, RequestNo, RequestState, Sender, Serves};
+use crate::kernel::request::{Asked, Request, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::wait_policy::WaitPolicy;
 
-/// A command of an entry that the engine sends.
-#[derive(Debug)]
-pub(crate) enum EntryWork {
-    Ask(Asked),
-    Refresh(Vec<(RequestNo, HolderId)>),
-    Confirm(RequestNo, HolderId, LeaseTerms),
-}
-
 impl LockEntry {
     /// Returns the commands that are due. Afterwards the next ones are due later than now.
-    pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, EntryWork)> {
+    pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, Purpose)> {
         let mut out = Vec::new();
         self.disarm();
         self.end_silent_calls(cx);
@@ -135,7 +126,7 @@ impl LockEntry {
     }
 
     /// Sends the acquiring commands that are due.
-    fn ask(&mut self, out: &mut Vec<(Command, EntryWork)>, cx: &mut Context<'_>) {
+    fn ask(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
         for n in (0..self.requests.len()).rev() {
             let request = &self.requests[n];
             match request.state {
@@ -162,13 +153,13 @@ impl LockEntry {
             }
             let command = self.send(n, Sender::Engine, None, cx);
             if let Some(asked) = asked(&self.requests[n]) {
-                out.push((command, EntryWork::Ask(asked)));
+                out.push((command, Purpose::Ask(asked)));
             }
         }
     }
 
     /// Refreshes all places of a group if one of them is due.
-    fn refresh(&mut self, out: &mut Vec<(Command, EntryWork)>, cx: &mut Context<'_>) {
+    fn refresh(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
         let is_due = |request: &Request| match &request.state {
             RequestState::Queued(place) => !place.refreshing && place.refresh_at <= cx.now,
             _ => false,
@@ -203,11 +194,14 @@ impl LockEntry {
                 ids,
                 listens,
             };
-            out.push((Command::new(&lock, what), EntryWork::Refresh(of)));
+            out.push((
+                Command::new(&lock, what),
+                Purpose::Refresh(self.name.clone(), of),
+            ));
         }
     }
 
-    fn confirm(&mut self, out: &mut Vec<(Command, EntryWork)>, cx: &mut Context<'_>) {
+    fn confirm(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
         for n in 0..self.requests.len() {
             let terms = self.receiver_terms(&self.requests[n]);
             let request = &mut self.requests[n];
@@ -223,7 +217,7 @@ impl LockEntry {
                 ttl: terms.ttl,
                 may_shorten: false,
             };
-            let work = EntryWork::Confirm(request.no, grant.id.clone(), terms);
+            let work = Purpose::Confirm(self.name.clone(), request.no, grant.id.clone(), terms);
             let command = Command::new(&request.lock, what).acknowledged_by(terms.replicas);
             out.push((command, work));
         }

@@ -15,119 +15,23 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
+use crate::kernel::Kernel;
 use crate::kernel::command::Command;
-use crate::kernel::due::EntryWork;
+use crate::kernel::context::Context;
+use crate::kernel::effects::{Discard, Effects};
+use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{LeaseStatus, LeaseWork, RENEWAL_WINDOW};
-use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::lease::{LeaseStatus, LeaseWork};
 use crate::kernel::pending::Batch;
 use crate::kernel::request::{Asked, How, RequestNo, Serves};
 use crate::kernel::round::{Round, RoundKind, RoundNo, Undecided};
+use crate::kernel::schedule::Item;
 use crate::kernel::table::entry_name;
 use crate::kernel::unlock::release_command;
-use crate::kernel::{Discard, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
-
-/// Something that the engine must look at.
-#[derive(Clone, Debug)]
-pub(crate) enum Item {
-    Lease(Arc<HeldLease>),
-    Entry(Name),
-    Pending,
-    /// The time of a round may be over.
-    Rounds,
-}
-
-/// Identifies an item. At one instant, leases come first.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum ItemKey {
-    Lease(u64),
-    Entry(Name),
-    Pending,
-    Rounds,
-}
-
-/// When the engine must look at what.
-#[derive(Debug)]
-pub(crate) struct Schedule {
-    due: BTreeMap<(Instant, ItemKey), Item>,
-    at: HashMap<ItemKey, Instant>,
-    /// Until when the engine sleeps; `START` while it is awake. Changed with the reading of the
-    /// first key in one critical section.
-    sleeps_until: Instant,
-    /// The next sleep may be long if there is still nothing to look at.
-    is_idle: bool,
-}
-
-impl Default for Schedule {
-    fn default() -> Self {
-        Self {
-            due: BTreeMap::new(),
-            at: HashMap::new(),
-            sleeps_until: Instant::NEVER,
-            is_idle: false,
-        }
-    }
-}
-
-impl Schedule {
-    /// Puts an item, in place of its earlier entry. Returns whether the engine must be woken, and
-    /// the earlier item.
-    pub(super) fn put(
-        &mut self,
-        key: ItemKey,
-        item: Item,
-        at: Instant,
-        latest: Instant,
-    ) -> (bool, Option<Item>) {
-        let before = self.remove(&key);
-        if at < Instant::NEVER {
-            self.at.insert(key.clone(), at);
-            self.due.insert((at, key), item);
-        }
-        (self.must_wake(latest), before)
-    }
-
-    pub(super) fn must_wake(&self, latest: Instant) -> bool {
-        latest < self.sleeps_until
-    }
-
-    pub(super) fn remove(&mut self, key: &ItemKey) -> Option<Item> {
-        let at = self.at.remove(key)?;
-        self.due.remove(&(at, key.clone()))
-    }
-
-    pub(super) fn next(&self) -> Instant {
-        let first = self.due.first_key_value();
-        first.map_or(Instant::NEVER, |((at, _), _)| *at)
-    }
-
-    fn take(&mut self, now: Instant) -> Vec<Item> {
-        let mut items = Vec::new();
-        while let Some(first) = self.due.first_entry()
-            && first.key().0 <= now
-        {
-            let ((_, key), item) = first.remove_entry();
-            self.at.remove(&key);
-            items.push(item);
-        }
-        if items.iter().any(|item| matches!(item, Item::Lease(_))) {
-            // Leases that are due soon are renewed together.
-            let soon = now.after(RENEWAL_WINDOW);
-            let due = self.due.range(..(soon, ItemKey::Lease(0)));
-            let leases = due.filter(|(_, item)| matches!(item, Item::Lease(_)));
-            let keys: Vec<(Instant, ItemKey)> = leases.map(|(key, _)| key.clone()).collect();
-            for key in keys {
-                self.at.remove(&key.1);
-                items.extend(self.due.remove(&key));
-            }
-        }
-        items
-    }
-}
 
 pub(crate) type Ticket = u64;
 
@@ -187,8 +91,12 @@ pub(crate) trait Route {
 
 /// Why a command was sent.
 #[derive(Debug)]
-pub(super) enum Purpose {
-    Vote { round: RoundNo, server: ServerNo },
+pub(crate) enum Purpose {
+    /// The command of a round at a server.
+    Vote {
+        round: RoundNo,
+        server: ServerNo,
+    },
     Ask(Asked),
     Refresh(Name, Vec<(RequestNo, HolderId)>),
     Confirm(Name, RequestNo, HolderId, LeaseTerms),
@@ -205,52 +113,34 @@ pub(crate) struct Engine {
     pub(super) next_round: RoundNo,
 }
 
-impl Kernel {
-    pub(super) fn put_pending(&self, at: Instant, fx: &mut Effects) {
-        self.put(ItemKey::Pending, Item::Pending, [at, at], fx);
-    }
+/// What the engine needs in one turn besides its own state.
+pub(super) struct Turn<'a> {
+    pub(super) cx: Context<'a>,
+    pub(super) route: &'a dyn Route,
+    /// The commands that its thread must send.
+    pub(super) out: Vec<Outgoing>,
+}
 
-    /// The engine begins a turn: until it sleeps again, nobody needs to wake it.
-    pub(crate) fn engine_awake(&self) {
-        self.schedule.lock().sleeps_until = Instant::START;
-    }
-
-    /// The engine is about to sleep: returns until when at most, and records that.
-    pub(crate) fn engine_sleeps(&self, now: Instant, longest: std::time::Duration) -> Instant {
-        let mut schedule = self.schedule.lock();
-        let next = schedule.next();
-        // The first sleep with nothing to look at is short, so that somebody who locks and unlocks
-        // in a loop does not wake the engine each time.
-        let was_idle = schedule.is_idle;
-        schedule.is_idle = next == Instant::NEVER && !was_idle;
-        let until = match next {
-            Instant::NEVER if was_idle => Instant::NEVER,
-            Instant::NEVER => now.after(longest),
-            next if is_on(Mutant::SleepIsLong) => next,
-            next => next.min(now.after(longest)),
-        };
-        if !is_on(Mutant::SleepIsNotRecorded) {
-            schedule.sleeps_until = until;
-        }
-        until
+impl Turn<'_> {
+    fn is_full(&self) -> bool {
+        self.out.len() >= self.route.room()
     }
 }
 
-impl Kernel {
+impl Context<'_> {
     /// Applies the end of a renewal, a change of ttl or a downgrade.
     pub(super) fn lease_answered(
-        &self,
+        &mut self,
         work: &LeaseWork,
         end: Result<Answer, Fault>,
-        [sent, now]: [Instant; 2],
+        sent: Instant,
         is_final: bool,
-        fx: &mut Effects,
     ) {
         let lease = &work.lease;
-        lease.answered(work, end, [sent, now], is_final, fx);
-        lease.rearm(self, now, fx);
-        if let LeaseStatus::Lost(_) = lease.status(now, fx) {
-            self.lease_ended(lease, now, fx);
+        lease.answered(work, end, [sent, self.now], is_final, self.fx);
+        lease.rearm(self);
+        if let LeaseStatus::Lost(_) = lease.status(self.now, self.fx) {
+            self.lease_ended(lease);
         }
     }
 }
@@ -264,106 +154,85 @@ impl Engine {
         route: &dyn Route,
         fx: &mut Effects,
     ) -> Vec<Outgoing> {
-        let mut out = Vec::new();
+        let mut turn = Turn {
+            cx: kernel.at(now, fx),
+            route,
+            out: Vec::new(),
+        };
         loop {
             #[cfg(sim)]
             crate::kernel::sim::count_step();
             let items = kernel.schedule.lock().take(now);
-            let has_ended = self.advance(kernel, now, route, &mut out, fx);
+            let has_ended = self.advance(&mut turn);
             if items.is_empty() && !has_ended {
-                return out;
+                return turn.out;
             }
-            tell_losses(kernel, &items, now, fx);
+            tell_losses(&items, &mut turn.cx);
             for item in items {
-                if out.len() >= route.room() {
-                    put_back(kernel, item, now, fx);
+                if turn.is_full() {
+                    turn.cx.put(item.key(), item, [now, Instant::NEVER]);
                     continue;
                 }
                 match item {
-                    Item::Lease(lease) => self.renew(kernel, lease, now, &mut out, fx),
-                    Item::Entry(name) => self.ask(kernel, &name, (now, route), &mut out, fx),
-                    Item::Pending => self.undo(kernel, now, &mut out, fx),
+                    Item::Lease(lease) => self.renew(lease, &mut turn),
+                    Item::Entry(name) => self.ask(&name, &mut turn),
+                    Item::Pending => self.undo(&mut turn),
                     // `advance` ends them.
                     Item::Rounds => {}
                 }
             }
-            if out.len() >= route.room() {
-                return out;
+            if turn.is_full() {
+                return turn.out;
             }
             // The end of a lease makes its entry due at once.
         }
     }
 
-    fn renew(
-        &mut self,
-        kernel: &Kernel,
-        lease: Arc<HeldLease>,
-        now: Instant,
-        out: &mut Vec<Outgoing>,
-        fx: &mut Effects,
-    ) {
+    fn renew(&mut self, lease: Arc<HeldLease>, turn: &mut Turn<'_>) {
+        let (kernel, now) = (turn.cx.kernel, turn.cx.now);
         if lease.is_release_overdue(now, kernel.limits.command_timeout) {
-            kernel.end_overdue_release(&lease, now, fx);
+            turn.cx.end_overdue_release(&lease);
         }
         if let Some(cell) = lease.take_release() {
             let command = release_command(&lease);
             let kind = RoundKind::Release(Arc::clone(&lease), cell);
-            self.begin_round(kernel, kind, command, now);
+            self.begin_round(kind, command, turn);
         }
-        if let Some((command, work)) = lease.begin_work(now, fx) {
+        if let Some((command, work)) = lease.begin_work(now, turn.cx.fx) {
             match kernel.has_rounds(&*work.lease.lock) {
-                true => self.begin_round(kernel, RoundKind::Lease(work), command, now),
-                false => self.send(0, command, Purpose::Lease(work), out),
+                true => self.begin_round(RoundKind::Lease(work), command, turn),
+                false => self.send(0, command, Purpose::Lease(work), turn),
             }
         }
-        lease.rearm(kernel, now, fx);
-        fx.discard.push(Discard::Lease(lease));
+        lease.rearm(&mut turn.cx);
+        turn.cx.fx.discard.push(Discard::Lease(lease));
     }
 
-    fn ask(
-        &mut self,
-        kernel: &Kernel,
-        name: &Name,
-        (now, route): (Instant, &dyn Route),
-        out: &mut Vec<Outgoing>,
-        fx: &mut Effects,
-    ) {
-        let work = kernel.with_existing(name, now, fx, |entry, cx| entry.due(cx));
-        for (command, work) in work.into_iter().flatten() {
-            let work = match work {
-                EntryWork::Ask(asked) if asked.how == How::Round => {
-                    if let Err(fault) = route.admit(&asked.lock) {
-                        let lock = Arc::clone(&asked.lock);
-                        kernel.with_entry(&lock, now, fx, |entry, cx| {
-                            entry.answered(&asked, Err(fault), now, cx);
-                        });
-                        continue;
+    fn ask(&mut self, name: &Name, turn: &mut Turn<'_>) {
+        let work = turn.cx.with_existing(name, LockEntry::due);
+        for (command, purpose) in work.into_iter().flatten() {
+            match purpose {
+                Purpose::Ask(asked) if asked.how == How::Round => {
+                    match turn.route.admit(&asked.lock) {
+                        Ok(()) => self.begin_round(RoundKind::Propose(asked), command, turn),
+                        Err(fault) => turn.cx.with_entry(&asked.lock, |entry, cx| {
+                            entry.answered(&asked, Err(fault), cx.now, cx);
+                        }),
                     }
-                    self.begin_round(kernel, RoundKind::Propose(asked), command, now);
-                    continue;
                 }
-                EntryWork::Confirm(no, id, terms) if !command.lock.slots().is_empty() => {
-                    let kind = RoundKind::Confirm(name.clone(), no, id, terms);
-                    self.begin_round(kernel, kind, command, now);
-                    continue;
+                Purpose::Confirm(name, no, id, terms) if !command.lock.slots().is_empty() => {
+                    self.begin_round(RoundKind::Confirm(name, no, id, terms), command, turn);
                 }
-                work => work,
-            };
-            let purpose = match work {
-                EntryWork::Ask(asked) => Purpose::Ask(asked),
-                EntryWork::Refresh(of) => Purpose::Refresh(name.clone(), of),
-                EntryWork::Confirm(no, id, terms) => Purpose::Confirm(name.clone(), no, id, terms),
-            };
-            self.send(0, command, purpose, out);
+                purpose => self.send(0, command, purpose, turn),
+            }
         }
     }
 
-    fn undo(&mut self, kernel: &Kernel, now: Instant, out: &mut Vec<Outgoing>, fx: &mut Effects) {
-        let mut pending = kernel.pending.lock();
-        for (command, batch) in pending.take_due(now) {
-            self.send(batch.server, command, Purpose::Undo(batch), out);
+    fn undo(&mut self, turn: &mut Turn<'_>) {
+        let now = turn.cx.now;
+        for (command, batch) in turn.cx.with_pending(|pending, _| pending.take_due(now)) {
+            self.send(batch.server, command, Purpose::Undo(batch), turn);
         }
-        kernel.put_pending(pending.next(), fx);
     }
 
     pub(super) fn send(
@@ -371,12 +240,12 @@ impl Engine {
         server: ServerNo,
         command: Command,
         purpose: Purpose,
-        out: &mut Vec<Outgoing>,
+        turn: &mut Turn<'_>,
     ) {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.in_flight.insert(ticket, purpose);
-        out.push(Outgoing {
+        turn.out.push(Outgoing {
             server,
             ticket,
             command,
@@ -391,7 +260,7 @@ impl Engine {
             Some(Purpose::Ask(asked)) => {
                 let (name, no) = (&*entry_name(&*asked.lock), asked.no);
                 let mut fx = Effects::default();
-                let serves = kernel.with_existing(name, now, &mut fx, |entry, _| {
+                let serves = kernel.at(now, &mut fx).with_existing(name, |entry, _| {
                     let n = entry.index_of(no)?;
                     Some(entry.requests[n].serves != Serves::Nobody)
                 });
@@ -424,47 +293,39 @@ impl Engine {
         route: &dyn Route,
         fx: &mut Effects,
     ) -> Vec<Outgoing> {
-        let mut out = Vec::new();
-        let Some(purpose) = self.in_flight.remove(&ticket) else {
-            return out;
+        let mut turn = Turn {
+            cx: kernel.at(now, fx),
+            route,
+            out: Vec::new(),
         };
-        match purpose {
-            Purpose::Vote { round, server } => {
-                self.voted(kernel, (round, server), end, (now, route), &mut out, fx);
+        let cx = &mut turn.cx;
+        match self.in_flight.remove(&ticket) {
+            None => {}
+            Some(Purpose::Vote { round, server }) => self.voted(round, server, end, &mut turn),
+            Some(Purpose::Ask(asked)) => cx.with_entry(&asked.lock, |entry, cx| {
+                entry.answered(&asked, end, sent, cx);
+            }),
+            Some(Purpose::Refresh(name, of)) => {
+                cx.with_existing(&name, |entry, cx| entry.refreshed(&of, end, sent, cx));
             }
-            Purpose::Ask(asked) => {
-                let lock = Arc::clone(&asked.lock);
-                kernel.with_entry(&lock, now, fx, |entry, cx| {
-                    entry.answered(&asked, end, sent, cx);
-                });
-            }
-            Purpose::Refresh(name, of) => {
-                kernel.with_existing(&name, now, fx, |entry, cx| {
-                    entry.refreshed(&of, end, sent, cx);
-                });
-            }
-            Purpose::Confirm(name, no, id, terms) => {
-                kernel.with_existing(&name, now, fx, |entry, cx| {
+            Some(Purpose::Confirm(name, no, id, terms)) => {
+                cx.with_existing(&name, |entry, cx| {
                     entry.confirmed((no, &id), &terms, end, sent, cx);
                 });
             }
-            Purpose::Lease(work) => {
-                kernel.lease_answered(&work, end, [sent, now], route.is_final(), fx);
-                fx.discard.push(Discard::Lease(work.lease));
+            Some(Purpose::Lease(work)) => {
+                cx.lease_answered(&work, end, sent, route.is_final());
+                cx.fx.discard.push(Discard::Lease(work.lease));
             }
-            Purpose::Undo(batch) => {
-                let mut pending = kernel.pending.lock();
-                let undone = pending.settle(&batch, end, now);
-                let at = pending.next();
-                kernel.put_pending(at, fx);
-                drop(pending);
+            Some(Purpose::Undo(batch)) => {
+                let undone = cx.with_pending(|pending, _| pending.settle(&batch, end, now));
                 // Over a quorum, each attempt that fails is undone at some servers.
                 if let Some(name) = undone.filter(|_| !kernel.is_quorum()) {
-                    kernel.with_existing(&name, now, fx, |entry, cx| entry.undone(cx));
+                    cx.with_existing(&name, LockEntry::undone);
                 }
             }
         }
-        out
+        turn.out
     }
 
     /// Returns the name whose refusal the reply to a command can be, and the id that it acquires
@@ -496,27 +357,12 @@ impl Engine {
     }
 }
 
-fn tell_losses(kernel: &Kernel, items: &[Item], now: Instant, fx: &mut Effects) {
-    let mut ended = Vec::new();
+fn tell_losses(items: &[Item], cx: &mut Context<'_>) {
     for item in items {
         if let Item::Lease(lease) = item
-            && let LeaseStatus::Lost(_) = lease.status(now, fx)
+            && let LeaseStatus::Lost(_) = lease.status(cx.now, cx.fx)
         {
-            ended.push(Arc::clone(lease));
+            cx.lease_ended(lease);
         }
     }
-    for lease in ended {
-        kernel.lease_ended(&lease, now, fx);
-        fx.discard.push(Discard::Lease(lease));
-    }
-}
-
-fn put_back(kernel: &Kernel, item: Item, now: Instant, fx: &mut Effects) {
-    let key = match &item {
-        Item::Lease(lease) => ItemKey::Lease(lease.serial),
-        Item::Entry(name) => ItemKey::Entry(name.clone()),
-        Item::Pending => ItemKey::Pending,
-        Item::Rounds => ItemKey::Rounds,
-    };
-    kernel.put(key, item, [now, Instant::NEVER], fx);
 }

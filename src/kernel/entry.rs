@@ -18,15 +18,17 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
-use crate::kernel::Context;
 use crate::kernel::command::{Command, Listens, What};
-use crate::kernel::engine::{Item, ItemKey, ServerNo};
+use crate::kernel::context::Context;
+use crate::kernel::engine::ServerNo;
 use crate::kernel::held::{GRACE, HeldLease};
 use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{Flight, How, Request, RequestNo, RequestState, Sender, Serves};
-use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
+use crate::kernel::schedule::{Item, ItemKey};
+use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterNo};
+use crate::kernel::watch::Watch;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 
@@ -67,16 +69,6 @@ pub(crate) struct LockEntry {
     pub(super) next: Instant,
     pub(super) latest: Instant,
     armed: Option<[Instant; 2]>,
-}
-
-/// A call for a set that was refused because of this name.
-#[derive(Debug)]
-pub(super) struct Watch {
-    pub(super) cell: Arc<WaiterCell>,
-    /// The lock of this name.
-    pub(super) lock: Arc<dyn Primitive>,
-    /// Messages wake the call.
-    pub(super) wakes: bool,
 }
 
 /// A lease of this client.
@@ -294,8 +286,7 @@ impl LockEntry {
         }
         if is_idle && cx.now >= self.contended_until() {
             if self.armed.is_some() {
-                cx.kernel
-                    .unschedule(&ItemKey::Entry(self.name.clone()), cx.fx);
+                cx.unschedule(&ItemKey::Entry(self.name.clone()));
             }
             if self.listens {
                 let change = cx.kernel.next_serial();
@@ -313,11 +304,10 @@ impl LockEntry {
         if self.armed != Some(bounds) && !(self.armed.is_none() && self.next == Instant::NEVER) {
             self.armed = Some(bounds);
             let key = ItemKey::Entry(self.name.clone());
-            cx.kernel
-                .put(key, Item::Entry(self.name.clone()), bounds, cx.fx);
+            cx.put(key, Item::Entry(self.name.clone()), bounds);
         } else if self.latest < Instant::NEVER && !is_on(Mutant::WakeUpIsPromisedOnce) {
             // An earlier promise to wake the engine may be that of a thread which stands still.
-            cx.kernel.wake_engine_by(self.latest, cx.fx);
+            cx.wake_engine_by(self.latest);
         }
         false
     }
@@ -428,7 +418,7 @@ impl LockEntry {
                 of_set.is_used = true;
                 of_set.id.clone()
             }
-            _ => cx.kernel.fresh.id(&*request.lock),
+            _ => cx.kernel.fresh_id(&*request.lock),
         };
         Flight {
             id,
@@ -556,16 +546,6 @@ impl LockEntry {
         }
     }
 
-    /// The name may be free, or the client is closed: calls for sets go on.
-    pub(super) fn end_watches(&self, failure: &Failure, cx: &mut Context<'_>) {
-        let is_closed = matches!(failure, Failure::Closed);
-        let ended = self.watches.iter().filter(|it| it.wakes || is_closed);
-        for watch in ended {
-            *watch.cell.outcome.lock() = Some(Outcome::Failed(failure.clone()));
-            cx.fx.wake.push(Arc::clone(&watch.cell));
-        }
-    }
-
     /// A call leaves without an outcome: what asks on its behalf ends if it serves nobody else.
     pub(super) fn leave(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
         self.remove_waiter(no);
@@ -615,7 +595,7 @@ impl LockEntry {
                 if request.serves != Serves::Nobody
                     && let Some(flight) = request.flight.as_ref().filter(|_| cx.kernel.is_quorum())
                 {
-                    cx.kernel.abandon(&flight.id, cx.now, cx.fx);
+                    cx.abandon(&flight.id);
                 }
                 self.requests[n].serves = Serves::Nobody;
             }

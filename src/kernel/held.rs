@@ -23,7 +23,8 @@ use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder_id::HolderId;
 use crate::kernel::answers::unexpected;
 use crate::kernel::command::{Command, What};
-use crate::kernel::engine::{Item, ItemKey};
+use crate::kernel::context::Context;
+use crate::kernel::effects::{Confirmed, Discard, Effects, Renewal, Told};
 use crate::kernel::fault::Fault;
 use crate::kernel::lease::{
     Due, HandoffRun, LeaseState, LeaseStatus, LeaseWork, NoHandoff, Operation, OperationCell,
@@ -31,8 +32,8 @@ use crate::kernel::lease::{
 };
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServers;
+use crate::kernel::schedule::{Item, ItemKey};
 use crate::kernel::waiter::Failure;
-use crate::kernel::{Confirmed, Discard, Effects, Kernel, Renewal, Told};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::answer::{Answer, KeyState};
@@ -592,19 +593,19 @@ impl HeldLease {
     }
 
     /// The lease has left its entry: the engine looks for its loss no more.
-    pub(super) fn leave(self: &Arc<Self>, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+    pub(super) fn leave(self: &Arc<Self>, cx: &mut Context<'_>) {
         self.inner.lock().has_left = true;
-        self.rearm(kernel, now, fx);
+        self.rearm(cx);
     }
 
     /// Schedules what the lease needs next, under its lock: two threads cannot do so in the wrong
     /// order.
-    pub(super) fn rearm(self: &Arc<Self>, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+    pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
         let inner = self.inner.lock();
         let key = ItemKey::Lease(self.serial);
-        match inner.due(now, kernel.limits.command_timeout) {
-            Some(bounds) => kernel.put(key, Item::Lease(Arc::clone(self)), bounds, fx),
-            None => kernel.unschedule(&key, fx),
+        match inner.due(cx.now, cx.kernel.limits.command_timeout) {
+            Some(bounds) => cx.put(key, Item::Lease(Arc::clone(self)), bounds),
+            None => cx.unschedule(&key),
         }
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
+use crate::kernel::context::Context;
+use crate::kernel::effects::Discard;
 use crate::kernel::entry::{Held, LockEntry, Receiver};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{HandoffRun, LeaseState, LeaseStatus, NoHandoff};
@@ -13,7 +15,6 @@ use crate::kernel::pending::Proof;
 use crate::kernel::request::{Request, RequestState, Serves};
 use crate::kernel::round::AtServers;
 use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
-use crate::kernel::{Context, Discard, RUNS_WITHIN};
 use crate::lost::Lost;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
@@ -48,10 +49,8 @@ impl LockEntry {
             // This client still has the leases of its names: their calls release them.
             return cx.kernel.table.forget_id_for(id, &self.name);
         }
-        let ttl = request.terms.ttl;
-        let cx_parts = (cx.now, &mut *cx.fx);
         let is_place = matches!(request.state, RequestState::Queued(_));
-        (cx.kernel).undo(&request.lock, id, ttl, (proof, is_place), cx_parts);
+        cx.undo(&request.lock, id, request.terms.ttl, (proof, is_place));
     }
 
     /// Holds what was granted. This client's other leases that exclude it are lost.
@@ -91,7 +90,7 @@ impl LockEntry {
         self.last.silent_since = None;
         #[cfg(sim)]
         cx.fx.began.push((Arc::clone(&lease), tokens.first));
-        lease.rearm(cx.kernel, cx.now, cx.fx);
+        lease.rearm(cx);
         if !is_on(Mutant::EvictionMakesNobodyAsk) {
             // The line may have waited for the end of an evicted lease.
             self.serve(cx.now, cx);
@@ -111,7 +110,7 @@ impl LockEntry {
             if !is_on(Mutant::EvictedIsNotLost) {
                 held.lease.lose(Lost::Taken, cx.now, cx.fx);
             }
-            held.lease.leave(cx.kernel, cx.now, cx.fx);
+            held.lease.leave(cx);
             cx.fx.discard.push(Discard::Lease(held.lease));
         }
     }
@@ -178,7 +177,7 @@ impl LockEntry {
         };
         let held = self.held.remove(n);
         cx.kernel.table.forget_set(&held.lease);
-        held.lease.leave(cx.kernel, cx.now, cx.fx);
+        held.lease.leave(cx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         self.last.cut(cx.now);
         self.plan_last_attempts();
@@ -227,9 +226,7 @@ impl LockEntry {
     /// Leaves the release of an ended lease to the engine.
     pub(super) fn release_later(&self, lease: &Arc<HeldLease>, counts: bool, cx: &mut Context<'_>) {
         assert!(!self.holds(&lease.id), "a lease is never undone");
-        let lasts = lease.key_may_last().max(RUNS_WITHIN);
-        let until = cx.now.after(lasts);
-        (cx.kernel).pend_lease(lease, until, counts, cx.now, cx.fx);
+        cx.release_later(lease, counts);
     }
 
     /// The client is closed: ends all calls and leases.
@@ -249,7 +246,7 @@ impl LockEntry {
         for held in std::mem::take(&mut self.held) {
             let lease = held.lease;
             lease.lose(Lost::ShutDown, cx.now, cx.fx);
-            lease.rearm(cx.kernel, cx.now, cx.fx);
+            lease.rearm(cx);
             if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
                 self.release_later(&lease, true, cx);
             }

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::kernel::Kernel;
+use crate::kernel::context::Context;
+use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Request, RequestState, Serves};
 use crate::kernel::waiter::Failure;
-use crate::kernel::{Context, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::place::{Next, TokenBlock, read_grant, read_next, read_refresh};
 use crate::protocol::primitive::Primitive;
@@ -32,7 +34,8 @@ impl Kernel {
             && let Some((name, _)) = self.table.request_of(&id)
         {
             // A wake-up like a release.
-            self.with_existing(&name, now, fx, |entry, cx| entry.look(cx.now, cx));
+            self.at(now, fx)
+                .with_existing(&name, |entry, cx| entry.look(cx.now, cx));
         }
     }
 
@@ -45,21 +48,19 @@ impl Kernel {
         fx: &mut Effects,
     ) {
         if let Some((name, no)) = self.table.request_of(id) {
-            self.with_existing(&name, now, fx, |entry, cx| {
+            self.at(now, fx).with_existing(&name, |entry, cx| {
                 entry.granted_by_message(no, id, tokens, cx);
             });
             return;
         }
         // Nobody here wants it any more: its release is due now.
-        let mut pending = self.pending.lock();
-        pending.seen(id);
-        let at = pending.next();
-        self.put_pending(at, fx);
+        self.at(now, fx).with_pending(|pending, _| pending.seen(id));
     }
 
     /// A message on the release channel of a name.
     pub(crate) fn announced(&self, name: &Name, payload: &[u8], now: Instant, fx: &mut Effects) {
-        self.with_existing(name, now, fx, |entry, cx| entry.announced(payload, cx));
+        self.at(now, fx)
+            .with_existing(name, |entry, cx| entry.announced(payload, cx));
     }
 
     /// Messages of this name have arrived since then: earlier ones may have been missed.
@@ -70,7 +71,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        self.with_existing(name, now, fx, |entry, cx| {
+        self.at(now, fx).with_existing(name, |entry, cx| {
             entry.is_listening = true;
             let has_missed = |request: &Request| match (&request.state, &request.flight) {
                 (RequestState::Queued(place), _) => place.seen <= since,
@@ -92,7 +93,8 @@ impl Kernel {
         fx: &mut Effects,
     ) {
         for name in names {
-            self.with_existing(name, now, fx, |entry, _| entry.is_listening = false);
+            self.at(now, fx)
+                .with_existing(name, |entry, _| entry.is_listening = false);
         }
     }
 
@@ -104,23 +106,21 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        self.for_each(now, fx, |entry, cx| {
+        let cx = &mut self.at(now, fx);
+        cx.for_each(|entry, cx| {
             for held in &entry.held {
                 if is_moved(&*held.lease.lock) {
                     held.lease.suspect(cx.now, cx.fx);
-                    held.lease.rearm(cx.kernel, cx.now, cx.fx);
+                    held.lease.rearm(cx);
                 }
             }
             if entry.requests.iter().any(|it| is_moved(&*it.lock)) {
                 entry.look(cx.now, cx);
             }
         });
-        let mut pending = self.pending.lock();
         if !is_on(Mutant::RecentReleasesAreForgotten) {
-            pending.repeat_recent(is_moved, now);
+            cx.with_pending(|pending, _| pending.repeat_recent(is_moved, now));
         }
-        let at = pending.next();
-        self.put_pending(at, fx);
     }
 }
 
@@ -129,7 +129,7 @@ impl Kernel {
 impl Kernel {
     /// All parked calls look at the time, and try again.
     pub(crate) fn wake_all(&self, now: Instant, fx: &mut Effects) {
-        self.for_each(now, fx, |entry, cx| {
+        self.at(now, fx).for_each(|entry, cx| {
             for waiter in entry.line.iter_mut().chain(&mut entry.own) {
                 waiter.retry_at = now;
                 cx.fx.wake.push(waiter.cell.clone());
@@ -145,11 +145,11 @@ impl Kernel {
 
     /// Checks the lease with this holder id.
     pub(crate) fn suspect(&self, holder: &[u8], now: Instant, fx: &mut Effects) {
-        self.for_each(now, fx, |entry, cx| {
+        self.at(now, fx).for_each(|entry, cx| {
             for held in &entry.held {
                 if held.lease.id.as_str().as_bytes() == holder {
                     held.lease.suspect(cx.now, cx.fx);
-                    held.lease.rearm(cx.kernel, cx.now, cx.fx);
+                    held.lease.rearm(cx);
                 }
             }
         });
@@ -204,7 +204,7 @@ impl LockEntry {
         if let Some(held) = held.filter(|held| held.lease.is_open()) {
             // Somebody else has released it.
             held.lease.suspect(cx.now, cx.fx);
-            held.lease.rearm(cx.kernel, cx.now, cx.fx);
+            held.lease.rearm(cx);
             return;
         }
         // The end of a lease of this client makes its line ask: the message is for others.

@@ -73,6 +73,25 @@ pub(crate) struct PendingRelease {
     pub(crate) is_place: bool,
 }
 
+impl PendingRelease {
+    pub(crate) fn new(
+        (server, lock): (ServerNo, &Arc<dyn Primitive>),
+        id: &HolderId,
+        until: Instant,
+        ends_by: Proof,
+    ) -> Self {
+        Self {
+            server,
+            lock: Arc::clone(lock),
+            id: id.clone(),
+            until,
+            ends_by,
+            counts: None,
+            is_place: false,
+        }
+    }
+}
+
 /// What the releases of a shutdown found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {

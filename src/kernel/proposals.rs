@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
+use crate::kernel::Kernel;
+use crate::kernel::context::Context;
+use crate::kernel::effects::Effects;
 use crate::kernel::engine::ServerNo;
 use crate::kernel::entry::{LockEntry, Receiver};
 use crate::kernel::fault::Fault;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Flight, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
-use crate::kernel::{Context, Effects, Kernel};
 use crate::name::Name;
 use crate::protocol::refusal::RefusedName;
 use crate::wait_policy::Backoff;
@@ -40,7 +42,7 @@ impl Kernel {
             true => size.all,
             false => size.needed,
         };
-        self.with_existing(name, now, fx, |entry, cx| {
+        self.at(now, fx).with_existing(name, |entry, cx| {
             let is_by_majority = entry.hear(server, payload, needed);
             let is_held = entry
                 .held
@@ -62,7 +64,7 @@ impl Kernel {
         fx: &mut Effects,
     ) {
         let needed = self.limits.size.needed;
-        self.with_existing(name, now, fx, |entry, cx| {
+        self.at(now, fx).with_existing(name, |entry, cx| {
             entry.live |= 1 << server;
             let is_listening = entry.live.count_ones() as usize >= needed;
             if is_listening && !std::mem::replace(&mut entry.is_listening, true) {
@@ -74,7 +76,7 @@ impl Kernel {
     /// The subscriber has lost its connection to a server.
     pub(crate) fn deaf_at(&self, server: ServerNo, now: Instant, fx: &mut Effects) {
         let needed = self.limits.size.needed;
-        self.for_each(now, fx, |entry, _| {
+        self.at(now, fx).for_each(|entry, _| {
             entry.live &= !(1 << server);
             entry.is_listening = entry.live.count_ones() as usize >= needed;
         });

@@ -20,9 +20,12 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
+use crate::kernel::Kernel;
 use crate::kernel::answers::untaken;
 use crate::kernel::call::{Call, CallTerms, Step};
-use crate::kernel::entry::{LockEntry, Watch};
+use crate::kernel::context::Context;
+use crate::kernel::effects::{Discard, Effects};
+use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::holdings::Grant;
@@ -33,7 +36,7 @@ use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
 use crate::kernel::request::{IdOfSet, RequestNo, RequestState, Serves};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell, WaiterNo};
-use crate::kernel::{Context, Discard, Effects, Kernel};
+use crate::kernel::watch::Watching;
 #[cfg(sim)]
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -69,15 +72,6 @@ pub(crate) struct SetAcquire {
     last: Option<Refused>,
 }
 
-/// A name whose messages wake the call.
-struct Watching {
-    name: usize,
-    wakes: bool,
-    cell: Arc<WaiterCell>,
-    /// When the call asks again if no message comes.
-    until: Instant,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     All,
@@ -100,7 +94,7 @@ impl SetAcquire {
         };
         Self {
             start: now,
-            id: kernel.fresh.id(&*wants.lock),
+            id: kernel.fresh_id(&*wants.lock),
             has_parked: wants.by_engine,
             call: Call::new(kernel, all, now),
             wants,
@@ -135,9 +129,7 @@ impl SetAcquire {
     #[cfg(sim)]
     pub(super) fn watched_lock(&self) -> Option<&Arc<dyn Primitive>> {
         let watch = self.watch.as_ref().filter(|_| self.stage == Stage::Watch)?;
-        let watch = Some(watch).filter(|watch| watch.wakes)?;
-        let is_silent = watch.cell.outcome.lock().is_none();
-        is_silent.then(|| &self.names[watch.name])
+        (watch.wakes && !watch.has_news()).then_some(&watch.lock)
     }
 
     /// Returns whether it has waited for another holder.
@@ -165,17 +157,18 @@ impl SetAcquire {
         if is_once && kernel.holder_of(&*self.wants.lock, now, fx).is_some() {
             return Step::Done(Outcome::Refused(None));
         }
-        let step = self.attempt(kernel, now, fx);
-        self.go_on(step, kernel, now, fx)
+        let cx = &mut kernel.at(now, fx);
+        let step = self.attempt(cx);
+        self.go_on(step, cx)
     }
 
     /// Asks for all names, or for one after the other if they are in several slots.
-    fn attempt(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    fn attempt(&mut self, cx: &mut Context<'_>) -> Step {
         if let Some(watch) = &self.watch {
             watch.cell.outcome.lock().take();
         }
         if !self.wants.lock.slots().is_empty() {
-            return self.ask_for(0, kernel, now, fx);
+            return self.ask_for(0, cx);
         }
         let all = CallTerms {
             wait: Wait::Once,
@@ -183,8 +176,8 @@ impl SetAcquire {
             ..self.wants.clone()
         };
         self.stage = Stage::All;
-        self.call = Call::new(kernel, all, self.start);
-        self.call.begin(kernel, now, fx)
+        self.call = Call::new(cx.kernel, all, self.start);
+        self.call.begin(cx.kernel, cx.now, cx.fx)
     }
 
     /// The end of the command that this thread sent at `sent`.
@@ -197,25 +190,24 @@ impl SetAcquire {
         fx: &mut Effects,
     ) -> Step {
         let step = self.call.replied(kernel, end, sent, now, fx);
-        self.go_on(step, kernel, now, fx)
+        self.go_on(step, &mut kernel.at(now, fx))
     }
 
     /// The thread was unparked, or a nap is over, or the deadline has come.
     pub(crate) fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         if self.stage == Stage::Watch {
-            let step = self.watched(kernel, now, fx);
-            return self.go_on(step, kernel, now, fx);
+            let cx = &mut kernel.at(now, fx);
+            let step = self.watched(cx);
+            return self.go_on(step, cx);
         }
-        let is_lost = |lease: &Arc<HeldLease>, fx: &mut Effects| {
-            !matches!(lease.status(now, fx), LeaseStatus::Held(_))
-        };
-        let has_lost = self.kept.iter().any(|lease| is_lost(lease, fx));
+        let mut kept = self.kept.iter();
+        let has_lost = kept.any(|lease| !matches!(lease.status(now, fx), LeaseStatus::Held(_)));
         let mut step = self.call.woken(kernel, now, fx);
         if has_lost && matches!(step, Step::Park(_)) {
             let outcome = self.call.leave(kernel, Failure::Restart, now, fx);
             step = Step::Done(outcome);
         }
-        self.go_on(step, kernel, now, fx)
+        self.go_on(step, &mut kernel.at(now, fx))
     }
 
     /// The call is cancelled or given up.
@@ -232,19 +224,20 @@ impl SetAcquire {
                 (self.call).leave(kernel, failure.clone(), now, fx)
             }
         };
-        self.end_watch(kernel, now, fx);
+        let cx = &mut kernel.at(now, fx);
+        self.end_watch(cx);
         match (&outcome, self.stage) {
             (Outcome::Lease(..), Stage::All | Stage::Join) => {
-                self.absorb(kernel, now, fx);
+                self.absorb(cx);
                 outcome
             }
             (Outcome::Lease(lease, _), Stage::One(_)) => {
                 self.kept.push(Arc::clone(lease));
-                self.give_up(kernel, now, fx);
+                self.give_up(cx);
                 Outcome::Failed(failure)
             }
             _ => {
-                self.give_up(kernel, now, fx);
+                self.give_up(cx);
                 outcome
             }
         }
@@ -255,12 +248,13 @@ impl SetAcquire {
         if self.stage != Stage::Watch {
             self.call.abandon(kernel, now, fx);
         }
-        self.end_watch(kernel, now, fx);
-        self.give_up(kernel, now, fx);
+        let cx = &mut kernel.at(now, fx);
+        self.end_watch(cx);
+        self.give_up(cx);
     }
 
     /// Applies the end of a part of the call.
-    fn go_on(&mut self, step: Step, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    fn go_on(&mut self, step: Step, cx: &mut Context<'_>) -> Step {
         let mut step = step;
         loop {
             #[cfg(sim)]
@@ -275,54 +269,54 @@ impl SetAcquire {
             };
             step = match (self.stage, outcome) {
                 (Stage::All | Stage::Join, outcome @ Outcome::Lease(..)) => {
-                    self.end_watch(kernel, now, fx);
-                    self.absorb(kernel, now, fx);
+                    self.end_watch(cx);
+                    self.absorb(cx);
                     return Step::Done(outcome);
                 }
                 (Stage::One(n), Outcome::Lease(lease, _)) => {
-                    kernel.table.note_set(&lease);
+                    cx.kernel.table.note_set(&lease);
                     self.kept.push(lease);
                     self.restarts = 0;
                     match n + 1 < self.names.len() {
-                        true => self.ask_for(n + 1, kernel, now, fx),
-                        false => self.join(kernel, now, fx),
+                        true => self.ask_for(n + 1, cx),
+                        false => self.join(cx),
                     }
                 }
                 (stage, Outcome::Refused(by)) => {
                     let by = by.map(|by| of_name(stage, by));
-                    self.give_up(kernel, now, fx);
+                    self.give_up(cx);
                     self.refusals += 1;
-                    if !self.goes_on(now) {
-                        self.end_watch(kernel, now, fx);
+                    if !self.goes_on(cx.now) {
+                        self.end_watch(cx);
                         return Step::Done(Outcome::Refused(by));
                     }
                     self.restarts = 0;
-                    self.refused(by, kernel, now, fx)
+                    self.refused(by, cx)
                 }
                 (_, Outcome::Failed(Failure::Restart)) => {
-                    self.give_up(kernel, now, fx);
-                    self.id = kernel.fresh.id(&*self.wants.lock);
-                    self.restart(kernel, now, fx)
+                    self.give_up(cx);
+                    self.id = cx.kernel.fresh_id(&*self.wants.lock);
+                    self.restart(cx)
                 }
                 (_, outcome) => {
-                    self.end_watch(kernel, now, fx);
-                    self.give_up(kernel, now, fx);
-                    return Step::Done(self.at_end(outcome, now));
+                    self.end_watch(cx);
+                    self.give_up(cx);
+                    return Step::Done(self.at_end(outcome, cx.now));
                 }
             };
         }
     }
 
     /// Begins again: at once, or after a pause if that was no help.
-    fn restart(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    fn restart(&mut self, cx: &mut Context<'_>) -> Step {
         self.restarts += 1;
         match self.restarts {
-            1 if self.has_queues() => self.ask_for(0, kernel, now, fx),
-            1 => self.attempt(kernel, now, fx),
+            1 if self.has_queues() => self.ask_for(0, cx),
+            1 => self.attempt(cx),
             restarts => {
-                let until = now.after(RECONNECT.pause(restarts - 2));
+                let until = cx.now.after(RECONNECT.pause(restarts - 2));
                 let name = self.watch.as_ref().map_or(0, |watch| watch.name);
-                self.watch((name, false), until, kernel, now, fx)
+                self.watch((name, false), until, cx)
             }
         }
     }
@@ -348,56 +342,45 @@ impl SetAcquire {
     }
 
     /// A name is taken: with queues the call waits there, otherwise until the name may be free.
-    fn refused(
-        &mut self,
-        by: Option<Refused>,
-        kernel: &Kernel,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> Step {
+    fn refused(&mut self, by: Option<Refused>, cx: &mut Context<'_>) -> Step {
         self.has_waited = true;
         if self.has_queues() {
-            return self.ask_for(0, kernel, now, fx);
+            return self.ask_for(0, cx);
         }
-        self.id = kernel.fresh.id(&*self.wants.lock);
+        self.id = cx.kernel.fresh_id(&*self.wants.lock);
         if let Wait::Queue(WaitPolicy::Backoff(backoff)) = &self.wants.wait {
-            let until = now.after(backoff.pause(self.refusals - 1));
+            let until = cx.now.after(backoff.pause(self.refusals - 1));
             self.last = by;
-            return self.watch((0, false), until, kernel, now, fx);
+            return self.watch((0, false), until, cx);
         }
         let name = match &by {
             Some(by) => by.by.name,
             // This client has it.
-            None => (kernel.holder_of(&*self.wants.lock, now, fx)).map_or(0, |(name, _)| name),
+            None => (cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx)).map_or(0, |it| it.0),
         };
         let hears = |watch: &Watching| watch.name == name && watch.wakes;
         let is_new = !self.watch.as_ref().is_some_and(hears);
         if is_new {
-            self.end_watch(kernel, now, fx);
+            self.end_watch(cx);
         }
-        let has_news = |watch: &Watching| watch.cell.outcome.lock().is_some();
-        if self.watch.as_ref().is_some_and(has_news) {
-            return self.attempt(kernel, now, fx);
+        if self.watch.as_ref().is_some_and(Watching::has_news) {
+            return self.attempt(cx);
         }
-        let is_live = kernel.is_heard(&self.names[name], now, fx);
-        let until = self.asks_again_at(by.as_ref(), is_live, kernel.limits.backstop, now);
+        let name_of = entry_name(&*self.names[name]);
+        let is_live = cx.with_existing(&name_of, |entry, _| entry.is_listening) == Some(true);
+        let until = self.asks_again_at(by.as_ref(), is_live, cx);
         self.last = by;
-        let step = self.watch((name, true), until, kernel, now, fx);
+        let step = self.watch((name, true), until, cx);
         // A message may have come before the call could hear it.
         match is_new && is_live && !is_on(Mutant::WatchBeginsAfterTheRefusal) {
-            true => self.attempt(kernel, now, fx),
+            true => self.attempt(cx),
             false => step,
         }
     }
 
     /// Returns when a refused call asks again if no message comes.
-    fn asks_again_at(
-        &self,
-        by: Option<&Refused>,
-        is_live: bool,
-        backstop: Duration,
-        now: Instant,
-    ) -> Instant {
+    fn asks_again_at(&self, by: Option<&Refused>, is_live: bool, cx: &Context<'_>) -> Instant {
+        let (now, backstop) = (cx.now, cx.kernel.limits.backstop);
         let pause = match is_live {
             true => jittered(backstop),
             false => UNSUBSCRIBED.pause(self.refusals - 1).min(backstop),
@@ -415,49 +398,43 @@ impl SetAcquire {
         &mut self,
         (name, wakes): (usize, bool),
         until: Instant,
-        kernel: &Kernel,
-        now: Instant,
-        fx: &mut Effects,
+        cx: &mut Context<'_>,
     ) -> Step {
         self.stage = Stage::Watch;
-        let watch = self.watch.get_or_insert_with(|| {
-            let cell = Arc::new(WaiterCell::new());
-            kernel.watch(&self.names[name], &cell, wakes, now, fx);
-            Watching {
-                name,
-                wakes,
-                cell,
-                until,
-            }
-        });
+        let lock = &self.names[name];
+        let watch = self
+            .watch
+            .get_or_insert_with(|| Watching::begin(name, lock, wakes, cx));
         watch.until = until;
         Step::Park(until.min(self.wants.deadline))
     }
 
     /// The thread was unparked, or a nap is over.
-    fn watched(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    fn watched(&mut self, cx: &mut Context<'_>) -> Step {
         let watch = self.watch.as_ref().expect("it waits for a name");
         let until = watch.until;
         let outcome = watch.cell.outcome.lock().take();
         match outcome {
             Some(Outcome::Failed(Failure::Closed)) => Step::Done(Outcome::Failed(Failure::Closed)),
-            _ if now >= self.wants.deadline => Step::Done(Outcome::Failed(Failure::Unreachable {
-                since: None,
-                cause: None,
-            })),
-            None if now < until => Step::Park(until.min(self.wants.deadline)),
-            _ => self.attempt(kernel, now, fx),
+            _ if cx.now >= self.wants.deadline => {
+                Step::Done(Outcome::Failed(Failure::Unreachable {
+                    since: None,
+                    cause: None,
+                }))
+            }
+            None if cx.now < until => Step::Park(until.min(self.wants.deadline)),
+            _ => self.attempt(cx),
         }
     }
 
-    fn end_watch(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+    fn end_watch(&mut self, cx: &mut Context<'_>) {
         if let Some(watch) = self.watch.take() {
-            kernel.unwatch(&self.names[watch.name], &watch.cell, now, fx);
+            watch.end(cx);
         }
     }
 
     /// Begins to ask for a name.
-    fn ask_for(&mut self, n: usize, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    fn ask_for(&mut self, n: usize, cx: &mut Context<'_>) -> Step {
         self.stage = Stage::One(n);
         let ttl = self.wants.terms.ttl.min(KEPT_FOR);
         let wait = match self.has_queues() {
@@ -481,39 +458,39 @@ impl SetAcquire {
             by_engine: self.has_parked,
             ..self.wants.clone()
         };
-        self.call = Call::new(kernel, wants, self.start).of_set(self.id.clone());
-        self.call.begin(kernel, now, fx)
+        self.call = Call::new(cx.kernel, wants, self.start).of_set(self.id.clone());
+        self.call.begin(cx.kernel, cx.now, cx.fx)
     }
 
     /// The set has all names: they are renewed together.
-    fn join(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    fn join(&mut self, cx: &mut Context<'_>) -> Step {
         self.stage = Stage::Join;
         let tokens = self.kept.iter().map(|lease| lease.token()).collect();
-        self.call = Call::new(kernel, self.wants.clone(), self.start).of_set(self.id.clone());
-        self.call.join(kernel, tokens, now, fx)
+        self.call = Call::new(cx.kernel, self.wants.clone(), self.start).of_set(self.id.clone());
+        self.call.join(cx.kernel, tokens, cx.now, cx.fx)
     }
 
     /// Releases every name that the set has kept.
-    fn give_up(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+    fn give_up(&mut self, cx: &mut Context<'_>) {
         for lease in self.kept.drain(..) {
             if is_on(Mutant::KeptNamesAreForgotten) {
                 continue;
             }
             let lock = Arc::clone(&lease.lock);
-            kernel.with_entry(&lock, now, fx, |entry, cx| {
+            cx.with_entry(&lock, |entry, cx| {
                 entry.give_up(&lease, lease.token(), cx);
             });
         }
     }
 
     /// The lease of the set covers the names that it has kept: their leases end without a release.
-    fn absorb(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+    fn absorb(&mut self, cx: &mut Context<'_>) {
         if is_on(Mutant::KeptNamesAreReleased) {
-            return self.give_up(kernel, now, fx);
+            return self.give_up(cx);
         }
         for lease in self.kept.drain(..) {
             let lock = Arc::clone(&lease.lock);
-            kernel.with_entry(&lock, now, fx, |entry, cx| entry.absorbed(&lease, cx));
+            cx.with_entry(&lock, |entry, cx| entry.absorbed(&lease, cx));
         }
     }
 }
@@ -530,52 +507,6 @@ fn of_name(stage: Stage, refused: Refused) -> Refused {
     Refused {
         by: Arc::new(by),
         ..refused
-    }
-}
-
-impl Kernel {
-    /// Unparks a call for a set when a name may be free.
-    fn watch(
-        &self,
-        lock: &Arc<dyn Primitive>,
-        cell: &Arc<WaiterCell>,
-        wakes: bool,
-        now: Instant,
-        fx: &mut Effects,
-    ) {
-        self.with_entry(lock, now, fx, |entry, cx| {
-            let watch = Watch {
-                cell: Arc::clone(cell),
-                lock: Arc::clone(lock),
-                wakes,
-            };
-            entry.watches.push(watch);
-            if cx.kernel.is_closed() {
-                entry.end_watches(&Failure::Closed, cx);
-            }
-        });
-    }
-
-    fn unwatch(
-        &self,
-        lock: &Arc<dyn Primitive>,
-        cell: &Arc<WaiterCell>,
-        now: Instant,
-        fx: &mut Effects,
-    ) {
-        let name = entry_name(&**lock);
-        self.with_existing(&name, now, fx, |entry, _| {
-            entry
-                .watches
-                .retain(|watch| !Arc::ptr_eq(&watch.cell, cell));
-        });
-    }
-
-    /// Returns whether the messages of a name arrive.
-    fn is_heard(&self, lock: &Arc<dyn Primitive>, now: Instant, fx: &mut Effects) -> bool {
-        let name = entry_name(&**lock);
-        let found = self.with_existing(&name, now, fx, |entry, _| entry.is_listening);
-        found == Some(true)
     }
 }
 
@@ -665,7 +596,7 @@ impl LockEntry {
             return;
         };
         let held = self.held.remove(n);
-        held.lease.leave(cx.kernel, cx.now, cx.fx);
+        held.lease.leave(cx);
         cx.fx.discard.push(Discard::Lease(held.lease));
         // The line waited for the end of that lease. Now it waits for the set, in Redis.
         if !is_on(Mutant::KeptNamesEndInSilence) {

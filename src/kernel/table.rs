@@ -7,10 +7,10 @@ use std::sync::{Arc, Weak};
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::kernel::effects::{Discard, Effects};
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::request::RequestNo;
-use crate::kernel::{Discard, Effects};
 use crate::name::{Hashed, Name, NameTable};
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;

@@ -13,7 +13,10 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
+use crate::kernel::context::Context;
+use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
@@ -21,7 +24,7 @@ use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wan
 use crate::kernel::messages::FREE_FOR;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::table::entry_name;
-use crate::kernel::{Context, Effects, Kernel};
+
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::Primitive;
@@ -66,7 +69,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> Unlock {
-        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
             match entry.hand_off(lease, token, has_renewed, cx) {
                 Ok(()) => return Unlock::HandedOff,
                 Err(NoHandoff::RenewFirst) => {
@@ -89,10 +92,10 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> Option<LeaseStatus> {
-        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
             let status = lease.begin_release(token, cx.now, cx.fx)?;
             lease.end_release(None, cx.fx);
-            lease.rearm(cx.kernel, cx.now, cx.fx);
+            lease.rearm(cx);
             entry.ended(&lease.id, cx.now, cx);
             if let LeaseStatus::Lost(lost) = status
                 && lost != Lost::ShutDown
@@ -112,7 +115,7 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Option<(usize, Arc<HeldLease>)> {
         lock.keys().names.iter().enumerate().find_map(|(n, name)| {
-            let held = self.with_existing(name, now, fx, |entry, cx| {
+            let held = self.at(now, fx).with_existing(name, |entry, cx| {
                 let lease = entry.excludes(lock.is_shared());
                 lease.filter(|lease| lease.covers(cx.now)).cloned()
             });
@@ -132,15 +135,17 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> (bool, bool) {
-        let held = self.with_existing(lock.keys().key(0).name, now, fx, |entry, _| {
-            let mut held = entry.held.iter();
-            let is_its = held.any(|held| held.lease.thread() == Some(thread));
-            let is_full = entry.held.len() >= entry.capacity;
-            (
-                is_its && is_full,
-                entry.excludes(lock.is_shared()).is_some(),
-            )
-        });
+        let held = self
+            .at(now, fx)
+            .with_existing(lock.keys().key(0).name, |entry, _| {
+                let mut held = entry.held.iter();
+                let is_its = held.any(|held| held.lease.thread() == Some(thread));
+                let is_full = entry.held.len() >= entry.capacity;
+                (
+                    is_its && is_full,
+                    entry.excludes(lock.is_shared()).is_some(),
+                )
+            });
         held.unwrap_or_default()
     }
 
@@ -157,7 +162,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
             if entry.hand_off(lease, token, false, cx).is_ok() {
                 return;
             }
@@ -179,7 +184,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> Unlocked {
-        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
             let unlocked = found(lease, &end, may_have_run, cx.now);
             let lost = match unlocked {
                 Unlocked::Lost(lost) => Some(lost),
@@ -194,21 +199,6 @@ impl Kernel {
         })
     }
 
-    /// The engine looks at a lease that is being released: its caller's thread stands still.
-    pub(super) fn end_overdue_release(
-        &self,
-        lease: &Arc<HeldLease>,
-        now: Instant,
-        fx: &mut Effects,
-    ) {
-        self.with_entry(&lease.lock, now, fx, |entry, cx| {
-            if lease.end_release(None, cx.fx) {
-                entry.ended(&lease.id, cx.now, cx);
-                entry.release_later(lease, false, cx);
-            }
-        });
-    }
-
     /// Asks the engine for a renewal, a change of ttl or a downgrade. The holder waits for the
     /// result in the cell, and takes the operation back if it gives up. `None` if the lease has
     /// ended.
@@ -220,7 +210,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> Option<Arc<OperationCell>> {
-        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
             let is_downgrade = matches!(what, Wanted::Downgrade(_));
             let cell = want(lease, token, what, cx)?;
             let held = entry.held.iter_mut().find(|held| held.lease.id == lease.id);
@@ -232,12 +222,24 @@ impl Kernel {
             Some(cell)
         })
     }
+}
+
+impl Context<'_> {
+    /// The engine looks at a lease that is being released: its caller's thread stands still.
+    pub(super) fn end_overdue_release(&mut self, lease: &Arc<HeldLease>) {
+        self.with_entry(&lease.lock, |entry, cx| {
+            if lease.end_release(None, cx.fx) {
+                entry.ended(&lease.id, cx.now, cx);
+                entry.release_later(lease, false, cx);
+            }
+        });
+    }
 
     /// The lease was found to have ended: the calls that waited for that ask now.
-    pub(super) fn lease_ended(&self, lease: &Arc<HeldLease>, now: Instant, fx: &mut Effects) {
+    pub(super) fn lease_ended(&mut self, lease: &Arc<HeldLease>) {
         let name = entry_name(&*lease.lock);
-        let status = lease.status(now, fx);
-        self.with_existing(&name, now, fx, |entry, cx| {
+        let status = lease.status(self.now, self.fx);
+        self.with_existing(&name, |entry, cx| {
             entry.ended(&lease.id, cx.now, cx);
             let is_by_clock = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
             if is_by_clock && lease.since().is_some() {
@@ -251,7 +253,7 @@ impl Kernel {
             }
         });
         // The end of the client takes all leases out of their entries.
-        lease.leave(self, now, fx);
+        lease.leave(self);
     }
 }
 
@@ -267,7 +269,7 @@ fn want(
         cell: Arc::clone(&cell),
     };
     let is_held = lease.want(token, operation, cx.now, cx.fx);
-    lease.rearm(cx.kernel, cx.now, cx.fx);
+    lease.rearm(cx);
     is_held.then_some(cell)
 }
 
@@ -280,7 +282,7 @@ fn begin_release(
     match lease.begin_release(token, cx.now, cx.fx) {
         None | Some(LeaseStatus::Released) => Unlock::Over,
         Some(LeaseStatus::Lost(lost)) => {
-            lease.rearm(cx.kernel, cx.now, cx.fx);
+            lease.rearm(cx);
             entry.ended(&lease.id, cx.now, cx);
             if lost != Lost::ShutDown {
                 // The key can still exist: this client counts an expiry earlier than the server.
@@ -291,7 +293,7 @@ fn begin_release(
         Some(LeaseStatus::Held(_)) => {
             let has_rounds = cx.kernel.has_rounds(&*lease.lock);
             let cell = has_rounds.then(|| lease.release_by_round());
-            lease.rearm(cx.kernel, cx.now, cx.fx);
+            lease.rearm(cx);
             match cell {
                 Some(cell) => Unlock::Wait(cell),
                 None => Unlock::Send(release_command(lease)),
@@ -368,6 +370,6 @@ fn end_unlock(
         // The round releases it where that is missing.
         Unlocked::Unconfirmed if cx.kernel.has_rounds(&*lease.lock) => {}
         Unlocked::Unconfirmed => entry.release_later(lease, false, cx),
-        _ => cx.kernel.note_released(lease, cx.now),
+        _ => cx.note_released(lease),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::clock::{Instant, sleep};
-use crate::kernel::Effects;
+use crate::kernel::effects::Effects;
 use crate::runtime::state::Runtime;
 use crate::sync::{Mutex, MutexGuard};
 

@@ -20,10 +20,11 @@ use std::time::Duration;
 
 use crate::clock::{Instant, LONGEST_SLEEP, nap};
 use crate::error::Cause;
+use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
+use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo};
 use crate::kernel::round::Undecided;
-use crate::kernel::{Effects, Kernel};
 use crate::logging::{self, contain};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::kernel::Effects;
+use crate::kernel::effects::Effects;
 use crate::logging;
 use crate::name::Name;
 use crate::redis::Connection;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::error::Error;
-use crate::kernel::Effects;
+use crate::kernel::effects::Effects;
 use crate::kernel::table::entry_name;
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;

@@ -9,6 +9,7 @@ use super::check::{Registered, Reply};
 use crate::clock::Instant;
 use crate::kernel::call::Step;
 use crate::kernel::command::Command;
+use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo, Ticket};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::OperationCell;
@@ -19,7 +20,7 @@ use crate::kernel::sim::world::{
     COMMAND_TIMEOUT, Checked, NEVER, Report, UNREACHABLE_FOR, Violation,
 };
 use crate::kernel::votes::Majority;
-use crate::kernel::{Effects, Kernel, Limits};
+use crate::kernel::{Kernel, Limits};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;

@@ -1,0 +1,126 @@
+//! What a decision needs besides the state that it changes: the client, the time, and where its
+//! effects go.
+
+use std::sync::Arc;
+
+use crate::clock::Instant;
+use crate::holder_id::HolderId;
+use crate::kernel::Kernel;
+use crate::kernel::effects::{Discard, Effects};
+use crate::kernel::entry::LockEntry;
+use crate::kernel::pending::PendingReleases;
+use crate::kernel::schedule::{Item, ItemKey};
+use crate::kernel::table::entry_name;
+use crate::name::Name;
+use crate::protocol::primitive::Primitive;
+
+pub(super) struct Context<'a> {
+    pub(super) kernel: &'a Kernel,
+    pub(super) now: Instant,
+    pub(super) fx: &'a mut Effects,
+}
+
+impl Kernel {
+    pub(super) fn at<'a>(&'a self, now: Instant, fx: &'a mut Effects) -> Context<'a> {
+        Context {
+            kernel: self,
+            now,
+            fx,
+        }
+    }
+}
+
+impl Context<'_> {
+    /// Runs `act` on the entry of a name, which it creates if there is none, under the lock of its
+    /// shard. Then re-arms the entry in the schedule, or removes it if nothing is left in it.
+    pub(super) fn with_entry<T>(
+        &mut self,
+        lock: &Arc<dyn Primitive>,
+        act: impl FnOnce(&mut LockEntry, &mut Self) -> T,
+    ) -> T {
+        let name = &*entry_name(&**lock);
+        let mut shard = self.kernel.table.shard(name).lock();
+        let entry = shard
+            .entry(name.clone())
+            .or_insert_with(|| LockEntry::new(name.clone(), &**lock));
+        let result = act(entry, self);
+        if entry.rearm(self) {
+            shard.remove(name);
+        }
+        result
+    }
+
+    /// Like [`with_entry`](Self::with_entry), but only if there is an entry.
+    pub(super) fn with_existing<T>(
+        &mut self,
+        name: &Name,
+        act: impl FnOnce(&mut LockEntry, &mut Self) -> T,
+    ) -> Option<T> {
+        let mut shard = self.kernel.table.shard(name).lock();
+        let entry = shard.get_mut(name)?;
+        let result = act(entry, self);
+        if entry.rearm(self) {
+            shard.remove(name);
+        }
+        Some(result)
+    }
+
+    /// Runs `act` on each entry, in the order of the names.
+    pub(super) fn for_each(&mut self, mut act: impl FnMut(&mut LockEntry, &mut Self)) {
+        let mut names: Vec<Name> = Vec::new();
+        for shard in &self.kernel.table.shards {
+            names.extend(shard.lock().keys().cloned());
+        }
+        names.sort_unstable();
+        for name in names {
+            self.with_existing(&name, &mut act);
+        }
+    }
+
+    /// Runs `act` on the pending releases; puts what is due then into the schedule, under their
+    /// lock.
+    pub(super) fn with_pending<T>(
+        &mut self,
+        act: impl FnOnce(&mut PendingReleases, &mut Effects) -> T,
+    ) -> T {
+        let mut pending = self.kernel.pending.lock();
+        let result = act(&mut pending, self.fx);
+        let at = pending.next();
+        self.put(ItemKey::Pending, Item::Pending, [at, at]);
+        result
+    }
+
+    /// Puts an item into the schedule, due at the first instant. Wakes the engine if it would sleep
+    /// beyond the second.
+    pub(super) fn put(&mut self, key: ItemKey, item: Item, [at, latest]: [Instant; 2]) {
+        let (wakes, before) = self.kernel.schedule.lock().put(key, item, at, latest);
+        if wakes {
+            self.fx.engine_by(latest);
+        }
+        self.discard(before);
+    }
+
+    /// Wakes the engine if it would sleep beyond `latest`.
+    pub(super) fn wake_engine_by(&mut self, latest: Instant) {
+        if self.kernel.schedule.lock().must_wake(latest) {
+            self.fx.engine_by(latest);
+        }
+    }
+
+    pub(super) fn unschedule(&mut self, key: &ItemKey) {
+        let before = self.kernel.schedule.lock().remove(key);
+        self.discard(before);
+    }
+
+    fn discard(&mut self, item: Option<Item>) {
+        if let Some(Item::Lease(lease)) = item {
+            self.fx.discard.push(Discard::Lease(lease));
+        }
+    }
+
+    /// The calls that a round was for have left: the engine ends it.
+    pub(super) fn abandon(&mut self, id: &HolderId) {
+        self.kernel.abandoned.lock().push(id.clone());
+        self.put(ItemKey::Rounds, Item::Rounds, [self.now, self.now]);
+    }
+}

@@ -1,0 +1,127 @@
+//! What a thread does after the kernel has decided, and all locks are dropped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::config::OnLost;
+use crate::kernel::command::{Command, What};
+use crate::kernel::fault::Fault;
+use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::lease::OperationCell;
+use crate::kernel::pending::PendingRelease;
+use crate::kernel::waiter::{Failure, WaiterCell};
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
+
+/// What the caller of the kernel must do after it has dropped its locks, in this order.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// The undo to write behind the unanswered command, on its connection, without waiting.
+    pub(crate) undo: Option<Command>,
+    /// Calls whose outcome is stored, to be unparked.
+    pub(crate) wake: Vec<Arc<WaiterCell>>,
+    /// Holders whose operation has ended, to be unparked.
+    pub(crate) operations: Vec<Arc<OperationCell>>,
+    /// How many calls the end of the client has ended.
+    pub(crate) closed: usize,
+    /// The engine must run by then: it is woken if it would sleep longer.
+    pub(crate) engine_by: Option<Instant>,
+    /// Locks whose messages somebody waits for now. Each has the number of its change: the effects
+    /// of two threads can be carried out in the wrong order.
+    pub(crate) listen: Vec<(Arc<dyn Primitive>, u64)>,
+    /// Names for whose messages nobody waits any more, unless somebody has listened under a higher
+    /// number.
+    pub(crate) unlisten: Vec<(Name, u64)>,
+    /// Releases that the engine, which has ended, cannot send: each is sent once, to all servers of
+    /// a quorum.
+    pub(crate) orphans: Vec<Command>,
+    /// Leases that were found lost. Their `lost()` channels have been served.
+    pub(crate) lost: Vec<Told>,
+    /// The ends of renewals and changes of ttl, but for those that found a loss.
+    pub(crate) renewed: Vec<Renewal>,
+    /// Holdings that began: leases that were granted, and hand-offs.
+    #[cfg(sim)]
+    pub(crate) began: Vec<(Arc<HeldLease>, FencingToken)>,
+    /// How many acquiring commands have begun.
+    pub(crate) attempts: u32,
+    /// How many calls another thread has woken, and how many of them found the lock taken.
+    pub(crate) wakes: u32,
+    pub(crate) spurious_wakes: u32,
+    /// Values that may own a user's closure: the engine and the subscriber pass them to the thread
+    /// of the callbacks.
+    pub(crate) discard: Vec<Discard>,
+}
+
+/// A loss that the holder is told.
+#[derive(Clone)]
+pub(crate) struct Told {
+    pub(crate) lease: Arc<HeldLease>,
+    pub(crate) lost: Lost,
+    pub(crate) token: FencingToken,
+    pub(crate) trace_id: Option<Arc<str>>,
+    pub(crate) on_lost: Option<Arc<OnLost>>,
+}
+
+/// The end of a renewal or a change of ttl.
+#[derive(Debug)]
+pub(crate) struct Renewal {
+    pub(crate) lease: Arc<HeldLease>,
+    pub(crate) end: Result<Confirmed, Fault>,
+}
+
+/// What a confirmed renewal has brought.
+#[derive(Debug)]
+pub(crate) struct Confirmed {
+    /// How late it was.
+    pub(crate) lag: Duration,
+    /// How long the lease lasts now; `None` after a change of ttl.
+    pub(crate) remaining: Option<Duration>,
+    pub(crate) took: Duration,
+}
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} of {:?}", self.lost, self.lease.id)
+    }
+}
+
+/// A value to be dropped outside of all locks.
+pub(crate) enum Discard {
+    Holder(Holder),
+    Lease(Arc<HeldLease>),
+}
+
+impl std::fmt::Debug for Discard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("discard")
+    }
+}
+
+impl Effects {
+    pub(super) fn engine_by(&mut self, at: Instant) {
+        self.engine_by = Some(self.engine_by.map_or(at, |before| before.min(at)));
+    }
+
+    pub(super) fn orphan(&mut self, release: &PendingRelease) {
+        let what = What::Undo {
+            ids: vec![release.id.clone()],
+        };
+        let has_it = |it: &Command| it.what == what && Arc::ptr_eq(&it.lock, &release.lock);
+        if !self.orphans.iter().any(has_it) {
+            self.orphans.push(Command::new(&release.lock, what));
+        }
+    }
+
+    /// Stores the result of an operation; its holder is woken.
+    pub(super) fn operation_ended(
+        &mut self,
+        cell: &Arc<OperationCell>,
+        result: Result<(), Failure>,
+    ) {
+        *cell.result.lock() = Some(result);
+        self.operations.push(Arc::clone(cell));
+    }
+}

@@ -1,0 +1,130 @@
+//! The ids that may hold something in Redis and that nobody here wants: how they become pending
+//! releases.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder_id::HolderId;
+use crate::kernel::RUNS_WITHIN;
+use crate::kernel::context::Context;
+use crate::kernel::engine::ServerNo;
+use crate::kernel::held::HeldLease;
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::pending::{PendingRelease, Proof};
+use crate::kernel::round::AtServer;
+use crate::kernel::table::entry_name;
+use crate::protocol::primitive::Primitive;
+
+impl Context<'_> {
+    /// Adds a pending release. The caller has the lock of the shard, and the id has no lease.
+    fn pend(&mut self, release: PendingRelease) {
+        let name = entry_name(&*release.lock);
+        self.kernel.table.forget_id_for(&release.id, &name);
+        let now = self.now;
+        self.with_pending(|pending, fx| {
+            if pending.is_unsent() {
+                fx.orphan(&release);
+            }
+            pending.push(release, now);
+        });
+    }
+
+    /// Adds the release of what an acquiring command may have taken.
+    pub(super) fn undo(
+        &mut self,
+        lock: &Arc<dyn Primitive>,
+        id: &HolderId,
+        ttl: Duration,
+        (ends_by, is_place): (Proof, bool),
+    ) {
+        if self.kernel.is_quorum() {
+            // The round releases what it has taken.
+            return self.kernel.table.forget_id(id);
+        }
+        let until = self.may_run_until(ttl);
+        self.pend(PendingRelease {
+            is_place,
+            ..PendingRelease::new((0, lock), id, until, ends_by)
+        });
+    }
+
+    /// Returns until when an acquiring command for a lease of this ttl can run, and its key can
+    /// last.
+    pub(super) fn may_run_until(&self, ttl: Duration) -> Instant {
+        self.now.after(ttl.saturating_mul(2).max(RUNS_WITHIN))
+    }
+
+    /// Adds the release of an ended lease: at the servers of a quorum that may have its key, and in
+    /// each slot of a set. If it `counts`, the shutdown counts the outcome.
+    pub(super) fn release_later(&mut self, lease: &HeldLease, counts: bool) {
+        let places = self.places_of(&lease.lock);
+        let needed = match self.kernel.is_quorum() {
+            true => self.kernel.limits.size.needed,
+            false => places.len(),
+        };
+        for (n, place) in places.into_iter().enumerate() {
+            if let Some(ends_by) = proof_at(lease, n) {
+                let counts = counts.then_some(needed);
+                self.release_in(lease, place, ends_by, counts);
+            }
+        }
+    }
+
+    /// Adds the release of an ended lease at one server of a quorum, or in one slot.
+    pub(super) fn release_at(&mut self, lease: &HeldLease, n: usize) {
+        if is_on(Mutant::MissingReleaseIsForgotten) {
+            return;
+        }
+        if let Some(place) = self.places_of(&lease.lock).into_iter().nth(n) {
+            let ends_by = proof_at(lease, n).unwrap_or(Proof::AnyAnswer);
+            self.release_in(lease, place, ends_by, None);
+        }
+    }
+
+    fn release_in(
+        &mut self,
+        lease: &HeldLease,
+        (server, lock): (ServerNo, Arc<dyn Primitive>),
+        ends_by: Proof,
+        counts: Option<usize>,
+    ) {
+        let until = self.now.after(lease.key_may_last().max(RUNS_WITHIN));
+        self.pend(PendingRelease {
+            counts,
+            ..PendingRelease::new((server, &lock), &lease.id, until, ends_by)
+        });
+    }
+
+    /// Returns where the keys of a lock are: at each server of a quorum, or in each slot.
+    fn places_of(&self, lock: &Arc<dyn Primitive>) -> Vec<(ServerNo, Arc<dyn Primitive>)> {
+        let part = |part| (0, Arc::clone(part));
+        match self.kernel.is_quorum() {
+            true => (0..self.kernel.limits.size.all)
+                .map(|server| (server, Arc::clone(lock)))
+                .collect(),
+            false => lock.parts().iter().map(part).collect(),
+        }
+    }
+
+    /// Keeps a confirmed release, if a replica may take over.
+    pub(super) fn note_released(&self, lease: &HeldLease) {
+        if !self.kernel.limits.may_fail_over {
+            return;
+        }
+        for lock in lease.lock.parts() {
+            let until = self.now.after(lease.key_may_last());
+            let release = PendingRelease::new((0, lock), &lease.id, until, Proof::AnyAnswer);
+            self.kernel.pending.lock().note_recent(release);
+        }
+    }
+}
+
+/// Returns what ends the release of a lease at one of its places; `None` if it has nothing there.
+fn proof_at(lease: &HeldLease, n: usize) -> Option<Proof> {
+    match lease.at.as_ref().map(|at| at.of(n)) {
+        Some(AtServer::NotSent | AtServer::No) => None,
+        Some(AtServer::Unknown) => Some(Proof::KeySeen),
+        Some(AtServer::Yes | AtServer::Asked) | None => Some(Proof::AnyAnswer),
+    }
+}
