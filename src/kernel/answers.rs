@@ -9,43 +9,40 @@ use crate::error::{Cause, Error};
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
 use crate::kernel::context::Context;
-use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
-use crate::kernel::request::{Asked, Flight, How, Request, RequestState, Sender, Serves};
+use crate::kernel::request::{Asked, Flight, How, RequestState, Sender, Serves};
+use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
-use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
+use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
-use crate::protocol::refusal::RefusedName;
 use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
-
-/// The pause after a refusal that was caused by a command of this client that nobody owns.
-const OWN_ID_PAUSE: Duration = Duration::from_millis(50);
 
 /// The longest pause while a breaker is open: the answer to another command closes it.
 const OPEN_PAUSE: Duration = Duration::from_millis(250);
 
 /// What an answer means for the call whose thread sent the command.
-#[derive(Debug, Default)]
-pub(super) struct ForCaller {
-    pub(super) outcome: Option<Outcome>,
-    pub(super) was_refused: bool,
+#[derive(Debug)]
+pub(super) enum ForCaller {
+    /// It asks again, or waits.
+    GoesOn,
+    Over(Outcome),
+    /// It is over if there is an outcome.
+    Refused(Option<Outcome>),
     /// The engine had ended the command, which got no reply: its undo can be written behind it.
-    pub(super) is_undone_late: bool,
+    IsUndoneLate,
 }
 
 impl ForCaller {
     fn of(outcome: Option<Outcome>) -> Self {
-        Self {
-            outcome,
-            ..Self::default()
-        }
+        outcome.map_or(Self::GoesOn, Self::Over)
     }
 }
 
@@ -64,9 +61,9 @@ impl LockEntry {
         });
         let Some(n) = found else {
             let is_unanswered = end.is_err();
-            return ForCaller {
-                is_undone_late: self.answered_late(asked, end, cx) && is_unanswered,
-                ..ForCaller::default()
+            return match self.answered_late(asked, end, cx) && is_unanswered {
+                true => ForCaller::IsUndoneLate,
+                false => ForCaller::GoesOn,
             };
         };
         let flight = self.requests[n].flight.take().expect("found by its flight");
@@ -83,10 +80,10 @@ impl LockEntry {
             }
             RequestState::Confirming(_) if is_on(Mutant::LateAnswerUndoesConfirming) => {
                 self.answered_late(asked, end, cx);
-                ForCaller::default()
+                ForCaller::GoesOn
             }
             // The grant message has shown that the command has run: nothing else counts.
-            RequestState::Confirming(_) => ForCaller::default(),
+            RequestState::Confirming(_) => ForCaller::GoesOn,
             RequestState::Sent => {
                 let is_caller = matches!(flight.sender, Sender::Caller(_));
                 let for_caller = self.apply(n, flight, (asked, end), sent, cx);
@@ -157,11 +154,11 @@ impl LockEntry {
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
             Ok(Answer::TooLow(counter)) => {
                 self.too_low(n, &flight, counter, sent, cx);
-                ForCaller::default()
+                ForCaller::GoesOn
             }
             Ok(Answer::Split) => {
                 self.split(n, &flight, sent, cx);
-                ForCaller::default()
+                ForCaller::GoesOn
             }
             Err(Fault::NotReplicated(error)) => {
                 self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
@@ -272,161 +269,6 @@ impl LockEntry {
         };
         let lease = self.hold(&request.lock, grant, cx);
         self.give(lease, receiver, cx)
-    }
-
-    /// The reply to the acquiring command refuses the lock.
-    fn refused(
-        &mut self,
-        n: usize,
-        flight: &Flight,
-        by: RefusedName,
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) -> ForCaller {
-        let is_own_id = by.holder == flight.id.as_str().as_bytes();
-        if is_own_id && flight.how == How::Enter {
-            // Its place was granted at once, or the command has run twice: a refresh finds the
-            // grant.
-            self.requests[n].again = cx.now;
-            return self.refused_by_nobody(n, flight, &by, sent, cx);
-        }
-        if is_own_id {
-            self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
-            self.due_after_failure(n, cx);
-            return ForCaller::default();
-        }
-        // An attempt for a deadline is made because the command of the line has no reply.
-        let is_for_deadline = match self.requests[n].serves {
-            Serves::One(no) => self.line.iter().any(|waiter| waiter.no == no),
-            Serves::Line | Serves::Nobody => false,
-        };
-        if self.is_of_nobody(&by, sent, is_for_deadline, cx) {
-            return self.refused_by_nobody(n, flight, &by, sent, cx);
-        }
-        self.requests[n].rounds.settle();
-        let remaining = by.remaining;
-        let refused = self.last.refused(sent, cx.now, Arc::new(by));
-        self.note_waited(n, cx);
-        self.note_contended(cx.now);
-        self.requests[n].failures = 0;
-        self.requests[n].refusals += 1;
-        if self.requests[n].once {
-            return self.refused_once(n, flight, refused, cx);
-        }
-        let used_up = self.count_refusal(self.requests[n].serves, sent, cx.now);
-        if flight.how == How::Enter {
-            self.queued(n, flight, sent, remaining, cx);
-        } else {
-            cx.kernel.table.forget_id(&flight.id);
-            self.due_after_refusal(n, remaining, cx);
-        }
-        if let Some(no) = used_up {
-            self.end_waiter(no, Outcome::Refused(Some(refused)), cx);
-            self.retire_own(no, cx);
-        }
-        ForCaller {
-            was_refused: true,
-            ..ForCaller::default()
-        }
-    }
-
-    /// A command of this client that nobody owns has the lock: no refusal, because the lock is free
-    /// once that command is undone, or somebody's once its reply is read.
-    fn refused_by_nobody(
-        &mut self,
-        n: usize,
-        flight: &Flight,
-        by: &RefusedName,
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) -> ForCaller {
-        self.last.answered(sent, cx.now);
-        self.requests[n].failures = 0;
-        if flight.how == How::Enter {
-            self.queued(n, flight, sent, by.remaining, cx);
-            return ForCaller::default();
-        }
-        cx.kernel.table.forget_id(&flight.id);
-        let request = &mut self.requests[n];
-        request.refusals += 1;
-        let can_queue = request.lock.queue().is_some() && !request.once;
-        let is_undone = cx.kernel.pending.lock().has_ended(&by.holder);
-        let pause = match can_queue || is_undone {
-            true => Duration::ZERO,
-            false => OWN_ID_PAUSE,
-        };
-        self.set_due(n, cx.now.after(pause));
-        ForCaller::default()
-    }
-
-    /// Returns whether a command of this client, which nobody here owns, caused a refusal.
-    pub(super) fn is_of_nobody(
-        &self,
-        by: &RefusedName,
-        sent: Instant,
-        is_for_deadline: bool,
-        cx: &mut Context<'_>,
-    ) -> bool {
-        if is_on(Mutant::OwnIdRefuses) {
-            return false;
-        }
-        let is_abandoned = |request: &&Request| {
-            let is_unanswered = matches!(request.state, RequestState::Sent);
-            request.serves == Serves::Nobody || is_for_deadline && is_unanswered
-        };
-        // The command of a call for a set, or for one of its names, is in another entry: it ends
-        // soon, or its lease refuses this call. But a waiting set keeps its names for long.
-        let is_own = by.holder.starts_with(cx.kernel.owner.as_bytes());
-        let own = is_own.then(|| HolderId::parse(&by.holder)).flatten();
-        let request = own.and_then(|id| cx.kernel.table.request_of(&id));
-        if request.is_some_and(|(name, _)| name != self.name)
-            && !cx.kernel.table.is_of_set(&by.holder, cx.now, cx.fx)
-        {
-            return true;
-        }
-        let mut ids = self.requests.iter().filter(is_abandoned);
-        let pending = cx.kernel.pending.lock();
-        match by.names_holder() {
-            true => {
-                pending.had_since(0, &by.holder, sent)
-                    || ids.any(|it| {
-                        it.id()
-                            .is_some_and(|id| id.as_str().as_bytes() == by.holder)
-                    })
-            }
-            false => {
-                pending.has_unanswered(&self.name)
-                    || ids.any(|it| it.serves == Serves::Nobody && it.flight.is_some())
-            }
-        }
-    }
-
-    /// The refusal of a call that leaves at its first one, or of an attempt for a deadline.
-    fn refused_once(
-        &mut self,
-        n: usize,
-        flight: &Flight,
-        by: Refused,
-        cx: &mut Context<'_>,
-    ) -> ForCaller {
-        let request = self.requests.remove(n);
-        cx.kernel.table.forget_id(&flight.id);
-        let outcome = Outcome::Refused(Some(by));
-        if let Sender::Caller(_) = flight.sender {
-            return ForCaller {
-                outcome: Some(outcome),
-                was_refused: true,
-                ..ForCaller::default()
-            };
-        }
-        if let Serves::One(no) = request.serves
-            && self
-                .waiter(no)
-                .is_some_and(|waiter| waiter.wait == Wait::Once)
-        {
-            self.end_waiter(no, outcome, cx);
-        }
-        ForCaller::default()
     }
 
     // ------------------------------------------------------------------ failures

@@ -19,7 +19,7 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::answers::undo_of;
+use crate::kernel::answers::{ForCaller, undo_of};
 use crate::kernel::command::Command;
 use crate::kernel::context::Context;
 use crate::kernel::due::asked;
@@ -228,16 +228,18 @@ impl Call {
         let lock = Arc::clone(&self.wants.lock);
         kernel.at(now, fx).with_entry(&lock, |entry, cx| {
             let answer = entry.answered(&asked, end, sent, cx);
-            if answer.is_undone_late {
-                cx.fx.undo = Some(undo_of(&asked.lock, &asked.id));
-            }
-            if answer.was_refused {
+            let was_refused = matches!(answer, ForCaller::Refused(_));
+            if was_refused {
                 self.note_refused(cx);
             }
-            if let Some(outcome) = answer.outcome {
-                return self.finish(entry, outcome, cx);
+            match answer {
+                ForCaller::Over(outcome) | ForCaller::Refused(Some(outcome)) => {
+                    return self.finish(entry, outcome, cx);
+                }
+                ForCaller::IsUndoneLate => cx.fx.undo = Some(undo_of(&asked.lock, &asked.id)),
+                ForCaller::GoesOn | ForCaller::Refused(None) => {}
             }
-            let step = self.next_step(entry, &asked, answer.was_refused, cx);
+            let step = self.next_step(entry, &asked, was_refused, cx);
             // The request may serve nobody any more: whoever applies an answer ends it then.
             entry.retire_of(self.no, cx);
             step
@@ -429,9 +431,9 @@ impl Call {
                     let end = Err(Fault::Unknown(cause));
                     let answer = entry.answered(&asked, end, cx.now, cx);
                     entry.retire_of(self.no, cx);
-                    match answer.outcome {
+                    match answer {
                         // The grant message was faster.
-                        Some(outcome @ Outcome::Lease(..))
+                        ForCaller::Over(outcome @ Outcome::Lease(..))
                             if !is_on(Mutant::PanicForgetsTheLease) =>
                         {
                             outcome

@@ -4,9 +4,10 @@ use crate::clock::Instant;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::context::Context;
 use crate::kernel::engine::Purpose;
-use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, Request, RequestState, Sender, Serves};
+use crate::kernel::requests::Receiver;
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::wait_policy::WaitPolicy;
 

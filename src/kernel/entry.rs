@@ -16,18 +16,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
-use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::context::Context;
 use crate::kernel::engine::ServerNo;
-use crate::kernel::held::{GRACE, HeldLease};
+use crate::kernel::held::HeldLease;
 use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::pending::Proof;
-use crate::kernel::request::{Flight, How, Request, RequestNo, RequestState, Sender, Serves};
+use crate::kernel::request::{Request, RequestState, Serves};
 use crate::kernel::schedule::{Item, ItemKey};
-use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterNo};
+use crate::kernel::waiter::{Failure, Outcome, Waiter, WaiterNo};
 use crate::kernel::watch::Watch;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -76,15 +73,6 @@ pub(crate) struct LockEntry {
 pub(super) struct Held {
     pub(super) lease: Arc<HeldLease>,
     pub(super) is_shared: bool,
-}
-
-/// Who gets a lease that a request was granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Receiver {
-    /// The call whose thread reads the reply.
-    Caller,
-    Waiter(WaiterNo),
-    Nobody,
 }
 
 impl LockEntry {
@@ -150,7 +138,7 @@ impl LockEntry {
         self.contended = self.contended.max(at);
     }
 
-    fn contended_until(&self) -> Instant {
+    pub(super) fn contended_until(&self) -> Instant {
         match self.contended {
             Instant::START => Instant::START,
             contended => contended.after(CONTENDED_FOR),
@@ -162,44 +150,9 @@ impl LockEntry {
         self.contended
     }
 
-    fn line_request(&self) -> Option<&Request> {
-        self.requests.iter().find(|request| {
-            request.serves == Serves::Line && !matches!(request.state, RequestState::Won(_))
-        })
-    }
-
-    pub(super) fn index_of(&self, no: RequestNo) -> Option<usize> {
-        self.requests.iter().position(|request| request.no == no)
-    }
-
     pub(super) fn waiter(&self, no: WaiterNo) -> Option<&Waiter> {
         let mut waiters = self.own.iter().chain(&self.line);
         waiters.find(|waiter| waiter.no == no)
-    }
-
-    pub(super) fn receiver(&self, request: &Request) -> Receiver {
-        match request.serves {
-            Serves::Nobody => Receiver::Nobody,
-            _ if request.caller().is_some() => Receiver::Caller,
-            Serves::Line => {
-                // A call that waits by `Backoff` sleeps: one that is woken goes first.
-                let mut woken = self.line.iter().filter(|waiter| waiter.wait.is_woken());
-                let first = woken.next().or_else(|| self.line.front());
-                first.map_or(Receiver::Nobody, |waiter| Receiver::Waiter(waiter.no))
-            }
-            Serves::One(no) => match self.waiter(no) {
-                Some(_) => Receiver::Waiter(no),
-                None => Receiver::Nobody,
-            },
-        }
-    }
-
-    /// Returns the terms of the call that would get the lease of a request.
-    pub(super) fn receiver_terms(&self, request: &Request) -> LeaseTerms {
-        match self.receiver(request) {
-            Receiver::Waiter(no) => self.waiter(no).map_or(request.terms, |waiter| waiter.terms),
-            Receiver::Caller | Receiver::Nobody => request.terms,
-        }
     }
 
     /// Returns what a call reports at its deadline.
@@ -317,142 +270,7 @@ impl LockEntry {
         self.armed = None;
     }
 
-    // ------------------------------------------------------------------ asking
-
-    /// Adds a request, due now.
-    pub(super) fn request(
-        &mut self,
-        serves: Serves,
-        lock: &Arc<dyn Primitive>,
-        terms: LeaseTerms,
-        cx: &mut Context<'_>,
-    ) -> RequestNo {
-        self.touch(cx.now, cx.now);
-        self.request_by_caller(serves, lock, terms, cx)
-    }
-
-    /// Adds a request that the thread of its call sends at once: the engine need not wake for it.
-    pub(super) fn request_by_caller(
-        &mut self,
-        serves: Serves,
-        lock: &Arc<dyn Primitive>,
-        terms: LeaseTerms,
-        cx: &mut Context<'_>,
-    ) -> RequestNo {
-        let no = cx.kernel.next_serial();
-        let request = Request::new(no, serves, lock, terms, cx.now);
-        self.requests.push(request);
-        no
-    }
-
-    /// Begins the next acquiring command of a request, under a fresh id. `wait` is that of the
-    /// call whose thread sends it.
-    pub(super) fn send(
-        &mut self,
-        n: usize,
-        sender: Sender,
-        wait: Option<&Wait>,
-        cx: &mut Context<'_>,
-    ) -> Command {
-        let flight = self.next_flight(n, sender, wait, cx);
-        let Flight {
-            ref id,
-            how,
-            tokens,
-            listens,
-            ..
-        } = flight;
-        let request = &self.requests[n];
-        let (id, ttl) = (id.clone(), request.terms.ttl);
-        let what = match how {
-            How::Acquire => What::Acquire { id, ttl, tokens },
-            How::Enter | How::EnterOnce => What::Enter {
-                id,
-                ttl,
-                tokens,
-                place: (how == How::Enter).then_some(listens),
-            },
-            How::Round => What::Propose {
-                id,
-                ttl,
-                token: cx.kernel.propose(request.rounds.above, cx.now),
-                tokens,
-            },
-        };
-        let command = Command::new(&request.lock, what).acknowledged_by(request.terms.replicas);
-        cx.fx.attempts += 1;
-        cx.kernel.table.note_id(&flight.id, &self.name, request.no);
-        let request = &mut self.requests[n];
-        request.state = RequestState::Sent;
-        request.again = Instant::NEVER;
-        request.flight = Some(flight);
-        self.touch_silence(cx);
-        if let Sender::Caller(_) = sender {
-            let at = self.caller_overdue_at(cx.now, cx);
-            self.touch(at, Instant::NEVER);
-        }
-        command
-    }
-
-    /// Returns the id and the terms of a request's next command.
-    fn next_flight(
-        &mut self,
-        n: usize,
-        sender: Sender,
-        wait: Option<&Wait>,
-        cx: &mut Context<'_>,
-    ) -> Flight {
-        let served_wake = wait.is_some_and(Wait::is_woken) || self.wakes(self.requests[n].serves);
-        let is_contended = cx.now < self.contended_until() && served_wake;
-        let others = match sender {
-            Sender::Caller(_) => !self.line.is_empty(),
-            Sender::Engine => self.line.len() > 1,
-        };
-        let terms = self.receiver_terms(&self.requests[n]);
-        let request = &mut self.requests[n];
-        if sender == Sender::Engine {
-            request.terms = terms;
-        }
-        let id = match &mut request.of_set {
-            Some(of_set) if !is_on(Mutant::SetTakesFreshIds) => {
-                of_set.is_used = true;
-                of_set.id.clone()
-            }
-            _ => cx.kernel.fresh_id(&*request.lock),
-        };
-        Flight {
-            id,
-            how: match cx.kernel.is_quorum() {
-                true => How::Round,
-                false => request.how(is_contended),
-            },
-            tokens: match request.lock.has_local_queue() && others {
-                true => u64::from(request.terms.handoffs) + 1,
-                false => 1,
-            },
-            sent: cx.now,
-            sender,
-            listens: match served_wake {
-                true => Listens::Inbox,
-                false => Listens::No,
-            },
-        }
-    }
-
-    /// Calls give up if the command that is sent now gets no reply for too long.
-    fn touch_silence(&mut self, cx: &Context<'_>) {
-        let limit = cx.kernel.limits.unreachable_for;
-        let waiters = self.line.iter().chain(&self.own);
-        let at = waiters.map(|waiter| self.gives_up_at(waiter.start, limit));
-        if let Some(at) = at.min() {
-            self.touch(at, at);
-        }
-    }
-
-    /// Returns when the engine ends a command that a caller sent at `sent`.
-    pub(super) fn caller_overdue_at(&self, sent: Instant, cx: &Context<'_>) -> Instant {
-        sent.after(cx.kernel.limits.command_timeout).after(GRACE)
-    }
+    // ------------------------------------------------------------------ the parked calls
 
     /// Returns whether release messages wake a parked call that a request serves.
     pub(super) fn wakes(&self, serves: Serves) -> bool {
@@ -460,72 +278,6 @@ impl LockEntry {
             Serves::Line => self.line.iter().any(|waiter| waiter.wait.is_woken()),
             Serves::One(no) => self.waiter(no).is_some_and(|waiter| waiter.wait.is_woken()),
             Serves::Nobody => false,
-        }
-    }
-
-    /// Makes somebody ask for the line at `at`, if its calls wait for nothing else.
-    pub(super) fn serve(&mut self, at: Instant, cx: &mut Context<'_>) {
-        if self.holds_alone() || self.line_request().is_some() {
-            return;
-        }
-        let Some(front) = self.line.front() else {
-            return;
-        };
-        let (lock, terms) = (Arc::clone(&front.lock), front.terms);
-        let asks_from = self.contended;
-        self.request(Serves::Line, &lock, terms, cx);
-        if let Some(request) = self.requests.last_mut() {
-            request.state = RequestState::Due(at.max(asks_from));
-        }
-    }
-
-    /// Parks a call: adds it to the list that its kind waits in, and makes somebody ask.
-    pub(super) fn park(&mut self, waiter: Waiter, at_front: bool, cx: &mut Context<'_>) {
-        if self.excludes(waiter.lock.is_shared()).is_some() {
-            waiter.note_waited();
-        }
-        self.touch(waiter.ask_at, waiter.ask_at);
-        let give_up = self.gives_up_at(waiter.start, cx.kernel.limits.unreachable_for);
-        self.touch(give_up, give_up);
-        let (no, lock, terms) = (waiter.no, Arc::clone(&waiter.lock), waiter.terms);
-        if waiter.wait != Wait::Once && lock.has_local_queue() {
-            match at_front {
-                true => self.line.push_front(waiter),
-                false => {
-                    if self.line_is_busy() {
-                        waiter.note_waited();
-                    }
-                    self.line.push_back(waiter);
-                }
-            }
-            self.serve(cx.now, cx);
-            return;
-        }
-        let is_once = waiter.wait == Wait::Once;
-        self.own.push(waiter);
-        let serves = Serves::One(no);
-        if !self.requests.iter().any(|request| request.serves == serves) {
-            self.request(serves, &lock, terms, cx);
-            if let Some(request) = self.requests.last_mut() {
-                request.once = is_once;
-            }
-        }
-    }
-
-    /// A reply has refused the lock to the calls that a request serves.
-    pub(super) fn note_waited(&mut self, n: usize, cx: &mut Context<'_>) {
-        if std::mem::take(&mut self.requests[n].woken) {
-            cx.fx.wakes += 1;
-            cx.fx.spurious_wakes += 1;
-        }
-        match self.requests[n].serves {
-            Serves::Line => self.line.iter().for_each(Waiter::note_waited),
-            Serves::One(no) => {
-                if let Some(waiter) = self.waiter(no) {
-                    waiter.note_waited();
-                }
-            }
-            Serves::Nobody => {}
         }
     }
 
@@ -543,72 +295,6 @@ impl LockEntry {
         if let Some(waiter) = self.remove_waiter(no) {
             *waiter.cell.outcome.lock() = Some(outcome);
             cx.fx.wake.push(waiter.cell);
-        }
-    }
-
-    /// A call leaves without an outcome: what asks on its behalf ends if it serves nobody else.
-    pub(super) fn leave(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        self.remove_waiter(no);
-        if !is_on(Mutant::LeavingKeepsThePlace) {
-            self.retire_of(no, cx);
-        }
-    }
-
-    /// Ends the requests that served a call which has left, unless they serve others.
-    pub(super) fn retire_of(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        for n in (0..self.requests.len()).rev() {
-            if [Serves::Line, Serves::One(no)].contains(&self.requests[n].serves) {
-                self.retire(n, cx);
-            }
-        }
-    }
-
-    /// Ends the requests that served only a call which has left.
-    pub(super) fn retire_own(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        for n in (0..self.requests.len()).rev() {
-            if self.requests[n].serves == Serves::One(no) {
-                self.retire(n, cx);
-            }
-        }
-    }
-
-    /// Ends the requests that serve nobody any more.
-    pub(super) fn retire_all(&mut self, cx: &mut Context<'_>) {
-        for n in (0..self.requests.len()).rev() {
-            self.retire(n, cx);
-        }
-    }
-
-    /// Ends a request if it serves nobody: at once, unless its command is under way.
-    pub(super) fn retire(&mut self, n: usize, cx: &mut Context<'_>) {
-        let request = &self.requests[n];
-        let has_caller = request.caller().is_some();
-        if is_on(Mutant::CallerIsNotServed) && has_caller && self.line.is_empty() {
-            self.requests[n].serves = Serves::Nobody;
-            return;
-        }
-        if has_caller || self.receiver(request) != Receiver::Nobody {
-            return;
-        }
-        match request.state {
-            RequestState::Sent | RequestState::Won(_) => {
-                if request.serves != Serves::Nobody
-                    && let Some(flight) = request.flight.as_ref().filter(|_| cx.kernel.is_quorum())
-                {
-                    cx.abandon(&flight.id);
-                }
-                self.requests[n].serves = Serves::Nobody;
-            }
-            RequestState::Due(_) => {
-                self.requests.remove(n);
-            }
-            RequestState::Queued(_) | RequestState::Confirming(_) => {
-                // Its acquiring command has run: the reply or a grant message said so.
-                let request = self.requests.remove(n);
-                if let Some(id) = request.id() {
-                    self.undo(&request, id, Proof::AnyAnswer, cx);
-                }
-            }
         }
     }
 }

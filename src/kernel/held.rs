@@ -9,7 +9,7 @@
 //!             lost before it is taken: nobody is told, and its call waits again
 //! ```
 //!
-//! While the lease is held, at most one of its commands is in flight. The engine sends all of them.
+//! `lease.rs` has its commands.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,22 +21,15 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::clock::Instant;
 use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder_id::HolderId;
-use crate::kernel::answers::unexpected;
-use crate::kernel::command::{Command, What};
-use crate::kernel::context::Context;
-use crate::kernel::effects::{Confirmed, Discard, Effects, Renewal, Told};
-use crate::kernel::fault::Fault;
+use crate::kernel::effects::{Discard, Effects, Told};
+use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{
-    Due, HandoffRun, LeaseState, LeaseStatus, LeaseWork, NoHandoff, Operation, OperationCell,
-    RenewalRequest, Wanted, WorkKind,
+    HandoffRun, LeaseState, LeaseStatus, NoHandoff, Operation, OperationCell,
 };
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServers;
-use crate::kernel::schedule::{Item, ItemKey};
-use crate::kernel::waiter::Failure;
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
 use crate::replicas::Replicas;
@@ -82,37 +75,37 @@ pub(super) struct Inner {
     announced: bool,
     /// The holder has released the lease, whether it was held or lost.
     pub(super) released_by_holder: bool,
-    operations: VecDeque<Operation>,
+    pub(super) operations: VecDeque<Operation>,
     /// The readers' side of the lock, after a downgrade: renewals repeat it.
-    reader: Option<Arc<dyn Primitive>>,
+    pub(super) reader: Option<Arc<dyn Primitive>>,
     /// When the release was sent, until its end is known.
     pub(super) releasing_since: Option<Instant>,
     /// The release that the engine must begin, over a quorum.
-    release: Option<Arc<OperationCell>>,
+    pub(super) release: Option<Arc<OperationCell>>,
     /// It has left its entry: no call waits for its end any more.
-    has_left: bool,
+    pub(super) has_left: bool,
 }
 
 impl HeldLease {
-    pub(crate) fn new(
-        lock: &Arc<dyn Primitive>,
-        id: HolderId,
-        lease: LeaseState,
-        run: HandoffRun,
-        replicas: Option<Replicas>,
-        serial: u64,
-    ) -> Self {
-        let token = run.first();
+    pub(super) fn new(lock: &Arc<dyn Primitive>, grant: Grant, serial: u64, now: Instant) -> Self {
+        let token = grant.tokens.first;
+        let run = HandoffRun::new(token, grant.tokens.count, now);
         Self {
             lock: Arc::clone(lock),
-            id,
-            tokens: OneOrMany::One(token),
-            replicas,
-            run,
-            at: None,
+            id: grant.id,
+            tokens: match grant.all {
+                Some(all) if all.len() > 1 => all.into_iter().collect(),
+                _ => OneOrMany::One(token),
+            },
+            replicas: grant.terms.replicas,
+            run: match grant.in_queue {
+                true => run.granted_in_queue(),
+                false => run,
+            },
+            at: grant.at,
             serial,
             inner: Mutex::new(Inner {
-                lease,
+                lease: grant.lease,
                 token,
                 holder: Holder::default(),
                 since: None,
@@ -128,29 +121,13 @@ impl HeldLease {
         }
     }
 
-    /// The lease of a set has a token for each name.
-    pub(super) fn of_set(self, tokens: Option<Vec<FencingToken>>) -> Self {
-        match tokens.filter(|tokens| tokens.len() > 1) {
-            Some(tokens) => Self {
-                tokens: tokens.into_iter().collect(),
-                ..self
-            },
-            None => self,
-        }
-    }
-
-    /// Returns whether one server has all its keys, in one slot.
-    fn has_one_place(&self) -> bool {
-        self.at.is_none() && self.lock.slots().is_empty()
-    }
-
-    pub(super) fn at(self, at: Option<Arc<AtServers>>) -> Self {
-        Self { at, ..self }
-    }
-
     /// Runs `act` on the state. If the lease is lost afterwards, tells the listeners, still under
     /// the lock: a stopped thread cannot delay that. The callback is an effect.
-    fn with<T>(self: &Arc<Self>, fx: &mut Effects, act: impl FnOnce(&mut Inner) -> T) -> T {
+    pub(super) fn with<T>(
+        self: &Arc<Self>,
+        fx: &mut Effects,
+        act: impl FnOnce(&mut Inner) -> T,
+    ) -> T {
         let mut inner = self.inner.lock();
         let result = act(&mut inner);
         if let Some(lost) = inner.lease.lost() {
@@ -420,11 +397,6 @@ impl HeldLease {
         self.inner.lock().release.take()
     }
 
-    /// A change of ttl got no reply from a server of a quorum: it may run there later.
-    pub(super) fn limit(&self, ttl: Duration) {
-        self.inner.lock().lease.limit(ttl);
-    }
-
     /// Ends the release. Returns false if that was known before: a late end changes nothing.
     pub(crate) fn end_release(self: &Arc<Self>, lost: Option<Lost>, fx: &mut Effects) -> bool {
         self.with(fx, |inner| {
@@ -437,230 +409,6 @@ impl HeldLease {
             }
             true
         })
-    }
-
-    /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
-    pub(crate) fn want(
-        self: &Arc<Self>,
-        token: FencingToken,
-        operation: Operation,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> bool {
-        self.with(fx, |inner| {
-            let is_held = matches!(inner.lease.status(now), LeaseStatus::Held(_));
-            if inner.token != token || inner.released_by_holder || !is_held {
-                return false;
-            }
-            if let Wanted::Downgrade(reader) = &operation.what {
-                // From before the command is sent: if no reply arrives, it may run later.
-                inner.reader = Some(Arc::clone(reader));
-            }
-            inner.operations.push_back(operation);
-            true
-        })
-    }
-
-    /// Takes back an operation whose holder waits no longer, unless its command was sent.
-    pub(crate) fn cancel(&self, cell: &Arc<OperationCell>) {
-        let mut inner = self.inner.lock();
-        (inner.operations).retain(|operation| !Arc::ptr_eq(&operation.cell, cell));
-    }
-
-    /// Begins the holder's next operation, or a renewal that is due; at most one command is in
-    /// flight.
-    pub(crate) fn begin_work(
-        self: &Arc<Self>,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> Option<(Command, LeaseWork)> {
-        let (what, kind, cell) = self.with(fx, |inner| {
-            let Some(operation) = inner.operations.front() else {
-                let request = inner.lease.begin_due_renewal(now)?;
-                let what = self.renewal(request, false);
-                return Some((what, WorkKind::Renewal(request), None));
-            };
-            let (what, kind) = match operation.what {
-                Wanted::Renew => {
-                    let request = inner.lease.begin_full_renewal(now)?;
-                    (self.renewal(request, false), WorkKind::Renewal(request))
-                }
-                Wanted::Downgrade(_) => {
-                    let request = inner.lease.begin_full_renewal(now)?;
-                    let (id, ttl) = (self.id.clone(), request.ttl);
-                    (What::Downgrade { id, ttl }, WorkKind::Renewal(request))
-                }
-                Wanted::SetTtl(ttl) => {
-                    let before = inner.lease.set_ttl(now, ttl)?;
-                    let renews = RenewalRequest { ttl, renews: true };
-                    (self.renewal(renews, true), WorkKind::SetTtl(ttl, before))
-                }
-            };
-            let cell = inner.operations.pop_front()?.cell;
-            Some((what, kind, Some(cell)))
-        })?;
-        let command = Command::new(&self.renewed_as(), what).acknowledged_by(self.replicas);
-        let work = LeaseWork {
-            lease: Arc::clone(self),
-            kind,
-            cell,
-        };
-        Some((command, work))
-    }
-
-    fn renewal(&self, request: RenewalRequest, may_shorten: bool) -> What {
-        What::Renew {
-            id: self.id.clone(),
-            ttl: request.ttl,
-            may_shorten,
-        }
-    }
-
-    /// Applies the end of a command that `begin_work` returned. `is_final`: the server that
-    /// confirmed it has the only copy of the key.
-    pub(crate) fn answered(
-        self: &Arc<Self>,
-        work: &LeaseWork,
-        end: Result<Answer, Fault>,
-        [sent, now]: [Instant; 2],
-        is_final: bool,
-        fx: &mut Effects,
-    ) {
-        let found = end.as_ref().ok().and_then(Answer::key_state);
-        let (lag, remaining) = self.with(fx, |inner| {
-            let lease = &mut inner.lease;
-            let lag = lease.lag(now);
-            // A lease that expired before the reply arrived is lost as expired.
-            lease.status(now);
-            match (work.kind, found) {
-                (WorkKind::Renewal(request), Some(KeyState::Ours)) => {
-                    let from_reply = is_on(Mutant::RenewalCountsFromReply);
-                    let sent = if from_reply { now } else { sent };
-                    lease.confirmed(sent, now, request);
-                }
-                (WorkKind::Renewal(_), _) => lease.unconfirmed(now),
-                (WorkKind::SetTtl(ttl, _), Some(KeyState::Ours)) => {
-                    lease.ttl_set(sent, now, ttl, is_final);
-                }
-                (WorkKind::SetTtl(ttl, before), _) => match &end {
-                    // A minority of a quorum, or a part of a set, may have run it.
-                    Err(fault) if !fault.may_have_run() && self.has_one_place() => {
-                        lease.ttl_not_set(now, before);
-                    }
-                    _ if is_on(Mutant::SetTtlIsCertain) => lease.ttl_set(sent, now, ttl, is_final),
-                    _ => lease.unanswered(now, ttl),
-                },
-            }
-            match found {
-                Some(KeyState::Gone) => lease.lose(Lost::Deleted, now),
-                Some(KeyState::Foreign) => lease.lose(Lost::Taken, now),
-                Some(KeyState::Ours) | None => {}
-            }
-            let remaining = match lease.status(now) {
-                LeaseStatus::Held(remaining) => Some(remaining),
-                LeaseStatus::Lost(_) | LeaseStatus::Released => None,
-            };
-            (lag, remaining)
-        });
-        let (counts, is_renewal) = match work.kind {
-            WorkKind::Renewal(request) => (request.renews, true),
-            WorkKind::SetTtl(..) => (true, false),
-        };
-        let outcome = match (found, &end) {
-            (Some(KeyState::Ours), _) => Some(Ok(Confirmed {
-                lag,
-                remaining: remaining.filter(|_| is_renewal),
-                took: sent.until(now),
-            })),
-            (Some(KeyState::Gone | KeyState::Foreign), _) => None,
-            (None, Err(fault)) => Some(Err(fault.clone())),
-            (None, Ok(_)) => Some(Err(Fault::Unknown(unexpected()))),
-        };
-        if let Some(end) = outcome.filter(|_| counts) {
-            let lease = Arc::clone(self);
-            fx.renewed.push(Renewal { lease, end });
-        }
-        if let Some(cell) = &work.cell {
-            fx.operation_ended(cell, result(found, end));
-        }
-    }
-
-    /// Returns whether the thread that releases the lease stands still.
-    pub(super) fn is_release_overdue(&self, now: Instant, command_timeout: Duration) -> bool {
-        let since = self.inner.lock().releasing_since;
-        let since = since.filter(|_| !is_on(Mutant::StoppedReleaseBlocks));
-        since.is_some_and(|since| now >= since.after(command_timeout).after(GRACE))
-    }
-
-    /// The lease has left its entry: the engine looks for its loss no more.
-    pub(super) fn leave(self: &Arc<Self>, cx: &mut Context<'_>) {
-        self.inner.lock().has_left = true;
-        self.rearm(cx);
-    }
-
-    /// Schedules what the lease needs next, under its lock: two threads cannot do so in the wrong
-    /// order.
-    pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
-        let inner = self.inner.lock();
-        let key = ItemKey::Lease(self.serial);
-        match inner.due(cx.now, cx.kernel.limits.command_timeout) {
-            Some(bounds) => cx.put(key, Item::Lease(Arc::clone(self)), bounds),
-            None => cx.unschedule(&key),
-        }
-    }
-}
-
-impl Inner {
-    /// Returns when the engine must look at the lease, and until when it may sleep if it sleeps.
-    /// `None` if never again.
-    fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {
-        if self.release.is_some() {
-            return Some([Instant::START, Instant::START]);
-        }
-        if let Some(since) = self.releasing_since {
-            if is_on(Mutant::StoppedReleaseBlocks) {
-                return None;
-            }
-            let at = since.after(command_timeout).after(GRACE);
-            return Some([at, at]);
-        }
-        if is_on(Mutant::LossesAreLate) && self.lease.is_busy() {
-            return None;
-        }
-        match self.lease.due(now) {
-            // An operation may have found the loss: the calls that wait for it still sleep.
-            Due::Nothing if self.lease.lost().is_some() && !self.has_left => Some([now, now]),
-            Due::Nothing => None,
-            Due::Renewal => Some([now, now]),
-            // In flight, no operation can begin: the end of the command looks again.
-            Due::At { best, latest } => match self.operations.is_empty() || self.lease.is_busy() {
-                true => Some([best, latest]),
-                false => Some([now, now]),
-            },
-        }
-    }
-}
-
-/// How much later than its caller the engine ends a caller's command: the caller's own timeout
-/// usually comes first.
-pub(super) const GRACE: Duration = Duration::from_millis(50);
-
-fn result(found: Option<KeyState>, end: Result<Answer, Fault>) -> Result<(), Failure> {
-    match (found, end) {
-        // A loss is reported by the status.
-        (Some(_), _) => Ok(()),
-        (None, Ok(_)) => Err(Failure::Unreachable {
-            since: None,
-            cause: None,
-        }),
-        (None, Err(Fault::NotRun(cause) | Fault::Unknown(cause))) => Err(Failure::Unreachable {
-            since: None,
-            cause: Some(cause),
-        }),
-        (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => {
-            Err(Failure::Rejected(error))
-        }
-        (None, Err(Fault::Open(open))) => Err(Failure::Rejected((*open).into())),
     }
 }
 

@@ -7,12 +7,13 @@ use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::context::Context;
 use crate::kernel::effects::Discard;
-use crate::kernel::entry::{Held, LockEntry, Receiver};
+use crate::kernel::entry::{Held, LockEntry};
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{HandoffRun, LeaseState, LeaseStatus, NoHandoff};
+use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{Request, RequestState, Serves};
+use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
 use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
 use crate::lost::Lost;
@@ -60,24 +61,9 @@ impl LockEntry {
         grant: Grant,
         cx: &mut Context<'_>,
     ) -> Arc<HeldLease> {
-        let Grant {
-            id,
-            tokens,
-            lease,
-            terms,
-            at,
-            all,
-            in_queue,
-        } = grant;
-        cx.kernel.table.forget_id(&id);
-        let run = HandoffRun::new(tokens.first, tokens.count, cx.now);
-        let run = match in_queue {
-            true => run.granted_in_queue(),
-            false => run,
-        };
+        cx.kernel.table.forget_id(&grant.id);
         let serial = cx.kernel.next_serial();
-        let lease = HeldLease::new(lock, id, lease, run, terms.replicas, serial);
-        let lease = Arc::new(lease.at(at).of_set(all));
+        let lease = Arc::new(HeldLease::new(lock, grant, serial, cx.now));
         let is_shared = lock.is_shared();
         self.evict(is_shared, cx);
         if self.is_set {
@@ -89,7 +75,7 @@ impl LockEntry {
         });
         self.last.silent_since = None;
         #[cfg(sim)]
-        cx.fx.began.push((Arc::clone(&lease), tokens.first));
+        cx.fx.began.push((Arc::clone(&lease), lease.run.first()));
         lease.rearm(cx);
         if !is_on(Mutant::EvictionMakesNobodyAsk) {
             // The line may have waited for the end of an evicted lease.

@@ -123,10 +123,7 @@ impl LastReply {
         self.malformed += u32::from(cause.is_malformed());
         let refusal = cause.refusal().filter(|refusal| refusal.may_last);
         self.rejected += u32::from(refusal.is_some());
-        let not_redis = |cause| Failure::Unreachable {
-            since: None,
-            cause: Some(cause),
-        };
+        let not_redis = |cause| Failure::unreachable(Some(cause));
         let failure = match refusal {
             _ if cause.is_not_redis() => not_redis(cause.clone()),
             _ if self.malformed >= MAX_MALFORMED => not_redis(cause.last_malformed(self.malformed)),

@@ -1,16 +1,34 @@
-//! The time of a lease, and the commands for it. The arithmetic is that of `lease/state.rs`.
+//! The commands of a lease: renewals, and what its holder wants and waits for.
+//!
+//! While the lease is held, at most one of them is in flight. The engine sends all of them. The
+//! arithmetic is that of `lease/state.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::kernel::held::HeldLease;
+use crate::clock::Instant;
+use crate::kernel::answers::unexpected;
+use crate::kernel::command::{Command, What};
+use crate::kernel::context::Context;
+use crate::kernel::effects::{Confirmed, Effects, Renewal};
+use crate::kernel::fault::Fault;
+use crate::kernel::held::{HeldLease, Inner};
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::schedule::{Item, ItemKey};
 use crate::kernel::waiter::Failure;
 pub(crate) use crate::lease::handoff::{HandoffRun, NoHandoff};
 pub(crate) use crate::lease::state::{BeforeSetTtl, LeaseState};
 pub(crate) use crate::lease::status::{Due, LeaseStatus, RENEWAL_WINDOW, RenewalRequest};
+use crate::lost::Lost;
 use crate::parker::Parker;
+use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
+use crate::token::FencingToken;
+
+/// How much later than its caller the engine ends a caller's command: the caller's own timeout
+/// usually comes first.
+pub(super) const GRACE: Duration = Duration::from_millis(50);
 
 /// A command that the holder of a lease wants, and waits for.
 #[derive(Debug)]
@@ -58,4 +76,224 @@ pub(crate) struct LeaseWork {
 pub(crate) enum WorkKind {
     Renewal(RenewalRequest),
     SetTtl(Duration, BeforeSetTtl),
+}
+
+impl HeldLease {
+    /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
+    pub(crate) fn want(
+        self: &Arc<Self>,
+        token: FencingToken,
+        operation: Operation,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> bool {
+        self.with(fx, |inner| {
+            let is_held = matches!(inner.lease.status(now), LeaseStatus::Held(_));
+            if inner.token != token || inner.released_by_holder || !is_held {
+                return false;
+            }
+            if let Wanted::Downgrade(reader) = &operation.what {
+                // From before the command is sent: if no reply arrives, it may run later.
+                inner.reader = Some(Arc::clone(reader));
+            }
+            inner.operations.push_back(operation);
+            true
+        })
+    }
+
+    /// Takes back an operation whose holder waits no longer, unless its command was sent.
+    pub(crate) fn cancel(&self, cell: &Arc<OperationCell>) {
+        let mut inner = self.inner.lock();
+        (inner.operations).retain(|operation| !Arc::ptr_eq(&operation.cell, cell));
+    }
+
+    /// Begins the holder's next operation, or a renewal that is due; at most one command is in
+    /// flight.
+    pub(crate) fn begin_work(
+        self: &Arc<Self>,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<(Command, LeaseWork)> {
+        let (wanted, kind, cell) = self.with(fx, |inner| {
+            let wanted = inner.operations.front().map(|it| it.what.clone());
+            let kind = match wanted {
+                None => WorkKind::Renewal(inner.lease.begin_due_renewal(now)?),
+                Some(Wanted::Renew | Wanted::Downgrade(_)) => {
+                    WorkKind::Renewal(inner.lease.begin_full_renewal(now)?)
+                }
+                Some(Wanted::SetTtl(ttl)) => WorkKind::SetTtl(ttl, inner.lease.set_ttl(now, ttl)?),
+            };
+            let cell = inner.operations.pop_front().map(|it| it.cell);
+            Some((wanted, kind, cell))
+        })?;
+        let (id, may_shorten) = (self.id.clone(), matches!(kind, WorkKind::SetTtl(..)));
+        let ttl = match kind {
+            WorkKind::Renewal(request) => request.ttl,
+            WorkKind::SetTtl(ttl, _) => ttl,
+        };
+        let what = match wanted {
+            Some(Wanted::Downgrade(_)) => What::Downgrade { id, ttl },
+            _ => What::Renew {
+                id,
+                ttl,
+                may_shorten,
+            },
+        };
+        let command = Command::new(&self.renewed_as(), what).acknowledged_by(self.replicas);
+        let work = LeaseWork {
+            lease: Arc::clone(self),
+            kind,
+            cell,
+        };
+        Some((command, work))
+    }
+
+    /// Applies the end of a command that `begin_work` returned. `is_final`: the server that
+    /// confirmed it has the only copy of the key.
+    pub(crate) fn answered(
+        self: &Arc<Self>,
+        work: &LeaseWork,
+        end: Result<Answer, Fault>,
+        [sent, now]: [Instant; 2],
+        is_final: bool,
+        fx: &mut Effects,
+    ) {
+        let found = end.as_ref().ok().and_then(Answer::key_state);
+        let (lag, remaining) = self.with(fx, |inner| {
+            let lease = &mut inner.lease;
+            let lag = lease.lag(now);
+            // A lease that expired before the reply arrived is lost as expired.
+            lease.status(now);
+            match (work.kind, found) {
+                (WorkKind::Renewal(request), Some(KeyState::Ours)) => {
+                    let from_reply = is_on(Mutant::RenewalCountsFromReply);
+                    let sent = if from_reply { now } else { sent };
+                    lease.confirmed(sent, now, request);
+                }
+                (WorkKind::Renewal(_), _) => lease.unconfirmed(now),
+                (WorkKind::SetTtl(ttl, _), Some(KeyState::Ours)) => {
+                    lease.ttl_set(sent, now, ttl, is_final);
+                }
+                (WorkKind::SetTtl(ttl, before), _) => match &end {
+                    // A minority of a quorum, or a part of a set, may have run it.
+                    Err(fault) if !fault.may_have_run() && self.has_one_place() => {
+                        lease.ttl_not_set(now, before);
+                    }
+                    _ if is_on(Mutant::SetTtlIsCertain) => lease.ttl_set(sent, now, ttl, is_final),
+                    _ => lease.unanswered(now, ttl),
+                },
+            }
+            match found {
+                Some(KeyState::Gone) => lease.lose(Lost::Deleted, now),
+                Some(KeyState::Foreign) => lease.lose(Lost::Taken, now),
+                Some(KeyState::Ours) | None => {}
+            }
+            let remaining = match lease.status(now) {
+                LeaseStatus::Held(remaining) => Some(remaining),
+                LeaseStatus::Lost(_) | LeaseStatus::Released => None,
+            };
+            (lag, remaining)
+        });
+        let (counts, is_renewal) = match work.kind {
+            WorkKind::Renewal(request) => (request.renews, true),
+            WorkKind::SetTtl(..) => (true, false),
+        };
+        let outcome = match (found, &end) {
+            (Some(KeyState::Ours), _) => Some(Ok(Confirmed {
+                lag,
+                remaining: remaining.filter(|_| is_renewal),
+                took: sent.until(now),
+            })),
+            (Some(KeyState::Gone | KeyState::Foreign), _) => None,
+            (None, Err(fault)) => Some(Err(fault.clone())),
+            (None, Ok(_)) => Some(Err(Fault::Unknown(unexpected()))),
+        };
+        if let Some(end) = outcome.filter(|_| counts) {
+            let lease = Arc::clone(self);
+            fx.renewed.push(Renewal { lease, end });
+        }
+        if let Some(cell) = &work.cell {
+            fx.operation_ended(cell, result(found, end));
+        }
+    }
+
+    /// A change of ttl got no reply from a server of a quorum: it may run there later.
+    pub(super) fn limit(&self, ttl: Duration) {
+        self.inner.lock().lease.limit(ttl);
+    }
+
+    /// Returns whether the thread that releases the lease stands still.
+    pub(super) fn is_release_overdue(&self, now: Instant, command_timeout: Duration) -> bool {
+        let since = self.inner.lock().releasing_since;
+        let since = since.filter(|_| !is_on(Mutant::StoppedReleaseBlocks));
+        since.is_some_and(|since| now >= since.after(command_timeout).after(GRACE))
+    }
+
+    /// The lease has left its entry: the engine looks for its loss no more.
+    pub(super) fn leave(self: &Arc<Self>, cx: &mut Context<'_>) {
+        self.inner.lock().has_left = true;
+        self.rearm(cx);
+    }
+
+    /// Schedules what the lease needs next, under its lock: two threads cannot do so in the wrong
+    /// order.
+    pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
+        let inner = self.inner.lock();
+        let key = ItemKey::Lease(self.serial);
+        match inner.due(cx.now, cx.kernel.limits.command_timeout) {
+            Some(bounds) => cx.put(key, Item::Lease(Arc::clone(self)), bounds),
+            None => cx.unschedule(&key),
+        }
+    }
+
+    /// Returns whether one server has all its keys, in one slot.
+    fn has_one_place(&self) -> bool {
+        self.at.is_none() && self.lock.slots().is_empty()
+    }
+}
+
+impl Inner {
+    /// Returns when the engine must look at the lease, and until when it may sleep if it sleeps.
+    /// `None` if never again.
+    fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {
+        if self.release.is_some() {
+            return Some([Instant::START, Instant::START]);
+        }
+        if let Some(since) = self.releasing_since {
+            if is_on(Mutant::StoppedReleaseBlocks) {
+                return None;
+            }
+            let at = since.after(command_timeout).after(GRACE);
+            return Some([at, at]);
+        }
+        if is_on(Mutant::LossesAreLate) && self.lease.is_busy() {
+            return None;
+        }
+        match self.lease.due(now) {
+            // An operation may have found the loss: the calls that wait for it still sleep.
+            Due::Nothing if self.lease.lost().is_some() && !self.has_left => Some([now, now]),
+            Due::Nothing => None,
+            Due::Renewal => Some([now, now]),
+            // In flight, no operation can begin: the end of the command looks again.
+            Due::At { best, latest } => match self.operations.is_empty() || self.lease.is_busy() {
+                true => Some([best, latest]),
+                false => Some([now, now]),
+            },
+        }
+    }
+}
+
+fn result(found: Option<KeyState>, end: Result<Answer, Fault>) -> Result<(), Failure> {
+    match (found, end) {
+        // A loss is reported by the status.
+        (Some(_), _) => Ok(()),
+        (None, Ok(_)) => Err(Failure::unreachable(None)),
+        (None, Err(Fault::NotRun(cause) | Fault::Unknown(cause))) => {
+            Err(Failure::unreachable(Some(cause)))
+        }
+        (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => {
+            Err(Failure::Rejected(error))
+        }
+        (None, Err(Fault::Open(open))) => Err(Failure::Rejected((*open).into())),
+    }
 }

@@ -10,17 +10,18 @@ use crate::holder_id::HolderId;
 use crate::kernel::answers::{fits, too_short, unexpected, untaken};
 use crate::kernel::command::Listens;
 use crate::kernel::context::Context;
-use crate::kernel::entry::{LockEntry, Receiver};
+use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
 use crate::kernel::request::{Confirming, Flight, Place, RequestNo, RequestState, Serves};
+use crate::kernel::requests::Receiver;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::place::{Refreshed, TokenBlock, provisional, provisional_of, refresh_every};
-use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy, jittered};
+use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy};
 
 /// The least time from a command to the refresh that the expiry of the lock makes due.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
@@ -86,7 +87,7 @@ impl LockEntry {
 
     /// Returns when the call at the front wants the next command, if it waits by `Backoff` and no
     /// call behind it by `Wake`.
-    fn backs_off_until(&self, serves: Serves) -> Option<Instant> {
+    pub(super) fn backs_off_until(&self, serves: Serves) -> Option<Instant> {
         let waiter = match serves {
             Serves::Line => self.line.front(),
             Serves::One(no) => self.waiter(no),
@@ -126,37 +127,8 @@ impl LockEntry {
         }
     }
 
-    /// The next command after a refusal without a place.
-    pub(super) fn due_after_refusal(
-        &mut self,
-        n: usize,
-        remaining: Option<Duration>,
-        cx: &mut Context<'_>,
-    ) {
-        let again = self.take_again(n);
-        let request = &self.requests[n];
-        let backstop = cx.kernel.limits.backstop;
-        let at = match self.backs_off_until(request.serves) {
-            Some(at) => at,
-            None if request.lock.has_local_queue() && request.lock.queue().is_some() => {
-                cx.now.max(self.asks_from())
-            }
-            None if request.lock.queue().is_some() => cx.now,
-            None => {
-                let pause = match self.is_listening {
-                    true => jittered(backstop),
-                    false => UNSUBSCRIBED
-                        .pause(request.refusals.saturating_sub(1))
-                        .min(backstop),
-                };
-                next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).min(again)
-            }
-        };
-        self.set_due(n, at);
-    }
-
     /// Returns when a wake-up that came while a command was under way makes the next one due.
-    fn take_again(&mut self, n: usize) -> Instant {
+    pub(super) fn take_again(&mut self, n: usize) -> Instant {
         let again = std::mem::replace(&mut self.requests[n].again, Instant::NEVER);
         match is_on(Mutant::WakeUpIsForgotten) {
             true => Instant::NEVER,
@@ -167,33 +139,6 @@ impl LockEntry {
     pub(super) fn set_due(&mut self, n: usize, at: Instant) {
         self.requests[n].state = RequestState::Due(at);
         self.touch(at, at);
-    }
-
-    /// Counts a refusal for the call that waits by `Backoff`. Returns its number after its last
-    /// attempt.
-    pub(super) fn count_refusal(
-        &mut self,
-        serves: Serves,
-        sent: Instant,
-        now: Instant,
-    ) -> Option<WaiterNo> {
-        let waiter = match serves {
-            Serves::Line => self.line.front_mut(),
-            Serves::One(no) => self.own.iter_mut().find(|waiter| waiter.no == no),
-            Serves::Nobody => None,
-        };
-        let waiter = waiter?;
-        let Wait::Queue(WaitPolicy::Backoff(backoff)) = &waiter.wait else {
-            return None;
-        };
-        // An earlier command was not its own attempt.
-        if sent < waiter.retry_at {
-            return None;
-        }
-        waiter.retry_at = now.after(backoff.pause(waiter.refusals));
-        waiter.refusals += 1;
-        let limit = backoff.limit()?;
-        (waiter.refusals >= limit).then_some(waiter.no)
     }
 
     /// A grant to a place, or one that is too old: a renewal must confirm it.

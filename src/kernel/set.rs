@@ -417,10 +417,7 @@ impl SetAcquire {
         match outcome {
             Some(Outcome::Failed(Failure::Closed)) => Step::Done(Outcome::Failed(Failure::Closed)),
             _ if cx.now >= self.wants.deadline => {
-                Step::Done(Outcome::Failed(Failure::Unreachable {
-                    since: None,
-                    cause: None,
-                }))
+                Step::Done(Outcome::Failed(Failure::unreachable(None)))
             }
             None if cx.now < until => Step::Park(until.min(self.wants.deadline)),
             _ => self.attempt(cx),

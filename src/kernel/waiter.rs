@@ -102,6 +102,10 @@ pub(crate) enum Outcome {
 }
 
 impl Failure {
+    pub(crate) fn unreachable(cause: Option<Cause>) -> Self {
+        Self::Unreachable { since: None, cause }
+    }
+
     /// Returns the failure of a call that has waited for a long time: the breaker, which may be
     /// open, is not the reason.
     pub(crate) fn after_long(self) -> Self {

@@ -1,0 +1,226 @@
+//! What a refusal means for the request that was refused, and for the calls that it serves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder_id::HolderId;
+use crate::kernel::answers::ForCaller;
+use crate::kernel::context::Context;
+use crate::kernel::entry::LockEntry;
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::pending::Proof;
+use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
+use crate::kernel::request::{Flight, How, Request, RequestState, Sender, Serves};
+use crate::kernel::waiter::{Outcome, Refused, Wait, WaiterNo};
+use crate::protocol::refusal::RefusedName;
+use crate::wait_policy::{WaitPolicy, jittered};
+
+/// The pause after a refusal that was caused by a command of this client that nobody owns.
+const OWN_ID_PAUSE: Duration = Duration::from_millis(50);
+
+impl LockEntry {
+    /// The reply to the acquiring command refuses the lock.
+    pub(super) fn refused(
+        &mut self,
+        n: usize,
+        flight: &Flight,
+        by: RefusedName,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) -> ForCaller {
+        let is_own_id = by.holder == flight.id.as_str().as_bytes();
+        if is_own_id && flight.how == How::Enter {
+            // Its place was granted at once, or the command has run twice: a refresh finds the
+            // grant.
+            self.requests[n].again = cx.now;
+            return self.refused_by_nobody(n, flight, &by, sent, cx);
+        }
+        if is_own_id {
+            self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
+            self.due_after_failure(n, cx);
+            return ForCaller::GoesOn;
+        }
+        // An attempt for a deadline is made because the command of the line has no reply.
+        let is_for_deadline = match self.requests[n].serves {
+            Serves::One(no) => self.line.iter().any(|waiter| waiter.no == no),
+            Serves::Line | Serves::Nobody => false,
+        };
+        if self.is_of_nobody(&by, sent, is_for_deadline, cx) {
+            return self.refused_by_nobody(n, flight, &by, sent, cx);
+        }
+        self.requests[n].rounds.settle();
+        let remaining = by.remaining;
+        let refused = self.last.refused(sent, cx.now, Arc::new(by));
+        self.note_waited(n, cx);
+        self.note_contended(cx.now);
+        self.requests[n].failures = 0;
+        self.requests[n].refusals += 1;
+        if self.requests[n].once {
+            return self.refused_once(n, flight, refused, cx);
+        }
+        let used_up = self.count_refusal(self.requests[n].serves, sent, cx.now);
+        if flight.how == How::Enter {
+            self.queued(n, flight, sent, remaining, cx);
+        } else {
+            cx.kernel.table.forget_id(&flight.id);
+            self.due_after_refusal(n, remaining, cx);
+        }
+        if let Some(no) = used_up {
+            self.end_waiter(no, Outcome::Refused(Some(refused)), cx);
+            self.retire_own(no, cx);
+        }
+        ForCaller::Refused(None)
+    }
+
+    /// A command of this client that nobody owns has the lock: no refusal, because the lock is free
+    /// once that command is undone, or somebody's once its reply is read.
+    fn refused_by_nobody(
+        &mut self,
+        n: usize,
+        flight: &Flight,
+        by: &RefusedName,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) -> ForCaller {
+        self.last.answered(sent, cx.now);
+        self.requests[n].failures = 0;
+        if flight.how == How::Enter {
+            self.queued(n, flight, sent, by.remaining, cx);
+            return ForCaller::GoesOn;
+        }
+        cx.kernel.table.forget_id(&flight.id);
+        let request = &mut self.requests[n];
+        request.refusals += 1;
+        let can_queue = request.lock.queue().is_some() && !request.once;
+        let is_undone = cx.kernel.pending.lock().has_ended(&by.holder);
+        let pause = match can_queue || is_undone {
+            true => Duration::ZERO,
+            false => OWN_ID_PAUSE,
+        };
+        self.set_due(n, cx.now.after(pause));
+        ForCaller::GoesOn
+    }
+
+    /// Returns whether a command of this client, which nobody here owns, caused a refusal.
+    pub(super) fn is_of_nobody(
+        &self,
+        by: &RefusedName,
+        sent: Instant,
+        is_for_deadline: bool,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        if is_on(Mutant::OwnIdRefuses) {
+            return false;
+        }
+        let is_abandoned = |request: &&Request| {
+            let is_unanswered = matches!(request.state, RequestState::Sent);
+            request.serves == Serves::Nobody || is_for_deadline && is_unanswered
+        };
+        // The command of a call for a set, or for one of its names, is in another entry: it ends
+        // soon, or its lease refuses this call. But a waiting set keeps its names for long.
+        let is_own = by.holder.starts_with(cx.kernel.owner.as_bytes());
+        let own = is_own.then(|| HolderId::parse(&by.holder)).flatten();
+        let request = own.and_then(|id| cx.kernel.table.request_of(&id));
+        if request.is_some_and(|(name, _)| name != self.name)
+            && !cx.kernel.table.is_of_set(&by.holder, cx.now, cx.fx)
+        {
+            return true;
+        }
+        let mut ids = self.requests.iter().filter(is_abandoned);
+        let pending = cx.kernel.pending.lock();
+        match by.names_holder() {
+            true => {
+                pending.had_since(0, &by.holder, sent)
+                    || ids.any(|it| {
+                        it.id()
+                            .is_some_and(|id| id.as_str().as_bytes() == by.holder)
+                    })
+            }
+            false => {
+                pending.has_unanswered(&self.name)
+                    || ids.any(|it| it.serves == Serves::Nobody && it.flight.is_some())
+            }
+        }
+    }
+
+    /// The refusal of a call that leaves at its first one, or of an attempt for a deadline.
+    fn refused_once(
+        &mut self,
+        n: usize,
+        flight: &Flight,
+        by: Refused,
+        cx: &mut Context<'_>,
+    ) -> ForCaller {
+        let request = self.requests.remove(n);
+        cx.kernel.table.forget_id(&flight.id);
+        let outcome = Outcome::Refused(Some(by));
+        if let Sender::Caller(_) = flight.sender {
+            return ForCaller::Refused(Some(outcome));
+        }
+        if let Serves::One(no) = request.serves
+            && self
+                .waiter(no)
+                .is_some_and(|waiter| waiter.wait == Wait::Once)
+        {
+            self.end_waiter(no, outcome, cx);
+        }
+        ForCaller::GoesOn
+    }
+
+    /// The next command after a refusal without a place.
+    pub(super) fn due_after_refusal(
+        &mut self,
+        n: usize,
+        remaining: Option<Duration>,
+        cx: &mut Context<'_>,
+    ) {
+        let again = self.take_again(n);
+        let request = &self.requests[n];
+        let backstop = cx.kernel.limits.backstop;
+        let at = match self.backs_off_until(request.serves) {
+            Some(at) => at,
+            None if request.lock.has_local_queue() && request.lock.queue().is_some() => {
+                cx.now.max(self.asks_from())
+            }
+            None if request.lock.queue().is_some() => cx.now,
+            None => {
+                let pause = match self.is_listening {
+                    true => jittered(backstop),
+                    false => UNSUBSCRIBED
+                        .pause(request.refusals.saturating_sub(1))
+                        .min(backstop),
+                };
+                next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).min(again)
+            }
+        };
+        self.set_due(n, at);
+    }
+
+    /// Counts a refusal for the call that waits by `Backoff`. Returns its number after its last
+    /// attempt.
+    pub(super) fn count_refusal(
+        &mut self,
+        serves: Serves,
+        sent: Instant,
+        now: Instant,
+    ) -> Option<WaiterNo> {
+        let waiter = match serves {
+            Serves::Line => self.line.front_mut(),
+            Serves::One(no) => self.own.iter_mut().find(|waiter| waiter.no == no),
+            Serves::Nobody => None,
+        };
+        let waiter = waiter?;
+        let Wait::Queue(WaitPolicy::Backoff(backoff)) = &waiter.wait else {
+            return None;
+        };
+        // An earlier command was not its own attempt.
+        if sent < waiter.retry_at {
+            return None;
+        }
+        waiter.retry_at = now.after(backoff.pause(waiter.refusals));
+        waiter.refusals += 1;
+        let limit = backoff.limit()?;
+        (waiter.refusals >= limit).then_some(waiter.no)
+    }
+}
