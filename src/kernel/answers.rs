@@ -243,7 +243,7 @@ impl LockEntry {
             true => cx.now,
             false => sent,
         };
-        let Some(lease) = LeaseState::acquired(from, cx.now, &untaken(&terms)) else {
+        let Some(mut lease) = LeaseState::acquired(from, cx.now, &untaken(&terms)) else {
             // It has ended before its reply arrived.
             match is_on(Mutant::ExpiredGrantIsKept) {
                 true => cx.kernel.table.forget_id(&flight.id),
@@ -255,6 +255,7 @@ impl LockEntry {
             self.due_after_failure(n, cx);
             return None;
         };
+        lease.may_last(asked.ttl);
         self.last.answered(sent, cx.now);
         self.count_wake(n, receiver, cx);
         let request = self.requests.remove(n);
@@ -396,11 +397,9 @@ impl LockEntry {
     }
 }
 
-/// Returns whether a lease that was asked for on one call's terms fits another call.
+/// Returns whether a lease that was asked for on one call's terms is enough for another call.
 pub(super) fn fits(asked: &LeaseTerms, wanted: &LeaseTerms) -> bool {
-    asked.ttl == wanted.ttl
-        && asked.renew_every == wanted.renew_every
-        && asked.replicas == wanted.replicas
+    asked.ttl >= wanted.ttl && asked.replicas == wanted.replicas
 }
 
 /// Returns the terms of a lease that no call has taken yet: its `max_hold` counts from then on.

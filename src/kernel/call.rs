@@ -14,6 +14,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
@@ -31,6 +32,7 @@ use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, IdOfSet, Request, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
 use crate::protocol::answer::Answer;
+use crate::protocol::place::refresh_every;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
@@ -248,7 +250,13 @@ impl Call {
 
     fn note_refused(&mut self, cx: &Context<'_>) {
         if let Wait::Queue(WaitPolicy::Backoff(backoff)) = &self.wants.wait {
-            self.retry_at = cx.now.after(backoff.pause(self.refusals));
+            let pause = backoff.pause(self.refusals);
+            // In a queue, it takes its place before others have waited for longer.
+            let longest = match self.wants.lock.queue() {
+                Some(_) => refresh_every(self.wants.terms.ttl),
+                None => Duration::MAX,
+            };
+            self.retry_at = cx.now.after(pause.min(longest));
         }
         self.refusals += 1;
         self.has_waited = true;

@@ -213,6 +213,7 @@ impl LockEntry {
                 continue;
             }
             grant.renewing = true;
+            grant.longest = grant.longest.max(terms.ttl);
             let what = What::Renew {
                 id: grant.id.clone(),
                 ttl: terms.ttl,

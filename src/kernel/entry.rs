@@ -225,8 +225,11 @@ impl LockEntry {
             && self.own.is_empty()
             && self.watches.is_empty()
             && self.requests.is_empty();
-        // A call that nobody has refused needs no messages.
-        let wakes = |waiter: &Waiter| waiter.wait.is_woken() && waiter.cell.has_waited();
+        // A call that nobody has refused needs no messages, unless it has a place nevertheless.
+        let is_queued = |it: &Request| matches!(it.state, RequestState::Queued(_));
+        let has_place = self.requests.iter().any(is_queued);
+        let wakes =
+            |waiter: &Waiter| waiter.wait.is_woken() && (has_place || waiter.cell.has_waited());
         let is_set = self.is_set;
         let woken = self.line.iter().chain(&self.own).find(|it| wakes(it));
         let listener = woken.map(|waiter| &waiter.lock);
@@ -293,6 +296,7 @@ impl LockEntry {
     /// Ends a parked call: its outcome is stored, and its thread is woken.
     pub(super) fn end_waiter(&mut self, no: WaiterNo, outcome: Outcome, cx: &mut Context<'_>) {
         if let Some(waiter) = self.remove_waiter(no) {
+            self.end_pause(waiter.retry_at, cx);
             *waiter.cell.outcome.lock() = Some(outcome);
             cx.fx.wake.push(waiter.cell);
         }

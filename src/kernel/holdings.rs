@@ -51,7 +51,7 @@ impl LockEntry {
             return cx.kernel.table.forget_id_for(id, &self.name);
         }
         let is_place = matches!(request.state, RequestState::Queued(_));
-        cx.undo(&request.lock, id, request.terms.ttl, (proof, is_place));
+        cx.undo(&request.lock, id, request.key_may_get(), (proof, is_place));
     }
 
     /// Holds what was granted. This client's other leases that exclude it are lost.

@@ -16,7 +16,7 @@ use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::Proof;
-use crate::kernel::request::{Confirming, Flight, Place, RequestNo, RequestState, Serves};
+use crate::kernel::request::{Confirming, Flight, Place, Request, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
 use crate::protocol::answer::{Answer, KeyState};
@@ -97,8 +97,29 @@ impl LockEntry {
         (backs_off && !self.wakes(serves)).then_some(waiter.retry_at)
     }
 
+    /// The pause of a call that was at the front, until `at`, holds nobody else up: that call has
+    /// left, or one that does not wait for pauses has come.
+    pub(super) fn end_pause(&mut self, at: Instant, cx: &Context<'_>) {
+        let until = match self.backs_off_until(Serves::Line) {
+            Some(until) => until,
+            None => self.asks_from().max(cx.now),
+        };
+        let is_its = |request: &Request| {
+            request.serves == Serves::Line
+                && matches!(request.state, RequestState::Due(due) if due == at)
+        };
+        let paused = self.requests.iter().position(is_its);
+        if let Some(n) = paused.filter(|_| until < at) {
+            self.set_due(n, until);
+        }
+    }
+
     /// A call has parked behind its request: its policy decides when that asks again.
     pub(super) fn pace(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
+        let front = self.line.front().map(|front| (front.no, front.retry_at));
+        if let Some((_, at)) = front.filter(|_| self.wakes(Serves::Line)) {
+            self.end_pause(at, cx);
+        }
         for n in 0..self.requests.len() {
             let serves = self.requests[n].serves;
             if ![Serves::Line, Serves::One(no)].contains(&serves) {
@@ -106,6 +127,8 @@ impl LockEntry {
             }
             let wakes = self.wakes(serves);
             let until = self.backs_off_until(serves);
+            let is_woken = self.requests[n].woken;
+            let is_its = serves == Serves::One(no) || front.is_some_and(|(front, _)| front == no);
             match &mut self.requests[n].state {
                 // Its place needs an inbox now.
                 RequestState::Queued(place) if wakes && place.listens == Listens::No => {
@@ -119,9 +142,9 @@ impl LockEntry {
                     let at = place.refresh_at;
                     self.touch_refresh(n, at);
                 }
-                RequestState::Due(at) if until.is_some_and(|until| *at < until) => {
-                    *at = until.unwrap_or(*at);
-                }
+                // The pause of another call, or the end of a lease, has made it due then.
+                RequestState::Due(_) if is_woken || !is_its => {}
+                RequestState::Due(at) => *at = until.map_or(*at, |until| until.max(*at)),
                 _ => {}
             }
         }
@@ -150,10 +173,12 @@ impl LockEntry {
         in_queue: bool,
         cx: &mut Context<'_>,
     ) {
+        let longest = self.requests[n].key_may_get();
         self.requests[n].state = RequestState::Confirming(Confirming {
             id: id.clone(),
             tokens,
             in_queue,
+            longest,
             retry_at: cx.now,
             renewing: false,
         });
@@ -186,9 +211,10 @@ impl LockEntry {
         let asked = self.requests[n].terms;
         let terms = self.receiver_terms(&self.requests[n]);
         let lasts = provisional_of(refresh_every(asked.ttl)).min(asked.ttl);
-        let lease = LeaseState::granted(seen, cx.now, lasts, &untaken(&terms));
+        let lease = LeaseState::granted(seen, cx.now, lasts.min(terms.ttl), &untaken(&terms));
         match lease.filter(|_| fits(&asked, &terms) && terms.replicas.is_none()) {
-            Some(lease) => {
+            Some(mut lease) => {
+                lease.may_last(lasts);
                 let grant = Grant {
                     id: id.clone(),
                     tokens,
@@ -360,8 +386,8 @@ impl LockEntry {
         let Some(n) = self.index_of(no) else {
             return;
         };
-        let (tokens, in_queue) = match &self.requests[n].state {
-            RequestState::Confirming(grant) if grant.id == *id => (grant.tokens, grant.in_queue),
+        let (tokens, in_queue, longest) = match &self.requests[n].state {
+            RequestState::Confirming(it) if it.id == *id => (it.tokens, it.in_queue, it.longest),
             _ => return,
         };
         match (end.as_ref().ok().and_then(Answer::key_state), end) {
@@ -374,16 +400,17 @@ impl LockEntry {
                 if !fits(terms, &wanted) {
                     return self.confirm_first(n, id, tokens, in_queue, cx);
                 }
-                let Some(lease) = LeaseState::acquired(sent, cx.now, &untaken(terms)) else {
+                let Some(mut lease) = LeaseState::acquired(sent, cx.now, &untaken(&wanted)) else {
                     // The reply took as long as the lease.
                     self.note_silence(sent, Fault::Unknown(too_short()), cx);
                     return self.confirmed_too_late(n, id, cx);
                 };
+                lease.may_last(longest);
                 let grant = Grant {
                     id: id.clone(),
                     tokens,
                     lease,
-                    terms: *terms,
+                    terms: wanted,
                     at: None,
                     all: self.requests[n].of_set.as_ref().map(|it| it.tokens.clone()),
                     in_queue,

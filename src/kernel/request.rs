@@ -168,6 +168,8 @@ pub(crate) struct Confirming {
     pub(crate) id: HolderId,
     pub(crate) tokens: TokenBlock,
     pub(crate) in_queue: bool,
+    /// The longest ttl that was asked for: one of a call that has left, or a longer one since.
+    pub(crate) longest: Duration,
     pub(crate) retry_at: Instant,
     pub(crate) renewing: bool,
 }
@@ -191,6 +193,14 @@ impl Rounds {
 }
 
 impl Request {
+    /// Returns the longest ttl that its commands ask for.
+    pub(super) fn key_may_get(&self) -> Duration {
+        match &self.state {
+            RequestState::Confirming(grant) => grant.longest.max(self.terms.ttl),
+            _ => self.terms.ttl,
+        }
+    }
+
     pub(crate) fn new(
         no: RequestNo,
         serves: Serves,

@@ -256,7 +256,9 @@ impl LockEntry {
 
     /// A call leaves without an outcome: what asks on its behalf ends if it serves nobody else.
     pub(super) fn leave(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        self.remove_waiter(no);
+        if let Some(waiter) = self.remove_waiter(no) {
+            self.end_pause(waiter.retry_at, cx);
+        }
         if !is_on(Mutant::LeavingKeepsThePlace) {
             self.retire_of(no, cx);
         }

@@ -134,6 +134,11 @@ impl LeaseState {
         }
     }
 
+    /// The key was asked for with this ttl, for a call that has left.
+    pub(crate) fn may_last(&mut self, ttl: Duration) {
+        self.longest = self.longest.max(ttl);
+    }
+
     /// Returns how long the key may still exist in Redis if no release arrives.
     pub(crate) fn key_may_last(&self) -> Duration {
         // A delayed command may run just before the key expires, and set its longest ttl once more

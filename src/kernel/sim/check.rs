@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::plan::{Actor, Kind};
+use super::plan::{Actor, Family, Kind};
 use super::server::{Data, MS, Time, client_of, key_of};
 use super::world::{Checked, World};
 use crate::clock::Instant;
@@ -462,6 +462,19 @@ impl World {
         !is_held && !self.has_guard(client, id)
     }
 
+    /// Returns whether a client has a lease of the lock, as far as it knows.
+    fn has_lease(&self, client: usize, key: &[u8]) -> bool {
+        let now = self.clocks[client].at(self.now);
+        let mut has = false;
+        each_entry(&self.clients[client].kernel, &self.names, |entry| {
+            has |= entry
+                .held
+                .iter()
+                .any(|held| held.lease.is_held_at(now) && key_of(&*held.lease.lock) == key);
+        });
+        has
+    }
+
     fn waits(&self, client: usize, key: &[u8]) -> bool {
         let it = &self.clients[client];
         if !it.is_alive || it.kernel.is_closed() {
@@ -473,6 +486,10 @@ impl World {
         }
         // Through such a link no lease can be had in time.
         if self.engine_is_slower_than(client, self.plan.ttl / 4) {
+            return false;
+        }
+        // The server's clock has ended the lease that its calls wait for.
+        if self.plan.family == Family::Clocks && self.has_lease(client, key) {
             return false;
         }
         let watches = self.watched(client);

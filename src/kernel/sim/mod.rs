@@ -379,6 +379,25 @@ fn a_call_refused_by_what_has_ended_asks_at_once() {
     );
 }
 
+/// The id of a lease that its own client is releasing is no refusal, but it leaves a place: its
+/// grant came by a message that the client did not listen to.
+#[test]
+fn a_place_behind_a_lease_of_its_own_client_hears_its_grant() {
+    assert_keeps(
+        "seed=1089945596723 family=Calm servers=1 clients=2 threads=1 ops=2 names=1 kinds=Fair \
+         ttl=1694000 handoffs=0 backoff=0 drifts=0,0 faults=",
+    );
+}
+
+/// The call waits for the lease of its own client, which ends by the client's clock.
+#[test]
+fn a_clock_that_is_set_forward_does_not_end_the_wait_for_an_own_lease() {
+    assert_keeps(
+        "seed=291528408039 family=Clocks servers=1 clients=1 threads=2 ops=1 names=1 kinds=Mutex \
+         ttl=4398000 handoffs=0 backoff=0 drifts=0,0 faults=193220:Ahead.7294491",
+    );
+}
+
 /// The last call in line counted the lease of its own client as its last refusal.
 #[test]
 fn a_call_that_its_own_client_refuses_leaves_no_place() {
