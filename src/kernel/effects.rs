@@ -9,7 +9,7 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::OperationCell;
-use crate::kernel::pending::PendingRelease;
+use crate::kernel::undo::PendingRelease;
 use crate::kernel::waiter::{Failure, WaiterCell};
 use crate::lost::Lost;
 use crate::name::Name;

@@ -11,10 +11,10 @@ use crate::kernel::entry::{Held, LockEntry};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::pending::Proof;
 use crate::kernel::request::{Request, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
+use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
 use crate::lost::Lost;
 use crate::protocol::place::TokenBlock;
@@ -206,6 +206,23 @@ impl LockEntry {
         self.ended(&lease.id, cx.now, cx);
         if status != LeaseStatus::Lost(Lost::ShutDown) {
             self.release_later(lease, false, cx);
+        }
+    }
+
+    /// The lease of a name goes on as a part of a set's lease.
+    pub(super) fn absorbed(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
+        if lease.begin_release(lease.token(), cx.now, cx.fx).is_some() {
+            lease.end_release(None, cx.fx);
+        }
+        let Some(n) = self.held.iter().position(|held| held.lease.id == lease.id) else {
+            return;
+        };
+        let held = self.held.remove(n);
+        held.lease.leave(cx);
+        cx.fx.discard.push(Discard::Lease(held.lease));
+        // The line waited for the end of that lease. Now it waits for the set, in Redis.
+        if !is_on(Mutant::KeptNamesEndInSilence) {
+            self.serve(cx.now, cx);
         }
     }
 

@@ -14,14 +14,17 @@
 //! ```
 
 pub(crate) mod answers;
+pub(crate) mod batch;
 pub(crate) mod call;
 pub(crate) mod command;
 pub(crate) mod context;
 pub(crate) mod due;
 pub(crate) mod effects;
+pub(crate) mod ended;
 pub(crate) mod engine;
 pub(crate) mod entry;
 pub(crate) mod fault;
+pub(crate) mod groups;
 pub(crate) mod held;
 pub(crate) mod holdings;
 pub(crate) mod last_reply;
@@ -55,8 +58,9 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::effects::Effects;
+use crate::kernel::ended::Tally;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::pending::{PendingReleases, Tally};
+use crate::kernel::pending::PendingReleases;
 use crate::kernel::schedule::Schedule;
 use crate::kernel::table::LockTable;
 use crate::kernel::tokens::Tokens;

@@ -5,15 +5,22 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
+use crate::holder_id::HolderId;
+use crate::kernel::answers::untaken;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::lease::GRACE;
+use crate::kernel::holdings::Grant;
+use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::pending::Proof;
-use crate::kernel::request::{Flight, How, Request, RequestNo, RequestState, Sender, Serves};
-use crate::kernel::waiter::{Wait, Waiter, WaiterNo};
+use crate::kernel::request::{
+    Flight, How, IdOfSet, Request, RequestNo, RequestState, Sender, Serves,
+};
+use crate::kernel::undo::Proof;
+use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterNo};
+use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
 
 /// Who gets a lease that a request was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,5 +327,83 @@ impl LockEntry {
                 }
             }
         }
+    }
+
+    // ------------------------------------------------------------------ the requests of a set
+
+    /// A request of a set would have to send its id again: the set begins again.
+    pub(super) fn end_of_set(&mut self, n: usize, cx: &mut Context<'_>) {
+        let request = self.requests.remove(n);
+        if let Serves::One(no) = request.serves {
+            self.end_waiter(no, Outcome::Failed(Failure::Restart), cx);
+        }
+    }
+
+    /// A message may concern a request of a set.
+    pub(super) fn look_at(&mut self, n: usize, at: Instant, _: &mut Context<'_>) {
+        let request = &mut self.requests[n];
+        match &mut request.state {
+            RequestState::Queued(place) if !place.refreshing => {
+                place.refresh_at = place.refresh_at.min(at);
+            }
+            RequestState::Queued(_) | RequestState::Sent => request.again = request.again.min(at),
+            RequestState::Due(_) | RequestState::Won(_) | RequestState::Confirming(_) => return,
+        }
+        self.touch(at, at);
+    }
+
+    /// The set that the call waits for has all names: a renewal must confirm them together.
+    pub(super) fn confirm_set(
+        &mut self,
+        no: WaiterNo,
+        id: HolderId,
+        tokens: Vec<FencingToken>,
+        cx: &mut Context<'_>,
+    ) {
+        let serves = Serves::One(no);
+        let Some(n) = self.requests.iter().position(|it| it.serves == serves) else {
+            return;
+        };
+        let of_request: RequestNo = self.requests[n].no;
+        cx.kernel.table.note_id(&id, &self.name, of_request);
+        let block = TokenBlock::one(tokens[0]);
+        self.requests[n].of_set = Some(IdOfSet {
+            id: id.clone(),
+            is_used: true,
+            tokens,
+        });
+        if is_on(Mutant::SetIsNotConfirmed) {
+            return self.win_unconfirmed(n, id, block, cx);
+        }
+        self.confirm_first(n, &id, block, false, cx);
+        debug_assert!(matches!(
+            self.requests[n].state,
+            RequestState::Confirming(_)
+        ));
+    }
+
+    /// A mistake, for the simulation: the names may have been lost.
+    fn win_unconfirmed(
+        &mut self,
+        n: usize,
+        id: HolderId,
+        tokens: TokenBlock,
+        cx: &mut Context<'_>,
+    ) {
+        let terms = self.requests[n].terms;
+        self.requests[n].state = RequestState::Sent;
+        let Some(lease) = LeaseState::acquired(cx.now, cx.now, &untaken(&terms)) else {
+            return;
+        };
+        let grant = Grant {
+            id,
+            tokens,
+            lease,
+            terms,
+            at: None,
+            all: self.requests[n].of_set.as_ref().map(|it| it.tokens.clone()),
+            in_queue: false,
+        };
+        self.win(n, grant, cx);
     }
 }

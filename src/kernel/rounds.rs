@@ -11,10 +11,10 @@ use crate::kernel::engine::{Engine, Purpose, ServerNo, Turn};
 use crate::kernel::fault::Fault;
 use crate::kernel::lease::{LeaseWork, WorkKind};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::pending::{PendingRelease, Proof};
 use crate::kernel::round::{AtServer, Round, RoundKind, RoundNo};
 use crate::kernel::schedule::{Item, ItemKey};
 use crate::kernel::table::entry_name;
+use crate::kernel::undo::{PendingRelease, Proof};
 use crate::protocol::answer::Answer;
 
 impl Engine {

@@ -21,59 +21,50 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::answers::untaken;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::context::Context;
-use crate::kernel::effects::{Discard, Effects};
-use crate::kernel::entry::LockEntry;
+use crate::kernel::effects::Effects;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
-use crate::kernel::holdings::Grant;
-use crate::kernel::last_reply::last_attempt;
-use crate::kernel::lease::{LeaseState, LeaseStatus};
+use crate::kernel::lease::LeaseStatus;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
-use crate::kernel::request::{IdOfSet, RequestNo, RequestState, Serves};
-use crate::kernel::table::entry_name;
-use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell, WaiterNo};
+use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell};
 use crate::kernel::watch::Watching;
 #[cfg(sim)]
 use crate::name::Name;
 use crate::protocol::answer::Answer;
-use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::token::FencingToken;
-use crate::wait_policy::{RECONNECT, WaitPolicy, jittered};
+use crate::wait_policy::RECONNECT;
 
 /// The longest ttl of a name that a set keeps while it waits for the next ones.
 const KEPT_FOR: Duration = Duration::from_secs(3);
 
 pub(crate) struct SetAcquire {
     /// What the caller wants; its lock is that of the set.
-    wants: CallTerms,
-    start: Instant,
+    pub(super) wants: CallTerms,
+    pub(super) start: Instant,
     /// The lock of each name, fair with queues, in the order in which all sets take them.
-    names: Vec<Arc<dyn Primitive>>,
-    id: HolderId,
+    pub(super) names: Vec<Arc<dyn Primitive>>,
+    pub(super) id: HolderId,
     kept: Vec<Arc<HeldLease>>,
     /// It has parked, and does not send any more.
     has_parked: bool,
     /// It was refused.
-    has_waited: bool,
-    stage: Stage,
+    pub(super) has_waited: bool,
+    pub(super) stage: Stage,
     call: Call,
     /// The name that last refused it, without queues.
-    watch: Option<Watching>,
+    pub(super) watch: Option<Watching>,
     /// How often in a row it began again because of a command without a reply.
     restarts: u32,
     /// How often it was refused, and the last time, without queues.
-    refusals: u32,
-    last: Option<Refused>,
+    pub(super) refusals: u32,
+    pub(super) last: Option<Refused>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     All,
     /// The name with this index.
     One(usize),
@@ -110,7 +101,7 @@ impl SetAcquire {
     }
 
     /// Returns whether it waits in the queues of its names.
-    fn has_queues(&self) -> bool {
+    pub(super) fn has_queues(&self) -> bool {
         self.names[0].queue().is_some()
     }
 
@@ -163,7 +154,7 @@ impl SetAcquire {
     }
 
     /// Asks for all names, or for one after the other if they are in several slots.
-    fn attempt(&mut self, cx: &mut Context<'_>) -> Step {
+    pub(super) fn attempt(&mut self, cx: &mut Context<'_>) -> Step {
         if let Some(watch) = &self.watch {
             watch.cell.outcome.lock().take();
         }
@@ -341,97 +332,8 @@ impl SetAcquire {
         }
     }
 
-    /// A name is taken: with queues the call waits there, otherwise until the name may be free.
-    fn refused(&mut self, by: Option<Refused>, cx: &mut Context<'_>) -> Step {
-        self.has_waited = true;
-        if self.has_queues() {
-            return self.ask_for(0, cx);
-        }
-        self.id = cx.kernel.fresh_id(&*self.wants.lock);
-        if let Wait::Queue(WaitPolicy::Backoff(backoff)) = &self.wants.wait {
-            let until = cx.now.after(backoff.pause(self.refusals - 1));
-            self.last = by;
-            return self.watch((0, false), until, cx);
-        }
-        let name = match &by {
-            Some(by) => by.by.name,
-            // This client has it.
-            None => (cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx)).map_or(0, |it| it.0),
-        };
-        let hears = |watch: &Watching| watch.name == name && watch.wakes;
-        let is_new = !self.watch.as_ref().is_some_and(hears);
-        if is_new {
-            self.end_watch(cx);
-        }
-        if self.watch.as_ref().is_some_and(Watching::has_news) {
-            return self.attempt(cx);
-        }
-        let name_of = entry_name(&*self.names[name]);
-        let is_live = cx.with_existing(&name_of, |entry, _| entry.is_listening) == Some(true);
-        let until = self.asks_again_at(by.as_ref(), is_live, cx);
-        self.last = by;
-        let step = self.watch((name, true), until, cx);
-        // A message may have come before the call could hear it.
-        match is_new && is_live && !is_on(Mutant::WatchBeginsAfterTheRefusal) {
-            true => self.attempt(cx),
-            false => step,
-        }
-    }
-
-    /// Returns when a refused call asks again if no message comes.
-    fn asks_again_at(&self, by: Option<&Refused>, is_live: bool, cx: &Context<'_>) -> Instant {
-        let (now, backstop) = (cx.now, cx.kernel.limits.backstop);
-        let pause = match is_live {
-            true => jittered(backstop),
-            false => UNSUBSCRIBED.pause(self.refusals - 1).min(backstop),
-        };
-        let (remaining, took) = by.map_or((None, Duration::ZERO), |by| {
-            (by.by.remaining, by.sent.until(by.arrived))
-        });
-        let at = next_attempt(now.after(pause), now, remaining, now);
-        let last = last_attempt(self.start, self.wants.deadline, took);
-        if now < last { at.min(last) } else { at }
-    }
-
-    /// Begins to wait until a name may be free, and until `until` at most.
-    fn watch(
-        &mut self,
-        (name, wakes): (usize, bool),
-        until: Instant,
-        cx: &mut Context<'_>,
-    ) -> Step {
-        self.stage = Stage::Watch;
-        let lock = &self.names[name];
-        let watch = self
-            .watch
-            .get_or_insert_with(|| Watching::begin(name, lock, wakes, cx));
-        watch.until = until;
-        Step::Park(until.min(self.wants.deadline))
-    }
-
-    /// The thread was unparked, or a nap is over.
-    fn watched(&mut self, cx: &mut Context<'_>) -> Step {
-        let watch = self.watch.as_ref().expect("it waits for a name");
-        let until = watch.until;
-        let outcome = watch.cell.outcome.lock().take();
-        match outcome {
-            Some(Outcome::Failed(Failure::Closed)) => Step::Done(Outcome::Failed(Failure::Closed)),
-            _ if cx.now >= self.wants.deadline => {
-                Step::Done(Outcome::Failed(Failure::unreachable(None)))
-            }
-            None if cx.now < until => Step::Park(until.min(self.wants.deadline)),
-            _ => self.attempt(cx),
-        }
-    }
-
-    fn end_watch(&mut self, cx: &mut Context<'_>) {
-        if let Some(watch) = self.watch.take() {
-            watch.end(cx);
-        }
-    }
-
     /// Begins to ask for a name.
-    fn ask_for(&mut self, n: usize, cx: &mut Context<'_>) -> Step {
+    pub(super) fn ask_for(&mut self, n: usize, cx: &mut Context<'_>) -> Step {
         self.stage = Stage::One(n);
         let ttl = self.wants.terms.ttl.min(KEPT_FOR);
         let wait = match self.has_queues() {
@@ -504,100 +406,5 @@ fn of_name(stage: Stage, refused: Refused) -> Refused {
     Refused {
         by: Arc::new(by),
         ..refused
-    }
-}
-
-impl LockEntry {
-    /// A request of a set would have to send its id again: the set begins again.
-    pub(super) fn end_of_set(&mut self, n: usize, cx: &mut Context<'_>) {
-        let request = self.requests.remove(n);
-        if let Serves::One(no) = request.serves {
-            self.end_waiter(no, Outcome::Failed(Failure::Restart), cx);
-        }
-    }
-
-    /// A message may concern a request of a set.
-    pub(super) fn look_at(&mut self, n: usize, at: Instant, _: &mut Context<'_>) {
-        let request = &mut self.requests[n];
-        match &mut request.state {
-            RequestState::Queued(place) if !place.refreshing => {
-                place.refresh_at = place.refresh_at.min(at);
-            }
-            RequestState::Queued(_) | RequestState::Sent => request.again = request.again.min(at),
-            RequestState::Due(_) | RequestState::Won(_) | RequestState::Confirming(_) => return,
-        }
-        self.touch(at, at);
-    }
-
-    /// The set that the call waits for has all names: a renewal must confirm them together.
-    pub(super) fn confirm_set(
-        &mut self,
-        no: WaiterNo,
-        id: HolderId,
-        tokens: Vec<FencingToken>,
-        cx: &mut Context<'_>,
-    ) {
-        let serves = Serves::One(no);
-        let Some(n) = self.requests.iter().position(|it| it.serves == serves) else {
-            return;
-        };
-        let of_request: RequestNo = self.requests[n].no;
-        cx.kernel.table.note_id(&id, &self.name, of_request);
-        let block = TokenBlock::one(tokens[0]);
-        self.requests[n].of_set = Some(IdOfSet {
-            id: id.clone(),
-            is_used: true,
-            tokens,
-        });
-        if is_on(Mutant::SetIsNotConfirmed) {
-            return self.win_unconfirmed(n, id, block, cx);
-        }
-        self.confirm_first(n, &id, block, false, cx);
-        debug_assert!(matches!(
-            self.requests[n].state,
-            RequestState::Confirming(_)
-        ));
-    }
-
-    /// A mistake, for the simulation: the names may have been lost.
-    fn win_unconfirmed(
-        &mut self,
-        n: usize,
-        id: HolderId,
-        tokens: TokenBlock,
-        cx: &mut Context<'_>,
-    ) {
-        let terms = self.requests[n].terms;
-        self.requests[n].state = RequestState::Sent;
-        let Some(lease) = LeaseState::acquired(cx.now, cx.now, &untaken(&terms)) else {
-            return;
-        };
-        let grant = Grant {
-            id,
-            tokens,
-            lease,
-            terms,
-            at: None,
-            all: self.requests[n].of_set.as_ref().map(|it| it.tokens.clone()),
-            in_queue: false,
-        };
-        self.win(n, grant, cx);
-    }
-
-    /// The lease of a name goes on as a part of a set's lease.
-    fn absorbed(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
-        if lease.begin_release(lease.token(), cx.now, cx.fx).is_some() {
-            lease.end_release(None, cx.fx);
-        }
-        let Some(n) = self.held.iter().position(|held| held.lease.id == lease.id) else {
-            return;
-        };
-        let held = self.held.remove(n);
-        held.lease.leave(cx);
-        cx.fx.discard.push(Discard::Lease(held.lease));
-        // The line waited for the end of that lease. Now it waits for the set, in Redis.
-        if !is_on(Mutant::KeptNamesEndInSilence) {
-            self.serve(cx.now, cx);
-        }
     }
 }

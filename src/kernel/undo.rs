@@ -11,10 +11,54 @@ use crate::kernel::context::Context;
 use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::pending::{PendingRelease, Proof};
 use crate::kernel::round::AtServer;
 use crate::kernel::table::entry_name;
 use crate::protocol::primitive::Primitive;
+
+/// What ends a release before its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// Any reply of the script: the acquiring command was answered, or has certainly ended.
+    AnyAnswer,
+    /// Only the reply that it removed something: the acquiring command may still run.
+    KeySeen,
+}
+
+/// A release to be sent until it has certainly run.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingRelease {
+    /// The server of a quorum; 0 elsewhere.
+    pub(crate) server: ServerNo,
+    pub(crate) lock: Arc<dyn Primitive>,
+    pub(crate) id: HolderId,
+    /// When the key has expired, or the acquiring command can run no more.
+    pub(crate) until: Instant,
+    pub(crate) ends_by: Proof,
+    /// It ends a lease at a shutdown, which counts the outcome: how many releases of the lease must
+    /// find it.
+    pub(crate) counts: Option<usize>,
+    /// It removes only a place in a queue.
+    pub(crate) is_place: bool,
+}
+
+impl PendingRelease {
+    pub(crate) fn new(
+        (server, lock): (ServerNo, &Arc<dyn Primitive>),
+        id: &HolderId,
+        until: Instant,
+        ends_by: Proof,
+    ) -> Self {
+        Self {
+            server,
+            lock: Arc::clone(lock),
+            id: id.clone(),
+            until,
+            ends_by,
+            counts: None,
+            is_place: false,
+        }
+    }
+}
 
 impl Context<'_> {
     /// Adds a pending release. The caller has the lock of the shard, and the id has no lease.

@@ -2,13 +2,20 @@
 //! be free. Nobody asks for the name meanwhile.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::kernel::call::Step;
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::last_reply::last_attempt;
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
+use crate::kernel::set::{SetAcquire, Stage};
 use crate::kernel::table::entry_name;
-use crate::kernel::waiter::{Failure, Outcome, WaiterCell};
+use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell};
 use crate::protocol::primitive::Primitive;
+use crate::wait_policy::{WaitPolicy, jittered};
 
 /// A call for a set that was refused because of a name, in the entry of the name.
 #[derive(Debug)]
@@ -68,6 +75,97 @@ impl Watching {
         cx.with_existing(&entry_name(&*self.lock), |entry, _| {
             (entry.watches).retain(|watch| !Arc::ptr_eq(&watch.cell, &self.cell));
         });
+    }
+}
+
+impl SetAcquire {
+    /// A name is taken: with queues the call waits there, otherwise until the name may be free.
+    pub(super) fn refused(&mut self, by: Option<Refused>, cx: &mut Context<'_>) -> Step {
+        self.has_waited = true;
+        if self.has_queues() {
+            return self.ask_for(0, cx);
+        }
+        self.id = cx.kernel.fresh_id(&*self.wants.lock);
+        if let Wait::Queue(WaitPolicy::Backoff(backoff)) = &self.wants.wait {
+            let until = cx.now.after(backoff.pause(self.refusals - 1));
+            self.last = by;
+            return self.watch((0, false), until, cx);
+        }
+        let name = match &by {
+            Some(by) => by.by.name,
+            // This client has it.
+            None => (cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx)).map_or(0, |it| it.0),
+        };
+        let hears = |watch: &Watching| watch.name == name && watch.wakes;
+        let is_new = !self.watch.as_ref().is_some_and(hears);
+        if is_new {
+            self.end_watch(cx);
+        }
+        if self.watch.as_ref().is_some_and(Watching::has_news) {
+            return self.attempt(cx);
+        }
+        let name_of = entry_name(&*self.names[name]);
+        let is_live = cx.with_existing(&name_of, |entry, _| entry.is_listening) == Some(true);
+        let until = self.asks_again_at(by.as_ref(), is_live, cx);
+        self.last = by;
+        let step = self.watch((name, true), until, cx);
+        // A message may have come before the call could hear it.
+        match is_new && is_live && !is_on(Mutant::WatchBeginsAfterTheRefusal) {
+            true => self.attempt(cx),
+            false => step,
+        }
+    }
+
+    /// Returns when a refused call asks again if no message comes.
+    fn asks_again_at(&self, by: Option<&Refused>, is_live: bool, cx: &Context<'_>) -> Instant {
+        let (now, backstop) = (cx.now, cx.kernel.limits.backstop);
+        let pause = match is_live {
+            true => jittered(backstop),
+            false => UNSUBSCRIBED.pause(self.refusals - 1).min(backstop),
+        };
+        let (remaining, took) = by.map_or((None, Duration::ZERO), |by| {
+            (by.by.remaining, by.sent.until(by.arrived))
+        });
+        let at = next_attempt(now.after(pause), now, remaining, now);
+        let last = last_attempt(self.start, self.wants.deadline, took);
+        if now < last { at.min(last) } else { at }
+    }
+
+    /// Begins to wait until a name may be free, and until `until` at most.
+    pub(super) fn watch(
+        &mut self,
+        (name, wakes): (usize, bool),
+        until: Instant,
+        cx: &mut Context<'_>,
+    ) -> Step {
+        self.stage = Stage::Watch;
+        let lock = &self.names[name];
+        let watch = self
+            .watch
+            .get_or_insert_with(|| Watching::begin(name, lock, wakes, cx));
+        watch.until = until;
+        Step::Park(until.min(self.wants.deadline))
+    }
+
+    /// The thread was unparked, or a nap is over.
+    pub(super) fn watched(&mut self, cx: &mut Context<'_>) -> Step {
+        let watch = self.watch.as_ref().expect("it waits for a name");
+        let until = watch.until;
+        let outcome = watch.cell.outcome.lock().take();
+        match outcome {
+            Some(Outcome::Failed(Failure::Closed)) => Step::Done(Outcome::Failed(Failure::Closed)),
+            _ if cx.now >= self.wants.deadline => {
+                Step::Done(Outcome::Failed(Failure::unreachable(None)))
+            }
+            None if cx.now < until => Step::Park(until.min(self.wants.deadline)),
+            _ => self.attempt(cx),
+        }
+    }
+
+    pub(super) fn end_watch(&mut self, cx: &mut Context<'_>) {
+        if let Some(watch) = self.watch.take() {
+            watch.end(cx);
+        }
     }
 }
 

@@ -1,0 +1,159 @@
+//! One command for many pending releases of a lock: which it takes, and what its end means.
+
+use crate::clock::Instant;
+use crate::holder_id::HolderId;
+use crate::kernel::command::{Command, What};
+use crate::kernel::engine::ServerNo;
+use crate::kernel::fault::Fault;
+use crate::kernel::groups::{GroupNo, joins_after, pause, pause_unanswered};
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::pending::{News, PendingReleases, name_of};
+use crate::kernel::undo::{PendingRelease, Proof};
+use crate::name::Name;
+use crate::protocol::answer::{Answer, Undone};
+
+/// The most holder ids in one command: about 16 KiB of them.
+const MOST_IDS: usize = 256;
+
+/// The releases that one command carries.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    pub(crate) server: ServerNo,
+    group: GroupNo,
+    releases: Vec<(u64, HolderId)>,
+}
+
+impl PendingReleases {
+    /// Returns the commands to send at `now`; removes the releases whose time is over.
+    pub(crate) fn take_due(&mut self, now: Instant) -> Vec<(Command, Batch)> {
+        self.expire(now);
+        let mut commands = Vec::new();
+        while let Some((_, group)) = self.groups.first().filter(|(at, _)| *at <= now) {
+            let serials = self.due_together(group, now);
+            commands.extend(self.take(group, &serials, now));
+        }
+        commands
+    }
+
+    /// Returns the releases of a due group that are due, or close enough to be sent with them.
+    fn due_together(&self, group: GroupNo, now: Instant) -> Vec<u64> {
+        let order = self.groups.get(group).map(|group| &group.order);
+        let joins = |due: Instant, serial: &u64| {
+            self.pending.get(serial).is_some_and(|pending| {
+                let pause = pause(pending.began.until(now));
+                due <= now.after(joins_after(pause))
+            })
+        };
+        let order = order.into_iter().flatten();
+        let serials = order.take_while(|(due, serial)| joins(*due, serial));
+        serials.map(|(_, serial)| *serial).take(MOST_IDS).collect()
+    }
+
+    pub(super) fn take(
+        &mut self,
+        group: GroupNo,
+        serials: &[u64],
+        now: Instant,
+    ) -> Option<(Command, Batch)> {
+        let mut releases = Vec::with_capacity(serials.len());
+        for &serial in serials {
+            if let Some(pending) = self.pending.get_mut(&serial) {
+                pending.tried = now;
+                releases.push((serial, pending.release.id.clone()));
+                self.schedule(serial, None);
+            }
+        }
+        self.groups.set_last(group, Some(now));
+        let of_lock = self.groups.get(group).filter(|_| !releases.is_empty())?;
+        let ids = releases.iter().map(|(_, id)| id.clone()).collect();
+        let command = Command::new(&of_lock.lock, What::Undo { ids });
+        let batch = Batch {
+            server: of_lock.server,
+            group,
+            releases,
+        };
+        Some((command, batch))
+    }
+
+    /// Records the end of a batch.
+    ///
+    /// Returns the name if something was removed: the lock may be free.
+    pub(crate) fn settle(
+        &mut self,
+        batch: &Batch,
+        end: Result<Answer, Fault>,
+        now: Instant,
+    ) -> Option<Name> {
+        let group = self.groups.get(batch.group);
+        let name = group.map(|group| group.lock.key(0).name.clone());
+        let has_removed = matches!(&end, Ok(Answer::Undone(it)) if !it.removed.is_empty());
+        match end {
+            Ok(Answer::Undone(undone)) => self.settle_undone(batch, &undone, now),
+            end => {
+                let may_have_run = end.err().is_none_or(|fault| fault.may_have_run());
+                for (serial, _) in &batch.releases {
+                    let Some(pending) = self.pending.get_mut(serial) else {
+                        continue;
+                    };
+                    pending.may_have_run |= may_have_run;
+                    let pause = pause_unanswered(pending.began.until(now));
+                    let news = pending.news.take();
+                    self.schedule(*serial, Some(now.after(pause)));
+                    if news == Some(News::HasEnded) {
+                        self.needs(*serial, Proof::AnyAnswer);
+                    }
+                }
+            }
+        }
+        self.groups.plan(batch.group);
+        name.filter(|_| has_removed)
+    }
+
+    fn settle_undone(&mut self, batch: &Batch, undone: &Undone, now: Instant) {
+        for (n, (serial, _)) in batch.releases.iter().enumerate() {
+            let was_removed = undone.removed.contains(&n);
+            let Some(pending) = self.pending.get_mut(serial) else {
+                continue;
+            };
+            if !std::mem::replace(&mut pending.was_answered, true) {
+                let release = &pending.release;
+                self.awaited -= usize::from(pending.is_awaited);
+                if let Some(counts) = self.counts.get_mut(&name_of(release)) {
+                    counts.unanswered -= 1;
+                }
+                if release.counts.is_some() {
+                    let was_released = was_removed || pending.may_have_run;
+                    self.counting.count(&release.id, was_released);
+                }
+            }
+            if let Some(news) = pending.news.take().filter(|_| !was_removed) {
+                self.schedule(*serial, Some(Instant::START));
+                self.learn(*serial, news);
+                continue;
+            }
+            let any = is_on(Mutant::KeySeenIsAnyAnswer);
+            if was_removed || any || pending.release.ends_by == Proof::AnyAnswer {
+                let ends_by = Proof::AnyAnswer;
+                let recent = PendingRelease {
+                    ends_by,
+                    counts: None,
+                    ..pending.release.clone()
+                };
+                self.ended.note(recent.server, &recent.id, now);
+                self.ended.note_recent(recent);
+                self.remove(*serial);
+            } else {
+                let pause = pause(pending.began.until(pending.tried));
+                let due = pending.tried.after(pause);
+                self.schedule(*serial, Some(due));
+            }
+        }
+        if let Some(id) = undone.other.as_deref().and_then(HolderId::parse)
+            // A reply that contradicts itself must not send the same ids over and over.
+            && batch.releases.iter().all(|(_, sent)| *sent != id)
+            && let Some(serial) = self.serial(&id, batch.group)
+        {
+            self.send_next(serial);
+        }
+    }
+}
