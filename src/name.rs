@@ -36,9 +36,16 @@ pub struct Name {
     bytes: Arc<[u8]>,
     /// The hash of the bytes, computed once: a lock and its release look the name up five times.
     hash: u64,
-    /// True for a semaphore's name in the tables of a client: a semaphore and a lock of the same
-    /// name are unrelated. Always false for names that callers see.
-    is_of_semaphore: bool,
+    /// `Lock` for names that callers see.
+    of: Of,
+}
+
+/// What a name in the tables of a client is of: two of the same bytes are unrelated.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Of {
+    Lock,
+    Semaphore,
+    Set,
 }
 
 /// A map keyed by lock name.
@@ -77,22 +84,37 @@ impl Name {
         Self {
             bytes,
             hash,
-            is_of_semaphore: false,
+            of: Of::Lock,
         }
     }
 
     /// Returns the name of a semaphore as the tables of the client contain it.
     pub(crate) fn of_semaphore(self) -> Self {
         Self {
-            is_of_semaphore: true,
+            of: Of::Semaphore,
             ..self
+        }
+    }
+
+    /// Returns the name of a set of names in the tables of the client.
+    pub(crate) fn of_set(names: &[Self]) -> Self {
+        let parts = names.iter().flat_map(|name| {
+            let length = name.bytes.len() as u64;
+            length
+                .to_le_bytes()
+                .into_iter()
+                .chain(name.bytes.iter().copied())
+        });
+        Self {
+            of: Of::Set,
+            ..Self::new(parts.collect())
         }
     }
 
     /// Returns the name as the caller gave it.
     pub(crate) fn as_given(&self) -> Self {
         Self {
-            is_of_semaphore: false,
+            of: Of::Lock,
             ..self.clone()
         }
     }

@@ -260,6 +260,11 @@ impl HeldLease {
         self.inner.lock().lease.may_be_shortened(ttl)
     }
 
+    /// A command for a set asks for this ttl of its name.
+    pub(super) fn may_last(&self, ttl: Duration) {
+        self.inner.lock().lease.may_last(ttl);
+    }
+
     /// Returns how long the key may exist if no release arrives.
     pub(crate) fn key_may_last(&self) -> Duration {
         self.inner.lock().lease.key_may_last()

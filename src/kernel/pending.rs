@@ -185,10 +185,23 @@ impl PendingReleases {
         self.counting.tally
     }
 
-    /// From now on all releases are sent without pauses before their first try.
+    /// From now on all releases are sent without pauses before their first try. Those of leases that
+    /// no reply has answered are due now, and the shutdown waits for a reply.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
         self.groups.close();
+        let is_open =
+            |it: &Pending| !it.was_answered && !it.release.is_place && it.release.counts.is_none();
+        let open = self.pending.iter().filter(|(_, it)| is_open(it));
+        let open: Vec<u64> = open.map(|(serial, _)| *serial).collect();
+        for serial in open {
+            if let Some(pending) = self.pending.get_mut(&serial)
+                && !std::mem::replace(&mut pending.is_awaited, true)
+            {
+                self.awaited += 1;
+            }
+            self.send_next(serial);
+        }
     }
 
     /// Returns when something must be done.
@@ -199,9 +212,10 @@ impl PendingReleases {
     }
 
     /// Adds a release, which is due at once, or after the pause since the last command for its
-    /// lock. A second one of an id only sharpens the first.
+    /// lock. A second one of an id sharpens the first, and prolongs it.
     pub(crate) fn push(&mut self, release: PendingRelease, now: Instant) {
         if let Some(serial) = self.serial_of(release.server, &release.lock, &release.id) {
+            self.prolong(serial, release.until);
             if release.ends_by == Proof::AnyAnswer {
                 self.learn(serial, News::HasEnded);
             }
@@ -234,6 +248,15 @@ impl PendingReleases {
                 news: None,
             },
         );
+    }
+
+    fn prolong(&mut self, serial: u64, until: Instant) {
+        let pending = self.pending.get_mut(&serial);
+        if let Some(pending) = pending.filter(|it| it.release.until < until) {
+            self.ends.remove(&(pending.release.until, serial));
+            pending.release.until = until;
+            self.ends.insert((until, serial));
+        }
     }
 
     /// Records that Redis holds something under this id: its release is due now. That says nothing

@@ -364,6 +364,9 @@ impl SetAcquire {
     /// The set has all names: they are renewed together.
     fn join(&mut self, cx: &mut Context<'_>) -> Step {
         self.stage = Stage::Join;
+        // If that gets no reply, each name is released by itself.
+        let ttl = self.wants.terms.ttl;
+        self.kept.iter().for_each(|lease| lease.may_last(ttl));
         let tokens = self.kept.iter().map(|lease| lease.token()).collect();
         self.call = Call::new(cx.kernel, self.wants.clone(), self.start).of_set(self.id.clone());
         self.call.join(cx.kernel, tokens, cx.now, cx.fx)

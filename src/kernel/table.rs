@@ -19,11 +19,7 @@ use crate::sync::Mutex;
 pub(crate) fn entry_name(lock: &dyn Primitive) -> Cow<'_, Name> {
     match lock.keys().names.len() {
         1 => Cow::Borrowed(lock.keys().key(0).name),
-        _ => {
-            let names = lock.keys().names.iter().map(|name| name.as_bytes());
-            let joined = names.collect::<Vec<_>>().join(&b"\0set\0"[..]);
-            Cow::Owned(Name::from(joined))
-        }
+        _ => Cow::Owned(Name::of_set(&lock.keys().names)),
     }
 }
 

@@ -14,14 +14,16 @@ use crate::kernel::fault::{Fault, OpenCircuit};
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::Wanted;
 use crate::kernel::pending::PendingReleases;
+use crate::kernel::set::SetAcquire;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::kernel::{Kernel, Limits};
 use crate::lost::Lost;
+use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::cohort::CohortKeys;
-use crate::protocol::keys::Keys;
+use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
@@ -516,4 +518,107 @@ fn call_takes_its_place_before_its_pause_is_over() {
     park_refused(&kernel, &mut pausing, 0, &mut fx);
     assert_eq!(asks_at(&kernel, &mut engine, 500, &mut fx), 0);
     assert_eq!(asks_at(&kernel, &mut engine, 1_000, &mut fx), 1);
+}
+
+/// A release that waits for its next try is sent at once, and a shutdown waits for its reply.
+#[test]
+fn shutdown_repeats_a_release_without_a_reply() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
+    kernel.begin_unlock(&lease, token, false, at(2), &mut fx);
+    let lost = || Fault::Unknown(Cause::text("lost"));
+    kernel.unlocked(&lease, Err(lost()), true, at(3), &mut fx);
+    let sent = engine.due(&kernel, at(3), &OneServer, &mut fx);
+    let [outgoing] = &*sent else {
+        panic!("{sent:?}")
+    };
+    let times = [at(3), at(4)];
+    engine.ended(
+        &kernel,
+        outgoing.ticket,
+        Err(lost()),
+        times,
+        &OneServer,
+        &mut fx,
+    );
+    kernel.close(at(5), &mut fx);
+    assert!(!kernel.end_engine(at(5)));
+    let sent = engine.due(&kernel, at(5), &OneServer, &mut fx);
+    let [outgoing] = &*sent else {
+        panic!("{sent:?}")
+    };
+    let removed = Answer::Undone(Undone {
+        removed: vec![0],
+        other: None,
+    });
+    let times = [at(5), at(6)];
+    engine.ended(
+        &kernel,
+        outgoing.ticket,
+        Ok(removed),
+        times,
+        &OneServer,
+        &mut fx,
+    );
+    assert!(kernel.end_engine(at(6)));
+}
+
+/// The command of a caller that stands still is granted after the engine has begun to undo it.
+#[test]
+fn second_release_of_an_id_lasts_for_its_own_time() {
+    let mut pending = PendingReleases::new(false);
+    let id = mutex().fresh_id("o");
+    for (began, until) in [(0, 5_000), (4_900, 9_900)] {
+        let release = PendingRelease::new((0, &mutex()), &id, at(until), Proof::KeySeen);
+        pending.push(release, at(began));
+        let sent = pending.take_due(at(began));
+        for (_, batch) in &sent {
+            pending.settle(
+                batch,
+                Err(Fault::Unknown(Cause::text("lost"))),
+                at(began + 1),
+            );
+        }
+    }
+    pending.take_due(at(6_000));
+    assert!(pending.has(id.as_str().as_bytes()));
+}
+
+/// The names that a set keeps get its ttl when it has all of them.
+#[test]
+fn kept_names_may_last_for_the_ttl_of_their_set() {
+    let kernel = kernel();
+    let mut fx = Effects::default();
+    let names = vec!["a".into(), "b".into()];
+    let lock = MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, true);
+    let Call { mut wants, .. } = call(&kernel, &lock, false, at(0));
+    wants.terms.ttl = 600 * SECOND;
+    let names = lock.names_of_set().to_vec();
+    let mut set = SetAcquire::new(&kernel, wants, names, at(0));
+    let mut step = set.begin(&kernel, at(0), &mut fx);
+    let mut token = 0;
+    while let Step::Send(command, _) = &step {
+        token += 1;
+        let answer = match command.lock.names.len() {
+            1 => Answer::Granted([FencingToken::new(token)].into_iter().collect()),
+            _ => Answer::Refused(RefusedName {
+                name: 0,
+                holder: b"x:0".to_vec(),
+                remaining: Some(SECOND),
+                detail: None,
+            }),
+        };
+        step = set.replied(&kernel, Ok(answer), at(1), at(1), &mut fx);
+    }
+    assert!(matches!(step, Step::Park(_)) && token == 3, "{step:?}");
+    set.leave(&kernel, Failure::Cancelled, at(2), &mut fx);
+    let mut pending = kernel.pending.lock();
+    for ms in (3..100_000).step_by(500) {
+        for (_, batch) in pending.take_due(at(ms)) {
+            pending.settle(&batch, Err(Fault::Unknown(Cause::text("lost"))), at(ms + 1));
+        }
+    }
+    assert!(!pending.is_empty());
 }
