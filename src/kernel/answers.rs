@@ -23,7 +23,6 @@ use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
-use crate::wait_policy::RECONNECT;
 
 /// The longest pause while a breaker is open: the answer to another command closes it.
 const OPEN_PAUSE: Duration = Duration::from_millis(250);
@@ -336,13 +335,8 @@ impl LockEntry {
 
     pub(super) fn due_after_failure(&mut self, n: usize, cx: &mut Context<'_>) {
         let request = &mut self.requests[n];
-        // A pooled connection that had died unnoticed costs one attempt and no pause.
-        let pause = match request.failures {
-            0 => Duration::ZERO,
-            failures => RECONNECT.pause(failures - 1),
-        };
-        request.failures = request.failures.saturating_add(1);
         request.again = Instant::NEVER;
+        let pause = request.pause_after_failure();
         self.set_due(n, cx.now.after(pause));
     }
 

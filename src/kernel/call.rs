@@ -23,7 +23,6 @@ use crate::kernel::Kernel;
 use crate::kernel::answers::{ForCaller, undo_of};
 use crate::kernel::command::Command;
 use crate::kernel::context::Context;
-use crate::kernel::due::asked;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
@@ -202,10 +201,9 @@ impl Call {
 
     fn send(&mut self, entry: &mut LockEntry, n: usize, cx: &mut Context<'_>) -> Step {
         entry.requests[n].terms = self.wants.terms;
-        let command = entry.send(n, Sender::Caller(self.no), Some(&self.wants.wait), cx);
-        if let Some(asked) = asked(&entry.requests[n]) {
-            self.state = CallState::Asking(asked);
-        }
+        let sender = Sender::Caller(self.no);
+        let (command, asked) = entry.send(n, sender, Some(&self.wants.wait), cx);
+        self.state = CallState::Asking(asked);
         let limits = &cx.kernel.limits;
         let gives_up = entry.gives_up_at(self.start, limits.unreachable_for);
         let until = cx.now.after(limits.command_timeout);

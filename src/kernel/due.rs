@@ -6,7 +6,7 @@ use crate::kernel::context::Context;
 use crate::kernel::engine::Purpose;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Asked, Request, RequestState, Sender, Serves};
+use crate::kernel::request::{Request, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::wait_policy::WaitPolicy;
@@ -134,13 +134,9 @@ impl LockEntry {
                 RequestState::Due(at) if at <= cx.now => {}
                 _ => continue,
             }
-            let is_for_line = request.serves == Serves::Line;
-            if is_for_line && self.holds_alone() {
-                // The end of the lease makes somebody ask again.
-                self.requests.remove(n);
-                continue;
-            }
-            if self.receiver(request) == Receiver::Nobody {
+            // The end of the lease makes somebody ask again.
+            let waits_for_end = request.serves == Serves::Line && self.holds_alone();
+            if waits_for_end || self.receiver(request) == Receiver::Nobody {
                 self.requests.remove(n);
                 continue;
             }
@@ -152,10 +148,8 @@ impl LockEntry {
                 self.due_after_failure(n, cx);
                 continue;
             }
-            let command = self.send(n, Sender::Engine, None, cx);
-            if let Some(asked) = asked(&self.requests[n]) {
-                out.push((command, Purpose::Ask(asked)));
-            }
+            let (command, asked) = self.send(n, Sender::Engine, None, cx);
+            out.push((command, Purpose::Ask(asked)));
         }
     }
 
@@ -257,17 +251,4 @@ impl LockEntry {
             self.touch(at, at);
         }
     }
-}
-
-/// Names the acquiring command that a request has just sent.
-pub(super) fn asked(request: &Request) -> Option<Asked> {
-    let flight = request.flight.as_ref()?;
-    Some(Asked {
-        lock: std::sync::Arc::clone(&request.lock),
-        no: request.no,
-        id: flight.id.clone(),
-        how: flight.how,
-        ttl: request.terms.ttl,
-        at: None,
-    })
 }

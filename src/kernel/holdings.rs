@@ -91,14 +91,18 @@ impl LockEntry {
             true => self.held.iter().position(|held| !held.is_shared),
             false => (self.held.len() >= self.capacity).then_some(0),
         } {
-            let held = self.held.remove(n);
-            cx.kernel.table.forget_set(&held.lease);
             if !is_on(Mutant::EvictedIsNotLost) {
-                held.lease.lose(Lost::Taken, cx.now, cx.fx);
+                self.held[n].lease.lose(Lost::Taken, cx.now, cx.fx);
             }
-            held.lease.leave(cx);
-            cx.fx.discard.push(Discard::Lease(held.lease));
+            self.remove_held(n, cx);
         }
+    }
+
+    fn remove_held(&mut self, n: usize, cx: &mut Context<'_>) {
+        let lease = self.held.remove(n).lease;
+        cx.kernel.table.forget_set(&lease);
+        lease.leave(cx);
+        cx.fx.discard.push(Discard::Lease(lease));
     }
 
     /// A request was granted the lock, for `receiver`.
@@ -161,10 +165,7 @@ impl LockEntry {
         let Some(n) = self.held.iter().position(|held| held.lease.id == *id) else {
             return;
         };
-        let held = self.held.remove(n);
-        cx.kernel.table.forget_set(&held.lease);
-        held.lease.leave(cx);
-        cx.fx.discard.push(Discard::Lease(held.lease));
+        self.remove_held(n, cx);
         self.last.cut(cx.now);
         self.plan_last_attempts();
         self.end_watches(&Failure::Restart, cx);
@@ -172,24 +173,18 @@ impl LockEntry {
             return;
         }
         self.serve(at, cx);
-        let of_line = |it: &&mut Request| it.serves == Serves::Line;
-        self.requests
-            .iter_mut()
-            .filter(of_line)
-            .for_each(|it| it.woken = true);
-        if is_on(Mutant::LaterAttemptStaysLater) {
-            return;
-        }
-        for request in self
-            .requests
-            .iter_mut()
-            .filter(|it| it.serves == Serves::Line)
-        {
-            if let RequestState::Due(due) = &mut request.state {
-                *due = (*due).min(at);
+        let stays_later = is_on(Mutant::LaterAttemptStaysLater);
+        let requests = self.requests.iter_mut();
+        for request in requests.filter(|it| it.serves == Serves::Line) {
+            request.woken = true;
+            match &mut request.state {
+                RequestState::Due(due) if !stays_later => *due = (*due).min(at),
+                _ => {}
             }
         }
-        self.touch(at, at);
+        if !stays_later {
+            self.touch(at, at);
+        }
     }
 
     /// Gives up a lease that was given to a call which did not take it in time.
@@ -203,10 +198,16 @@ impl LockEntry {
             return;
         };
         lease.end_release(None, cx.fx);
-        self.ended(&lease.id, cx.now, cx);
-        if status != LeaseStatus::Lost(Lost::ShutDown) {
-            self.release_later(lease, false, cx);
+        match status == LeaseStatus::Lost(Lost::ShutDown) {
+            true => self.ended(&lease.id, cx.now, cx),
+            false => self.release_unsent(lease, cx),
         }
+    }
+
+    /// A lease has ended without a release that its holder sends: the engine releases it.
+    pub(super) fn release_unsent(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
+        self.ended(&lease.id, cx.now, cx);
+        self.release_later(lease, false, cx);
     }
 
     /// The lease of a name goes on as a part of a set's lease.
@@ -217,9 +218,7 @@ impl LockEntry {
         let Some(n) = self.held.iter().position(|held| held.lease.id == lease.id) else {
             return;
         };
-        let held = self.held.remove(n);
-        held.lease.leave(cx);
-        cx.fx.discard.push(Discard::Lease(held.lease));
+        self.remove_held(n, cx);
         // The line waited for the end of that lease. Now it waits for the set, in Redis.
         if !is_on(Mutant::KeptNamesEndInSilence) {
             self.serve(cx.now, cx);

@@ -215,23 +215,30 @@ impl LockEntry {
         match lease.filter(|_| fits(&asked, &terms) && terms.replicas.is_none()) {
             Some(mut lease) => {
                 lease.may_last(lasts);
-                let grant = Grant {
-                    id: id.clone(),
-                    tokens,
-                    lease,
-                    terms,
-                    at: None,
-                    all: None,
-                    in_queue: true,
-                };
-                self.win(n, grant, cx);
+                self.win(n, (id, tokens, true), lease, &terms, cx);
             }
             None => self.confirm_first(n, id, tokens, true, cx),
         }
     }
 
     /// A request has got its lease. It stays, as `Won`, until its acquiring command has ended.
-    pub(super) fn win(&mut self, n: usize, grant: Grant, cx: &mut Context<'_>) {
+    pub(super) fn win(
+        &mut self,
+        n: usize,
+        (id, tokens, in_queue): (&HolderId, TokenBlock, bool),
+        lease: LeaseState,
+        terms: &LeaseTerms,
+        cx: &mut Context<'_>,
+    ) {
+        let grant = Grant {
+            id: id.clone(),
+            tokens,
+            lease,
+            terms: *terms,
+            at: None,
+            all: self.requests[n].of_set.as_ref().map(|it| it.tokens.clone()),
+            in_queue,
+        };
         let receiver = self.receiver(&self.requests[n]);
         self.count_wake(n, receiver, cx);
         let lock = Arc::clone(&self.requests[n].lock);
@@ -358,13 +365,7 @@ impl LockEntry {
                 self.fail(n, false, failure, cx);
                 continue;
             }
-            let failures = self.requests[n].failures;
-            self.requests[n].failures = failures.saturating_add(1);
-            let pause = match failures {
-                0 => Duration::ZERO,
-                failures => RECONNECT.pause(failures - 1),
-            };
-            let at = cx.now.after(pause);
+            let at = cx.now.after(self.requests[n].pause_after_failure());
             if let RequestState::Queued(place) = &mut self.requests[n].state {
                 place.refreshing = false;
                 place.refresh_at = at;
@@ -406,16 +407,7 @@ impl LockEntry {
                     return self.confirmed_too_late(n, id, cx);
                 };
                 lease.may_last(longest);
-                let grant = Grant {
-                    id: id.clone(),
-                    tokens,
-                    lease,
-                    terms: wanted,
-                    at: None,
-                    all: self.requests[n].of_set.as_ref().map(|it| it.tokens.clone()),
-                    in_queue,
-                };
-                self.win(n, grant, cx);
+                self.win(n, (id, tokens, in_queue), lease, &wanted, cx);
             }
             (Some(KeyState::Gone | KeyState::Foreign), _) => {
                 self.last.answered(sent, cx.now);

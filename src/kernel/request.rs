@@ -28,6 +28,7 @@ use crate::kernel::waiter::WaiterNo;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};
 use crate::token::FencingToken;
+use crate::wait_policy::RECONNECT;
 
 /// Identifies a request. A later request never has the number of an earlier one.
 pub(crate) type RequestNo = u64;
@@ -223,6 +224,17 @@ impl Request {
             again: Instant::NEVER,
             rounds: Rounds::default(),
             of_set: None,
+        }
+    }
+
+    /// Counts a failure, and returns the pause after it. A pooled connection that had died
+    /// unnoticed costs one attempt and no pause.
+    pub(super) fn pause_after_failure(&mut self) -> Duration {
+        let before = self.failures;
+        self.failures = before.saturating_add(1);
+        match before {
+            0 => Duration::ZERO,
+            before => RECONNECT.pause(before - 1),
         }
     }
 

@@ -10,11 +10,10 @@ use crate::kernel::answers::untaken;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{
-    Flight, How, IdOfSet, Request, RequestNo, RequestState, Sender, Serves,
+    Asked, Flight, How, IdOfSet, Request, RequestNo, RequestState, Sender, Serves,
 };
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterNo};
@@ -101,7 +100,7 @@ impl LockEntry {
         sender: Sender,
         wait: Option<&Wait>,
         cx: &mut Context<'_>,
-    ) -> Command {
+    ) -> (Command, Asked) {
         let flight = self.next_flight(n, sender, wait, cx);
         let request = &self.requests[n];
         let (id, ttl, tokens) = (flight.id.clone(), request.terms.ttl, flight.tokens);
@@ -124,6 +123,14 @@ impl LockEntry {
         cx.fx.attempts += 1;
         cx.kernel.table.note_id(&flight.id, &self.name, request.no);
         let request = &mut self.requests[n];
+        let asked = Asked {
+            lock: Arc::clone(&request.lock),
+            no: request.no,
+            id: flight.id.clone(),
+            how: flight.how,
+            ttl,
+            at: None,
+        };
         request.state = RequestState::Sent;
         request.again = Instant::NEVER;
         request.flight = Some(flight);
@@ -132,7 +139,7 @@ impl LockEntry {
             let at = self.caller_overdue_at(cx.now, cx);
             self.touch(at, Instant::NEVER);
         }
-        command
+        (command, asked)
     }
 
     /// Returns the id and the terms of a request's next command.
@@ -373,7 +380,7 @@ impl LockEntry {
             tokens,
         });
         if is_on(Mutant::SetIsNotConfirmed) {
-            return self.win_unconfirmed(n, id, block, cx);
+            return self.win_unconfirmed(n, &id, block, cx);
         }
         self.confirm_first(n, &id, block, false, cx);
         debug_assert!(matches!(
@@ -386,7 +393,7 @@ impl LockEntry {
     fn win_unconfirmed(
         &mut self,
         n: usize,
-        id: HolderId,
+        id: &HolderId,
         tokens: TokenBlock,
         cx: &mut Context<'_>,
     ) {
@@ -395,15 +402,6 @@ impl LockEntry {
         let Some(lease) = LeaseState::acquired(cx.now, cx.now, &untaken(&terms)) else {
             return;
         };
-        let grant = Grant {
-            id,
-            tokens,
-            lease,
-            terms,
-            at: None,
-            all: self.requests[n].of_set.as_ref().map(|it| it.tokens.clone()),
-            in_queue: false,
-        };
-        self.win(n, grant, cx);
+        self.win(n, (id, tokens, false), lease, &terms, cx);
     }
 }

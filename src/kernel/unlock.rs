@@ -24,7 +24,6 @@ use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wan
 use crate::kernel::messages::FREE_FOR;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::table::entry_name;
-
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::Primitive;
@@ -168,8 +167,7 @@ impl Kernel {
             }
             if let Unlock::Send(_) = begin_release(entry, lease, token, cx) {
                 lease.end_release(None, cx.fx);
-                entry.ended(&lease.id, cx.now, cx);
-                entry.release_later(lease, false, cx);
+                entry.release_unsent(lease, cx);
             }
         });
     }
@@ -190,11 +188,10 @@ impl Kernel {
                 Unlocked::Lost(lost) => Some(lost),
                 Unlocked::Released | Unlocked::Unconfirmed => None,
             };
-            if !lease.end_release(lost, cx.fx) {
-                // The engine, or a shutdown, has ended it.
-                return unlocked;
+            // The engine, or a shutdown, may have ended it.
+            if lease.end_release(lost, cx.fx) {
+                end_unlock(entry, lease, &end, unlocked, cx);
             }
-            end_unlock(entry, lease, &end, unlocked, cx);
             unlocked
         })
     }
@@ -229,8 +226,7 @@ impl Context<'_> {
     pub(super) fn end_overdue_release(&mut self, lease: &Arc<HeldLease>) {
         self.with_entry(&lease.lock, |entry, cx| {
             if lease.end_release(None, cx.fx) {
-                entry.ended(&lease.id, cx.now, cx);
-                entry.release_later(lease, false, cx);
+                entry.release_unsent(lease, cx);
             }
         });
     }
