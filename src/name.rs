@@ -59,7 +59,7 @@ pub(crate) struct Hashed(u64);
 
 impl Hasher for Hashed {
     fn write(&mut self, _: &[u8]) {
-        unreachable!("a name hashes as one number");
+        unreachable!("`Name` hashes by `write_u64` alone");
     }
 
     fn write_u64(&mut self, hash: u64) {

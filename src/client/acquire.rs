@@ -231,13 +231,17 @@ impl<'a> Running<'a> {
             step = Some(self.call.replied(&runtime.kernel, end, [sent, now], fx));
             fx.undo.take()
         });
-        step.expect("the end of a command is reported once")
+        step.expect("`Runtime::acquire` reports the end of each command")
     }
 
     /// Sleeps until the call is woken or cancelled, and until then at most.
     fn sleep(&mut self, until: Instant, fx: &mut Effects) -> Step {
         let kernel = &self.caller.runtime.kernel;
-        let parker = &self.call.cell().expect("it has parked").parker;
+        let parker = &self
+            .call
+            .cell()
+            .expect("a call sleeps only after `Step::Park`, which sets its cell")
+            .parker;
         let pause = nap(Instant::now(), until);
         match &self.caller.settings.cancel {
             Some(token) => parker.park_unless(token.receiver(), pause),

@@ -35,7 +35,6 @@ pub(super) fn error(runtime: &Runtime, lock: &dyn Primitive, why: Failure, now: 
             let last = open.last_at(runtime.deployment.label());
             runtime.deployment.unreachable(last.unserved_for(silence))
         }
-        // A set begins again by itself.
-        Failure::Restart => unreachable!("only a set sees it"),
+        Failure::Restart => unreachable!("a set begins again in place of this outcome"),
     }
 }

@@ -15,7 +15,7 @@ use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, Flight, How, RequestState, Sender, Serves};
-use crate::kernel::requests::Receiver;
+use crate::kernel::requests::{Receiver, caller_overdue_at};
 use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
@@ -65,7 +65,8 @@ impl LockEntry {
                 false => ForCaller::GoesOn,
             };
         };
-        let flight = self.requests[n].flight.take().expect("found by its flight");
+        let flight = self.requests[n].flight.take();
+        let flight = flight.expect("the request was found by its flight");
         match self.requests[n].state {
             // The message was faster than the reply.
             RequestState::Won(_) => {
@@ -92,7 +93,7 @@ impl LockEntry {
                 for_caller
             }
             RequestState::Due(_) | RequestState::Queued(_) => {
-                unreachable!("no command is under way then")
+                unreachable!("a request has no flight in these states")
             }
         }
     }
@@ -140,7 +141,9 @@ impl LockEntry {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
         match end {
             Ok(Answer::Granted(tokens)) => {
-                let first = *tokens.first().expect("every grant has a token");
+                let first = *tokens
+                    .first()
+                    .expect("a grant is read with a token for each name");
                 let all = (tokens.len() > 1).then(|| tokens.iter().copied().collect());
                 let tokens = TokenBlock {
                     first,
@@ -371,16 +374,16 @@ impl LockEntry {
             return;
         }
         for n in (0..self.requests.len()).rev() {
-            let request = &self.requests[n];
-            if matches!(request.state, RequestState::Won(_)) || request.caller().is_none() {
+            if let RequestState::Won(_) = self.requests[n].state {
                 continue;
             }
-            let flight = request.flight.as_ref().expect("its caller sent one");
-            let at = self.caller_overdue_at(flight.sent, cx);
-            if at > cx.now {
+            let is_overdue = |flight: &mut Flight| {
+                let is_caller = matches!(flight.sender, Sender::Caller(_));
+                is_caller && caller_overdue_at(flight.sent, cx) <= cx.now
+            };
+            let Some(flight) = self.requests[n].flight.take_if(is_overdue) else {
                 continue;
-            }
-            let flight = self.requests[n].flight.take().expect("as above");
+            };
             if let RequestState::Sent = self.requests[n].state {
                 self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
                 self.last.overdue(flight.sent);

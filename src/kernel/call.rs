@@ -125,7 +125,10 @@ impl Call {
         fx: &mut Effects,
     ) -> Step {
         let lock = Arc::clone(&self.wants.lock);
-        let id = self.of_set.clone().expect("only a set joins its names");
+        let id = self
+            .of_set
+            .clone()
+            .expect("`join` is called for a call of a set, which has its id");
         kernel.at(now, fx).with_entry(&lock, |entry, cx| {
             if cx.kernel.is_closed() {
                 return self.over(Outcome::Failed(Failure::Closed));

@@ -123,7 +123,7 @@ impl Command {
         }
         match &self.what {
             What::Acquire { .. } | What::Propose { .. } | What::Enter { .. } => {
-                unreachable!("`request` returns theirs")
+                unreachable!("`request` has returned theirs")
             }
             What::Refresh {
                 tokens,
@@ -205,7 +205,8 @@ fn channel<'a>(listens: Listens, inbox: &'a Inbox, none: &'a Vec<u8>) -> &'a Vec
 }
 
 fn queue(lock: &Arc<dyn Primitive>) -> &dyn RedisQueue {
-    lock.queue().expect("only a place in a queue is refreshed")
+    lock.queue()
+        .expect("only a request of a lock with a queue has a place")
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! The due work of an entry: the commands that the engine sends for its requests.
 
+use std::sync::Arc;
+
 use crate::clock::Instant;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::context::Context;
@@ -7,7 +9,7 @@ use crate::kernel::engine::Purpose;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Request, RequestState, Sender, Serves};
-use crate::kernel::requests::Receiver;
+use crate::kernel::requests::{Receiver, caller_overdue_at};
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::wait_policy::WaitPolicy;
 
@@ -118,7 +120,7 @@ impl LockEntry {
             }
         }
         if needs_own && let Some(waiter) = self.waiter(no) {
-            let (lock, terms) = (std::sync::Arc::clone(&waiter.lock), waiter.terms);
+            let (lock, terms) = (Arc::clone(&waiter.lock), waiter.terms);
             self.request(Serves::One(no), &lock, terms, cx);
             if let Some(request) = self.requests.last_mut() {
                 request.once = true;
@@ -161,7 +163,7 @@ impl LockEntry {
         };
         while let Some(first) = self.requests.iter().position(is_due) {
             let group = self.requests[first].group();
-            let lock = std::sync::Arc::clone(&self.requests[first].lock);
+            let lock = Arc::clone(&self.requests[first].lock);
             let mut listens = Listens::No;
             for request in &self.requests {
                 if request.group() == group && self.wakes(request.serves) {
@@ -227,7 +229,7 @@ impl LockEntry {
                 (RequestState::Won(_), _) | (_, None) => Instant::NEVER,
                 _ if is_on(Mutant::StoppedCallerBlocks) => Instant::NEVER,
                 (_, Some(flight)) => match flight.sender {
-                    Sender::Caller(_) => self.caller_overdue_at(flight.sent, cx),
+                    Sender::Caller(_) => caller_overdue_at(flight.sent, cx),
                     Sender::Engine => Instant::NEVER,
                 },
             };

@@ -58,7 +58,7 @@ pub(crate) struct LockEntry {
     pub(super) listens: bool,
     /// Messages arrive, as far as is known: from a majority of the servers of a quorum.
     pub(super) is_listening: bool,
-    /// The servers of a quorum whose messages arrive. A bit for each.
+    /// The servers of a quorum whose messages arrive. A bit for each: there are at most 63.
     pub(super) live: u64,
     /// The last releases that servers of a quorum have announced, and which servers.
     heard: Vec<(Box<[u8]>, u64)>,

@@ -136,7 +136,7 @@ impl LockEntry {
         request.flight = Some(flight);
         self.touch_silence(cx);
         if let Sender::Caller(_) = sender {
-            let at = self.caller_overdue_at(cx.now, cx);
+            let at = caller_overdue_at(cx.now, cx);
             self.touch(at, Instant::NEVER);
         }
         (command, asked)
@@ -195,11 +195,6 @@ impl LockEntry {
         if let Some(at) = at.min() {
             self.touch(at, at);
         }
-    }
-
-    /// Returns when the engine ends a command that a caller sent at `sent`.
-    pub(super) fn caller_overdue_at(&self, sent: Instant, cx: &Context<'_>) -> Instant {
-        sent.after(cx.kernel.limits.command_timeout).after(GRACE)
     }
 
     /// Makes somebody ask for the line at `at`, if its calls wait for nothing else.
@@ -373,7 +368,10 @@ impl LockEntry {
         };
         let of_request: RequestNo = self.requests[n].no;
         cx.kernel.table.note_id(&id, &self.name, of_request);
-        let block = TokenBlock::one(tokens[0]);
+        let first = *tokens
+            .first()
+            .expect("a set has a token for each of its names");
+        let block = TokenBlock::one(first);
         self.requests[n].of_set = Some(IdOfSet {
             id: id.clone(),
             is_used: true,
@@ -404,4 +402,9 @@ impl LockEntry {
         };
         self.win(n, (id, tokens, false), lease, &terms, cx);
     }
+}
+
+/// Returns when the engine ends a command that a caller sent at `sent`.
+pub(super) fn caller_overdue_at(sent: Instant, cx: &Context<'_>) -> Instant {
+    sent.after(cx.kernel.limits.command_timeout).after(GRACE)
 }

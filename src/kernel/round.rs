@@ -177,7 +177,7 @@ impl Round {
                 };
                 (Verb::Acquire(wanted), asked.id.clone(), asked.ttl)
             }
-            (RoundKind::Propose(_), _) => unreachable!("only proposals ask a quorum"),
+            (RoundKind::Propose(_), _) => unreachable!("a command of `How::Round` is a proposal"),
             (RoundKind::Lease(work), _) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
             (RoundKind::Release(lease, _), _) => (Verb::Release, lease.id.clone(), Duration::ZERO),
             (RoundKind::Confirm(_, _, id, _), _) => (Verb::Renew, id.clone(), Duration::ZERO),

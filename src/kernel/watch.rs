@@ -149,7 +149,10 @@ impl SetAcquire {
 
     /// The thread was unparked, or a nap is over.
     pub(super) fn watched(&mut self, cx: &mut Context<'_>) -> Step {
-        let watch = self.watch.as_ref().expect("it waits for a name");
+        let watch = self
+            .watch
+            .as_ref()
+            .expect("a set is in this stage only while it has one");
         let until = watch.until;
         let outcome = watch.cell.outcome.lock().take();
         match outcome {
