@@ -65,6 +65,7 @@ use crate::kernel::schedule::Schedule;
 use crate::kernel::table::LockTable;
 use crate::kernel::tokens::Tokens;
 use crate::kernel::votes::Majority;
+use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
 
@@ -185,6 +186,13 @@ impl Kernel {
     /// it may.
     pub(crate) fn end_engine(&self, now: Instant) -> bool {
         self.pending.lock().end(now)
+    }
+
+    /// Returns whether somebody waits for the messages of a name. A thread can have stood still
+    /// since it was told to listen.
+    pub(crate) fn listens(&self, name: &Name) -> bool {
+        let shard = self.table.shard(name).lock();
+        shard.get(name).is_some_and(|entry| entry.listens)
     }
 
     /// Returns how many leases this client has, and how many of its calls wait.

@@ -185,8 +185,8 @@ impl PendingReleases {
         self.counting.tally
     }
 
-    /// From now on all releases are sent without pauses before their first try. Those of leases that
-    /// no reply has answered are due now, and the shutdown waits for a reply.
+    /// From now on all releases are sent without pauses before their first try. Those of leases
+    /// that no reply has answered are due now, and the shutdown waits for a reply.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
         self.groups.close();

@@ -11,12 +11,13 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::{Command, Inbox};
+use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Route};
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::votes::Majority;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
-use crate::kernel::{Effects, Kernel, Limits};
+use crate::kernel::{Kernel, Limits};
 use crate::name::Name;
 use crate::parker::Parker;
 use crate::protocol::answer::Answer;
@@ -326,8 +327,15 @@ impl World {
     }
 
     /// Ends the engines and the subscribers.
+    ///
+    /// # Panics
+    ///
+    /// If a client still listens for calls that have returned.
     pub(crate) fn end(&self) {
         for client in &self.clients {
+            let wanted = &client.heard.lock().wanted;
+            let mut names = wanted.values().map(|(name, _)| name);
+            assert!(names.all(|name| client.kernel.listens(name)), "a leak");
             client.is_over.store(true, Ordering::SeqCst);
             client.engine.unpark();
             client.subscriber.unpark();

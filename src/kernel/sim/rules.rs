@@ -458,7 +458,7 @@ fn key_may_last_for_the_ttl_that_it_was_asked_for() {
     );
 }
 
-/// A release within the client wakes a call that waits by pauses, although another has parked since.
+/// A release within the client wakes a call that waits by pauses, though another has parked since.
 #[test]
 fn pause_of_another_call_does_not_delay_the_end_of_a_lease() {
     let (kernel, lock) = (kernel(), mutex_without_queue());

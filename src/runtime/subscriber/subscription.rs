@@ -52,6 +52,13 @@ impl Runtime {
                 at: Vec::new(),
             });
             wanted.change = wanted.change.max(change);
+            if !self.kernel.listens(&name) {
+                // The end was carried out before this beginning.
+                if let Some(wanted) = table.remove(&name) {
+                    wanted.end(&name);
+                }
+                return Ok(());
+            }
             if wanted.at.is_empty() {
                 wanted.subscribe(self, &name, &mut live);
             }
