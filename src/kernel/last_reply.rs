@@ -204,12 +204,14 @@ impl LastReply {
 
     /// Records that several calls each hold the lock on some servers of a quorum.
     pub(crate) fn split(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
+        // The votes can be as old as the round, whose end may be that of a server without a vote.
         let refused = Refused {
+            arrived: sent,
             is_said: false,
             ..self.refused(sent, now, by)
         };
         if let Some(last) = self.refused.as_mut().filter(|last| last.sent == sent) {
-            last.is_said = false;
+            *last = refused.clone();
         }
         refused
     }

@@ -398,6 +398,19 @@ fn a_clock_that_is_set_forward_does_not_end_the_wait_for_an_own_lease() {
     );
 }
 
+/// Its votes were as old as the server that hung: at a deadline they say nothing.
+#[test]
+fn a_split_vote_is_as_old_as_its_commands() {
+    assert_keeps(
+        "seed=516054237177 family=Quorum servers=5 clients=2 threads=1 ops=3 names=1 \
+         kinds=NoQueue ttl=2422000 handoffs=0 backoff=0 drifts= \
+         faults=135455:Server.3.Hang.14790000,217494:Stop.0.None.2192219,\
+         898129:Stop.1.None.1849770,1068904:Link.1.2.Slow.281128,\
+         1187148:Link.1.2.Cut.true,1207547:Server.0.FlushScripts,\
+         1362989:StopNext.0.Engine.3520364,2893015:Link.0.0.Cut.false",
+    );
+}
+
 /// The last call in line counted the lease of its own client as its last refusal.
 #[test]
 fn a_call_that_its_own_client_refuses_leaves_no_place() {

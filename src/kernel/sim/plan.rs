@@ -201,6 +201,15 @@ impl Plan {
         !self.faults.is_empty()
     }
 
+    /// Returns by how much a slow connection delays what it carries, in one direction.
+    fn slowest(&self) -> Time {
+        let slow = self.faults.iter().map(|(_, fault)| match fault {
+            Fault::Slow(.., by) => *by,
+            _ => 0,
+        });
+        slow.max().unwrap_or(0)
+    }
+
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
         if self.family == Family::Quorum {
@@ -228,8 +237,8 @@ impl Plan {
         }
         match (self.has_faults(), self.backoff) {
             // A caller that is stopped delays nobody for longer than a command timeout; a place of
-            // a client that was killed, for three seconds.
-            (true, ..) => 3_300 * MS,
+            // a client that was killed, for three seconds, and then for a command of another one.
+            (true, ..) => 3_300 * MS + 2 * self.slowest(),
             // A lock that expires is asked for again 10 ms after the last refresh.
             (false, 0) => 12 * MS,
             (false, _) => 1_300 * MS,
