@@ -187,8 +187,7 @@ impl Call {
             true => Serves::Line,
             false => Serves::One(self.no),
         };
-        entry.request_by_caller(serves, &self.wants.lock, self.wants.terms, cx);
-        let n = entry.requests.len() - 1;
+        let n = entry.request(serves, &self.wants.lock, self.wants.terms, cx);
         entry.requests[n].once = is_once;
         self.note_set(entry);
         self.send(entry, n, cx)

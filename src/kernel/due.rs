@@ -121,10 +121,9 @@ impl LockEntry {
         }
         if needs_own && let Some(waiter) = self.waiter(no) {
             let (lock, terms) = (Arc::clone(&waiter.lock), waiter.terms);
-            self.request(Serves::One(no), &lock, terms, cx);
-            if let Some(request) = self.requests.last_mut() {
-                request.once = true;
-            }
+            let n = self.request(Serves::One(no), &lock, terms, cx);
+            self.requests[n].once = true;
+            self.set_due(n, cx.now);
         }
     }
 

@@ -66,30 +66,19 @@ impl LockEntry {
         }
     }
 
-    /// Adds a request, due now.
+    /// Adds a request, and returns its index. The thread of its call sends it at once, or
+    /// [`set_due`](Self::set_due) says when the engine sends it.
     pub(super) fn request(
         &mut self,
         serves: Serves,
         lock: &Arc<dyn Primitive>,
         terms: LeaseTerms,
-        cx: &mut Context<'_>,
-    ) -> RequestNo {
-        self.touch(cx.now, cx.now);
-        self.request_by_caller(serves, lock, terms, cx)
-    }
-
-    /// Adds a request that the thread of its call sends at once: the engine need not wake for it.
-    pub(super) fn request_by_caller(
-        &mut self,
-        serves: Serves,
-        lock: &Arc<dyn Primitive>,
-        terms: LeaseTerms,
-        cx: &mut Context<'_>,
-    ) -> RequestNo {
+        cx: &Context<'_>,
+    ) -> usize {
         let no = cx.kernel.next_serial();
-        let request = Request::new(no, serves, lock, terms, cx.now);
-        self.requests.push(request);
-        no
+        self.requests
+            .push(Request::new(no, serves, lock, terms, cx.now));
+        self.requests.len() - 1
     }
 
     /// Begins the next acquiring command of a request, under a fresh id. `wait` is that of the
@@ -206,11 +195,8 @@ impl LockEntry {
             return;
         };
         let (lock, terms) = (Arc::clone(&front.lock), front.terms);
-        let asks_from = self.asks_from();
-        self.request(Serves::Line, &lock, terms, cx);
-        if let Some(request) = self.requests.last_mut() {
-            request.state = RequestState::Due(at.max(asks_from));
-        }
+        let n = self.request(Serves::Line, &lock, terms, cx);
+        self.set_due(n, at.max(self.asks_from()));
     }
 
     /// Parks a call: adds it to the list that its kind waits in, and makes somebody ask.
@@ -239,10 +225,9 @@ impl LockEntry {
         self.own.push(waiter);
         let serves = Serves::One(no);
         if !self.requests.iter().any(|request| request.serves == serves) {
-            self.request(serves, &lock, terms, cx);
-            if let Some(request) = self.requests.last_mut() {
-                request.once = is_once;
-            }
+            let n = self.request(serves, &lock, terms, cx);
+            self.requests[n].once = is_once;
+            self.set_due(n, cx.now);
         }
     }
 
