@@ -65,7 +65,7 @@ impl Default for Schedule {
 
 impl Schedule {
     /// Puts an item, in place of its earlier entry. Returns whether the engine must be woken, and
-    /// the earlier item.
+    /// the item that is left over, for its owner to drop.
     pub(super) fn put(
         &mut self,
         key: ItemKey,
@@ -73,6 +73,10 @@ impl Schedule {
         at: Instant,
         latest: Instant,
     ) -> (bool, Option<Item>) {
+        if self.at.get(&key) == Some(&at) {
+            // A key always stands for the same item: nothing changes.
+            return (self.must_wake(latest), Some(item));
+        }
         let before = self.remove(&key);
         if at < Instant::NEVER {
             self.at.insert(key.clone(), at);
