@@ -160,17 +160,23 @@ impl LockEntry {
         Ok(())
     }
 
-    /// A lease of this client has ended: somebody must ask at `at`.
-    pub(super) fn ended(&mut self, id: &HolderId, at: Instant, cx: &mut Context<'_>) {
-        let Some(n) = self.held.iter().position(|held| held.lease.id == *id) else {
-            return;
+    /// A lease of this client has ended: somebody must ask at `at`. Returns false if it was not in
+    /// this entry any more.
+    pub(super) fn ended(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        at: Instant,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let Some(n) = self.held.iter().position(|held| held.lease.id == lease.id) else {
+            return false;
         };
         self.remove_held(n, cx);
         self.last.cut(cx.now);
         self.plan_last_attempts();
         self.end_watches(&Failure::Restart, cx);
         if is_on(Mutant::NobodyAsksAfterTheEnd) {
-            return;
+            return true;
         }
         self.serve(at, cx);
         let stays_later = is_on(Mutant::LaterAttemptStaysLater);
@@ -182,9 +188,16 @@ impl LockEntry {
                 _ => {}
             }
         }
-        if !stays_later {
+        // The end of one of several permits that nobody waits for is no work for the engine.
+        if !stays_later && self.is_asked_for() {
             self.touch(at, at);
         }
+        true
+    }
+
+    /// Returns whether a call waits or asks.
+    pub(super) fn is_asked_for(&self) -> bool {
+        !(self.requests.is_empty() && self.line.is_empty() && self.own.is_empty())
     }
 
     /// Gives up a lease that was given to a call which did not take it in time.
@@ -198,15 +211,15 @@ impl LockEntry {
             return;
         };
         lease.end_release(None, cx.fx);
-        match status == LeaseStatus::Lost(Lost::ShutDown) {
-            true => self.ended(&lease.id, cx.now, cx),
-            false => self.release_unsent(lease, cx),
+        self.ended(lease, cx.now, cx);
+        if status != LeaseStatus::Lost(Lost::ShutDown) {
+            self.release_later(lease, false, cx);
         }
     }
 
     /// A lease has ended without a release that its holder sends: the engine releases it.
     pub(super) fn release_unsent(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
-        self.ended(&lease.id, cx.now, cx);
+        self.ended(lease, cx.now, cx);
         self.release_later(lease, false, cx);
     }
 

@@ -94,8 +94,7 @@ impl Kernel {
         self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
             let status = lease.begin_release(token, cx.now, cx.fx)?;
             lease.end_release(None, cx.fx);
-            lease.rearm(cx);
-            entry.ended(&lease.id, cx.now, cx);
+            entry.ended(lease, cx.now, cx);
             if let LeaseStatus::Lost(lost) = status
                 && lost != Lost::ShutDown
             {
@@ -235,8 +234,8 @@ impl Context<'_> {
     pub(super) fn lease_ended(&mut self, lease: &Arc<HeldLease>) {
         let name = entry_name(&*lease.lock);
         let status = lease.status(self.now, self.fx);
-        self.with_existing(&name, |entry, cx| {
-            entry.ended(&lease.id, cx.now, cx);
+        let has_left = self.with_existing(&name, |entry, cx| {
+            let has_left = entry.ended(lease, cx.now, cx);
             let is_by_clock = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
             if is_by_clock && lease.since().is_some() {
                 let by = Arc::new(named(lease));
@@ -247,9 +246,12 @@ impl Context<'_> {
                 // The remaining names protect nothing alone.
                 entry.release_later(lease, false, cx);
             }
+            has_left
         });
-        // The end of the client takes all leases out of their entries.
-        lease.leave(self);
+        // The end of the client has taken all leases out of their entries.
+        if has_left != Some(true) {
+            lease.leave(self);
+        }
     }
 }
 
@@ -278,8 +280,7 @@ fn begin_release(
     match lease.begin_release(token, cx.now, cx.fx) {
         None | Some(LeaseStatus::Released) => Unlock::Over,
         Some(LeaseStatus::Lost(lost)) => {
-            lease.rearm(cx);
-            entry.ended(&lease.id, cx.now, cx);
+            entry.ended(lease, cx.now, cx);
             if lost != Lost::ShutDown {
                 // The key can still exist: this client counts an expiry earlier than the server.
                 entry.release_later(lease, false, cx);
@@ -357,8 +358,9 @@ fn end_unlock(
     if unlocked == Unlocked::Released {
         entry.released = Some(lease.id.clone());
     }
-    entry.ended(&lease.id, at, cx);
-    if unlocked == Unlocked::Released && !is_on(Mutant::OwnLeaseProvesNothing) {
+    entry.ended(lease, at, cx);
+    let is_proof = unlocked == Unlocked::Released && entry.is_asked_for();
+    if is_proof && !is_on(Mutant::OwnLeaseProvesNothing) {
         // A call whose deadline comes now has waited for this lease.
         entry.last.held_until(cx.now, Arc::new(named(lease)));
     }
