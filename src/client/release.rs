@@ -144,10 +144,7 @@ impl Ending<'_> {
         tries_once: bool,
     ) -> (Result<Answer, Fault>, bool, Option<IgnoredRelease>) {
         let runtime = self.runtime;
-        let mut ignored = IgnoredRelease {
-            cause: Cause::silence("no reply to the release in time"),
-            was_refused: false,
-        };
+        let mut was_refused = false;
         let mut failures = 0;
         let mut last_cause = None;
         // A release without a reply may be what removed the key.
@@ -169,11 +166,11 @@ impl Ending<'_> {
                     cause.clone()
                 }
             };
-            ignored.was_refused |= cause.is_of_server();
+            was_refused |= cause.is_of_server();
             let cause = cause.or_said_before(&mut last_cause);
             let now = Instant::now();
             if now >= self.deadline || runtime.is_closed() || tries_once {
-                ignored.cause = cause;
+                let ignored = IgnoredRelease { cause, was_refused };
                 return (end, may_have_run, Some(ignored));
             }
             // A pooled connection that had died unnoticed costs one attempt and no pause.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::effects::{Discard, Effects};
+use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::schedule::{Item, ItemKey};
@@ -91,13 +91,12 @@ impl Context<'_> {
     }
 
     /// Puts an item into the schedule, due at the first instant. Wakes the engine if it would sleep
-    /// beyond the second.
+    /// beyond the second. The caller has a lease whose item it puts: the schedule never drops the
+    /// last one.
     pub(super) fn put(&mut self, key: ItemKey, item: Item, [at, latest]: [Instant; 2]) {
-        let (wakes, before) = self.kernel.schedule.lock().put(key, item, at, latest);
-        if wakes {
+        if self.kernel.schedule.lock().put(key, item, at, latest) {
             self.fx.engine_by(latest);
         }
-        self.discard(before);
     }
 
     /// Wakes the engine if it would sleep beyond `latest`.
@@ -107,15 +106,9 @@ impl Context<'_> {
         }
     }
 
-    pub(super) fn unschedule(&mut self, key: &ItemKey) {
-        let before = self.kernel.schedule.lock().remove(key);
-        self.discard(before);
-    }
-
-    fn discard(&mut self, item: Option<Item>) {
-        if let Some(Item::Lease(lease)) = item {
-            self.fx.discard.push(Discard::Lease(lease));
-        }
+    /// Takes an item out of the schedule. The caller has a lease whose item that is.
+    pub(super) fn unschedule(&self, key: &ItemKey) {
+        self.kernel.schedule.lock().remove(key);
     }
 
     /// The calls that a round was for have left: the engine ends it.

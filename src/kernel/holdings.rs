@@ -94,15 +94,16 @@ impl LockEntry {
             if !is_on(Mutant::EvictedIsNotLost) {
                 self.held[n].lease.lose(Lost::Taken, cx.now, cx.fx);
             }
-            self.remove_held(n, cx);
+            let lease = self.remove_held(n, cx);
+            cx.fx.discard.push(Discard::Lease(lease));
         }
     }
 
-    fn remove_held(&mut self, n: usize, cx: &mut Context<'_>) {
+    fn remove_held(&mut self, n: usize, cx: &mut Context<'_>) -> Arc<HeldLease> {
         let lease = self.held.remove(n).lease;
         cx.kernel.table.forget_set(&lease);
         lease.leave(cx);
-        cx.fx.discard.push(Discard::Lease(lease));
+        lease
     }
 
     /// A request was granted the lock, for `receiver`.

@@ -64,25 +64,17 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// Puts an item, in place of its earlier entry. Returns whether the engine must be woken, and
-    /// the item that is left over, for its owner to drop.
-    pub(super) fn put(
-        &mut self,
-        key: ItemKey,
-        item: Item,
-        at: Instant,
-        latest: Instant,
-    ) -> (bool, Option<Item>) {
-        if self.at.get(&key) == Some(&at) {
-            // A key always stands for the same item: nothing changes.
-            return (self.must_wake(latest), Some(item));
+    /// Puts an item, in place of its earlier entry. Returns whether the engine must be woken.
+    pub(super) fn put(&mut self, key: ItemKey, item: Item, at: Instant, latest: Instant) -> bool {
+        // A key always stands for the same item: put for the same instant, it stays.
+        if self.at.get(&key) != Some(&at) {
+            self.remove(&key);
+            if at < Instant::NEVER {
+                self.at.insert(key.clone(), at);
+                self.due.insert((at, key), item);
+            }
         }
-        let before = self.remove(&key);
-        if at < Instant::NEVER {
-            self.at.insert(key.clone(), at);
-            self.due.insert((at, key), item);
-        }
-        (self.must_wake(latest), before)
+        self.must_wake(latest)
     }
 
     pub(super) fn must_wake(&self, latest: Instant) -> bool {

@@ -243,10 +243,12 @@ impl Deployment {
     /// Returns an earlier release at the same server that failed, if the server has served nothing
     /// since. Over a quorum, this must hold for so many servers that the others are no majority.
     pub(crate) fn ignored_release(&self, keys: &Arc<dyn Primitive>) -> Option<IgnoredRelease> {
-        keys.parts().iter().find_map(|part| {
-            let (owners, size) = self.owners_of(part.key(0));
-            let mut ignored = owners.iter().filter_map(|owner| owner.ignored_release());
-            ignored.nth(owners.len() - size.needed)
+        keys.parts().iter().find_map(|part| match self {
+            Self::Quorum(quorum) => {
+                let mut ignored = (quorum.servers.iter()).filter_map(|it| it.ignored_release());
+                ignored.nth(self.size().spare())
+            }
+            Self::One(_) | Self::Cluster(_) => self.primary_owner_of(part.key(0)).ignored_release(),
         })
     }
 
