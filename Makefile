@@ -70,7 +70,7 @@ test: servers
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --doc || status=$$?; \
 	nice -n 15 $(SIM) -- kernel::sim:: members:: || status=$$?; \
-	nice -n 15 $(THREADS) -- models:: || status=$$?; \
+	nice -n 15 $(THREADS) -- models:: pairs:: runtime:: || status=$$?; \
 	exit $$status ) >"$$log" 2>&1 & \
 	others=$$!; \
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \

@@ -415,11 +415,19 @@ impl Call {
     ) -> Outcome {
         let state = std::mem::replace(&mut self.state, CallState::Over);
         let lock = Arc::clone(&self.wants.lock);
+        let looks_first = is_on(Mutant::CancelLooksFirst);
+        let early = match &state {
+            CallState::Parked(cell) if looks_first => cell.outcome.lock().take(),
+            _ => None,
+        };
         kernel
             .at(now, fx)
             .with_entry(&lock, |entry, cx| match state {
                 CallState::Parked(cell) => {
-                    let outcome = cell.outcome.lock().take();
+                    let outcome = match looks_first {
+                        true => early,
+                        false => cell.outcome.lock().take(),
+                    };
                     if let Some(Outcome::Lease(lease, token)) = &outcome {
                         let max_hold = self.wants.terms.max_hold;
                         if !lease.take(*token, &self.wants.holder, cx.now, max_hold, cx.fx) {

@@ -24,6 +24,7 @@ use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, LeaseWork};
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, How, RequestNo, Serves};
 use crate::kernel::round::{Round, RoundKind, RoundNo, Undecided};
 use crate::kernel::schedule::Item;
@@ -319,6 +320,8 @@ impl Engine {
             }
             Some(Purpose::Undo(batch)) => {
                 let undone = cx.with_pending(|pending, _| pending.settle(&batch, end, now));
+                let wrong = is_on(Mutant::UndoneUnderPending);
+                let _wrong = wrong.then(|| kernel.pending.lock());
                 // Over a quorum, each attempt that fails is undone at some servers.
                 if let Some(name) = undone.filter(|_| !kernel.is_quorum()) {
                     cx.with_existing(&name, LockEntry::undone);

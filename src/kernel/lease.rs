@@ -184,6 +184,9 @@ impl HeldLease {
                 },
             }
             match found {
+                Some(KeyState::Gone) if is_on(Mutant::ReleasedIsLost) => {
+                    lease.was_lost(Lost::Deleted);
+                }
                 Some(KeyState::Gone) => lease.lose(Lost::Deleted, now),
                 Some(KeyState::Foreign) => lease.lose(Lost::Taken, now),
                 Some(KeyState::Ours) | None => {}
@@ -240,7 +243,9 @@ impl HeldLease {
     pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
         let inner = self.inner.lock();
         let key = ItemKey::Lease(self.serial);
-        match inner.due(cx.now, cx.kernel.limits.command_timeout) {
+        let due = inner.due(cx.now, cx.kernel.limits.command_timeout);
+        let _right = (!is_on(Mutant::LeaseIsScheduledLate)).then_some(inner);
+        match due {
             Some(bounds) => cx.put(key, Item::Lease(Arc::clone(self)), bounds),
             None => cx.unschedule(&key),
         }

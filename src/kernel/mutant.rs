@@ -1,6 +1,7 @@
-//! Deliberate mistakes, switched on by the simulation alone: it must find each of them.
+//! Deliberate mistakes, switched on by the simulation and by the models of the threads alone: they
+//! must find each of them.
 
-#[cfg(sim)]
+#[cfg(any(sim, threads))]
 use std::cell::Cell;
 
 /// A mistake in the kernel.
@@ -135,26 +136,36 @@ pub(crate) enum Mutant {
     MinorityMovesClients,
     /// An old configuration is believed if the master does not answer.
     OldEpochIsBelieved,
+    /// The engine reads the first item, and records its sleep in a second critical section.
+    SleepIsReadFirst,
+    /// A lease is put into the schedule after its lock was dropped.
+    LeaseIsScheduledLate,
+    /// A call that is cancelled looks for its outcome before it takes the lock of its shard.
+    CancelLooksFirst,
+    /// A renewal finds a lease lost that is being released.
+    ReleasedIsLost,
+    /// An entry is told of an undo under the lock of the pending releases.
+    UndoneUnderPending,
 }
 
-#[cfg(sim)]
+#[cfg(any(sim, threads))]
 thread_local! {
     static ON: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
 /// Makes this mistake, in this thread.
-#[cfg(sim)]
+#[cfg(any(sim, threads))]
 pub(crate) fn switch_on(mutant: Option<Mutant>) {
     ON.set(mutant);
 }
 
-#[cfg(sim)]
+#[cfg(any(sim, threads))]
 pub(crate) fn is_on(mutant: Mutant) -> bool {
     ON.get() == Some(mutant)
 }
 
 /// The library makes none of these mistakes.
-#[cfg(not(sim))]
+#[cfg(not(any(sim, threads)))]
 pub(crate) const fn is_on(_: Mutant) -> bool {
     false
 }

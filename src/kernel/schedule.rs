@@ -125,6 +125,10 @@ impl Kernel {
     pub(crate) fn engine_sleeps(&self, now: Instant, longest: std::time::Duration) -> Instant {
         let mut schedule = self.schedule.lock();
         let next = schedule.next();
+        if is_on(Mutant::SleepIsReadFirst) {
+            drop(schedule);
+            schedule = self.schedule.lock();
+        }
         // The first sleep with nothing to look at is short, so that somebody who locks and unlocks
         // in a loop does not wake the engine each time.
         let was_idle = schedule.is_idle;

@@ -12,7 +12,7 @@ use crate::config::LeaseTerms;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::{Command, Inbox};
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Engine, Route};
+use crate::kernel::engine::{Engine, Route, Ticket};
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::votes::Majority;
@@ -38,6 +38,13 @@ pub(crate) struct World {
     pub(crate) clients: Vec<Client>,
     /// The engine is not woken by what other threads make due.
     pub(crate) forgets_wake_ups: bool,
+}
+
+/// A command of the engine that has run.
+pub(crate) struct Sent {
+    at: Instant,
+    ticket: Ticket,
+    answer: Answer,
 }
 
 pub(crate) struct Client {
@@ -97,7 +104,7 @@ impl World {
         }
     }
 
-    fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         Instant::START.after(Duration::from_micros(
             self.time.fetch_add(1, Ordering::Relaxed),
         ))
@@ -109,7 +116,7 @@ impl World {
     }
 
     /// Runs a command, and passes on what it publishes.
-    fn run(&self, client: &Client, command: &Command) -> Answer {
+    pub(crate) fn run(&self, client: &Client, command: &Command) -> Answer {
         let now = self.now().as_nanos() / 1_000;
         let is_listening = client.heard.lock().subscribed.contains(&client.inbox());
         let inbox = Inbox {
@@ -137,18 +144,7 @@ impl World {
         let mut engine = Engine::default();
         loop {
             client.kernel.engine_awake();
-            let mut fx = Effects::default();
-            let now = self.now();
-            let out = engine.due(&client.kernel, now, &OneServer, &mut fx);
-            self.carry_out(client, fx);
-            for out in out {
-                let sent = self.now();
-                let end = Ok(self.run(client, &out.command));
-                let mut fx = Effects::default();
-                let times = [sent, self.now()];
-                engine.ended(&client.kernel, out.ticket, end, times, &OneServer, &mut fx);
-                self.carry_out(client, fx);
-            }
+            self.turn(client, &mut engine);
             let now = self.now();
             let until = client.kernel.engine_sleeps(now, Duration::from_secs(1));
             if client.is_over.load(Ordering::SeqCst) {
@@ -161,6 +157,35 @@ impl World {
                 client.engine.park();
             }
         }
+    }
+
+    /// Sends what is due, and applies the replies.
+    pub(crate) fn turn(&self, client: &Client, engine: &mut Engine) {
+        for sent in self.send_due(client, engine) {
+            self.ended(client, engine, sent);
+        }
+    }
+
+    /// Sends what is due, and returns the replies.
+    pub(crate) fn send_due(&self, client: &Client, engine: &mut Engine) -> Vec<Sent> {
+        let mut fx = Effects::default();
+        let out = engine.due(&client.kernel, self.now(), &OneServer, &mut fx);
+        self.carry_out(client, fx);
+        let sent = out.into_iter().map(|out| Sent {
+            at: self.now(),
+            ticket: out.ticket,
+            answer: self.run(client, &out.command),
+        });
+        sent.collect()
+    }
+
+    /// Applies a reply.
+    pub(crate) fn ended(&self, client: &Client, engine: &mut Engine, sent: Sent) {
+        let mut fx = Effects::default();
+        let times = [sent.at, self.now()];
+        let end = Ok(sent.answer);
+        engine.ended(&client.kernel, sent.ticket, end, times, &OneServer, &mut fx);
+        self.carry_out(client, fx);
     }
 
     /// What each client's subscriber does.
@@ -200,6 +225,31 @@ impl World {
             }
             self.carry_out(client, fx);
         }
+    }
+
+    /// Makes the client's inbox receive messages.
+    pub(crate) fn subscribe(&self, client: &Client) {
+        self.server.lock().subscribe(client.no, &client.inbox());
+        client.heard.lock().subscribed.insert(client.inbox());
+    }
+
+    /// Receives one message in the client's inbox.
+    pub(crate) fn receive(&self, client: &Client) {
+        let message = client.heard.lock().messages.pop_front();
+        let (_, payload) = message.expect("it was published");
+        self.with(client, |now, fx| client.kernel.inbox(&payload, now, fx));
+    }
+
+    /// Calls the kernel, and carries out the effects.
+    pub(crate) fn with<T>(
+        &self,
+        client: &Client,
+        act: impl FnOnce(Instant, &mut Effects) -> T,
+    ) -> T {
+        let mut fx = Effects::default();
+        let result = act(self.now(), &mut fx);
+        self.carry_out(client, fx);
+        result
     }
 
     fn carry_out(&self, client: &Client, fx: Effects) {
@@ -242,14 +292,7 @@ impl World {
         self.carry_out(client, fx);
     }
 
-    /// Acquires the lock. `None` if the call was cancelled, or the client closed, first.
-    pub(crate) fn acquire(
-        &self,
-        client: &Client,
-        lock: &Arc<dyn Primitive>,
-        cancel: Option<&Cancel>,
-    ) -> Option<(Arc<HeldLease>, FencingToken)> {
-        let kernel = &client.kernel;
+    pub(crate) fn call(&self, client: &Client, lock: &Arc<dyn Primitive>, by_engine: bool) -> Call {
         let handoffs = if lock.has_local_queue() { 4 } else { 0 };
         let wants = CallTerms {
             lock: Arc::clone(lock),
@@ -266,9 +309,20 @@ impl World {
                 handoffs,
                 ..Holder::default()
             },
-            by_engine: cancel.is_some(),
+            by_engine,
         };
-        let mut call = Call::new(kernel, wants, self.now());
+        Call::new(&client.kernel, wants, self.now())
+    }
+
+    /// Acquires the lock. `None` if the call was cancelled, or the client closed, first.
+    pub(crate) fn acquire(
+        &self,
+        client: &Client,
+        lock: &Arc<dyn Primitive>,
+        cancel: Option<&Cancel>,
+    ) -> Option<(Arc<HeldLease>, FencingToken)> {
+        let kernel = &client.kernel;
+        let mut call = self.call(client, lock, cancel.is_some());
         let mut fx = Effects::default();
         let mut step = call.begin(kernel, self.now(), &mut fx);
         loop {

@@ -22,11 +22,11 @@ const TIMES: u32 = 2;
 
 type Lock = fn() -> Arc<dyn Primitive>;
 
-fn mutex() -> Arc<dyn Primitive> {
+pub(crate) fn mutex() -> Arc<dyn Primitive> {
     CohortKeys::of(keys())
 }
 
-fn fair_mutex() -> Arc<dyn Primitive> {
+pub(crate) fn fair_mutex() -> Arc<dyn Primitive> {
     FairMutexKeys::of(keys())
 }
 
@@ -35,7 +35,7 @@ fn keys() -> Keys {
 }
 
 /// Runs a model in many orders of its threads: random ones, and those with few changes.
-fn check(orders: usize, model: impl Fn() + Send + Sync + Copy + 'static) {
+pub(crate) fn check(orders: usize, model: impl Fn() + Send + Sync + Copy + 'static) {
     let config = || {
         let mut config = Config::new();
         // A script of Lua needs more than the usual stack of a thread.
@@ -47,7 +47,7 @@ fn check(orders: usize, model: impl Fn() + Send + Sync + Copy + 'static) {
 }
 
 /// Runs `clients` with their engines and subscribers until `calls` have returned.
-fn run(world: World, calls: impl FnOnce(&Arc<World>) -> Vec<thread::JoinHandle<()>>) {
+pub(crate) fn run(world: World, calls: impl FnOnce(&Arc<World>) -> Vec<thread::JoinHandle<()>>) {
     let world = Arc::new(world);
     let mut own = Vec::new();
     for n in 0..world.clients.len() {
