@@ -320,8 +320,8 @@ impl ClientBuilder {
 
     /// Sets how many connections calls that acquire locks may use at the same time.
     ///
-    /// Releases and background threads may exceed this limit, so they never wait for it. All calls
-    /// over a quorum share one connection to each server. Defaults to 32.
+    /// Releases and background threads may exceed this limit, so they never wait for it. Over
+    /// a quorum, all calls that lock share one connection to each server. Defaults to 32.
     ///
     /// ```
     /// # use leasehold::Client;

@@ -55,9 +55,10 @@ use crate::token::FencingToken;
 /// still had. The new holder's first renewal extends the lease to the full ttl. The client sends it
 /// a few milliseconds after the grant, even without [`auto_renew`](Self::auto_renew).
 ///
-/// - A process that is killed while it waits delays no other waiting call. Its connections close,
-///   so the server knows that no client listens for the grant, and grants the lock to the next
-///   call.
+/// - A process that is killed while it waits usually delays no other waiting call. Its connections
+///   close, so the server knows that no client listens for the grant, and grants the lock to the
+///   next call. If a grant was on its way to the process, the lock is taken for at most 3 s,
+///   counted from the last refresh of its place.
 /// - A process that is stopped, or whose machine fails or loses its network, delays the others by
 ///   at most 3 s, counted from its last refresh. In a cluster, or if the user lacks
 ///   `+pubsub|numsub`, so does a process that is killed: the server cannot tell whether its client

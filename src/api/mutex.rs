@@ -39,7 +39,8 @@ use crate::token::FencingToken;
 ///
 /// A lock that a release granted to a waiting client has a lease of at most 3 s at first. A renewal
 /// a few milliseconds after the grant extends it to the ttl, even without
-/// [`auto_renew`](Self::auto_renew).
+/// [`auto_renew`](Self::auto_renew). If the process of that client is killed while the grant is on
+/// its way, the lock is free again when this lease ends.
 ///
 /// # Fairness
 ///

@@ -55,7 +55,8 @@ use crate::taken::Taken;
 /// A process that is killed, stopped or cut off while it waits keeps its place for at most 3 s from
 /// its last refresh, or for the ttl if that is shorter. Until then, `try_acquire` is refused even
 /// if permits are free, and the place can delay other waiting calls. The place of a killed process
-/// delays them only in a cluster, or if the user of the other clients lacks `+pubsub|numsub`.
+/// delays them only if a grant was on its way to it, in a cluster, or if the user of the other
+/// clients lacks `+pubsub|numsub`.
 ///
 /// # Different numbers
 ///

@@ -31,11 +31,11 @@
 //!   busy its names are: see [`MutexAll`](crate::MutexAll#waiting). In a cluster there is one step
 //!   for [each slot](crate::MutexAll#all-or-none).
 //! - **First come, first served.** [`fair_mutex`](crate::Client::fair_mutex) grants the lock in the
-//!   order of the requests, across all processes. A process that is killed while it waits delays no
-//!   other waiting call, except in a cluster or if the user lacks `+pubsub|numsub`. In these two
-//!   cases, or if it is stopped or cut off, it delays them by at most 3 s. After any of these,
-//!   `try_lock` is refused for at most 3 s. A lost message delays the others by at most 0.9 s: see
-//!   [`FairMutex`].
+//!   order of the requests, across all processes. A process that is killed, stopped or cut off
+//!   while it waits delays the other waiting calls by at most 3 s. If it is killed, it does so only
+//!   if a grant was on its way to it, in a cluster, or if the user lacks `+pubsub|numsub`. After
+//!   any of these, `try_lock` is refused for at most 3 s. A lost message delays the others by at
+//!   most 0.9 s: see [`FairMutex`].
 //! - **Waiting is quiet.** Only one thread of a client asks Redis for a plain lock; the others wait
 //!   behind it. A client refreshes the places of all calls for a name in one command, every
 //!   0.9 s. A lost message delays a waiter by at most 0.9 s, or by 1 s where there is no queue.

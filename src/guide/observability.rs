@@ -4,7 +4,8 @@
 //!
 //! The crate logs through [`log`](https://docs.rs/log). The levels:
 //!
-//! - ERROR: a callback panicked; the background threads could not be started.
+//! - ERROR: a callback panicked; `leasehold-engine` panicked, which closes the client; a thread of
+//!   the client cannot wait for its sockets.
 //! - WARN:
 //!   - a lease was lost, or had ended before its release;
 //!   - a release was not confirmed and is repeated, or a `keep_for` was not confirmed;
@@ -14,6 +15,8 @@
 //!     master;
 //!   - releases cannot be published or received; shared statistics are refused;
 //!   - log records were dropped;
+//!   - a setting was taken although it is not quite right; a name does not resolve, and the address
+//!     that last answered a write is used;
 //!   - a quorum has an even number of servers; no majority of a quorum answers;
 //!   - a thread waits for a lock that it holds itself, or reads a name again under its own read
 //!     guard (debug builds only).

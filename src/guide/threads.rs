@@ -28,9 +28,10 @@
 //!
 //! A call without a [`CancelToken`] sends its first commands, and its release, on the caller's
 //! thread; a call with one, a call that waits, and all calls over a quorum leave theirs to
-//! `leasehold-engine`. With up to eight
-//! calls at a time, or [`max_connections`](crate::ClientBuilder::max_connections) if that is fewer,
-//! each call has its own connection. With more:
+//! `leasehold-engine`. Over a quorum, all calls that lock, and the releases of their guards, share
+//! one connection to each server. Elsewhere each call has its own connection with up to eight calls
+//! at a time, or [`max_connections`](crate::ClientBuilder::max_connections) if that is fewer. With
+//! more:
 //!
 //! - If the server is near (a round trip of at most 0.2 ms), the calls share one connection: one of
 //!   the callers sends them in one write and reads all replies.
