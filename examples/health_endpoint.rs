@@ -32,7 +32,7 @@ fn story() -> Outcome {
         }
     });
 
-    // Holding a lock starts the background threads, whose state the endpoint reports too.
+    // Holding a lock begins renewals, whose state the endpoint reports too.
     let guard = client.mutex("nightly-report").lock()?;
     println!("GET http://{address}/health");
     let healthy = ask(&address.to_string())?;

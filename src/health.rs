@@ -1,4 +1,4 @@
-//! The state of servers and background threads, for operators and load balancers.
+//! The state of servers, subscriptions and renewals, for operators and load balancers.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use crate::clock;
 use crate::error::Error;
 
-/// The state of a client's servers and threads; see [`Client::health`](crate::Client::health).
+/// The state of a client's servers, subscriptions and renewals; see [`Client::health`](crate::Client::health).
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -33,7 +33,7 @@ pub struct Health {
     pub needed: usize,
 }
 
-/// The state of one server or thread.
+/// The state of one server, or of the subscription or the renewals there.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -65,7 +65,7 @@ pub struct HealthPart {
     pub breaker: BreakerState,
 }
 
-/// Whether a server or thread works.
+/// Whether a server, a subscription or renewals work.
 ///
 /// ```
 /// use leasehold::HealthState;
@@ -159,7 +159,7 @@ impl Health {
 }
 
 impl fmt::Display for Health {
-    /// Writes one line for each server and thread, without secrets.
+    /// Writes one line for each part, without secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kinds = [
             ("server", &self.servers),

@@ -385,7 +385,7 @@ impl Client {
         query(self.runtime(), |until| self.runtime().shared_totals(until))
     }
 
-    /// Checks every server once and reports the state of servers and background threads.
+    /// Checks every server once and reports the state of servers, subscriptions and renewals.
     ///
     /// Sends all servers at once a write that changes nothing, to a key that begins with
     /// `leasehold:probe`, and returns within the command timeout. A refused connection is tried
@@ -403,7 +403,7 @@ impl Client {
     /// # let client = server.client();
     /// let health = client.health();
     /// if !health.is_healthy() {
-    ///     eprintln!("{health}"); // a line for each server and thread
+    ///     eprintln!("{health}"); // a line for each of them
     /// }
     /// # assert!(health.is_healthy());
     /// ```
@@ -415,7 +415,7 @@ impl Client {
         let until = Instant::now().after(runtime.deployment.command_timeout());
         let (servers, needed) = runtime.deployment.check_health(until);
         let mut endpoints = runtime.endpoints.all();
-        // The threads of a replaced server end, and its endpoint stays until slots move again.
+        // A replaced server is used no more, and its endpoint stays until slots move again.
         endpoints.retain(|endpoint| !endpoint.server.is_retired());
         let subscribers = endpoints.iter().map(|endpoint| {
             let health = &endpoint.subscriber.health;
