@@ -14,7 +14,7 @@ use crate::kernel::mutant::{Mutant, switch_on};
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::models::{check, fair_mutex, mutex, run};
 
-const ORDERS: usize = 200;
+const ORDERS: usize = 100;
 
 fn holds(model: fn()) {
     switch_on(None);
