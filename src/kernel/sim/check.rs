@@ -1,5 +1,8 @@
 //! The properties that hold after every event, and at the end of a run.
 
+pub(super) mod outcomes;
+pub(super) mod tables;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -8,19 +11,14 @@ use super::server::{Data, MS, Time, client_of, key_of};
 use super::world::{Checked, World};
 use crate::clock::Instant;
 use crate::kernel::Kernel;
-use crate::kernel::call::Call;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
-use crate::kernel::request::{RequestState, Serves};
-use crate::kernel::table::entry_name;
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::request::RequestState;
+use crate::kernel::waiter::Outcome;
 use crate::lost::Lost;
 use crate::name::Name;
-use crate::protocol::answer::Answer;
-use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::Primitive;
 
 /// A lease that a client has had.
@@ -37,15 +35,6 @@ impl Registered {
         let is_over = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
         is_over && self.lease.since().is_some()
     }
-}
-
-/// A refusal that a client has received.
-#[derive(Clone, Debug)]
-pub(super) struct Refusal {
-    name: Name,
-    sent: Instant,
-    arrived: Instant,
-    until: Option<Instant>,
 }
 
 /// Runs `act` on each entry of a kernel.
@@ -125,159 +114,6 @@ impl World {
             *newest = token.value().max(*newest);
             let lease = Arc::clone(lease);
             self.leases.push(Registered { client, key, lease });
-        }
-        Ok(())
-    }
-
-    pub(super) fn note_refusal(
-        &mut self,
-        client: usize,
-        name: &Name,
-        end: &Result<Answer, fault::Fault>,
-        sent: Time,
-    ) {
-        let by = match end {
-            Ok(Answer::Refused(by)) => by,
-            Ok(Answer::Places(found, by))
-                if found.iter().any(|it| matches!(it, Refreshed::Waiting(_))) =>
-            {
-                by
-            }
-            _ => return,
-        };
-        let holder = String::from_utf8_lossy(&by.holder).into_owned();
-        if client_of(&holder) == Some(client) && self.is_abandoned(client, &holder) {
-            return;
-        }
-        let clock = self.clocks[client];
-        let sent = clock.at(sent);
-        let refusal = Refusal {
-            name: name.clone(),
-            sent,
-            arrived: clock.at(self.now),
-            until: by.remaining.map(|left| sent.after(left)),
-        };
-        let refusals = &mut self.clients[client].refusals;
-        refusals.push(refusal);
-        if refusals.len() > 400 {
-            refusals.drain(..200);
-        }
-    }
-
-    /// Adds the tables of the clients to the trace.
-    pub(super) fn dump(&mut self) {
-        for client in 0..self.clients.len() {
-            let kernel = Arc::clone(&self.clients[client].kernel);
-            let names = self.names.clone();
-            let mut entries = Vec::new();
-            each_entry(&kernel, &names, |entry| {
-                let waiters = entry.line.iter().map(|it| it.no).collect::<Vec<_>>();
-                let own = entry.own.iter().map(|it| it.no).collect::<Vec<_>>();
-                let requests = entry.requests.iter();
-                let requests = requests
-                    .map(|it| format!("{} {:?} {:?} {:?}", it.no, it.serves, it.state, it.flight));
-                let requests = requests.collect::<Vec<_>>();
-                entries.push(format!(
-                    "{} held {:?} line {waiters:?} own {own:?} {requests:?} next {:?}",
-                    entry.name, entry.held, entry.next
-                ));
-            });
-            for entry in entries {
-                self.say(|| format!("c{client}: {entry}"));
-            }
-        }
-    }
-
-    /// A lease of the client has ended by its release: until now the lock was taken.
-    pub(super) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
-        let now = self.clocks[client].at(self.now);
-        let of_set = entry_name(lock).into_owned();
-        for name in lock.keys().names.iter().chain([&of_set]) {
-            let refusal = Refusal {
-                name: name.clone(),
-                sent: now,
-                arrived: now,
-                until: Some(now),
-            };
-            self.clients[client].refusals.push(refusal);
-        }
-    }
-
-    /// Returns whether nobody owns what a command of the client with this id has taken.
-    fn is_abandoned(&self, client: usize, id: &str) -> bool {
-        let kernel = &self.clients[client].kernel;
-        let mut found = kernel.pending.lock().has(id.as_bytes());
-        each_entry(kernel, &self.names, |entry| {
-            found |= entry.requests.iter().any(|request| {
-                request.serves == Serves::Nobody
-                    && !matches!(request.state, RequestState::Won(_))
-                    && request.id().is_some_and(|it| it.as_str() == id)
-            });
-        });
-        found
-    }
-
-    /// P8: a call ends in time, and says "taken" only with a proof.
-    pub(super) fn check_outcome(
-        &mut self,
-        client: usize,
-        thread: usize,
-        (call, names): (&Call, &[Name]),
-        outcome: &Outcome,
-    ) -> Checked {
-        let deadline = call.wants.deadline;
-        let clock = self.clocks[client];
-        let stopped = self.stopped_until(client, Actor::Caller(thread));
-        let stopped = clock.at(stopped.max(self.sleeps_until(client)));
-        let now = clock.at(self.now);
-        let latest = deadline
-            .max(stopped)
-            .after(std::time::Duration::from_millis(40));
-        if now > latest {
-            let text = format!("c{client}.{thread} ended {:?} late", deadline.until(now));
-            return Err(self.violation("P8", text));
-        }
-        if let Outcome::Failed(Failure::Unreachable { .. }) = outcome
-            && !self.plan.has_faults()
-        {
-            let text = format!("c{client}.{thread} fails although the server answers");
-            return Err(self.violation("P8", text));
-        }
-        let Outcome::Refused(_) = outcome else {
-            return Ok(());
-        };
-        let is_limited = match &call.wants.wait {
-            Wait::Queue(crate::wait_policy::WaitPolicy::Backoff(backoff)) => {
-                backoff.limit().is_some()
-            }
-            _ => false,
-        };
-        let name = &*entry_name(&*call.wants.lock);
-        let mut holds = false;
-        each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            let is_its = |it: &Name| it == name || names.contains(it);
-            let mut held = entry
-                .held
-                .iter()
-                .flat_map(|held| held.lease.lock.names.iter());
-            holds |= held.any(is_its);
-        });
-        let mut ended = self.ended_unread(client);
-        holds |= ended.any(|lease| {
-            let mut its = lease.lock.keys().names.iter();
-            its.any(|it| it == name || names.contains(it))
-        });
-        let is_once = call.wants.wait == Wait::Once;
-        let is_proof = |refusal: &Refusal| {
-            let is_fresh = refusal.until.is_none_or(|until| until >= deadline)
-                || refusal.arrived.after(std::time::Duration::from_secs(1)) >= deadline;
-            let is_its = refusal.name == *name || names.contains(&refusal.name);
-            is_its && refusal.sent >= call.start && (is_fresh || is_once)
-        };
-        let has_proof = self.clients[client].refusals.iter().any(is_proof);
-        if !holds && !has_proof && !is_limited {
-            let text = format!("c{client}.{thread} says that {name} is taken without a proof");
-            return Err(self.violation("P8", text));
         }
         Ok(())
     }
@@ -510,61 +346,6 @@ impl World {
         })
     }
 
-    /// P6: the lists, the requests and the index of a client's table agree.
-    fn check_table(&self, client: usize) -> Checked {
-        let kernel = &self.clients[client].kernel;
-        let mut problems = Vec::new();
-        let mut ids = BTreeSet::new();
-        let mut listed = BTreeSet::new();
-        each_entry(kernel, &self.names, |entry| {
-            check_entry(entry, kernel, &mut problems);
-            for request in &entry.requests {
-                if !matches!(request.state, RequestState::Won(_))
-                    && let Some(id) = request.id()
-                {
-                    ids.insert(id.as_str().to_owned());
-                }
-            }
-            for waiter in entry.line.iter().chain(&entry.own) {
-                listed.insert(waiter.no);
-                if waiter.cell.outcome.lock().is_some() {
-                    problems.push(format!("{} is in a list and has an outcome", waiter.no));
-                }
-            }
-        });
-        for it in self
-            .leases
-            .iter()
-            .filter(|it| it.client == client && it.lease.is_open())
-        {
-            let name = &*entry_name(&*it.lease.lock);
-            let shard = kernel.table.shard(name).lock();
-            if !shard
-                .get(name)
-                .is_some_and(|entry| entry.holds(&it.lease.id))
-            {
-                problems.push(format!("{:?} is in no list of leases", it.lease.id));
-            }
-        }
-        for call in self.parked(client) {
-            if let Some(cell) = call.cell()
-                && !listed.contains(&call.no)
-                && cell.outcome.lock().is_none()
-            {
-                problems.push(format!("call {} is in no list and has no outcome", call.no));
-            }
-        }
-        let index = kernel.table.ids.lock();
-        let indexed: BTreeSet<String> = index.keys().map(|id| id.as_str().to_owned()).collect();
-        if indexed != ids {
-            problems.push(format!("the index has {indexed:?}, the requests {ids:?}"));
-        }
-        match problems.is_empty() {
-            true => Ok(()),
-            false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
-        }
-    }
-
     /// P5: without faults, places are granted in the order in which the server ran their enters.
     fn check_order(&self) -> Checked {
         let kinds = &self.plan.kinds;
@@ -642,43 +423,4 @@ fn living_places(data: &Data, now: Time) -> Vec<String> {
     let places = data.places.iter();
     let living = places.filter(|(_, end)| **end > now);
     living.map(|(id, _)| id.clone()).collect()
-}
-
-pub(super) fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
-    let pending = kernel.pending.lock();
-    for held in &entry.held {
-        if pending.has_for(&held.lease.lock, &held.lease.id) {
-            problems.push(format!(
-                "the lease {:?} has a pending release",
-                held.lease.id
-            ));
-        }
-    }
-    for request in &entry.requests {
-        let id = request.id();
-        let is_won = matches!(request.state, RequestState::Won(_));
-        if !is_won && id.is_some_and(|id| pending.has_for(&request.lock, id)) {
-            let text = format!(
-                "{:?} {:?} {:?}",
-                request.serves, request.state, request.flight
-            );
-            problems.push(format!("a request has a pending release: {text}"));
-        }
-        let is_placed = matches!(
-            request.state,
-            RequestState::Queued(_) | RequestState::Confirming(_)
-        );
-        let serves = match request.serves {
-            Serves::Line => !entry.line.is_empty(),
-            Serves::One(no) => entry.waiter(no).is_some(),
-            Serves::Nobody => false,
-        };
-        if is_placed && !serves && request.caller().is_none() {
-            problems.push(format!("a place that serves nobody: {:?}", request.state));
-        }
-    }
-    let asks = entry.line_is_busy_without_line();
-    if !entry.line.is_empty() && !asks {
-        problems.push("calls are in the line, and nobody asks".into());
-    }
 }

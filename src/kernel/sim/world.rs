@@ -5,9 +5,14 @@
 
 pub(crate) mod acquiring;
 mod caller;
+mod effects;
+mod faults;
+mod holder;
 mod network;
 pub(in crate::kernel::sim) mod show;
+mod start;
 mod threads;
+mod views;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -15,12 +20,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::acquiring::Acquiring;
-use super::check::{Refusal, Registered};
+use super::check::Registered;
+use super::check::outcomes::Refusal;
 use super::plan::{Actor, Family, Fault, Kind, Plan, Rng, Why};
 use super::server::{Copy, MS, Message, Server, Time, key_of};
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::error::Cause;
+use crate::kernel::Kernel;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
@@ -30,7 +37,6 @@ use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::{OperationCell, Wanted};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
-use crate::kernel::{Kernel, Limits};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::cohort::CohortKeys;
@@ -344,97 +350,6 @@ impl Route for OneServer {
 }
 
 impl World {
-    pub(super) fn new(plan: Plan, is_traced: bool) -> Self {
-        let seed = plan.seed;
-        let mut world = Self {
-            now: 100_000 * MS,
-            heap: BinaryHeap::new(),
-            serial: 0,
-            conns: Vec::new(),
-            clients: Vec::new(),
-            server: Server::default(),
-            snapshot: None,
-            stalled_until: 0,
-            errors_until: 0,
-            rejects: Vec::new(),
-            owner: 0,
-            moves_until: 0,
-            net: Rng(seed ^ 0x1111),
-            sched: Rng(seed ^ 0x2222),
-            log: VecDeque::new(),
-            is_traced,
-            leases: Vec::new(),
-            newest: BTreeMap::new(),
-            idle_since: BTreeMap::new(),
-            lost_data: false,
-            report: Report::default(),
-            foreign: 0,
-            names: BTreeSet::new(),
-            ran_twice: BTreeSet::new(),
-            timers: BTreeMap::new(),
-            clocks: plan.drifts.iter().map(|drift| Clock(*drift)).collect(),
-            server_ahead: 0,
-            over: BTreeSet::new(),
-            plan,
-        };
-        for client in 0..world.plan.clients {
-            let new = world.client(client);
-            world.clients.push(new);
-            for thread in 0..world.plan.threads {
-                let start = world.now + world.sched.below(3 * MS);
-                world.event(start, Event::Run(client, Actor::Caller(thread)));
-            }
-            world.event(world.now, Event::Run(client, Actor::Engine));
-        }
-        for n in 0..world.plan.faults.len() {
-            let at = world.now + world.plan.faults[n].0;
-            world.event(at, Event::Fault(n));
-        }
-        world
-    }
-
-    fn client(&self, n: usize) -> Client {
-        let limits = Limits {
-            command_timeout: Duration::from_micros(COMMAND_TIMEOUT),
-            unreachable_for: Duration::from_micros(UNREACHABLE_FOR),
-            backstop: Duration::from_secs(1),
-            may_fail_over: self.plan.family == Family::Failover,
-            size: crate::kernel::votes::Majority::of(1),
-            is_quorum: false,
-            wall: 0,
-        };
-        let caller = |thread: usize| Caller {
-            state: State::Idle(0),
-            todo: VecDeque::new(),
-            ops: self.plan.ops,
-            conn: None,
-            mail: None,
-            last: None,
-            again: None,
-            rng: Rng(self.plan.seed ^ (n as u64 * 100 + thread as u64 + 10)),
-            is_cancelled: false,
-            panics: false,
-        };
-        Client {
-            kernel: Arc::new(Kernel::new(limits, &format!("c{n}"))),
-            engine: Engine::default(),
-            engine_todo: VecDeque::new(),
-            pipes: Default::default(),
-            paused: Vec::new(),
-            node: 0,
-            has_moved: false,
-            callers: (0..self.plan.threads).map(caller).collect(),
-            sub: Sub::default(),
-            is_alive: true,
-            stopped: BTreeMap::new(),
-            locks: BTreeMap::new(),
-            refusals: Vec::new(),
-            stop_next: BTreeMap::new(),
-            resumed: 0,
-            loses_until: 0,
-        }
-    }
-
     /// Runs the plan to its end.
     pub(super) fn run(&mut self) -> Checked {
         let begin = self.now;
@@ -534,53 +449,6 @@ impl World {
     }
 
     // ------------------------------------------------------------------ effects
-
-    /// Carries out the effects of a kernel call. `thread`: the caller that has them.
-    fn effects(&mut self, client: usize, thread: Option<usize>, fx: Effects) {
-        if let (Some(undo), Some(thread)) = (fx.undo, thread)
-            && let Some(n) = self.clients[client].callers[thread].conn
-        {
-            let up = self.up(client, undo, false);
-            self.send(n, up);
-        }
-        for cell in fx.wake {
-            let callers = self.clients[client].callers.iter();
-            let mut parked = callers.map(|caller| match &caller.state {
-                State::Parked(call) => call.cell().map(Arc::as_ptr),
-                _ => None,
-            });
-            if let Some(thread) = parked.position(|no| no == Some(Arc::as_ptr(&cell))) {
-                self.soon(client, Actor::Caller(thread));
-            }
-        }
-        for cell in fx.operations {
-            let mut callers = self.clients[client].callers.iter();
-            let waits = |caller: &Caller| match &caller.state {
-                State::Operating { cell: it, .. } => Arc::ptr_eq(it, &cell),
-                _ => false,
-            };
-            if let Some(thread) = callers.position(waits) {
-                self.soon(client, Actor::Caller(thread));
-            }
-        }
-        if fx.engine_by.is_some() {
-            self.soon(client, Actor::Engine);
-        }
-        let mut wakes_sub = false;
-        let wanted = &mut self.clients[client].sub.wanted;
-        for (lock, change) in fx.listen {
-            let key = lock.keys().key(0);
-            let newest = wanted.get(key.channel).map_or(0, |it| it.1).max(change);
-            wanted.insert(key.channel.to_vec(), (key.name.clone(), newest));
-            wakes_sub = true;
-        }
-        for (name, change) in fx.unlisten {
-            wanted.retain(|_, it| it.0 != name || it.1 > change);
-        }
-        if wakes_sub {
-            self.soon(client, Actor::Sub);
-        }
-    }
 }
 
 impl Client {

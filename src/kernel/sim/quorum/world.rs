@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::check::{Registered, Reply};
+use super::check::Registered;
+use super::check::outcomes::Reply;
 use crate::clock::Instant;
 use crate::kernel::call::Step;
 use crate::kernel::command::Command;

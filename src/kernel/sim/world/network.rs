@@ -1,14 +1,12 @@
-//! The connections of the simulated world, what arrives on them, and the faults.
+//! The connections of the simulated world, and what arrives on them.
 
-use super::acquiring::Acquiring;
 use super::show::{not_replicated, rejected, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Again, Answer, Arc, Call, Cause, Checked, Command, Conn, Copy, Down, Effects, Event,
-    Family, Fault, HeldLease, MS, Mail, NEVER, Outcome, State, Step, Time, Todo, Up, VecDeque, Why,
-    World, fault,
+    Actor, Again, Answer, Cause, Checked, Command, Conn, Down, Event, Family, MS, Mail, Time, Up,
+    VecDeque, Why, World, fault,
 };
 use crate::kernel::command::What;
-use crate::protocol::primitive::{Primitive, Reached};
+use crate::protocol::primitive::Reached;
 
 impl World {
     pub(super) fn connect(&mut self, client: usize, actor: Actor) -> usize {
@@ -111,109 +109,6 @@ impl World {
             true => Reached::WhileListening,
             false => Reached::Soon,
         }
-    }
-
-    /// Returns whether an id is in a command that is under way, or about to be written.
-    pub(in crate::kernel::sim) fn is_under_way(&self, client: usize, id: &str) -> bool {
-        let names = |command: &Command| match &command.what {
-            crate::kernel::command::What::Undo { ids } => ids.iter().any(|it| it.as_str() == id),
-            crate::kernel::command::What::Leave { id: it, .. } => it.as_str() == id,
-            _ => command.acquires().is_some_and(|it| it.as_str() == id),
-        };
-        let mut conns = self.conns.iter().filter(|conn| conn.client == client);
-        let sent = conns.any(|conn| {
-            conn.up.iter().any(|(_, up)| match up {
-                Up::Command { command, .. } => names(command),
-                Up::Subscribe(_) => false,
-            })
-        });
-        let mut callers = self.clients[client].callers.iter();
-        sent || callers.any(|caller| {
-            matches!(&caller.state, State::Releasing(it) if it.lease.id.as_str() == id)
-                || caller.todo.iter().any(|todo| match todo {
-                    Todo::Step(Step::Send(command, _)) => names(command),
-                    Todo::Effects(fx) => fx.undo.as_ref().is_some_and(names),
-                    _ => false,
-                })
-        })
-    }
-
-    /// Returns whether a thread has a guard, or is about to get one, of the lease with this id.
-    pub(in crate::kernel::sim) fn has_guard(&self, client: usize, id: &str) -> bool {
-        self.clients[client].callers.iter().any(|caller| {
-            let lease = match &caller.state {
-                State::Holding { lease, .. } | State::Operating { lease, .. } => Some(lease),
-                State::Releasing(release) => Some(&release.lease),
-                _ => None,
-            };
-            let asks = match &caller.state {
-                State::Waiting { call, .. } => call.call().asks_as() == Some(id) || call.keeps(id),
-                State::Parked(call) => call.keeps(id),
-                _ => false,
-            };
-            if asks {
-                return true;
-            }
-            let mut given = caller.todo.iter().filter_map(|todo| match todo {
-                Todo::Step(Step::Done(Outcome::Lease(lease, _))) => Some(lease),
-                _ => None,
-            });
-            lease
-                .into_iter()
-                .chain(&mut given)
-                .any(|it| it.id.as_str() == id)
-        })
-    }
-
-    /// Returns the call of each parked thread.
-    pub(in crate::kernel::sim) fn parked(&self, client: usize) -> impl Iterator<Item = &Call> {
-        self.parked_threads(client).map(|(_, call)| call)
-    }
-
-    /// Returns the threads that wait outside of a queue, and for which name.
-    pub(in crate::kernel::sim) fn watched(
-        &self,
-        client: usize,
-    ) -> Vec<(usize, Arc<dyn Primitive>)> {
-        let callers = self.clients[client].callers.iter().enumerate();
-        let watched = callers.filter_map(|(thread, caller)| match &caller.state {
-            State::Parked(call) => match &**call {
-                Acquiring::Set(set) => Some((thread, Arc::clone(set.watched_lock()?))),
-                Acquiring::One(_) => None,
-            },
-            _ => None,
-        });
-        watched.collect()
-    }
-
-    /// Returns the leases of threads that have not read that the release has ended.
-    pub(in crate::kernel::sim) fn ended_unread(
-        &self,
-        client: usize,
-    ) -> impl Iterator<Item = &Arc<HeldLease>> {
-        let callers = self.clients[client].callers.iter();
-        callers.filter_map(|caller| match &caller.state {
-            State::Operating { lease, .. } if !lease.is_open() => Some(lease),
-            _ => None,
-        })
-    }
-
-    /// Returns the parked threads, with their calls.
-    pub(in crate::kernel::sim) fn parked_threads(
-        &self,
-        client: usize,
-    ) -> impl Iterator<Item = (usize, &Call)> {
-        let callers = self.clients[client].callers.iter().enumerate();
-        callers.filter_map(|(thread, caller)| match &caller.state {
-            State::Parked(call) => Some((thread, call.call())),
-            _ => None,
-        })
-    }
-
-    pub(in crate::kernel::sim) fn engine_is_slower_than(&self, client: usize, time: Time) -> bool {
-        let pipes = self.clients[client].pipes.iter();
-        let mut conns = pipes.filter_map(|pipe| pipe.conn);
-        conns.any(|n| self.conns[n].slow > time)
     }
 
     pub(super) fn handle(&mut self, event: Event) -> Checked {
@@ -524,88 +419,6 @@ impl World {
         self.event(self.now + 2_000 * MS, Event::Closed(n));
     }
 
-    pub(super) fn fault(&mut self, n: usize) -> Checked {
-        let fault = self.plan.faults[n].1.clone();
-        self.say(|| format!("FAULT {fault:?}"));
-        match fault {
-            Fault::Cut(client, actor, is_silent) => {
-                if let Some(n) = self.conn_of(client, actor) {
-                    self.cut(n, is_silent);
-                }
-            }
-            Fault::Slow(client, actor, by) => {
-                if let Some(n) = self.conn_of(client, actor) {
-                    self.conns[n].slow = by;
-                }
-            }
-            Fault::Twice(client, actor) => {
-                if let Some(n) = self.conn_of(client, actor) {
-                    self.conns[n].runs_twice = true;
-                }
-            }
-            Fault::Stop(client, actor, time) => {
-                let until = self.now + time;
-                let stopped = self.clients[client].stopped.entry(actor).or_default();
-                *stopped = (*stopped).max(until);
-            }
-            Fault::Suspend(client, time) => self.suspend(client, time),
-            Fault::Ahead(time) => {
-                self.over.extend(self.server.ids());
-                let leases = self.leases.iter();
-                let held = leases.map(|it| it.lease.id.as_str().to_owned());
-                self.over.extend(held);
-                self.server_ahead += time as i64;
-            }
-            Fault::Back(time) => self.server_ahead -= time as i64,
-            Fault::Kill(client) => self.kill(client),
-            Fault::Cancel(client, thread) => {
-                self.clients[client].callers[thread].is_cancelled = true;
-                self.soon(client, Actor::Caller(thread));
-            }
-            Fault::Panic(client, thread) => {
-                self.clients[client].callers[thread].panics = true;
-                self.soon(client, Actor::Caller(thread));
-            }
-            Fault::Shutdown(client) => {
-                if self.clients[client].is_alive {
-                    let mut fx = Effects::default();
-                    let kernel = Arc::clone(&self.clients[client].kernel);
-                    kernel.close(self.clocks[client].at(self.now), &mut fx);
-                    self.after_kernel(client, &mut fx)?;
-                    self.effects(client, None, fx);
-                }
-            }
-            Fault::Errors(time) => self.errors_until = self.errors_until.max(self.now + time),
-            Fault::Stall(time) => self.stalled_until = self.stalled_until.max(self.now + time),
-            Fault::StopNext(client, actor, time) => {
-                self.clients[client].stop_next.insert(actor, time);
-            }
-            Fault::LoseMessages(client, time) => {
-                self.clients[client].loses_until = self.now + time;
-            }
-            Fault::Move(time) => {
-                self.moves_until = self.moves_until.max(self.now + time);
-            }
-            Fault::Reject(why, time) => self.rejects.push((why, self.now + time)),
-            Fault::Foreign(name, time) => self.take_foreign(name, time),
-            Fault::Delete(name) => {
-                let now = self.server_now();
-                let ids = self.server.delete(&format!("n{name}"), now);
-                self.over.extend(ids);
-            }
-            Fault::Link(..) | Fault::Server(..) => unreachable!("of a quorum"),
-            Fault::Snapshot => self.snapshot = Some(self.server.copy()),
-            Fault::Failover | Fault::RestartEmpty => {
-                let copy = self
-                    .snapshot
-                    .take()
-                    .filter(|_| matches!(fault, Fault::Failover));
-                self.fail_over(copy.unwrap_or_default())?;
-            }
-        }
-        Ok(())
-    }
-
     pub(super) fn conn_of(&self, client: usize, actor: Actor) -> Option<usize> {
         let client = &self.clients[client];
         match actor {
@@ -613,68 +426,5 @@ impl World {
             Actor::Engine => client.pipes[client.node].conn,
             Actor::Sub => client.sub.conn,
         }
-    }
-
-    /// The machine stands still, and its sleeps last longer by that.
-    fn suspend(&mut self, client: usize, time: Time) {
-        let until = self.now + time;
-        if self.clients[client].resumed > self.now {
-            return;
-        }
-        let sleeps = self
-            .timers
-            .range((client, Actor::Caller(0))..=(client, Actor::Sub));
-        let sleeps = sleeps.map(|((_, actor), (_, at))| (*actor, *at));
-        let sleeps: Vec<_> = sleeps
-            .filter(|(_, at)| (self.now..NEVER).contains(at))
-            .collect();
-        for (actor, at) in sleeps {
-            // The timer of a thread that stands still is not a sleep.
-            if at > self.stopped_until(client, actor) {
-                self.timer(client, actor, at + time);
-            }
-        }
-        let it = &mut self.clients[client];
-        let stopped = it.stopped.entry(None).or_default();
-        *stopped = (*stopped).max(until);
-        it.resumed = until;
-    }
-
-    fn take_foreign(&mut self, name: u64, time: Time) {
-        self.foreign += 1;
-        let (name, holder) = (format!("n{name}"), format!("foreign{}", self.foreign));
-        let now = self.server_now();
-        self.server.take_foreign(&name, &holder, time, now);
-    }
-
-    pub(super) fn kill(&mut self, client: usize) {
-        self.clients[client].is_alive = false;
-        for n in 0..self.conns.len() {
-            if self.conns[n].client == client && self.conns[n].at_server {
-                self.cut(n, true);
-                self.conns[n].at_client = false;
-            }
-        }
-    }
-
-    pub(super) fn fail_over(&mut self, copy: Copy) -> Checked {
-        let now = self.server_now();
-        self.server.restore(copy, now);
-        self.lost_data = true;
-        for n in 0..self.conns.len() {
-            if self.conns[n].at_client && self.conns[n].at_server {
-                self.cut(n, false);
-            }
-        }
-        for client in 0..self.clients.len() {
-            if self.clients[client].is_alive {
-                let mut fx = Effects::default();
-                let kernel = Arc::clone(&self.clients[client].kernel);
-                kernel.moved(&|_| true, self.clocks[client].at(self.now), &mut fx);
-                self.after_kernel(client, &mut fx)?;
-                self.effects(client, None, fx);
-            }
-        }
-        Ok(())
     }
 }

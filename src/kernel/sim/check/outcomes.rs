@@ -1,0 +1,156 @@
+//! Whether calls return in time, and say "taken" only with a proof.
+
+use super::each_entry;
+use crate::clock::Instant;
+use crate::kernel::call::Call;
+use crate::kernel::fault;
+use crate::kernel::request::{RequestState, Serves};
+use crate::kernel::sim::plan::Actor;
+use crate::kernel::sim::server::{Time, client_of};
+use crate::kernel::sim::world::{Checked, World};
+use crate::kernel::table::entry_name;
+use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::name::Name;
+use crate::protocol::answer::Answer;
+use crate::protocol::place::Refreshed;
+use crate::protocol::primitive::Primitive;
+
+/// A refusal that a client has received.
+#[derive(Clone, Debug)]
+pub(in crate::kernel::sim) struct Refusal {
+    name: Name,
+    sent: Instant,
+    arrived: Instant,
+    until: Option<Instant>,
+}
+
+impl World {
+    pub(in crate::kernel::sim) fn note_refusal(
+        &mut self,
+        client: usize,
+        name: &Name,
+        end: &Result<Answer, fault::Fault>,
+        sent: Time,
+    ) {
+        let by = match end {
+            Ok(Answer::Refused(by)) => by,
+            Ok(Answer::Places(found, by))
+                if found.iter().any(|it| matches!(it, Refreshed::Waiting(_))) =>
+            {
+                by
+            }
+            _ => return,
+        };
+        let holder = String::from_utf8_lossy(&by.holder).into_owned();
+        if client_of(&holder) == Some(client) && self.is_abandoned(client, &holder) {
+            return;
+        }
+        let clock = self.clocks[client];
+        let sent = clock.at(sent);
+        let refusal = Refusal {
+            name: name.clone(),
+            sent,
+            arrived: clock.at(self.now),
+            until: by.remaining.map(|left| sent.after(left)),
+        };
+        let refusals = &mut self.clients[client].refusals;
+        refusals.push(refusal);
+        if refusals.len() > 400 {
+            refusals.drain(..200);
+        }
+    }
+
+    /// A lease of the client has ended by its release: until now the lock was taken.
+    pub(in crate::kernel::sim) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
+        let now = self.clocks[client].at(self.now);
+        let of_set = entry_name(lock).into_owned();
+        for name in lock.keys().names.iter().chain([&of_set]) {
+            let refusal = Refusal {
+                name: name.clone(),
+                sent: now,
+                arrived: now,
+                until: Some(now),
+            };
+            self.clients[client].refusals.push(refusal);
+        }
+    }
+
+    /// Returns whether nobody owns what a command of the client with this id has taken.
+    fn is_abandoned(&self, client: usize, id: &str) -> bool {
+        let kernel = &self.clients[client].kernel;
+        let mut found = kernel.pending.lock().has(id.as_bytes());
+        each_entry(kernel, &self.names, |entry| {
+            found |= entry.requests.iter().any(|request| {
+                request.serves == Serves::Nobody
+                    && !matches!(request.state, RequestState::Won(_))
+                    && request.id().is_some_and(|it| it.as_str() == id)
+            });
+        });
+        found
+    }
+
+    /// P8: a call ends in time, and says "taken" only with a proof.
+    pub(in crate::kernel::sim) fn check_outcome(
+        &mut self,
+        client: usize,
+        thread: usize,
+        (call, names): (&Call, &[Name]),
+        outcome: &Outcome,
+    ) -> Checked {
+        let deadline = call.wants.deadline;
+        let clock = self.clocks[client];
+        let stopped = self.stopped_until(client, Actor::Caller(thread));
+        let stopped = clock.at(stopped.max(self.sleeps_until(client)));
+        let now = clock.at(self.now);
+        let latest = deadline
+            .max(stopped)
+            .after(std::time::Duration::from_millis(40));
+        if now > latest {
+            let text = format!("c{client}.{thread} ended {:?} late", deadline.until(now));
+            return Err(self.violation("P8", text));
+        }
+        if let Outcome::Failed(Failure::Unreachable { .. }) = outcome
+            && !self.plan.has_faults()
+        {
+            let text = format!("c{client}.{thread} fails although the server answers");
+            return Err(self.violation("P8", text));
+        }
+        let Outcome::Refused(_) = outcome else {
+            return Ok(());
+        };
+        let is_limited = match &call.wants.wait {
+            Wait::Queue(crate::wait_policy::WaitPolicy::Backoff(backoff)) => {
+                backoff.limit().is_some()
+            }
+            _ => false,
+        };
+        let name = &*entry_name(&*call.wants.lock);
+        let mut holds = false;
+        each_entry(&self.clients[client].kernel, &self.names, |entry| {
+            let is_its = |it: &Name| it == name || names.contains(it);
+            let mut held = entry
+                .held
+                .iter()
+                .flat_map(|held| held.lease.lock.names.iter());
+            holds |= held.any(is_its);
+        });
+        let mut ended = self.ended_unread(client);
+        holds |= ended.any(|lease| {
+            let mut its = lease.lock.keys().names.iter();
+            its.any(|it| it == name || names.contains(it))
+        });
+        let is_once = call.wants.wait == Wait::Once;
+        let is_proof = |refusal: &Refusal| {
+            let is_fresh = refusal.until.is_none_or(|until| until >= deadline)
+                || refusal.arrived.after(std::time::Duration::from_secs(1)) >= deadline;
+            let is_its = refusal.name == *name || names.contains(&refusal.name);
+            is_its && refusal.sent >= call.start && (is_fresh || is_once)
+        };
+        let has_proof = self.clients[client].refusals.iter().any(is_proof);
+        if !holds && !has_proof && !is_limited {
+            let text = format!("c{client}.{thread} says that {name} is taken without a proof");
+            return Err(self.violation("P8", text));
+        }
+        Ok(())
+    }
+}

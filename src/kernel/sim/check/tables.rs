@@ -1,0 +1,136 @@
+//! Whether the lists, the requests and the index of a client agree.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::each_entry;
+use crate::kernel::Kernel;
+use crate::kernel::entry::LockEntry;
+use crate::kernel::request::{RequestState, Serves};
+use crate::kernel::sim::world::{Checked, World};
+use crate::kernel::table::entry_name;
+use crate::protocol::primitive::Primitive;
+
+pub(in crate::kernel::sim) fn check_entry(
+    entry: &LockEntry,
+    kernel: &Kernel,
+    problems: &mut Vec<String>,
+) {
+    let pending = kernel.pending.lock();
+    for held in &entry.held {
+        if pending.has_for(&held.lease.lock, &held.lease.id) {
+            problems.push(format!(
+                "the lease {:?} has a pending release",
+                held.lease.id
+            ));
+        }
+    }
+    for request in &entry.requests {
+        let id = request.id();
+        let is_won = matches!(request.state, RequestState::Won(_));
+        if !is_won && id.is_some_and(|id| pending.has_for(&request.lock, id)) {
+            let text = format!(
+                "{:?} {:?} {:?}",
+                request.serves, request.state, request.flight
+            );
+            problems.push(format!("a request has a pending release: {text}"));
+        }
+        let is_placed = matches!(
+            request.state,
+            RequestState::Queued(_) | RequestState::Confirming(_)
+        );
+        let serves = match request.serves {
+            Serves::Line => !entry.line.is_empty(),
+            Serves::One(no) => entry.waiter(no).is_some(),
+            Serves::Nobody => false,
+        };
+        if is_placed && !serves && request.caller().is_none() {
+            problems.push(format!("a place that serves nobody: {:?}", request.state));
+        }
+    }
+    let asks = entry.line_is_busy_without_line();
+    if !entry.line.is_empty() && !asks {
+        problems.push("calls are in the line, and nobody asks".into());
+    }
+}
+
+impl World {
+    /// Adds the tables of the clients to the trace.
+    pub(in crate::kernel::sim) fn dump(&mut self) {
+        for client in 0..self.clients.len() {
+            let kernel = Arc::clone(&self.clients[client].kernel);
+            let names = self.names.clone();
+            let mut entries = Vec::new();
+            each_entry(&kernel, &names, |entry| {
+                let waiters = entry.line.iter().map(|it| it.no).collect::<Vec<_>>();
+                let own = entry.own.iter().map(|it| it.no).collect::<Vec<_>>();
+                let requests = entry.requests.iter();
+                let requests = requests
+                    .map(|it| format!("{} {:?} {:?} {:?}", it.no, it.serves, it.state, it.flight));
+                let requests = requests.collect::<Vec<_>>();
+                entries.push(format!(
+                    "{} held {:?} line {waiters:?} own {own:?} {requests:?} next {:?}",
+                    entry.name, entry.held, entry.next
+                ));
+            });
+            for entry in entries {
+                self.say(|| format!("c{client}: {entry}"));
+            }
+        }
+    }
+
+    /// P6: the lists, the requests and the index of a client's table agree.
+    pub(super) fn check_table(&self, client: usize) -> Checked {
+        let kernel = &self.clients[client].kernel;
+        let mut problems = Vec::new();
+        let mut ids = BTreeSet::new();
+        let mut listed = BTreeSet::new();
+        each_entry(kernel, &self.names, |entry| {
+            check_entry(entry, kernel, &mut problems);
+            for request in &entry.requests {
+                if !matches!(request.state, RequestState::Won(_))
+                    && let Some(id) = request.id()
+                {
+                    ids.insert(id.as_str().to_owned());
+                }
+            }
+            for waiter in entry.line.iter().chain(&entry.own) {
+                listed.insert(waiter.no);
+                if waiter.cell.outcome.lock().is_some() {
+                    problems.push(format!("{} is in a list and has an outcome", waiter.no));
+                }
+            }
+        });
+        for it in self
+            .leases
+            .iter()
+            .filter(|it| it.client == client && it.lease.is_open())
+        {
+            let name = &*entry_name(&*it.lease.lock);
+            let shard = kernel.table.shard(name).lock();
+            if !shard
+                .get(name)
+                .is_some_and(|entry| entry.holds(&it.lease.id))
+            {
+                problems.push(format!("{:?} is in no list of leases", it.lease.id));
+            }
+        }
+        for call in self.parked(client) {
+            if let Some(cell) = call.cell()
+                && !listed.contains(&call.no)
+                && cell.outcome.lock().is_none()
+            {
+                problems.push(format!("call {} is in no list and has no outcome", call.no));
+            }
+        }
+        let index = kernel.table.ids.lock();
+        let indexed: BTreeSet<String> = index.keys().map(|id| id.as_str().to_owned()).collect();
+        if indexed != ids {
+            problems.push(format!("the index has {indexed:?}, the requests {ids:?}"));
+        }
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
+        }
+    }
+}

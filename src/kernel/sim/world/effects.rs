@@ -1,0 +1,57 @@
+//! What the actors do after a kernel call, when its locks are dropped.
+
+use std::sync::Arc;
+
+use super::{Caller, State, World};
+use crate::kernel::effects::Effects;
+use crate::kernel::sim::plan::Actor;
+use crate::protocol::primitive::Primitive;
+
+impl World {
+    /// Carries out the effects of a kernel call. `thread`: the caller that has them.
+    pub(super) fn effects(&mut self, client: usize, thread: Option<usize>, fx: Effects) {
+        if let (Some(undo), Some(thread)) = (fx.undo, thread)
+            && let Some(n) = self.clients[client].callers[thread].conn
+        {
+            let up = self.up(client, undo, false);
+            self.send(n, up);
+        }
+        for cell in fx.wake {
+            let callers = self.clients[client].callers.iter();
+            let mut parked = callers.map(|caller| match &caller.state {
+                State::Parked(call) => call.cell().map(Arc::as_ptr),
+                _ => None,
+            });
+            if let Some(thread) = parked.position(|no| no == Some(Arc::as_ptr(&cell))) {
+                self.soon(client, Actor::Caller(thread));
+            }
+        }
+        for cell in fx.operations {
+            let mut callers = self.clients[client].callers.iter();
+            let waits = |caller: &Caller| match &caller.state {
+                State::Operating { cell: it, .. } => Arc::ptr_eq(it, &cell),
+                _ => false,
+            };
+            if let Some(thread) = callers.position(waits) {
+                self.soon(client, Actor::Caller(thread));
+            }
+        }
+        if fx.engine_by.is_some() {
+            self.soon(client, Actor::Engine);
+        }
+        let mut wakes_sub = false;
+        let wanted = &mut self.clients[client].sub.wanted;
+        for (lock, change) in fx.listen {
+            let key = lock.keys().key(0);
+            let newest = wanted.get(key.channel).map_or(0, |it| it.1).max(change);
+            wanted.insert(key.channel.to_vec(), (key.name.clone(), newest));
+            wakes_sub = true;
+        }
+        for (name, change) in fx.unlisten {
+            wanted.retain(|_, it| it.0 != name || it.1 > change);
+        }
+        if wakes_sub {
+            self.soon(client, Actor::Sub);
+        }
+    }
+}

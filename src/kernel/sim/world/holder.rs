@@ -1,0 +1,221 @@
+//! The guards of the simulated programs: they renew, hand off and release.
+
+use super::show::unknown;
+use super::{
+    Actor, Arc, COMMAND_TIMEOUT, Checked, Duration, Effects, Family, FencingToken, HeldLease, Kind,
+    MS, Primitive, Release, State, Time, Todo, Unlock, Unlocked, Wanted, World,
+};
+
+impl World {
+    pub(super) fn holding(
+        &mut self,
+        client: usize,
+        thread: usize,
+        lease: Arc<HeldLease>,
+        token: FencingToken,
+        until: Time,
+    ) -> Checked {
+        if self.now < until {
+            let caller = &mut self.clients[client].callers[thread];
+            caller.state = State::Holding {
+                lease,
+                token,
+                until,
+            };
+            self.timer(client, Actor::Caller(thread), until);
+            return Ok(());
+        }
+        let ttl = self.plan.ttl;
+        let is_short = self.plan.family == Family::ShortTtl;
+        let writer = self.readers_side(client, &lease.renewed_as());
+        let rng = &mut self.clients[client].callers[thread].rng;
+        let what = match rng.below(if is_short { 10 } else { 30 }) {
+            0 => Wanted::Renew,
+            1 => Wanted::SetTtl(Duration::from_millis(
+                (ttl / MS * rng.range(5, 15) / 10).max(20),
+            )),
+            2..=5 if writer.is_some() => Wanted::Downgrade(writer.expect("just checked")),
+            _ => return self.unlock(client, thread, lease, token, false),
+        };
+        self.say(|| format!("c{client}.{thread} wants {what:?}"));
+        let mut fx = Effects::default();
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let cell = kernel.operate(
+            &lease,
+            token,
+            what,
+            self.clocks[client].at(self.now),
+            &mut fx,
+        );
+        self.after_kernel(client, &mut fx)?;
+        let by = self.now + COMMAND_TIMEOUT;
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        caller.state = match cell {
+            Some(cell) => State::Operating {
+                lease,
+                token,
+                cell,
+                by,
+                unlocks: false,
+            },
+            None => State::Holding {
+                lease,
+                token,
+                until: self.now + 1,
+            },
+        };
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
+    }
+
+    /// Returns the readers' side of the lock of a writer.
+    fn readers_side(
+        &mut self,
+        client: usize,
+        lock: &Arc<dyn Primitive>,
+    ) -> Option<Arc<dyn Primitive>> {
+        let mut locks = self.clients[client].locks.iter();
+        let ((name, _), _) = locks.find(|((_, tag), it)| *tag == 4 && Arc::ptr_eq(it, lock))?;
+        let name = *name;
+        Some(self.lock_of(client, name, Kind::Reader))
+    }
+
+    pub(super) fn unlock(
+        &mut self,
+        client: usize,
+        thread: usize,
+        lease: Arc<HeldLease>,
+        token: FencingToken,
+        has_renewed: bool,
+    ) -> Checked {
+        let mut fx = Effects::default();
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let unlock = kernel.begin_unlock(
+            &lease,
+            token,
+            has_renewed,
+            self.clocks[client].at(self.now),
+            &mut fx,
+        );
+        self.say(|| {
+            let how = format!("{unlock:?}");
+            format!(
+                "c{client}.{thread} unlocks {:?}: {}",
+                lease.id,
+                how.get(..12).unwrap_or(&how)
+            )
+        });
+        self.after_kernel(client, &mut fx)?;
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        match unlock {
+            Unlock::HandedOff => {
+                self.report.handed_off += 1;
+                self.idle(client, thread);
+            }
+            Unlock::AlreadyLost(_) | Unlock::Over => {
+                self.report.lost += 1;
+                self.idle(client, thread);
+            }
+            Unlock::RenewFirst(cell) => {
+                let by = self.now + COMMAND_TIMEOUT / 2;
+                caller.state = State::Operating {
+                    lease,
+                    token,
+                    cell,
+                    by,
+                    unlocks: true,
+                };
+            }
+            // Afterwards, the holding is over.
+            Unlock::Wait(cell) => {
+                let by = self.now + COMMAND_TIMEOUT;
+                caller.state = State::Operating {
+                    lease,
+                    token,
+                    cell,
+                    by,
+                    unlocks: true,
+                };
+            }
+            Unlock::Send(command) => {
+                caller.state = State::Releasing(Release {
+                    lease,
+                    command,
+                    by: 0,
+                    retry_at: 0,
+                    deadline: self.now + COMMAND_TIMEOUT,
+                    tries: 0,
+                    may_have_run: false,
+                });
+                self.stop_if_due(client, Actor::Caller(thread));
+            }
+        }
+        self.go_on(client, Actor::Caller(thread));
+        Ok(())
+    }
+
+    pub(super) fn releasing(
+        &mut self,
+        client: usize,
+        thread: usize,
+        mut release: Release,
+    ) -> Checked {
+        let actor = Actor::Caller(thread);
+        if release.by == 0 {
+            if self.now < release.retry_at {
+                self.timer(client, actor, release.retry_at);
+            } else {
+                self.write(client, thread, release.command.clone());
+                release.by = release.deadline.max(self.now + 1);
+                self.timer(client, actor, release.by);
+            }
+            self.clients[client].callers[thread].state = State::Releasing(release);
+            return Ok(());
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        let end = match caller.mail.take() {
+            Some(end) => end,
+            None if self.now < release.by => {
+                caller.state = State::Releasing(release);
+                return Ok(());
+            }
+            None => Err(unknown()),
+        };
+        if end.is_err() {
+            if let Some(n) = self.clients[client].callers[thread].conn.take() {
+                self.close(n);
+            }
+            if self.now < release.deadline {
+                release.by = 0;
+                release.may_have_run = true;
+                release.retry_at = self.now + 20 * MS * Time::from(release.tries);
+                release.tries += 1;
+                self.clients[client].callers[thread].state = State::Releasing(release);
+                self.go_on(client, actor);
+                return Ok(());
+            }
+        }
+        let mut fx = Effects::default();
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let (lease, ran) = (&release.lease, release.may_have_run);
+        let unlocked = kernel.unlocked(lease, end, ran, self.clocks[client].at(self.now), &mut fx);
+        self.say(|| {
+            format!(
+                "c{client}.{thread} released {:?}: {unlocked:?}",
+                release.lease.id
+            )
+        });
+        self.after_kernel(client, &mut fx)?;
+        self.report.lost += u64::from(matches!(unlocked, Unlocked::Lost(_)));
+        if unlocked == Unlocked::Released {
+            self.note_own_end(client, &*release.lease.lock);
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        self.idle(client, thread);
+        self.go_on(client, actor);
+        Ok(())
+    }
+}

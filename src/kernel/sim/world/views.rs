@@ -1,0 +1,110 @@
+//! What the checks must know of commands under way, guards and parked threads.
+
+use super::acquiring::Acquiring;
+use super::{Arc, Call, Command, HeldLease, Outcome, State, Step, Time, Todo, Up, World};
+use crate::protocol::primitive::Primitive;
+
+impl World {
+    /// Returns whether an id is in a command that is under way, or about to be written.
+    pub(in crate::kernel::sim) fn is_under_way(&self, client: usize, id: &str) -> bool {
+        let names = |command: &Command| match &command.what {
+            crate::kernel::command::What::Undo { ids } => ids.iter().any(|it| it.as_str() == id),
+            crate::kernel::command::What::Leave { id: it, .. } => it.as_str() == id,
+            _ => command.acquires().is_some_and(|it| it.as_str() == id),
+        };
+        let mut conns = self.conns.iter().filter(|conn| conn.client == client);
+        let sent = conns.any(|conn| {
+            conn.up.iter().any(|(_, up)| match up {
+                Up::Command { command, .. } => names(command),
+                Up::Subscribe(_) => false,
+            })
+        });
+        let mut callers = self.clients[client].callers.iter();
+        sent || callers.any(|caller| {
+            matches!(&caller.state, State::Releasing(it) if it.lease.id.as_str() == id)
+                || caller.todo.iter().any(|todo| match todo {
+                    Todo::Step(Step::Send(command, _)) => names(command),
+                    Todo::Effects(fx) => fx.undo.as_ref().is_some_and(names),
+                    _ => false,
+                })
+        })
+    }
+
+    /// Returns whether a thread has a guard, or is about to get one, of the lease with this id.
+    pub(in crate::kernel::sim) fn has_guard(&self, client: usize, id: &str) -> bool {
+        self.clients[client].callers.iter().any(|caller| {
+            let lease = match &caller.state {
+                State::Holding { lease, .. } | State::Operating { lease, .. } => Some(lease),
+                State::Releasing(release) => Some(&release.lease),
+                _ => None,
+            };
+            let asks = match &caller.state {
+                State::Waiting { call, .. } => call.call().asks_as() == Some(id) || call.keeps(id),
+                State::Parked(call) => call.keeps(id),
+                _ => false,
+            };
+            if asks {
+                return true;
+            }
+            let mut given = caller.todo.iter().filter_map(|todo| match todo {
+                Todo::Step(Step::Done(Outcome::Lease(lease, _))) => Some(lease),
+                _ => None,
+            });
+            lease
+                .into_iter()
+                .chain(&mut given)
+                .any(|it| it.id.as_str() == id)
+        })
+    }
+
+    /// Returns the call of each parked thread.
+    pub(in crate::kernel::sim) fn parked(&self, client: usize) -> impl Iterator<Item = &Call> {
+        self.parked_threads(client).map(|(_, call)| call)
+    }
+
+    /// Returns the threads that wait outside of a queue, and for which name.
+    pub(in crate::kernel::sim) fn watched(
+        &self,
+        client: usize,
+    ) -> Vec<(usize, Arc<dyn Primitive>)> {
+        let callers = self.clients[client].callers.iter().enumerate();
+        let watched = callers.filter_map(|(thread, caller)| match &caller.state {
+            State::Parked(call) => match &**call {
+                Acquiring::Set(set) => Some((thread, Arc::clone(set.watched_lock()?))),
+                Acquiring::One(_) => None,
+            },
+            _ => None,
+        });
+        watched.collect()
+    }
+
+    /// Returns the leases of threads that have not read that the release has ended.
+    pub(in crate::kernel::sim) fn ended_unread(
+        &self,
+        client: usize,
+    ) -> impl Iterator<Item = &Arc<HeldLease>> {
+        let callers = self.clients[client].callers.iter();
+        callers.filter_map(|caller| match &caller.state {
+            State::Operating { lease, .. } if !lease.is_open() => Some(lease),
+            _ => None,
+        })
+    }
+
+    /// Returns the parked threads, with their calls.
+    pub(in crate::kernel::sim) fn parked_threads(
+        &self,
+        client: usize,
+    ) -> impl Iterator<Item = (usize, &Call)> {
+        let callers = self.clients[client].callers.iter().enumerate();
+        callers.filter_map(|(thread, caller)| match &caller.state {
+            State::Parked(call) => Some((thread, call.call())),
+            _ => None,
+        })
+    }
+
+    pub(in crate::kernel::sim) fn engine_is_slower_than(&self, client: usize, time: Time) -> bool {
+        let pipes = self.clients[client].pipes.iter();
+        let mut conns = pipes.filter_map(|pipe| pipe.conn);
+        conns.any(|n| self.conns[n].slow > time)
+    }
+}
