@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::kernel::effects::Effects;
 use crate::logging;
 use crate::runtime::Runtime;
 
@@ -91,7 +92,12 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     // The leases and threads of a forked client are those of the parent.
     let woken = match runtime.process.is_forked() {
         true => None,
-        false => runtime.close(),
+        false => {
+            let mut fx = Effects::default();
+            runtime.kernel.await_releases(Instant::now(), &mut fx);
+            runtime.carry_out(fx);
+            runtime.close()
+        }
     };
     let Some(woken) = woken else {
         return ShutdownReport {

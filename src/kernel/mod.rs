@@ -170,6 +170,12 @@ impl Kernel {
         cx.with_pending(|pending, _| pending.close());
     }
 
+    /// A shutdown waits for the releases that got no reply before it, too: they are sent now.
+    pub(crate) fn await_releases(&self, now: Instant, fx: &mut Effects) {
+        self.at(now, fx)
+            .with_pending(|pending, _| pending.await_open());
+    }
+
     /// The engine's thread has panicked: nobody sends what it would. Closes the client, and tells
     /// all calls and holders.
     pub(crate) fn engine_died(&self, now: Instant, fx: &mut Effects) {

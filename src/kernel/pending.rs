@@ -185,11 +185,15 @@ impl PendingReleases {
         self.counting.tally
     }
 
-    /// From now on all releases are sent without pauses before their first try. Those of leases
-    /// that no reply has answered are due now, and the shutdown waits for a reply.
+    /// From now on all releases are sent without pauses before their first try.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
         self.groups.close();
+    }
+
+    /// A shutdown waits for a reply to the releases of leases that no reply has answered. They are
+    /// due now.
+    pub(super) fn await_open(&mut self) {
         let is_open =
             |it: &Pending| !it.was_answered && !it.release.is_place && it.release.counts.is_none();
         let open = self.pending.iter().filter(|(_, it)| is_open(it));

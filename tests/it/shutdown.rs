@@ -258,7 +258,8 @@ fn part_of_a_set_without_a_confirmed_release_is_reported() {
         drop(refused.join().unwrap());
     });
 
-    let report = client.shutdown(WITHIN);
+    // The key of the part lasts for three seconds.
+    let report = client.shutdown(ms(1_000));
 
     assert_eq!(counts(&report), [0, 0, 1, 0]);
     assert!(!report.is_clean(), "{report:?}");

@@ -544,6 +544,7 @@ fn shutdown_repeats_a_release_without_a_reply() {
         &mut fx,
     );
     kernel.close(at(5), &mut fx);
+    kernel.await_releases(at(5), &mut fx);
     assert!(!kernel.end_engine(at(5)));
     let sent = engine.due(&kernel, at(5), &OneServer, &mut fx);
     let [outgoing] = &*sent else {
