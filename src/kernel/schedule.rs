@@ -50,6 +50,8 @@ pub(crate) struct Schedule {
     sleeps_until: Instant,
     /// The next sleep may be long if there is still nothing to look at.
     is_idle: bool,
+    /// The earliest instant for which the engine was woken since it slept; `NEVER` if none.
+    woken_for: Instant,
 }
 
 impl Default for Schedule {
@@ -59,6 +61,7 @@ impl Default for Schedule {
             at: HashMap::new(),
             sleeps_until: Instant::NEVER,
             is_idle: false,
+            woken_for: Instant::NEVER,
         }
     }
 }
@@ -77,8 +80,12 @@ impl Schedule {
         self.must_wake(latest)
     }
 
-    pub(super) fn must_wake(&self, latest: Instant) -> bool {
-        latest < self.sleeps_until
+    pub(super) fn must_wake(&mut self, latest: Instant) -> bool {
+        let wakes = latest < self.sleeps_until;
+        if wakes {
+            self.woken_for = self.woken_for.min(latest);
+        }
+        wakes
     }
 
     pub(super) fn remove(&mut self, key: &ItemKey) -> Option<Item> {
@@ -124,13 +131,18 @@ impl Kernel {
     /// The engine is about to sleep: returns until when at most, and records that.
     pub(crate) fn engine_sleeps(&self, now: Instant, longest: std::time::Duration) -> Instant {
         let mut schedule = self.schedule.lock();
-        let next = schedule.next();
+        // Somebody who locks and unlocks in a loop must not wake the engine each time. What it was
+        // woken for can be gone already: it sleeps until then, and the first sleep with nothing to
+        // look at is short.
+        let woken_for = std::mem::replace(&mut schedule.woken_for, Instant::NEVER);
+        let next = match woken_for > now {
+            true => schedule.next().min(woken_for),
+            false => schedule.next(),
+        };
         if is_on(Mutant::SleepIsReadFirst) {
             drop(schedule);
             schedule = self.schedule.lock();
         }
-        // The first sleep with nothing to look at is short, so that somebody who locks and unlocks
-        // in a loop does not wake the engine each time.
         let was_idle = schedule.is_idle;
         schedule.is_idle = next == Instant::NEVER && !was_idle;
         let until = match next {

@@ -160,6 +160,33 @@ fn second_call_wakes_the_engine_too() {
     assert!(fx.engine_by.is_some());
 }
 
+/// Each time the engine runs, the lease that it was woken for is released already.
+#[test]
+fn locking_and_unlocking_in_a_loop_wakes_the_engine_once() {
+    let (kernel, lock) = (kernel(), mutex());
+    kernel.engine_sleeps(at(0), SECOND);
+    let mut wakes = 0;
+    for ms in 0..300 {
+        let mut fx = Effects::default();
+        let mut call = call(&kernel, &lock, false, at(ms));
+        call.wants.terms.renew_every = Some(SECOND * 6 / 10);
+        call.begin(&kernel, at(ms), &mut fx);
+        let granted = Answer::Granted([FencingToken::new(7 + ms)].into_iter().collect());
+        let step = call.replied(&kernel, Ok(granted), at(ms), at(ms), &mut fx);
+        let Step::Done(Outcome::Lease(lease, token)) = step else {
+            panic!("{step:?}");
+        };
+        kernel.begin_unlock(&lease, token, false, at(ms), &mut fx);
+        kernel.unlocked(&lease, Ok(Answer::Ours), false, at(ms), &mut fx);
+        if fx.engine_by.is_some() {
+            wakes += 1;
+            kernel.engine_awake();
+            kernel.engine_sleeps(at(ms), SECOND);
+        }
+    }
+    assert_eq!(wakes, 1);
+}
+
 /// The reply to the engine's command comes after the grant message, and after the release.
 #[test]
 fn late_refusal_of_a_granted_command_undoes_nothing() {
