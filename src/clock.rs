@@ -9,8 +9,9 @@ use std::time::{Duration, SystemTime};
 /// thread reads this clock again within a second.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// A point in time, as the time since a fixed start. Sums saturate at [`Instant::NEVER`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A point in time, as the time since a fixed start, which is the default. Sums saturate at
+/// [`Instant::NEVER`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Instant(Duration);
 
 impl Instant {

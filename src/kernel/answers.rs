@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
 use crate::kernel::context::Context;
@@ -164,7 +164,7 @@ impl LockEntry {
             }
             Err(Fault::NotReplicated(error)) => {
                 self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
-                self.rejected(n, is_caller, error, cx)
+                ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
             }
             Err(Fault::Rejected(error)) => {
                 // It has not run, but for a place that was made before a grant to another failed.
@@ -172,7 +172,7 @@ impl LockEntry {
                     true => self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx),
                     false => cx.kernel.table.forget_id(&flight.id),
                 }
-                self.rejected(n, is_caller, error, cx)
+                ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
             }
             Err(fault) if !fault.may_have_run() => {
                 cx.kernel.table.forget_id(&flight.id);
@@ -193,16 +193,6 @@ impl LockEntry {
                 ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
             }
         }
-    }
-
-    fn rejected(
-        &mut self,
-        n: usize,
-        is_caller: bool,
-        error: Error,
-        cx: &mut Context<'_>,
-    ) -> ForCaller {
-        ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
     }
 
     /// The reply to the acquiring command grants the lock.
@@ -230,15 +220,15 @@ impl LockEntry {
             true => asked,
             false => self.receiver_terms(&self.requests[n]),
         };
-        if !fits(&asked, &terms) && cx.kernel.is_quorum() {
+        if !fits(&asked, &terms) {
+            if !cx.kernel.is_quorum() {
+                self.confirm_first(n, &flight.id, tokens, false, cx);
+                return None;
+            }
             // The round releases it, before the next one asks on the terms of its receiver.
             cx.kernel.table.forget_id(&flight.id);
             self.last.answered(sent, cx.now);
             self.set_due(n, cx.now);
-            return None;
-        }
-        if !fits(&asked, &terms) {
-            self.confirm_first(n, &flight.id, tokens, false, cx);
             return None;
         }
         let from = match is_on(Mutant::GrantCountsFromReply) {

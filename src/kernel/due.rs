@@ -17,7 +17,7 @@ impl LockEntry {
     /// Returns the commands that are due. Afterwards the next ones are due later than now.
     pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, Purpose)> {
         let mut out = Vec::new();
-        self.disarm();
+        self.armed = None;
         self.end_silent_calls(cx);
         self.refuse_ourselves(cx);
         self.end_overdue(cx);

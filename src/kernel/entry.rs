@@ -65,7 +65,8 @@ pub(crate) struct LockEntry {
     /// Lower bounds of when the engine must look, and of when it must be awake for that.
     pub(super) next: Instant,
     pub(super) latest: Instant,
-    armed: Option<[Instant; 2]>,
+    /// Its bounds in the schedule, if it is there.
+    pub(super) armed: Option<[Instant; 2]>,
 }
 
 /// A lease of this client.
@@ -266,11 +267,6 @@ impl LockEntry {
             cx.wake_engine_by(self.latest);
         }
         false
-    }
-
-    /// The engine has taken the entry out of the schedule.
-    pub(super) fn disarm(&mut self) {
-        self.armed = None;
     }
 
     // ------------------------------------------------------------------ the parked calls

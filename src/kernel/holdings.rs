@@ -257,7 +257,9 @@ impl LockEntry {
         }
         self.end_watches(&Failure::Closed, cx);
         if !is_on(Mutant::ClosedKeepsPlaces) {
-            self.retire_all(cx);
+            for n in (0..self.requests.len()).rev() {
+                self.retire(n, cx);
+            }
         }
         for held in std::mem::take(&mut self.held) {
             let lease = held.lease;

@@ -24,7 +24,7 @@ const MAX_MALFORMED: u32 = 3;
 const MAX_REJECTED: u32 = 3;
 
 /// What Redis last said about a name.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct LastReply {
     pub(crate) refused: Option<Refused>,
     /// When the first of the commands without a reply was sent.
@@ -46,24 +46,6 @@ pub(crate) struct LastReply {
     hopeless: Option<(Instant, Failure)>,
     /// How long the last reply took.
     pub(crate) took: Duration,
-}
-
-impl Default for LastReply {
-    fn default() -> Self {
-        Self {
-            refused: None,
-            silent_since: None,
-            cause: None,
-            said: None,
-            open: None,
-            ran: Instant::START,
-            heard: Instant::START,
-            malformed: 0,
-            rejected: 0,
-            hopeless: None,
-            took: Duration::ZERO,
-        }
-    }
 }
 
 impl LastReply {

@@ -4,148 +4,168 @@
 #[cfg(any(sim, threads))]
 use std::cell::Cell;
 
-/// A mistake in the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mutant {
-    /// Nobody asks for the line after a lease has ended.
-    NobodyAsksAfterTheEnd,
-    /// After a lease has ended, a later attempt stays later.
-    LaterAttemptStaysLater,
-    /// A grant counts from the refresh that reports it.
-    GrantCountsFromRefresh,
-    /// A renewal counts from its reply.
-    RenewalCountsFromReply,
-    /// Any answer ends the release of a command that may still run.
-    KeySeenIsAnyAnswer,
-    ReleaseMessagesAreIgnored,
-    /// A wake-up that comes while a command is under way is forgotten.
-    WakeUpIsForgotten,
-    /// A granted request does not wait for the end of its command.
-    WonIsForgotten,
-    /// The undo of an unanswered command is written although its lease was given.
-    UndoIsAlwaysWritten,
-    /// The late answer of a command undoes what is being confirmed.
-    LateAnswerUndoesConfirming,
-    /// A refusal because of a command that nobody owns counts.
-    OwnIdRefuses,
-    /// The same for the reply to a refresh.
-    OwnIdRefusesPlaces,
-    /// The command of a caller that stands still never ends.
-    StoppedCallerBlocks,
-    /// The release of a caller that stands still never ends.
-    StoppedReleaseBlocks,
-    /// A lease that had expired before its reply arrived is not released.
-    ExpiredGrantIsKept,
-    /// That is not counted as a failure.
-    ExpiredGrantIsNoFailure,
-    /// A lease is given although the client is closed.
-    ClosedClientGives,
-    /// The engine's sleep is not recorded.
-    SleepIsNotRecorded,
-    /// The eviction of a lease makes nobody ask.
-    EvictionMakesNobodyAsk,
-    /// A hand-off passes on the same token.
-    TokenIsPassedOn,
-    /// A call that leaves keeps its place.
-    LeavingKeepsThePlace,
-    /// A new subscription refreshes nothing.
-    ListeningRefreshesNothing,
-    /// Only the first thread that makes work due wakes the engine.
-    WakeUpIsPromisedOnce,
-    /// News about an id whose release is in flight count for that release.
-    NewsEndTheReleaseInFlight,
-    /// The end of a lease of the client does not count as a proof that the lock was taken.
-    OwnLeaseProvesNothing,
-    /// Losses are noticed only when the schedule says that a renewal is due.
-    LossesAreLate,
-    /// A grant counts from its reply.
-    GrantCountsFromReply,
-    /// After a plain release, the place that is named asks no earlier than the others.
-    NamedPlaceAsksLater,
-    /// The engine sleeps until the next item, however far that is.
-    SleepIsLong,
-    /// A new master is not told of recent releases.
-    RecentReleasesAreForgotten,
-    /// Nobody asks once more before a deadline.
-    NobodyAsksForDeadlines,
-    /// A command on a caller's thread serves nobody once the line is empty.
-    CallerIsNotServed,
-    /// What a command without a reply may have taken is not released.
-    UnansweredIsForgotten,
-    /// A closed client keeps its places.
-    ClosedKeepsPlaces,
-    /// A change of ttl without a reply counts as done.
-    SetTtlIsCertain,
-    /// A lease that another one has replaced is not lost.
-    EvictedIsNotLost,
-    /// A call that panics forgets the lease that a message has given it.
-    PanicForgetsTheLease,
-    /// What a quorum has confirmed counts from the deciding vote.
-    RoundCountsFromReply,
-    /// An undo behind a proposal whose pipeline has ended needs any answer only.
-    DeadPipelineIsAnyAnswer,
-    /// A vote on an earlier proposal counts for the next one.
-    LateVoteCounts,
-    /// A proposal is sent to a server after its round is over.
-    NotSentIsSentLate,
-    /// A lost proposal is not undone where it has no answer yet.
-    AskedIsNotUndone,
-    /// A lost proposal is not undone where it may run later.
-    UnknownIsNotUndone,
-    /// A key of a proposal that is being undone refuses the next one.
-    OwnIdRefusesRound,
-    /// A release that finds nothing is final, although the acquiring command may run later.
-    ReleaseEndsTheUnknown,
-    /// A release that has no reply from a minority is not repeated there.
-    MissingReleaseIsForgotten,
-    /// A proposal is sent again although its release is behind it.
-    ProposalIsResentLate,
-    /// A change of ttl that may run later at one server is forgotten.
-    LateShorteningIsForgotten,
-    /// A token that is too low counts as a refusal.
-    TooLowIsRefused,
-    /// A release counts once all servers have announced it.
-    AllMustAnnounce,
-    /// A grant message to a set counts for the name that it asks for now.
-    MessagesGrantToSets,
-    /// A set that could not be confirmed is released while its names are held.
-    JoinIsUndone,
-    /// A set sends an id again whose command may have run.
-    SetUsesItsIdAgain,
-    /// Each name of a set is asked for under another id.
-    SetTakesFreshIds,
-    /// The names that a set kept are not released when it begins again.
-    KeptNamesAreForgotten,
-    /// The names that a set kept are released when it has them all.
-    KeptNamesAreReleased,
-    /// A set has its lease before Redis has confirmed all names.
-    SetIsNotConfirmed,
-    /// Calls that wait for a name which the set has kept are not told.
-    KeptNamesEndInSilence,
-    /// A refusal counts that names a command which was undone before the reply was read.
-    EndedUndoRefuses,
-    /// Release messages do not wake calls for sets without queues.
-    WatchesAreNotEnded,
-    /// A call for a set does not look at messages that came while it asked.
-    WatchBeginsAfterTheRefusal,
-    /// A place is forgotten that was made before its command failed.
-    RejectedEnterIsForgotten,
-    /// A place is forgotten whose refresh failed.
-    RejectedRefreshIsForgotten,
-    /// A minority of the sentinels moves clients whose master serves.
-    MinorityMovesClients,
-    /// An old configuration is believed if the master does not answer.
-    OldEpochIsBelieved,
-    /// The engine reads the first item, and records its sleep in a second critical section.
-    SleepIsReadFirst,
-    /// A lease is put into the schedule after its lock was dropped.
-    LeaseIsScheduledLate,
-    /// A call that is cancelled looks for its outcome before it takes the lock of its shard.
-    CancelLooksFirst,
-    /// A renewal finds a lease lost that is being released.
-    ReleasedIsLost,
-    /// An entry is told of an undo under the lock of the pending releases.
-    UndoneUnderPending,
+macro_rules! mistakes {
+    (kernel { $($(#[$doc:meta])* $name:ident,)+ }
+     others { $($(#[$of_other:meta])* $other:ident,)+ }) => {
+        /// A mistake in the kernel, or in what else is simulated.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Mutant {
+            $($(#[$doc])* $name,)+
+            $($(#[$of_other])* $other,)+
+        }
+
+        #[cfg(sim)]
+        impl Mutant {
+            /// The mistakes in the kernel.
+            pub(crate) const ALL: &[Self] = &[$(Self::$name,)+];
+        }
+    };
+}
+
+mistakes! {
+    kernel {
+        /// Nobody asks for the line after a lease has ended.
+        NobodyAsksAfterTheEnd,
+        /// After a lease has ended, a later attempt stays later.
+        LaterAttemptStaysLater,
+        /// A grant counts from the refresh that reports it.
+        GrantCountsFromRefresh,
+        /// A renewal counts from its reply.
+        RenewalCountsFromReply,
+        /// Any answer ends the release of a command that may still run.
+        KeySeenIsAnyAnswer,
+        ReleaseMessagesAreIgnored,
+        /// A wake-up that comes while a command is under way is forgotten.
+        WakeUpIsForgotten,
+        /// A granted request does not wait for the end of its command.
+        WonIsForgotten,
+        /// The undo of an unanswered command is written although its lease was given.
+        UndoIsAlwaysWritten,
+        /// The late answer of a command undoes what is being confirmed.
+        LateAnswerUndoesConfirming,
+        /// A refusal because of a command that nobody owns counts.
+        OwnIdRefuses,
+        /// The same for the reply to a refresh.
+        OwnIdRefusesPlaces,
+        /// The command of a caller that stands still never ends.
+        StoppedCallerBlocks,
+        /// The release of a caller that stands still never ends.
+        StoppedReleaseBlocks,
+        /// A lease that had expired before its reply arrived is not released.
+        ExpiredGrantIsKept,
+        /// That is not counted as a failure.
+        ExpiredGrantIsNoFailure,
+        /// A lease is given although the client is closed.
+        ClosedClientGives,
+        /// The engine's sleep is not recorded.
+        SleepIsNotRecorded,
+        /// The eviction of a lease makes nobody ask.
+        EvictionMakesNobodyAsk,
+        /// A hand-off passes on the same token.
+        TokenIsPassedOn,
+        /// A call that leaves keeps its place.
+        LeavingKeepsThePlace,
+        /// A new subscription refreshes nothing.
+        ListeningRefreshesNothing,
+        /// Only the first thread that makes work due wakes the engine.
+        WakeUpIsPromisedOnce,
+        /// News about an id whose release is in flight count for that release.
+        NewsEndTheReleaseInFlight,
+        /// The end of a lease of the client does not count as a proof that the lock was taken.
+        OwnLeaseProvesNothing,
+        /// Losses are noticed only when the schedule says that a renewal is due.
+        LossesAreLate,
+        /// A grant counts from its reply.
+        GrantCountsFromReply,
+        /// After a plain release, the place that is named asks no earlier than the others.
+        NamedPlaceAsksLater,
+        /// The engine sleeps until the next item, however far that is.
+        SleepIsLong,
+        /// A new master is not told of recent releases.
+        RecentReleasesAreForgotten,
+        /// Nobody asks once more before a deadline.
+        NobodyAsksForDeadlines,
+        /// A command on a caller's thread serves nobody once the line is empty.
+        CallerIsNotServed,
+        /// What a command without a reply may have taken is not released.
+        UnansweredIsForgotten,
+        /// A closed client keeps its places.
+        ClosedKeepsPlaces,
+        /// A change of ttl without a reply counts as done.
+        SetTtlIsCertain,
+        /// A lease that another one has replaced is not lost.
+        EvictedIsNotLost,
+        /// A call that panics forgets the lease that a message has given it.
+        PanicForgetsTheLease,
+        /// What a quorum has confirmed counts from the deciding vote.
+        RoundCountsFromReply,
+        /// An undo behind a proposal whose pipeline has ended needs any answer only.
+        DeadPipelineIsAnyAnswer,
+        /// A vote on an earlier proposal counts for the next one.
+        LateVoteCounts,
+        /// A proposal is sent to a server after its round is over.
+        NotSentIsSentLate,
+        /// A lost proposal is not undone where it has no answer yet.
+        AskedIsNotUndone,
+        /// A lost proposal is not undone where it may run later.
+        UnknownIsNotUndone,
+        /// A key of a proposal that is being undone refuses the next one.
+        OwnIdRefusesRound,
+        /// A release that finds nothing is final, although the acquiring command may run later.
+        ReleaseEndsTheUnknown,
+        /// A release that has no reply from a minority is not repeated there.
+        MissingReleaseIsForgotten,
+        /// A proposal is sent again although its release is behind it.
+        ProposalIsResentLate,
+        /// A change of ttl that may run later at one server is forgotten.
+        LateShorteningIsForgotten,
+        /// A token that is too low counts as a refusal.
+        TooLowIsRefused,
+        /// A release counts once all servers have announced it.
+        AllMustAnnounce,
+        /// A grant message to a set counts for the name that it asks for now.
+        MessagesGrantToSets,
+        /// A set that could not be confirmed is released while its names are held.
+        JoinIsUndone,
+        /// A set sends an id again whose command may have run.
+        SetUsesItsIdAgain,
+        /// Each name of a set is asked for under another id.
+        SetTakesFreshIds,
+        /// The names that a set kept are not released when it begins again.
+        KeptNamesAreForgotten,
+        /// The names that a set kept are released when it has them all.
+        KeptNamesAreReleased,
+        /// A set has its lease before Redis has confirmed all names.
+        SetIsNotConfirmed,
+        /// Calls that wait for a name which the set has kept are not told.
+        KeptNamesEndInSilence,
+        /// A refusal counts that names a command which was undone before the reply was read.
+        EndedUndoRefuses,
+        /// Release messages do not wake calls for sets without queues.
+        WatchesAreNotEnded,
+        /// A call for a set does not look at messages that came while it asked.
+        WatchBeginsAfterTheRefusal,
+        /// A place is forgotten that was made before its command failed.
+        RejectedEnterIsForgotten,
+        /// A place is forgotten whose refresh failed.
+        RejectedRefreshIsForgotten,
+    }
+    others {
+        /// A minority of the sentinels moves clients whose master serves.
+        MinorityMovesClients,
+        /// An old configuration is believed if the master does not answer.
+        OldEpochIsBelieved,
+        /// The engine reads the first item, and records its sleep in a second critical section.
+        SleepIsReadFirst,
+        /// A lease is put into the schedule after its lock was dropped.
+        LeaseIsScheduledLate,
+        /// A call that is cancelled looks for its outcome before it takes the lock of its shard.
+        CancelLooksFirst,
+        /// A renewal finds a lease lost that is being released.
+        ReleasedIsLost,
+        /// An entry is told of an undo under the lock of the pending releases.
+        UndoneUnderPending,
+    }
 }
 
 #[cfg(any(sim, threads))]
@@ -168,73 +188,4 @@ pub(crate) fn is_on(mutant: Mutant) -> bool {
 #[cfg(not(any(sim, threads)))]
 pub(crate) const fn is_on(_: Mutant) -> bool {
     false
-}
-
-#[cfg(sim)]
-impl Mutant {
-    pub(crate) const ALL: [Self; 63] = [
-        Self::NobodyAsksAfterTheEnd,
-        Self::LaterAttemptStaysLater,
-        Self::GrantCountsFromRefresh,
-        Self::RenewalCountsFromReply,
-        Self::KeySeenIsAnyAnswer,
-        Self::ReleaseMessagesAreIgnored,
-        Self::WakeUpIsForgotten,
-        Self::WonIsForgotten,
-        Self::UndoIsAlwaysWritten,
-        Self::LateAnswerUndoesConfirming,
-        Self::OwnIdRefuses,
-        Self::OwnIdRefusesPlaces,
-        Self::StoppedCallerBlocks,
-        Self::StoppedReleaseBlocks,
-        Self::ExpiredGrantIsKept,
-        Self::ExpiredGrantIsNoFailure,
-        Self::ClosedClientGives,
-        Self::SleepIsNotRecorded,
-        Self::EvictionMakesNobodyAsk,
-        Self::TokenIsPassedOn,
-        Self::LeavingKeepsThePlace,
-        Self::ListeningRefreshesNothing,
-        Self::WakeUpIsPromisedOnce,
-        Self::NewsEndTheReleaseInFlight,
-        Self::OwnLeaseProvesNothing,
-        Self::LossesAreLate,
-        Self::GrantCountsFromReply,
-        Self::NamedPlaceAsksLater,
-        Self::SleepIsLong,
-        Self::RecentReleasesAreForgotten,
-        Self::NobodyAsksForDeadlines,
-        Self::CallerIsNotServed,
-        Self::UnansweredIsForgotten,
-        Self::ClosedKeepsPlaces,
-        Self::SetTtlIsCertain,
-        Self::EvictedIsNotLost,
-        Self::PanicForgetsTheLease,
-        Self::RoundCountsFromReply,
-        Self::DeadPipelineIsAnyAnswer,
-        Self::LateVoteCounts,
-        Self::NotSentIsSentLate,
-        Self::AskedIsNotUndone,
-        Self::UnknownIsNotUndone,
-        Self::OwnIdRefusesRound,
-        Self::ReleaseEndsTheUnknown,
-        Self::MissingReleaseIsForgotten,
-        Self::ProposalIsResentLate,
-        Self::LateShorteningIsForgotten,
-        Self::TooLowIsRefused,
-        Self::AllMustAnnounce,
-        Self::MessagesGrantToSets,
-        Self::JoinIsUndone,
-        Self::SetUsesItsIdAgain,
-        Self::SetTakesFreshIds,
-        Self::KeptNamesAreForgotten,
-        Self::KeptNamesAreReleased,
-        Self::SetIsNotConfirmed,
-        Self::KeptNamesEndInSilence,
-        Self::EndedUndoRefuses,
-        Self::WatchesAreNotEnded,
-        Self::WatchBeginsAfterTheRefusal,
-        Self::RejectedEnterIsForgotten,
-        Self::RejectedRefreshIsForgotten,
-    ];
 }

@@ -276,13 +276,6 @@ impl LockEntry {
         }
     }
 
-    /// Ends the requests that serve nobody any more.
-    pub(super) fn retire_all(&mut self, cx: &mut Context<'_>) {
-        for n in (0..self.requests.len()).rev() {
-            self.retire(n, cx);
-        }
-    }
-
     /// Ends a request if it serves nobody: at once, unless its command is under way.
     pub(super) fn retire(&mut self, n: usize, cx: &mut Context<'_>) {
         let request = &self.requests[n];

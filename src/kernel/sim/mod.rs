@@ -172,7 +172,7 @@ fn plan_from_env() -> Option<Plan> {
 /// If a property is violated; with a plan made smaller, and its last steps.
 fn run_family(family: Family) {
     if let Ok(name) = std::env::var("SIM_MUTANT") {
-        let mut mutants = Mutant::ALL.into_iter();
+        let mut mutants = Mutant::ALL.iter().copied();
         switch_on(mutants.find(|mutant| format!("{mutant:?}") == name));
     }
     let first = number("SIM_FIRST");
@@ -301,7 +301,7 @@ const CAUGHT_BY_RULES: [Mutant; 4] = [
 fn search_mutants() {
     let only = std::env::var("SIM_MUTANT").unwrap_or_default();
     std::panic::set_hook(Box::new(|_| {}));
-    let left = std::sync::Mutex::new(Mutant::ALL.into_iter().filter(|mutant| {
+    let left = std::sync::Mutex::new(Mutant::ALL.iter().copied().filter(|mutant| {
         !CAUGHT_BY_RULES.contains(mutant) && format!("{mutant:?}").contains(&only)
     }));
     let missed = std::sync::Mutex::new(Vec::new());
@@ -342,7 +342,7 @@ fn check_known_plans() {
         })
         .collect();
     let mut missed = Vec::new();
-    for mutant in Mutant::ALL {
+    for &mutant in Mutant::ALL {
         let name = format!("{mutant:?}");
         let plan = known.iter().find(|(known, _)| *known == name);
         match plan {
