@@ -14,7 +14,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Asked, Flight, How, RequestState, Sender, Serves};
+use crate::kernel::request::{Asked, Flight, RequestState, Sender, Serves};
 use crate::kernel::requests::{Receiver, caller_overdue_at};
 use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
@@ -121,7 +121,7 @@ impl LockEntry {
         }
         let proof = match end {
             Ok(Answer::Granted(_)) => Proof::AnyAnswer,
-            Ok(Answer::Refused(_)) if asked.how == How::Enter => Proof::AnyAnswer,
+            Ok(Answer::Refused(_)) if asked.attempt.enters() => Proof::AnyAnswer,
             Err(fault) if !fault.may_have_run() => return false,
             Ok(Answer::Refused(_)) => return false,
             _ => Proof::KeySeen,
@@ -168,7 +168,7 @@ impl LockEntry {
             }
             Err(Fault::Rejected(error)) => {
                 // It has not run, but for a place that was made before a grant to another failed.
-                match flight.how == How::Enter && !is_on(Mutant::RejectedEnterIsForgotten) {
+                match flight.attempt.enters() && !is_on(Mutant::RejectedEnterIsForgotten) {
                     true => self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx),
                     false => cx.kernel.table.forget_id(&flight.id),
                 }

@@ -23,26 +23,12 @@ pub(crate) struct Command {
 /// What a command does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    /// Takes a free lock, whoever waits in its queue.
+    /// Takes a free lock.
     Acquire {
         id: HolderId,
         ttl: Duration,
         tokens: u64,
-    },
-    /// Takes a free lock if nobody waits in its queue. Otherwise joins the queue, unless `place` is
-    /// `None`.
-    Enter {
-        id: HolderId,
-        ttl: Duration,
-        tokens: u64,
-        place: Option<Listens>,
-    },
-    /// Proposes a token to one server of a quorum.
-    Propose {
-        id: HolderId,
-        ttl: Duration,
-        token: u64,
-        tokens: u64,
+        attempt: Attempt,
     },
     /// Keeps places alive, and reports grants to them.
     Refresh {
@@ -68,6 +54,31 @@ pub(crate) enum What {
         id: HolderId,
         ttl: Duration,
     },
+}
+
+/// The kind of an acquiring command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// Takes no place in a queue.
+    Once,
+    /// Joins the queue if it is refused. Whether the place has an inbox.
+    Enter(Listens),
+    /// Proposes this token to one server of a quorum.
+    Propose(u64),
+}
+
+impl Attempt {
+    pub(super) fn enters(self) -> bool {
+        matches!(self, Self::Enter(_))
+    }
+
+    /// Returns the token that it proposes.
+    pub(super) fn proposes(self) -> Option<u64> {
+        match self {
+            Self::Propose(token) => Some(token),
+            Self::Once | Self::Enter(_) => None,
+        }
+    }
 }
 
 /// Whether any call that a place serves receives grant messages.
@@ -107,9 +118,7 @@ impl Command {
     /// Returns the holder id of an acquiring command.
     pub(crate) fn acquires(&self) -> Option<&HolderId> {
         match &self.what {
-            What::Acquire { id, .. } | What::Enter { id, .. } | What::Propose { id, .. } => {
-                Some(id)
-            }
+            What::Acquire { id, .. } => Some(id),
             _ => None,
         }
     }
@@ -118,13 +127,25 @@ impl Command {
     pub(crate) fn with_call<T>(&self, inbox: &Inbox, send: impl FnOnce(Call<'_>) -> T) -> T {
         let (lock, none) = (&self.lock, Vec::new());
         let send = |call: Call<'_>| send(call.acknowledged_by(self.replicas));
-        if let Some(request) = self.request(inbox, &none) {
-            return send(lock.acquire(request));
-        }
         match &self.what {
-            What::Acquire { .. } | What::Propose { .. } | What::Enter { .. } => {
-                unreachable!("`request` has returned theirs")
-            }
+            What::Acquire {
+                id,
+                ttl,
+                tokens,
+                attempt,
+            } => send(lock.acquire(Acquire {
+                id,
+                ttl: *ttl,
+                tokens: *tokens,
+                proposed: attempt.proposes(),
+                queueing: match attempt {
+                    Attempt::Enter(listens) => Queueing::Join(NewPlace {
+                        inbox: channel(*listens, inbox, &none),
+                        reached: inbox.reached,
+                    }),
+                    Attempt::Once | Attempt::Propose(_) => Queueing::Barge,
+                },
+            })),
             What::Refresh {
                 tokens,
                 ids,
@@ -159,42 +180,6 @@ impl Command {
             What::Downgrade { id, ttl } => send(lock.downgrade(id, *ttl)),
         }
     }
-
-    /// Returns the parameters of an acquiring command.
-    fn request<'a>(&'a self, inbox: &'a Inbox, none: &'a Vec<u8>) -> Option<Acquire<'a>> {
-        let (id, ttl, tokens) = match &self.what {
-            What::Acquire { id, ttl, tokens }
-            | What::Propose {
-                id, ttl, tokens, ..
-            }
-            | What::Enter {
-                id, ttl, tokens, ..
-            } => (id, *ttl, *tokens),
-            _ => return None,
-        };
-        let proposed = match self.what {
-            What::Propose { token, .. } => Some(token),
-            _ => None,
-        };
-        let queueing = match self.what {
-            What::Enter { place: None, .. } => Queueing::Barge,
-            What::Enter {
-                place: Some(listens),
-                ..
-            } => Queueing::Join(NewPlace {
-                inbox: channel(listens, inbox, none),
-                reached: inbox.reached,
-            }),
-            _ => Queueing::Barge,
-        };
-        Some(Acquire {
-            id,
-            ttl,
-            tokens,
-            proposed,
-            queueing,
-        })
-    }
 }
 
 fn channel<'a>(listens: Listens, inbox: &'a Inbox, none: &'a Vec<u8>) -> &'a Vec<u8> {
@@ -226,11 +211,11 @@ mod tests {
             reached: Reached::WhileListening,
         };
         let tokens = 1;
-        let enter = |place| What::Enter {
+        let acquire = |attempt| What::Acquire {
             id: id.clone(),
             ttl,
             tokens,
-            place,
+            attempt,
         };
         let script = |what: What, ends_with: &[u8]| {
             Command::new(&lock, what).with_call(&inbox, |call| {
@@ -241,14 +226,10 @@ mod tests {
             })
         };
         let (one, two) = (vec![id.clone()], vec![id.clone(), other.clone()]);
-        let acquire = What::Acquire {
-            id: id.clone(),
-            ttl,
-            tokens,
-        };
-        assert_eq!(script(acquire, b""), "acquire");
-        assert_eq!(script(enter(Some(Listens::Inbox)), b"inbox"), "queue_enter");
-        assert_eq!(script(enter(Some(Listens::No)), b""), "queue_enter");
+        let enter = |listens| acquire(Attempt::Enter(listens));
+        assert_eq!(script(acquire(Attempt::Once), b""), "acquire");
+        assert_eq!(script(enter(Listens::Inbox), b"inbox"), "queue_enter");
+        assert_eq!(script(enter(Listens::No), b""), "queue_enter");
         let refresh = What::Refresh {
             tokens,
             ids: one.clone(),

@@ -25,7 +25,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, LeaseWork};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Asked, How, RequestNo, Serves};
+use crate::kernel::request::{Asked, RequestNo, Serves};
 use crate::kernel::round::{Round, RoundKind, RoundNo, Undecided};
 use crate::kernel::schedule::Item;
 use crate::kernel::table::entry_name;
@@ -213,7 +213,7 @@ impl Engine {
         let work = turn.cx.with_existing(name, LockEntry::due);
         for (command, purpose) in work.into_iter().flatten() {
             match purpose {
-                Purpose::Ask(asked) if asked.how == How::Round => {
+                Purpose::Ask(asked) if asked.attempt.proposes().is_some() => {
                     match turn.route.admit(&asked.lock) {
                         Ok(()) => self.begin_round(RoundKind::Propose(asked), command, turn),
                         Err(fault) => turn.cx.with_entry(&asked.lock, |entry, cx| {

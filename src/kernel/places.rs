@@ -15,7 +15,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Confirming, Flight, Place, Request, RequestNo, RequestState, Serves};
+use crate::kernel::request::{Confirming, Place, Request, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
@@ -35,7 +35,7 @@ impl LockEntry {
     pub(super) fn queued(
         &mut self,
         n: usize,
-        flight: &Flight,
+        (id, listens): (&HolderId, Listens),
         sent: Instant,
         remaining: Option<Duration>,
         cx: &mut Context<'_>,
@@ -43,11 +43,11 @@ impl LockEntry {
         let again = self.take_again(n);
         let at = self.refresh_at(n, sent, remaining, cx.now).min(again);
         self.requests[n].state = RequestState::Queued(Place {
-            id: flight.id.clone(),
+            id: id.clone(),
             seen: sent,
             refresh_at: at,
             refreshing: false,
-            listens: flight.listens,
+            listens,
         });
         self.touch_refresh(n, at);
     }

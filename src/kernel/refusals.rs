@@ -6,11 +6,12 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::answers::ForCaller;
+use crate::kernel::command::Attempt;
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
-use crate::kernel::request::{Flight, How, Request, RequestState, Sender, Serves};
+use crate::kernel::request::{Flight, Request, RequestState, Sender, Serves};
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Outcome, Refused, Wait, WaiterNo};
 use crate::protocol::refusal::RefusedName;
@@ -30,7 +31,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> ForCaller {
         let is_own_id = by.holder == flight.id.as_str().as_bytes();
-        if is_own_id && flight.how == How::Enter {
+        if is_own_id && flight.attempt.enters() {
             // Its place was granted at once, or the command has run twice: a refresh finds the
             // grant.
             self.requests[n].again = cx.now;
@@ -60,8 +61,8 @@ impl LockEntry {
             return self.refused_once(n, flight, refused, cx);
         }
         let used_up = self.count_refusal(self.requests[n].serves, sent, cx.now);
-        if flight.how == How::Enter {
-            self.queued(n, flight, sent, remaining, cx);
+        if let Attempt::Enter(listens) = flight.attempt {
+            self.queued(n, (&flight.id, listens), sent, remaining, cx);
         } else {
             cx.kernel.table.forget_id(&flight.id);
             self.due_after_refusal(n, remaining, cx);
@@ -85,8 +86,8 @@ impl LockEntry {
     ) -> ForCaller {
         self.last.answered(sent, cx.now);
         self.requests[n].failures = 0;
-        if flight.how == How::Enter {
-            self.queued(n, flight, sent, by.remaining, cx);
+        if let Attempt::Enter(listens) = flight.attempt {
+            self.queued(n, (&flight.id, listens), sent, by.remaining, cx);
             return ForCaller::GoesOn;
         }
         cx.kernel.table.forget_id(&flight.id);

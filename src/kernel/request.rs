@@ -20,7 +20,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
-use crate::kernel::command::Listens;
+use crate::kernel::command::{Attempt, Listens};
 use crate::kernel::held::HeldLease;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServers;
@@ -108,24 +108,10 @@ pub(crate) enum Sender {
 #[derive(Clone, Debug)]
 pub(crate) struct Flight {
     pub(crate) id: HolderId,
-    pub(crate) how: How,
+    pub(crate) attempt: Attempt,
     pub(crate) tokens: u64,
     pub(crate) sent: Instant,
     pub(crate) sender: Sender,
-    /// Whether a place that it takes has an inbox.
-    pub(crate) listens: Listens,
-}
-
-/// The kind of an acquiring command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    Acquire,
-    /// Joins the queue if it is refused.
-    Enter,
-    /// Stays behind the queue, and takes no place.
-    EnterOnce,
-    /// Proposes a token to the servers of a quorum.
-    Round,
 }
 
 /// An acquiring command, as its sender names it when it has ended.
@@ -134,8 +120,9 @@ pub(crate) struct Asked {
     pub(crate) lock: Arc<dyn Primitive>,
     pub(crate) no: RequestNo,
     pub(crate) id: HolderId,
-    pub(crate) how: How,
+    pub(crate) attempt: Attempt,
     pub(crate) ttl: Duration,
+    pub(crate) tokens: u64,
     /// What each server of a quorum has.
     pub(crate) at: Option<Arc<AtServers>>,
 }
@@ -238,15 +225,10 @@ impl Request {
         }
     }
 
-    /// Returns how a server that decides alone is asked next.
-    pub(super) fn how(&self, is_contended: bool) -> How {
-        match (self.lock.queue().is_some(), self.lock.has_local_queue()) {
-            (false, _) => How::Acquire,
-            (true, true) if self.once => How::Acquire,
-            (true, true) if self.refusals == 0 && !is_contended => How::Acquire,
-            (true, false) if self.once => How::EnterOnce,
-            (true, _) => How::Enter,
-        }
+    /// Returns whether the next command joins the queue if it is refused.
+    pub(super) fn enters(&self, is_contended: bool) -> bool {
+        let is_first = self.refusals == 0 && !is_contended && self.lock.has_local_queue();
+        self.lock.queue().is_some() && !self.once && !is_first
     }
 
     /// Returns the holder id that may hold something in Redis for this request.

@@ -7,13 +7,13 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::answers::untaken;
-use crate::kernel::command::{Command, Listens, What};
+use crate::kernel::command::{Attempt, Command, Listens, What};
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{
-    Asked, Flight, How, IdOfSet, Request, RequestNo, RequestState, Sender, Serves,
+    Asked, Flight, IdOfSet, Request, RequestNo, RequestState, Sender, Serves,
 };
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterNo};
@@ -93,20 +93,12 @@ impl LockEntry {
         let flight = self.next_flight(n, sender, wait, cx);
         let request = &self.requests[n];
         let (id, ttl, tokens) = (flight.id.clone(), request.terms.ttl, flight.tokens);
-        let what = match flight.how {
-            How::Acquire => What::Acquire { id, ttl, tokens },
-            How::Enter | How::EnterOnce => What::Enter {
-                id,
-                ttl,
-                tokens,
-                place: (flight.how == How::Enter).then_some(flight.listens),
-            },
-            How::Round => What::Propose {
-                id,
-                ttl,
-                token: cx.kernel.propose(request.rounds.above, cx.now),
-                tokens,
-            },
+        let attempt = flight.attempt;
+        let what = What::Acquire {
+            id,
+            ttl,
+            tokens,
+            attempt,
         };
         let command = Command::new(&request.lock, what).acknowledged_by(request.terms.replicas);
         cx.fx.attempts += 1;
@@ -116,8 +108,9 @@ impl LockEntry {
             lock: Arc::clone(&request.lock),
             no: request.no,
             id: flight.id.clone(),
-            how: flight.how,
+            attempt,
             ttl,
+            tokens,
             at: None,
         };
         request.state = RequestState::Sent;
@@ -157,22 +150,23 @@ impl LockEntry {
             }
             _ => cx.kernel.fresh_id(&*request.lock),
         };
+        let attempt = match served_wake {
+            _ if cx.kernel.is_quorum() => {
+                Attempt::Propose(cx.kernel.propose(request.rounds.above, cx.now))
+            }
+            _ if !request.enters(is_contended) => Attempt::Once,
+            true => Attempt::Enter(Listens::Inbox),
+            false => Attempt::Enter(Listens::No),
+        };
         Flight {
             id,
-            how: match cx.kernel.is_quorum() {
-                true => How::Round,
-                false => request.how(is_contended),
-            },
+            attempt,
             tokens: match request.lock.has_local_queue() && others {
                 true => u64::from(request.terms.handoffs) + 1,
                 false => 1,
             },
             sent: cx.now,
             sender,
-            listens: match served_wake {
-                true => Listens::Inbox,
-                false => Listens::No,
-            },
         }
     }
 

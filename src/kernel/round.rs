@@ -24,7 +24,7 @@ use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::command::{Command, What};
+use crate::kernel::command::Command;
 use crate::kernel::context::Context;
 use crate::kernel::effects::Discard;
 use crate::kernel::engine::{Link, Route, ServerNo};
@@ -168,19 +168,18 @@ impl Undecided<'_> {
 
 impl Round {
     pub(super) fn new(kind: RoundKind, command: Command, size: Majority, until: Instant) -> Self {
-        let (verb, id, ttl) = match (&kind, &command.what) {
-            (RoundKind::Propose(asked), What::Propose { token, tokens, .. }) => {
+        let (verb, id, ttl) = match &kind {
+            RoundKind::Propose(asked) => {
                 let wanted = Wanted {
                     names: command.lock.names.len(),
-                    reserved: tokens.saturating_sub(1),
-                    proposed: Some(*token),
+                    reserved: asked.tokens.saturating_sub(1),
+                    proposed: asked.attempt.proposes(),
                 };
                 (Verb::Acquire(wanted), asked.id.clone(), asked.ttl)
             }
-            (RoundKind::Propose(_), _) => unreachable!("a command of `How::Round` is a proposal"),
-            (RoundKind::Lease(work), _) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
-            (RoundKind::Release(lease, _), _) => (Verb::Release, lease.id.clone(), Duration::ZERO),
-            (RoundKind::Confirm(_, _, id, _), _) => (Verb::Renew, id.clone(), Duration::ZERO),
+            RoundKind::Lease(work) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
+            RoundKind::Release(lease, _) => (Verb::Release, lease.id.clone(), Duration::ZERO),
+            RoundKind::Confirm(_, _, id, _) => (Verb::Renew, id.clone(), Duration::ZERO),
         };
         let slots = command.lock.slots().to_vec();
         let size = match slots.len() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
-use crate::kernel::command::{Command, Inbox, What};
+use crate::kernel::command::{Attempt, Command, Inbox, What};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Reached;
 use crate::protocol::script::Call;
@@ -25,7 +25,11 @@ impl Runtime {
     /// Returns the inbox for the places of a command that is sent to `server`.
     pub(in crate::runtime) fn inbox_at(&self, server: &Arc<Server>, command: &Command) -> Inbox {
         let endpoint = match command.what {
-            What::Enter { .. } | What::Refresh { .. } => Some(self.endpoints.of(server)),
+            What::Acquire {
+                attempt: Attempt::Enter(_),
+                ..
+            }
+            | What::Refresh { .. } => Some(self.endpoints.of(server)),
             _ => None,
         };
         self.inbox_of(endpoint.as_deref())

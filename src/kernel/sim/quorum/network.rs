@@ -16,7 +16,7 @@ use crate::protocol::primitive::Reached;
 /// The script of a command.
 fn script(command: &Command) -> &'static str {
     match command.what {
-        What::Propose { .. } => "propose",
+        What::Acquire { .. } => "propose",
         What::Renew { .. } => "renew",
         What::Leave { .. } => "release",
         _ => "undo",

@@ -5,7 +5,7 @@ use super::{
     Actor, Again, Answer, Cause, Checked, Command, Conn, Down, Event, Family, MS, Mail, Time, Up,
     VecDeque, Why, World, fault,
 };
-use crate::kernel::command::What;
+use crate::kernel::command::{Attempt, What};
 use crate::protocol::primitive::Reached;
 
 impl World {
@@ -290,10 +290,13 @@ impl World {
 
     /// Returns whether a script fails after it has made a place, or granted others.
     fn rejects_half(&self, command: &Command, answer: &Answer) -> bool {
-        let has_place = matches!(
-            (&command.what, answer),
-            (What::Enter { place: Some(_), .. }, Answer::Refused(_)) | (What::Refresh { .. }, _)
-        );
+        let has_place = match &command.what {
+            What::Acquire { attempt, .. } => {
+                matches!((attempt, answer), (Attempt::Enter(_), Answer::Refused(_)))
+            }
+            What::Refresh { .. } => true,
+            _ => false,
+        };
         has_place && self.rejects(Why::Half)
     }
 

@@ -38,7 +38,7 @@ impl World {
         end: &Result<Answer, Fault>,
         sent: Time,
     ) {
-        let (What::Propose { .. }, Ok(answer)) = (&command.what, end) else {
+        let (What::Acquire { .. }, Ok(answer)) = (&command.what, end) else {
             return;
         };
         let refused = match answer {
