@@ -213,7 +213,8 @@ impl World {
             let Some(client) = client_of(&id).filter(|it| self.clients[*it].is_alive) else {
                 continue;
             };
-            if !self.is_known(client, &id) && !self.ran_twice.contains(&id) {
+            let is_excused = self.ran_twice.contains(&id) || self.outlasts.contains(&id);
+            if !is_excused && !self.is_known(client, &id) {
                 return Err(self.violation("P7", format!("nobody of c{client} knows {id}")));
             }
         }
@@ -380,7 +381,7 @@ impl World {
             {
                 let client = client_of(&id);
                 // The network has run its command once more, and told of one run only.
-                let is_excused = self.ran_twice.contains(&id);
+                let is_excused = self.ran_twice.contains(&id) || self.outlasts.contains(&id);
                 if !is_excused && client.is_some_and(|it| self.clients[it].is_alive) {
                     let key = String::from_utf8_lossy(key);
                     return Err(self.violation("P4", format!("{key} is left with {id}")));

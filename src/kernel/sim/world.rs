@@ -325,6 +325,8 @@ pub(super) struct World {
     /// The ids whose acquiring command a proxy has run twice, and no reply has arrived. If the undo
     /// ran in between, nobody knows what the second run took: for one ttl, the lock is taken.
     pub(super) ran_twice: BTreeSet<String>,
+    /// The ids that the server had when its clock was set back.
+    pub(super) outlasts: BTreeSet<String>,
     /// The serial number and the end of the sleep of each actor.
     timers: BTreeMap<(usize, Actor), (u64, Time)>,
     pub(super) clocks: Vec<Clock>,

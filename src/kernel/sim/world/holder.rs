@@ -5,6 +5,7 @@ use super::{
     Actor, Arc, COMMAND_TIMEOUT, Checked, Duration, Effects, Family, FencingToken, HeldLease, Kind,
     MS, Primitive, Release, State, Time, Todo, Unlock, Unlocked, Wanted, World,
 };
+use crate::lost::Lost;
 
 impl World {
     pub(super) fn holding(
@@ -209,7 +210,8 @@ impl World {
         });
         self.after_kernel(client, &mut fx)?;
         self.report.lost += u64::from(matches!(unlocked, Unlocked::Lost(_)));
-        if unlocked == Unlocked::Released {
+        // Also by the clock: until then, this client had the lock.
+        if [Unlocked::Released, Unlocked::Lost(Lost::Expired)].contains(&unlocked) {
             self.note_own_end(client, &*release.lease.lock);
         }
         let caller = &mut self.clients[client].callers[thread];

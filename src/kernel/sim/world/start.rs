@@ -40,6 +40,7 @@ impl World {
             foreign: 0,
             names: BTreeSet::new(),
             ran_twice: BTreeSet::new(),
+            outlasts: BTreeSet::new(),
             timers: BTreeMap::new(),
             clocks: plan.drifts.iter().map(|drift| Clock(*drift)).collect(),
             server_ahead: 0,
