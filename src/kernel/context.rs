@@ -1,5 +1,4 @@
-//! What a decision needs besides the state that it changes: the client, the time, and where its
-//! effects go.
+//! What a decision needs besides the state: the client, the time, and where its effects go.
 
 use std::sync::Arc;
 

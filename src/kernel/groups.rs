@@ -1,5 +1,4 @@
-//! The groups of the pending releases: one for each lock at each server. One command carries many
-//! releases of a group.
+//! The pending releases of a lock at a server: when one command is sent for many of them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};

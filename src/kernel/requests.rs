@@ -1,5 +1,4 @@
-//! The requests of an entry: who gets what they are granted, how they are made and sent, and how
-//! they end if they serve nobody.
+//! An entry's requests: who gets what they are granted, how they are sent, when they end.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! The ids that may hold something in Redis and that nobody here wants: how they become pending
-//! releases.
+//! How an id is released that may hold something in Redis, and that nobody here wants.
 
 use std::sync::Arc;
 use std::time::Duration;

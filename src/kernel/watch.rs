@@ -1,5 +1,4 @@
-//! What a call for a set waits for if its names have no queues: a message that says that a name may
-//! be free. Nobody asks for the name meanwhile.
+//! What a set waits for if its names have no queues: a message that a name may be free.
 
 use std::sync::Arc;
 use std::time::Duration;
