@@ -113,7 +113,8 @@ impl LockEntry {
         Some(&found.lease)
     }
 
-    /// Returns whether this client has a lease that excludes all others. Its line waits for theend.
+    /// Returns whether this client has a lease that excludes all others. Its line waits for that
+    /// to end.
     pub(super) fn holds_alone(&self) -> bool {
         self.excludes(true).is_some()
     }

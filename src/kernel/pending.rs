@@ -24,7 +24,8 @@ use crate::kernel::votes::Majority;
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
 
-/// The most ids of one name that may still be acquired. Beyond that, nobody asks for the name.
+/// The most ids of one name that may still be acquired. Beyond that, the engine does not ask for
+/// the name; a call's own first command is sent.
 const MOST_KEY_SEEN: usize = 1000;
 
 /// The pending releases, in groups of one lock each. Adding, taking and ending one costs O(log n).
