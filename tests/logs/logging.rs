@@ -64,6 +64,8 @@ fn lines(name: &str, outcome: &str) -> Vec<LogRecord> {
 /// Returns the only record about a name with this outcome.
 #[track_caller]
 fn line(name: &str, outcome: &str) -> LogRecord {
+    // What the engine records is logged by another thread.
+    eventually(WAIT_LIMIT, || !lines(name, outcome).is_empty());
     let mut found = lines(name, outcome);
     assert_eq!(found.len(), 1, "{outcome}: {:#?}", log_records_about(name));
     found.remove(0)
@@ -214,11 +216,10 @@ fn a_lost_lock_is_logged_as_a_warning() {
     let mutex = client(&server).mutex(name).trace_id(trace);
     let (guard, id) = lock_and_lose(&server, &mutex);
 
-    let lost = lines(name, &Lost::Taken.to_string());
-    assert_eq!(lost.len(), 1, "{lost:?}");
-    assert_about(&lost[0], &id, trace, TTL_MS);
-    assert_eq!(lost[0].level, Level::Warn);
-    assert!(lost[0].message.contains("lost"), "{lost:?}");
+    let lost = line(name, &Lost::Taken.to_string());
+    assert_about(&lost, &id, trace, TTL_MS);
+    assert_eq!(lost.level, Level::Warn);
+    assert!(lost.message.contains("lost"), "{lost:?}");
     drop(guard);
     assert!(lines(name, "released").is_empty());
 }
@@ -235,13 +236,14 @@ fn a_release_after_the_expiry_is_logged_as_a_warning() {
     let id = id(&guard);
     assert_eq!(guard.lost().recv(), Ok(Lost::Expired));
     drop(guard);
-    let late: Vec<_> = log_records_about(name)
-        .into_iter()
-        .filter(|line| {
-            line.message
-                .contains("the lease expired (it was not renewed: auto_renew is off)")
-        })
-        .collect();
+    let late = || {
+        let mut late = log_records_about(name);
+        let why = "the lease expired (it was not renewed: auto_renew is off)";
+        late.retain(|line| line.message.contains(why));
+        late
+    };
+    eventually(WAIT_LIMIT, || !late().is_empty());
+    let late = late();
     assert_eq!(late.len(), 1, "{:#?}", log_records_about(name));
     assert_about(&late[0], &id, trace, "60");
     assert_eq!(late[0].level, Level::Warn);
