@@ -126,12 +126,20 @@ impl PendingReleases {
                     self.counting.count(&release.id, was_released);
                 }
             }
+            let tried = pending.tried;
             if let Some(news) = pending.news.take().filter(|_| !was_removed) {
                 self.schedule(*serial, Some(Instant::START));
                 self.learn(*serial, news);
                 continue;
             }
+            if self.has_moved_since(tried) {
+                self.schedule(*serial, Some(Instant::START));
+                continue;
+            }
             let any = is_on(Mutant::KeySeenIsAnyAnswer);
+            let Some(pending) = self.pending.get(serial) else {
+                continue;
+            };
             if was_removed || any || pending.release.ends_by == Proof::AnyAnswer {
                 let ends_by = Proof::AnyAnswer;
                 let recent = PendingRelease {

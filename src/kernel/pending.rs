@@ -44,6 +44,8 @@ pub(crate) struct PendingReleases {
     pub(super) awaited: usize,
     is_closing: bool,
     has_ended: bool,
+    /// When the client last learnt that another server is the master.
+    moved_at: Option<Instant>,
     pub(super) ended: Ended,
 }
 
@@ -340,12 +342,18 @@ impl PendingReleases {
         self.ended.note_recent(release);
     }
 
+    /// Returns whether what was sent at that time may have run at a server that was the master.
+    pub(super) fn has_moved_since(&self, sent: Instant) -> bool {
+        self.moved_at.is_some_and(|at| sent <= at)
+    }
+
     /// Repeats the recent releases.
     pub(crate) fn repeat_recent(
         &mut self,
         is_moved: &dyn Fn(&dyn Primitive) -> bool,
         now: Instant,
     ) {
+        self.moved_at = Some(now);
         for release in std::mem::take(&mut self.ended.recent) {
             if !is_moved(&*release.lock) {
                 self.ended.recent.push_back(release);

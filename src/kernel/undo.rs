@@ -151,14 +151,22 @@ impl Context<'_> {
     }
 
     /// Keeps a confirmed release, if a replica may take over.
-    pub(super) fn note_released(&self, lease: &HeldLease) {
+    pub(super) fn note_released(&mut self, lease: &HeldLease) {
         if !self.kernel.limits.may_fail_over {
             return;
         }
         for lock in lease.lock.parts() {
             let until = self.now.after(lease.key_may_last());
             let release = PendingRelease::new((0, lock), &lease.id, until, Proof::AnyAnswer);
-            self.kernel.pending.lock().note_recent(release);
+            // Sent before this client learnt of another master, it may have run at the last one.
+            let sent = self.now.before(self.kernel.limits.command_timeout);
+            let mut pending = self.kernel.pending.lock();
+            if pending.has_moved_since(sent) {
+                drop(pending);
+                self.pend(release);
+            } else {
+                pending.note_recent(release);
+            }
         }
     }
 }

@@ -411,6 +411,17 @@ fn a_split_vote_is_as_old_as_its_commands() {
     );
 }
 
+/// The old master had run it, and its reply came after the client had learnt of the new one.
+#[test]
+fn a_release_that_meets_a_failover_is_repeated() {
+    assert_keeps(
+        "seed=593176543667 family=Failover servers=1 clients=3 threads=2 ops=2 names=1 \
+         kinds=NoQueue ttl=4000000 handoffs=4 backoff=0 drifts=0,0,0 faults=16353:Snapshot,\
+         28251:Failover,1054591:Cut.2.Sub.true,1341203:Cut.1.Engine.true,\
+         3655787:StopNext.1.Sub.4746851",
+    );
+}
+
 /// The last call in line counted the lease of its own client as its last refusal.
 #[test]
 fn a_call_that_its_own_client_refuses_leaves_no_place() {
