@@ -20,6 +20,7 @@ const MOST_IDS: usize = 256;
 pub(crate) struct Batch {
     pub(crate) server: ServerNo,
     group: GroupNo,
+    sent: Instant,
     releases: Vec<(u64, HolderId)>,
 }
 
@@ -70,6 +71,7 @@ impl PendingReleases {
         let batch = Batch {
             server: of_lock.server,
             group,
+            sent: now,
             releases,
         };
         Some((command, batch))
@@ -110,6 +112,7 @@ impl PendingReleases {
     }
 
     fn settle_undone(&mut self, batch: &Batch, undone: &Undone, now: Instant) {
+        let has_moved = self.has_moved_since(batch.sent);
         for (n, (serial, _)) in batch.releases.iter().enumerate() {
             let was_removed = undone.removed.contains(&n);
             let Some(pending) = self.pending.get_mut(serial) else {
@@ -126,20 +129,15 @@ impl PendingReleases {
                     self.counting.count(&release.id, was_released);
                 }
             }
-            let tried = pending.tried;
-            if let Some(news) = pending.news.take().filter(|_| !was_removed) {
+            let news = pending.news.take().filter(|_| !was_removed);
+            if news.is_some() || has_moved {
                 self.schedule(*serial, Some(Instant::START));
-                self.learn(*serial, news);
-                continue;
-            }
-            if self.has_moved_since(tried) {
-                self.schedule(*serial, Some(Instant::START));
+                if let Some(news) = news {
+                    self.learn(*serial, news);
+                }
                 continue;
             }
             let any = is_on(Mutant::KeySeenIsAnyAnswer);
-            let Some(pending) = self.pending.get(serial) else {
-                continue;
-            };
             if was_removed || any || pending.release.ends_by == Proof::AnyAnswer {
                 let ends_by = Proof::AnyAnswer;
                 let recent = PendingRelease {
