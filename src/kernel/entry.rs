@@ -281,10 +281,12 @@ impl LockEntry {
         }
     }
 
-    /// Removes a waiting call from its list.
-    pub(super) fn remove_waiter(&mut self, no: WaiterNo) -> Option<Waiter> {
+    /// Removes a waiting call from its list. Its pause holds nobody else up.
+    pub(super) fn remove_waiter(&mut self, no: WaiterNo, cx: &Context<'_>) -> Option<Waiter> {
         if let Some(n) = self.line.iter().position(|waiter| waiter.no == no) {
-            return self.line.remove(n);
+            let waiter = self.line.remove(n)?;
+            self.end_pause(waiter.retry_at, cx);
+            return Some(waiter);
         }
         let n = self.own.iter().position(|waiter| waiter.no == no)?;
         Some(self.own.remove(n))
@@ -292,8 +294,7 @@ impl LockEntry {
 
     /// Ends a parked call: its outcome is stored, and its thread is woken.
     pub(super) fn end_waiter(&mut self, no: WaiterNo, outcome: Outcome, cx: &mut Context<'_>) {
-        if let Some(waiter) = self.remove_waiter(no) {
-            self.end_pause(waiter.retry_at, cx);
+        if let Some(waiter) = self.remove_waiter(no, cx) {
             *waiter.cell.outcome.lock() = Some(outcome);
             cx.fx.wake.push(waiter.cell);
         }

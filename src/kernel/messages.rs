@@ -173,7 +173,7 @@ impl LockEntry {
         // The id of a set does not tell for which of its names the message is: it may be an earlier
         // one's. A refresh asks.
         if self.requests[n].of_set.is_some() && !is_on(Mutant::MessagesGrantToSets) {
-            return self.look_at(n, cx.now, cx);
+            return self.look_at(n, cx.now);
         }
         let request = &self.requests[n];
         let seen = match (&request.state, &request.flight) {

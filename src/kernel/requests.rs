@@ -243,9 +243,7 @@ impl LockEntry {
 
     /// A call leaves without an outcome: what asks on its behalf ends if it serves nobody else.
     pub(super) fn leave(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        if let Some(waiter) = self.remove_waiter(no) {
-            self.end_pause(waiter.retry_at, cx);
-        }
+        self.remove_waiter(no, cx);
         if !is_on(Mutant::LeavingKeepsThePlace) {
             self.retire_of(no, cx);
         }
@@ -313,7 +311,7 @@ impl LockEntry {
     }
 
     /// A message may concern a request of a set.
-    pub(super) fn look_at(&mut self, n: usize, at: Instant, _: &mut Context<'_>) {
+    pub(super) fn look_at(&mut self, n: usize, at: Instant) {
         let request = &mut self.requests[n];
         match &mut request.state {
             RequestState::Queued(place) if !place.refreshing => {
