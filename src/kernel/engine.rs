@@ -59,8 +59,6 @@ pub(crate) struct Outgoing {
 
 /// What the engine must know about the servers.
 pub(crate) trait Route {
-    /// Returns how many more commands may be sent now.
-    fn room(&self) -> usize;
     /// Returns whether the server that answers has the only copy of the keys.
     fn is_final(&self) -> bool;
     /// Returns the state of the pipeline to a server of a quorum.
@@ -122,12 +120,6 @@ pub(super) struct Turn<'a> {
     pub(super) out: Vec<Outgoing>,
 }
 
-impl Turn<'_> {
-    fn is_full(&self) -> bool {
-        self.out.len() >= self.route.room()
-    }
-}
-
 impl Context<'_> {
     /// Applies the end of a renewal, a change of ttl or a downgrade.
     pub(super) fn lease_answered(
@@ -170,10 +162,6 @@ impl Engine {
             }
             tell_losses(&items, &mut turn.cx);
             for item in items {
-                if turn.is_full() {
-                    turn.cx.put(item.key(), item, [now, Instant::NEVER]);
-                    continue;
-                }
                 match item {
                     Item::Lease(lease) => self.renew(lease, &mut turn),
                     Item::Entry(name) => self.ask(&name, &mut turn),
@@ -181,9 +169,6 @@ impl Engine {
                     // `advance` ends them.
                     Item::Rounds => {}
                 }
-            }
-            if turn.is_full() {
-                return turn.out;
             }
             // The end of a lease makes its entry due at once.
         }

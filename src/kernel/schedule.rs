@@ -29,17 +29,6 @@ pub(crate) enum ItemKey {
     Rounds,
 }
 
-impl Item {
-    pub(super) fn key(&self) -> ItemKey {
-        match self {
-            Self::Lease(lease) => ItemKey::Lease(lease.serial),
-            Self::Entry(name) => ItemKey::Entry(name.clone()),
-            Self::Pending => ItemKey::Pending,
-            Self::Rounds => ItemKey::Rounds,
-        }
-    }
-}
-
 /// When the engine must look at what.
 #[derive(Debug)]
 pub(crate) struct Schedule {

@@ -36,10 +36,6 @@ const SECOND: Duration = Duration::from_secs(1);
 struct OneServer;
 
 impl Route for OneServer {
-    fn room(&self) -> usize {
-        100
-    }
-
     fn is_final(&self) -> bool {
         true
     }

@@ -342,10 +342,6 @@ struct OneServer {
 }
 
 impl Route for OneServer {
-    fn room(&self) -> usize {
-        4096
-    }
-
     fn is_final(&self) -> bool {
         !self.may_fail_over
     }

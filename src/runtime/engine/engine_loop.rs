@@ -62,11 +62,6 @@ struct Servers<'a> {
 }
 
 impl Route for Servers<'_> {
-    /// All that is due is queued: each lease, entry and lock has at most one command at a time.
-    fn room(&self) -> usize {
-        usize::MAX
-    }
-
     fn is_final(&self) -> bool {
         self.is_final
     }

@@ -196,10 +196,6 @@ pub(in crate::kernel::sim) struct World {
 pub(super) struct Links(pub(super) Vec<Link>);
 
 impl Route for Links {
-    fn room(&self) -> usize {
-        4096
-    }
-
     fn is_final(&self) -> bool {
         false
     }
