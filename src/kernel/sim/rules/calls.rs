@@ -1,0 +1,276 @@
+//! Rules of calls: when they ask, what they are granted, how they fail.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::error::Cause;
+use crate::kernel::Kernel;
+use crate::kernel::call::{Call, Step};
+use crate::kernel::effects::Effects;
+use crate::kernel::engine::Engine;
+use crate::kernel::fault::{Fault, OpenCircuit};
+use crate::kernel::set::SetAcquire;
+use crate::kernel::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
+use crate::kernel::unlock::Unlock;
+use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::protocol::all::MutexAllKeys;
+use crate::protocol::answer::Answer;
+use crate::protocol::keys::{Keys, Layout};
+use crate::protocol::mutex::MutexKeys;
+use crate::protocol::primitive::Primitive;
+use crate::protocol::refusal::RefusedName;
+use crate::token::FencingToken;
+use crate::wait_policy::{Backoff, WaitPolicy};
+
+/// Like `call`, for the engine, with another ttl and a deadline.
+fn call_for(
+    kernel: &Kernel,
+    lock: &Arc<dyn Primitive>,
+    [ttl, wait]: [Duration; 2],
+    now: Instant,
+) -> Call {
+    let Call { mut wants, .. } = call(kernel, lock, true, now);
+    wants.terms.ttl = ttl;
+    wants.deadline = now.after(wait);
+    Call::new(kernel, wants, now)
+}
+
+/// A call that waits by pauses of this length, and its first command if it sends one itself.
+fn pausing(kernel: &Kernel, lock: &Arc<dyn Primitive>, pause: Duration, now: Instant) -> Call {
+    let Call { mut wants, .. } = call(kernel, lock, false, now);
+    let backoff = Backoff::new(pause, pause).jitter(0.0).attempts(100);
+    wants.wait = Wait::Queue(WaitPolicy::Backoff(backoff));
+    Call::new(kernel, wants, now)
+}
+
+/// Begins a call whose own command another client's lease refuses, at `ms`: it parks.
+fn park_refused(kernel: &Kernel, call: &mut Call, ms: u64, fx: &mut Effects) {
+    assert!(matches!(call.begin(kernel, at(ms), fx), Step::Send(..)));
+    let refused = Answer::Refused(RefusedName {
+        name: 0,
+        holder: b"x:0".to_vec(),
+        remaining: Some(600 * SECOND),
+        detail: None,
+    });
+    let step = call.replied(kernel, Ok(refused), at(ms), at(ms), fx);
+    assert!(matches!(step, Step::Park(_)), "{step:?}");
+}
+
+/// Returns how many acquiring commands the engine sends at `ms`.
+fn asks_at(kernel: &Kernel, engine: &mut Engine, ms: u64, fx: &mut Effects) -> usize {
+    let sent = engine.due(kernel, at(ms), &OneServer, fx);
+    let asks = sent.iter().filter(|it| it.command.acquires().is_some());
+    asks.count()
+}
+
+fn mutex_without_queue() -> Arc<dyn Primitive> {
+    MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"))
+}
+
+/// The first thread stands still between its kernel call and its effects.
+#[test]
+fn second_call_wakes_the_engine_too() {
+    let (kernel, lock) = (kernel(), mutex());
+    kernel.engine_sleeps(at(0), SECOND);
+    assert_eq!(kernel.engine_sleeps(at(0), SECOND), Instant::NEVER);
+    let mut never_carried_out = Effects::default();
+    call(&kernel, &lock, true, at(0)).begin(&kernel, at(0), &mut never_carried_out);
+    assert!(never_carried_out.engine_by.is_some());
+    let mut fx = Effects::default();
+    call(&kernel, &lock, true, at(1)).begin(&kernel, at(1), &mut fx);
+    assert!(fx.engine_by.is_some());
+}
+
+/// Nothing of the call was sent: the error says so. A call for one reply fails at once.
+#[test]
+fn open_breaker_ends_a_call_for_one_reply() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut fx = Effects::default();
+    let open = || Fault::Open(Box::new(OpenCircuit::of_test(SECOND)));
+    let mut once = call(&kernel, &lock, false, at(0));
+    once.wants.wait = Wait::Once;
+    once.begin(&kernel, at(0), &mut fx);
+    let failure = fault_of(once.replied(&kernel, Err(open()), at(0), at(1), &mut fx));
+    assert!(matches!(
+        failure,
+        Failure::Open {
+            has_sent: false,
+            ..
+        }
+    ));
+
+    let mut waits = call(&kernel, &lock, false, at(2));
+    waits.wants.deadline = at(500);
+    waits.begin(&kernel, at(2), &mut fx);
+    let unknown = Err(Fault::Unknown(Cause::text("reset")));
+    waits.replied(&kernel, unknown, at(2), at(3), &mut fx);
+    let step = waits.replied(&kernel, Err(open()), at(3), at(4), &mut fx);
+    assert!(matches!(step, Step::Park(_)));
+    let failure = fault_of(waits.woken(&kernel, at(500), &mut fx));
+    assert!(matches!(
+        failure,
+        Failure::Unreachable { cause: Some(_), .. }
+    ));
+}
+
+#[test]
+fn peer_that_is_not_redis_ends_its_calls_and_no_later_ones() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut fx = Effects::default();
+    let not_redis = || Err(Fault::Unknown(Cause::text("HTTP").last_malformed(3)));
+    let mut first = call(&kernel, &lock, false, at(0));
+    first.begin(&kernel, at(0), &mut fx);
+    let mut waits = call(&kernel, &lock, false, at(1));
+    waits.begin(&kernel, at(1), &mut fx);
+    let failure = fault_of(first.replied(&kernel, not_redis(), at(0), at(2), &mut fx));
+    assert!(matches!(failure, Failure::Unreachable { since: None, .. }));
+    Engine::default().due(&kernel, at(2), &OneServer, &mut fx);
+    let failure = fault_of(waits.woken(&kernel, at(2), &mut fx));
+    assert!(matches!(failure, Failure::Unreachable { since: None, .. }));
+    let mut later = call(&kernel, &lock, false, at(10));
+    let step = later.begin(&kernel, at(10), &mut fx);
+    assert!(
+        matches!(step, Step::Send(_, until) if until > at(10)),
+        "{step:?}"
+    );
+}
+
+/// The call that the engine has asked for leaves, and the next one in line wants a shorter ttl.
+#[test]
+fn key_may_last_for_the_ttl_that_it_was_asked_for() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut leaves = call_for(&kernel, &lock, [60 * SECOND, SECOND / 10], at(0));
+    let mut stays = call_for(&kernel, &lock, [4 * SECOND, 60 * SECOND], at(1));
+    leaves.begin(&kernel, at(0), &mut fx);
+    stays.begin(&kernel, at(1), &mut fx);
+    let sent = engine.due(&kernel, at(1), &OneServer, &mut fx);
+    let [outgoing] = &*sent else {
+        panic!("{sent:?}")
+    };
+    let end = leaves.woken(&kernel, at(150), &mut fx);
+    assert!(matches!(end, Step::Done(Outcome::Failed(_))), "{end:?}");
+    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
+    let times = [at(1), at(200)];
+    engine.ended(
+        &kernel,
+        outgoing.ticket,
+        Ok(granted),
+        times,
+        &OneServer,
+        &mut fx,
+    );
+    let Step::Done(Outcome::Lease(lease, _)) = stays.woken(&kernel, at(201), &mut fx) else {
+        panic!("the lease lasts long enough for it")
+    };
+    assert_eq!(
+        lease.remaining(at(201)),
+        lease.remaining(at(201)).min(Some(4 * SECOND))
+    );
+    assert!(
+        lease.key_may_last() >= 120 * SECOND,
+        "{:?}",
+        lease.key_may_last()
+    );
+}
+
+/// A release within the client wakes a call that waits by pauses, though another has parked since.
+#[test]
+fn pause_of_another_call_does_not_delay_the_end_of_a_lease() {
+    let (kernel, lock) = (kernel(), mutex_without_queue());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
+    let mut first = pausing(&kernel, &lock, 5 * SECOND, at(2));
+    first.begin(&kernel, at(2), &mut fx);
+    // The lease of its own client is its first refusal.
+    assert_eq!(asks_at(&kernel, &mut engine, 3, &mut fx), 0);
+    let unlock = kernel.begin_unlock(&lease, token, false, at(10), &mut fx);
+    assert!(matches!(unlock, Unlock::Send(_)));
+    kernel.unlocked(&lease, Ok(Answer::Ours), false, at(11), &mut fx);
+    let mut second = pausing(&kernel, &lock, SECOND, at(12));
+    second.begin(&kernel, at(12), &mut fx);
+    assert_eq!(asks_at(&kernel, &mut engine, 12, &mut fx), 1);
+}
+
+/// It asks at once, and does not wait for the pause of the call before it.
+#[test]
+fn call_that_is_woken_does_not_wait_for_the_pause_before_it() {
+    let (kernel, lock) = (kernel(), mutex_without_queue());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut front = pausing(&kernel, &lock, 60 * SECOND, at(0));
+    park_refused(&kernel, &mut front, 0, &mut fx);
+    assert_eq!(asks_at(&kernel, &mut engine, 1, &mut fx), 0);
+    let mut woken = call(&kernel, &lock, false, at(2));
+    assert!(matches!(
+        woken.begin(&kernel, at(2), &mut fx),
+        Step::Park(_)
+    ));
+    assert_eq!(asks_at(&kernel, &mut engine, 2, &mut fx), 1);
+}
+
+#[test]
+fn pause_of_a_call_ends_when_it_leaves() {
+    let (kernel, lock) = (kernel(), mutex_without_queue());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut front = pausing(&kernel, &lock, 60 * SECOND, at(0));
+    park_refused(&kernel, &mut front, 0, &mut fx);
+    let mut next = pausing(&kernel, &lock, SECOND / 20, at(1));
+    assert!(matches!(next.begin(&kernel, at(1), &mut fx), Step::Park(_)));
+    assert_eq!(asks_at(&kernel, &mut engine, 200, &mut fx), 0);
+    front.leave(&kernel, Failure::Cancelled, at(300), &mut fx);
+    assert_eq!(asks_at(&kernel, &mut engine, 300, &mut fx), 1);
+}
+
+/// Others would wait for less time.
+#[test]
+fn call_takes_its_place_before_its_pause_is_over() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut pausing = pausing(&kernel, &lock, 60 * SECOND, at(0));
+    park_refused(&kernel, &mut pausing, 0, &mut fx);
+    assert_eq!(asks_at(&kernel, &mut engine, 500, &mut fx), 0);
+    assert_eq!(asks_at(&kernel, &mut engine, 1_000, &mut fx), 1);
+}
+
+/// The names that a set keeps get its ttl when it has all of them.
+#[test]
+fn kept_names_may_last_for_the_ttl_of_their_set() {
+    let kernel = kernel();
+    let mut fx = Effects::default();
+    let names = vec!["a".into(), "b".into()];
+    let lock = MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, true);
+    let Call { mut wants, .. } = call(&kernel, &lock, false, at(0));
+    wants.terms.ttl = 600 * SECOND;
+    let names = lock.names_of_set().to_vec();
+    let mut set = SetAcquire::new(&kernel, wants, names, at(0));
+    let mut step = set.begin(&kernel, at(0), &mut fx);
+    let mut token = 0;
+    while let Step::Send(command, _) = &step {
+        token += 1;
+        let answer = match command.lock.names.len() {
+            1 => Answer::Granted([FencingToken::new(token)].into_iter().collect()),
+            _ => Answer::Refused(RefusedName {
+                name: 0,
+                holder: b"x:0".to_vec(),
+                remaining: Some(SECOND),
+                detail: None,
+            }),
+        };
+        step = set.replied(&kernel, Ok(answer), at(1), at(1), &mut fx);
+    }
+    assert!(matches!(step, Step::Park(_)) && token == 3, "{step:?}");
+    set.leave(&kernel, Failure::Cancelled, at(2), &mut fx);
+    let mut pending = kernel.pending.lock();
+    for ms in (3..100_000).step_by(500) {
+        for (_, batch) in pending.take_due(at(ms)) {
+            pending.settle(&batch, Err(Fault::Unknown(Cause::text("lost"))), at(ms + 1));
+        }
+    }
+    assert!(!pending.is_empty());
+}

@@ -1,0 +1,310 @@
+//! Rules of the end of a lease: its release, its loss, the undo of a command.
+
+use crate::error::Cause;
+use crate::holder_id::HolderId;
+use crate::kernel::call::Step;
+use crate::kernel::effects::Effects;
+use crate::kernel::engine::Engine;
+use crate::kernel::fault::Fault;
+use crate::kernel::lease::Wanted;
+use crate::kernel::pending::PendingReleases;
+use crate::kernel::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
+use crate::kernel::undo::{PendingRelease, Proof};
+use crate::kernel::unlock::{Unlock, Unlocked};
+use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::lost::Lost;
+use crate::protocol::answer::{Answer, Undone};
+use crate::protocol::place::TokenBlock;
+use crate::protocol::refusal::RefusedName;
+use crate::token::FencingToken;
+
+/// Each time the engine runs, the lease that it was woken for is released already.
+#[test]
+fn locking_and_unlocking_in_a_loop_wakes_the_engine_once() {
+    let (kernel, lock) = (kernel(), mutex());
+    kernel.engine_sleeps(at(0), SECOND);
+    let mut wakes = 0;
+    for ms in 0..300 {
+        let mut fx = Effects::default();
+        let mut call = call(&kernel, &lock, false, at(ms));
+        call.wants.terms.renew_every = Some(SECOND * 6 / 10);
+        call.begin(&kernel, at(ms), &mut fx);
+        let granted = Answer::Granted([FencingToken::new(7 + ms)].into_iter().collect());
+        let step = call.replied(&kernel, Ok(granted), at(ms), at(ms), &mut fx);
+        let Step::Done(Outcome::Lease(lease, token)) = step else {
+            panic!("{step:?}");
+        };
+        kernel.begin_unlock(&lease, token, false, at(ms), &mut fx);
+        kernel.unlocked(&lease, Ok(Answer::Ours), false, at(ms), &mut fx);
+        if fx.engine_by.is_some() {
+            wakes += 1;
+            kernel.engine_awake();
+            kernel.engine_sleeps(at(ms), SECOND);
+        }
+    }
+    assert_eq!(wakes, 1);
+}
+
+/// The reply to the engine's command comes after the grant message, and after the release.
+#[test]
+fn late_refusal_of_a_granted_command_undoes_nothing() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut waiting = call(&kernel, &lock, true, at(0));
+    waiting.begin(&kernel, at(0), &mut fx);
+    let sent = engine.due(&kernel, at(0), &OneServer, &mut fx);
+    let [outgoing] = &*sent else {
+        panic!("{sent:?}")
+    };
+    let id = outgoing.command.acquires().unwrap().clone();
+    let tokens = TokenBlock::one(FencingToken::new(7));
+    kernel.granted(&id, tokens, at(1), &mut fx);
+    let Step::Done(Outcome::Lease(lease, token)) = waiting.woken(&kernel, at(2), &mut fx) else {
+        panic!("not granted");
+    };
+    let refused = Answer::Refused(RefusedName {
+        name: 0,
+        holder: b"x:0".to_vec(),
+        remaining: Some(SECOND),
+        detail: None,
+    });
+    let end = |engine: &mut Engine, fx: &mut Effects| {
+        let times = [at(0), at(3)];
+        engine.ended(
+            &kernel,
+            outgoing.ticket,
+            Ok(refused.clone()),
+            times,
+            &OneServer,
+            fx,
+        );
+    };
+    end(&mut engine, &mut fx);
+    assert!(kernel.pending.lock().is_empty());
+    let unlock = kernel.begin_unlock(&lease, token, false, at(4), &mut fx);
+    assert!(matches!(unlock, Unlock::Send(_)));
+    let released = kernel.unlocked(&lease, Ok(Answer::Ours), false, at(5), &mut fx);
+    assert_eq!(released, Unlocked::Released);
+    assert!(kernel.pending.lock().is_empty());
+}
+
+/// The release of a caller that stands still is ended by the engine; its late end changes nothing.
+#[test]
+fn engine_ends_the_release_of_a_stopped_thread() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
+    let unlock = kernel.begin_unlock(&lease, token, false, at(2), &mut fx);
+    assert!(matches!(unlock, Unlock::Send(_)));
+    call(&kernel, &lock, true, at(3)).begin(&kernel, at(3), &mut fx);
+    assert!(
+        engine
+            .due(&kernel, at(1_000), &OneServer, &mut fx)
+            .is_empty()
+    );
+    let sent = engine.due(&kernel, at(1_100), &OneServer, &mut fx);
+    assert_eq!(
+        sent.len(),
+        2,
+        "the release, and the next call's command: {sent:?}"
+    );
+    let late = kernel.unlocked(&lease, Ok(Answer::Gone), true, at(5_000), &mut fx);
+    assert_eq!(late, Unlocked::Released);
+}
+
+/// The holder renews after the end of its lease, before the engine has looked at it.
+#[test]
+fn loss_that_its_holder_notices_first_ends_the_wait_for_it() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
+    call(&kernel, &lock, true, at(2)).begin(&kernel, at(2), &mut fx);
+    let operation = kernel.operate(&lease, token, Wanted::Renew, at(10_000), &mut fx);
+    assert!(operation.is_none(), "the lease has ended");
+    let sent = engine.due(&kernel, at(10_000), &OneServer, &mut fx);
+    let acquires = sent.iter().filter(|it| it.command.acquires().is_some());
+    assert_eq!(acquires.count(), 1, "{sent:?}");
+}
+
+/// A busy machine: the engine ends the command of a caller shortly before its thread does.
+#[test]
+fn command_that_the_engine_has_ended_is_undone_behind_it_too() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut first = call(&kernel, &lock, false, at(0));
+    first.begin(&kernel, at(0), &mut fx);
+    let later = at(1_100);
+    engine.due(&kernel, later, &OneServer, &mut fx);
+    assert!(fx.undo.is_none());
+    let unanswered = Err(Fault::Unknown(Cause::text("no reply")));
+    first.replied(&kernel, unanswered, at(0), later, &mut fx);
+    assert!(fx.undo.is_some());
+}
+
+/// The try that is in flight may have run before the acquiring command, which has ended since.
+#[test]
+fn news_do_not_end_the_release_in_flight() {
+    let mut pending = PendingReleases::default();
+    let release = PendingRelease {
+        server: 0,
+        lock: mutex(),
+        id: HolderId::fresh("o"),
+        until: at(10_000),
+        ends_by: Proof::KeySeen,
+        counts: None,
+        is_place: false,
+    };
+    pending.push(release.clone(), at(0));
+    let nothing = || {
+        Ok(Answer::Undone(Undone {
+            removed: Vec::new(),
+            other: None,
+        }))
+    };
+    let (_, batch) = pending.take_due(at(0)).pop().unwrap();
+    pending.push(
+        PendingRelease {
+            ends_by: Proof::AnyAnswer,
+            ..release
+        },
+        at(1),
+    );
+    assert!(pending.take_due(at(1)).is_empty());
+    pending.settle(&batch, nothing(), at(2));
+    let (_, batch) = pending
+        .take_due(at(2))
+        .pop()
+        .expect("it is sent again at once");
+    pending.settle(&batch, nothing(), at(3));
+    assert!(pending.is_empty());
+}
+
+/// Nobody sends what the engine would: guards are told, and what is released then is sent once.
+#[test]
+fn death_of_the_engine_ends_leases_and_calls() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut fx = Effects::default();
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
+    let told = lease.listen(token, at(2), &mut fx);
+    let mut waits = call(&kernel, &lock, false, at(2));
+    waits.begin(&kernel, at(2), &mut fx);
+    kernel.engine_died(at(3), &mut fx);
+    assert_eq!(told.try_recv(), Ok(Lost::ShutDown));
+    assert_eq!(fx.orphans.len(), 1);
+    let failure = fault_of(waits.woken(&kernel, at(4), &mut fx));
+    assert!(matches!(failure, Failure::Closed));
+    assert_eq!(kernel.shutdown_tally().1.unreleased, 1);
+}
+
+/// The undo has ended before the late reply is read that names what it has removed.
+#[test]
+fn refusal_by_what_was_undone_meanwhile_is_none() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let mut once = call(&kernel, &lock, false, at(0));
+    once.wants.wait = Wait::Once;
+    let Step::Send(command, _) = once.begin(&kernel, at(0), &mut fx) else {
+        panic!("nobody asks");
+    };
+    let id = command.acquires().unwrap().clone();
+    let unknown = Err(Fault::Unknown(Cause::text("reset")));
+    let step = once.replied(&kernel, unknown, at(0), at(1), &mut fx);
+    assert!(matches!(step, Step::Send(..)));
+    for outgoing in engine.due(&kernel, at(2), &OneServer, &mut fx) {
+        let removed = vec![0];
+        let undone = Ok(Answer::Undone(Undone {
+            removed,
+            other: None,
+        }));
+        engine.ended(
+            &kernel,
+            outgoing.ticket,
+            undone,
+            [at(2), at(3)],
+            &OneServer,
+            &mut fx,
+        );
+    }
+    assert!(kernel.pending.lock().is_empty());
+    let refused = Answer::Refused(RefusedName {
+        name: 0,
+        holder: id.as_str().into(),
+        remaining: Some(SECOND),
+        detail: None,
+    });
+    let step = once.replied(&kernel, Ok(refused), at(1), at(4), &mut fx);
+    // It asks again at once.
+    assert!(matches!(step, Step::Send(..)));
+}
+
+/// A release that waits for its next try is sent at once, and a shutdown waits for its reply.
+#[test]
+fn shutdown_repeats_a_release_without_a_reply() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut engine = Engine::default();
+    let mut fx = Effects::default();
+    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
+    kernel.begin_unlock(&lease, token, false, at(2), &mut fx);
+    let lost = || Fault::Unknown(Cause::text("lost"));
+    kernel.unlocked(&lease, Err(lost()), true, at(3), &mut fx);
+    let sent = engine.due(&kernel, at(3), &OneServer, &mut fx);
+    let [outgoing] = &*sent else {
+        panic!("{sent:?}")
+    };
+    let times = [at(3), at(4)];
+    engine.ended(
+        &kernel,
+        outgoing.ticket,
+        Err(lost()),
+        times,
+        &OneServer,
+        &mut fx,
+    );
+    kernel.close(at(5), &mut fx);
+    kernel.await_releases(at(5), &mut fx);
+    assert!(!kernel.end_engine(at(5)));
+    let sent = engine.due(&kernel, at(5), &OneServer, &mut fx);
+    let [outgoing] = &*sent else {
+        panic!("{sent:?}")
+    };
+    let removed = Answer::Undone(Undone {
+        removed: vec![0],
+        other: None,
+    });
+    let times = [at(5), at(6)];
+    engine.ended(
+        &kernel,
+        outgoing.ticket,
+        Ok(removed),
+        times,
+        &OneServer,
+        &mut fx,
+    );
+    assert!(kernel.end_engine(at(6)));
+}
+
+/// The command of a caller that stands still is granted after the engine has begun to undo it.
+#[test]
+fn second_release_of_an_id_lasts_for_its_own_time() {
+    let mut pending = PendingReleases::new(false);
+    let id = mutex().fresh_id("o");
+    for (began, until) in [(0, 5_000), (4_900, 9_900)] {
+        let release = PendingRelease::new((0, &mutex()), &id, at(until), Proof::KeySeen);
+        pending.push(release, at(began));
+        let sent = pending.take_due(at(began));
+        for (_, batch) in &sent {
+            pending.settle(
+                batch,
+                Err(Fault::Unknown(Cause::text("lost"))),
+                at(began + 1),
+            );
+        }
+    }
+    pending.take_due(at(6_000));
+    assert!(pending.has(id.as_str().as_bytes()));
+}
