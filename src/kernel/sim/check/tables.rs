@@ -5,17 +5,15 @@ use std::sync::Arc;
 
 use super::each_entry;
 use crate::kernel::Kernel;
+use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::sim::world::{Checked, World};
 use crate::kernel::table::entry_name;
+use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 
-pub(in crate::kernel::sim) fn check_entry(
-    entry: &LockEntry,
-    kernel: &Kernel,
-    problems: &mut Vec<String>,
-) {
+fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     let pending = kernel.pending.lock();
     for held in &entry.held {
         if pending.has_for(&held.lease.lock, &held.lease.id) {
@@ -82,55 +80,61 @@ impl World {
     /// P6: the lists, the requests and the index of a client's table agree.
     pub(super) fn check_table(&self, client: usize) -> Checked {
         let kernel = &self.clients[client].kernel;
-        let mut problems = Vec::new();
-        let mut ids = BTreeSet::new();
-        let mut listed = BTreeSet::new();
-        each_entry(kernel, &self.names, |entry| {
-            check_entry(entry, kernel, &mut problems);
-            for request in &entry.requests {
-                if !matches!(request.state, RequestState::Won(_))
-                    && let Some(id) = request.id()
-                {
-                    ids.insert(id.as_str().to_owned());
-                }
-            }
-            for waiter in entry.line.iter().chain(&entry.own) {
-                listed.insert(waiter.no);
-                if waiter.cell.outcome.lock().is_some() {
-                    problems.push(format!("{} is in a list and has an outcome", waiter.no));
-                }
-            }
-        });
-        for it in self
-            .leases
-            .iter()
-            .filter(|it| it.client == client && it.lease.is_open())
-        {
+        let mut problems = table_problems(kernel, &self.names, self.parked(client));
+        let leases = self.leases.iter().filter(|it| it.client == client);
+        for it in leases.filter(|it| it.lease.is_open()) {
             let name = &*entry_name(&*it.lease.lock);
             let shard = kernel.table.shard(name).lock();
-            if !shard
-                .get(name)
-                .is_some_and(|entry| entry.holds(&it.lease.id))
-            {
+            let entry = shard.get(name);
+            if !entry.is_some_and(|entry| entry.holds(&it.lease.id)) {
                 problems.push(format!("{:?} is in no list of leases", it.lease.id));
             }
-        }
-        for call in self.parked(client) {
-            if let Some(cell) = call.cell()
-                && !listed.contains(&call.no)
-                && cell.outcome.lock().is_none()
-            {
-                problems.push(format!("call {} is in no list and has no outcome", call.no));
-            }
-        }
-        let index = kernel.table.ids.lock();
-        let indexed: BTreeSet<String> = index.keys().map(|id| id.as_str().to_owned()).collect();
-        if indexed != ids {
-            problems.push(format!("the index has {indexed:?}, the requests {ids:?}"));
         }
         match problems.is_empty() {
             true => Ok(()),
             false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
         }
     }
+}
+
+/// Returns where the lists, the requests and the index of a client's table disagree. These calls
+/// are `parked`.
+pub(in crate::kernel::sim) fn table_problems<'a>(
+    kernel: &Kernel,
+    names: &BTreeSet<Name>,
+    parked: impl Iterator<Item = &'a Call>,
+) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut ids = BTreeSet::new();
+    let mut listed = BTreeSet::new();
+    each_entry(kernel, names, |entry| {
+        check_entry(entry, kernel, &mut problems);
+        for request in &entry.requests {
+            if !matches!(request.state, RequestState::Won(_))
+                && let Some(id) = request.id()
+            {
+                ids.insert(id.as_str().to_owned());
+            }
+        }
+        for waiter in entry.line.iter().chain(&entry.own) {
+            listed.insert(waiter.no);
+            if waiter.cell.outcome.lock().is_some() {
+                problems.push(format!("{} is in a list and has an outcome", waiter.no));
+            }
+        }
+    });
+    for call in parked {
+        if let Some(cell) = call.cell()
+            && !listed.contains(&call.no)
+            && cell.outcome.lock().is_none()
+        {
+            problems.push(format!("call {} is in no list and has no outcome", call.no));
+        }
+    }
+    let index = kernel.table.ids.lock();
+    let indexed: BTreeSet<String> = index.keys().map(|id| id.as_str().to_owned()).collect();
+    if indexed != ids {
+        problems.push(format!("the index has {indexed:?}, the requests {ids:?}"));
+    }
+    problems
 }

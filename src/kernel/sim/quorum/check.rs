@@ -14,7 +14,7 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
 use crate::kernel::request::RequestState;
 use crate::kernel::sim::check::each_entry;
-use crate::kernel::sim::check::tables::check_entry;
+use crate::kernel::sim::check::tables::table_problems;
 use crate::kernel::sim::plan::Actor;
 use crate::kernel::sim::server::key_of;
 use crate::kernel::sim::server::{MS, client_of};
@@ -308,36 +308,8 @@ impl World {
     /// P6: the lists, the requests and the index of a client's table agree.
     fn check_table(&self, client: usize) -> Checked {
         let kernel = &self.clients[client].kernel;
-        let mut problems = Vec::new();
-        let mut ids = BTreeSet::new();
-        let mut listed = BTreeSet::new();
-        each_entry(kernel, &self.names(), |entry| {
-            check_entry(entry, kernel, &mut problems);
-            for request in &entry.requests {
-                if let Some(id) = request.id() {
-                    ids.insert(id.as_str().to_owned());
-                }
-            }
-            for waiter in entry.line.iter().chain(&entry.own) {
-                listed.insert(waiter.no);
-                if waiter.cell.outcome.lock().is_some() {
-                    problems.push(format!("{} is in a list and has an outcome", waiter.no));
-                }
-            }
-        });
-        for (_, call) in self.parked(client) {
-            if let Some(cell) = call.cell()
-                && !listed.contains(&call.no)
-                && cell.outcome.lock().is_none()
-            {
-                problems.push(format!("call {} is in no list and has no outcome", call.no));
-            }
-        }
-        let index = kernel.table.ids.lock();
-        let indexed: BTreeSet<String> = index.keys().map(|id| id.as_str().to_owned()).collect();
-        if indexed != ids {
-            problems.push(format!("the index has {indexed:?}, the requests {ids:?}"));
-        }
+        let parked = self.parked(client).map(|(_, call)| call);
+        let problems = table_problems(kernel, &self.names(), parked);
         match problems.is_empty() {
             true => Ok(()),
             false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
