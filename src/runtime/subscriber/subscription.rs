@@ -46,19 +46,16 @@ impl Runtime {
         let mut live = Vec::new();
         {
             let mut table = self.subscriptions.0.lock();
+            // Under that lock: the end of this subscription may have been carried out before.
+            if !self.kernel.listens(&name) {
+                return Ok(());
+            }
             let wanted = table.entry(name.clone()).or_insert_with(|| Wanted {
                 lock: Arc::clone(lock),
                 change,
                 at: Vec::new(),
             });
             wanted.change = wanted.change.max(change);
-            if !self.kernel.listens(&name) {
-                // The end was carried out before this beginning.
-                if let Some(wanted) = table.remove(&name) {
-                    wanted.end(&name);
-                }
-                return Ok(());
-            }
             if wanted.at.is_empty() {
                 wanted.subscribe(self, &name, &mut live);
             }
