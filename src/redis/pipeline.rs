@@ -16,6 +16,7 @@
 //! whose script the server does not know ends, too: its owner decides whether it is sent again.
 
 mod line;
+mod link;
 mod request;
 
 use std::cell::Cell;
@@ -24,33 +25,24 @@ use std::mem;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
 
-use redis::{RedisError, RedisResult, ServerError};
+use redis::{RedisResult, ServerError};
 
-use crate::cause::WAIT;
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::error_reply::library_text;
 use crate::kernel::fault::Fault;
-use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::reply::Reply;
 use crate::protocol::script::pack_wait;
 use crate::protocol::verb::Verb;
-use crate::redis::conn::callers::Sleeper;
 use crate::redis::conn::connection::is_no_script;
-use crate::redis::conn::pool::{ConnectRequest, GetError, Pool};
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::NodeFault;
 use crate::redis::pipeline::line::{Line, Origin};
+use crate::redis::pipeline::link::Link;
 pub(crate) use crate::redis::pipeline::request::{Ended, Job, Request};
 use crate::redis::server::Server;
 use crate::replicas::Replicas;
-use crate::wait_policy::Backoff;
-
-/// The pause between attempts to connect to a server of a quorum after a failure.
-const PROBE: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4)).jitter(0.5);
 
 /// The most commands without a reply on one connection.
 const MOST_UNANSWERED: usize = 4096;
@@ -115,15 +107,6 @@ struct Sent<J> {
     is_asking: bool,
     /// The error reply to its ASKING.
     not_asked: Option<ServerError>,
-}
-
-enum Link {
-    Closed,
-    Connecting {
-        request: ConnectRequest,
-        since: Instant,
-    },
-    Open(Box<Line>),
 }
 
 impl<J: Job> Pipeline<J> {
@@ -488,152 +471,6 @@ impl<J: Job> Pipeline<J> {
         }
         line.flush()
     }
-
-    /// Makes a connection for the queued commands: returns the new state.
-    fn connect(&mut self, now: Instant, ended: &mut Vec<Ended<J>>) -> Link {
-        let timeout = self.server.command_timeout();
-        let pool = &self.server.pool;
-        let (request, since) = match mem::replace(&mut self.link, Link::Closed) {
-            Link::Connecting { request, since } => (request, since),
-            _ => {
-                let sleeper = Sleeper::Other(self.waker.clone());
-                (pool.request(now.after(timeout), sleeper), now)
-            }
-        };
-        let refusal = if self.server.is_retired() {
-            Pool::no_slot_left()
-        } else {
-            let made = match self.server.number {
-                // The first failure: the others of a quorum serve.
-                Some(_) => request.poll().map(|made| made.map(|made| (made, false))),
-                None => request.lend(),
-            };
-            match made {
-                Some(Ok((connection, is_lent))) => {
-                    let is_current = self.server.is_current(connection.generation);
-                    // No call needs the pool of a quorum's server.
-                    let is_lent = is_lent
-                        && match self.server.number.is_none() && is_current {
-                            true => true,
-                            false => {
-                                pool.lost();
-                                false
-                            }
-                        };
-                    if !is_current {
-                        drop(connection);
-                        let sleeper = Sleeper::Other(self.waker.clone());
-                        let request = pool.request(since.after(timeout), sleeper);
-                        return Link::Connecting { request, since };
-                    }
-                    (self.down, self.why_down) = (None, None);
-                    return open(match is_lent {
-                        true => Origin::Lent(connection),
-                        false => Origin::Own(connection),
-                    });
-                }
-                Some(Err(refusal)) => refusal,
-                None if now < since.after(timeout) => return Link::Connecting { request, since },
-                None => pool.last_failure(),
-            }
-        };
-        self.failed(now, refusal.cause.clone());
-        let refusal = GetError::NotYet(refusal);
-        let fault = (self.server).not_connected(refusal, since, since.after(timeout), true);
-        ended.extend(self.queued.drain(..).map(|queued| Ended {
-            job: queued.job,
-            sent: now,
-            end: Err(fault.clone().into()),
-        }));
-        Link::Closed
-    }
-
-    /// Notes that the connection has failed, or that none could be made.
-    fn failed(&mut self, now: Instant, why: Cause) {
-        let failures = self
-            .down
-            .map_or(0, |(failures, _)| failures.saturating_add(1));
-        self.down = Some((failures, now.after(PROBE.pause(failures))));
-        self.why_down = Some(why);
-    }
-
-    /// Ends a connection that works, or that leads to a server that does not serve now.
-    fn leave(&mut self, line: Line, ended: &mut Vec<Ended<J>>) {
-        let Line {
-            connection,
-            is_rejected,
-            output,
-            ..
-        } = line;
-        let generation = connection.get().generation;
-        if self.server.is_current(generation) && !is_rejected {
-            if let Origin::Lent(connection) = connection {
-                self.server.pool.give_back(connection);
-            }
-            return;
-        }
-        self.close(connection);
-        if is_rejected {
-            self.server.failed();
-            self.server.pool.suspect(generation);
-        }
-        // A refusal that may pass is why the client connects again.
-        let refusal = (self.server.health.last_error()).filter(|cause| {
-            let refusal = cause.refusal();
-            refusal.is_some_and(|refusal| !refusal.may_last)
-        });
-        let cause = refusal.unwrap_or_else(|| Cause::text("the server may have been replaced"));
-        self.end_unanswered(output.written(), |_, _| cause.clone(), ended);
-    }
-
-    /// Ends a connection that has failed.
-    fn fail(&mut self, line: Line, error: RedisError, ended: &mut Vec<Ended<J>>) {
-        let is_unanswered = self.has_replies_left(&line) || !self.unacknowledged.is_empty();
-        self.close(line.connection);
-        // A server may close a connection that is idle.
-        if is_unanswered {
-            let (server, text) = (self.server.label(), library_text(&error));
-            logging::debug!(server = server; "{server} has not replied: {text}");
-            self.failed(Instant::now(), error.clone().into());
-            self.server.failed();
-            self.server.pool.forget_idle();
-        }
-        let now = Instant::now();
-        let cause = |sent: Instant, name| Cause::lost_reply(error.clone(), sent.until(now), name);
-        self.end_unanswered(line.output.written(), cause, ended);
-    }
-
-    fn close(&self, connection: Origin) {
-        if let Origin::Lent(_) = connection {
-            self.server.pool.lost();
-        }
-    }
-
-    /// Ends the commands without a reply. Those up to the byte `written` may have run. `cause` is
-    /// passed when each was sent, and its name.
-    fn end_unanswered(
-        &mut self,
-        written: u64,
-        cause: impl Fn(Instant, &'static str) -> Cause,
-        ended: &mut Vec<Ended<J>>,
-    ) {
-        let unacknowledged = self.unacknowledged.drain(..);
-        let unacknowledged = unacknowledged.map(|(job, sent, _)| (job, sent, WAIT, true));
-        let sent = self.sent.drain(..);
-        let sent = sent.map(|sent| (sent.queued.job, sent.at, sent.name, sent.end <= written));
-        for (job, sent, name, may_have_run) in unacknowledged.chain(sent) {
-            let fault = match may_have_run {
-                true => Fault::Unknown(cause(sent, name)),
-                false => Fault::NotRun(cause(sent, name)),
-            };
-            let end = Err(fault.into());
-            ended.push(Ended { job, sent, end });
-        }
-    }
-}
-
-fn open(connection: Origin) -> Link {
-    Link::Open(Box::new(Line::new(connection)))
 }
 
 #[cfg(test)]
