@@ -8,7 +8,12 @@ use std::time::Duration;
 pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
 #[derive(Debug)]
-pub(crate) struct MutexGuard<'a, T>(shuttle::sync::MutexGuard<'a, T>);
+pub(crate) struct MutexGuard<'a, T> {
+    /// `None` only while `Condvar::wait_for` has it.
+    locked: Option<shuttle::sync::MutexGuard<'a, T>>,
+}
+
+const LOCKED: &str = "only a wait takes the lock out, and it puts it back";
 
 impl<T> Mutex<T> {
     pub(crate) const fn new(data: T) -> Self {
@@ -16,7 +21,9 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        MutexGuard {
+            locked: Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
     }
 }
 
@@ -24,13 +31,13 @@ impl<T> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        &self.0
+        self.locked.as_ref().expect(LOCKED)
     }
 }
 
 impl<T> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.0
+        self.locked.as_mut().expect(LOCKED)
     }
 }
 
@@ -43,8 +50,11 @@ impl Condvar {
         Self(shuttle::sync::Condvar::new())
     }
 
-    pub(crate) fn wait_for<T>(&self, _: &mut MutexGuard<'_, T>, _: Duration) -> bool {
-        unimplemented!("no model waits for threads to end")
+    pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) -> bool {
+        let locked = guard.locked.take().expect(LOCKED);
+        let woken = self.0.wait(locked).unwrap_or_else(PoisonError::into_inner);
+        guard.locked = Some(woken);
+        false
     }
 
     pub(crate) fn notify_all(&self) {
