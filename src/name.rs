@@ -40,7 +40,7 @@ pub struct Name {
     of: Of,
 }
 
-/// What a name in the tables of a client is of: two of the same bytes are unrelated.
+/// The kind of a name. Two names of the same bytes and different kinds are unrelated.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Of {
     Lock,

@@ -1,4 +1,4 @@
-//! What a decision needs besides the state: the client, the time, and where its effects go.
+//! The context of a decision: the client, the time, and the list for its effects.
 
 use std::sync::Arc;
 

@@ -89,8 +89,8 @@ impl LockEntry {
         }
     }
 
-    /// Plans the last attempts of the calls anew: a refusal had named a later time, or this client
-    /// held the name. One whose time has come is made at once.
+    /// Plans the last attempts of the calls again, after a refusal had named a later time, or this
+    /// client held the name. One whose time has come is made at once.
     pub(super) fn plan_last_attempts(&mut self) {
         let mut first = Instant::NEVER;
         for waiter in self.line.iter_mut().chain(&mut self.own) {

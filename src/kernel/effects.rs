@@ -1,4 +1,4 @@
-//! What a thread does after the kernel has decided, and all locks are dropped.
+//! The effects of a decision. A thread carries them out when it has dropped all locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
-/// What the caller of the kernel must do after it has dropped its locks, in this order.
+/// The effects of a kernel call, in the order in which its caller carries them out.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// The undo to write behind the unanswered command, on its connection, without waiting.
@@ -55,7 +55,7 @@ pub(crate) struct Effects {
     pub(crate) discard: Vec<Discard>,
 }
 
-/// A loss that the holder is told.
+/// A loss to report to the holder.
 #[derive(Clone)]
 pub(crate) struct Told {
     pub(crate) lease: Arc<HeldLease>,
@@ -72,7 +72,7 @@ pub(crate) struct Renewal {
     pub(crate) end: Result<Confirmed, Fault>,
 }
 
-/// What a confirmed renewal has brought.
+/// A renewal that the server has confirmed.
 #[derive(Debug)]
 pub(crate) struct Confirmed {
     /// How late it was.

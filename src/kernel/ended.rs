@@ -61,7 +61,7 @@ impl Ended {
     }
 }
 
-/// What the releases of a shutdown found.
+/// The releases of a shutdown, counted by their results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) released: usize,

@@ -112,7 +112,7 @@ pub(crate) struct Engine {
     pub(super) next_round: RoundNo,
 }
 
-/// What the engine needs in one turn besides its own state.
+/// One turn of the engine: its context, its route, and the commands that it has made.
 pub(super) struct Turn<'a> {
     pub(super) cx: Context<'a>,
     pub(super) route: &'a dyn Route,

@@ -194,8 +194,8 @@ impl Kernel {
         self.pending.lock().end(now)
     }
 
-    /// Returns whether somebody waits for the messages of a name. A thread can have stood still
-    /// since it was told to listen.
+    /// Returns whether somebody waits for the messages of a name. Its last waiter may have left
+    /// while the thread that asks stood still.
     pub(crate) fn listens(&self, name: &Name) -> bool {
         let shard = self.table.shard(name).lock();
         shard.get(name).is_some_and(|entry| entry.listens)

@@ -87,7 +87,7 @@ mistakes! {
         NobodyAsksForDeadlines,
         /// A command on a caller's thread serves nobody once the line is empty.
         CallerIsNotServed,
-        /// What a command without a reply may have taken is not released.
+        /// A lease that a command without a reply may have taken is not released.
         UnansweredIsForgotten,
         /// A closed client keeps its places.
         ClosedKeepsPlaces,
@@ -97,7 +97,7 @@ mistakes! {
         EvictedIsNotLost,
         /// A call that panics forgets the lease that a message has given it.
         PanicForgetsTheLease,
-        /// What a quorum has confirmed counts from the deciding vote.
+        /// The time of a lease of a quorum counts from the deciding vote.
         RoundCountsFromReply,
         /// An undo behind a proposal whose pipeline has ended needs any answer only.
         DeadPipelineIsAnyAnswer,
@@ -163,7 +163,7 @@ mistakes! {
         CancelLooksFirst,
         /// A renewal finds a lease lost that is being released.
         ReleasedIsLost,
-        /// An entry is told of an undo under the lock of the pending releases.
+        /// The end of an undo reaches its entry under the lock of the pending releases.
         UndoneUnderPending,
     }
 }

@@ -1,4 +1,4 @@
-//! What a refusal means for the request that was refused, and for the calls that it serves.
+//! A refusal ends its request, and may delay or end the calls that the request serves.
 
 use std::sync::Arc;
 use std::time::Duration;

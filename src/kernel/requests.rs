@@ -1,4 +1,4 @@
-//! An entry's requests: who gets what they are granted, how they are sent, when they end.
+//! An entry's requests: the receiver of each grant, how they are sent, when they end.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
-/// Who gets a lease that a request was granted.
+/// The receiver of a lease that a request was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Receiver {
     /// The call whose thread reads the reply.

@@ -14,7 +14,7 @@ use crate::kernel::round::AtServer;
 use crate::kernel::table::entry_name;
 use crate::protocol::primitive::Primitive;
 
-/// What ends a release before its time.
+/// The reply that ends a release before its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proof {
     /// Any reply of the script: the acquiring command was answered, or has certainly ended.

@@ -1,4 +1,4 @@
-//! What a set waits for if its names have no queues: a message that a name may be free.
+//! A watch: how a set waits for names without queues, by messages that one may be free.
 
 use std::sync::Arc;
 use std::time::Duration;

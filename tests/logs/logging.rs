@@ -64,7 +64,7 @@ fn lines(name: &str, outcome: &str) -> Vec<LogRecord> {
 /// Returns the only record about a name with this outcome.
 #[track_caller]
 fn line(name: &str, outcome: &str) -> LogRecord {
-    // What the engine records is logged by another thread.
+    // Another thread logs the records of the engine.
     eventually(WAIT_LIMIT, || !lines(name, outcome).is_empty());
     let mut found = lines(name, outcome);
     assert_eq!(found.len(), 1, "{outcome}: {:#?}", log_records_about(name));

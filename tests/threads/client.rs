@@ -27,8 +27,8 @@ use crate::testing::scripted::Scripted;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 
-/// What the engine only looks at after this time is a backstop. It would hide a wake-up that is
-/// lost, so nothing waits for it.
+/// The pause between the backstop's looks at the calls. A look would hide a lost wake-up, so no
+/// thread waits for one.
 const BACKSTOP: Duration = Duration::from_millis(500);
 
 pub(crate) struct World {
@@ -56,7 +56,7 @@ pub(crate) struct Client {
     is_over: AtomicBool,
 }
 
-/// What a subscriber is to listen to, and what has arrived.
+/// The channels that a subscriber is to listen to, and the messages that have arrived.
 #[derive(Default)]
 struct Heard {
     /// The name and the number of the last change, by channel.
@@ -135,7 +135,7 @@ impl World {
         answer
     }
 
-    /// What each client's engine does.
+    /// The loop of a client's engine.
     pub(crate) fn run_engine(&self, client: &Client) {
         let mut engine = Engine::default();
         loop {
@@ -184,7 +184,7 @@ impl World {
         self.carry_out(client, fx);
     }
 
-    /// What each client's subscriber does.
+    /// The loop of a client's subscriber.
     pub(crate) fn run_subscriber(&self, client: &Client) {
         loop {
             let mut heard = client.heard.lock();

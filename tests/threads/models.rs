@@ -124,7 +124,7 @@ fn a_call_that_is_cancelled_takes_no_grant_with_it() {
     });
 }
 
-/// What the closed client holds, or is about to be granted, is released: the others get the lock.
+/// The lease that the closed client holds, or is about to be granted, is released: others get it.
 #[test]
 fn a_shutdown_takes_no_grant_with_it() {
     check(ORDERS, || {

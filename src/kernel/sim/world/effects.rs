@@ -1,4 +1,4 @@
-//! What the actors do after a kernel call, when its locks are dropped.
+//! The effects of a kernel call, carried out by the actors when its locks are dropped.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the checks must know of commands under way, guards and parked threads.
+//! Views for the checks: commands under way, guards and parked threads.
 
 use super::acquiring::Acquiring;
 use super::{Arc, Call, Command, HeldLease, Outcome, State, Step, Time, Todo, Up, World};
