@@ -2,7 +2,6 @@
 
 pub(super) mod outcomes;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::world::{Caller, State, Todo, World, time_at};
@@ -19,10 +18,8 @@ use crate::kernel::sim::plan::Actor;
 use crate::kernel::sim::server::key_of;
 use crate::kernel::sim::server::{MS, client_of};
 use crate::kernel::sim::world::Checked;
-use crate::kernel::table::entry_name;
 use crate::kernel::waiter::Outcome;
 use crate::lost::Lost;
-use crate::name::Name;
 
 /// A lease that a client has had.
 pub(super) struct Registered {
@@ -169,7 +166,7 @@ impl World {
         let kernel = &self.clients[client].kernel;
         let mut found = kernel.pending.lock().has_at(server, id.as_bytes());
         found |= self.clients[client].engine.knows(id) || self.has_guard(client, id);
-        each_entry(kernel, &self.names(), |entry| {
+        each_entry(kernel, &self.names, |entry| {
             found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
             found |= entry.requests.iter().any(|request| {
                 request.id().is_some_and(|it| it.as_str() == id)
@@ -203,15 +200,6 @@ impl World {
                 .chain(given)
                 .any(|it| it.id.as_str() == id)
         })
-    }
-
-    fn names(&self) -> BTreeSet<Name> {
-        let names = (0..self.plan.names).map(|n| Name::from(format!("n{n}")));
-        let locks = self.clients.iter().flat_map(|client| client.locks.values());
-        let sets = locks.filter(|lock| lock.keys().names.len() > 1);
-        names
-            .chain(sets.map(|lock| entry_name(&**lock).into_owned()))
-            .collect()
     }
 
     pub(super) fn parked(&self, client: usize) -> impl Iterator<Item = (usize, &Call)> {
@@ -270,7 +258,7 @@ impl World {
             return false;
         }
         let mut is_held = false;
-        each_entry(&self.clients[client].kernel, &self.names(), |entry| {
+        each_entry(&self.clients[client].kernel, &self.names, |entry| {
             is_held |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
         });
         !is_held && !self.has_guard(client, id)
@@ -309,7 +297,7 @@ impl World {
     fn check_table(&self, client: usize) -> Checked {
         let kernel = &self.clients[client].kernel;
         let parked = self.parked(client).map(|(_, call)| call);
-        let problems = table_problems(kernel, &self.names(), parked);
+        let problems = table_problems(kernel, &self.names, parked);
         match problems.is_empty() {
             true => Ok(()),
             false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
@@ -321,7 +309,7 @@ impl World {
         for client in 0..self.clients.len() {
             let kernel = Arc::clone(&self.clients[client].kernel);
             let mut entries = Vec::new();
-            each_entry(&kernel, &self.names(), |entry| {
+            each_entry(&kernel, &self.names, |entry| {
                 entries.push(format!("{entry:?}"))
             });
             let rounds = format!("{:?}", self.clients[client].engine);
@@ -357,9 +345,7 @@ impl World {
             }
             let kernel = &client.kernel;
             let mut left = Vec::new();
-            each_entry(kernel, &self.names(), |entry| {
-                left.push(format!("{entry:?}"))
-            });
+            each_entry(kernel, &self.names, |entry| left.push(format!("{entry:?}")));
             if !kernel.pending.lock().is_empty() {
                 let ids = format!("{:?}", kernel.pending.lock().ids().collect::<Vec<_>>());
                 left.push(format!("pending {ids}"));

@@ -14,6 +14,7 @@ use crate::kernel::sim::server::MS;
 use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::sim::world::show::shown;
 use crate::kernel::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
+use crate::kernel::table::entry_name;
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::name::Name;
@@ -145,7 +146,9 @@ impl World {
             MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, false)
         };
         let number = 1_000 + without.unwrap_or(999);
-        Arc::clone(locks.entry(number).or_insert_with(make))
+        let lock = Arc::clone(locks.entry(number).or_insert_with(make));
+        self.names.insert(entry_name(&*lock).into_owned());
+        lock
     }
 
     /// Chooses the next call of a thread.

@@ -176,6 +176,8 @@ pub(in crate::kernel::sim) struct World {
     pub(super) conns: Vec<Conn>,
     pub(super) clients: Vec<Client>,
     pub(super) members: Vec<Member>,
+    /// The names of the clients' entries.
+    pub(super) names: BTreeSet<Name>,
     pub(super) net: Rng,
     sched: Rng,
     pub(in crate::kernel::sim) log: VecDeque<String>,
@@ -227,6 +229,9 @@ impl World {
             conns: Vec::new(),
             clients: Vec::new(),
             members: (0..plan.servers).map(member).collect(),
+            names: (0..plan.names)
+                .map(|n| Name::from(format!("n{n}")))
+                .collect(),
             net: Rng(seed ^ 0x1111),
             sched: Rng(seed ^ 0x2222),
             log: VecDeque::new(),

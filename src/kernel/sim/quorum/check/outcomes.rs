@@ -114,7 +114,7 @@ impl World {
         let names = acquiring.names_of_set();
         let is_its = |it: &Name| it == name || names.contains(it);
         let mut holds = false;
-        each_entry(&self.clients[client].kernel, &self.names(), |entry| {
+        each_entry(&self.clients[client].kernel, &self.names, |entry| {
             let mut held = entry
                 .held
                 .iter()
