@@ -37,9 +37,12 @@ fn main() {
     // Opens connections and starts threads before the first measurement.
     drop(client.mutex("first").lock().unwrap());
     let mut guards: Vec<MutexGuard> = Vec::with_capacity(LEASES);
+    // The room of the samples is not that of the leases.
+    let mut remaining = vec![1.0; LEASES * PARTS as usize];
+    remaining.clear();
     let before = resident_mib();
     let locking = lock_all(&client, &mut guards);
-    let watched = watch(&server, &guards, before);
+    let watched = watch(&server, &guards, before, remaining);
     let threads = own_threads();
     let by_hand = renewals_by_hand(&url, &guards, watched.renewals);
     let by_hand = by_hand.as_secs_f64() / WATCHED.as_secs_f64() * 100.0;
@@ -88,12 +91,12 @@ impl Watched {
     }
 }
 
-/// Watches the leases; `before` is the memory used before they were taken, in MiB.
-fn watch(server: &Server, guards: &[MutexGuard], before: f64) -> Watched {
+/// Watches the leases; `before` is the memory used before they were taken, in MiB. `remaining` is
+/// an empty list with room for all samples.
+fn watch(server: &Server, guards: &[MutexGuard], before: f64, mut remaining: Vec<f64>) -> Watched {
     let mut highest = resident_mib() - before;
     let calls = server.calls(&["pexpire"]);
     let mut shares = Vec::new();
-    let mut remaining = Vec::new();
     for _ in 0..PARTS {
         let (began, used) = (Instant::now(), processor_time());
         thread::sleep(WATCHED / PARTS);

@@ -41,7 +41,7 @@ impl Context<'_> {
         let mut shard = self.kernel.table.shard(name).lock();
         let entry = shard
             .entry(name.clone())
-            .or_insert_with(|| LockEntry::new(name.clone(), &**lock));
+            .or_insert_with(|| Box::new(LockEntry::new(name.clone(), &**lock)));
         let result = act(entry, self);
         if entry.rearm(self) {
             shard.remove(name);

@@ -227,6 +227,10 @@ impl LockEntry {
             && self.own.is_empty()
             && self.watches.is_empty()
             && self.requests.is_empty();
+        if self.requests.is_empty() {
+            // Most entries only have a lease: the room for requests would be most of their size.
+            self.requests = Vec::new();
+        }
         // A call that nobody has refused needs no messages, unless it has a place nevertheless.
         let is_queued = |it: &Request| matches!(it.state, RequestState::Queued(_));
         let has_place = self.requests.iter().any(is_queued);

@@ -69,6 +69,7 @@ impl LockEntry {
         if self.is_set {
             cx.kernel.table.note_set(&lease);
         }
+        self.held.reserve_exact(1);
         self.held.push(Held {
             lease: Arc::clone(&lease),
             is_shared,

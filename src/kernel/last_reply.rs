@@ -43,7 +43,7 @@ pub(crate) struct LastReply {
     malformed: u32,
     rejected: u32,
     /// Why the calls that had begun by then fail at once.
-    hopeless: Option<(Instant, Failure)>,
+    hopeless: Option<Box<(Instant, Failure)>>,
     /// How long the last reply took.
     pub(crate) took: Duration,
 }
@@ -118,7 +118,7 @@ impl LastReply {
             _ => return,
         };
         (self.malformed, self.rejected) = (0, 0);
-        self.hopeless = Some((now, failure));
+        self.hopeless = Some(Box::new((now, failure)));
     }
 
     /// Returns since when Redis has been silent to a call that began at `start`, if it is. A
@@ -140,7 +140,7 @@ impl LastReply {
         under_way: Option<Instant>,
         unreachable_for: Duration,
     ) -> Instant {
-        if self.hopeless.as_ref().is_some_and(|(at, _)| start <= *at) {
+        if self.hopeless.as_ref().is_some_and(|it| start <= it.0) {
             return Instant::START;
         }
         let since = self.silent_since(start, under_way);
@@ -151,7 +151,7 @@ impl LastReply {
     pub(crate) fn failure(&self, start: Instant, under_way: Option<Instant>) -> Failure {
         let since = self.silent_since(start, under_way);
         match (&self.hopeless, &self.open) {
-            (Some((at, failure)), _) if start <= *at => failure.clone(),
+            (Some(it), _) if start <= it.0 => it.1.clone(),
             (_, Some(open)) if self.cause.is_none() => Failure::Open {
                 open: open.clone(),
                 since,

@@ -75,6 +75,8 @@ impl LockEntry {
         cx: &Context<'_>,
     ) -> usize {
         let no = cx.kernel.next_serial();
+        // Most entries never have more than one.
+        self.requests.reserve_exact(1);
         self.requests
             .push(Request::new(no, serves, lock, terms, cx.now));
         self.requests.len() - 1

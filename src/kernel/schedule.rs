@@ -10,6 +10,10 @@ use crate::kernel::lease::RENEWAL_WINDOW;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::name::Name;
 
+/// How many leases are renewed early, together with those that are due: each renewal that has no
+/// reply yet takes half as much memory as its lease.
+const MOST_TOGETHER: usize = 256;
+
 /// Something that the engine must look at.
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
@@ -101,7 +105,8 @@ impl Schedule {
             let soon = now.after(RENEWAL_WINDOW);
             let due = self.due.range(..(soon, ItemKey::Lease(0)));
             let leases = due.filter(|(_, item)| matches!(item, Item::Lease(_)));
-            let keys: Vec<(Instant, ItemKey)> = leases.map(|(key, _)| key.clone()).collect();
+            let keys = leases.map(|(key, _)| key.clone()).take(MOST_TOGETHER);
+            let keys: Vec<(Instant, ItemKey)> = keys.collect();
             for key in keys {
                 self.at.remove(&key.1);
                 items.extend(self.due.remove(&key));

@@ -29,7 +29,8 @@ const SHARDS: usize = 16;
 /// The entries, and the index of the ids that a grant message can name.
 #[derive(Debug, Default)]
 pub(crate) struct LockTable {
-    pub(super) shards: [Mutex<NameTable<LockEntry>>; SHARDS],
+    /// Boxed: a table has room for many more entries than it has.
+    pub(super) shards: [Mutex<NameTable<Box<LockEntry>>>; SHARDS],
     /// The ids of the requests whose commands enter a queue. Its lock is a leaf.
     pub(super) ids: Mutex<HashMap<HolderId, (Name, RequestNo)>>,
     /// The leases of sets, and of the names that waiting sets keep: they exclude calls for them.
@@ -38,7 +39,7 @@ pub(crate) struct LockTable {
 }
 
 impl LockTable {
-    pub(super) fn shard(&self, name: &Name) -> &Mutex<NameTable<LockEntry>> {
+    pub(super) fn shard(&self, name: &Name) -> &Mutex<NameTable<Box<LockEntry>>> {
         let hash = BuildHasherDefault::<Hashed>::default().hash_one(name);
         &self.shards[hash as usize % SHARDS]
     }
