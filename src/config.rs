@@ -42,6 +42,7 @@ pub(crate) struct Config {
     pub(crate) replicas: Option<Replicas>,
     /// Calls wait in queues in Redis, unless over a quorum.
     pub(crate) queues: bool,
+    pub(crate) linger: Duration,
     /// Failures in a row that open the circuit breaker; zero disables it.
     pub(crate) breaker_after: u32,
     pub(crate) shared_stats: bool,
@@ -63,6 +64,7 @@ impl Default for Config {
             max_connections: 32,
             replicas: None,
             queues: true,
+            linger: Duration::ZERO,
             breaker_after: 5,
             shared_stats: false,
             dialers: ThreadGroup::new(DIALER),
@@ -129,6 +131,7 @@ pub(crate) struct Settings {
     pub(crate) wait: WaitPolicy,
     pub(crate) replicas: Option<Replicas>,
     pub(crate) handoffs: Option<u32>,
+    pub(crate) linger: Option<Duration>,
     pub(crate) cancel: Option<CancelToken>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
@@ -158,12 +161,20 @@ impl Settings {
         if let Some(replicas) = &replicas {
             replicas.check(config.command_timeout)?;
         }
+        let handoffs = self.handoffs.unwrap_or(HANDOFFS).min(MOST_HANDOFFS);
+        // A lease that lingers is handed off: the client's setting is for locks that can be.
+        let linger = match handoffs {
+            0 => self.linger.unwrap_or_default(),
+            _ => self.linger.unwrap_or(config.linger),
+        };
+        check_linger(linger, handoffs, ttl)?;
         Ok(LeaseTerms {
             ttl,
             renew_every: (!self.no_renewal).then(|| self.renew_every.unwrap_or(ttl / 3)),
             max_hold: self.max_hold.unwrap_or(Duration::MAX),
             replicas,
-            handoffs: self.handoffs.unwrap_or(HANDOFFS).min(MOST_HANDOFFS),
+            handoffs,
+            linger,
         })
     }
 }
@@ -179,6 +190,7 @@ impl fmt::Debug for Settings {
             .field("wait", &self.wait)
             .field("min_replicas", &self.replicas)
             .field("local_handoffs", &self.handoffs)
+            .field("linger", &self.linger)
             .field("cancel_on", &self.cancel)
             .finish_non_exhaustive()
     }
@@ -194,6 +206,8 @@ pub(crate) struct LeaseTerms {
     pub(crate) replicas: Option<Replicas>,
     /// How many times in a row the lease may be handed to another holder of the same client.
     pub(crate) handoffs: u32,
+    /// For how long the client keeps the lease after the end of a holding.
+    pub(crate) linger: Duration,
 }
 
 /// Returns for how long a lease of `ttl` is certainly held.
@@ -227,6 +241,19 @@ fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
             "renew_every must be between 1 ms and {longest:?} with a ttl of {ttl:?}, not \
              {every:?}: a third of the ttl leaves time for two retries"
         ));
+    }
+    Ok(())
+}
+
+fn check_linger(linger: Duration, handoffs: u32, ttl: Duration) -> Result<(), Error> {
+    if linger > ttl / 3 {
+        return wrong(format!(
+            "linger must be at most a third of the ttl, {:?} with a ttl of {ttl:?}, not {linger:?}",
+            ttl / 3
+        ));
+    }
+    if !linger.is_zero() && handoffs == 0 {
+        return wrong("linger needs local_handoffs of at least 1: the lease is handed off");
     }
     Ok(())
 }

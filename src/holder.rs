@@ -42,6 +42,7 @@ pub struct Holder {
     permits: Option<u32>,
     remaining: Option<Duration>,
     fencing_token: Option<FencingToken>,
+    lingers: bool,
 }
 
 impl Holder {
@@ -59,7 +60,13 @@ impl Holder {
             permits: None,
             remaining,
             fencing_token,
+            lingers: false,
         }
+    }
+
+    /// The client that asks keeps the lease, and nobody holds it.
+    pub(crate) fn lingering(self, lingers: bool) -> Self {
+        Self { lingers, ..self }
     }
 
     /// Parses a member of a semaphore's sorted set; `None` if it is not the id of its lease.
@@ -71,6 +78,7 @@ impl Holder {
             permits: Some(permits),
             remaining: Some(remaining),
             fencing_token: None,
+            lingers: false,
         })
     }
 
@@ -219,6 +227,23 @@ impl Holder {
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.fencing_token
     }
+
+    /// Returns true if nobody holds the lock: its lease [lingers](crate::Mutex::linger).
+    ///
+    /// Only the client that keeps the lease knows that. Others see a holder.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let index = client.mutex("index").linger(Duration::from_secs(1));
+    /// index.lock()?.unlock()?;
+    /// assert!(index.inspect()?.is_some_and(|holder| holder.is_lingering()));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn is_lingering(&self) -> bool {
+        self.lingers
+    }
 }
 
 /// The owner and the first eight digits of the uuid, or the escaped start of the value; the number
@@ -235,8 +260,12 @@ impl fmt::Display for Holder {
             write!(f, ", {permits} permit{plural}")?;
         }
         match self.remaining {
-            Some(remaining) => write!(f, ", for another {}", Rounded(remaining)),
-            None => f.write_str(", without an end"),
+            Some(remaining) => write!(f, ", for another {}", Rounded(remaining))?,
+            None => f.write_str(", without an end")?,
+        }
+        match self.lingers {
+            true => f.write_str(", lingering"),
+            false => Ok(()),
         }
     }
 }
@@ -253,6 +282,7 @@ impl fmt::Debug for Holder {
             .field("permits", &self.permits())
             .field("remaining", &self.remaining)
             .field("fencing_token", &self.fencing_token)
+            .field("lingering", &self.lingers)
             .finish()
     }
 }

@@ -93,13 +93,14 @@ impl Serialize for Holder {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let id = self.holder_id().map(|id| id.short().to_string());
         let remaining = self.remaining().map(|left| left.as_millis() as u64);
-        let mut fields = to.serialize_struct("Holder", 6)?;
+        let mut fields = to.serialize_struct("Holder", 7)?;
         fields.serialize_field("owner", &self.owner())?;
         fields.serialize_field("holder", &id)?;
         fields.serialize_field("permits", &self.permits())?;
         fields.serialize_field("remaining_ms", &remaining)?;
         fields.serialize_field("fencing_token", &self.fencing_token())?;
         fields.serialize_field("shared", &self.is_shared())?;
+        fields.serialize_field("lingering", &self.is_lingering())?;
         fields.end()
     }
 }

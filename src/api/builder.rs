@@ -355,6 +355,23 @@ impl ClientBuilder {
         self
     }
 
+    /// Sets for how long mutexes without their own setting keep a lease after `unlock`.
+    ///
+    /// See [`Mutex::linger`](crate::Mutex::linger). Other kinds of lock never linger. Defaults to
+    /// zero.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::Client;
+    /// # let url = "redis://redis.internal:6379";
+    /// let client = Client::builder().url(url).linger(Duration::from_millis(2)).build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn linger(mut self, longest: Duration) -> Self {
+        self.config.linger = longest;
+        self
+    }
+
     /// Sets how many failed attempts in a row open a server's circuit breaker. Defaults to 5.
     ///
     /// A failed attempt is a write that got no connection, no reply within the command timeout, or

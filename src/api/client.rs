@@ -13,6 +13,7 @@ use crate::api::semaphore::Semaphore;
 use crate::client::list::ListPage;
 use crate::client::list::{list, list_permits};
 use crate::client::query::query;
+use crate::client::release::release_lingering;
 use crate::client::shutdown::{Core, ShutdownReport, shutdown};
 use crate::clock::Instant;
 use crate::error::Error;
@@ -584,13 +585,40 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
-    /// Each call that acquires a lock with a [`CancelToken`](crate::CancelToken) starts a thread,
-    /// even if the lock is free.
-    ///
     /// In a child of the process that made the client, does nothing and returns an empty report:
     /// the leases and threads are those of the parent.
     pub fn shutdown(&self, within: Duration) -> ShutdownReport {
         shutdown(self.runtime(), within)
+    }
+
+    /// Releases all leases that [linger](crate::Mutex::linger): nobody here holds them.
+    ///
+    /// For a program that is about to pause. Returns when Redis has confirmed the releases, within
+    /// the command timeout for each.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let index = client.mutex("index").linger(Duration::from_secs(1));
+    /// index.lock()?.unlock()?;
+    /// client.release_lingering()?;
+    /// assert!(index.inspect()?.is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The first error of a release, after all were tried. What Redis has not confirmed is repeated
+    /// in the background.
+    ///
+    /// - [`Error::Unreachable`]: no reply to the release came in time.
+    /// - [`Error::Refused`]: Redis refused it.
+    /// - [`Error::Lost`]: a lease had been lost before.
+    /// - [`Error::Forked`]: this process is a child of the one that made the client.
+    pub fn release_lingering(&self) -> Result<(), Error> {
+        self.runtime().process.check()?;
+        release_lingering(self.runtime())
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::client::acquiring::Acquiring;
+use crate::client::release::release_unheld;
 use crate::client::{failure, taken};
 use crate::clock::{Instant, nap, sleep};
 use crate::config::{LeaseTerms, Settings};
@@ -77,7 +78,9 @@ impl Caller<'_> {
         runtime.deployment.check_terms(&terms)?;
         self.check_not_ended()?;
         self.start_threads()?;
-        let mut call = Running::new(self, self.terms_of_call(terms));
+        let wants = self.terms_of_call(terms);
+        self.release_lingering(&wants);
+        let mut call = Running::new(self, wants);
         let outcome = call.run();
         *has_waited = call.call.has_waited();
         drop(call);
@@ -108,6 +111,7 @@ impl Caller<'_> {
             deadline,
             holder: Holder {
                 handoffs: terms.handoffs,
+                linger: terms.linger,
                 trace_id: settings.trace_id.clone(),
                 thread: this_thread(),
                 is_silent: false,
@@ -115,6 +119,20 @@ impl Caller<'_> {
                 on_renew: settings.on_renew.clone(),
             },
             by_engine: settings.cancel.is_some(),
+        }
+    }
+
+    /// Releases what lingers under the names of the lock, unless this call takes it. What gets no
+    /// reply is repeated in the background; then Redis refuses the call until that has run.
+    fn release_lingering(&self, wants: &CallTerms) {
+        let (kernel, now) = (&self.runtime.kernel, self.start);
+        let mut fx = Effects::default();
+        let releases = kernel.release_for(&**self.lock, wants, now, &mut fx);
+        self.runtime.carry_out(fx);
+        let timeout = self.runtime.deployment.command_timeout();
+        let until = wants.deadline.min(now.after(timeout));
+        for (lease, release) in releases {
+            let _ = release_unheld(self.runtime, &lease, release, until);
         }
     }
 

@@ -57,6 +57,11 @@ pub(crate) fn release(
             ending.log("handed off", None);
             Ok(())
         }
+        Unlock::Lingers => {
+            ending.count(true, now);
+            ending.log("lingering", None);
+            Ok(())
+        }
         Unlock::Send(command) => ending.send(&command, now),
         Unlock::Wait(cell) => ending.wait(&cell, now),
         Unlock::AlreadyLost(lost) => {
@@ -70,6 +75,41 @@ pub(crate) fn release(
             LeaseStatus::Held(_) | LeaseStatus::Released => Ok(()),
         },
     }
+}
+
+/// Ends a lease that lingered, whose release has begun.
+pub(super) fn release_unheld(
+    runtime: &Runtime,
+    lease: &Arc<HeldLease>,
+    release: Unlock,
+    deadline: Instant,
+) -> Result<(), Error> {
+    let ending = Ending {
+        runtime,
+        lease,
+        token: lease.token(),
+        since: None,
+        trace_id: None,
+        deadline,
+    };
+    match release {
+        Unlock::Send(command) => ending.send(&command, Instant::now()),
+        _ => Ok(()),
+    }
+}
+
+/// Releases all leases that linger. Returns the first error.
+pub(crate) fn release_lingering(runtime: &Runtime) -> Result<(), Error> {
+    let mut fx = Effects::default();
+    let releases = (runtime.kernel).release_lingering(Instant::now(), &mut fx);
+    runtime.carry_out(fx);
+    let mut outcome = Ok(());
+    for (lease, release) in releases {
+        let deadline = Instant::now().after(runtime.deployment.command_timeout());
+        let end = release_unheld(runtime, &lease, release, deadline);
+        outcome = outcome.and(end);
+    }
+    outcome
 }
 
 impl Ending<'_> {

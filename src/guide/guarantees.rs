@@ -85,6 +85,9 @@
 //!   there.
 //! - **A first attempt can overtake.** The first attempt of a plain lock takes a name that is free,
 //!   even if calls wait in its queue: see [`Mutex`](crate::Mutex#fairness).
+//! - **A lease can linger.** With [`Mutex::linger`](crate::Mutex::linger) the key stays after
+//!   `unlock`. If the process dies in that time, the name is free again after the ttl, although
+//!   nobody held it.
 //! - **Busy processors slow every hand-over.** The next holder sleeps until it gets the lock, and
 //!   nobody holds the lock until the operating system runs that process. With an idle core this
 //!   takes microseconds; if other programs keep all cores busy, up to several ms each time. A loop

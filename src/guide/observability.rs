@@ -72,6 +72,7 @@
 //! | `leasehold_failed_total` | counter | [`failed`](crate::Totals::failed) |
 //! | `leasehold_released_total` | counter | [`released`](crate::Totals::released) |
 //! | `leasehold_released_too_late_total` | counter | [`released_too_late`](crate::Totals::released_too_late) |
+//! | `leasehold_lingering_lost_total` | counter | [`lingering_lost`](crate::Totals::lingering_lost) |
 //! | `leasehold_lost_total` | counter | locks lost; `reason`: `expired`, `taken`, `deleted`, `max_hold`, `shut_down` |
 //! | `leasehold_renewals_total` | counter | renewals; `outcome`: `ok`, `failed` |
 //! | `leasehold_wakes_total` | counter | [`wakes`](crate::Totals::wakes) |
@@ -80,6 +81,7 @@
 //! | `leasehold_hold_seconds` | histogram | [`hold`](crate::Stats::hold), with the same precision |
 //! | `leasehold_command_seconds` | histogram | [`command`](crate::Stats::command), with the same precision |
 //! | `leasehold_held` | gauge | [`held`](crate::Stats::held); `client` numbers the clients of the process |
+//! | `leasehold_lingering` | gauge | [`lingering`](crate::Stats::lingering); `client` |
 //! | `leasehold_waiting` | gauge | [`waiting`](crate::Stats::waiting); `client` |
 //! | `leasehold_connections` | gauge | [`connections`](crate::Stats::connections); `client` |
 //! | `leasehold_open_breakers` | gauge | [`open_breakers`](crate::Stats::open_breakers); `client` |

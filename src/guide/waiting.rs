@@ -58,6 +58,11 @@
 //! the queue gets it. [`Mutex::local_handoffs`](crate::Mutex::local_handoffs) sets the bound, and 0
 //! turns hand-offs off. Other kinds of lock have none.
 //!
+//! [`Mutex::linger`](crate::Mutex::linger) extends this to a call that comes a little later: the
+//! client keeps the lease for that time after `unlock`, and a thread that locks the name again in a
+//! loop asks Redis once for each run. Clients that wait elsewhere pay for it: they get the lock
+//! after the run, at most a second, and that time more.
+//!
 //! # Deadlines
 //!
 //! `lock` waits without a limit, through other holders and short outages. `try_lock_for` returns in

@@ -173,6 +173,9 @@ impl Call {
         if cx.kernel.is_closed() {
             return self.over(Outcome::Failed(Failure::Closed));
         }
+        if let Some((lease, token)) = entry.relock(&self.wants, cx) {
+            return self.over(Outcome::Lease(lease, token));
+        }
         let is_once = self.wants.wait == Wait::Once;
         // A waiting set makes its attempts as a call that does not wait, too.
         if is_once && !entry.is_set && self.is_excluded(entry, cx) {

@@ -18,6 +18,12 @@ impl LockEntry {
     pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, Purpose)> {
         let mut out = Vec::new();
         self.armed = None;
+        let lingers_until = self
+            .lingers_until
+            .filter(|_| !is_on(Mutant::LingerNeverEnds));
+        if lingers_until.is_some_and(|until| until <= cx.now) {
+            self.end_linger(cx);
+        }
         self.end_silent_calls(cx);
         self.refuse_ourselves(cx);
         self.end_overdue(cx);
@@ -223,6 +229,12 @@ impl LockEntry {
     /// Computes when the engine must look again.
     fn recompute(&mut self, cx: &Context<'_>) {
         (self.next, self.latest) = (Instant::NEVER, Instant::NEVER);
+        if let Some(until) = self
+            .lingers_until
+            .filter(|_| !is_on(Mutant::LingerNeverEnds))
+        {
+            self.touch(until, until);
+        }
         for n in 0..self.requests.len() {
             let overdue = match (&self.requests[n].state, &self.requests[n].flight) {
                 (RequestState::Won(_), _) | (_, None) => Instant::NEVER,

@@ -40,6 +40,8 @@ pub(crate) struct Effects {
     pub(crate) orphans: Vec<Command>,
     /// Leases that were found lost. Their `lost()` channels have been served.
     pub(crate) lost: Vec<Told>,
+    /// Leases that were lost while they lingered: nobody held them.
+    pub(crate) lingering_lost: Vec<(Arc<HeldLease>, Lost)>,
     /// The ends of renewals and changes of ttl, but for those that found a loss.
     pub(crate) renewed: Vec<Renewal>,
     /// Holdings that began: leases that were granted, and hand-offs.

@@ -43,6 +43,8 @@ pub(crate) struct LockEntry {
     pub(super) is_set: bool,
     pub(super) held: Vec<Held>,
     pub(super) capacity: usize,
+    /// Until when the only lease lingers; `None` if somebody holds it.
+    pub(super) lingers_until: Option<Instant>,
     pub(super) line: VecDeque<Waiter>,
     pub(super) own: Vec<Waiter>,
     /// Calls for sets, which nobody asks for here: they try again when the name may be free.
@@ -84,6 +86,7 @@ impl LockEntry {
             is_set: lock.keys().names.len() > 1,
             held: Vec::new(),
             capacity,
+            lingers_until: None,
             line: VecDeque::new(),
             own: Vec::new(),
             watches: Vec::new(),
@@ -222,6 +225,10 @@ impl LockEntry {
 
     /// Re-arms the entry after a change. Returns true if nothing is left in it.
     pub(super) fn rearm(&mut self, cx: &mut Context<'_>) -> bool {
+        // Whoever asks here does not take it: only a call that has not begun to ask does.
+        if self.is_asked_for() || !self.watches.is_empty() {
+            self.end_linger(cx);
+        }
         let is_idle = self.held.is_empty()
             && self.line.is_empty()
             && self.own.is_empty()

@@ -55,6 +55,8 @@ pub(crate) struct HeldLease {
 pub(crate) struct Holder {
     /// The most hand-offs in a row that this holder allows.
     pub(crate) handoffs: u32,
+    /// For how long the lease lingers after the end of the holding.
+    pub(crate) linger: Duration,
     pub(crate) trace_id: Option<Arc<str>>,
     /// The thread that acquires it, for warnings in debug builds.
     pub(crate) thread: Option<ThreadId>,
@@ -73,6 +75,8 @@ pub(super) struct Inner {
     pub(super) since: Option<Instant>,
     listeners: Vec<Sender<Lost>>,
     announced: bool,
+    /// Nobody holds the lease, and the client keeps it for a moment.
+    pub(super) lingers: bool,
     /// The holder has released the lease, whether it was held or lost.
     pub(super) released_by_holder: bool,
     pub(super) operations: VecDeque<Operation>,
@@ -111,6 +115,7 @@ impl HeldLease {
                 since: None,
                 listeners: Vec::new(),
                 announced: false,
+                lingers: false,
                 released_by_holder: false,
                 operations: VecDeque::new(),
                 reader: None,
@@ -137,6 +142,9 @@ impl HeldLease {
             }
             for operation in inner.operations.drain(..) {
                 fx.operation_ended(&operation.cell, Ok(()));
+            }
+            if std::mem::take(&mut inner.lingers) {
+                fx.lingering_lost.push((Arc::clone(self), lost));
             }
             let is_told = inner.since.is_some() && !inner.holder.is_silent;
             if is_told && !std::mem::replace(&mut inner.announced, true) {
@@ -325,6 +333,7 @@ impl HeldLease {
             }
             inner.lease.hand_off(now, max_hold);
             inner.since = Some(now);
+            inner.lingers = false;
             inner.holder = holder.clone();
             true
         })
@@ -349,18 +358,15 @@ impl HeldLease {
                 return Err(NoHandoff::Release);
             }
             let handoffs = inner.holder.handoffs.min(terms.handoffs);
-            let lease = &mut inner.lease;
+            let lease = &inner.lease;
             let next = (self.run).step(lease, token, terms, handoffs, has_renewed, now)?;
-            lease.hand_off(now, Duration::MAX);
-            // Disconnects the listeners' channels.
-            inner.listeners.clear();
+            inner.end_holding(now);
             let next = if is_on(Mutant::TokenIsPassedOn) {
                 token
             } else {
                 next
             };
             inner.token = next;
-            inner.since = None;
             Ok((next, std::mem::take(&mut inner.holder)))
         });
         let (next, before) = passed?;
@@ -381,6 +387,7 @@ impl HeldLease {
                 return None;
             }
             let status = inner.lease.release(now);
+            inner.lingers = false;
             if let LeaseStatus::Held(_) = status {
                 inner.listeners.clear();
                 inner.releasing_since = Some(now);
@@ -424,5 +431,15 @@ impl std::fmt::Debug for HeldLease {
             .field("id", &self.id)
             .field("tokens", &self.tokens)
             .finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// A holding ends, and the lease goes on.
+    pub(super) fn end_holding(&mut self, now: Instant) {
+        self.lease.hand_off(now, Duration::MAX);
+        // Disconnects the listeners' channels.
+        self.listeners.clear();
+        self.since = None;
     }
 }

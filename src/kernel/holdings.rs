@@ -102,6 +102,8 @@ impl LockEntry {
 
     fn remove_held(&mut self, n: usize, cx: &mut Context<'_>) -> Arc<HeldLease> {
         let lease = self.held.remove(n).lease;
+        self.lingers_until
+            .take_if(|_| !is_on(Mutant::LostLeaseLingers));
         cx.kernel.table.forget_set(&lease);
         lease.leave(cx);
         lease

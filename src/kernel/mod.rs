@@ -29,6 +29,7 @@ pub(crate) mod held;
 pub(crate) mod holdings;
 pub(crate) mod last_reply;
 pub(crate) mod lease;
+pub(crate) mod linger;
 pub(crate) mod messages;
 pub(crate) mod mutant;
 pub(crate) mod pending;
@@ -105,6 +106,8 @@ pub(crate) struct Kernel {
     abandoned: Mutex<Vec<HolderId>>,
     /// Set before the shards are walked; read under a shard's lock.
     closed: AtomicBool,
+    /// Set when a lease lingers for the first time.
+    lingered: AtomicBool,
     serial: AtomicU64,
 }
 
@@ -118,9 +121,20 @@ impl Kernel {
             tokens: Tokens::default(),
             abandoned: Mutex::default(),
             closed: AtomicBool::new(false),
+            lingered: AtomicBool::new(false),
             serial: AtomicU64::new(0),
             limits,
         }
+    }
+
+    fn note_lingered(&self) {
+        self.lingered.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a lease may linger. Another thread's first one may not be seen yet: that is
+    /// as if the call had begun before it.
+    fn has_lingered(&self) -> bool {
+        self.lingered.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -201,16 +215,20 @@ impl Kernel {
         shard.get(name).is_some_and(|entry| entry.listens)
     }
 
-    /// Returns how many leases this client has, and how many of its calls wait.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        let (mut held, mut waiting) = (0, 0);
+    /// Returns how many leases of this client are held, how many linger, and how many of its calls
+    /// wait.
+    pub(crate) fn counts(&self) -> [u64; 3] {
+        let [mut held, mut lingering, mut waiting] = [0; 3];
         for shard in &self.table.shards {
             for entry in shard.lock().values() {
-                held += entry.held.len() as u64;
+                match entry.lingering() {
+                    Some(_) => lingering += 1,
+                    None => held += entry.held.len() as u64,
+                }
                 waiting += (entry.line.len() + entry.own.len()) as u64;
             }
         }
-        (held, waiting)
+        [held, lingering, waiting]
     }
 
     /// Returns how many leases may exist because their release has no reply.

@@ -149,6 +149,16 @@ mistakes! {
         RejectedEnterIsForgotten,
         /// A place is forgotten whose refresh failed.
         RejectedRefreshIsForgotten,
+        /// A lease lingers until somebody asks.
+        LingerNeverEnds,
+        /// A call takes a lease that lingered for longer than it lasted.
+        LingerOutlivesItsLease,
+        /// After the loss of a lease that lingered, the next one can be taken from its holder.
+        LostLeaseLingers,
+        /// A call that takes a lease which lingers has the token of the holder before.
+        RelockKeepsTheToken,
+        /// A fair lock, or a set, takes the lease of a mutex that lingers.
+        AnyKindTakesWhatLingers,
     }
     others {
         /// A minority of the sentinels moves clients whose master serves.

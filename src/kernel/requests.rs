@@ -140,6 +140,7 @@ impl LockEntry {
             Sender::Engine => self.line.len() > 1,
         };
         let terms = self.receiver_terms(&self.requests[n]);
+        let lingers = !terms.linger.is_zero();
         let request = &mut self.requests[n];
         if sender == Sender::Engine {
             request.terms = terms;
@@ -162,7 +163,7 @@ impl LockEntry {
         Flight {
             id,
             attempt,
-            tokens: match request.lock.has_local_queue() && others {
+            tokens: match request.lock.has_local_queue() && (others || lingers) {
                 true => u64::from(request.terms.handoffs) + 1,
                 false => 1,
             },

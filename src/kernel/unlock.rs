@@ -37,6 +37,8 @@ const YIELDS_FOR: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(crate) enum Unlock {
     HandedOff,
+    /// The client keeps the lease for a moment.
+    Lingers,
     /// The caller sends it, and reports its end with `unlocked`.
     Send(Command),
     /// The engine releases it, over a quorum and in several slots. The caller waits for the result
@@ -77,6 +79,9 @@ impl Kernel {
                     }
                 }
                 Err(NoHandoff::Release) => {}
+            }
+            if entry.linger(lease, token, cx) {
+                return Unlock::Lingers;
             }
             begin_release(entry, lease, token, cx)
         })
@@ -149,7 +154,8 @@ impl Kernel {
 
     /// Returns whether this client has any lease.
     pub(crate) fn has_leases(&self) -> bool {
-        self.counts().0 > 0
+        let [held, lingering, _] = self.counts();
+        held + lingering > 0
     }
 
     /// Leaves the release to the engine, for a thread that must not wait.
@@ -271,7 +277,7 @@ fn want(
     is_held.then_some(cell)
 }
 
-fn begin_release(
+pub(super) fn begin_release(
     entry: &mut LockEntry,
     lease: &Arc<HeldLease>,
     token: FencingToken,

@@ -91,6 +91,27 @@ impl HandoffRun {
         token > self.first
     }
 
+    /// Returns whether the holder of `token`, which allows `handoffs` in a row, can hand the lease
+    /// off at `now` to a call that wants it on the same terms.
+    pub(crate) fn goes_on_at(
+        &self,
+        lease: &LeaseState,
+        token: FencingToken,
+        handoffs: u32,
+        now: Instant,
+    ) -> bool {
+        let terms = LeaseTerms {
+            ttl: lease.ttl,
+            renew_every: lease.renew_every,
+            max_hold: Duration::MAX,
+            replicas: None,
+            handoffs,
+            linger: Duration::ZERO,
+        };
+        self.step(lease, token, &terms, handoffs, false, now)
+            .is_ok()
+    }
+
     /// Returns the token of the next holder if the holder of `token` can hand the lease off at
     /// `now`.
     ///

@@ -107,6 +107,10 @@ impl Deployment {
                  the servers of a quorum have no replicas"
                     .into(),
             )),
+            Self::Quorum(_) if !terms.linger.is_zero() => Err(Error::Config(
+                "linger needs one server, Sentinel or Cluster: it is not available over a quorum"
+                    .into(),
+            )),
             _ => Ok(()),
         }
     }

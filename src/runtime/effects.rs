@@ -8,6 +8,7 @@ use crate::kernel::command::Command;
 use crate::kernel::effects::{Discard, Effects, Renewal, Told};
 use crate::kernel::held::HeldLease;
 use crate::logging::{self, contain};
+use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::runtime::state::Runtime;
 
@@ -63,6 +64,10 @@ impl Runtime {
             self.tell_loss(&told);
             owned.push(Discard::Lease(told.lease));
         }
+        for (lease, lost) in fx.lingering_lost {
+            self.log_lost_lingering(&lease, lost);
+            owned.push(Discard::Lease(lease));
+        }
         for renewal in fx.renewed {
             self.tell_renewal(&renewal);
             owned.push(Discard::Lease(renewal.lease));
@@ -82,6 +87,19 @@ impl Runtime {
             name:% = lease.lock, holder:% = lease.id.short(), token = told.token.value(),
             outcome:% = lost, ttl_ms = lease.ttl_ms(), trace_id = told.trace_id.as_deref();
             "lost {}: {lost} (holder {}, token {})", lease.lock, lease.id.short(), told.token
+        );
+    }
+
+    fn log_lost_lingering(&self, lease: &HeldLease, lost: Lost) {
+        // The end of the client ends it as well.
+        if lost == Lost::ShutDown {
+            return;
+        }
+        self.meters.counters.lingering_lost.up();
+        logging::warn!(
+            name:% = lease.lock, holder:% = lease.id.short(), outcome:% = lost;
+            "lost {} while nobody held it and its lease lingered: {lost} (holder {})",
+            lease.lock, lease.id.short()
         );
     }
 

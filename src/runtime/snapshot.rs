@@ -13,13 +13,14 @@ use crate::stats::{Buckets, Latency, Stats, Totals};
 impl Runtime {
     /// Returns this client's counters and current state.
     pub(crate) fn stats(&self) -> Stats {
-        let (held, waiting) = self.kernel.counts();
+        let [held, lingering, waiting] = self.kernel.counts();
         let [wait, hold, command] = self.histograms();
         let servers = self.all_servers();
         let open = servers.iter().filter(|server| server.health.is_open());
         Stats {
             totals: self.meters.counters.totals(),
             held,
+            lingering,
             waiting,
             connections: servers.iter().map(|server| server.connections()).sum(),
             open_breakers: open.count() as u64

@@ -68,6 +68,7 @@ impl Facade {
         }
         for (name, now) in [
             ("leasehold_held", stats.held),
+            ("leasehold_lingering", stats.lingering),
             ("leasehold_waiting", stats.waiting),
             ("leasehold_connections", stats.connections),
             ("leasehold_open_breakers", stats.open_breakers),
@@ -127,6 +128,7 @@ fn describe() {
         ("released", "Locks released while they were held"),
         ("released_too_late", TOO_LATE),
         ("lost", "Locks lost"),
+        ("lingering_lost", "Leases lost while nobody held them"),
         ("renewals", "Renewals"),
         ("wakes", "Wake-ups of waiters"),
         ("spurious_wakes", SPURIOUS),
@@ -142,6 +144,11 @@ fn describe() {
         describe_histogram!(name, Unit::Seconds, text);
     }
     describe_gauge!("leasehold_held", Unit::Count, "Locks held");
+    describe_gauge!(
+        "leasehold_lingering",
+        Unit::Count,
+        "Leases kept after their holder's unlock"
+    );
     describe_gauge!("leasehold_waiting", Unit::Count, "Calls waiting for a lock");
     describe_gauge!("leasehold_connections", Unit::Count, "Open connections");
     describe_gauge!(

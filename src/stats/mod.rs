@@ -97,6 +97,8 @@ pub struct Stats {
     /// [`MutexAll`](crate::MutexAll) counts once for each of its names here, but once in the
     /// `totals`.
     pub held: u64,
+    /// How many leases [linger](crate::Mutex::linger) now: nobody holds them.
+    pub lingering: u64,
     /// How many calls wait for a lock now.
     pub waiting: u64,
     /// How many connections are open now: in use, idle, and those of background threads.
@@ -130,8 +132,13 @@ impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "held {}, waiting {}, connections {}, open breakers {}, {}, renewal lag ",
-            self.held, self.waiting, self.connections, self.open_breakers, self.totals
+            "held {}, lingering {}, waiting {}, connections {}, open breakers {}, {}, renewal lag ",
+            self.held,
+            self.lingering,
+            self.waiting,
+            self.connections,
+            self.open_breakers,
+            self.totals
         )?;
         match self.renewal_lag {
             Some(lag) => write!(f, "{lag:.1?}")?,
@@ -153,7 +160,7 @@ mod tests {
     fn the_display_is_one_line() {
         let line = Stats::default().to_string();
         assert!(!line.contains('\n'), "{line}");
-        assert!(line.contains("held 0, waiting 0"), "{line}");
+        assert!(line.contains("held 0, lingering 0, waiting 0"), "{line}");
         assert!(line.contains("of which 0.0 % after waiting"), "{line}");
     }
 }

@@ -138,6 +138,8 @@ totals! {
     lost_max_hold,
     /// Locks lost to [`Lost::ShutDown`](crate::Lost::ShutDown).
     lost_shut_down,
+    /// Leases that were lost while they [lingered](crate::Mutex::linger): nobody held them.
+    lingering_lost,
     /// Renewals that Redis confirmed, both in the background and by calls such as `renew` and
     /// `set_ttl`.
     renewals_ok,

@@ -140,6 +140,7 @@ fn uses_everything() {
 fn calls_of_the_client_fail(client: &Client) {
     assert!(is_forked(client.ping()));
     assert!(is_forked(client.shared_stats()));
+    assert!(is_forked(client.release_lingering()));
     assert!(is_forked(client.list("")));
     assert!(is_forked(client.list_permits("")));
     let report = client.shutdown(LIMIT);

@@ -30,6 +30,7 @@ mod large_values;
 mod last_connection;
 mod late_ttl;
 mod lease;
+mod linger;
 mod list;
 mod local_handoff;
 mod lock;
@@ -142,6 +143,7 @@ const TESTS: &[Listed] = &[
     late_ttl::TESTS,
     lease::TESTS,
     list::TESTS,
+    linger::TESTS,
     local_handoff::TESTS,
     lock::TESTS,
     loss::TESTS,
@@ -254,6 +256,7 @@ const ROLES: &[Listed] = &[
     fair_faults::ROLES,
     fork::ROLES,
     hostile::ROLES,
+    linger::ROLES,
     loss::ROLES,
     semaphore_faults::ROLES,
     rw_lock::ROLES,

@@ -298,6 +298,7 @@ impl World {
                 max_hold: Duration::MAX,
                 replicas: None,
                 handoffs,
+                linger: Duration::ZERO,
             },
             wait: Wait::Queue(WaitPolicy::Wake),
             deadline: Instant::NEVER,
@@ -355,7 +356,7 @@ impl World {
             let unlock = kernel.begin_unlock(lease, token, has_renewed, self.now(), &mut fx);
             self.carry_out(client, fx);
             match unlock {
-                Unlock::HandedOff => return,
+                Unlock::HandedOff | Unlock::Lingers => return,
                 Unlock::RenewFirst(cell) => {
                     while cell.result.lock().is_none() {
                         cell.parker.park();

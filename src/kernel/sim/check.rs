@@ -57,6 +57,12 @@ impl World {
                 let text = format!("c{client} is closed, and gives {:?}", lease.id);
                 return Err(self.violation("P10", text));
             }
+            // A lease that is passed on may have ended while it lingered.
+            let is_known = self.leases.iter().any(|it| Arc::ptr_eq(&it.lease, &lease));
+            if is_known && !lease.is_held_at(self.clocks[client].at(self.now)) {
+                let text = format!("c{client} gets {:?}, which is over", lease.id);
+                return Err(self.violation("P1", text));
+            }
             // P12.
             let handed = token.value() - lease.run.first().value();
             let most = match lease.run.is_granted_in_queue() {
@@ -86,7 +92,7 @@ impl World {
             if is_exclusive {
                 self.newest.insert(key.clone(), token.value().max(newest));
             }
-            if !self.leases.iter().any(|it| Arc::ptr_eq(&it.lease, &lease)) {
+            if !is_known {
                 self.leases.push(Registered { client, key, lease });
             }
         }
@@ -127,6 +133,9 @@ impl World {
         }
         self.leases.retain(|it| self.clients[it.client].is_alive);
         self.check_losses()?;
+        if self.plan.linger > 0 {
+            self.check_lingering()?;
+        }
         if !self.lost_data {
             self.check_exclusion()?;
         }
@@ -151,6 +160,31 @@ impl World {
             if overdue.as_millis() > 20 && stopped + 20 * MS < self.now {
                 let text = format!("c{}: the loss of {:?} was not told", it.client, it.lease.id);
                 return Err(self.violation("P9", text));
+            }
+        }
+        Ok(())
+    }
+
+    /// P3: no lease lingers for longer than its time.
+    fn check_lingering(&self) -> Checked {
+        for (n, client) in self.clients.iter().enumerate() {
+            let actors = (0..self.plan.threads).map(Actor::Caller);
+            let actors = actors.chain([Actor::Engine]);
+            let stopped = actors.map(|actor| self.stopped_until(n, actor)).max();
+            let stopped = stopped.unwrap_or(0).max(self.sleeps_until(n));
+            if !client.is_alive || stopped + 20 * MS >= self.now {
+                continue;
+            }
+            let latest = self.clocks[n].at(self.now - 20 * MS);
+            let mut late = None;
+            each_entry(&client.kernel, &self.names, |entry| {
+                if entry.lingers_until.is_some_and(|until| until < latest) {
+                    late = Some(entry.name.clone());
+                }
+            });
+            if let Some(name) = late {
+                let text = format!("a lease of c{n} for {name} lingers for too long");
+                return Err(self.violation("P3", text));
             }
         }
         Ok(())

@@ -25,7 +25,7 @@ impl fmt::Display for Plan {
         write!(
             f,
             "seed={} family={:?} servers={} clients={} threads={} ops={} names={} kinds={kinds} ttl={} \
-             handoffs={} backoff={} drifts={drifts} faults={faults}",
+             handoffs={} backoff={} linger={} drifts={drifts} faults={faults}",
             self.seed,
             self.family,
             self.servers,
@@ -35,7 +35,8 @@ impl fmt::Display for Plan {
             self.names,
             self.ttl,
             self.handoffs,
-            self.backoff
+            self.backoff,
+            self.linger
         )
     }
 }
@@ -87,6 +88,7 @@ impl FromStr for Plan {
             ttl: number(text_of("ttl")?)?,
             handoffs: number(text_of("handoffs")?)?,
             backoff: number(text_of("backoff")?)?,
+            linger: text_of("linger").map_or(Ok(0), number)?,
             drifts: items("drifts")?.map(number).collect::<Result<_, _>>()?,
             faults: faults.collect::<Result<_, Malformed>>()?,
         })

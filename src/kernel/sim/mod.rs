@@ -103,6 +103,7 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     with(&|it| it.names = 1);
     with(&|it| it.handoffs = 0);
     with(&|it| it.backoff = 0);
+    with(&|it| it.linger /= 2);
     with(&|it| it.drifts.fill(0));
     for n in 0..plan.kinds.len() {
         with(&|it| {
@@ -530,5 +531,6 @@ families! {
     sets Sets
     rejections Rejections
     slot_moves Moves
+    lingering_leases Linger
     quorums Quorum
 }

@@ -48,12 +48,14 @@ pub(super) enum Family {
     Rejections,
     /// The slot of all keys moves between two nodes of a cluster.
     Moves,
+    /// Leases linger.
+    Linger,
     /// Several servers: see `quorum`.
     Quorum,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 13] = [
         Self::Calm,
         Self::Faults,
         Self::ShortTtl,
@@ -65,6 +67,7 @@ impl Family {
         Self::Sets,
         Self::Rejections,
         Self::Moves,
+        Self::Linger,
         Self::Quorum,
     ];
 }
@@ -191,6 +194,8 @@ pub(super) struct Plan {
     pub(super) handoffs: u32,
     /// Thousandths of the calls that wait by `Backoff`.
     pub(super) backoff: u64,
+    /// For how long leases linger.
+    pub(super) linger: Time,
     /// By how much the clock of each client is too fast, in millionths; too slow if negative.
     pub(super) drifts: Vec<i64>,
     pub(super) faults: Vec<(Time, Fault)>,
@@ -274,6 +279,13 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
             _ => vec![Kind::Set, Kind::Mutex],
         };
     }
+    if family == Family::Linger {
+        kinds = match rng.below(3) {
+            0 => vec![Kind::NoQueue],
+            1 => vec![Kind::Mutex],
+            _ => vec![Kind::Mutex, Kind::Mutex, Kind::Fair],
+        };
+    }
     if family == Family::Shared {
         kinds = match rng.below(3) {
             0 => vec![Kind::Reader, Kind::Reader, Kind::Writer],
@@ -293,6 +305,7 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
     let ttl = match family {
         Family::Calm if rng.chance(500) => rng.range(60, 200) * MS,
         Family::ShortTtl => rng.range(40, 600) * MS,
+        Family::Linger if rng.chance(500) => rng.range(100, 1_000) * MS,
         Family::Clocks => rng.range(1_000, 6_000) * MS,
         _ if rng.chance(500) => 4_000 * MS,
         _ => rng.range(1_000, 3_000) * MS,
@@ -317,11 +330,20 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
             Family::Sets if rng.chance(150) => 300,
             _ => 0,
         },
+        linger: 0,
         drifts: (0..clients)
             .map(|_| rng.below(10_001) as i64 - 5_000)
             .collect(),
         faults: Vec::new(),
     };
+    if family == Family::Linger {
+        plan.linger = rng.range(MS, plan.ttl / 3);
+        plan.handoffs = rng.range(1, 8) as u32;
+        if rng.chance(300) {
+            plan.kinds.push(Kind::Set);
+            plan.names = 2;
+        }
+    }
     plan.faults = faults(&plan, &mut rng);
     plan
 }
@@ -330,7 +352,7 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
     let mut faults = Vec::new();
     let number = match plan.family {
         Family::Calm => 0,
-        Family::Backoff | Family::Shared if rng.chance(300) => 0,
+        Family::Backoff | Family::Shared | Family::Linger if rng.chance(300) => 0,
         Family::ShortTtl => rng.range(4, 24),
         _ => rng.range(1, 10),
     };

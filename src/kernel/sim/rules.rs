@@ -57,6 +57,7 @@ fn call(kernel: &Kernel, lock: &Arc<dyn Primitive>, by_engine: bool, now: Instan
             max_hold: Duration::MAX,
             replicas: None,
             handoffs: 0,
+            linger: Duration::ZERO,
         },
         wait: Wait::Queue(WaitPolicy::Wake),
         deadline: Instant::NEVER,

@@ -284,6 +284,7 @@ pub(super) struct Client {
 pub(super) struct Report {
     pub(super) acquired: u64,
     pub(super) handed_off: u64,
+    pub(super) lingered: u64,
     pub(super) refused: u64,
     pub(super) failed: u64,
     pub(super) lost: u64,
@@ -470,6 +471,7 @@ impl Report {
     pub(super) fn add(&mut self, other: &Self) {
         self.acquired += other.acquired;
         self.handed_off += other.handed_off;
+        self.lingered += other.lingered;
         self.refused += other.refused;
         self.failed += other.failed;
         self.lost += other.lost;

@@ -18,6 +18,7 @@ const TERMS: LeaseTerms = LeaseTerms {
     max_hold: Duration::MAX,
     replicas: None,
     handoffs: 32,
+    linger: Duration::ZERO,
 };
 
 fn lease(terms: &LeaseTerms) -> LeaseState {

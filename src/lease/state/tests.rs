@@ -27,6 +27,7 @@ fn terms() -> LeaseTerms {
         max_hold: Duration::MAX,
         replicas: None,
         handoffs: 32,
+        linger: Duration::ZERO,
     }
 }
 

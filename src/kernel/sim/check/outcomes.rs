@@ -115,6 +115,12 @@ impl World {
             let text = format!("c{client}.{thread} fails although the server answers");
             return Err(self.violation("P8", text));
         }
+        if let Outcome::Lease(lease, _) = outcome
+            && lease.lock.has_local_queue() != call.wants.lock.has_local_queue()
+        {
+            let text = format!("c{client}.{thread} gets the lease of another kind");
+            return Err(self.violation("P8", text));
+        }
         let Outcome::Refused(_) = outcome else {
             return Ok(());
         };

@@ -46,6 +46,10 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
             problems.push(format!("a place that serves nobody: {:?}", request.state));
         }
     }
+    let is_wanted = entry.is_asked_for() || !entry.watches.is_empty();
+    if entry.lingering().is_some() && is_wanted {
+        problems.push("a lease lingers although somebody asks".into());
+    }
     let asks = entry.line_is_busy_without_line();
     if !entry.line.is_empty() && !asks {
         problems.push("calls are in the line, and nobody asks".into());

@@ -23,6 +23,7 @@ pub(in crate::kernel::sim) fn plan(seed: u64) -> Plan {
         ttl,
         handoffs: rng.below(5) as u32,
         backoff: if rng.chance(200) { 300 } else { 0 },
+        linger: 0,
         drifts: Vec::new(),
         faults: Vec::new(),
     };

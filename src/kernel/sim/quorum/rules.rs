@@ -68,6 +68,7 @@ impl Client {
                 max_hold: Duration::MAX,
                 replicas: None,
                 handoffs: 0,
+                linger: Duration::ZERO,
             },
             wait: Wait::Queue(WaitPolicy::Wake),
             deadline: Instant::NEVER,

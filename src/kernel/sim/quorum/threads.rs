@@ -198,6 +198,7 @@ impl World {
                 renew_every: renews.then_some(ttl / 3),
                 max_hold,
                 replicas: None,
+                linger: Duration::ZERO,
                 handoffs,
             },
             wait: match is_once {
@@ -385,6 +386,7 @@ impl World {
         let caller = &mut self.clients[client].callers[thread];
         caller.todo.push_back(Todo::Effects(fx));
         match unlock {
+            Unlock::Lingers => unreachable!("a quorum's leases do not linger"),
             Unlock::HandedOff => {
                 self.report.handed_off += 1;
                 self.idle(client, thread);

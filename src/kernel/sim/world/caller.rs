@@ -5,7 +5,7 @@ use super::{
     Acquiring, Actor, Arc, Backoff, COMMAND_TIMEOUT, CallTerms, Cause, Checked, CohortKeys,
     Command, Duration, Effects, Failure, FairMutexKeys, Family, Holder, Keys, Kind, LeaseTerms, MS,
     MutexKeys, NEVER, Name, Outcome, Primitive, Release, Replicas, RwLockKeys, SemaphoreKeys,
-    State, Step, Time, Todo, Wait, WaitPolicy, World, fault,
+    State, Step, Time, Todo, Unlock, Wait, WaitPolicy, World, fault,
 };
 
 use crate::clock::Instant;
@@ -222,12 +222,17 @@ impl World {
             within: Duration::from_millis(50),
         });
         let by_engine = rng.chance(250);
+        let lingers = self.plan.linger > 0 && rng.chance(800);
         let renews = !rng.chance(if is_short { 300 } else { 80 });
         let odd_ttl = rng.chance(60);
         let ttl = if odd_ttl { ttl * 3 / 2 } else { ttl };
         let ttl = Duration::from_micros(ttl / MS * MS);
         let lock = self.lock_of(client, name, kind);
         let in_line = lock.has_local_queue();
+        let linger = match lingers && in_line {
+            true => Duration::from_micros(self.plan.linger),
+            false => Duration::ZERO,
+        };
         CallTerms {
             lock,
             terms: LeaseTerms {
@@ -236,6 +241,7 @@ impl World {
                 max_hold,
                 replicas,
                 handoffs: if in_line { handoffs } else { 0 },
+                linger,
             },
             wait: match is_once {
                 true => Wait::Once,
@@ -244,6 +250,7 @@ impl World {
             deadline: self.clocks[client].at(deadline),
             holder: Holder {
                 handoffs: if in_line { handoffs } else { 0 },
+                linger,
                 ..Holder::default()
             },
             by_engine,
@@ -266,8 +273,48 @@ impl World {
         Ok(())
     }
 
+    /// Begins the release of what lingers and keeps a call out. Returns whether the thread sends
+    /// one: it makes its next call after that.
+    fn releases_first(&mut self, client: usize, thread: usize, wants: &CallTerms) -> bool {
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let (mut fx, now) = (Effects::default(), self.clocks[client].at(self.now));
+        let releases = kernel.release_for(&*wants.lock, wants, now, &mut fx);
+        let mut sends = false;
+        for (lease, release) in releases {
+            self.say(|| format!("c{client}.{thread} ends the linger of {:?}", lease.id));
+            let Unlock::Send(command) = release else {
+                continue;
+            };
+            if std::mem::replace(&mut sends, true) {
+                // A command for each: the engine sends the others.
+                let end = Err(fault::Fault::NotRun(Cause::text("not sent")));
+                kernel.unlocked(&lease, end, false, now, &mut fx);
+                continue;
+            }
+            self.clients[client].callers[thread].state = State::Releasing(Release {
+                lease,
+                command,
+                by: 0,
+                retry_at: 0,
+                deadline: self.now + COMMAND_TIMEOUT,
+                tries: 0,
+                may_have_run: false,
+            });
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        if sends {
+            self.stop_if_due(client, Actor::Caller(thread));
+        }
+        self.go_on(client, Actor::Caller(thread));
+        sends
+    }
+
     pub(super) fn begin(&mut self, client: usize, thread: usize) -> Checked {
         let wants = self.wants(client, thread);
+        if self.plan.linger > 0 && self.releases_first(client, thread, &wants) {
+            return Ok(());
+        }
         let shown = wants.clone();
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut call = Box::new(self.acquiring(client, wants, self.clocks[client].at(self.now)));

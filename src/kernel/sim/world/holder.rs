@@ -108,11 +108,19 @@ impl World {
             )
         });
         self.after_kernel(client, &mut fx)?;
+        if matches!(unlock, Unlock::Over) && lease.token() != token {
+            let text = format!("{:?} was taken from c{client}.{thread}", lease.id);
+            return Err(self.violation("P1", text));
+        }
         let caller = &mut self.clients[client].callers[thread];
         caller.todo.push_back(Todo::Effects(fx));
         match unlock {
             Unlock::HandedOff => {
                 self.report.handed_off += 1;
+                self.idle(client, thread);
+            }
+            Unlock::Lingers => {
+                self.report.lingered += 1;
                 self.idle(client, thread);
             }
             Unlock::AlreadyLost(_) | Unlock::Over => {

@@ -1,0 +1,223 @@
+//! A lease that nobody holds, which the client keeps for a moment: the next call has it without
+//! Redis.
+//!
+//! ```text
+//! unlock ──nobody asks, and the run goes on──▶ lingers ──a call that fits──▶ held, the next token
+//!    └──otherwise──▶ released                     ├──its time, any other call, the end──▶ released
+//!                                                 └──lost──▶ the client logs it
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Instant;
+use crate::holder_id::HolderId;
+use crate::kernel::Kernel;
+use crate::kernel::call::CallTerms;
+use crate::kernel::context::Context;
+use crate::kernel::effects::{Discard, Effects};
+use crate::kernel::entry::LockEntry;
+use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::lease::LeaseStatus;
+use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::unlock::{Unlock, begin_release};
+use crate::name::Name;
+use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
+
+impl LockEntry {
+    /// The holder of `token` unlocks. Returns whether the lease lingers from now on: nobody asks
+    /// for it, and it could be handed off.
+    pub(super) fn linger(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let lasts = lease.linger();
+        let is_wanted = self.is_asked_for() || !self.watches.is_empty();
+        if lasts.is_zero()
+            || is_wanted
+            || cx.kernel.is_closed()
+            || !self.holds(&lease.id)
+            || !lease.begin_linger(token, cx.now, cx.fx)
+        {
+            return false;
+        }
+        let until = cx.now.after(lasts);
+        self.lingers_until = Some(until);
+        self.touch(until, until);
+        cx.kernel.note_lingered();
+        lease.rearm(cx);
+        true
+    }
+
+    /// Gives a lease that lingers to a call, if it could be handed off to that now.
+    pub(super) fn relock(
+        &mut self,
+        wants: &CallTerms,
+        cx: &mut Context<'_>,
+    ) -> Option<(Arc<HeldLease>, FencingToken)> {
+        let lease = Arc::clone(self.lingering()?);
+        let token = lease.relock(wants, cx.now, cx.fx)?;
+        self.lingers_until = None;
+        #[cfg(sim)]
+        cx.fx.began.push((Arc::clone(&lease), token));
+        lease.rearm(cx);
+        Some((lease, token))
+    }
+
+    pub(super) fn lingering(&self) -> Option<&Arc<HeldLease>> {
+        self.lingers_until?;
+        self.held.first().map(|held| &held.lease)
+    }
+
+    /// Nobody takes the lease that lingers: the engine releases it.
+    pub(super) fn end_linger(&mut self, cx: &mut Context<'_>) {
+        if let Some(lease) = self.lingering().cloned() {
+            self.lingers_until = None;
+            self.give_up(&lease, lease.token(), cx);
+        }
+    }
+
+    /// Begins the release of a lease that lingers, and that a call which wants it on other terms
+    /// cannot take; of any, if `wants` is `None`.
+    fn release_lingering(
+        &mut self,
+        wants: Option<&CallTerms>,
+        cx: &mut Context<'_>,
+    ) -> Option<(Arc<HeldLease>, Unlock)> {
+        let lease = Arc::clone(self.lingering()?);
+        if wants.is_some_and(|wants| lease.may_relock(wants, cx.now)) {
+            return None;
+        }
+        self.lingers_until = None;
+        let release = begin_release(self, &lease, lease.token(), cx);
+        Some((lease, release))
+    }
+}
+
+impl HeldLease {
+    /// Returns for how long the lease lingers after the end of its holding.
+    fn linger(&self) -> Duration {
+        self.inner.lock().holder.linger
+    }
+
+    /// The holder of `token` ends its holding. Returns false if the lease could not be handed off.
+    fn begin_linger(self: &Arc<Self>, token: FencingToken, now: Instant, fx: &mut Effects) -> bool {
+        let before = self.with(fx, |inner| {
+            let handoffs = inner.holder.handoffs;
+            let goes_on = inner.token == token
+                && !inner.released_by_holder
+                && matches!(inner.lease.status(now), LeaseStatus::Held(_))
+                && (self.run).goes_on_at(&inner.lease, token, handoffs, now);
+            goes_on.then(|| {
+                let next = Holder {
+                    handoffs,
+                    ..Holder::default()
+                };
+                inner.end_holding(now);
+                inner.lingers = true;
+                std::mem::replace(&mut inner.holder, next)
+            })
+        });
+        let lingers = before.is_some();
+        fx.discard.extend(before.map(Discard::Holder));
+        lingers
+    }
+
+    /// Returns whether a call could take the lease at `now`.
+    fn may_relock(&self, wants: &CallTerms, now: Instant) -> bool {
+        let inner = self.inner.lock();
+        let (lease, terms) = (&inner.lease, &wants.terms);
+        let is_of_kind = wants.lock.has_local_queue();
+        if is_taken_blindly(is_of_kind, lease.covers(now)) {
+            return true;
+        }
+        let handoffs = inner.holder.handoffs.min(terms.handoffs);
+        let next = (self.run).step(lease, inner.token, terms, handoffs, false, now);
+        is_of_kind && lease.covers(now) && self.replicas == terms.replicas && next.is_ok()
+    }
+
+    /// A call takes the lease; returns its token.
+    fn relock(
+        self: &Arc<Self>,
+        wants: &CallTerms,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<FencingToken> {
+        if !self.may_relock(wants, now) {
+            return None;
+        }
+        let is_of_kind = wants.lock.has_local_queue();
+        if is_taken_blindly(is_of_kind, self.covers(now)) {
+            return Some(self.relock_blindly(wants, now));
+        }
+        let (token, terms) = (self.token(), &wants.terms);
+        let next = self.pass_to(token, terms, false, now, fx).ok()?;
+        let is_taken = self.take(next, &wants.holder, now, terms.max_hold, fx);
+        let next = match is_on(Mutant::RelockKeepsTheToken) {
+            true => token,
+            false => next,
+        };
+        is_taken.then_some(next)
+    }
+
+    /// The same: nothing is looked at.
+    fn relock_blindly(&self, wants: &CallTerms, now: Instant) -> FencingToken {
+        let mut inner = self.inner.lock();
+        inner.token = FencingToken::new(inner.token.value() + 1);
+        inner.since = Some(now);
+        inner.lingers = false;
+        inner.holder = wants.holder.clone();
+        inner.token
+    }
+}
+
+/// Mistakes, for the simulation: the lease may be of another kind, or over.
+fn is_taken_blindly(is_of_kind: bool, lasts: bool) -> bool {
+    is_on(Mutant::AnyKindTakesWhatLingers) && !is_of_kind
+        || is_on(Mutant::LingerOutlivesItsLease) && !lasts
+}
+
+impl Kernel {
+    /// Returns whether the lease with this id lingers under a name.
+    pub(crate) fn lingers(&self, name: &Name, id: &HolderId) -> bool {
+        let shard = self.table.shard(name).lock();
+        let lease = shard.get(name).and_then(|entry| entry.lingering());
+        lease.is_some_and(|lease| lease.id == *id)
+    }
+
+    /// Begins the release of each lease that lingers under a name of `lock` and that the call
+    /// cannot take. The caller sends it, and reports its end with `unlocked`.
+    pub(crate) fn release_for(
+        &self,
+        lock: &dyn Primitive,
+        wants: &CallTerms,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Vec<(Arc<HeldLease>, Unlock)> {
+        if !self.has_lingered() {
+            return Vec::new();
+        }
+        let names = lock.keys().names.iter();
+        let release = |name: &Name| {
+            let mut cx = self.at(now, fx);
+            cx.with_existing(name, |entry, cx| entry.release_lingering(Some(wants), cx))
+        };
+        names.filter_map(release).flatten().collect()
+    }
+
+    /// Begins the release of each lease that lingers, in the same way.
+    pub(crate) fn release_lingering(
+        &self,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Vec<(Arc<HeldLease>, Unlock)> {
+        let mut releases = Vec::new();
+        self.at(now, fx).for_each(|entry, cx| {
+            releases.extend(entry.release_lingering(None, cx));
+        });
+        releases
+    }
+}
