@@ -499,6 +499,18 @@ fn a_call_whose_refusal_ends_before_its_deadline_asks_again() {
     );
 }
 
+/// Each lease ended before its reply arrived, and calls of one client refused each other: that was
+/// no silence. They ended once the link was fast.
+#[test]
+fn calls_that_get_no_lease_in_time_end_when_their_link_is_fast() {
+    assert_keeps(
+        "seed=1071754160308 family=ShortTtl servers=1 clients=3 threads=3 ops=29 names=1 \
+         kinds=Mutex,Mutex,Fair ttl=491000 handoffs=1 backoff=0 drifts=-3241,3705,-4341 \
+         faults=510488:Cut.0.Engine.true,760865:StopNext.0.Caller.0.459125,\
+         1142332:Cut.1.Engine.false,1381116:Cut.0.Sub.true,1575070:Slow.1.Engine.247821",
+    );
+}
+
 /// A test for each family, so that they run in parallel.
 macro_rules! families {
     ($($test:ident $family:ident)+) => {

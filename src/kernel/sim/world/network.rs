@@ -104,6 +104,14 @@ impl World {
         self.event(at, Event::ServerClosed(n));
     }
 
+    /// Makes the links fast on which no lease can be had: it ends before its reply arrives. Returns
+    /// whether there was one.
+    pub(super) fn mend_links(&mut self) -> bool {
+        let (conns, ttl) = (self.conns.iter_mut(), self.plan.ttl);
+        let slow = conns.filter(|it| it.at_client && it.slow > ttl / 2);
+        slow.map(|it| it.slow = 0).count() > 0
+    }
+
     pub(super) fn mark(&self, client: usize) -> Reached {
         match self.clients[client].sub.was_live {
             true => Reached::WhileListening,
