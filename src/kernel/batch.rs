@@ -1,5 +1,7 @@
 //! One command for many pending releases of a lock: which it takes, and what its end means.
 
+use std::sync::Arc;
+
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
@@ -9,8 +11,8 @@ use crate::kernel::groups::{GroupNo, joins_after, pause, pause_unanswered};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::{News, PendingReleases, name_of};
 use crate::kernel::undo::{PendingRelease, Proof};
-use crate::name::Name;
 use crate::protocol::answer::{Answer, Undone};
+use crate::protocol::primitive::Primitive;
 
 /// The most holder ids in one command: about 16 KiB of them.
 const MOST_IDS: usize = 256;
@@ -79,15 +81,15 @@ impl PendingReleases {
 
     /// Records the end of a batch.
     ///
-    /// Returns the name if something was removed: the lock may be free.
+    /// Returns the lock if something was removed: it may be free.
     pub(crate) fn settle(
         &mut self,
         batch: &Batch,
         end: Result<Answer, Fault>,
         now: Instant,
-    ) -> Option<Name> {
+    ) -> Option<Arc<dyn Primitive>> {
         let group = self.groups.get(batch.group);
-        let name = group.map(|group| group.lock.key(0).name.clone());
+        let lock = group.map(|group| Arc::clone(&group.lock));
         let has_removed = matches!(&end, Ok(Answer::Undone(it)) if !it.removed.is_empty());
         match end {
             Ok(Answer::Undone(undone)) => self.settle_undone(batch, &undone, now),
@@ -108,7 +110,7 @@ impl PendingReleases {
             }
         }
         self.groups.plan(batch.group);
-        name.filter(|_| has_removed)
+        lock.filter(|_| has_removed)
     }
 
     fn settle_undone(&mut self, batch: &Batch, undone: &Undone, now: Instant) {

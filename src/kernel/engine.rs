@@ -308,8 +308,13 @@ impl Engine {
                 let wrong = is_on(Mutant::UndoneUnderPending);
                 let _wrong = wrong.then(|| kernel.pending.lock());
                 // Over a quorum, each attempt that fails is undone at some servers.
-                if let Some(name) = undone.filter(|_| !kernel.is_quorum()) {
-                    cx.with_existing(&name, LockEntry::undone);
+                if let Some(lock) = undone.filter(|_| !kernel.is_quorum()) {
+                    // A set refuses calls for each of its names, too.
+                    let own = entry_name(&*lock);
+                    let others = lock.names.iter().filter(|name| **name != *own);
+                    for name in std::iter::once(&*own).chain(others) {
+                        cx.with_existing(name, LockEntry::undone);
+                    }
                 }
             }
         }

@@ -19,6 +19,7 @@ use crate::kernel::ended::{Counting, Ended, Tally};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::groups::{GroupNo, Groups, UNANSWERED};
 use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::votes::Majority;
 use crate::name::{Name, NameTable};
@@ -49,7 +50,7 @@ pub(crate) struct PendingReleases {
     pub(super) ended: Ended,
 }
 
-/// The pending releases of a name.
+/// The pending releases of a name, or of a set of names.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     /// Releases that no reply has answered yet.
@@ -451,6 +452,7 @@ impl Pending {
     }
 }
 
+/// Returns the name of the entry that a release is counted for.
 pub(super) fn name_of(release: &PendingRelease) -> Name {
-    release.lock.key(0).name.clone()
+    entry_name(&*release.lock).into_owned()
 }

@@ -277,7 +277,7 @@ impl LockEntry {
             .any(|place| matches!(place, Refreshed::Waiting(_)));
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
         let mut refused = None;
-        if waits && (counts || !self.is_of_nobody(&by, sent, false, cx)) {
+        if waits && (counts || !self.is_of_nobody((&by, &self.name), sent, false, cx)) {
             refused = Some({
                 let by = self.last.with_age(Arc::new(by), cx.now);
                 self.last.refused(sent, cx.now, by)

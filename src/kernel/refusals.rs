@@ -14,6 +14,7 @@ use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
 use crate::kernel::request::{Flight, Request, RequestState, Sender, Serves};
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Outcome, Refused, Wait, WaiterNo};
+use crate::name::Name;
 use crate::protocol::refusal::RefusedName;
 use crate::wait_policy::{WaitPolicy, jittered};
 
@@ -47,7 +48,9 @@ impl LockEntry {
             Serves::One(no) => self.line.iter().any(|waiter| waiter.no == no),
             Serves::Line | Serves::Nobody => false,
         };
-        if self.is_of_nobody(&by, sent, is_for_deadline, cx) {
+        let lock = Arc::clone(&self.requests[n].lock);
+        let name = lock.key(by.name).name;
+        if self.is_of_nobody((&by, name), sent, is_for_deadline, cx) {
             return self.refused_by_nobody(n, flight, &by, sent, cx);
         }
         self.requests[n].rounds.settle();
@@ -103,10 +106,11 @@ impl LockEntry {
         ForCaller::GoesOn
     }
 
-    /// Returns whether a command of this client, which nobody here owns, caused a refusal.
+    /// Returns whether a command of this client, which nobody here owns, caused a refusal because
+    /// of a name.
     pub(super) fn is_of_nobody(
         &self,
-        by: &RefusedName,
+        (by, name): (&RefusedName, &Name),
         sent: Instant,
         is_for_deadline: bool,
         cx: &mut Context<'_>,
@@ -139,7 +143,7 @@ impl LockEntry {
                     })
             }
             false => {
-                pending.has_unanswered(&self.name)
+                pending.has_unanswered(name)
                     || ids.any(|it| it.serves == Serves::Nobody && it.flight.is_some())
             }
         }

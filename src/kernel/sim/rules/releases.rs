@@ -1,6 +1,9 @@
 //! Rules of the end of a lease: its release, its loss, the undo of a command.
 
+use std::sync::Arc;
+
 use crate::error::Cause;
+use crate::holder::READERS;
 use crate::holder_id::HolderId;
 use crate::kernel::call::Step;
 use crate::kernel::effects::Effects;
@@ -9,13 +12,19 @@ use crate::kernel::fault::Fault;
 use crate::kernel::lease::Wanted;
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
+use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::lost::Lost;
+use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::{Answer, Undone};
+use crate::protocol::cohort::CohortKeys;
+use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::place::TokenBlock;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
+use crate::protocol::rw_lock::RwLockKeys;
 use crate::token::FencingToken;
 
 /// Each time the engine runs, the lease that it was woken for is released already.
@@ -307,4 +316,93 @@ fn second_release_of_an_id_lasts_for_its_own_time() {
     }
     pending.take_due(at(6_000));
     assert!(pending.has(id.as_str().as_bytes()));
+}
+
+fn set() -> Arc<dyn Primitive> {
+    let names = vec!["a".into(), "b".into()];
+    MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, true)
+}
+
+/// Its own entry stops asking, and that of its first name goes on.
+#[test]
+fn releases_of_a_set_are_counted_for_the_set() {
+    let mut pending = PendingReleases::new(false);
+    for _ in 0..1_000 {
+        let id = set().fresh_id("o");
+        let release = PendingRelease::new((0, &set()), &id, at(5_000), Proof::KeySeen);
+        pending.push(release, at(0));
+    }
+    let [of_set, of_first] = [set(), mutex()].map(|lock| entry_name(&*lock).into_owned());
+    assert!(pending.is_full(&of_set) && !pending.is_full(&of_first));
+}
+
+/// A call for one reply waits for the undo of what a set may have taken.
+#[test]
+fn undo_of_a_set_makes_calls_for_each_of_its_names_ask() {
+    let (kernel, mut fx) = (kernel(), Effects::default());
+    let mut engine = Engine::default();
+    let id = set().fresh_id("o");
+    let release = PendingRelease::new((0, &set()), &id, at(5_000), Proof::KeySeen);
+    kernel
+        .at(at(0), &mut fx)
+        .with_pending(|pending, _| pending.push(release, at(0)));
+    let undo = engine.due(&kernel, at(0), &OneServer, &mut fx);
+    let locks = ["a", "b"].map(|name| CohortKeys::of(Keys::new(name.into(), "lock:", "r:")));
+    let mut calls = [&locks[0], &locks[1], &set()].map(|lock| call(&kernel, lock, true, at(1)));
+    for call in &mut calls {
+        call.wants.wait = Wait::Once;
+        call.begin(&kernel, at(1), &mut fx);
+    }
+    let refused = Answer::Refused(RefusedName {
+        name: 0,
+        holder: id.as_str().into(),
+        remaining: Some(SECOND),
+        detail: None,
+    });
+    for asked in engine.due(&kernel, at(1), &OneServer, &mut fx) {
+        let (end, times) = (Ok(refused.clone()), [at(1), at(2)]);
+        engine.ended(&kernel, asked.ticket, end, times, &OneServer, &mut fx);
+    }
+    assert_eq!(engine.due(&kernel, at(2), &OneServer, &mut fx).len(), 0);
+    let undone = Answer::Undone(Undone {
+        removed: vec![0],
+        other: None,
+    });
+    let times = [at(0), at(3)];
+    engine.ended(
+        &kernel,
+        undo[0].ticket,
+        Ok(undone),
+        times,
+        &OneServer,
+        &mut fx,
+    );
+    assert_eq!(engine.due(&kernel, at(3), &OneServer, &mut fx).len(), 3);
+}
+
+/// Readers have no names in a refusal: one of them may be a reader that this client has left.
+#[test]
+fn set_is_not_refused_by_a_reader_that_is_being_undone() {
+    let (kernel, mut fx) = (kernel(), Effects::default());
+    let reader: Arc<dyn Primitive> = Arc::new(RwLockKeys::of(
+        Keys::new("b".into(), "lock:", "lock_release:"),
+        true,
+    ));
+    let id = reader.fresh_id("o");
+    let release = PendingRelease::new((0, &reader), &id, at(5_000), Proof::KeySeen);
+    kernel.pending.lock().push(release, at(0));
+    let mut once = call(&kernel, &set(), false, at(1));
+    once.wants.wait = Wait::Once;
+    assert!(matches!(
+        once.begin(&kernel, at(1), &mut fx),
+        Step::Send(..)
+    ));
+    let refused = Answer::Refused(RefusedName {
+        name: 1,
+        holder: READERS.to_vec(),
+        remaining: Some(SECOND),
+        detail: None,
+    });
+    let step = once.replied(&kernel, Ok(refused), at(1), at(2), &mut fx);
+    assert!(matches!(step, Step::Park(_)), "it asks again: {step:?}");
 }
