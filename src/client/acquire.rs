@@ -201,6 +201,7 @@ impl Caller<'_> {
 /// A call that runs. If its thread unwinds, what it has or gets is released by the engine.
 struct Running<'a> {
     caller: &'a Caller<'a>,
+    deadline: Instant,
     call: Acquiring,
     is_over: bool,
 }
@@ -208,6 +209,7 @@ struct Running<'a> {
 impl<'a> Running<'a> {
     fn new(caller: &'a Caller<'a>, wants: CallTerms) -> Self {
         Self {
+            deadline: wants.deadline,
             call: Acquiring::new(&caller.runtime.kernel, wants, caller.start),
             caller,
             is_over: false,
@@ -225,7 +227,7 @@ impl<'a> Running<'a> {
                 self.caller.log_waiting();
             }
             self.is_over = matches!(step, Step::Done(_));
-            runtime.carry_out(std::mem::take(&mut fx));
+            runtime.carry_out_by(std::mem::take(&mut fx), self.deadline);
             step = match step {
                 Step::Done(outcome) => return outcome,
                 Step::Send(command, until) => self.send(&command, until, &mut fx),
@@ -278,7 +280,7 @@ impl Drop for Running<'_> {
             let mut fx = Effects::default();
             let runtime = self.caller.runtime;
             (self.call).abandon(&runtime.kernel, Instant::now(), &mut fx);
-            runtime.carry_out(fx);
+            runtime.carry_out_by(fx, self.deadline);
         }
     }
 }

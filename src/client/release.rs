@@ -225,7 +225,7 @@ impl Ending<'_> {
         let mut fx = Effects::default();
         let (kernel, now) = (&self.runtime.kernel, Instant::now());
         let unlocked = kernel.unlocked(self.lease, end, may_have_run, now, &mut fx);
-        self.runtime.carry_out(fx);
+        self.runtime.carry_out_by(fx, self.deadline);
         unlocked
     }
 

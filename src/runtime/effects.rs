@@ -15,14 +15,19 @@ use crate::runtime::state::Runtime;
 impl Runtime {
     /// Carries out effects on a thread of the program.
     pub(crate) fn carry_out(&self, fx: Effects) {
-        let owned = self.carry_out_but_drops(fx);
+        self.carry_out_by(fx, Instant::NEVER);
+    }
+
+    /// Carries out effects on a thread of the program, which waits for no server beyond `deadline`.
+    pub(crate) fn carry_out_by(&self, fx: Effects, deadline: Instant) {
+        let owned = self.carry_out_but_drops(fx, deadline);
         contain(|| drop(owned));
     }
 
     /// Carries out effects on a thread of the client: what may own a user's closure is dropped by
     /// the thread of the callbacks.
     pub(crate) fn carry_out_here(&self, fx: Effects) {
-        let mut owned = self.carry_out_but_drops(fx);
+        let mut owned = self.carry_out_but_drops(fx, Instant::NEVER);
         owned.retain(|it| match it {
             Discard::Holder(holder) => holder.on_lost.is_some() || holder.on_renew.is_some(),
             Discard::Lease(lease) => lease.has_callbacks(),
@@ -34,7 +39,7 @@ impl Runtime {
 
     /// Wakes threads first but for the counters, which they may look at: nothing that follows can
     /// delay them. Returns what may own a user's closure.
-    fn carry_out_but_drops(&self, fx: Effects) -> Vec<Discard> {
+    fn carry_out_but_drops(&self, fx: Effects, deadline: Instant) -> Vec<Discard> {
         let counters = &self.meters.counters;
         counters.attempts.add(fx.attempts.into());
         counters.wakes.add(fx.wakes.into());
@@ -73,7 +78,7 @@ impl Runtime {
             owned.push(Discard::Lease(renewal.lease));
         }
         for command in &fx.orphans {
-            self.send_once(command);
+            self.send_once(command, deadline);
         }
         owned
     }
@@ -149,8 +154,9 @@ impl Runtime {
     }
 
     /// Sends a release once: the engine, which would repeat it, has ended.
-    fn send_once(&self, command: &Command) {
+    fn send_once(&self, command: &Command, deadline: Instant) {
         let until = Instant::now().after(self.deployment.command_timeout());
+        let until = until.min(deadline);
         if let Err(fault) = self.send(command, until) {
             logging::warn!(
                 name:% = command.lock;

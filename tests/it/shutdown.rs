@@ -38,6 +38,7 @@ support::roughly_timed![
     shutdown_ends_a_wait_that_cannot_reach_redis,
     shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue,
     shutdown_with_a_hanging_callback_ends_within_its_timeout,
+    call_whose_command_the_shutdown_leaves_behind_ends_by_its_deadline,
     the_last_drop_without_redis_ends_within_a_command_timeout
 ];
 
@@ -498,6 +499,26 @@ fn shutdown_with_a_hanging_callback_ends_within_its_timeout() {
     assert_eq!(counts(&report), [1, 0, 0, 0]);
     assert!(!report.is_clean(), "a thread is left");
     drop((release, guard, held));
+}
+
+/// Nobody repeats the undo of its command, and its thread does not wait for that.
+fn call_whose_command_the_shutdown_leaves_behind_ends_by_its_deadline() {
+    const TIMEOUT: Duration = ms(5_000);
+    let server = FakeServer::start(|_| None);
+    let client = support::builder_within(&server.url(), TIMEOUT);
+    let client = client.build().unwrap();
+    let mutex = client.mutex("a");
+    let call = thread::spawn(move || {
+        let began = Instant::now();
+        (mutex.try_lock_for(ms(500)), began.elapsed())
+    });
+    eventually(PATIENCE, || !server.requests("acquire").is_empty());
+    client.shutdown(Duration::ZERO);
+    let (end, took) = call.join().unwrap();
+    assert_closed(end);
+    assert!(took < TIMEOUT / 2, "{took:?}");
+    // It was written behind the command.
+    eventually(PATIENCE, || server.requests("release").len() == 1);
 }
 
 /// Waits until no thread is left; the kernel still lists a thread for a moment after its join.
