@@ -137,7 +137,7 @@ macro_rules! lock_settings {
             /// Calls `callback` after every renewal that Redis confirmed, on the callback thread.
             ///
             /// Like that of [`on_lost`](Self::on_lost), `callback` must return: while one blocks,
-            /// each renewal adds a call that waits.
+            /// the others wait. Renewals are not reported while 1,000 calls wait.
             ///
             /// ```
             /// # let server = leasehold::testing::Server::start();

@@ -15,6 +15,9 @@ use crate::sync::Mutex;
 /// The most log records and exports of metrics that wait for a slow logger or recorder.
 const MOST_RECORDS: usize = 1_000;
 
+/// While as many callbacks wait, renewals are not reported. Losses always are.
+const MOST_CALLBACKS: usize = 1_000;
+
 pub(crate) struct Callbacks {
     /// `None` after `stop`: the thread ends once it has run what was queued before that.
     queues: Mutex<Option<Queues>>,
@@ -68,6 +71,11 @@ impl Callbacks {
             // Sending cannot fail: `self` owns a receiver.
             let _ = queues.callbacks.send(job);
         }
+    }
+
+    /// Returns whether renewals are to be reported: callbacks do not wait behind too many others.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.callbacks.len() < MOST_CALLBACKS
     }
 
     /// Has a thread leave its log records and exports of metrics to this thread, which runs them
@@ -157,6 +165,22 @@ mod tests {
             let end = callbacks.waiting.callbacks.try_recv().err();
             assert_eq!(end, Some(TryRecvError::Disconnected), "the thread ends");
         }
+    }
+
+    #[test]
+    fn a_callback_that_blocks_leaves_renewals_out_and_keeps_losses() {
+        let callbacks = Callbacks::default();
+        let (told, losses) = unbounded();
+        for _ in 0..MOST_CALLBACKS {
+            assert!(callbacks.has_room());
+            callbacks.run(Box::new(|| ()));
+        }
+        assert!(!callbacks.has_room());
+        callbacks.run(Box::new(move || told.send(()).unwrap()));
+        for job in callbacks.waiting.callbacks.try_iter() {
+            job();
+        }
+        assert!(callbacks.has_room() && losses.try_recv().is_ok());
     }
 
     /// Nothing waits for the logger, and its thread tells how many records it did not get.

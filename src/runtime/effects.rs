@@ -141,6 +141,9 @@ impl Runtime {
         remaining: std::time::Duration,
         took: std::time::Duration,
     ) {
+        if !self.callbacks.has_room() {
+            return;
+        }
         if let Some(on_renew) = lease.on_renew() {
             let renewed = Renewed {
                 name: lease.lock.key(0).name.as_given(),
