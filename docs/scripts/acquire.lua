@@ -59,8 +59,12 @@ if time then
       end
       if not bad then
         local first = math.max(tonumber(token), (last or 0) + 1)
+        local option, lasts = 'EX', '90000'
+        if first - token > 0 then
+          option, lasts = 'PXAT', string.format('%.0f', math.floor(first / 1000) + 90000000)
+        end
         token = string.format('%.0f', first)
-        bad = redis.pcall('SET', KEYS[2], string.format('%.0f', first + more), 'EX', '90000').err
+        bad = redis.pcall('SET', KEYS[2], string.format('%.0f', first + more), option, lasts).err
       end
     end
   end

@@ -99,13 +99,20 @@ end
 -- Keeps a token in a fence; returns an error if Redis refuses. `last` is the token in the fence,
 -- nil if there is none, and `micros` the time in µs, nil if it is not known.
 -- The first grant of each 1000 s renews the expiry, which lasts an hour longer than a day. So does
--- each grant while the tokens are ahead of the clock: the fence must last until it is there.
+-- each grant while the tokens are ahead of the clock: then it counts from when the clock is there.
 local function store(key, token, last, micros)
   -- As text: Redis 7.2.0 to 7.2.4 write a number that is a multiple of 10^8 with an exponent.
   local text = type(token) == 'string' and token or string.format('%.0f', token)
   local lasts = last and micros and last < micros and last >= micros - micros % 1000000000
-  local kept = lasts and redis.pcall('SET', key, text, 'KEEPTTL')
-    or redis.pcall('SET', key, text, 'EX', '90000')
+  local kept
+  if lasts then
+    kept = redis.pcall('SET', key, text, 'KEEPTTL')
+  elseif micros and token - micros > 0 then
+    local ends = string.format('%.0f', math.floor(token / 1000) + 90000000)
+    kept = redis.pcall('SET', key, text, 'PXAT', ends)
+  else
+    kept = redis.pcall('SET', key, text, 'EX', '90000')
+  end
   if kept.err then return kept end
 end
 

@@ -59,8 +59,8 @@
 //!   acquired the lock.
 //! - **A server's clock that steps back** ends no lease early. The key of a holder that has
 //!   crashed, the lease of a reader and a permit last longer by the step. Calls that had died in a
-//!   queue before delay the others as if they had died after the step: for 3 s. If the step is
-//!   longer than 25 hours and nobody acquires the lock for so long, fencing tokens can fall.
+//!   queue before delay the others as if they had died after the step: for 3 s. Fencing tokens
+//!   rise: by one for each holder, until the clock is there again.
 //! - **Memory in Redis.** Each distinct name leaves its last fencing token in Redis: about 130
 //!   bytes, for 24 to 25 hours.
 //! - **Memory of unanswered calls.** The client remembers each acquiring call without a reply until
