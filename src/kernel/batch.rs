@@ -96,6 +96,10 @@ impl PendingReleases {
             end => {
                 let may_have_run = end.err().is_none_or(|fault| fault.may_have_run());
                 for (serial, _) in &batch.releases {
+                    if !may_have_run && is_on(Mutant::UnwrittenReleaseIsDone) {
+                        self.remove(*serial);
+                        continue;
+                    }
                     let Some(pending) = self.pending.get_mut(serial) else {
                         continue;
                     };

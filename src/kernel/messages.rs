@@ -117,6 +117,12 @@ impl Kernel {
             if entry.requests.iter().any(|it| is_moved(&*it.lock)) {
                 entry.look(cx.now, cx);
             }
+            let is_place = |it: &Request| matches!(it.state, RequestState::Queued(_));
+            if let Some(n) = entry.requests.iter().position(is_place)
+                && is_on(Mutant::MovedPlacesAreForgotten)
+            {
+                entry.set_due(n, cx.now);
+            }
         });
         if !is_on(Mutant::RecentReleasesAreForgotten) {
             cx.with_pending(|pending, _| pending.repeat_recent(is_moved, now));

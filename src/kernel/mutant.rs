@@ -159,6 +159,10 @@ mistakes! {
         RelockKeepsTheToken,
         /// A fair lock, or a set, takes the lease of a mutex that lingers.
         AnyKindTakesWhatLingers,
+        /// A release that was not written, or only in part, counts as done.
+        UnwrittenReleaseIsDone,
+        /// A client that learns of a move forgets the places that it has.
+        MovedPlacesAreForgotten,
     }
     others {
         /// A minority of the sentinels moves clients whose master serves.
