@@ -167,3 +167,25 @@ fn end(name: &Name, parts: Vec<Part>) {
         part.endpoint.subscriber.remove_user(&part.channel, name);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
+    use crate::redis::Deployment;
+    use crate::url::Target;
+
+    /// The thread stood still, and the last call for the name has ended.
+    #[test]
+    fn subscription_that_begins_after_its_end_is_none() {
+        let config = Config::default();
+        let target = Target::parse("redis://127.0.0.1:1").unwrap();
+        let deployment = Deployment::new(target, &config).unwrap();
+        let runtime = Runtime::new(config, deployment).unwrap();
+        let lock = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+        runtime.unlisten(&"a".into(), 8);
+        runtime.listen(&lock, 7).unwrap();
+        assert!(runtime.subscriptions.0.lock().is_empty());
+    }
+}
