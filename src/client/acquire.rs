@@ -11,6 +11,7 @@ use crate::client::{failure, taken};
 use crate::clock::{Instant, nap, sleep};
 use crate::config::{LeaseTerms, Settings};
 use crate::error::Error;
+use crate::kernel::Kernel;
 use crate::kernel::call::{CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
@@ -125,10 +126,10 @@ impl Caller<'_> {
     /// Releases what lingers under the names of the lock, unless this call takes it. What gets no
     /// reply is repeated in the background; then Redis refuses the call until that has run.
     fn release_lingering(&self, wants: &CallTerms) {
-        let (kernel, now) = (&self.runtime.kernel, self.start);
-        let mut fx = Effects::default();
-        let releases = kernel.release_for(&**self.lock, wants, now, &mut fx);
-        self.runtime.carry_out(fx);
+        let now = self.start;
+        let decide =
+            |kernel: &Kernel, fx: &mut Effects| kernel.release_for(&**self.lock, wants, now, fx);
+        let releases = self.runtime.decide(decide);
         let timeout = self.runtime.deployment.command_timeout();
         let until = wants.deadline.min(now.after(timeout));
         for (lease, release) in releases {

@@ -43,14 +43,7 @@ pub(crate) fn release(
     now: Instant,
     deadline: Instant,
 ) -> Result<(), Error> {
-    let ending = Ending {
-        runtime,
-        lease,
-        token,
-        since: lease.since(),
-        trace_id: lease.trace_id(),
-        deadline,
-    };
+    let ending = Ending::new(runtime, lease, token, deadline);
     match ending.begin(now) {
         Unlock::HandedOff => {
             ending.count(true, now);
@@ -84,14 +77,7 @@ pub(super) fn release_unheld(
     release: Unlock,
     deadline: Instant,
 ) -> Result<(), Error> {
-    let ending = Ending {
-        runtime,
-        lease,
-        token: lease.token(),
-        since: None,
-        trace_id: None,
-        deadline,
-    };
+    let ending = Ending::new(runtime, lease, lease.token(), deadline);
     match release {
         Unlock::Send(command) => ending.send(&command, Instant::now()),
         _ => Ok(()),
@@ -100,9 +86,7 @@ pub(super) fn release_unheld(
 
 /// Releases all leases that linger. Returns the first error.
 pub(crate) fn release_lingering(runtime: &Runtime) -> Result<(), Error> {
-    let mut fx = Effects::default();
-    let releases = (runtime.kernel).release_lingering(Instant::now(), &mut fx);
-    runtime.carry_out(fx);
+    let releases = runtime.decide(|kernel, fx| kernel.release_lingering(Instant::now(), fx));
     let mut outcome = Ok(());
     for (lease, release) in releases {
         let deadline = Instant::now().after(runtime.deployment.command_timeout());
@@ -112,7 +96,23 @@ pub(crate) fn release_lingering(runtime: &Runtime) -> Result<(), Error> {
     outcome
 }
 
-impl Ending<'_> {
+impl<'a> Ending<'a> {
+    fn new(
+        runtime: &'a Runtime,
+        lease: &'a Arc<HeldLease>,
+        token: FencingToken,
+        deadline: Instant,
+    ) -> Self {
+        Self {
+            runtime,
+            lease,
+            token,
+            since: lease.since(),
+            trace_id: lease.trace_id(),
+            deadline,
+        }
+    }
+
     /// Begins the end of the holding. Renews the lease first if it must be renewed for a hand-off.
     fn begin(&self, now: Instant) -> Unlock {
         let unlock = self.begin_unlock(false, now);
@@ -133,11 +133,8 @@ impl Ending<'_> {
     }
 
     fn begin_unlock(&self, has_renewed: bool, now: Instant) -> Unlock {
-        let mut fx = Effects::default();
-        let kernel = &self.runtime.kernel;
-        let unlock = kernel.begin_unlock(self.lease, self.token, has_renewed, now, &mut fx);
-        self.runtime.carry_out(fx);
-        unlock
+        let (lease, token) = (self.lease, self.token);
+        (self.runtime).decide(|kernel, fx| kernel.begin_unlock(lease, token, has_renewed, now, fx))
     }
 
     /// Sends the release until a reply shows what it found, or until the deadline.
@@ -346,17 +343,8 @@ pub(crate) fn keep_until(
         )));
     }
     let now = Instant::now();
-    let ending = Ending {
-        runtime,
-        lease,
-        token,
-        since: lease.since(),
-        trace_id: lease.trace_id(),
-        deadline: now,
-    };
-    let mut fx = Effects::default();
-    let status = runtime.kernel.keep(lease, token, now, &mut fx);
-    runtime.carry_out(fx);
+    let ending = Ending::new(runtime, lease, token, now);
+    let status = runtime.decide(|kernel, fx| kernel.keep(lease, token, now, fx));
     if let Some(LeaseStatus::Lost(lost)) = status {
         ending.count(false, now);
         ending.log_lost(lost);

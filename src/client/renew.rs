@@ -9,7 +9,6 @@ use crate::client::failure;
 use crate::clock::{Instant, nap};
 use crate::config::check_ttl;
 use crate::error::{Cause, Error};
-use crate::kernel::effects::Effects;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, OperationCell, Wanted};
 use crate::kernel::waiter::Failure;
@@ -69,10 +68,7 @@ pub(crate) fn status(
     lease: &Arc<HeldLease>,
     token: FencingToken,
 ) -> LeaseStatus {
-    let mut fx = Effects::default();
-    let status = lease.status_for(token, Instant::now(), &mut fx);
-    runtime.carry_out(fx);
-    status
+    runtime.decide(|_, fx| lease.status_for(token, Instant::now(), fx))
 }
 
 /// Returns a channel that receives one message on loss.
@@ -81,10 +77,7 @@ pub(crate) fn listen(
     lease: &Arc<HeldLease>,
     token: FencingToken,
 ) -> Receiver<Lost> {
-    let mut fx = Effects::default();
-    let receiver = lease.listen(token, Instant::now(), &mut fx);
-    runtime.carry_out(fx);
-    receiver
+    runtime.decide(|_, fx| lease.listen(token, Instant::now(), fx))
 }
 
 /// Returns an error unless the lease is certainly held now by the holder with `token`.
@@ -108,10 +101,8 @@ fn operate(
     what: Wanted,
     until: Instant,
 ) -> Result<(), Error> {
-    let mut fx = Effects::default();
-    let kernel = &runtime.kernel;
-    let cell = kernel.operate(lease, token, what, Instant::now(), &mut fx);
-    runtime.carry_out(fx);
+    let now = Instant::now();
+    let cell = runtime.decide(|kernel, fx| kernel.operate(lease, token, what, now, fx));
     let Some(cell) = cell else {
         return ensure_held(runtime, lease, token);
     };

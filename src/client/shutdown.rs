@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::effects::Effects;
 use crate::logging;
 use crate::runtime::Runtime;
 
@@ -93,9 +92,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let woken = match runtime.process.is_forked() {
         true => None,
         false => {
-            let mut fx = Effects::default();
-            runtime.kernel.await_releases(Instant::now(), &mut fx);
-            runtime.carry_out(fx);
+            runtime.decide(|kernel, fx| kernel.await_releases(Instant::now(), fx));
             runtime.close()
         }
     };

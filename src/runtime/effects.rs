@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::config::OnLost;
+use crate::kernel::Kernel;
 use crate::kernel::command::Command;
 use crate::kernel::effects::{Discard, Effects, Renewal, Told};
 use crate::kernel::held::HeldLease;
@@ -13,6 +14,22 @@ use crate::renewed::Renewed;
 use crate::runtime::state::Runtime;
 
 impl Runtime {
+    /// Has the kernel decide, and carries out the effects, on a thread of the program.
+    pub(crate) fn decide<T>(&self, act: impl FnOnce(&Kernel, &mut Effects) -> T) -> T {
+        let mut fx = Effects::default();
+        let decision = act(&self.kernel, &mut fx);
+        self.carry_out(fx);
+        decision
+    }
+
+    /// Like [`decide`](Self::decide), on a thread of the client.
+    pub(crate) fn decide_here<T>(&self, act: impl FnOnce(&Kernel, &mut Effects) -> T) -> T {
+        let mut fx = Effects::default();
+        let decision = act(&self.kernel, &mut fx);
+        self.carry_out_here(fx);
+        decision
+    }
+
     /// Carries out effects on a thread of the program.
     pub(crate) fn carry_out(&self, fx: Effects) {
         self.carry_out_by(fx, Instant::NEVER);

@@ -4,7 +4,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::clock::{Instant, sleep};
-use crate::kernel::effects::Effects;
 use crate::runtime::state::Runtime;
 use crate::sync::{Mutex, MutexGuard};
 
@@ -50,9 +49,7 @@ impl Runtime {
     /// may have ended, and some deadlines may have passed.
     pub(crate) fn clock_jumped(&self) {
         self.engine.wake();
-        let mut fx = Effects::default();
-        self.kernel.wake_all(Instant::now(), &mut fx);
-        self.carry_out_here(fx);
+        self.decide_here(|kernel, fx| kernel.wake_all(Instant::now(), fx));
     }
 
     /// Makes the calls that wait for a lock on the server at `address` try again, because the clock
@@ -60,16 +57,12 @@ impl Runtime {
     pub(crate) fn wake_waiters_of(&self, address: &str) {
         let servers = self.deployment.fixed();
         if servers.iter().any(|server| server.label() == address) {
-            let mut fx = Effects::default();
-            self.kernel.wake_all(Instant::now(), &mut fx);
-            self.carry_out_here(fx);
+            self.decide_here(|kernel, fx| kernel.wake_all(Instant::now(), fx));
         }
     }
 
     /// Asks the server whether the lease with this holder id still exists, if this client holds it.
     pub(crate) fn suspect_lease(&self, holder: &[u8]) {
-        let mut fx = Effects::default();
-        self.kernel.suspect(holder, Instant::now(), &mut fx);
-        self.carry_out_here(fx);
+        self.decide_here(|kernel, fx| kernel.suspect(holder, Instant::now(), fx));
     }
 }

@@ -149,10 +149,10 @@ impl Runtime {
         if self.closed.swap(true, Ordering::SeqCst) {
             return None;
         }
-        let mut fx = Effects::default();
-        close(Instant::now(), &mut fx);
-        let woken = fx.closed;
-        self.carry_out_here(fx);
+        let woken = self.decide_here(|_, fx| {
+            close(Instant::now(), fx);
+            fx.closed
+        });
         // A call without a connection has nothing to undo.
         self.deployment.end_connecting();
         self.engine.close();
@@ -199,9 +199,7 @@ impl Runtime {
     /// Checks the leases, the places and the recent releases of locks that moved to other servers:
     /// the last writes of the old servers may be missing there.
     fn follow(&self, is_moved: &dyn Fn(&dyn Primitive) -> bool) {
-        let mut fx = Effects::default();
-        self.kernel.moved(is_moved, Instant::now(), &mut fx);
-        self.carry_out_here(fx);
+        self.decide_here(|kernel, fx| kernel.moved(is_moved, Instant::now(), fx));
     }
 
     /// Handles the move of the master that the sentinels watch.

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::kernel::effects::Effects;
 use crate::logging;
 use crate::name::Name;
 use crate::redis::Connection;
@@ -130,22 +129,21 @@ impl ServerPeer {
             self.endpoint.subscriber.state.lock().probe_sent = None;
             return;
         }
-        let mut fx = Effects::default();
-        runtime.kernel.inbox(payload, Instant::now(), &mut fx);
-        runtime.carry_out_here(fx);
+        runtime.decide_here(|kernel, fx| kernel.inbox(payload, Instant::now(), fx));
     }
 
     /// Handles a message on a channel of names.
     fn announced(&self, runtime: &Runtime, channel: &[u8], payload: &[u8]) {
         let now = Instant::now();
-        let mut fx = Effects::default();
-        for name in self.note_live(channel, now) {
-            match self.endpoint.server.number {
-                Some(n) => (runtime.kernel).announced_at(n, &name, payload, now, &mut fx),
-                None => runtime.kernel.announced(&name, payload, now, &mut fx),
+        let names = self.note_live(channel, now);
+        runtime.decide_here(|kernel, fx| {
+            for name in &names {
+                match self.endpoint.server.number {
+                    Some(n) => kernel.announced_at(n, name, payload, now, fx),
+                    None => kernel.announced(name, payload, now, fx),
+                }
             }
-        }
-        runtime.carry_out_here(fx);
+        });
     }
 
     /// Records that the messages on `channel` arrive from now on; earlier ones may have been

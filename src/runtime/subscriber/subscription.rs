@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::error::Error;
-use crate::kernel::effects::Effects;
 use crate::kernel::table::entry_name;
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
@@ -90,10 +89,8 @@ impl Runtime {
                 moved.push((name.clone(), live));
             }
         }
-        let mut fx = Effects::default();
         let names = moved.iter().map(|(name, _)| name);
-        self.kernel.deaf_for(names, Instant::now(), &mut fx);
-        self.carry_out_here(fx);
+        self.decide_here(|kernel, fx| kernel.deaf_for(names, Instant::now(), fx));
         for (name, live) in moved {
             for (endpoint, since) in live {
                 self.hears(&endpoint, &name, since);
@@ -103,22 +100,20 @@ impl Runtime {
 
     /// Tells the kernel that the messages of a name have arrived from a server since then.
     pub(super) fn hears(&self, endpoint: &Endpoint, name: &Name, since: Instant) {
-        let (mut fx, now) = (Effects::default(), Instant::now());
-        match endpoint.server.number {
-            Some(n) => self.kernel.listening_at(n, name, now, &mut fx),
-            None => self.kernel.listening_since(name, since, now, &mut fx),
-        }
-        self.carry_out_here(fx);
+        let now = Instant::now();
+        self.decide_here(|kernel, fx| match endpoint.server.number {
+            Some(n) => kernel.listening_at(n, name, now, fx),
+            None => kernel.listening_since(name, since, now, fx),
+        });
     }
 
     /// Tells the kernel that the messages of these names do not arrive from a server any more.
     pub(super) fn deaf(&self, endpoint: &Endpoint, names: &[Name]) {
-        let (mut fx, now) = (Effects::default(), Instant::now());
-        match endpoint.server.number {
-            Some(n) => self.kernel.deaf_at(n, now, &mut fx),
-            None => self.kernel.deaf_for(names.iter(), now, &mut fx),
-        }
-        self.carry_out_here(fx);
+        let now = Instant::now();
+        self.decide_here(|kernel, fx| match endpoint.server.number {
+            Some(n) => kernel.deaf_at(n, now, fx),
+            None => kernel.deaf_for(names.iter(), now, fx),
+        });
     }
 
     /// A server refuses to publish releases, or does so no more.
