@@ -26,7 +26,7 @@ use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Deployment;
-use crate::runtime::{self, Runtime};
+use crate::runtime::Runtime;
 use crate::stats::{Stats, Totals};
 use crate::thread_group::{DIALER, ThreadGroup};
 
@@ -644,7 +644,7 @@ impl ClientBuilder {
         // Clients made from clones of one builder must not share the threads that connect.
         config.dialers = ThreadGroup::new(DIALER);
         let deployment = Deployment::new(target, &config)?;
-        let runtime = runtime::new(config, deployment)?;
+        let runtime = Runtime::new(config, deployment)?;
         Ok(Client {
             core: Arc::new(Core { runtime }),
         })

@@ -19,8 +19,11 @@ use crate::redis::cluster::owners::Moved;
 use crate::redis::{Deployment, Fault};
 use crate::runtime::callbacks::Callbacks;
 use crate::runtime::endpoint::{Endpoint, Endpoints};
-use crate::runtime::engine::Engine;
 use crate::runtime::engine::shared_stats::SharedStats;
+use crate::runtime::engine::{Engine, engine_loop};
+#[cfg(feature = "testing")]
+use crate::runtime::live_clients;
+use crate::runtime::subscriber::listen;
 use crate::runtime::subscriber::subscription::Subscriptions;
 use crate::runtime::wake::Wake;
 use crate::stats::Meters;
@@ -45,22 +48,15 @@ pub(crate) struct Runtime {
     closed: AtomicBool,
     /// For methods without `&Arc<Self>` that start threads.
     me: Weak<Self>,
-    bodies: ThreadBodies,
-}
-
-/// The functions of the threads that use the whole runtime. The runtime starts these threads, but
-/// cannot import their modules, because those import the runtime.
-pub(in crate::runtime) struct ThreadBodies {
-    pub(in crate::runtime) engine: fn(&Runtime),
-    pub(in crate::runtime) subscriber: fn(&Runtime),
 }
 
 impl Runtime {
-    pub(in crate::runtime) fn new(
-        config: Config,
-        deployment: Deployment,
-        bodies: ThreadBodies,
-    ) -> Result<Arc<Self>, Error> {
+    /// Returns the runtime of a new client; no thread runs yet.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Shortage`] if the system has no file descriptor left.
+    pub(crate) fn new(config: Config, deployment: Deployment) -> Result<Arc<Self>, Error> {
         let engine = Engine::new(Wake::new()?);
         let kernel = Kernel::new(limits(&config, &deployment), &config.owner);
         let shared_stats = SharedStats::new(&config);
@@ -77,7 +73,6 @@ impl Runtime {
             callbacks: Arc::default(),
             closed: AtomicBool::new(false),
             me: Weak::clone(me),
-            bodies,
         });
         let later = runtime.callbacks.later();
         runtime.config.dialers.defer_to(later);
@@ -93,6 +88,8 @@ impl Runtime {
             let thread = Arc::clone(&runtime.endpoints.subscriber_thread);
             sentinels.notify_with(Box::new(move || thread.wake()));
         }
+        #[cfg(feature = "testing")]
+        live_clients::add(&runtime);
         Ok(runtime)
     }
 
@@ -166,7 +163,7 @@ impl Runtime {
             let me = Arc::clone(self);
             move || {
                 logging::defer_to(me.callbacks.later());
-                (me.bodies.engine)(&me);
+                engine_loop::run(&me);
             }
         })?;
         for server in self.deployment.fixed() {
@@ -185,7 +182,7 @@ impl Runtime {
             move || {
                 if let Some(me) = me.upgrade() {
                     logging::defer_to(me.callbacks.later());
-                    (me.bodies.subscriber)(&me);
+                    listen::run(&me);
                 }
             }
         })
